@@ -1,0 +1,1 @@
+"""Helpers without an opinion on policies or simulators; nothing here is imported eagerly."""

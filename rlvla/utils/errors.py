@@ -1,0 +1,33 @@
+"""The errors a person is meant to read: what is wrong, and what to do about it."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable
+from types import ModuleType
+
+
+class ConfigError(ValueError):
+    """One or more mistakes in a configuration, all reported at once.
+
+    Args:
+        problems: one sentence per mistake; each names the value and the remedy.
+    """
+
+    def __init__(self, problems: str | Iterable[str]):
+        self.problems = [problems] if isinstance(problems, str) else list(problems)
+        super().__init__("\n".join(self.problems))
+
+
+class MissingExtraError(ImportError):
+    """An optional dependency that is not installed; the message names the extra that brings it."""
+
+
+def require(module: str, *, extra: str) -> ModuleType:
+    """Import an optional dependency, or raise `MissingExtraError` naming the extra to install."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise MissingExtraError(
+            f'{module} is not usable here ({error}). Install it with: pip install -c constraints.txt "rlvla[{extra}]"'
+        ) from error

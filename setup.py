@@ -1,0 +1,40 @@
+"""Package metadata of rlvla; the versions that are tested together are pinned in constraints.txt."""
+
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+ROOT = Path(__file__).parent
+VERSION = {}
+exec((ROOT / "rlvla" / "version.py").read_text(encoding="utf-8"), VERSION)
+
+EXTRAS = {
+    # LIBERO needs robosuite 1.4; 1.5 works as long as LIBERO is not used beside it.
+    "robosuite": ["robosuite>=1.4,<1.6", "mujoco>=3.0,<3.10", "fast-simplification>=0.1.7"],
+    "dev": ["pytest>=8", "pytest-timeout>=2", "hypothesis>=6", "ruff>=0.6", "mypy>=1.10", "pre-commit>=3"],
+}
+
+setup(
+    name="rlvla",
+    version=VERSION["__version__"],
+    description="Reinforcement-learning post-training of vision-language-action robot policies",
+    long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    python_requires=">=3.10",
+    packages=find_packages(include=["rlvla", "rlvla.*"]),
+    install_requires=[
+        "torch>=2.6",
+        "numpy>=1.26",
+        "transformers>=4.50",
+        "tokenizers>=0.21",
+        "safetensors>=0.4",
+        "deepspeed>=0.16",
+        "peft>=0.14",
+        "tensorboard>=2.16",
+        "pillow>=10",
+        "h5py>=3.10",
+        "matplotlib>=3.8",
+        "tqdm>=4.66",
+    ],
+    extras_require={**EXTRAS, "all": sorted({p for extra in EXTRAS.values() for p in extra})},
+)
