@@ -1,0 +1,131 @@
+"""Dataclasses as the single source of command-line flags: a default and a help text are written once.
+
+A field made by `arg` becomes the flag of the same name. `bool` fields accept `--flag` and `--no-flag`; tuples take
+several values; `None` defaults mean "taken from the checkpoint" or "off", as the help says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+import math
+import sys
+import types
+import typing
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from rlvla.utils.errors import ConfigError
+
+
+def arg(default: Any, help: str, **metadata: Any) -> Any:
+    """A dataclass field that is also a flag.
+
+    Args:
+        default: the default value; a tuple makes a flag with several values.
+        help: one sentence with the unit; the default is appended by the parser.
+        metadata: `choices`, `metavar`, `nargs` as in argparse; `minimum`, `maximum` (inclusive) and `above` (exclusive
+            lower bound) are checked by `range_problems`.
+    """
+    return dataclasses.field(default=default, metadata={"help": help, **metadata})
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser that suggests the nearest flag for a mistyped one."""
+
+    def __init__(self, description: str):
+        super().__init__(
+            description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter, allow_abbrev=False
+        )
+
+    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> argparse.Namespace:
+        """Parse, naming every unknown flag with its nearest known neighbour."""
+        parsed, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            known = [option for action in self._actions for option in action.option_strings]
+            self.error(
+                "\n  ".join(self._unknown(word, known) for word in unknown if word.startswith("-"))
+                or f"unexpected value(s): {' '.join(unknown)}"
+            )
+        return parsed
+
+    @staticmethod
+    def _unknown(word: str, known: list[str]) -> str:
+        near = difflib.get_close_matches(word.split("=")[0], known, n=1)
+        return f"unknown flag {word}" + (f"; did you mean {near[0]}?" if near else "")
+
+    def error(self, message: str) -> NoReturn:
+        """Print the message alone (no usage wall) and exit with status 2."""
+        self.exit(2, f"{self.prog}: error: {message}\n(run with --help for all flags)\n")
+
+
+def _base_type(annotation: Any) -> tuple[type, bool]:
+    """(element type, is a tuple) of a field annotation such as `int`, `float | None`, `tuple[int, ...]`."""
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        annotation = next(a for a in typing.get_args(annotation) if a is not type(None))
+    if typing.get_origin(annotation) is tuple:
+        return typing.get_args(annotation)[0], True
+    return annotation, False
+
+
+def add_arguments(parser: argparse.ArgumentParser, config: type, title: str) -> None:
+    """Add one flag per field of the dataclass `config`, under a group heading `title`."""
+    group = parser.add_argument_group(title)
+    hints = typing.get_type_hints(config)
+    for field in dataclasses.fields(config):
+        kind, several = _base_type(hints[field.name])
+        options: dict[str, Any] = {"default": field.default, "help": field.metadata["help"].replace("%", "%%")}
+        if kind is bool:
+            options["action"] = argparse.BooleanOptionalAction
+        else:
+            options["type"] = kind
+            options["metavar"] = field.metadata.get("metavar", kind.__name__.upper())
+            if "choices" in field.metadata:
+                options["choices"] = field.metadata["choices"]
+                del options["metavar"]
+            if several:
+                options["nargs"] = field.metadata.get("nargs", "*")
+        group.add_argument(f"--{field.name}", **options)
+
+
+def from_namespace(config: type, namespace: argparse.Namespace) -> Any:
+    """Build the dataclass from the parsed flags of the same names."""
+    values = {}
+    for field in dataclasses.fields(config):
+        value = getattr(namespace, field.name)
+        values[field.name] = tuple(value) if isinstance(value, list) else value
+    return config(**values)
+
+
+def range_problems(config: Any) -> list[str]:
+    """Every numeric field that is NaN, infinite or outside its declared range, one sentence each."""
+    problems = []
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        for number in value if isinstance(value, tuple) else (value,):
+            if isinstance(number, bool) or not isinstance(number, (int, float)):
+                continue
+            problem = _out_of_range(number, field.metadata)
+            if problem:
+                problems.append(f"--{field.name} {number}: {problem}")
+    return problems
+
+
+def _out_of_range(number: float, metadata: Any) -> str | None:
+    if not math.isfinite(number):
+        return "must be a finite number"
+    if "above" in metadata and not number > metadata["above"]:
+        return f"must be greater than {metadata['above']}"
+    if "minimum" in metadata and number < metadata["minimum"]:
+        return f"must be at least {metadata['minimum']}"
+    if "maximum" in metadata and number > metadata["maximum"]:
+        return f"must be at most {metadata['maximum']}"
+    return None
+
+
+def fail(prog: str, error: ConfigError) -> NoReturn:
+    """Print every problem of a configuration on its own line and exit with status 2."""
+    lines = "\n".join(f"  - {problem}" for problem in error.problems)
+    print(f"{prog}: the configuration cannot be used:\n{lines}", file=sys.stderr)
+    raise SystemExit(2)
