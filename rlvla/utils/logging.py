@@ -1,0 +1,119 @@
+"""What a person sees: TensorBoard scalars, progress bars, tables, one compact line per iteration."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+
+def quiet_libraries() -> None:
+    """Keep libraries' chatter out of the terminal; warnings and errors still show."""
+    for name in ("deepspeed", "DeepSpeed", "transformers", "accelerate", "robosuite_logs", "torch.distributed"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+
+
+class MetricsLogger:
+    """Writes scalars to TensorBoard (on request) and to `metrics.jsonl`, one line per step.
+
+    Args:
+        folder: where `metrics.jsonl` and the event files go; None (ranks other than the main one) writes nothing.
+        use_tensorboard: write event files too.
+    """
+
+    def __init__(self, folder: Path | None, *, use_tensorboard: bool):
+        self._writer: Any = None
+        self._lines: Any = None
+        if folder is None:
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        self._lines = (folder / "metrics.jsonl").open("a", encoding="utf-8")
+        if use_tensorboard:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._writer = SummaryWriter(str(folder / "tensorboard"))
+
+    def log(self, metrics: dict[str, float], step: int) -> None:
+        """Record scalars of one step (an iteration, counted from 1)."""
+        if self._lines is None:
+            return
+        self._lines.write(json.dumps({"step": step, "time": time.time(), **metrics}) + "\n")
+        self._lines.flush()
+        if self._writer:
+            for name, value in metrics.items():
+                self._writer.add_scalar(name, value, step)
+            self._writer.flush()
+
+    def log_text(self, name: str, text: str) -> None:
+        """Record a text (the configuration) in TensorBoard."""
+        if self._writer:
+            self._writer.add_text(name, text)
+
+    def log_image(self, name: str, image: Any, step: int) -> None:
+        """Record an [H, W, 3] uint8 picture in TensorBoard."""
+        if self._writer:
+            self._writer.add_image(name, image, step, dataformats="HWC")
+
+    def close(self) -> None:
+        """Flush and close the files."""
+        if self._lines:
+            self._lines.close()
+        if self._writer:
+            self._writer.close()
+
+
+def read_metrics(folder: Path) -> list[dict[str, float]]:
+    """The lines of `metrics.jsonl`; where a step was logged twice (a resumed run), the later one."""
+    path = folder / "metrics.jsonl"
+    if not path.exists():
+        return []
+    by_step: dict[int, dict[str, float]] = {}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        record = json.loads(line)
+        by_step.setdefault(record["step"], {}).update(record)
+    return [by_step[step] for step in sorted(by_step)]
+
+
+def progress_bar(total: int, description: str, *, enabled: bool = True, unit: str = "episode") -> Any:
+    """A tqdm bar on standard error; silent when disabled (ranks other than the main one)."""
+    from tqdm import tqdm
+
+    # Without a terminal a bar would fill a log file: one refresh every half minute is enough there.
+    interval = 0.2 if sys.stderr.isatty() else 30.0
+    return tqdm(
+        total=total,
+        desc=description,
+        unit=unit,
+        disable=not enabled,
+        mininterval=interval,
+        leave=False,
+        dynamic_ncols=True,
+    )
+
+
+def table(headers: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """A plain text table; numbers are right-aligned."""
+    cells = [[str(c) for c in row] for row in rows]
+    widths = [max(len(h), *(len(row[i]) for row in cells)) if cells else len(h) for i, h in enumerate(headers)]
+    numeric = [all(_is_number(row[i]) for row in cells) for i in range(len(headers))]
+
+    def line(row: Sequence[str]) -> str:
+        return "  ".join(c.rjust(w) if n else c.ljust(w) for c, w, n in zip(row, widths, numeric)).rstrip()
+
+    return "\n".join([line(headers), "  ".join("-" * w for w in widths), *(line(row) for row in cells)])
+
+
+def _is_number(text: str) -> bool:
+    return text.strip("%+-.0123456789 []e,").strip() == ""
+
+
+def duration(seconds: float) -> str:
+    """`95.2` -> `1m35s`."""
+    seconds = round(seconds)
+    hours, rest = divmod(seconds, 3600)
+    minutes, seconds = divmod(rest, 60)
+    return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{seconds:02d}s" if minutes else f"{seconds}s"

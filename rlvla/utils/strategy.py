@@ -1,0 +1,231 @@
+"""DeepSpeed behind a small interface: engines, collective operations, checkpoints of engine state.
+
+Gradient accumulation is driven by the caller (`backward(..., last=True)` on the last micro-batch of an optimiser step),
+because the number of micro-batches varies from step to step. DeepSpeed's own division by the accumulation count is
+therefore 1, and its averaging over ranks is undone by the losses' `dp_size` factor.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from rlvla.utils.arguments import arg
+from rlvla.utils.errors import require
+
+
+@dataclass(frozen=True)
+class StrategyConfig:
+    """How DeepSpeed is run."""
+
+    zero_stage: int = arg(
+        0,
+        "DeepSpeed ZeRO stage: 0 replicates, 1 shards optimizer states, 2 gradients, 3 parameters",
+        choices=(0, 1, 2, 3),
+    )
+    bf16: bool = arg(False, "train in bfloat16 (pays on GPUs, and on CPUs only from about 10 M parameters)")
+    adam_offload: bool = arg(False, "keep optimizer states in host memory (needs zero_stage >= 1)")
+    max_norm: float = arg(1.0, "gradient norm is clipped to this", above=0)
+    local_rank: int = arg(-1, "set by the deepspeed launcher")
+
+
+@dataclass(frozen=True)
+class OptimConfig:
+    """One AdamW optimizer with its learning-rate schedule."""
+
+    learning_rate: float
+    betas: tuple[float, float]
+    weight_decay: float
+    scheduler: str
+    warmup_ratio: float
+    total_steps: int
+
+
+SCHEDULERS = ("constant", "linear", "cosine", "constant_with_warmup")
+
+
+class DeepspeedStrategy:
+    """Process group, engines and collectives of one run.
+
+    Without a launcher the process is its own world of one. The device is the accelerator's.
+    """
+
+    def __init__(self, config: StrategyConfig, seed: int = 0):
+        self.config = config
+        self.seed = seed
+        self._set_environment()
+        deepspeed = require("deepspeed", extra="all")
+        from deepspeed.accelerator import get_accelerator
+
+        # Otherwise the first engine on a CPU compiles a shared-memory communication op for over a minute.
+        require("deepspeed.ops", extra="all").__compatible_ops__["deepspeed_shm_comm"] = False
+        warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
+        accelerator = get_accelerator()
+        on_cpu = accelerator.device_name() == "cpu"
+        backend = "gloo" if on_cpu else accelerator.communication_backend_name()
+        deepspeed.init_distributed(dist_backend=backend, verbose=False)
+        self._deepspeed = deepspeed
+        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+        if on_cpu:
+            self.device = torch.device("cpu")
+        else:
+            local_rank = int(os.environ["LOCAL_RANK"])
+            accelerator.set_device(local_rank)
+            self.device = torch.device(accelerator.device_name(local_rank))
+
+    @staticmethod
+    def _set_environment() -> None:
+        if not torch.cuda.is_available():
+            os.environ.setdefault("DS_ACCELERATOR", "cpu")
+        if "RANK" not in os.environ:
+            import socket
+
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", 0))
+                port = probe.getsockname()[1]
+            os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+
+    @property
+    def is_main(self) -> bool:
+        """True on the rank that writes files and prints."""
+        return self.rank == 0
+
+    # ------------------------------------------------------------------ engines
+    def prepare(self, model: nn.Module, optim: OptimConfig) -> Engine:
+        """Wrap a model for training; frozen parameters stay out of the optimizer."""
+        from transformers import get_scheduler
+
+        model.to(self.device, dtype=torch.bfloat16 if self.config.bf16 else None)
+        trainable = [p for p in model.parameters() if p.requires_grad]
+        optimizer = torch.optim.AdamW(
+            trainable, lr=optim.learning_rate, betas=optim.betas, weight_decay=optim.weight_decay
+        )
+        scheduler = get_scheduler(
+            optim.scheduler,
+            optimizer,
+            num_warmup_steps=int(optim.warmup_ratio * optim.total_steps),
+            num_training_steps=optim.total_steps,
+        )
+        engine, *_ = self._deepspeed.initialize(
+            model=model, optimizer=optimizer, lr_scheduler=scheduler, config=self._deepspeed_config()
+        )
+        return Engine(engine, self.config)
+
+    def _deepspeed_config(self) -> dict[str, Any]:
+        zero: dict[str, Any] = {"stage": self.config.zero_stage}
+        if self.config.adam_offload:
+            zero["offload_optimizer"] = {"device": "cpu"}
+        return {
+            "train_micro_batch_size_per_gpu": 1,
+            "gradient_accumulation_steps": 1,
+            "gradient_clipping": self.config.max_norm,
+            "zero_optimization": zero,
+            "zero_allow_untested_optimizer": True,
+            # torch's AdamW steps on offloaded states as well; DeepSpeed's own would be compiled at first use.
+            "zero_force_ds_cpu_optimizer": False,
+            "bf16": {"enabled": self.config.bf16},
+            "steps_per_print": 10**9,
+        }
+
+    # -------------------------------------------------------------- collectives
+    def all_reduce(self, values: dict[str, float], op: str = "mean") -> dict[str, float]:
+        """Reduce named numbers over the ranks (`op` mean, sum, max or min); every rank passes equal names."""
+        if self.world_size == 1 or not values:
+            return dict(values)
+        tensor = torch.tensor([float(v) for v in values.values()], dtype=torch.float64, device=self.device)
+        kind = {"mean": dist.ReduceOp.SUM, "sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
+        dist.all_reduce(tensor, op=kind[op])
+        if op == "mean":
+            tensor /= self.world_size
+        return dict(zip(values, tensor.tolist()))
+
+    def gather_objects(self, item: Any) -> list[Any]:
+        """What every rank passed, in rank order, on every rank."""
+        if self.world_size == 1:
+            return [item]
+        gathered: list[Any] = [None] * self.world_size
+        dist.all_gather_object(gathered, item)
+        return gathered
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        if self.world_size > 1:
+            dist.barrier()
+
+    def shutdown(self) -> None:
+        """Leave the process group."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+class Engine:
+    """A DeepSpeed engine with caller-driven gradient accumulation."""
+
+    def __init__(self, engine: Any, config: StrategyConfig):
+        self.engine = engine
+        self.config = config
+
+    @property
+    def module(self) -> nn.Module:
+        """The wrapped model."""
+        return self.engine.module
+
+    def __call__(self, *args: Any, **kw: Any) -> Any:
+        """Forward through DeepSpeed."""
+        return self.engine(*args, **kw)
+
+    def train(self, mode: bool = True) -> None:
+        """Set the training mode."""
+        self.engine.train(mode)
+
+    def backward(self, loss: torch.Tensor, *, last: bool) -> float | None:
+        """Accumulate the gradient of `loss`; on the `last` micro-batch also step.
+
+        Returns:
+            The gradient norm before clipping after a step, else None.
+        """
+        self.engine.set_gradient_accumulation_boundary(last)
+        self.engine.backward(loss)
+        norm = None
+        if last and self.config.zero_stage == 0:  # only then are whole gradients at hand, and no norm is kept
+            grads = [p.grad for p in self.module.parameters() if p.grad is not None]
+            norm = float(torch.nn.utils.get_total_norm(grads)) if grads else 0.0
+        self.engine.step()
+        if last and norm is None:
+            norm = float(self.engine.get_global_grad_norm() or 0.0)
+        return norm
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate of the next step."""
+        return self.engine.get_lr()[0]
+
+    @contextmanager
+    def full_parameters(self) -> Iterator[nn.Module]:
+        """The module with whole parameters on every rank (ZeRO-3 gathers them for the time of the block)."""
+        if self.config.zero_stage < 3:
+            yield self.module
+            return
+        import deepspeed
+
+        with deepspeed.zero.GatheredParameters(list(self.module.parameters()), modifier_rank=None):
+            yield self.module
+
+    def save(self, folder: Path, tag: str) -> None:
+        """Write parameters, optimizer and scheduler state; called on every rank."""
+        self.engine.save_checkpoint(str(folder), tag=tag, save_latest=False)
+
+    def load(self, folder: Path, tag: str) -> None:
+        """Read what `save` wrote with the same world size; RuntimeError if it is not there."""
+        path, _ = self.engine.load_checkpoint(str(folder), tag=tag)
+        if path is None:
+            raise RuntimeError(f"no DeepSpeed checkpoint '{tag}' in {folder}")
