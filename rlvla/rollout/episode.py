@@ -1,0 +1,139 @@
+"""One episode as a small state machine, from its request to the finished `Sample`."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from rlvla.envs.base import ChunkResult, Observation, TaskSpec
+from rlvla.experience import Sample
+from rlvla.rewards import EpisodeRewards
+from rlvla.utils.seeding import derive_rng
+
+
+@dataclass(frozen=True)
+class EpisodeRequest:
+    """An episode to be played.
+
+    Attributes:
+        suite, task_id, init_state_id: the task instance.
+        seed: drives the environment and, through a generator of its own, the sampling of actions; two episodes with
+            equal requests and equal policies are equal.
+        uid: the group the episode belongs to.
+        record_frames: keep a frame of every step (for a video).
+    """
+
+    suite: str
+    task_id: int
+    init_state_id: int
+    seed: int
+    uid: str
+    record_frames: bool = False
+
+
+class Phase(enum.Enum):
+    """Where an episode stands."""
+
+    RESETTING = "resetting"
+    READY = "waiting for the policy"
+    STEPPING = "stepping"
+    COMPLETED = "completed"
+
+
+class Episode:
+    """Collects what happens in one episode.
+
+    Args:
+        request: what is played.
+        task: the task's facts.
+        reward_weights: source name -> weight.
+    """
+
+    def __init__(self, request: EpisodeRequest, task: TaskSpec, reward_weights: dict[str, float]):
+        self.request = request
+        self.phase = Phase.RESETTING
+        self._rewards = EpisodeRewards(reward_weights, task)
+        self._rng = derive_rng(request.seed, "sampling")
+        self._action_dim = task.action_dim
+        self._observations: list[Observation] = []
+        self._tokens: list[np.ndarray] = []
+        self._log_probs: list[np.ndarray] = []
+        self._components: list[dict[str, np.ndarray]] = []
+        self._executed: list[int] = []
+        self._frames: list[np.ndarray] = []
+        self._success_once = False
+        self._last: ChunkResult | None = None
+
+    @property
+    def observation(self) -> Observation:
+        """What the policy is to see now."""
+        return self._observations[-1]
+
+    def uniforms(self, num_tokens: int) -> np.ndarray:
+        """[T] float64 in [0, 1): the random numbers of the next decision, from the episode's own generator."""
+        return self._rng.random(num_tokens)
+
+    def on_observation(self, observation: Observation) -> None:
+        """The reset is done."""
+        self._observations.append(observation)
+        self.phase = Phase.READY
+
+    def on_decision(self, tokens: np.ndarray, log_probs: np.ndarray) -> None:
+        """The policy has chosen tokens [T] with log-probabilities [T]."""
+        self._tokens.append(tokens)
+        self._log_probs.append(log_probs)
+        self.phase = Phase.STEPPING
+
+    def on_chunk(self, result: ChunkResult) -> None:
+        """The chunk was executed."""
+        self._components.append(self._rewards.score_chunk(result))
+        self._executed.append(result.steps_executed)
+        self._success_once |= bool(result.successes.any())
+        if result.frames is not None:
+            self._frames.append(result.frames)
+        self._last = result
+        self._observations.append(result.observation)
+        done = result.terminated or result.truncated
+        self.phase = Phase.COMPLETED if done else Phase.READY
+        if done:
+            self._rewards.release()
+
+    def to_sample(self) -> Sample:
+        """The finished episode; RuntimeError before it is completed."""
+        if self.phase is not Phase.COMPLETED or self._last is None:
+            raise RuntimeError(f"the episode is {self.phase.value}, not completed")
+        components = {
+            name: torch.from_numpy(np.stack([chunk[name] for chunk in self._components]))
+            for name in self._components[0]
+        }
+        tokens = torch.from_numpy(np.stack(self._tokens)).long()
+        position = torch.arange(tokens.shape[1]) // self._action_dim  # which action a token belongs to
+        decisions, last = self._observations[:-1], self._observations[-1]
+        proprio = None if last.proprio is None else torch.from_numpy(np.stack([o.proprio for o in decisions]))
+        request = self.request
+        return Sample(
+            images=torch.from_numpy(np.stack([o.images for o in decisions])),
+            proprio=proprio,
+            instruction=last.instruction,
+            action_tokens=tokens,
+            rollout_log_probs=torch.from_numpy(np.stack(self._log_probs)),
+            rewards=torch.stack(list(components.values())).sum(0),
+            reward_components=components,
+            action_mask=position[None] < torch.tensor(self._executed)[:, None],
+            finish_step=sum(self._executed),
+            success_once=self._success_once,
+            success_at_end=self._last.success_at_end,
+            terminated=self._last.terminated,
+            truncated=self._last.truncated,
+            last_images=torch.from_numpy(last.images),
+            last_proprio=None if last.proprio is None else torch.from_numpy(last.proprio),
+            uid=request.uid,
+            suite=request.suite,
+            task_id=request.task_id,
+            init_state_id=request.init_state_id,
+            seed=request.seed,
+            frames=np.concatenate(self._frames) if self._frames else None,
+        )
