@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import inspect
+import sys
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from rlvla.envs.base import Env, TaskSpec
 from rlvla.utils.errors import ConfigError
@@ -51,7 +57,7 @@ def get_suite(name: str) -> Suite:
 
 def list_tasks(suite: str, **kw) -> list[TaskSpec]:
     """The tasks of a suite, without starting a simulator. `kw` are those of `make_env`."""
-    return get_suite(suite).list_tasks(**kw)
+    return _call_with_options(suite, get_suite(suite).list_tasks, **kw)
 
 
 def make_env(suite: str, task_id: int, **kw) -> Env:
@@ -63,4 +69,48 @@ def make_env(suite: str, task_id: int, **kw) -> Env:
     Raises:
         ConfigError: unknown suite, task, camera or option, or no working GL.
     """
-    return get_suite(suite).make(task_id, **kw)
+    return _call_with_options(suite, get_suite(suite).make, task_id, **kw)
+
+
+def load_custom_module(source: str) -> None:
+    """Import a user's module, so that what it registers becomes known.
+
+    Args:
+        source: path of a `.py` file, or a dotted module name.
+
+    Raises:
+        ConfigError: no such file or module.
+    """
+    if not source.endswith(".py"):
+        try:
+            importlib.import_module(source)
+        except ModuleNotFoundError as error:
+            raise ConfigError(f"cannot import custom module '{source}': {error}") from error
+        return
+    path = Path(source).resolve()
+    if not path.is_file():
+        raise ConfigError(f"custom module '{source}' does not exist")
+    # Named after its whole path: two files of the same name may both be loaded, the same file only once.
+    name = f"rlvla_custom_{path.stem}_{zlib.crc32(str(path).encode()):08x}"
+    if name in sys.modules:
+        return
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+
+
+def _call_with_options(suite: str, function: Callable[..., Any], *args, **kw) -> Any:
+    """Call `function`; options that it does not take are a mistake in the configuration, not a TypeError."""
+    parameters = inspect.signature(function).parameters.values()
+    if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters):
+        known = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
+        unknown = sorted(set(kw) - set(known))
+        if unknown:
+            raise ConfigError(f"{suite} has no option {', '.join(unknown)}; known options: {', '.join(known)}")
+    return function(*args, **kw)
