@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+
+from rlvla.utils.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,24 @@ class ExpertConfig:
     offset_bias: tuple[float, float] = (0.0, 0.0)
     gripper_shift: int = 0
     action_quantum: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError naming every value out of range."""
+        ranges = {
+            "noise_std": (self.noise_std, 0.0, math.inf),
+            "offset_prob": (self.offset_prob, 0.0, 1.0),
+            "offset_max": (self.offset_max, 0.0, math.inf),
+            "action_quantum": (self.action_quantum, 0.0, 1.0),
+        }
+        problems = [
+            f"expert {name} must be a finite number in [{low:g}, {high:g}], not {value}"
+            for name, (value, low, high) in ranges.items()
+            if not (math.isfinite(value) and low <= value <= high)
+        ]
+        if len(self.offset_bias) != 2 or not all(math.isfinite(value) for value in self.offset_bias):
+            problems.append(f"expert offset_bias must be two finite numbers (x, y), not {self.offset_bias}")
+        if problems:
+            raise ConfigError(problems)
 
 
 class Expert(Protocol):

@@ -1,0 +1,69 @@
+"""Plays a complete episode with an expert and keeps what a demonstration needs."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+import numpy as np
+
+from rlvla.envs.base import Env, Observation
+from rlvla.envs.experts.base import Expert
+
+# Keeps the expert's random stream apart from the simulator's, which starts from the same seed.
+_EXPERT_STREAM = 9176
+
+
+class ExpertEpisode(TypedDict):
+    """An episode of S environment steps.
+
+    `images`, `proprio` and `actions` of one index belong together: what was seen, then what was done.
+    """
+
+    images: np.ndarray  # [S, N, H, W, 3] uint8, before each action
+    proprio: np.ndarray | None  # [S, P] float32, None where the environment gives none
+    actions: np.ndarray  # [S, D] float32 in [-1, 1], as executed
+    rewards: np.ndarray  # [S] float32
+    successes: np.ndarray  # [S] bool, the success predicate after each action
+    success_once: bool
+    success_at_end: bool
+    terminated: bool
+    truncated: bool
+    instruction: str
+    init_state_id: int
+    seed: int
+
+
+def play_expert_episode(env: Env, expert: Expert, init_state_id: int, seed: int) -> ExpertEpisode:
+    """Play until the episode ends, one action per step, every frame rendered.
+
+    Equal (task, initial state, seed, expert configuration) give equal episodes.
+    """
+    expert.reset(np.random.default_rng([_EXPERT_STREAM, init_state_id, seed]))
+    observation = env.reset(init_state_id, seed)
+    instruction = observation.instruction
+    seen: list[Observation] = []
+    actions, rewards, successes = [], [], []
+    while True:
+        seen.append(observation)
+        action = expert.act(env.privileged_state())
+        result = env.step_chunk(action[None])
+        actions.append(action)
+        rewards.append(result.rewards[0])
+        successes.append(result.successes[0])
+        observation = result.observation
+        if result.terminated or result.truncated:
+            break
+    return ExpertEpisode(
+        images=np.stack([o.images for o in seen]),
+        proprio=None if seen[0].proprio is None else np.stack([o.proprio for o in seen if o.proprio is not None]),
+        actions=np.stack(actions),
+        rewards=np.array(rewards, dtype=np.float32),
+        successes=np.array(successes, dtype=bool),
+        success_once=bool(np.any(successes)),
+        success_at_end=result.success_at_end,
+        terminated=result.terminated,
+        truncated=result.truncated,
+        instruction=instruction,
+        init_state_id=init_state_id,
+        seed=seed,
+    )

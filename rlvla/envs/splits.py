@@ -1,0 +1,73 @@
+"""Which initial states are for learning and which for evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rlvla.envs.base import TaskSpec
+from rlvla.utils.errors import ConfigError
+
+# heldout: evaluation states are never trained on. shared: both use all of them, as most published results do.
+EVAL_PROTOCOLS = ("heldout", "shared")
+HELD_OUT_FRACTION = 0.2
+
+
+def train_init_states(task: TaskSpec, protocol: str = "heldout") -> range:
+    """Ids of the initial states that training and demonstrations may use.
+
+    Args:
+        task: the task.
+        protocol: "heldout" leaves out the last 20 % of the task's initial states (at least one); "shared" none.
+
+    Raises:
+        ConfigError: unknown protocol, or a task with too few initial states to hold any out.
+    """
+    return _split(task, protocol)[0]
+
+
+def eval_init_states(task: TaskSpec, protocol: str, n: int) -> list[int]:
+    """Ids of the first n initial states for evaluation.
+
+    Args:
+        task: the task.
+        protocol: "heldout" evaluates on the last 20 % of the task's initial states, "shared" on all.
+        n: how many.
+
+    Raises:
+        ConfigError: unknown protocol, a task with too few initial states, or n outside what the protocol offers.
+    """
+    available = _split(task, protocol)[1]
+    if not 1 <= n <= len(available):
+        raise ConfigError(
+            f"cannot evaluate {task.suite} task {task.task_id} ({task.name}) on {n} initial states: protocol "
+            f"'{protocol}' offers 1 to {len(available)}"
+        )
+    return list(available[:n])
+
+
+def check_disjoint(train_ids: Iterable[int], eval_ids: Iterable[int]) -> None:
+    """Raise ConfigError, naming some, if initial states for training and for evaluation overlap."""
+    # A range answers `in` without being unrolled.
+    train = train_ids if isinstance(train_ids, range) else set(train_ids)
+    both = sorted({i for i in eval_ids if i in train})
+    if both:
+        shown = ", ".join(map(str, both[:5])) + (", ..." if len(both) > 5 else "")
+        raise ConfigError(
+            f"{len(both)} initial states are used for training and for evaluation ({shown}); evaluate on others, or "
+            "ask for this with --eval_protocol shared"
+        )
+
+
+def _split(task: TaskSpec, protocol: str) -> tuple[range, range]:
+    total = task.num_init_states
+    if protocol == "shared":
+        return range(total), range(total)
+    if protocol != "heldout":
+        raise ConfigError(f"unknown eval protocol '{protocol}'; known protocols: {', '.join(EVAL_PROTOCOLS)}")
+    if total < 2:
+        raise ConfigError(
+            f"{task.suite} task {task.task_id} ({task.name}) has {total} initial state(s), too few to hold any out; "
+            "use --eval_protocol shared"
+        )
+    boundary = total - max(1, round(HELD_OUT_FRACTION * total))
+    return range(boundary), range(boundary, total)
