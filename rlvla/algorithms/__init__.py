@@ -1,0 +1,21 @@
+"""The mathematics of the updates: pure functions on tensors.
+
+Advantages, policy and value losses, KL, aggregation, masked statistics, reward assembly, filtering, rollout correction
+and balancing. Imports torch and numpy only, and nothing else of rlvla.
+"""
+
+from rlvla.algorithms.advantages import (
+    get_advantage_estimator,
+    list_advantage_estimators,
+    register_advantage_estimator,
+)
+from rlvla.algorithms.policy_losses import get_policy_loss, list_policy_losses, register_policy_loss
+
+__all__ = [
+    "get_advantage_estimator",
+    "get_policy_loss",
+    "list_advantage_estimators",
+    "list_policy_losses",
+    "register_advantage_estimator",
+    "register_policy_loss",
+]

@@ -1,0 +1,24 @@
+"""Advantage estimators by name.
+
+Every estimator is called as `fn(token_level_rewards, response_mask, *, group_ids=None, values=None,
+reward_baselines=None, gamma=1.0, lam=1.0, norm_by_std=True, **extra)` and returns (advantages, returns), both [B, T]
+and 0 outside the mask, without gradient, in float64 if an input is float64 and in float32 otherwise. Each reads only
+the arguments it names.
+"""
+
+from rlvla.algorithms.advantages import group, temporal
+from rlvla.algorithms.advantages.registry import (
+    AdvantageEstimator,
+    get_advantage_estimator,
+    list_advantage_estimators,
+    register_advantage_estimator,
+)
+
+__all__ = [
+    "AdvantageEstimator",
+    "get_advantage_estimator",
+    "group",
+    "list_advantage_estimators",
+    "register_advantage_estimator",
+    "temporal",
+]

@@ -1,0 +1,41 @@
+"""The table of advantage estimators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from rlvla.algorithms.registry import Registry
+
+AdvantageEstimator = Callable[..., tuple[Tensor, Tensor]]
+
+_ESTIMATORS: Registry[AdvantageEstimator] = Registry("advantage estimator")
+
+
+def register_advantage_estimator(name: str) -> Callable[[Any], Any]:
+    """Decorator that makes an advantage estimator selectable by name.
+
+    The function is called as
+    `fn(token_level_rewards, response_mask, *, group_ids, values, reward_baselines, gamma, lam, norm_by_std, **extra)`
+    and returns (advantages, returns), both [B, T]; see `rlvla.algorithms.advantages`.
+
+    Raises:
+        ValueError: the name belongs to another function.
+    """
+    return _ESTIMATORS.register(name)
+
+
+def get_advantage_estimator(name: str) -> AdvantageEstimator:
+    """The estimator registered under `name`.
+
+    Raises:
+        ValueError: unknown name; the message lists the known ones.
+    """
+    return _ESTIMATORS.get(name)
+
+
+def list_advantage_estimators() -> list[str]:
+    """Names of all registered estimators, sorted."""
+    return _ESTIMATORS.names()

@@ -1,0 +1,186 @@
+"""Estimators that walk through time: GAE, returns-to-go, REINFORCE++, ReMax."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlvla.algorithms.advantages.registry import register_advantage_estimator
+from rlvla.algorithms.checks import check_matrix, check_number, check_same_shape, clean, require_input, working_dtype
+from rlvla.algorithms.masking import masked_whiten
+
+
+@register_advantage_estimator("gae")
+@torch.no_grad()
+def gae(
+    token_level_rewards: Tensor,
+    response_mask: Tensor,
+    *,
+    values: Tensor | None = None,
+    gamma: float = 1.0,
+    lam: float = 1.0,
+    process_group: Any = None,
+    **extra: Any,
+) -> tuple[Tensor, Tensor]:
+    """Generalised advantage estimation (Schulman et al. 2016), whitened over the mask.
+
+    The value after the last valid token of a row is taken as 0, which is right for a terminated episode. For one that
+    a time limit cut off, the caller adds gamma * V(final observation) to the reward of the last valid token. A token
+    outside the mask passes both the next value and the running advantage on unchanged.
+
+    Args:
+        token_level_rewards: [B, T].
+        response_mask: [B, T] bool.
+        values: [B, T], the critic's value at each token.
+        gamma: discount per valid token, in [0, 1].
+        lam: trace decay, in [0, 1].
+        process_group: whiten with the moments of all ranks, see `masking.all_reduce_sum`.
+        **extra: arguments of other estimators, unused.
+
+    Returns:
+        advantages: [B, T], whitened, 0 outside the mask.
+        returns: [B, T], unwhitened advantage + value, 0 outside the mask.
+
+    Raises:
+        ValueError: `values` missing, shapes differ, mask not bool, fewer than 2 valid tokens.
+    """
+    require_input("values", values, "advantage estimator 'gae'")
+    assert values is not None
+    _check(token_level_rewards, response_mask, gamma, values=values)
+    check_number("lam", lam, low=0.0, high=1.0)
+    dtype = working_dtype(token_level_rewards, values)
+    mask, rewards = response_mask.t(), clean(token_level_rewards, response_mask, dtype).t().contiguous()  # [T, B]
+    values_t = clean(values, response_mask, dtype).t().contiguous()
+    raw = torch.zeros_like(rewards)
+    next_value = torch.zeros_like(rewards[0]) if len(rewards) else rewards.new_zeros(rewards.shape[1])
+    running = torch.zeros_like(next_value)
+    for t in range(len(rewards) - 1, -1, -1):
+        delta = rewards[t] + gamma * next_value - values_t[t]
+        running = torch.where(mask[t], delta + gamma * lam * running, running)
+        next_value = torch.where(mask[t], values_t[t], next_value)
+        raw[t] = running
+    raw = raw.t()
+    returns = clean(raw + values_t.t(), response_mask, dtype)
+    advantages = masked_whiten(raw, response_mask, process_group=process_group)
+    return clean(advantages, response_mask, dtype), returns
+
+
+@register_advantage_estimator("reinforce")
+@torch.no_grad()
+def reinforce(
+    token_level_rewards: Tensor, response_mask: Tensor, *, gamma: float = 1.0, **extra: Any
+) -> tuple[Tensor, Tensor]:
+    """Discounted return-to-go, without a baseline (Williams 1992).
+
+    Args:
+        token_level_rewards: [B, T].
+        response_mask: [B, T] bool; a token outside it neither adds nor discounts.
+        gamma: discount per valid token, in [0, 1].
+        **extra: arguments of other estimators, unused.
+
+    Returns:
+        advantages and returns: the same [B, T], 0 outside the mask.
+
+    Raises:
+        ValueError: shapes differ, mask not bool, gamma out of range.
+    """
+    _check(token_level_rewards, response_mask, gamma)
+    returns = returns_to_go(token_level_rewards, response_mask, gamma)
+    return returns, returns.clone()
+
+
+@register_advantage_estimator("reinforce_plus_plus")
+@torch.no_grad()
+def reinforce_plus_plus(
+    token_level_rewards: Tensor,
+    response_mask: Tensor,
+    *,
+    gamma: float = 1.0,
+    process_group: Any = None,
+    **extra: Any,
+) -> tuple[Tensor, Tensor]:
+    """Discounted return-to-go, whitened over the batch (REINFORCE++, Hu et al. 2025).
+
+    Args:
+        token_level_rewards: [B, T].
+        response_mask: [B, T] bool; a token outside it neither adds nor discounts.
+        gamma: discount per valid token, in [0, 1].
+        process_group: whiten with the moments of all ranks, see `masking.all_reduce_sum`.
+        **extra: arguments of other estimators, unused.
+
+    Returns:
+        advantages: [B, T], whitened, 0 outside the mask.
+        returns: [B, T], the unwhitened return-to-go, 0 outside the mask.
+
+    Raises:
+        ValueError: shapes differ, mask not bool, gamma out of range, fewer than 2 valid tokens.
+    """
+    _check(token_level_rewards, response_mask, gamma)
+    returns = returns_to_go(token_level_rewards, response_mask, gamma)
+    whitened = masked_whiten(returns, response_mask, process_group=process_group)
+    return clean(whitened, response_mask, returns.dtype), returns
+
+
+@register_advantage_estimator("remax")
+@torch.no_grad()
+def remax(
+    token_level_rewards: Tensor, response_mask: Tensor, *, reward_baselines: Tensor | None = None, **extra: Any
+) -> tuple[Tensor, Tensor]:
+    """Undiscounted return-to-go minus the reward of the greedy episode from the same state (ReMax, Li et al. 2023).
+
+    Args:
+        token_level_rewards: [B, T].
+        response_mask: [B, T] bool.
+        reward_baselines: [B], the greedy episode's total reward, hence no discount on either side.
+        **extra: arguments of other estimators, unused.
+
+    Returns:
+        advantages: [B, T], 0 outside the mask.
+        returns: [B, T], the return-to-go, 0 outside the mask.
+
+    Raises:
+        ValueError: `reward_baselines` missing or not [B], shapes differ, mask not bool.
+    """
+    require_input("reward_baselines", reward_baselines, "advantage estimator 'remax'")
+    assert reward_baselines is not None
+    _check(token_level_rewards, response_mask, 1.0)
+    if tuple(reward_baselines.shape) != tuple(response_mask.shape[:1]):
+        raise ValueError(
+            f"reward_baselines has shape {list(reward_baselines.shape)} but response_mask has shape "
+            f"{list(response_mask.shape)}; one baseline per row is expected"
+        )
+    returns = returns_to_go(token_level_rewards, response_mask, 1.0)
+    dtype = working_dtype(returns, reward_baselines)
+    advantages = returns.to(dtype) - reward_baselines.to(dtype).unsqueeze(-1)
+    return clean(advantages, response_mask, dtype), returns.to(dtype)
+
+
+def returns_to_go(rewards: Tensor, mask: Tensor, gamma: float) -> Tensor:
+    """Discounted sum of the rewards from each valid token on.
+
+    Args:
+        rewards: [B, T].
+        mask: [B, T] bool; a token outside it neither adds nor discounts.
+        gamma: discount per valid token.
+
+    Returns:
+        [B, T], 0 outside the mask.
+    """
+    kept = clean(rewards, mask, working_dtype(rewards))
+    if gamma == 1.0:
+        return clean(kept.flip(-1).cumsum(-1).flip(-1), mask, kept.dtype)
+    kept_t, mask_t = kept.t().contiguous(), mask.t()
+    result = torch.zeros_like(kept_t)
+    running = kept.new_zeros(len(kept))
+    for t in range(len(kept_t) - 1, -1, -1):
+        running = torch.where(mask_t[t], kept_t[t] + gamma * running, running)
+        result[t] = running
+    return clean(result.t(), mask, kept.dtype)
+
+
+def _check(rewards: Tensor, mask: Tensor, gamma: float, **tensors: Tensor | None) -> None:
+    check_matrix(mask)
+    check_same_shape(mask, token_level_rewards=rewards, **tensors)
+    check_number("gamma", gamma, low=0.0, high=1.0)

@@ -1,0 +1,81 @@
+"""Checks of shapes, dtypes and numbers shared by the whole room."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def check_mask(mask: Tensor, name: str = "response_mask") -> None:
+    """Require a bool tensor.
+
+    Raises:
+        ValueError: `mask` is no tensor or not of dtype bool.
+    """
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+        found = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
+        raise ValueError(f"{name} must be a bool tensor, got {found}; convert it with .bool()")
+
+
+def check_same_shape(mask: Tensor, mask_name: str = "response_mask", **tensors: Tensor | None) -> None:
+    """Require a bool mask and that every given tensor has its shape; None entries are skipped.
+
+    Raises:
+        ValueError: the mask is not bool, an argument is no tensor, or two shapes differ (both are named).
+    """
+    check_mask(mask, mask_name)
+    for name, tensor in tensors.items():
+        if tensor is None:
+            continue
+        if not isinstance(tensor, Tensor):
+            raise ValueError(f"{name} must be a tensor of shape {list(mask.shape)}, got {type(tensor).__name__}")
+        if tensor.shape != mask.shape:
+            raise ValueError(
+                f"{name} has shape {list(tensor.shape)} but {mask_name} has shape {list(mask.shape)}; "
+                "they must be equal"
+            )
+
+
+def check_matrix(mask: Tensor, mask_name: str = "response_mask") -> None:
+    """Require a bool mask of rows by tokens.
+
+    Raises:
+        ValueError: not bool or not two-dimensional.
+    """
+    check_mask(mask, mask_name)
+    if mask.dim() != 2:
+        raise ValueError(f"{mask_name} must have shape [rows, tokens], got {list(mask.shape)}")
+
+
+def check_number(name: str, value: float, *, low: float = -math.inf, high: float = math.inf) -> None:
+    """Require a number within [low, high].
+
+    Raises:
+        ValueError: NaN or out of range.
+    """
+    if not low <= value <= high:
+        raise ValueError(f"{name} must lie in [{low}, {high}], got {value}")
+
+
+def require_input(name: str, value: object, user: str) -> None:
+    """Require an optional argument that `user` cannot do without.
+
+    Raises:
+        ValueError: `value` is None.
+    """
+    if value is None:
+        raise ValueError(f"{user} needs {name}; pass {name}=...")
+
+
+def working_dtype(*tensors: Tensor | None) -> torch.dtype:
+    """The dtype to compute in: float64 if any input is, float32 otherwise."""
+    if any(tensor is not None and tensor.dtype == torch.float64 for tensor in tensors):
+        return torch.float64
+    return torch.float32
+
+
+def clean(tensor: Tensor, mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """`tensor` in `dtype` with zeros outside the mask: nothing in the padding can reach a result or a gradient."""
+    return torch.where(mask, tensor.to(dtype), torch.zeros((), dtype=dtype, device=tensor.device))

@@ -1,0 +1,138 @@
+"""KL divergence to the reference policy, and the controllers of its coefficient."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rlvla.algorithms.checks import check_mask, check_number, clean, working_dtype
+
+KL_KINDS = ("k1", "kl", "abs", "k2", "mse", "k3", "low_var_kl", "full")
+_K3_LOG_RATIO_BOUND = 20.0
+_K3_VALUE_BOUND = 10.0
+_ADAPTIVE_ERROR_BOUND = 0.2
+
+
+def kl_penalty(log_probs: Tensor, ref_log_probs: Tensor, kind: str, mask: Tensor | None = None) -> Tensor:
+    """Per-token estimate of KL(policy || reference).
+
+    Kinds (Schulman, "Approximating KL divergence", 2020), with d = log_probs - ref_log_probs: `k1` or `kl`: d;
+    `abs`: |d|; `k2` or `mse`: d^2 / 2; `k3` or `low_var_kl`: exp(-d) + d - 1 with d clamped to +-20 and the result to
+    +-10; `full`: the exact divergence, from logits. With the suffix `+` the value is that of the kind and the gradient
+    that of k2, whose expectation is the true gradient.
+
+    Args:
+        log_probs: [B, T] log-probs of the sampled tokens; for `full`, [B, T, V] logits.
+        ref_log_probs: the reference's, the same shape.
+        kind: one of `KL_KINDS`, optionally followed by `+` (not `full`).
+        mask: [B, T] bool; with it the result is 0 outside and NaN in the padding reaches neither value nor gradient.
+
+    Returns:
+        [B, T].
+
+    Raises:
+        ValueError: unknown kind, shapes differ, mask not bool, or `full` without a vocabulary dimension.
+    """
+    base = kind.removesuffix("+")
+    if base not in KL_KINDS:
+        raise ValueError(
+            f"unknown KL kind {kind!r}; known: {', '.join(KL_KINDS)}, each but full also with the suffix +"
+        )
+    if log_probs.shape != ref_log_probs.shape:
+        raise ValueError(
+            f"log_probs has shape {list(log_probs.shape)} but ref_log_probs has shape {list(ref_log_probs.shape)}"
+        )
+    dtype = working_dtype(log_probs, ref_log_probs)
+    log_probs, ref_log_probs = log_probs.to(dtype), ref_log_probs.to(dtype)
+    if mask is not None:
+        check_mask(mask)
+        if mask.shape != log_probs.shape[: mask.dim()]:
+            raise ValueError(f"log_probs has shape {list(log_probs.shape)} but mask has shape {list(mask.shape)}")
+        entries = mask.unsqueeze(-1) if base == "full" else mask
+        log_probs, ref_log_probs = clean(log_probs, entries, dtype), clean(ref_log_probs, entries, dtype)
+    if base == "full":
+        if kind.endswith("+"):
+            raise ValueError("KL kind 'full+' does not exist: the gradient of the exact KL is exact; use 'full'")
+        return _exact_kl(log_probs, ref_log_probs)
+    value = _estimate(log_probs, ref_log_probs, base)
+    if kind.endswith("+"):
+        surrogate = _estimate(log_probs, ref_log_probs, "k2")
+        return value.detach() + (surrogate - surrogate.detach())
+    return value
+
+
+def _estimate(log_probs: Tensor, ref_log_probs: Tensor, kind: str) -> Tensor:
+    difference = log_probs - ref_log_probs
+    if kind in ("k1", "kl"):
+        return difference
+    if kind == "abs":
+        return difference.abs()
+    if kind in ("k2", "mse"):
+        return 0.5 * difference.square()
+    inverse = (-difference).clamp(-_K3_LOG_RATIO_BOUND, _K3_LOG_RATIO_BOUND)
+    # expm1 keeps the digits that exp(x) - 1 loses near x = 0, where this estimator lives
+    return (torch.expm1(inverse) - inverse).clamp(-_K3_VALUE_BOUND, _K3_VALUE_BOUND)
+
+
+def _exact_kl(logits: Tensor, ref_logits: Tensor) -> Tensor:
+    if logits.dim() < 2:
+        raise ValueError(f"KL kind 'full' needs logits of shape [B, T, vocabulary], got {list(logits.shape)}")
+    log_p, log_q = logits.log_softmax(-1), ref_logits.log_softmax(-1)
+    terms = log_p.exp() * (log_p - log_q)
+    return torch.where(torch.isneginf(log_p), torch.zeros_like(terms), terms).sum(-1)
+
+
+class FixedKLController:
+    """A constant KL coefficient.
+
+    Args:
+        init_kl_coef: the coefficient, not negative.
+
+    Raises:
+        ValueError: negative or NaN coefficient.
+    """
+
+    def __init__(self, init_kl_coef: float):
+        check_number("init_kl_coef", init_kl_coef, low=0.0)
+        self.value = float(init_kl_coef)
+
+    def update(self, current_kl: float, n_steps: int) -> None:
+        """Leave the coefficient as it is; the arguments are those of `AdaptiveKLController.update`."""
+
+    def state_dict(self) -> dict[str, float]:
+        """What a checkpoint must hold."""
+        return {"value": self.value}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        """Continue from a `state_dict`."""
+        self.value = float(state["value"])
+
+
+class AdaptiveKLController(FixedKLController):
+    """A KL coefficient that steers the measured KL to a target (Ziegler et al. 2019).
+
+    Args:
+        init_kl_coef: first coefficient, not negative.
+        target: KL to hold, positive.
+        horizon: number of steps over which a persistent error of 20 % changes the coefficient by 20 %.
+
+    Raises:
+        ValueError: a number out of range.
+    """
+
+    def __init__(self, init_kl_coef: float, target: float, horizon: float):
+        super().__init__(init_kl_coef)
+        if not target > 0 or not horizon > 0:
+            raise ValueError(f"target and horizon must be positive, got {target} and {horizon}")
+        self.target = float(target)
+        self.horizon = float(horizon)
+
+    def update(self, current_kl: float, n_steps: int) -> None:
+        """Value *= 1 + clip(current_kl / target - 1, -0.2, 0.2) * n_steps / horizon.
+
+        Args:
+            current_kl: KL measured over the last iteration.
+            n_steps: how many steps (samples) that iteration had.
+        """
+        error = min(max(float(current_kl) / self.target - 1.0, -_ADAPTIVE_ERROR_BOUND), _ADAPTIVE_ERROR_BOUND)
+        self.value *= 1.0 + error * n_steps / self.horizon

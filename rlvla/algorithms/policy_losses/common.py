@@ -1,0 +1,102 @@
+"""What all policy losses share: checked inputs, the final aggregation, the metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlvla.algorithms.checks import check_matrix, check_number, check_same_shape, clean, working_dtype
+from rlvla.algorithms.losses import aggregate_loss
+from rlvla.algorithms.masking import masked_mean
+
+LOG_RATIO_BOUND = 20.0
+_AGGREGATION_OPTIONS = ("num_tokens", "num_sequences", "dp_size", "horizon", "trajectory_ids", "trajectory_tokens")
+
+
+@dataclass(frozen=True)
+class PolicyInputs:
+    """The inputs of a policy loss, all [B, T] in one dtype, with zeros outside the mask; only log_probs has a gradient."""
+
+    log_probs: Tensor
+    old_log_probs: Tensor
+    advantages: Tensor
+    mask: Tensor
+    rollout_weights: Tensor | None
+
+    @property
+    def log_ratio(self) -> Tensor:
+        """log_probs - old_log_probs."""
+        return self.log_probs - self.old_log_probs
+
+    @property
+    def bounded_log_ratio(self) -> Tensor:
+        """The log-ratio clamped to +-20, so that its exponential stays finite."""
+        return self.log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+
+    def aggregate(self, loss: Tensor, mode: str, options: Mapping[str, Any]) -> Tensor:
+        """Weigh a per-token loss by the rollout correction and reduce it; `options` are a loss's extra arguments."""
+        if self.rollout_weights is not None:
+            loss = loss * self.rollout_weights
+        chosen = {name: options[name] for name in _AGGREGATION_OPTIONS if name in options}
+        return aggregate_loss(loss, self.mask, mode, **chosen)
+
+    def share(self, condition: Tensor) -> Tensor:
+        """Share of valid tokens that meet a condition."""
+        return masked_mean(condition.to(self.log_probs.dtype), self.mask).detach()
+
+    def metrics(
+        self, log_ratio: Tensor, clipped: Tensor | None = None, clipped_lower: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        """The three metrics every loss reports; a share without its condition is 0."""
+        zero = torch.zeros((), dtype=self.log_probs.dtype, device=self.log_probs.device)
+        return {
+            "pg_clipfrac": zero if clipped is None else self.share(clipped),
+            "pg_clipfrac_lower": zero if clipped_lower is None else self.share(clipped_lower),
+            "ppo_kl": masked_mean(-log_ratio.detach(), self.mask),
+        }
+
+
+def prepare(
+    log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, response_mask: Tensor, rollout_weights: Tensor | None
+) -> PolicyInputs:
+    """Check and clean the inputs of a policy loss.
+
+    Raises:
+        ValueError: shapes differ, not [B, T], or mask not bool.
+    """
+    check_matrix(response_mask)
+    check_same_shape(
+        response_mask,
+        log_probs=log_probs,
+        old_log_probs=old_log_probs,
+        advantages=advantages,
+        rollout_weights=rollout_weights,
+    )
+    dtype = working_dtype(log_probs, old_log_probs, advantages)
+
+    def constant(tensor: Tensor) -> Tensor:
+        return clean(tensor.detach(), response_mask, dtype)
+
+    return PolicyInputs(
+        log_probs=clean(log_probs, response_mask, dtype),
+        old_log_probs=constant(old_log_probs),
+        advantages=constant(advantages),
+        mask=response_mask,
+        rollout_weights=None if rollout_weights is None else constant(rollout_weights),
+    )
+
+
+def check_clip(clip_low: float, clip_high: float) -> None:
+    """Require 0 <= clip_low <= clip_high.
+
+    Raises:
+        ValueError: a bound is negative or NaN, or the lower one is the larger one.
+    """
+    check_number("clip_low", clip_low, low=0.0)
+    check_number("clip_high", clip_high, low=0.0)
+    if clip_low > clip_high:
+        raise ValueError(f"clip_low must not exceed clip_high, got {clip_low} > {clip_high}; were they swapped?")

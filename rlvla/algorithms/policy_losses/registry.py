@@ -1,0 +1,40 @@
+"""The table of policy losses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from rlvla.algorithms.registry import Registry
+
+PolicyLoss = Callable[..., tuple[Tensor, dict[str, Tensor]]]
+
+_LOSSES: Registry[PolicyLoss] = Registry("policy loss")
+
+
+def register_policy_loss(name: str) -> Callable[[Any], Any]:
+    """Decorator that makes a policy loss selectable by name.
+
+    The function is called as `fn(log_probs, old_log_probs, advantages, response_mask, *, clip_low, clip_high,
+    clip_dual, agg_mode, rollout_weights, **extra)` and returns (loss, metrics); see `rlvla.algorithms.policy_losses`.
+
+    Raises:
+        ValueError: the name belongs to another function.
+    """
+    return _LOSSES.register(name)
+
+
+def get_policy_loss(name: str) -> PolicyLoss:
+    """The policy loss registered under `name`.
+
+    Raises:
+        ValueError: unknown name; the message lists the known ones.
+    """
+    return _LOSSES.get(name)
+
+
+def list_policy_losses() -> list[str]:
+    """Names of all registered policy losses, sorted."""
+    return _LOSSES.names()

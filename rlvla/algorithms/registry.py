@@ -1,0 +1,60 @@
+"""Name -> function tables behind the estimator and loss options."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+F = TypeVar("F", bound=Callable)
+
+
+class Registry(Generic[F]):
+    """Functions of one kind by name.
+
+    Args:
+        kind: what the functions are, in words, for the error messages ("policy loss").
+    """
+
+    def __init__(self, kind: str):
+        self.kind = kind
+        self._functions: dict[str, F] = {}
+
+    def register(self, name: str) -> Callable[[F], F]:
+        """Decorator that files a function under `name`.
+
+        Loading the same source file twice replaces its own entries; taking the name of another function is an error.
+
+        Raises:
+            ValueError: the name is empty or belongs to another function.
+        """
+        if not name:
+            raise ValueError(f"a {self.kind} needs a non-empty name")
+
+        def decorate(function: F) -> F:
+            known = self._functions.get(name)
+            if known is not None and _origin(known) != _origin(function):
+                raise ValueError(
+                    f"{self.kind} {name!r} already belongs to {'.'.join(_origin(known))}; register under another name"
+                )
+            self._functions[name] = function
+            return function
+
+        return decorate
+
+    def get(self, name: str) -> F:
+        """The function filed under `name`.
+
+        Raises:
+            ValueError: unknown name; the message lists the known ones.
+        """
+        if name not in self._functions:
+            raise ValueError(f"unknown {self.kind} {name!r}; known: {', '.join(self.names())}")
+        return self._functions[name]
+
+    def names(self) -> list[str]:
+        """All registered names, sorted."""
+        return sorted(self._functions)
+
+
+def _origin(function: Callable) -> tuple[str, str]:
+    return getattr(function, "__module__", "?"), getattr(function, "__qualname__", repr(function))
