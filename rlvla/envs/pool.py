@@ -1,0 +1,420 @@
+"""Worker processes with an environment each, driven from one thread without ever blocking it."""
+
+from __future__ import annotations
+
+import enum
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from multiprocessing import connection as mp_connection
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import TracebackType
+
+import rlvla
+from rlvla.envs.messages import (
+    PROTOCOL_VERSION,
+    Answer,
+    Command,
+    EnvSpec,
+    Failure,
+    Hello,
+    StepChunk,
+    pack,
+    receive_message,
+    send_message,
+    unpack,
+)
+from rlvla.envs.slab import Slab, create_slab_file
+from rlvla.utils.errors import ConfigError
+from rlvla.version import __version__
+
+# One core per worker. LP_NUM_THREADS is Mesa's software renderer, which otherwise starts a thread per core.
+_WORKER_ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "LP_NUM_THREADS": "0",
+}
+# How long an idle worker may take to close its environment, and any worker to heed SIGTERM.
+_GRACE_SECONDS, _TERMINATE_SECONDS = 3.0, 1.0
+
+
+class WorkerState(enum.Enum):
+    """What a worker is doing: IDLE takes a command, BUSY owes an answer, DEAD needs `EnvPool.restart`."""
+
+    IDLE = "idle"
+    BUSY = "busy"
+    DEAD = "dead"
+
+
+class EnvWorkerError(RuntimeError):
+    """A worker raised an exception, or its process ended.
+
+    Attributes:
+        worker_id: which worker.
+        phase: what it was doing: start, import, make, reset, step_chunk or run_expert.
+        suite, task_id, init_state_id, seed: the environment and the episode, None where there is none.
+        error_type: class name of the exception; None where the process ended.
+        worker_traceback: the worker's traceback; empty where the process ended.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        worker_id: int,
+        phase: str,
+        spec: EnvSpec | None = None,
+        init_state_id: int | None = None,
+        seed: int | None = None,
+        error_type: str | None = None,
+        worker_traceback: str = "",
+    ):
+        self.worker_id = worker_id
+        self.phase = phase
+        self.suite = spec.suite if spec else None
+        self.task_id = spec.task_id if spec else None
+        self.init_state_id = init_state_id
+        self.seed = seed
+        self.error_type = error_type
+        self.worker_traceback = worker_traceback
+        where = f"environment worker {worker_id}, phase {phase}"
+        if spec is not None:
+            where += f", {spec.suite} task {spec.task_id}"
+        if seed is not None:
+            where += f", initial state {init_state_id}, seed {seed}"
+        super().__init__(f"{where}: {message}" + (f"\n{worker_traceback}" if worker_traceback else ""))
+
+
+# What comes of a command.
+Result = Answer | EnvWorkerError | ConfigError
+
+
+class _WorkerHandle:
+    """A worker process as the pool sees it."""
+
+    def __init__(self, process: subprocess.Popen[bytes], connection: Connection, slab: Slab):
+        self.process = process
+        self.connection = connection
+        self.slab = slab
+        self.state = WorkerState.BUSY  # until it has said hello
+        self.command: Command | None = None
+        self.busy_since = time.monotonic()
+        # The environment and the episode it plays, for error messages.
+        self.spec: EnvSpec | None = None
+        self.init_state_id: int | None = None
+        self.seed: int | None = None
+
+    @property
+    def phase(self) -> str:
+        names = {"Make": "make", "Reset": "reset", "StepChunk": "step_chunk", "RunExpert": "run_expert"}
+        return "start" if self.command is None else names[type(self.command).__name__]
+
+    def note(self, command: Command) -> None:
+        """Remember what is being done."""
+        self.command = command
+        self.busy_since = time.monotonic()
+        if not isinstance(command, StepChunk):
+            self.spec = command.env
+            self.init_state_id = getattr(command, "init_state_id", None)
+            self.seed = getattr(command, "seed", None)
+
+    def error(self, worker_id: int, message: str, failure: Failure | None = None) -> EnvWorkerError:
+        """The report of a failure in what is being done; `failure` is the worker's own account."""
+        return EnvWorkerError(
+            message,
+            worker_id=worker_id,
+            phase=failure.phase if failure else self.phase,
+            spec=self.spec,
+            init_state_id=self.init_state_id,
+            seed=self.seed,
+            error_type=failure.error_type if failure else None,
+            worker_traceback=failure.traceback if failure else "",
+        )
+
+    def release(self) -> None:
+        """Close this side's descriptors; the worker then ends by itself."""
+        self.connection.close()
+        self.slab.close()
+
+
+class EnvPool:
+    """Worker processes, each with one environment at a time.
+
+    Commands are submitted without waiting and their answers collected with `wait`, so that whatever else there is to
+    do (a forward pass of the policy) overlaps with the simulation:
+
+        with EnvPool(4) as pool:
+            pool.submit(0, Reset(EnvSpec("toy_reach", 0), init_state_id=3, seed=0))
+            for worker_id, result in pool.wait():
+                ...
+
+    Use it from one thread that lives as long as the pool: the kernel kills the workers when the thread that started
+    them ends, however it ends.
+
+    Args:
+        num_workers: how many processes, numbered from 0.
+        python: the interpreter to run them with.
+        custom_modules: modules (`.py` files or dotted names) that a worker imports first, to register suites.
+        environment: environment variables for the workers beyond those of this process.
+        start_timeout: seconds that the processes may take to start.
+
+    Raises:
+        EnvWorkerError: a worker did not start, or belongs to another version of rlvla.
+    """
+
+    def __init__(
+        self,
+        num_workers: int,
+        *,
+        python: str = sys.executable,
+        custom_modules: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+        start_timeout: float = 120.0,
+    ):
+        if num_workers < 1:
+            raise ConfigError(f"an environment pool needs at least one worker, not {num_workers}")
+        self._python = python
+        # Another working directory in the worker must not change what a relative path means.
+        self._custom_modules = [str(Path(m).resolve()) if m.endswith(".py") else m for m in custom_modules]
+        self._environment = _worker_environment(environment or {})
+        self._start_timeout = start_timeout
+        self._failed: list[tuple[int, Result]] = []
+        self._workers: list[_WorkerHandle] = []
+        try:
+            for _ in range(num_workers):
+                self._workers.append(self._start())
+            for worker_id in range(num_workers):
+                self._await_hello(worker_id)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> EnvPool:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers there are, whatever their state."""
+        return len(self._workers)
+
+    def state(self, worker_id: int) -> WorkerState:
+        """What that worker is doing, as far as the pool knows."""
+        return self._workers[worker_id].state
+
+    def pid(self, worker_id: int) -> int:
+        """The process id of that worker."""
+        return self._workers[worker_id].process.pid
+
+    def busy_seconds(self, worker_id: int) -> float:
+        """How long that worker has owed an answer; 0 if it owes none."""
+        worker = self._workers[worker_id]
+        return time.monotonic() - worker.busy_since if worker.state is WorkerState.BUSY else 0.0
+
+    def submit(self, worker_id: int, command: Command) -> None:
+        """Give a command to an idle worker and return at once; `wait` delivers the answer.
+
+        A process found dead here is reported by `wait` like any other failure.
+
+        Raises:
+            RuntimeError: the worker is busy, or known to be dead.
+        OSError: no shared memory left for the arrays of the command; the worker stays idle.
+        """
+        worker = self._workers[worker_id]
+        if worker.state is not WorkerState.IDLE:
+            remedy = "wait for its answer" if worker.state is WorkerState.BUSY else "restart it"
+            raise RuntimeError(f"environment worker {worker_id} is {worker.state.value}: {remedy} first")
+        message = pack(command, worker.slab)
+        worker.note(command)
+        worker.state = WorkerState.BUSY
+        try:
+            send_message(worker.connection, message)
+        except OSError:
+            self._failed.append((worker_id, self._bury(worker_id)))
+
+    def wait(self, timeout: float | None = None) -> list[tuple[int, Result]]:
+        """Collect answers, waiting until there is at least one.
+
+        Args:
+            timeout: seconds to wait at most; None waits as long as it takes, 0 not at all.
+
+        Returns:
+            (worker id, result) pairs, empty after a timeout or when no worker is busy. A result is the answer to the
+            command, an `EnvWorkerError`, or the `ConfigError` that the worker met: an exception is handed over and not
+            raised, so that no other worker's answer is lost with it. Arrays belong to the caller.
+        """
+        results, self._failed = self._failed, []
+        busy = {i: w.connection for i, w in enumerate(self._workers) if w.state is WorkerState.BUSY}
+        if busy:
+            ready = set(mp_connection.wait(list(busy.values()), 0.0 if results else timeout))
+            results += [(i, self._collect(i)) for i, connection in busy.items() if connection in ready]
+        return results
+
+    def call(self, worker_id: int, command: Command, timeout: float | None = None) -> Answer:
+        """Submit a command to an idle worker while all others are idle too, and wait for the answer.
+
+        Raises:
+            EnvWorkerError, ConfigError: what `wait` would have returned.
+            TimeoutError: no answer in time; the worker stays busy.
+        """
+        if any(worker.state is WorkerState.BUSY for worker in self._workers):
+            raise RuntimeError("call is for a pool that is otherwise idle: another worker is busy; use submit and wait")
+        self.submit(worker_id, command)
+        results = self.wait(timeout)
+        if not results:
+            raise TimeoutError(f"environment worker {worker_id} gave no answer within {timeout} s")
+        result = results[0][1]
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    def restart(self, worker_id: int) -> None:
+        """Kill that worker, whatever it is doing, and start another in its place.
+
+        An answer that it still owed is never delivered.
+
+        Raises:
+            EnvWorkerError: the new process did not start.
+        """
+        self._workers[worker_id].process.kill()
+        self._bury(worker_id)
+        self._failed = [item for item in self._failed if item[0] != worker_id]
+        self._workers[worker_id] = self._start()
+        self._await_hello(worker_id)
+
+    def close(self) -> None:
+        """End all workers: an idle one may close its environment, a busy one is terminated. Safe to call twice."""
+        alive = [worker for worker in self._workers if worker.state is not WorkerState.DEAD]
+        for worker in alive:
+            worker.release()
+            if worker.state is WorkerState.BUSY:
+                worker.process.terminate()
+            worker.state = WorkerState.DEAD
+        processes = [worker.process for worker in alive]
+        for send_signal, patience in (
+            (subprocess.Popen.terminate, _GRACE_SECONDS),
+            (subprocess.Popen.kill, _TERMINATE_SECONDS),
+        ):
+            _wait_for_exit(processes, patience)
+            for process in processes:
+                send_signal(process)  # does nothing to a process that has ended
+        for process in processes:
+            process.wait()
+
+    def _start(self) -> _WorkerHandle:
+        ours, theirs = socket.socketpair()
+        slab_fd = create_slab_file()
+        with theirs:
+            command = [self._python, "-m", "rlvla.envs.worker"]
+            command += ["--connection_fd", str(theirs.fileno()), "--slab_fd", str(slab_fd)]
+            # The kernel watches the starting thread, which only in the main thread's case means the process.
+            if threading.current_thread() is threading.main_thread():
+                command += ["--parent_pid", str(os.getpid())]
+            command += ["--custom_modules", *self._custom_modules]
+            try:
+                process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=2,  # what simulators print belongs among the diagnostics
+                    env=self._environment,
+                    pass_fds=(theirs.fileno(), slab_fd),
+                )
+            except OSError as error:
+                ours.close()
+                os.close(slab_fd)
+                raise ConfigError(f"cannot start environment workers with '{self._python}': {error}") from error
+        return _WorkerHandle(process, Connection(ours.detach()), Slab(slab_fd))
+
+    def _await_hello(self, worker_id: int) -> None:
+        worker = self._workers[worker_id]
+        try:
+            if not worker.connection.poll(self._start_timeout):
+                self._bury(worker_id)
+                message = f"not ready after {self._start_timeout:g} s"
+                raise EnvWorkerError(message, worker_id=worker_id, phase="start")
+            hello = receive_message(worker.connection)
+        except (EOFError, OSError):
+            raise self._bury(worker_id) from None
+        theirs = (hello.protocol, hello.rlvla) if isinstance(hello, Hello) else (None, None)
+        if theirs != (PROTOCOL_VERSION, __version__):
+            self._bury(worker_id)
+            raise EnvWorkerError(
+                f"'{self._python}' has rlvla {theirs[1]} (worker protocol {theirs[0]}), this process has rlvla "
+                f"{__version__} (worker protocol {PROTOCOL_VERSION}); install the same version in both",
+                worker_id=worker_id,
+                phase="start",
+            )
+        worker.state = WorkerState.IDLE
+
+    def _collect(self, worker_id: int) -> Result:
+        worker = self._workers[worker_id]
+        try:
+            reply = unpack(receive_message(worker.connection), worker.slab)
+        except (EOFError, OSError):
+            return self._bury(worker_id)
+        except Exception as error:  # bytes that are no message, or a reference to memory that is not there
+            worker.process.kill()
+            self._bury(worker_id)
+            return worker.error(worker_id, f"sent an answer that cannot be read ({error!r}) and was killed")
+        worker.state = WorkerState.IDLE
+        if not isinstance(reply, Failure):
+            return reply
+        if reply.problems:
+            return ConfigError(reply.problems)
+        return worker.error(worker_id, f"{reply.error_type}: {reply.message}", reply)
+
+    def _bury(self, worker_id: int) -> EnvWorkerError:
+        """Make sure that a worker's process is gone; returns the report of its end."""
+        worker = self._workers[worker_id]
+        if worker.state is not WorkerState.DEAD:
+            worker.state = WorkerState.DEAD
+            worker.release()
+            # A process whose connection broke is about to end by itself, and how it ends is worth knowing.
+            _wait_for_exit([worker.process], _TERMINATE_SECONDS)
+            worker.process.kill()
+            worker.process.wait()
+        return worker.error(worker_id, _describe_exit(worker.process.returncode))
+
+
+def _describe_exit(returncode: int) -> str:
+    if returncode >= 0:
+        return f"the process ended with exit code {returncode}; what it printed is above"
+    try:
+        name = signal.Signals(-returncode).name
+    except ValueError:  # real-time signals have numbers only
+        name = str(-returncode)
+    hint = " (out of memory, perhaps)" if name == "SIGKILL" else ""
+    return f"the process was killed by signal {name}{hint}"
+
+
+def _wait_for_exit(processes: Sequence[subprocess.Popen[bytes]], timeout: float) -> None:
+    deadline = time.monotonic() + timeout
+    for process in processes:
+        try:
+            process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            return
+
+
+def _worker_environment(extra: Mapping[str, str]) -> dict[str, str]:
+    """The environment variables of a worker, in which `import rlvla` finds what this process has imported."""
+    environment = {**os.environ, **_WORKER_ENVIRONMENT, **extra}
+    environment.setdefault("MUJOCO_GL", "egl")
+    root = str(Path(rlvla.__file__).resolve().parents[1])
+    # An installed package is found anyway, and the rest of its site-packages may not suit another interpreter.
+    if Path(root).name not in ("site-packages", "dist-packages"):
+        paths = environment.get("PYTHONPATH", "").split(os.pathsep)
+        environment["PYTHONPATH"] = os.pathsep.join([root, *filter(None, paths)])
+    return environment
