@@ -1,0 +1,1 @@
+"""OpenVLA-style architectures in the public checkpoint format: configuration, model, processing, action tokens."""

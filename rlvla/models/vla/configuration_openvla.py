@@ -1,0 +1,193 @@
+"""Configuration of an OpenVLA checkpoint: the keys of the public `config.json`, and the platform constants made explicit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import LlamaConfig, PretrainedConfig
+
+from rlvla.models.vla.vision import TowerConfig, tower_config
+from rlvla.utils.errors import ConfigError
+
+# Token of the Llama-2 vocabulary that stands for a lone space; public checkpoints were trained with it after "Out:".
+LLAMA_PROMPT_END_TOKEN_ID = 29871
+PUBLIC_TIMM_MODEL_IDS = ("vit_large_patch14_reg4_dinov2.lvd142m", "vit_so400m_patch14_siglip_224")
+MODEL_VARIANTS = ("oft",)
+IMAGE_PREPROCESSING = ("libero", "none")
+ACTION_NORMALIZATION_MODES = ("q99", "bounds")
+
+
+class OpenVLAConfig(PretrainedConfig):
+    """Shape of an OpenVLA model and the constants of the platform it acts on.
+
+    The keys of public checkpoints keep their names and meanings. The platform constants (action chunk, action
+    dimensions, images, proprio) are not in public files; where they are absent, LIBERO's 8 x 7 chunk is assumed, the
+    number of images follows the input and proprio follows the presence of a proprio projector.
+
+    Args:
+        text_config: configuration of the Llama decoder, as a dict or a `LlamaConfig`.
+        timm_model_ids: names of the two towers, DINOv2-like first, SigLIP-like second.
+        image_sizes: side of the square image of each tower, in pixels; both must be equal.
+        timm_model_kwargs: one dict per tower that overrides what its name implies (timm's argument names).
+        timm_override_act_layers: per tower None or "quick_gelu".
+        pad_token_id: id of the padding token, the first row after the tokenizer's own vocabulary.
+        pad_to_multiple_of: rows by which embedding and head exceed the tokenizer's vocabulary.
+        n_action_bins: action tokens, the last ids of the tokenizer's vocabulary.
+        norm_stats: dataset statistics by key, where they are kept in config.json.
+        arch_specifier: kind of projector; only the fused GELU MLP exists in public checkpoints.
+        model_variant: "oft" (parallel decoding of a chunk with bidirectional attention).
+        action_chunk_len: actions per decision, A.
+        action_dim: dimensions of one action, D.
+        num_images_in_input: cameras per decision, N; None takes it from the pixel values.
+        use_proprio: whether one proprio token follows the patches; None takes it from the checkpoint's tensors.
+        proprio_dim: length of the proprio vector, P.
+        prompt_end_token_id: token that must end the prompt.
+        center_crop: whether images are cropped to 90 % of their area before normalisation.
+        image_preprocessing: "libero" (rotate by 180 degrees, JPEG, Lanczos) or "none" (the camera image as it is).
+        action_normalization: "q99" (LIBERO, BRIDGE) or "bounds" (ALOHA, RoboTwin).
+        **kwargs: other keys of the file, kept and written back.
+
+    Raises:
+        ConfigError: all contradictions at once.
+    """
+
+    model_type = "openvla"
+    sub_configs = {"text_config": LlamaConfig}
+
+    def __init__(
+        self,
+        text_config: dict[str, Any] | LlamaConfig | None = None,
+        timm_model_ids: list[str] | None = None,
+        image_sizes: list[int] | None = None,
+        timm_model_kwargs: list[dict[str, Any]] | None = None,
+        timm_override_act_layers: list[str | None] | None = None,
+        use_fused_vision_backbone: bool = True,
+        pad_token_id: int = 32000,
+        pad_to_multiple_of: int = 64,
+        n_action_bins: int = 256,
+        norm_stats: dict[str, Any] | None = None,
+        arch_specifier: str = "no-align+fused-gelu-mlp",
+        model_variant: str = "oft",
+        action_chunk_len: int = 8,
+        action_dim: int = 7,
+        num_images_in_input: int | None = None,
+        use_proprio: bool | None = None,
+        proprio_dim: int | None = None,
+        prompt_end_token_id: int = LLAMA_PROMPT_END_TOKEN_ID,
+        center_crop: bool = True,
+        image_preprocessing: str = "none",
+        action_normalization: str = "q99",
+        **kwargs: Any,
+    ):
+        if text_config is None:
+            text_config = {"vocab_size": 32064, "pad_token_id": pad_token_id}
+        if not isinstance(text_config, LlamaConfig):
+            text_config = LlamaConfig(**text_config)
+        self.text_config = text_config
+        self.timm_model_ids = list(timm_model_ids or PUBLIC_TIMM_MODEL_IDS)
+        self.image_sizes = list(image_sizes or [224, 224])
+        self.timm_model_kwargs = timm_model_kwargs
+        self.timm_override_act_layers = timm_override_act_layers
+        self.use_fused_vision_backbone = use_fused_vision_backbone
+        self.pad_to_multiple_of = pad_to_multiple_of
+        self.n_action_bins = n_action_bins
+        self.norm_stats = norm_stats
+        self.arch_specifier = arch_specifier
+        self.model_variant = model_variant
+        self.action_chunk_len = action_chunk_len
+        self.action_dim = action_dim
+        self.num_images_in_input = num_images_in_input
+        self.use_proprio = use_proprio
+        self.proprio_dim = proprio_dim
+        self.prompt_end_token_id = prompt_end_token_id
+        self.center_crop = center_crop
+        self.image_preprocessing = image_preprocessing
+        self.action_normalization = action_normalization
+        super().__init__(pad_token_id=pad_token_id, **kwargs)
+        problems = self.problems()
+        if problems:
+            raise ConfigError(problems)
+
+    @property
+    def base_vocab_size(self) -> int:
+        """Tokens of the tokenizer, padding rows excluded; the action tokens are the last `n_action_bins` of them."""
+        return self.text_config.vocab_size - self.pad_to_multiple_of
+
+    @property
+    def num_action_tokens(self) -> int:
+        """Action tokens of one decision, A * D."""
+        return self.action_chunk_len * self.action_dim
+
+    @property
+    def image_size(self) -> int:
+        """Side of the square input image in pixels."""
+        return self.image_sizes[0]
+
+    def tower_configs(self) -> tuple[TowerConfig, TowerConfig]:
+        """Shapes of the DINOv2-like and the SigLIP-like tower, in this order."""
+        kwargs = self.timm_model_kwargs or [{}, {}]
+        acts = self.timm_override_act_layers or [None, None]
+        first, second = (
+            tower_config(self.timm_model_ids[i], self.image_sizes[i], kwargs[i], act_layer=acts[i]) for i in (0, 1)
+        )
+        return first, second
+
+    def problems(self) -> list[str]:
+        """One sentence for every setting that cannot be used; empty when all is well."""
+        found = self._platform_problems()
+        if not self.use_fused_vision_backbone or len(self.timm_model_ids) != 2:
+            found.append(
+                f"the model needs two vision towers, but timm_model_ids is {self.timm_model_ids} and "
+                f"use_fused_vision_backbone is {self.use_fused_vision_backbone}; use a checkpoint with a fused backbone"
+            )
+        elif len(self.image_sizes) != 2 or len(set(self.image_sizes)) != 1:
+            found.append(f"image_sizes is {self.image_sizes}; give two equal sizes, one per tower")
+        else:
+            for name, value in (
+                ("timm_model_kwargs", self.timm_model_kwargs),
+                ("timm_override_act_layers", self.timm_override_act_layers),
+            ):
+                if value is not None and len(value) != 2:
+                    found.append(f"{name} has {len(value)} entries; give one per tower")
+        if not found:
+            try:
+                first, second = self.tower_configs()
+                if first.num_patches != second.num_patches:
+                    found.append(
+                        f"the towers give {first.num_patches} and {second.num_patches} patches; make them equal"
+                    )
+            except ConfigError as error:
+                found.extend(error.problems)
+        return found
+
+    def _platform_problems(self) -> list[str]:
+        found = []
+        if self.model_variant not in MODEL_VARIANTS:
+            found.append(
+                f"model_variant {self.model_variant!r} is not available in this version; use one of {list(MODEL_VARIANTS)}"
+            )
+        if "fused-gelu-mlp" not in self.arch_specifier:
+            found.append(
+                f"arch_specifier {self.arch_specifier!r} is unknown; only 'no-align+fused-gelu-mlp' is supported"
+            )
+        for name in ("action_chunk_len", "action_dim", "n_action_bins"):
+            if getattr(self, name) < 1:
+                found.append(f"{name} is {getattr(self, name)}; give a positive number")
+        if self.num_images_in_input is not None and self.num_images_in_input < 1:
+            found.append(f"num_images_in_input is {self.num_images_in_input}; give at least 1")
+        if self.use_proprio and (self.proprio_dim is None or self.proprio_dim < 1):
+            found.append(
+                f"use_proprio is set, but proprio_dim is {self.proprio_dim}; give the length of the proprio vector"
+            )
+        if self.n_action_bins >= self.base_vocab_size:
+            found.append(
+                f"{self.n_action_bins} action bins do not fit into a vocabulary of {self.base_vocab_size} tokens "
+                "(text_config.vocab_size - pad_to_multiple_of)"
+            )
+        for name, allowed in (
+            ("image_preprocessing", IMAGE_PREPROCESSING),
+            ("action_normalization", ACTION_NORMALIZATION_MODES),
+        ):
+            if getattr(self, name) not in allowed:
+                found.append(f"{name} {getattr(self, name)!r} is unknown; use one of {list(allowed)}")
+        return found

@@ -1,0 +1,92 @@
+"""Normalised actions and proprioception: the ranges of `dataset_statistics.json`, and LIBERO's gripper convention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from rlvla.utils.errors import ConfigError
+
+# Keeps constant dimensions finite; part of the OFT formula. Plain OpenVLA un-normalises with 0.
+RANGE_EPS = 1e-8
+_BOUND_KEYS = {"q99": ("q01", "q99"), "bounds": ("min", "max")}
+
+
+def unnormalize_actions(
+    actions: Any, stats: dict[str, Any], *, mode: str = "q99", eps: float = RANGE_EPS
+) -> np.ndarray:
+    """Actions in the units of the environment from actions in [-1, 1]: 0.5 (a + 1)(hi - lo + eps) + lo where masked.
+
+    Args:
+        actions: [..., D].
+        stats: statistics of the actions, or of a data set (then its "action" entry is used).
+        mode: "q99" takes q01/q99 as range (LIBERO, BRIDGE), "bounds" min/max (ALOHA, RoboTwin).
+        eps: added to the range; 0 for plain OpenVLA.
+
+    Returns:
+        [..., D] float64; dimensions whose mask is False pass unchanged.
+
+    Raises:
+        ConfigError: unknown mode, missing statistics or another number of dimensions.
+    """
+    actions = np.asarray(actions, dtype=np.float64)
+    low, high, mask = _bounds(stats, "action", mode, actions.shape[-1])
+    return np.where(mask, 0.5 * (actions + 1.0) * (high - low + eps) + low, actions)
+
+
+def normalize_actions(actions: Any, stats: dict[str, Any], *, mode: str = "q99") -> np.ndarray:
+    """Actions in [-1, 1] from actions of the environment, as training labels; the inverse of `unnormalize_actions`.
+
+    Values outside the range are clipped, dimensions that never move become 0, dimensions whose mask is False pass
+    unchanged. Arguments and errors as in `unnormalize_actions`.
+    """
+    actions = np.asarray(actions, dtype=np.float64)
+    low, high, mask = _bounds(stats, "action", mode, actions.shape[-1])
+    scaled = np.clip(2.0 * (actions - low) / (high - low + RANGE_EPS) - 1.0, -1.0, 1.0)
+    return np.where(mask, np.where(high == low, 0.0, scaled), actions)
+
+
+def normalize_proprio(proprio: Any, stats: dict[str, Any], *, mode: str = "q99") -> np.ndarray:
+    """Proprioception [..., P] in [-1, 1] (float32): 2 (x - lo)/(hi - lo + 1e-8) - 1, clipped.
+
+    Args:
+        proprio: [..., P].
+        stats: statistics of the proprioception, or of a data set (then its "proprio" entry is used).
+        mode: as in `unnormalize_actions`.
+
+    Raises:
+        ConfigError: unknown mode, missing statistics or another number of dimensions.
+    """
+    proprio = np.asarray(proprio, dtype=np.float64)
+    low, high, mask = _bounds(stats, "proprio", mode, proprio.shape[-1])
+    scaled = np.clip(2.0 * (proprio - low) / (high - low + RANGE_EPS) - 1.0, -1.0, 1.0)
+    return np.where(mask, scaled, proprio).astype(np.float32)
+
+
+def libero_gripper(actions: Any) -> np.ndarray:
+    """LIBERO's gripper command in the last dimension: from [0, 1] (1 = open) to -1 (open) and +1 (close).
+
+    A value of exactly 0.5 gives 0. Applied after `unnormalize_actions`; the other dimensions pass unchanged.
+    """
+    actions = np.array(actions, dtype=np.float64)
+    actions[..., -1] = -np.sign(2.0 * actions[..., -1] - 1.0)
+    return actions
+
+
+def _bounds(stats: dict[str, Any], entry: str, mode: str, dims: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    if mode not in _BOUND_KEYS:
+        raise ConfigError(f"normalisation mode {mode!r} is unknown; use one of {sorted(_BOUND_KEYS)}")
+    if isinstance(stats.get(entry), dict):
+        stats = stats[entry]
+    missing = [key for key in _BOUND_KEYS[mode] if key not in stats]
+    if missing:
+        raise ConfigError(f"the {entry} statistics lack {missing} (they have {sorted(stats)}), needed by mode {mode!r}")
+    low, high = (np.asarray(stats[key], dtype=np.float64) for key in _BOUND_KEYS[mode])
+    mask = np.asarray(stats.get("mask", np.ones(low.shape, dtype=bool)), dtype=bool)
+    if not low.shape == high.shape == mask.shape == (dims,):
+        raise ConfigError(
+            f"the {entry} statistics have {low.size} dimensions (mask {mask.size}), but the data have {dims}; "
+            "choose the statistics of this robot"
+        )
+    return low, high, mask

@@ -1,0 +1,174 @@
+"""A small OpenVLA-OFT with random weights and its own tokenizer, written as a checkpoint folder in the public layout."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rlvla.models.vla.configuration_openvla import OpenVLAConfig
+from rlvla.models.vla.image_processing import DINO_MEAN, DINO_STD, SIGLIP_MEAN, SIGLIP_STD
+from rlvla.models.vla.openvla import OpenVLAForActionPrediction
+from rlvla.models.vla.tokenizer import BOS, EOS, PAD, PROMPT_END, train_tokenizer
+from rlvla.models.vla.vision import VisionTower
+
+# Padding rows after the vocabulary; the padding token is the first of them.
+PAD_TO_MULTIPLE_OF = 8
+SINCOS_TEMPERATURE = 10000.0
+
+
+def build_tiny(
+    folder: str | Path,
+    *,
+    sentences: Sequence[str],
+    dataset_statistics: dict[str, Any],
+    image_size: int = 64,
+    patch_size: int = 8,
+    vision_dim: int = 48,
+    vision_depth: int = 3,
+    vision_heads: int = 4,
+    llm_dim: int = 64,
+    llm_mlp_dim: int = 192,
+    llm_layers: int = 3,
+    llm_heads: int = 4,
+    rope_theta: float = 10000.0,
+    action_chunk_len: int = 8,
+    action_dim: int = 7,
+    num_images_in_input: int = 1,
+    use_proprio: bool = False,
+    proprio_dim: int | None = None,
+    center_crop: bool = False,
+    action_normalization: str = "q99",
+    seed: int = 0,
+) -> Path:
+    """Write the tiny model into `folder` and return the folder.
+
+    The initialisation decides whether a model of this size learns: Xavier matrices, sine-cosine position embeddings in
+    the towers, LayerScale of 1.
+
+    Args:
+        folder: created if absent; files of a checkpoint in it are replaced.
+        sentences: task instructions from which the tokenizer learns its words.
+        dataset_statistics: statistics by key, each with "action" (and "proprio") entries.
+        image_size: side of the square image in pixels.
+        patch_size: side of a patch in pixels; must divide `image_size`.
+        vision_dim: width of each tower; a multiple of 4.
+        vision_depth: blocks of each tower; the last one is never computed.
+        vision_heads: attention heads of each tower.
+        llm_dim: width of the decoder.
+        llm_mlp_dim: hidden width of the decoder's MLPs.
+        llm_layers: layers of the decoder.
+        llm_heads: attention heads of the decoder.
+        rope_theta: base of the rotary position embedding.
+        action_chunk_len: actions per decision, A.
+        action_dim: dimensions of one action, D.
+        num_images_in_input: cameras, N.
+        use_proprio: whether a proprio token follows the patches.
+        proprio_dim: length of the proprio vector, P.
+        center_crop: whether images are cropped before normalisation.
+        action_normalization: "q99" or "bounds".
+        seed: of the random weights; equal arguments give equal files.
+
+    Raises:
+        ConfigError: sizes that do not fit together.
+    """
+    folder = Path(folder)
+    tokenizer = train_tokenizer(sentences)
+    vocab_size = tokenizer.convert_tokens_to_ids(PAD)
+    tower = {"patch_size": patch_size, "embed_dim": vision_dim, "depth": vision_depth, "num_heads": vision_heads}
+    config = OpenVLAConfig(
+        text_config={
+            "vocab_size": vocab_size + PAD_TO_MULTIPLE_OF,
+            "hidden_size": llm_dim,
+            "intermediate_size": llm_mlp_dim,
+            "num_hidden_layers": llm_layers,
+            "num_attention_heads": llm_heads,
+            "rope_theta": rope_theta,
+            "pad_token_id": vocab_size,
+            "bos_token_id": tokenizer.convert_tokens_to_ids(BOS),
+            "eos_token_id": tokenizer.convert_tokens_to_ids(EOS),
+        },
+        timm_model_ids=["tiny_dinov2", "tiny_siglip"],
+        image_sizes=[image_size, image_size],
+        timm_model_kwargs=[
+            {**tower, "init_values": 1.0, "reg_tokens": 0, "no_embed_class": True},
+            {**tower, "class_token": False, "global_pool": "map"},
+        ],
+        pad_token_id=vocab_size,
+        pad_to_multiple_of=PAD_TO_MULTIPLE_OF,
+        action_chunk_len=action_chunk_len,
+        action_dim=action_dim,
+        num_images_in_input=num_images_in_input,
+        use_proprio=use_proprio,
+        proprio_dim=proprio_dim,
+        prompt_end_token_id=tokenizer.convert_tokens_to_ids(PROMPT_END),
+        center_crop=center_crop,
+        action_normalization=action_normalization,
+    )
+    model = OpenVLAForActionPrediction(config)
+    initialize(model, torch.Generator().manual_seed(seed))
+    model.dataset_statistics = dataset_statistics
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    (folder / "preprocessor_config.json").write_text(
+        json.dumps(_preprocessor(config), indent=2) + "\n", encoding="utf-8"
+    )
+    return folder
+
+
+@torch.no_grad()
+def initialize(model: OpenVLAForActionPrediction, generator: torch.Generator) -> None:
+    """Xavier matrices, zero biases, sine-cosine positions, embeddings of standard deviation 1/sqrt(width), in place."""
+    for module in model.modules():
+        if isinstance(module, nn.Linear | nn.Conv2d):
+            nn.init.xavier_uniform_(module.weight.view(module.weight.shape[0], -1), generator=generator)
+            if module.bias is not None:
+                module.bias.zero_()
+        elif isinstance(module, nn.Embedding):
+            module.weight.normal_(0.0, module.embedding_dim**-0.5, generator=generator)
+        elif isinstance(module, VisionTower):
+            _initialize_tower_tokens(module, generator)
+
+
+def _initialize_tower_tokens(tower: VisionTower, generator: torch.Generator) -> None:
+    config = tower.config
+    grid = config.img_size // config.patch_size
+    patches = tower.pos_embed.shape[1] - config.num_patches
+    tower.pos_embed.zero_()
+    tower.pos_embed[0, patches:] = sincos_positions(grid, config.embed_dim)
+    for token in (tower.cls_token, tower.reg_token, tower.attn_pool.latent if tower.attn_pool else None):
+        if token is not None:
+            token.normal_(0.0, 0.02, generator=generator)
+
+
+def sincos_positions(grid: int, dim: int) -> Tensor:
+    """Sine-cosine embeddings [grid * grid, dim] of a square grid in row-major order (MAE, arXiv 2111.06377).
+
+    Raises:
+        ValueError: `dim` is not a multiple of 4.
+    """
+    if dim % 4:
+        raise ValueError(f"vision_dim is {dim}; sine-cosine position embeddings need a multiple of 4")
+    frequencies = SINCOS_TEMPERATURE ** -(torch.arange(dim // 4, dtype=torch.float64) / (dim // 4))
+    angles = torch.arange(grid, dtype=torch.float64)[:, None] * frequencies
+    axis = torch.cat([angles.sin(), angles.cos()], dim=1)
+    rows, columns = axis[:, None].expand(-1, grid, -1), axis[None].expand(grid, -1, -1)
+    return torch.cat([columns, rows], dim=-1).reshape(grid * grid, dim).float()
+
+
+def _preprocessor(config: OpenVLAConfig) -> dict[str, Any]:
+    sizes = [[3, size, size] for size in config.image_sizes]
+    return {
+        "image_processor_type": "PrismaticImageProcessor",
+        "image_resize_strategy": "resize-naive",
+        "input_sizes": sizes,
+        "interpolations": ["bicubic", "bicubic"],
+        "means": [list(DINO_MEAN), list(SIGLIP_MEAN)],
+        "processor_class": "PrismaticProcessor",
+        "stds": [list(DINO_STD), list(SIGLIP_STD)],
+        "use_fused_vision_backbone": True,
+    }

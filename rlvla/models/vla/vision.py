@@ -1,0 +1,277 @@
+"""The two ViT towers of OpenVLA, with timm's tensor names and without timm."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from rlvla.utils.errors import ConfigError
+
+LAYER_NORM_EPS = 1e-6
+
+# What the names of the public towers imply (arguments of timm's VisionTransformer).
+KNOWN_TOWERS: dict[str, dict[str, Any]] = {
+    "vit_large_patch14_reg4_dinov2": {
+        "patch_size": 14,
+        "embed_dim": 1024,
+        "depth": 24,
+        "num_heads": 16,
+        "init_values": 1e-5,
+        "reg_tokens": 4,
+        "no_embed_class": True,
+    },
+    "vit_so400m_patch14_siglip_224": {
+        "patch_size": 14,
+        "embed_dim": 1152,
+        "depth": 27,
+        "num_heads": 16,
+        "mlp_ratio": 3.7362,
+        "class_token": False,
+        "global_pool": "map",
+    },
+}
+
+# timm arguments that change neither tensors nor the features taken here; others unknown to `TowerConfig` are refused.
+IGNORED_TIMM_KWARGS = {"num_classes", "dynamic_img_size", "weight_init", "pretrained", "in_chans"}
+
+
+@dataclass(frozen=True)
+class TowerConfig:
+    """Shape of one tower; names, meanings and defaults as in timm's VisionTransformer."""
+
+    img_size: int = 224
+    patch_size: int = 16
+    embed_dim: int = 768
+    depth: int = 12
+    num_heads: int = 12
+    mlp_ratio: float = 4.0
+    qkv_bias: bool = True
+    init_values: float | None = None
+    class_token: bool = True
+    reg_tokens: int = 0
+    no_embed_class: bool = False
+    global_pool: str = "token"
+    act_layer: str | None = None
+
+    @property
+    def num_patches(self) -> int:
+        """Patches of one image."""
+        return (self.img_size // self.patch_size) ** 2
+
+    @property
+    def num_prefix_tokens(self) -> int:
+        """Class and register tokens before the patches."""
+        return int(self.class_token) + self.reg_tokens
+
+
+def tower_config(
+    model_id: str, image_size: int, overrides: dict[str, Any], *, act_layer: str | None = None
+) -> TowerConfig:
+    """Shape of the tower that `model_id` names, with `overrides` in timm's argument names.
+
+    Raises:
+        ConfigError: the name is unknown and nothing is given instead, or an argument is not supported or contradictory.
+    """
+    known = KNOWN_TOWERS.get(model_id.split(".")[0], {})
+    if not known and not overrides:
+        raise ConfigError(
+            f"vision tower {model_id!r} is unknown (known: {sorted(KNOWN_TOWERS)}); describe it in timm_model_kwargs"
+        )
+    settings = {k: v for k, v in overrides.items() if k not in IGNORED_TIMM_KWARGS}
+    unknown = sorted(set(settings) - set(TowerConfig.__dataclass_fields__))
+    if unknown:
+        raise ConfigError(f"timm_model_kwargs of {model_id!r} has unsupported entries {unknown}")
+    merged = {"img_size": image_size, "act_layer": act_layer, **known, **settings}
+    config = TowerConfig(**merged)
+    problems = []
+    if config.img_size != image_size:
+        problems.append(f"tower {model_id!r}: img_size {config.img_size} contradicts image_sizes {image_size}")
+    if config.img_size % config.patch_size:
+        problems.append(
+            f"tower {model_id!r}: img_size {config.img_size} is not a multiple of patch {config.patch_size}"
+        )
+    if config.embed_dim % config.num_heads:
+        problems.append(
+            f"tower {model_id!r}: embed_dim {config.embed_dim} is not a multiple of {config.num_heads} heads"
+        )
+    if config.depth < 2:
+        problems.append(f"tower {model_id!r}: depth {config.depth}; features come from block depth-2, so at least 2")
+    if config.act_layer not in (None, "gelu", "quick_gelu"):
+        problems.append(f"tower {model_id!r}: activation {config.act_layer!r} is unknown; use gelu or quick_gelu")
+    if problems:
+        raise ConfigError(problems)
+    return config
+
+
+class LayerScale(nn.Module):
+    """A learned factor per channel, stored as `scale_factor` in OpenVLA checkpoints."""
+
+    def __init__(self, dim: int, init_value: float):
+        super().__init__()
+        self.scale_factor = nn.Parameter(torch.full((dim,), init_value))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., dim] -> [..., dim]."""
+        return x * self.scale_factor
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention with one matrix for query, key and value."""
+
+    def __init__(self, config: TowerConfig):
+        super().__init__()
+        self.num_heads = config.num_heads
+        self.qkv = nn.Linear(config.embed_dim, 3 * config.embed_dim, bias=config.qkv_bias)
+        self.proj = nn.Linear(config.embed_dim, config.embed_dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, tokens, dim] -> [B, tokens, dim]."""
+        batch, tokens, dim = x.shape
+        qkv = self.qkv(x).view(batch, tokens, 3, self.num_heads, dim // self.num_heads)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+        out = F.scaled_dot_product_attention(q, k, v)
+        return self.proj(out.transpose(1, 2).reshape(batch, tokens, dim))
+
+
+class Mlp(nn.Module):
+    """Two linear layers with an activation between."""
+
+    def __init__(self, config: TowerConfig):
+        super().__init__()
+        hidden = int(config.embed_dim * config.mlp_ratio)
+        self.quick = config.act_layer == "quick_gelu"
+        self.fc1 = nn.Linear(config.embed_dim, hidden)
+        self.fc2 = nn.Linear(hidden, config.embed_dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., dim] -> [..., dim]."""
+        x = self.fc1(x)
+        x = x * torch.sigmoid(1.702 * x) if self.quick else F.gelu(x)
+        return self.fc2(x)
+
+
+class Block(nn.Module):
+    """A pre-norm transformer block, with LayerScale where the tower has it."""
+
+    def __init__(self, config: TowerConfig):
+        super().__init__()
+        self.norm1 = nn.LayerNorm(config.embed_dim, eps=LAYER_NORM_EPS)
+        self.attn = Attention(config)
+        self.norm2 = nn.LayerNorm(config.embed_dim, eps=LAYER_NORM_EPS)
+        self.mlp = Mlp(config)
+        self.ls1 = self.ls2 = None
+        if config.init_values is not None:
+            self.ls1 = LayerScale(config.embed_dim, config.init_values)
+            self.ls2 = LayerScale(config.embed_dim, config.init_values)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, tokens, dim] -> [B, tokens, dim]."""
+        attended = self.attn(self.norm1(x))
+        x = x + (attended if self.ls1 is None else self.ls1(attended))
+        fed = self.mlp(self.norm2(x))
+        return x + (fed if self.ls2 is None else self.ls2(fed))
+
+
+class PatchProjection(nn.Conv2d):
+    """The patch convolution as one matrix product: kernel and stride are equal, and this is faster for small images."""
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """[B, 3, H, W] -> [B, patches, dim], patches in row-major order."""
+        batch, channels, height, width = pixels.shape
+        p = self.kernel_size[0]
+        patches = pixels.reshape(batch, channels, height // p, p, width // p, p).permute(0, 2, 4, 1, 3, 5)
+        patches = patches.reshape(batch, (height // p) * (width // p), channels * p * p)
+        return F.linear(patches, self.weight.flatten(1), self.bias)
+
+
+class PatchEmbed(nn.Module):
+    """Holds the patch projection under timm's name `patch_embed.proj`."""
+
+    def __init__(self, config: TowerConfig):
+        super().__init__()
+        self.proj = PatchProjection(3, config.embed_dim, config.patch_size, stride=config.patch_size)
+
+
+class AttentionPool(nn.Module):
+    """Tensors of SigLIP's pooling head: present in checkpoints, kept when saving, never computed."""
+
+    def __init__(self, config: TowerConfig):
+        super().__init__()
+        dim = config.embed_dim
+        self.latent = nn.Parameter(torch.zeros(1, 1, dim))
+        self.q = nn.Linear(dim, dim)
+        self.kv = nn.Linear(dim, 2 * dim)
+        self.proj = nn.Linear(dim, dim)
+        self.norm = nn.LayerNorm(dim, eps=LAYER_NORM_EPS)
+        self.mlp = Mlp(config)
+
+
+class VisionTower(nn.Module):
+    """A ViT that returns the patch features of block depth-2, without final norm and without prefix tokens.
+
+    The last block, the final norm and the pooling head exist only so that a checkpoint loses nothing; they take no
+    part in the computation and need no gradient.
+    """
+
+    def __init__(self, config: TowerConfig):
+        super().__init__()
+        self.config = config
+        dim = config.embed_dim
+        self.patch_embed = PatchEmbed(config)
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, dim)) if config.class_token else None
+        self.reg_token = nn.Parameter(torch.zeros(1, config.reg_tokens, dim)) if config.reg_tokens else None
+        positions = config.num_patches + (0 if config.no_embed_class else config.num_prefix_tokens)
+        self.pos_embed = nn.Parameter(torch.zeros(1, positions, dim))
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.depth))
+        self.norm = nn.LayerNorm(dim, eps=LAYER_NORM_EPS)
+        self.attn_pool = AttentionPool(config) if config.global_pool == "map" else None
+        self.gradient_checkpointing = False
+        for unused in (self.blocks[-1], self.norm, self.attn_pool):
+            if unused is not None:
+                unused.requires_grad_(False)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Patch features [B, patches, dim] of normalised images [B, 3, H, W]."""
+        x = self._embed(pixels)
+        recompute = self.gradient_checkpointing and self.training and torch.is_grad_enabled()
+        for i in range(self.config.depth - 1):
+            block = self.blocks[i]
+            x = checkpoint(block, x, use_reentrant=False) if recompute else block(x)
+        return x[:, self.config.num_prefix_tokens :]
+
+    def _embed(self, pixels: Tensor) -> Tensor:
+        x = self.patch_embed.proj(pixels)
+        if self.config.no_embed_class or not self.config.num_prefix_tokens:
+            x = x + self.pos_embed
+        prefix = [t.expand(x.shape[0], -1, -1) for t in (self.cls_token, self.reg_token) if t is not None]
+        if prefix:
+            x = torch.cat([*prefix, x], dim=1)
+            if not self.config.no_embed_class:
+                x = x + self.pos_embed
+        return x
+
+
+class VisionBackbone(nn.Module):
+    """Both towers on the same images; features are concatenated on channels, images on patches."""
+
+    def __init__(self, featurizer: TowerConfig, fused_featurizer: TowerConfig):
+        super().__init__()
+        self.featurizer = VisionTower(featurizer)
+        self.fused_featurizer = VisionTower(fused_featurizer)
+
+    @property
+    def output_dim(self) -> int:
+        """Channels of the concatenated features."""
+        return self.featurizer.config.embed_dim + self.fused_featurizer.config.embed_dim
+
+    def forward(self, pixel_values: Tensor) -> Tensor:
+        """Features [B, N * patches, dims of both towers] of `pixel_values` [B, 6N, H, W]."""
+        batch, channels, height, width = pixel_values.shape
+        images = pixel_values.reshape(batch * (channels // 6), 6, height, width)
+        features = torch.cat([self.featurizer(images[:, :3]), self.fused_featurizer(images[:, 3:])], dim=-1)
+        return features.reshape(batch, -1, features.shape[-1])
