@@ -133,6 +133,5 @@ def _replace(value: Any, kind: type, function: Callable[[Any], Any]) -> Any:
     if isinstance(value, dict):
         return {key: _replace(item, kind, function) for key, item in value.items()}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = dataclasses.fields(value)
-        return type(value)(**{f.name: _replace(getattr(value, f.name), kind, function) for f in fields})
+        return type(value)(**{name: _replace(item, kind, function) for name, item in vars(value).items()})
     return value

@@ -47,6 +47,7 @@ class Slab:
     def __init__(self, fd: int):
         self._fd = fd
         self._memory: mmap.mmap | None = None
+        self._mapped = 0
         self._end = 0
 
     def rewind(self) -> None:
@@ -74,10 +75,11 @@ class Slab:
         Raises:
             ValueError: a reference that reaches outside the file.
         """
-        size = os.fstat(self._fd).st_size
-        if reference.offset < 0 or reference.offset + _num_bytes(reference) > size:
-            raise ValueError(f"{reference} reaches outside the {size} bytes of shared memory")
-        self._map(size)
+        end = reference.offset + _num_bytes(reference)
+        if end > self._mapped:  # the other side may have let the file grow
+            self._map(os.fstat(self._fd).st_size)
+        if reference.offset < 0 or end > self._mapped:
+            raise ValueError(f"{reference} reaches outside the {self._mapped} bytes of shared memory")
         return self._view(reference).copy()
 
     def close(self) -> None:
@@ -96,6 +98,8 @@ class Slab:
         return np.ndarray(reference.shape, dtype=reference.dtype, buffer=self._memory, offset=reference.offset)
 
     def _reserve(self, size: int) -> None:
+        if size <= self._mapped:
+            return
         if size > os.fstat(self._fd).st_size:
             # A page that cannot be had is an error here, not a SIGBUS at the first write to it.
             if hasattr(os, "posix_fallocate"):
@@ -105,9 +109,10 @@ class Slab:
         self._map(os.fstat(self._fd).st_size)
 
     def _map(self, size: int) -> None:
-        if size > (0 if self._memory is None else len(self._memory)):
+        if size > self._mapped:
             # The old mapping is released with the last array that looks into it.
             self._memory = mmap.mmap(self._fd, size)
+            self._mapped = size
 
 
 def _num_bytes(reference: ArrayRef) -> int:
