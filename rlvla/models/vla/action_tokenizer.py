@@ -1,4 +1,4 @@
-"""Continuous actions as tokens: 256 bin edges on [-1, 1], the last ids of the vocabulary (OpenVLA, arXiv 2406.09246)."""
+"""Continuous actions as tokens: 256 bin edges on [-1, 1], the last ids of the vocabulary (arXiv 2406.09246)."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     raw = _read_json(folder / CONFIG_FILE)
     if raw.get("model_type") != "openvla":
         raise ConfigError(
-            f"{folder / CONFIG_FILE}: model_type is {raw.get('model_type')!r}, but only 'openvla' checkpoints can be loaded"
+            f"{folder / CONFIG_FILE}: model_type is {raw.get('model_type')!r}; only 'openvla' checkpoints can be loaded"
         )
     return raw
 
@@ -164,12 +164,13 @@ def resolve_statistics_key(statistics: dict[str, Any], suite: str | None) -> str
         if key in statistics:
             return key
     raise ConfigError(
-        f"the checkpoint has no action statistics for {suite!r} (nor {suite + '_no_noops'!r}); it has {sorted(statistics)}"
+        f"the checkpoint has no action statistics for {suite!r} (nor {suite + '_no_noops'!r}); "
+        f"it has {sorted(statistics)}"
     )
 
 
 def config_to_public(config: OpenVLAConfig, raw: dict[str, Any]) -> dict[str, Any]:
-    """Content of config.json: the fields as they were read, with the values of `config` where they differ or are new."""
+    """Content of config.json: the fields as read, with the values of `config` where they differ or are new."""
     values = config.to_dict()
     dtype = values.pop("dtype", None)
     merged = {**raw, **{k: v for k, v in values.items() if v is not None or k in raw}}

@@ -1,4 +1,4 @@
-"""Configuration of an OpenVLA checkpoint: the keys of the public `config.json`, and the platform constants made explicit."""
+"""Configuration of an OpenVLA checkpoint: the public `config.json`, with the platform constants made explicit."""
 
 from __future__ import annotations
 
@@ -164,7 +164,8 @@ class OpenVLAConfig(PretrainedConfig):
         found = []
         if self.model_variant not in MODEL_VARIANTS:
             found.append(
-                f"model_variant {self.model_variant!r} is not available in this version; use one of {list(MODEL_VARIANTS)}"
+                f"model_variant {self.model_variant!r} is not available in this version; "
+                f"use one of {list(MODEL_VARIANTS)}"
             )
         if "fused-gelu-mlp" not in self.arch_specifier:
             found.append(

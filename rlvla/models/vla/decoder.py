@@ -1,8 +1,8 @@
 """The Llama decoder over one bidirectional sequence: Hugging Face's modules and tensor names, a lean forward pass.
 
-The modules are those of `LlamaForCausalLM`, so checkpoints, LoRA and ZeRO see what they expect. The loop over the layers
-is written here because parallel decoding needs no cache and no mask construction, and because in the last layer only the
-positions whose output is read need a query, an MLP and a norm.
+The modules are those of `LlamaForCausalLM`, so checkpoints, LoRA and ZeRO see what they expect. The loop over the
+layers is written here because parallel decoding needs no cache and no mask construction, and because in the last layer
+only the positions whose output is read need a query, an MLP and a norm.
 """
 
 from __future__ import annotations

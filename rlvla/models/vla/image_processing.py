@@ -77,7 +77,7 @@ def center_crop(image_uint8: ArrayOrTensor, scale: float = 0.9, size: int = 224)
     images = torch.as_tensor(image_uint8)
     if images.dtype != torch.uint8:
         raise ValueError(f"image is {images.dtype}; uint8 is needed")
-    side = min(max(scale**0.5, 0.0), 1.0)
+    side = np.sqrt(np.float32(scale))
     low_y, high_y, weight_y = _crop_samples(images.shape[-3], side, size, images.device)
     low_x, high_x, weight_x = _crop_samples(images.shape[-2], side, size, images.device)
     pixels = images.to(torch.float32) * (1.0 / 255.0)
@@ -91,10 +91,13 @@ def center_crop(image_uint8: ArrayOrTensor, scale: float = 0.9, size: int = 224)
     return cropped if isinstance(image_uint8, Tensor) else cropped.numpy()
 
 
-def _crop_samples(length: int, side: float, size: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Lower and upper source index and the weight of the upper one, for each of `size` samples along one axis."""
-    offset = np.float32((1.0 - side) / 2.0)
-    end = np.float32(offset + np.float32(side))
+def _crop_samples(length: int, side: np.float32, size: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Lower and upper source index and the weight of the upper one, for each of `size` samples along one axis.
+
+    In float32 throughout, as the original: in float64 some samples fall on the other side of a pixel's centre.
+    """
+    offset = (np.float32(1) - side) / np.float32(2)
+    end = offset + side
     step = (end - offset) * np.float32(length - 1) / np.float32(max(size - 1, 1))
     position = offset * np.float32(length - 1) + np.arange(size, dtype=np.float32) * step
     position = np.clip(position, 0.0, length - 1)

@@ -1,4 +1,4 @@
-"""`OpenVLAForActionPrediction`: towers, projector and decoder, with parallel decoding of an action chunk (OpenVLA-OFT)."""
+"""OpenVLA with parallel decoding of an action chunk (OpenVLA-OFT): towers, projector and decoder."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ class ProprioProjector(nn.Module):
 class OpenVLAForActionPrediction(nn.Module):
     """The OFT variant of OpenVLA: one forward pass gives the logits of a whole chunk of discrete actions.
 
-    Sequence of the decoder: [BOS][patches][proprio?][rest of the prompt][A*D placeholders][</s>][padding]. Placeholders
-    are zero vectors, attention is bidirectional, only padding is masked. The next-token shift of language models is
-    kept: the logits of action token t are read one position before its placeholder, so the first ones come from the last
-    prompt token.
+    Sequence of the decoder: [BOS][patches][proprio?][rest of the prompt][A*D placeholders][</s>][padding].
+    Placeholders are zero vectors, attention is bidirectional, only padding is masked. The next-token shift of language
+    models is kept: the logits of action token t are read one position before its placeholder, so the first ones come
+    from the last prompt token.
 
     Columns of the logits: column k is token id `vocab_size - 256 + k` (31744 + k for the Llama-2 vocabulary) and, since
     ids fall as actions rise, column k decodes to bin centre `255 - k` (see `ActionTokenizer`).

@@ -1,4 +1,4 @@
-"""A small OpenVLA-OFT with random weights and its own tokenizer, written as a checkpoint folder in the public layout."""
+"""A small OpenVLA-OFT with random weights and its own tokenizer, as a checkpoint folder in the public layout."""
 
 from __future__ import annotations
 

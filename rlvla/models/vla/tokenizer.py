@@ -1,4 +1,4 @@
-"""The tiny model's own tokenizer: byte-level BPE over the task sentences, action tokens at the end of the vocabulary."""
+"""The tiny model's own tokenizer: byte-level BPE over the task sentences, action tokens at the vocabulary's end."""
 
 from __future__ import annotations
 
