@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from rlvla.envs import list_tasks
+from rlvla.envs.messages import EnvSpec, Reset, StepChunk
 from rlvla.envs.pool import EnvPool
 from rlvla.experience import Sample
 from rlvla.rollout.episode import Episode, EpisodeRequest, Phase
@@ -119,6 +120,9 @@ class RolloutEngine:
             temperature: of sampling (ignored when greedy).
             greedy: take the most likely token everywhere.
             on_sample: called with each finished episode, in order of completion (for progress bars).
+
+        Raises:
+            EnvWorkerError, ConfigError: what a worker reported.
         """
         start = time.perf_counter()
         self.stats = RolloutStats()
@@ -137,6 +141,8 @@ class RolloutEngine:
             results = self._pool.wait()
             self.stats.waiting_s += time.perf_counter() - waited
             for worker, result in results:
+                if isinstance(result, Exception):
+                    raise result
                 index, episode = running[worker]
                 if episode.phase is Phase.RESETTING:
                     episode.on_observation(result)
@@ -163,9 +169,8 @@ class RolloutEngine:
             specs = {spec.task_id: spec for spec in list_tasks(request.suite, **self._env_kwargs)}
             self._tasks[key] = specs[request.task_id]
         running[worker] = (index, Episode(request, self._tasks[key], self._reward_weights))
-        self._pool.submit_reset(
-            worker, request.suite, request.task_id, self._env_kwargs, request.init_state_id, request.seed
-        )
+        env = EnvSpec(request.suite, request.task_id, self._env_kwargs)
+        self._pool.submit(worker, Reset(env, request.init_state_id, request.seed))
 
     def _decide(
         self,
@@ -189,7 +194,7 @@ class RolloutEngine:
         )
         for row, (worker, episode) in enumerate(zip(ready, episodes)):
             episode.on_decision(decision.tokens[row], decision.log_probs[row])
-            self._pool.submit_step_chunk(worker, decision.actions[row], record_frames=episode.request.record_frames)
+            self._pool.submit(worker, StepChunk(decision.actions[row], episode.request.record_frames))
         self.stats.policy_s += time.perf_counter() - start
         self.stats.policy_calls += 1
         self.stats.decisions += len(ready)

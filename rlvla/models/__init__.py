@@ -1,0 +1,24 @@
+"""Policies and judges: `Actor`, `Critic`, `ReferenceModel`, `RewardModel`."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+_HOMES = {
+    "Actor": "actor",
+    "ActorConfig": "actor",
+    "Critic": "value_models",
+    "ReferenceModel": "reference",
+    "RewardModel": "value_models",
+    "VLAInputs": "inputs",
+}
+
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use, so that `rlvla.models.vla` parts can be had without transformers models being loaded."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__} has no attribute {name}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

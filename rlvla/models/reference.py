@@ -1,0 +1,33 @@
+"""The frozen policy that the KL penalty measures against."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from rlvla.experience import Experience
+from rlvla.models.actor import Actor
+
+
+class ReferenceModel(nn.Module):
+    """A policy without gradients.
+
+    Args:
+        actor: the policy to hold fast; its parameters are frozen in place.
+    """
+
+    def __init__(self, actor: Actor):
+        super().__init__()
+        self.actor = actor.requires_grad_(False).eval()
+
+    @classmethod
+    def from_pretrained(cls, path: str | Path, unnorm_key: str | None = None) -> ReferenceModel:
+        """Load a checkpoint folder; errors as `Actor.from_pretrained`."""
+        return cls(Actor.from_pretrained(path, unnorm_key=unnorm_key))
+
+    @torch.no_grad()
+    def log_probs(self, batch: Experience, temperature: float) -> torch.Tensor:
+        """[B, T] log-probabilities of the batch's tokens."""
+        return self.actor(**self.actor.score(batch, temperature))[0]

@@ -1,0 +1,114 @@
+"""Networks that judge: the critic (value per action token) and the reward model (success of a final observation)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from rlvla.experience import Experience
+from rlvla.models.inputs import VLAInputs
+from rlvla.models.vla.openvla import OpenVLAForActionPrediction
+from rlvla.utils.errors import ConfigError
+
+VALUE_HEAD_FILE = "value_head.safetensors"
+REWARD_HEAD_FILE = "reward_head.safetensors"
+
+
+class _ScalarHead(nn.Module):
+    """A VLA with one linear output per action-token position.
+
+    Args:
+        vla: the architecture with its weights.
+        inputs: how observations become model inputs.
+    """
+
+    def __init__(self, vla: OpenVLAForActionPrediction, inputs: VLAInputs):
+        super().__init__()
+        self.vla, self.inputs = vla, inputs
+        self.head = nn.Linear(inputs.config.text_config.hidden_size, 1)
+        # Starts at zero everywhere: the first advantages are then the plain returns.
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        images: torch.Tensor,
+        proprio: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """One number per action-token position, [B, T] float32; inputs as for `Actor.forward`."""
+        dtype = next(self.parameters()).dtype
+        proprio = None if proprio is None else self.inputs.normalize_proprio(proprio).to(dtype)
+        pixels = self.inputs.pixel_values(images, dtype)
+        hidden = self.vla.action_hidden_states(input_ids, attention_mask, pixels, proprio)
+        return self.head(hidden).squeeze(-1).float()
+
+    def score(self, batch: Experience) -> dict[str, object]:
+        """Keyword arguments of `forward` for a batch of decisions, on the model's device."""
+        device = next(self.parameters()).device
+        ids, mask = self.inputs.prompt(batch.instructions, device)
+        proprio = None if batch.proprio is None else batch.proprio.to(device)
+        return {"input_ids": ids, "attention_mask": mask, "images": batch.images.to(device), "proprio": proprio}
+
+    def _save(self, folder: str | Path, head_file: str, state: dict[str, torch.Tensor] | None) -> None:
+        state = self.state_dict() if state is None else state
+        body = {name.removeprefix("vla."): tensor for name, tensor in state.items() if name.startswith("vla.")}
+        self.vla.save_pretrained(folder, state_dict=body)
+        head = {name: tensor.contiguous() for name, tensor in state.items() if name.startswith("head.")}
+        save_file(head, str(Path(folder) / head_file))
+
+
+def _load(path: str | Path, unnorm_key: str | None) -> tuple[OpenVLAForActionPrediction, VLAInputs]:
+    vla = OpenVLAForActionPrediction.from_pretrained(path)
+    return vla, VLAInputs.from_pretrained(path, config=vla.config, unnorm_key=unnorm_key)
+
+
+class Critic(_ScalarHead):
+    """State values: a network of its own with a value head.
+
+    The value of an action is read at the position of its first token.
+    """
+
+    @classmethod
+    def from_pretrained(cls, path: str | Path, unnorm_key: str | None = None) -> Critic:
+        """Load a policy or critic folder; without a stored value head the head starts at zero."""
+        critic = cls(*_load(path, unnorm_key))
+        head = Path(path) / VALUE_HEAD_FILE
+        if head.exists():
+            critic.load_state_dict(load_file(str(head)), strict=False)
+        return critic
+
+    def save_pretrained(self, folder: str | Path, state_dict: dict[str, torch.Tensor] | None = None) -> None:
+        """Write the public format plus the value head."""
+        self._save(folder, VALUE_HEAD_FILE, state_dict)
+
+
+class RewardModel(_ScalarHead):
+    """Probability that an episode succeeded, from its final observation and instruction."""
+
+    @classmethod
+    def from_pretrained(cls, path: str | Path, unnorm_key: str | None = None) -> RewardModel:
+        """Load a folder written by `save_pretrained`.
+
+        Raises:
+            ConfigError: the folder has no reward head: it is a policy, not a reward model.
+        """
+        head = Path(path) / REWARD_HEAD_FILE
+        if not head.exists():
+            raise ConfigError(f"{path} is not a reward model: {REWARD_HEAD_FILE} is missing there")
+        model = cls(*_load(path, unnorm_key))
+        model.load_state_dict(load_file(str(head)), strict=False)
+        return model
+
+    def save_pretrained(self, folder: str | Path, state_dict: dict[str, torch.Tensor] | None = None) -> None:
+        """Write the public format plus the reward head."""
+        self._save(folder, REWARD_HEAD_FILE, state_dict)
+
+    @torch.inference_mode()
+    def success_probability(self, batch: Experience) -> torch.Tensor:
+        """[B] in (0, 1) for the observations of a batch (read at the first action position)."""
+        return torch.sigmoid(self(**self.score(batch))[:, 0])
