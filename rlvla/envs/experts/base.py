@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
+from rlvla.utils.arguments import arg, range_problems
 from rlvla.utils.errors import ConfigError
 
 
@@ -15,38 +15,26 @@ from rlvla.utils.errors import ConfigError
 class ExpertConfig:
     """How far an expert departs from its best behaviour. The default is the best it can do.
 
-    Attributes:
-        noise_std: standard deviation of Gaussian noise added to every action dimension that moves the arm.
-        offset_prob: probability that an episode aims beside its target (systematic error).
-        offset_max: largest distance (metres, or table units) of that per-episode offset, uniform in [0, offset_max]
-            in a uniformly random direction of the table plane.
-        offset_bias: fixed offset (table plane x, y) added in every episode.
-        gripper_shift: steps by which the gripper acts too late (positive) or too early (negative).
-        action_quantum: actions are rounded to multiples of this (0: not at all), which gives few, sharp modes.
+    Distances are metres (robosuite) or table units (toy_reach).
     """
 
-    noise_std: float = 0.0
-    offset_prob: float = 0.0
-    offset_max: float = 0.0
-    offset_bias: tuple[float, float] = (0.0, 0.0)
-    gripper_shift: int = 0
-    action_quantum: float = 0.0
+    noise_std: float = arg(0.0, "std of Gaussian noise on every action dimension that moves the arm", minimum=0)
+    offset_prob: float = arg(0.0, "probability that an episode aims beside its target", minimum=0, maximum=1)
+    offset_max: float = arg(
+        0.0,
+        "largest distance of that per-episode offset: uniform in [0, offset_max], in a random direction",
+        minimum=0,
+    )
+    offset_bias: tuple[float, ...] = arg(
+        (0.0, 0.0), "fixed offset of the target in every episode, x y", nargs=2, metavar="M"
+    )
+    gripper_shift: int = arg(0, "steps by which the gripper acts too late (positive) or too early (negative)")
+    action_quantum: float = arg(
+        0.0, "actions are rounded to multiples of this, which gives few, sharp modes (0: off)", minimum=0
+    )
 
-    def __post_init__(self) -> None:
-        """Raise ConfigError naming every value out of range."""
-        ranges = {
-            "noise_std": (self.noise_std, 0.0, math.inf),
-            "offset_prob": (self.offset_prob, 0.0, 1.0),
-            "offset_max": (self.offset_max, 0.0, math.inf),
-            "action_quantum": (self.action_quantum, 0.0, 1.0),
-        }
-        problems = [
-            f"expert {name} must be a finite number in [{low:g}, {high:g}], not {value}"
-            for name, (value, low, high) in ranges.items()
-            if not (math.isfinite(value) and low <= value <= high)
-        ]
-        if len(self.offset_bias) != 2 or not all(math.isfinite(value) for value in self.offset_bias):
-            problems.append(f"expert offset_bias must be two finite numbers (x, y), not {self.offset_bias}")
+    def __post_init__(self):
+        problems = range_problems(self)
         if problems:
             raise ConfigError(problems)
 
