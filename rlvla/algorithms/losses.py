@@ -209,8 +209,8 @@ def _check_counts(
     ]
     if dp_size > 1 and missing:
         raise ValueError(
-            f"aggregation mode {mode!r} with dp_size {dp_size} needs {missing[0]}, counted over all ranks: a local count "
-            "would weigh ranks unequally"
+            f"aggregation mode {mode!r} with dp_size {dp_size} needs {missing[0]}, counted over all ranks: "
+            "a local count would weigh ranks unequally"
         )
     for name, value in (("num_tokens", num_tokens), ("num_sequences", num_sequences), ("horizon", horizon)):
         if value is not None and not float(value) > 0:

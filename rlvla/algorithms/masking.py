@@ -109,7 +109,8 @@ def _moments(values: Tensor, mask: Tensor, unbiased: bool, process_group: Any) -
     count = all_reduce_sum(mask.sum(), process_group).to(mean.dtype)
     if unbiased and count < 2:
         raise ValueError(
-            f"the unbiased variance needs at least 2 valid entries, got {int(count)}; pass unbiased=False or a larger batch"
+            f"the unbiased variance needs at least 2 valid entries, got {int(count)}; "
+            "pass unbiased=False or a larger batch"
         )
     squares = torch.square(clean(values, mask, mean.dtype) - mean)
     total = all_reduce_sum(torch.where(mask, squares, torch.zeros_like(squares)).sum(), process_group)

@@ -1,8 +1,8 @@
 """From an episode's score and events to token-level rewards on its flat grid of action tokens.
 
-An episode's tokens are flattened in order (action index, action dimension): token t belongs to env step t // action_dim.
-An episode that executed `finish_step` env steps owns the tokens below finish_step * action_dim; what the policy
-sampled beyond them was never executed.
+An episode's tokens are flattened in order (action index, action dimension): token t belongs to env step
+t // action_dim. An episode that executed `finish_step` env steps owns the tokens below finish_step * action_dim; what
+the policy sampled beyond them was never executed.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def _valid_tokens(finish_step: Tensor, num_tokens: int, action_dim: int) -> Tens
     last = finish_step.long() * action_dim
     if len(last) and (int(last.min()) < 0 or int(last.max()) > num_tokens):
         raise ValueError(
-            f"finish_step lies in [{int(finish_step.min())}, {int(finish_step.max())}] but a grid of {num_tokens} tokens "
-            f"of {action_dim} dimensions holds 0 to {num_tokens // action_dim} steps"
+            f"finish_step lies in [{int(finish_step.min())}, {int(finish_step.max())}] but a grid of "
+            f"{num_tokens} tokens of {action_dim} dimensions holds 0 to {num_tokens // action_dim} steps"
         )
     return last

@@ -6,7 +6,7 @@ and 0 outside the mask, without gradient, in float64 if an input is float64 and 
 the arguments it names.
 """
 
-from rlvla.algorithms.advantages import group, temporal
+from rlvla.algorithms.advantages import group, temporal, token_baseline
 from rlvla.algorithms.advantages.registry import (
     AdvantageEstimator,
     get_advantage_estimator,
@@ -21,4 +21,5 @@ __all__ = [
     "list_advantage_estimators",
     "register_advantage_estimator",
     "temporal",
+    "token_baseline",
 ]

@@ -5,6 +5,7 @@ A row alone in its group has nothing to be compared with; unless the estimator s
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,8 +14,11 @@ from torch import Tensor
 from rlvla.algorithms.advantages.registry import register_advantage_estimator
 from rlvla.algorithms.checks import check_matrix, check_same_shape, clean, require_input, working_dtype
 from rlvla.algorithms.groups import GroupIds, Groups
+from rlvla.algorithms.masking import all_reduce_sum, masked_whiten
 
 STD_EPSILON = 1e-6
+# std 1 + epsilon of a row alone in its group, in single precision: published GRPO numbers are computed that way
+_LONE_DIVISOR = 1.0 + 2.0**-20
 
 
 @register_advantage_estimator("grpo")
@@ -48,6 +52,222 @@ def grpo(
     return _spread(_normalise(scores, groups, norm_by_std), token_level_rewards, response_mask)
 
 
+@register_advantage_estimator("grpo_passk")
+@torch.no_grad()
+def grpo_passk(
+    token_level_rewards: Tensor,
+    response_mask: Tensor,
+    *,
+    group_ids: GroupIds | None = None,
+    norm_by_std: bool = True,
+    **extra: Any,
+) -> tuple[Tensor, Tensor]:
+    """Pass@k training (Walder and Karkhanis 2025): only the best row of a group learns, by its lead over the second.
+
+    (max - second) / (std_g + 1e-6), or max - second; every other row gets 0, and so does a shared first place.
+
+    Args:
+        token_level_rewards: [B, T].
+        response_mask: [B, T] bool.
+        group_ids: one hashable id per row.
+        norm_by_std: False leaves out the division.
+        **extra: arguments of other estimators, unused.
+
+    Returns:
+        advantages and returns: the same [B, T], 0 outside the mask.
+
+    Raises:
+        ValueError: a group of one, `group_ids` missing or not one per row, shapes differ, mask not bool.
+    """
+    scores, groups = _scores_and_groups("grpo_passk", token_level_rewards, response_mask, group_ids)
+    alone = int((groups.sizes < 2).sum())
+    if alone:
+        raise ValueError(f"grpo_passk compares the two best rows of a group, but {alone} groups have one row only")
+    best = groups.first_where(scores == groups.max(scores))
+    second = groups.max(scores.masked_fill(best, -torch.inf))
+    lead = scores - second
+    if norm_by_std:
+        lead = lead / (groups.std(scores) + STD_EPSILON)
+    return _spread(torch.where(best, lead, torch.zeros_like(lead)), token_level_rewards, response_mask)
+
+
+@register_advantage_estimator("gdpo")
+@torch.no_grad()
+def gdpo(
+    token_level_rewards: Tensor,
+    response_mask: Tensor,
+    *,
+    group_ids: GroupIds | None = None,
+    norm_by_std: bool = True,
+    component_rewards: Mapping[str, Tensor] | Sequence[Tensor] | Tensor | None = None,
+    component_weights: Mapping[str, float] | Sequence[float] | Tensor | None = None,
+    process_group: Any = None,
+    **extra: Any,
+) -> tuple[Tensor, Tensor]:
+    """Decoupled normalisation (GDPO, Liu et al. 2026): each reward component is GRPO-normalised before they are added.
+
+    Args:
+        token_level_rewards: [B, T]; the sum of the components, used only for its shape and dtype.
+        response_mask: [B, T] bool.
+        group_ids: one hashable id per row.
+        norm_by_std: False leaves out the division by the group std of each component.
+        component_rewards: name -> [B] (one number per row) or [B, T]; or a sequence of such; or a tensor [B, K] or
+            [B, T, K] with the components last.
+        component_weights: name -> weight for every name, or K numbers; default 1 each.
+        process_group: whiten with the moments of all ranks, see `masking.all_reduce_sum`.
+        **extra: arguments of other estimators, unused.
+
+    Returns:
+        advantages and returns: the same [B, T], whitened over the batch, 0 outside the mask.
+
+    Raises:
+        ValueError: components or group ids missing, weights that do not match, shapes differ, mask not bool, fewer
+            than 2 valid tokens.
+    """
+    require_input("component_rewards", component_rewards, "advantage estimator 'gdpo'")
+    assert component_rewards is not None
+    scores, groups = _scores_and_groups("gdpo", token_level_rewards, response_mask, group_ids)
+    components = _named_components(component_rewards)
+    weights = _named_weights(component_weights, list(components))
+    total = torch.zeros_like(scores)
+    for name, rewards in components.items():
+        component = _component_scores(name, rewards, response_mask)
+        total += weights[name] * _normalise(component, groups, norm_by_std)
+    dtype = working_dtype(token_level_rewards, *components.values())
+    spread = total.unsqueeze(-1).expand(response_mask.shape)
+    whitened = masked_whiten(spread, response_mask, process_group=process_group)
+    advantages = clean(whitened, response_mask, dtype)
+    return advantages, advantages.clone()
+
+
+@register_advantage_estimator("rloo")
+@torch.no_grad()
+def rloo(
+    token_level_rewards: Tensor,
+    response_mask: Tensor,
+    *,
+    group_ids: GroupIds | None = None,
+    singleton: str = "raw",
+    **extra: Any,
+) -> tuple[Tensor, Tensor]:
+    """Leave-one-out baseline (Ahmadian et al. 2024): s minus the mean of the other rows of the group.
+
+    Args:
+        token_level_rewards: [B, T].
+        response_mask: [B, T] bool.
+        group_ids: one hashable id per row.
+        singleton: what a row alone in its group gets: "raw" its score, "zero" nothing.
+        **extra: arguments of other estimators, unused.
+
+    Returns:
+        advantages and returns: the same [B, T], 0 outside the mask.
+
+    Raises:
+        ValueError: unknown `singleton`, `group_ids` missing or not one per row, shapes differ, mask not bool.
+    """
+    if singleton not in ("raw", "zero"):
+        raise ValueError(f"singleton must be 'raw' or 'zero', got {singleton!r}")
+    scores, groups = _scores_and_groups("rloo", token_level_rewards, response_mask, group_ids)
+    size = groups.size
+    others = (scores - groups.mean(scores)) * (size / (size - 1).clamp(min=1))
+    lone = scores if singleton == "raw" else torch.zeros_like(scores)
+    return _spread(torch.where(size > 1, others, lone), token_level_rewards, response_mask)
+
+
+@register_advantage_estimator("opo")
+@torch.no_grad()
+def opo(
+    token_level_rewards: Tensor, response_mask: Tensor, *, group_ids: GroupIds | None = None, **extra: Any
+) -> tuple[Tensor, Tensor]:
+    """Length-weighted baseline (OPO, Hao et al. 2025): s - sum_g(len s) / sum_g(len), len the valid tokens of a row.
+
+    Args:
+        token_level_rewards: [B, T].
+        response_mask: [B, T] bool.
+        group_ids: one hashable id per row.
+        **extra: arguments of other estimators, unused.
+
+    Returns:
+        advantages and returns: the same [B, T], 0 outside the mask.
+
+    Raises:
+        ValueError: `group_ids` missing or not one per row, shapes differ, mask not bool.
+    """
+    scores, groups = _scores_and_groups("opo", token_level_rewards, response_mask, group_ids)
+    length = response_mask.sum(-1).to(scores.dtype)
+    baseline = groups.sum(length * scores) / groups.sum(length).clamp(min=1)
+    advantages = torch.where(groups.size > 1, scores - baseline, scores)
+    return _spread(advantages, token_level_rewards, response_mask)
+
+
+@register_advantage_estimator("reinforce_baseline")
+@torch.no_grad()
+def reinforce_baseline(
+    token_level_rewards: Tensor,
+    response_mask: Tensor,
+    *,
+    group_ids: GroupIds | None = None,
+    process_group: Any = None,
+    **extra: Any,
+) -> tuple[Tensor, Tensor]:
+    """S - mean_g, whitened over the valid tokens of the batch (REINFORCE++-baseline, Hu et al. 2025).
+
+    Args:
+        token_level_rewards: [B, T].
+        response_mask: [B, T] bool.
+        group_ids: one hashable id per row.
+        process_group: whiten with the moments of all ranks, see `masking.all_reduce_sum`.
+        **extra: arguments of other estimators, unused.
+
+    Returns:
+        advantages and returns: the same [B, T], 0 outside the mask.
+
+    Raises:
+        ValueError: `group_ids` missing or not one per row, shapes differ, mask not bool, fewer than 2 valid tokens.
+    """
+    scores, groups = _scores_and_groups("reinforce_baseline", token_level_rewards, response_mask, group_ids)
+    spread = _centre(scores, groups).unsqueeze(-1).expand(response_mask.shape)
+    whitened = masked_whiten(spread, response_mask, process_group=process_group)
+    advantages = clean(whitened, response_mask, working_dtype(token_level_rewards))
+    return advantages, advantages.clone()
+
+
+@register_advantage_estimator("gpg")
+@torch.no_grad()
+def gpg(
+    token_level_rewards: Tensor,
+    response_mask: Tensor,
+    *,
+    group_ids: GroupIds | None = None,
+    f_norm: float = 1.0,
+    process_group: Any = None,
+    **extra: Any,
+) -> tuple[Tensor, Tensor]:
+    """Group policy gradient (GPG, Chu et al. 2025): B / count_nonzero(s) * (s - mean_g) / f_norm.
+
+    Args:
+        token_level_rewards: [B, T].
+        response_mask: [B, T] bool.
+        group_ids: one hashable id per row.
+        f_norm: divisor, not 0.
+        process_group: count rows and non-zero scores over all ranks, see `masking.all_reduce_sum`.
+        **extra: arguments of other estimators, unused.
+
+    Returns:
+        advantages and returns: the same [B, T], 0 outside the mask.
+
+    Raises:
+        ValueError: f_norm is 0, `group_ids` missing or not one per row, shapes differ, mask not bool.
+    """
+    if f_norm == 0 or f_norm != f_norm:
+        raise ValueError(f"f_norm must be a number other than 0, got {f_norm}")
+    scores, groups = _scores_and_groups("gpg", token_level_rewards, response_mask, group_ids)
+    counts = torch.stack([torch.tensor(len(scores), device=scores.device), torch.count_nonzero(scores)])
+    rows, nonzero = all_reduce_sum(counts, process_group)
+    advantages = rows.to(scores.dtype) / nonzero.clamp(min=1) * _centre(scores, groups) / f_norm
+    return _spread(advantages, token_level_rewards, response_mask)
+
+
 def row_scores(rewards: Tensor, mask: Tensor) -> Tensor:
     """[B, T] -> [B] float64, the sum of each row's valid rewards.
 
@@ -75,8 +295,8 @@ def _normalise(scores: Tensor, groups: Groups, by_std: bool) -> Tensor:
     centred = _centre(scores, groups)
     if not by_std:
         return centred
-    std = torch.where(groups.size > 1, groups.std(scores), torch.ones_like(scores))
-    return centred / (std + STD_EPSILON)
+    divisor = groups.std(scores) + STD_EPSILON
+    return centred / torch.where(groups.size > 1, divisor, torch.full_like(divisor, _LONE_DIVISOR))
 
 
 def _spread(row_values: Tensor, rewards: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
@@ -84,3 +304,37 @@ def _spread(row_values: Tensor, rewards: Tensor, mask: Tensor) -> tuple[Tensor, 
     dtype = working_dtype(rewards)
     advantages = clean(row_values.unsqueeze(-1).expand(mask.shape), mask, dtype)
     return advantages, advantages.clone()
+
+
+def _named_components(components: Mapping[str, Tensor] | Sequence[Tensor] | Tensor) -> dict[str, Tensor]:
+    if isinstance(components, Tensor):
+        if components.dim() < 2:
+            raise ValueError(f"component_rewards has shape {list(components.shape)}; expected [B, K] or [B, T, K]")
+        components = list(components.unbind(-1))
+    if not isinstance(components, Mapping):
+        components = {str(number): rewards for number, rewards in enumerate(components)}
+    if not components:
+        raise ValueError("component_rewards is empty; gdpo needs at least one reward component")
+    return dict(components)
+
+
+def _named_weights(
+    weights: Mapping[str, float] | Sequence[float] | Tensor | None, names: list[str]
+) -> dict[str, float]:
+    if weights is None:
+        return dict.fromkeys(names, 1.0)
+    if not isinstance(weights, Mapping):
+        if len(weights) != len(names):
+            raise ValueError(f"component_weights has {len(weights)} entries but there are {len(names)} components")
+        weights = dict(zip(names, weights))
+    if set(weights) != set(names):
+        raise ValueError(f"component_weights names {sorted(weights)} but the components are {sorted(names)}")
+    return {name: float(weight) for name, weight in weights.items()}
+
+
+def _component_scores(name: str, rewards: Tensor, mask: Tensor) -> Tensor:
+    """[B] or [B, T] -> [B] float64; a row without a valid token scores 0, as everywhere."""
+    if rewards.shape == mask.shape[:1]:
+        return clean(rewards, mask.any(-1), torch.float64)
+    check_same_shape(mask, "response_mask", **{f"component_rewards[{name!r}]": rewards})
+    return row_scores(rewards, mask)

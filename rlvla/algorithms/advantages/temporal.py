@@ -180,7 +180,7 @@ def returns_to_go(rewards: Tensor, mask: Tensor, gamma: float) -> Tensor:
     return clean(result.t(), mask, kept.dtype)
 
 
-def _check(rewards: Tensor, mask: Tensor, gamma: float, **tensors: Tensor | None) -> None:
+def _check(rewards: Tensor, mask: Tensor, gamma: float, values: Tensor | None = None) -> None:
     check_matrix(mask)
-    check_same_shape(mask, token_level_rewards=rewards, **tensors)
+    check_same_shape(mask, token_level_rewards=rewards, values=values)
     check_number("gamma", gamma, low=0.0, high=1.0)

@@ -7,7 +7,7 @@ clip_dual=None, agg_mode="token-mean", rollout_weights=None, **extra)` and retur
 `rlvla.algorithms.losses.aggregate_loss`. Each loss reads only the arguments it names.
 """
 
-from rlvla.algorithms.policy_losses import clipped
+from rlvla.algorithms.policy_losses import clipped, covariance, score, trust_region
 from rlvla.algorithms.policy_losses.registry import (
     PolicyLoss,
     get_policy_loss,
@@ -18,7 +18,10 @@ from rlvla.algorithms.policy_losses.registry import (
 __all__ = [
     "PolicyLoss",
     "clipped",
+    "covariance",
     "get_policy_loss",
     "list_policy_losses",
     "register_policy_loss",
+    "score",
+    "trust_region",
 ]

@@ -19,7 +19,7 @@ _AGGREGATION_OPTIONS = ("num_tokens", "num_sequences", "dp_size", "horizon", "tr
 
 @dataclass(frozen=True)
 class PolicyInputs:
-    """The inputs of a policy loss, all [B, T] in one dtype, with zeros outside the mask; only log_probs has a gradient."""
+    """The inputs of a policy loss, all [B, T] in one dtype, 0 outside the mask; only log_probs has a gradient."""
 
     log_probs: Tensor
     old_log_probs: Tensor

@@ -1,0 +1,90 @@
+"""A baseline for each position of a group, weighted by how much its rows' gradients vary."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlvla.algorithms.advantages.registry import register_advantage_estimator
+from rlvla.algorithms.advantages.temporal import returns_to_go
+from rlvla.algorithms.checks import check_matrix, check_same_shape, clean, require_input, working_dtype
+from rlvla.algorithms.groups import GroupIds, Groups
+
+_WEIGHT_EPSILON = 1e-8
+
+
+@register_advantage_estimator("optimal_token_baseline")
+@torch.no_grad()
+def optimal_token_baseline(
+    token_level_rewards: Tensor,
+    response_mask: Tensor,
+    *,
+    group_ids: GroupIds | None = None,
+    old_log_probs: Tensor | None = None,
+    sum_pi_squared: Tensor | None = None,
+    rollout_weights: Tensor | None = None,
+    handle_zero_tail: bool = True,
+    **extra: Any,
+) -> tuple[Tensor, Tensor]:
+    """Return-to-go minus the variance-optimal baseline of each position (optimal token baseline, 2026).
+
+    w_t = 1 - 2 pi_t + sum pi^2 is the squared norm of the score function of a softmax, W_t its running sum over the
+    valid tokens; b_t = sum_g(G_t W_t) / (sum_g W_t + 1e-8) over the rows valid at t; A_t = G_t - b_t.
+
+    Args:
+        token_level_rewards: [B, T].
+        response_mask: [B, T] bool.
+        group_ids: one hashable id per row; a row alone in its group has baseline 0.
+        old_log_probs: [B, T], log pi_t of the sampled token.
+        sum_pi_squared: [B, T], sum of the squared probabilities of all tokens.
+        rollout_weights: [B, T], whose square multiplies w_t, or None.
+        handle_zero_tail: a row longer than all others of its group has baseline 0 from the second-longest length on,
+            where it would be compared with itself alone.
+        **extra: arguments of other estimators, unused.
+
+    Returns:
+        advantages: [B, T], 0 outside the mask.
+        returns: [B, T], the undiscounted return-to-go, 0 outside the mask.
+
+    Raises:
+        ValueError: an input missing, `group_ids` not one per row, shapes differ, mask not bool.
+    """
+    user = "advantage estimator 'optimal_token_baseline'"
+    require_input("group_ids", group_ids, user)
+    require_input("old_log_probs", old_log_probs, user)
+    require_input("sum_pi_squared", sum_pi_squared, user)
+    assert group_ids is not None and old_log_probs is not None and sum_pi_squared is not None
+    mask = response_mask
+    check_matrix(mask)
+    check_same_shape(
+        mask,
+        token_level_rewards=token_level_rewards,
+        old_log_probs=old_log_probs,
+        sum_pi_squared=sum_pi_squared,
+        rollout_weights=rollout_weights,
+    )
+    dtype = working_dtype(token_level_rewards, old_log_probs, sum_pi_squared)
+    returns = returns_to_go(token_level_rewards.to(dtype), mask, 1.0)
+    energy = 1.0 - 2.0 * clean(old_log_probs, mask, dtype).exp() + clean(sum_pi_squared, mask, dtype)
+    if rollout_weights is not None:
+        energy = energy * clean(rollout_weights, mask, dtype).square()
+    weight = clean(clean(energy, mask, dtype).cumsum(-1), mask, dtype)
+    groups = Groups(group_ids, len(mask), mask.device)
+    baseline = groups.sum_per_group(returns * weight) / (groups.sum_per_group(weight) + _WEIGHT_EPSILON)
+    compared = (groups.size > 1).unsqueeze(-1)
+    if handle_zero_tail:
+        compared = compared & ~_lonely_tail(mask, groups)
+    advantages = returns - torch.where(compared, baseline[groups.index], torch.zeros_like(returns))
+    return clean(advantages, mask, dtype), returns
+
+
+def _lonely_tail(mask: Tensor, groups: Groups) -> Tensor:
+    """[B, T] bool, True from the second-longest length on in the one longest row of each group."""
+    length = mask.sum(-1).to(torch.float64)
+    longest = groups.first_where(length == groups.max(length))
+    second = groups.max(length.masked_fill(longest, -1.0))  # equals the longest length when that is shared
+    position = torch.arange(mask.shape[-1], device=mask.device)
+    alone = longest & (length > second)
+    return alone.unsqueeze(-1) & (position >= second.unsqueeze(-1))

@@ -1,0 +1,131 @@
+"""Spreading rows over ranks and micro-batches by their token counts. Plain integers, no tensors."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+
+
+def karmarkar_karp(sizes: Sequence[int], num_parts: int, equal_count: bool = False) -> list[list[int]]:
+    """Partition rows into parts of nearly equal total size by the largest differencing method.
+
+    Karmarkar and Karp (1982): keep partial partitions ordered by their spread, and merge the two with the largest
+    spread, largest part of one with smallest part of the other.
+
+    Args:
+        sizes: tokens of each row, not negative.
+        num_parts: k, at least 1.
+        equal_count: every part gets the same number of rows; len(sizes) must be a multiple of k.
+
+    Returns:
+        k lists of row numbers, each ascending; parts may be empty without `equal_count` when there are few rows.
+
+    Raises:
+        ValueError: k below 1, a negative size, or a number of rows that k does not divide with `equal_count`.
+    """
+    _check_sizes(sizes)
+    if num_parts < 1:
+        raise ValueError(f"num_parts must be at least 1, got {num_parts}")
+    if equal_count and len(sizes) % num_parts:
+        raise ValueError(f"{len(sizes)} rows cannot be split evenly into {num_parts} parts; use equal_count=False")
+    order = sorted(range(len(sizes)), key=lambda row: (sizes[row], row))
+    width = num_parts if equal_count else 1
+    heap: list[tuple[int, int, list[tuple[int, list[int]]]]] = []
+    for number, start in enumerate(range(0, len(order), width)):
+        parts = [(sizes[row], [row]) for row in order[start : start + width]]
+        parts += [(0, []) for _ in range(num_parts - len(parts))]
+        heapq.heappush(heap, _entry(parts, number))
+    serial = len(heap)
+    while len(heap) > 1:
+        first, second = heapq.heappop(heap)[2], heapq.heappop(heap)[2]
+        # first is sorted from large to small, second is taken from small to large
+        merged = [(a + b, rows + more) for (a, rows), (b, more) in zip(first, reversed(second))]
+        heapq.heappush(heap, _entry(merged, serial))
+        serial += 1
+    if not heap:
+        return [[] for _ in range(num_parts)]
+    return [sorted(rows) for _, rows in heap[0][2]]
+
+
+def micro_batches(sizes: Sequence[int], max_tokens: int, num_batches: int | None = None) -> list[list[int]]:
+    """Cut rows into balanced micro-batches of at most `max_tokens` tokens.
+
+    Args:
+        sizes: tokens of each row.
+        max_tokens: hard cap per micro-batch.
+        num_batches: how many micro-batches to make, for ranks that must agree on a number; None for the smallest
+            number found.
+
+    Returns:
+        Lists of row numbers; a list is empty where `num_batches` exceeds the number of rows.
+
+    Raises:
+        ValueError: a row above the cap, a negative size, or too few `num_batches` for the cap.
+    """
+    _check_sizes(sizes)
+    if sizes and max(sizes) > max_tokens:
+        row = max(range(len(sizes)), key=sizes.__getitem__)
+        raise ValueError(f"row {row} has {sizes[row]} tokens, more than the cap of {max_tokens}; raise the cap")
+    if num_batches is None:
+        needed = max(-(-sum(sizes) // max_tokens), 1) if max_tokens else 1
+        for count in range(needed, len(sizes)):
+            parts = karmarkar_karp(sizes, count)
+            if _fits(parts, sizes, max_tokens):
+                return parts
+        return [[row] for row in range(len(sizes))]
+    for parts in (karmarkar_karp(sizes, num_batches), _first_fit(sizes, max_tokens, num_batches)):
+        if len(parts) == num_batches and _fits(parts, sizes, max_tokens):
+            return parts
+    raise ValueError(
+        f"{num_batches} micro-batches of {max_tokens} tokens cannot hold {sum(sizes)} tokens in whole rows"
+    )
+
+
+def plan_ranks(sizes: Sequence[int], dp_size: int, max_tokens: int, equal_count: bool = False) -> list[list[list[int]]]:
+    """Balanced micro-batches for every data-parallel rank, the same number on each.
+
+    Args:
+        sizes: tokens of each row of the optimiser step.
+        dp_size: number of ranks.
+        max_tokens: hard cap per micro-batch.
+        equal_count: every rank gets the same number of rows.
+
+    Returns:
+        [rank][micro-batch] -> row numbers. A micro-batch is empty only where a rank has fewer rows than another needs
+        micro-batches; such a rank runs a fully masked row, so that collectives stay in step.
+
+    Raises:
+        ValueError: see `karmarkar_karp` and `micro_batches`.
+    """
+    ranks = karmarkar_karp(sizes, dp_size, equal_count)
+    own = [[sizes[row] for row in rows] for rows in ranks]
+    count = max(len(micro_batches(part, max_tokens)) for part in own)
+    plans = [micro_batches(part, max_tokens, count) for part in own]
+    return [[[rows[i] for i in batch] for batch in plan] for rows, plan in zip(ranks, plans)]
+
+
+def _entry(parts: list[tuple[int, list[int]]], serial: int) -> tuple[int, int, list[tuple[int, list[int]]]]:
+    parts = sorted(parts, key=lambda part: -part[0])
+    return parts[-1][0] - parts[0][0], serial, parts
+
+
+def _fits(parts: list[list[int]], sizes: Sequence[int], max_tokens: int) -> bool:
+    return all(sum(sizes[row] for row in part) <= max_tokens for part in parts)
+
+
+def _first_fit(sizes: Sequence[int], max_tokens: int, num_batches: int) -> list[list[int]]:
+    """First-fit decreasing: less even than differencing, but packs tighter against the cap."""
+    parts: list[list[int]] = [[] for _ in range(num_batches)]
+    totals = [0] * num_batches
+    for row in sorted(range(len(sizes)), key=lambda row: -sizes[row]):
+        place = next((i for i, total in enumerate(totals) if total + sizes[row] <= max_tokens), None)
+        if place is None:
+            return []
+        parts[place].append(row)
+        totals[place] += sizes[row]
+    return [sorted(part) for part in parts]
+
+
+def _check_sizes(sizes: Sequence[int]) -> None:
+    if any(size < 0 for size in sizes):
+        raise ValueError(f"sizes must not be negative, got {min(sizes)}")

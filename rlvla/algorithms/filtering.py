@@ -1,0 +1,110 @@
+"""Which groups of episodes are worth training on (dynamic sampling, DAPO: Yu et al. 2025)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rlvla.algorithms.checks import check_mask, check_number
+from rlvla.algorithms.groups import GroupIds, Groups
+
+# A success rate such as 7/10 and a bound such as 0.7 are the same number to the person who set the bound.
+_RATE_TOLERANCE = 1e-9
+
+
+@dataclass(frozen=True)
+class FilterResult:
+    """What a filter decided.
+
+    Attributes:
+        keep: [B] bool, True for the rows of kept groups.
+        num_groups: how many groups there were.
+        kept_groups: how many were kept.
+        dropped: reason -> number of groups it dropped. A group counts under the first reason that applies, in the
+            order `accuracy_low`, `accuracy_high`, `zero_variance`, `truncated`; filters that are off are absent.
+    """
+
+    keep: Tensor
+    num_groups: int
+    kept_groups: int
+    dropped: dict[str, int]
+
+
+@torch.no_grad()
+def filter_groups(
+    group_ids: GroupIds,
+    *,
+    success: Tensor | None = None,
+    accuracy_bounds: tuple[float, float] | None = None,
+    scores: Tensor | None = None,
+    truncated: Tensor | None = None,
+) -> FilterResult:
+    """Keep the groups that pass every filter that is switched on.
+
+    Args:
+        group_ids: one hashable id per episode.
+        success: [B] bool or success rates in [0, 1], for `accuracy_bounds`.
+        accuracy_bounds: (lower, upper), both inclusive: keep a group if its mean success lies between them.
+        scores: [B]; when given, drop groups whose scores are all equal.
+        truncated: [B] bool; when given, drop groups with an episode that a time limit cut off.
+
+    Raises:
+        ValueError: bounds out of order or outside [0, 1], bounds without success, or an input that is not [B].
+    """
+    num_rows = _num_rows(success, scores, truncated)
+    device = next(x.device for x in (success, scores, truncated) if x is not None)
+    groups = Groups(group_ids, num_rows, device)
+    failed: dict[str, Tensor] = {}  # reason -> [B] bool
+    if accuracy_bounds is not None:
+        low, high = accuracy_bounds
+        if not 0.0 <= low <= high <= 1.0:
+            raise ValueError(f"accuracy_bounds must satisfy 0 <= lower <= upper <= 1, got {accuracy_bounds}")
+        if success is None:
+            raise ValueError("accuracy_bounds needs success; pass success=...")
+        rate = groups.mean(success.to(torch.float64))
+        failed["accuracy_low"] = rate < low - _RATE_TOLERANCE
+        failed["accuracy_high"] = rate > high + _RATE_TOLERANCE
+    if scores is not None:
+        wide = scores.to(torch.float64)
+        failed["zero_variance"] = groups.max(wide) == groups.min(wide)
+    if truncated is not None:
+        check_mask(truncated, "truncated")
+        failed["truncated"] = groups.sum(truncated.to(torch.float64)) > 0
+    return _collect(failed, groups)
+
+
+def _collect(failed: dict[str, Tensor], groups: Groups) -> FilterResult:
+    keep = torch.ones(len(groups.index), dtype=torch.bool, device=groups.index.device)
+    dropped = {}
+    for reason, rows in failed.items():
+        dropped[reason] = int((groups.sum_per_group((rows & keep).to(torch.float64)) > 0).sum())
+        keep = keep & ~rows
+    return FilterResult(keep, groups.count, groups.count - sum(dropped.values()), dropped)
+
+
+def _num_rows(*tensors: Tensor | None) -> int:
+    shapes = [tuple(tensor.shape) for tensor in tensors if tensor is not None]
+    if not shapes:
+        raise ValueError("no filter is switched on: pass success with accuracy_bounds, scores or truncated")
+    if len(set(shapes)) > 1 or len(shapes[0]) != 1:
+        raise ValueError(f"success, scores and truncated must all be [B], got shapes {[list(s) for s in shapes]}")
+    return shapes[0][0]
+
+
+def groups_to_sample(missing: int, oversample_factor: float) -> int:
+    """How many groups to roll out when `missing` more must be kept.
+
+    Args:
+        missing: groups still to be kept, not negative.
+        oversample_factor: how many groups to start per group that is needed, at least 1.
+
+    Raises:
+        ValueError: a negative count or a factor below 1.
+    """
+    if missing < 0:
+        raise ValueError(f"missing must not be negative, got {missing}")
+    check_number("oversample_factor", oversample_factor, low=1.0)
+    whole = int(missing * oversample_factor)
+    return whole if whole >= missing * oversample_factor else whole + 1

@@ -1,0 +1,169 @@
+"""Losses whose gradient is the score function times a bounded weight: GPG, CISPO, SAPO, DRO."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlvla.algorithms.checks import check_number
+from rlvla.algorithms.policy_losses.common import prepare
+from rlvla.algorithms.policy_losses.registry import register_policy_loss
+
+
+@register_policy_loss("gpg")
+def gpg(
+    log_probs: Tensor,
+    old_log_probs: Tensor,
+    advantages: Tensor,
+    response_mask: Tensor,
+    *,
+    agg_mode: str = "token-mean",
+    rollout_weights: Tensor | None = None,
+    **extra: Any,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The plain policy gradient, -A log_probs (GPG, Chu et al. 2025); right only on-policy.
+
+    Args:
+        log_probs: [B, T], with gradient.
+        old_log_probs: [B, T], for the metric `ppo_kl` only.
+        advantages: [B, T].
+        response_mask: [B, T] bool.
+        agg_mode: see `losses.aggregate_loss`.
+        rollout_weights: [B, T] factors on the per-token loss, or None.
+        **extra: aggregation counts, see `rlvla.algorithms.policy_losses`.
+
+    Returns:
+        Scalar loss and metrics.
+
+    Raises:
+        ValueError: shapes differ, mask not bool, or see `losses.aggregate_loss`.
+    """
+    inputs = prepare(log_probs, old_log_probs, advantages, response_mask, rollout_weights)
+    loss = -inputs.advantages * inputs.log_probs
+    return inputs.aggregate(loss, agg_mode, extra), inputs.metrics(inputs.log_ratio)
+
+
+@register_policy_loss("cispo")
+def cispo(
+    log_probs: Tensor,
+    old_log_probs: Tensor,
+    advantages: Tensor,
+    response_mask: Tensor,
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    agg_mode: str = "token-mean",
+    rollout_weights: Tensor | None = None,
+    **extra: Any,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Clipped importance weights without clipped gradients (CISPO, MiniMax 2025).
+
+    -sg[clip(rho, 1 - low, 1 + high)] A log_probs, with the log-ratio clamped to +-20. A side is left open by a bound
+    that no ratio reaches, such as clip_low 10.
+
+    Args:
+        log_probs: [B, T], with gradient.
+        old_log_probs: [B, T].
+        advantages: [B, T].
+        response_mask: [B, T] bool.
+        clip_low: distance of the lower ratio bound from 1.
+        clip_high: distance of the upper ratio bound from 1.
+        agg_mode: see `losses.aggregate_loss`.
+        rollout_weights: [B, T] factors on the per-token loss, or None.
+        **extra: aggregation counts, see `rlvla.algorithms.policy_losses`.
+
+    Returns:
+        Scalar loss and metrics; `pg_clipfrac` is the share of valid tokens whose ratio was clipped.
+
+    Raises:
+        ValueError: shapes differ, mask not bool, a negative bound, or see `losses.aggregate_loss`.
+    """
+    check_number("clip_low", clip_low, low=0.0)
+    check_number("clip_high", clip_high, low=0.0)
+    inputs = prepare(log_probs, old_log_probs, advantages, response_mask, rollout_weights)
+    log_ratio = inputs.bounded_log_ratio.detach()
+    ratio = log_ratio.exp()
+    weight = ratio.clamp(1 - clip_low, 1 + clip_high)
+    loss = -weight * inputs.advantages * inputs.log_probs
+    return inputs.aggregate(loss, agg_mode, extra), inputs.metrics(log_ratio, weight != ratio)
+
+
+@register_policy_loss("sapo")
+def sapo(
+    log_probs: Tensor,
+    old_log_probs: Tensor,
+    advantages: Tensor,
+    response_mask: Tensor,
+    *,
+    tau_pos: float = 1.0,
+    tau_neg: float = 1.05,
+    rollout_weights: Tensor | None = None,
+    **extra: Any,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Soft gate instead of a clip (SAPO, Gao et al. 2025).
+
+    -A sigmoid(tau (rho - 1)) 4 / tau, with tau_pos where A > 0 and tau_neg elsewhere, and the log-ratio clamped to
+    +-20. Always aggregated seq-mean-token-mean, whatever `agg_mode` asks.
+
+    Args:
+        log_probs: [B, T], with gradient.
+        old_log_probs: [B, T].
+        advantages: [B, T].
+        response_mask: [B, T] bool.
+        tau_pos: steepness for positive advantages, positive.
+        tau_neg: steepness for the others, positive; larger damps them more.
+        rollout_weights: [B, T] factors on the per-token loss, or None.
+        **extra: aggregation counts, see `rlvla.algorithms.policy_losses`.
+
+    Returns:
+        Scalar loss and metrics.
+
+    Raises:
+        ValueError: shapes differ, mask not bool, a tau that is not positive, or see `losses.aggregate_loss`.
+    """
+    if not tau_pos > 0 or not tau_neg > 0:
+        raise ValueError(f"tau_pos and tau_neg must be positive, got {tau_pos} and {tau_neg}")
+    inputs = prepare(log_probs, old_log_probs, advantages, response_mask, rollout_weights)
+    log_ratio = inputs.bounded_log_ratio
+    positive = torch.full_like(inputs.advantages, tau_pos)
+    tau = torch.where(inputs.advantages > 0, positive, torch.full_like(positive, tau_neg))
+    loss = -inputs.advantages * torch.sigmoid(tau * (log_ratio.exp() - 1.0)) * (4.0 / tau)
+    return inputs.aggregate(loss, "seq-mean-token-mean", extra), inputs.metrics(log_ratio)
+
+
+@register_policy_loss("dro")
+def dro(
+    log_probs: Tensor,
+    old_log_probs: Tensor,
+    advantages: Tensor,
+    response_mask: Tensor,
+    *,
+    beta: float = 0.1,
+    agg_mode: str = "token-mean",
+    rollout_weights: Tensor | None = None,
+    **extra: Any,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Direct reward optimisation (Richemond et al. 2024): -(A log_probs - beta / 2 (log-ratio)^2).
+
+    Args:
+        log_probs: [B, T], with gradient.
+        old_log_probs: [B, T].
+        advantages: [B, T].
+        response_mask: [B, T] bool.
+        beta: weight of the quadratic pull towards the old policy, not negative.
+        agg_mode: see `losses.aggregate_loss`.
+        rollout_weights: [B, T] factors on the per-token loss, or None.
+        **extra: aggregation counts, see `rlvla.algorithms.policy_losses`.
+
+    Returns:
+        Scalar loss and metrics.
+
+    Raises:
+        ValueError: shapes differ, mask not bool, negative beta, or see `losses.aggregate_loss`.
+    """
+    check_number("beta", beta, low=0.0)
+    inputs = prepare(log_probs, old_log_probs, advantages, response_mask, rollout_weights)
+    loss = 0.5 * beta * inputs.log_ratio.square() - inputs.advantages * inputs.log_probs
+    return inputs.aggregate(loss, agg_mode, extra), inputs.metrics(inputs.log_ratio)

@@ -1,0 +1,125 @@
+"""Divergence proximal policy optimisation: only tokens inside a trust region of probabilities learn (DPPO, 2026)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlvla.algorithms.checks import check_number
+from rlvla.algorithms.policy_losses.common import PolicyInputs, prepare
+from rlvla.algorithms.policy_losses.registry import register_policy_loss
+
+_DEFAULT_RATIO_CAP = 20.0
+_LOG_FLOOR = 1e-8
+
+
+@register_policy_loss("dppo_tv")
+def dppo_tv(
+    log_probs: Tensor,
+    old_log_probs: Tensor,
+    advantages: Tensor,
+    response_mask: Tensor,
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    clip_dual: float | None = None,
+    agg_mode: str = "token-mean",
+    rollout_weights: Tensor | None = None,
+    **extra: Any,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """-A sg[min(rho, c)] log_probs where the probability has not moved too far (total variation).
+
+    A token learns while p - p_old <= clip_high where A > 0, and while p - p_old >= -clip_low elsewhere.
+
+    Args:
+        log_probs: [B, T], with gradient.
+        old_log_probs: [B, T].
+        advantages: [B, T].
+        response_mask: [B, T] bool.
+        clip_low: how far a probability may fall.
+        clip_high: how far a probability may rise.
+        clip_dual: c, the largest ratio that counts, default 20.
+        agg_mode: see `losses.aggregate_loss`.
+        rollout_weights: [B, T] factors on the per-token loss, or None.
+        **extra: aggregation counts, see `rlvla.algorithms.policy_losses`.
+
+    Returns:
+        Scalar loss, and metrics: `pg_clipfrac` (share of valid tokens outside the region), `pg_clipfrac_lower` (share
+        of capped ratios inside it), `ppo_kl`.
+
+    Raises:
+        ValueError: shapes differ, mask not bool, a number out of range, or see `losses.aggregate_loss`.
+    """
+    _check_bounds(clip_low, clip_high, clip_dual)
+    inputs = prepare(log_probs, old_log_probs, advantages, response_mask, rollout_weights)
+    moved = inputs.log_probs.detach().exp() - inputs.old_log_probs.exp()
+    inside = torch.where(inputs.advantages > 0, moved <= clip_high, moved >= -clip_low)
+    return _region_loss(inputs, inside, clip_dual, agg_mode, extra)
+
+
+@register_policy_loss("dppo_kl")
+def dppo_kl(
+    log_probs: Tensor,
+    old_log_probs: Tensor,
+    advantages: Tensor,
+    response_mask: Tensor,
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    clip_dual: float | None = None,
+    agg_mode: str = "token-mean",
+    rollout_weights: Tensor | None = None,
+    **extra: Any,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """-A sg[min(rho, c)] log_probs where the token's binary KL is small or its probability moves back.
+
+    The binary KL is that between (p_old, 1 - p_old) and (p, 1 - p). A token learns while it is at most clip_high or
+    p <= p_old where A > 0, and while it is at most clip_low or p >= p_old elsewhere.
+
+    Args:
+        log_probs: [B, T], with gradient.
+        old_log_probs: [B, T].
+        advantages: [B, T].
+        response_mask: [B, T] bool.
+        clip_low: largest KL of a falling probability.
+        clip_high: largest KL of a rising probability.
+        clip_dual: c, the largest ratio that counts, default 20.
+        agg_mode: see `losses.aggregate_loss`.
+        rollout_weights: [B, T] factors on the per-token loss, or None.
+        **extra: aggregation counts, see `rlvla.algorithms.policy_losses`.
+
+    Returns:
+        Scalar loss and metrics, see `dppo_tv`.
+
+    Raises:
+        ValueError: shapes differ, mask not bool, a number out of range, or see `losses.aggregate_loss`.
+    """
+    _check_bounds(clip_low, clip_high, clip_dual)
+    inputs = prepare(log_probs, old_log_probs, advantages, response_mask, rollout_weights)
+    log_new, log_old = inputs.log_probs.detach(), inputs.old_log_probs
+    new, old = log_new.exp(), log_old.exp()
+    other = torch.log((1.0 - old + _LOG_FLOOR) / (1.0 - new + _LOG_FLOOR))
+    divergence = old * (log_old - log_new) + (1.0 - old) * other
+    rising = (divergence <= clip_high) | (new <= old)
+    falling = (divergence <= clip_low) | (new >= old)
+    return _region_loss(inputs, torch.where(inputs.advantages > 0, rising, falling), clip_dual, agg_mode, extra)
+
+
+def _region_loss(
+    inputs: PolicyInputs, inside: Tensor, clip_dual: float | None, agg_mode: str, options: dict[str, Any]
+) -> tuple[Tensor, dict[str, Tensor]]:
+    cap = _DEFAULT_RATIO_CAP if clip_dual is None else clip_dual
+    log_ratio = inputs.bounded_log_ratio.detach()
+    ratio = log_ratio.exp()
+    loss = -inputs.advantages * ratio.clamp(max=cap) * inputs.log_probs
+    loss = torch.where(inside, loss, torch.zeros_like(loss))
+    return inputs.aggregate(loss, agg_mode, options), inputs.metrics(log_ratio, ~inside, inside & (ratio > cap))
+
+
+def _check_bounds(clip_low: float, clip_high: float, clip_dual: float | None) -> None:
+    check_number("clip_low", clip_low, low=0.0)
+    check_number("clip_high", clip_high, low=0.0)
+    if clip_dual is not None and not clip_dual > 0:
+        raise ValueError(f"clip_dual must be positive, got {clip_dual}; pass None for {_DEFAULT_RATIO_CAP:g}")
