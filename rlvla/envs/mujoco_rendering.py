@@ -6,6 +6,7 @@ import atexit
 import importlib
 import os
 import weakref
+import xml.etree.ElementTree as ET
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -52,6 +53,29 @@ def make_gl_context(width: int, height: int) -> Any:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ConfigError(f"no working GL for rendering (MUJOCO_GL={backend}: {reason}); {remedy}") from error
     return context
+
+
+def add_camera(xml: str, name: str, position: Sequence[float], target: Sequence[float], fovy: float) -> str:
+    """The same MuJoCo model with a fixed camera that looks from `position` at `target` (metres, world frame).
+
+    Args:
+        xml: the model.
+        name: of the new camera.
+        position: [3] where it stands.
+        target: [3] what is in the middle of its image; not straight above or below `position`.
+        fovy: vertical field of view in degrees.
+    """
+    root = ET.fromstring(xml)
+    forward = np.subtract(target, position)
+    right = np.cross(forward, [0.0, 0.0, 1.0])
+    up = np.cross(right, forward)
+    axes = np.concatenate([right / np.linalg.norm(right), up / np.linalg.norm(up)])
+    worldbody = root.find("worldbody")
+    assert worldbody is not None, "a MuJoCo model has a worldbody"
+    numbers = {"pos": position, "xyaxes": axes, "fovy": [fovy]}
+    texts = {key: " ".join(repr(float(value)) for value in values) for key, values in numbers.items()}
+    ET.SubElement(worldbody, "camera", {"name": name, "mode": "fixed", **texts})
+    return ET.tostring(root, encoding="unicode")
 
 
 def simplify_visuals(model: mujoco.MjModel) -> None:

@@ -20,6 +20,7 @@ SUITE = "robosuite"
 CAMERAS = {
     "agentview": "agentview",
     "wrist": "robot0_eye_in_hand",
+    "closeup": "closeup",  # ours; placed by the task
     "frontview": "frontview",
     "sideview": "sideview",
     "birdview": "birdview",
@@ -123,12 +124,20 @@ class RobosuiteEnv:
 
     def __init__(self, spec: TaskSpec, options: RobosuiteOptions):
         import_robosuite()  # first: without it nothing below can be imported
-        from rlvla.envs.mujoco_rendering import Renderer
+        from rlvla.envs.mesh_cache import lighten_visual_meshes
+        from rlvla.envs.mujoco_rendering import Renderer, add_camera
         from rlvla.envs.robosuite_sim import RobosuiteSim
 
+        task = TASKS[spec.task_id]
+
+        def edit_xml(xml: str) -> str:
+            closeup = task.closeup
+            xml = add_camera(xml, CAMERAS["closeup"], closeup.position, closeup.target, closeup.fovy)
+            return lighten_visual_meshes(xml) if options.render_quality == "fast" and options.cameras else xml
+
         self.task, self.options = spec, options
-        self._sim = RobosuiteSim(spec.name, options.control_freq)
-        self._facts = TASKS[spec.task_id].facts(self._sim)
+        self._sim = RobosuiteSim(spec.name, options.control_freq, edit_xml)
+        self._facts = task.facts(self._sim)
         self._cameras = [self._sim.model.camera(CAMERAS[name]).id for name in options.cameras]
         self._renderer = (
             Renderer(self._sim.model, options.image_size, options.render_quality) if self._cameras else None

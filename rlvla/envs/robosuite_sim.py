@@ -103,7 +103,8 @@ class RobosuiteSim:
         self.gripper_qpos_index = np.asarray(robot._ref_gripper_joint_pos_indexes)
         self._gripper_init = np.array(gripper.init_qpos, dtype=np.float64)
         self._gripper_speed = float(gripper.speed)
-        self._gripper_actuators = list(robot._ref_joint_gripper_actuator_indexes)
+        first, last = robot._ref_joint_gripper_actuator_indexes
+        self._gripper_actuators = slice(first, last + 1)
         low, high = self.model.actuator_ctrlrange[self._gripper_actuators].T
         self._gripper_bias, self._gripper_weight = 0.5 * (high + low), 0.5 * (high - low)
         self._fingers = np.array([-1.0, 1.0])  # the fingers' joints run in opposite directions
@@ -128,7 +129,7 @@ class RobosuiteSim:
         for position, quat, item in placements.values():
             address = model.joint(item.joints[0]).qposadr[0]
             data.qpos[address : address + 7] = [*position, *quat]
-        self._gripper_command[:] = 0.0
+        self._gripper_command = np.zeros(2)
         mujoco.mj_forward(model, data)
         self.osc.reset()
 
@@ -136,16 +137,24 @@ class RobosuiteSim:
         """One control step for action [7] in [-1, 1]: position and rotation deltas, then gripper (-1 open, 1 close)."""
         model, data, osc = self.model, self.data, self.osc
         action = action.astype(np.float64)
-        ramp = self._fingers * (self._gripper_speed * np.sign(action[6]))
-        command, step1, step2 = self._gripper_command, mujoco.mj_step1, mujoco.mj_step2
+        gripper_controls = self._ramp_gripper(action[6])
+        gripper_ctrl, step1, step2 = data.ctrl[self._gripper_actuators], mujoco.mj_step1, mujoco.mj_step2
         for substep in range(self.substeps):
             step1(model, data)
             if substep == 0:
                 osc.set_goal(action[:6])
             osc.apply()
-            np.clip(command + ramp, -1.0, 1.0, out=command)
-            data.ctrl[self._gripper_actuators] = self._gripper_bias + self._gripper_weight * command
+            gripper_ctrl[:] = gripper_controls[substep]
             step2(model, data)
+
+    def _ramp_gripper(self, action: float) -> np.ndarray:
+        """Controls [substeps, 2] of the fingers, whose command moves by the gripper's speed in every substep."""
+        ramp = np.empty((self.substeps + 1, 2))
+        ramp[0] = self._gripper_command
+        ramp[1:] = self._fingers * (self._gripper_speed * np.sign(action))
+        commands = np.clip(np.cumsum(ramp, axis=0)[1:], -1.0, 1.0)
+        self._gripper_command = commands[-1]
+        return self._gripper_bias + self._gripper_weight * commands
 
     def success(self) -> bool:
         """What robosuite itself counts as success."""

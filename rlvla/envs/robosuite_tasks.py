@@ -52,6 +52,15 @@ class LiftFacts:
 
 
 @dataclass(frozen=True)
+class CameraPlacement:
+    """Where a camera stands and looks (metres, world frame), and its vertical field of view in degrees."""
+
+    position: tuple[float, float, float]
+    target: tuple[float, float, float]
+    fovy: float
+
+
+@dataclass(frozen=True)
 class RobosuiteTask:
     """A task of the suite.
 
@@ -60,12 +69,23 @@ class RobosuiteTask:
         instruction: what the policy is told.
         seconds: simulated time after which an episode is truncated.
         facts: reads propositions and privileged state.
+        closeup: placement of the camera `closeup`, in whose image the objects and the gripper's way fill the frame.
     """
 
     name: str
     instruction: str
     seconds: float
     facts: type[LiftFacts]
+    closeup: CameraPlacement
 
 
-TASKS = (RobosuiteTask("Lift", "lift the red cube", 2.0, LiftFacts),)
+TASKS = (
+    RobosuiteTask(
+        name="Lift",
+        instruction="lift the red cube",
+        seconds=2.0,
+        facts=LiftFacts,
+        # The cube is about 10 of 64 pixels wide here, 5 in `agentview`.
+        closeup=CameraPlacement(position=(0.45, 0.0, 1.12), target=(-0.04, 0.0, 0.9), fovy=32.0),
+    ),
+)

@@ -12,20 +12,21 @@ _ARM = slice(0, 3)
 
 
 class LiftExpert:
-    """Moves above the cube, descends, closes the gripper, lifts.
+    """Moves above the cube, descends, closes the gripper, lifts; a missed or lost cube is not looked for again.
 
-    The stages only go forward, except that a cube lost while lifting is not looked for again: the policy that
-    learns from these demonstrations sees one clean pass.
+    A single clean pass is what a policy can learn from: an expert that corrects its own mistakes would hide the
+    systematic errors that `ExpertConfig` asks for.
 
     Args:
-        config: how far it departs from its best behaviour.
+        config: how far it departs from its best behaviour. A late gripper lifts before it has closed; an early one closes
+            that many steps, as estimated from the speed of descent, before it reaches the cube.
     """
 
-    gain = 20.0  # action per metre of error; an action of 1 asks for 5 cm
-    hover = 0.05  # metres above the cube below which the gripper may not be while still beside it
+    gain = 20.0  # action per metre of error: saturates at 5 cm, which is what an action of 1 asks for
+    hover = 0.05  # metres above the cube while still beside it
     reach = 0.012  # metres of horizontal error at which the descent begins
-    depth = 0.008  # metres of height error at which the gripper closes
-    close_steps = 3  # steps between closing and lifting at 20 Hz
+    depth = 0.008  # metres above or below the cube's centre at which the gripper closes
+    close_steps = 3  # steps between closing and lifting
     lift_height = 0.12  # metres above the table to which the cube is carried
 
     def __init__(self, config: ExpertConfig):
@@ -36,29 +37,37 @@ class LiftExpert:
         """Start an episode; draws the episode's offset."""
         self._rng = rng
         self._offset = draw_offset(self.config, rng)
-        self._descending, self._at_cube_for = False, -1
+        self._descending = False
+        self._steps_at_cube = -1  # counts from 0 once the cube is reached
+        self._last_height = np.inf
 
     def act(self, state: dict[str, np.ndarray]) -> np.ndarray:
         """One action [7] float32 in [-1, 1]: displacement, rotation (zero), gripper."""
         eef, cube, table = state["eef_pos"], state["cube_pos"], float(state["table_height"])
-        target = np.array([*(cube[:2] + self._offset), cube[2]])
-        error = target - eef
+        error = cube - eef
+        error[:2] += self._offset
+        height = -float(error[2])
         self._descending |= bool(np.hypot(error[0], error[1]) < self.reach)
-        if self._at_cube_for >= 0 or (self._descending and abs(error[2]) < self.depth):
-            self._at_cube_for += 1
-        if self._at_cube_for >= self.close_steps:
-            error = np.array([0.0, 0.0, table + self.lift_height - eef[2]])
-        elif self._at_cube_for >= 0:
-            error = error * [1.0, 1.0, 1.0]
+        if self._steps_at_cube >= 0 or (self._descending and abs(height) < self.depth):
+            self._steps_at_cube += 1
+        closing = self._closing(height)
+        self._last_height = height
+        if self._steps_at_cube >= self.close_steps:
+            error[:] = 0.0, 0.0, table + self.lift_height - eef[2]
         elif not self._descending:
             error[2] += self.hover
         action = np.zeros(7)
         action[_ARM] = np.clip(self.gain * error, -1.0, 1.0)
-        action[6] = self._gripper()
+        action[6] = CLOSE if closing else OPEN
         return disturb(action, _ARM, self.config, self._rng)
 
-    def _gripper(self) -> float:
-        return CLOSE if self._at_cube_for >= max(self.config.gripper_shift, 0) else OPEN
+    def _closing(self, height: float) -> bool:
+        """Whether the gripper closes now, given the height above the cube in metres."""
+        shift = self.config.gripper_shift
+        if self._steps_at_cube >= 0:
+            return self._steps_at_cube >= shift
+        speed = self._last_height - height  # metres per step
+        return self._descending and speed > 0 and (height - self.depth) / speed <= -shift if shift < 0 else False
 
 
 _EXPERTS = {"Lift": LiftExpert}

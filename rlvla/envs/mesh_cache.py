@@ -1,0 +1,120 @@
+"""Lighter copies of a model's visual meshes, made once per installation and kept in the user's cache folder.
+
+A software renderer's time goes into the robot's triangles (a Panda and its mount have 160,000), at image sizes where most
+are smaller than a pixel. Only meshes that neither collide nor carry mass are replaced, so physics stays bit-identical.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+import xml.etree.ElementTree as ET
+from collections import defaultdict
+from pathlib import Path
+
+import mujoco
+import numpy as np
+
+from rlvla.utils.errors import require
+
+KEPT_FRACTION = 1 / 6
+MIN_FACES = 700  # meshes as small as this are left alone, larger ones are not reduced below it
+# Part of a cached file's name: a change of how meshes are made must not find files made otherwise.
+_RECIPE = f"quadric-{KEPT_FRACTION:.4f}-{MIN_FACES}-1"
+
+
+def cache_dir() -> Path:
+    """`$RLVLA_CACHE_DIR`, else `$XDG_CACHE_HOME/rlvla`, else `~/.cache/rlvla`."""
+    if os.environ.get("RLVLA_CACHE_DIR"):
+        return Path(os.environ["RLVLA_CACHE_DIR"])
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "rlvla"
+
+
+def lighten_visual_meshes(xml: str, folder: Path | None = None) -> str:
+    """The same MuJoCo model with its purely visual meshes replaced by reduced ones.
+
+    Args:
+        xml: a model whose meshes are given by absolute file names.
+        folder: where the reduced meshes are kept; by default in `cache_dir()`, or in a folder for this process where
+            that cannot be written.
+    """
+    root = ET.fromstring(xml)
+    uses = defaultdict(list)
+    for geom in root.iter("geom"):
+        if geom.get("mesh") is not None:
+            uses[geom.get("mesh")].append(geom)
+    folder = folder or _writable_folder(cache_dir() / "meshes")
+    for mesh in root.iter("mesh"):
+        file = mesh.get("file")
+        if file is not None and uses[mesh.get("name")] and all(map(_is_visual, uses[mesh.get("name")])):
+            mesh.set("file", str(reduced_mesh(Path(file), folder)))
+    return ET.tostring(root, encoding="unicode")
+
+
+def _is_visual(geom: ET.Element) -> bool:
+    """Whether the geom neither collides nor, in robosuite's models (`inertiagrouprange="0 0"`), has mass."""
+    return geom.get("contype") == "0" and geom.get("conaffinity") == "0" and geom.get("group") == "1"
+
+
+def _writable_folder(folder: Path) -> Path:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK):
+            return folder
+    except OSError:
+        pass
+    return Path(tempfile.mkdtemp(prefix="rlvla-meshes-"))
+
+
+def reduced_mesh(file: Path, folder: Path) -> Path:
+    """The file to use in place of mesh `file`: a reduced copy in `folder`, made if it is not there, or `file` itself.
+
+    Processes may do this at the same time: a file appears under its name only when it is complete.
+    """
+    digest = hashlib.sha256(file.read_bytes() + _RECIPE.encode()).hexdigest()[:24]
+    target, small = folder / f"{digest}.stl", folder / f"{digest}.small"
+    if target.exists():
+        return target
+    if small.exists():
+        return file
+    vertices, faces = _read_mesh(file)
+    if len(faces) <= MIN_FACES:
+        _write_atomically(small, b"")
+        return file
+    simplifier = require("fast_simplification", extra="robosuite")
+    kept = max(MIN_FACES, int(len(faces) * KEPT_FRACTION))
+    vertices, faces = simplifier.simplify(vertices, faces, target_reduction=1.0 - kept / len(faces))
+    _write_atomically(target, _binary_stl(vertices[faces]))
+    return target
+
+
+def _read_mesh(file: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Vertices [V, 3] float32 and faces [F, 3] int32 of a mesh in any format that MuJoCo reads."""
+    model = mujoco.MjModel.from_xml_string(
+        f'<mujoco><asset><mesh name="mesh" file="{file}" inertia="shell"/></asset>'
+        '<worldbody><geom type="mesh" mesh="mesh"/></worldbody></mujoco>'
+    )
+    # MuJoCo moves a mesh into its own inertial frame and remembers by how much.
+    rotation = np.empty(9)
+    mujoco.mju_quat2Mat(rotation, model.mesh_quat[0])
+    vertices = (model.mesh_vert @ rotation.reshape(3, 3).T + model.mesh_pos[0]).astype(np.float32)
+    # Faces that do not share vertices would be reduced one by one, and the surface would fall to pieces.
+    _, first, welded = np.unique(model.mesh_vert, axis=0, return_index=True, return_inverse=True)
+    return vertices[first], welded.reshape(-1)[model.mesh_face].astype(np.int32)
+
+
+def _binary_stl(triangles: np.ndarray) -> bytes:
+    """Triangles [F, 3, 3] as a binary STL file; MuJoCo computes the normals itself."""
+    record = np.dtype([("normal", "<f4", 3), ("corners", "<f4", (3, 3)), ("attribute", "<u2")])
+    records = np.zeros(len(triangles), dtype=record)
+    records["corners"] = triangles
+    return bytes(80) + np.uint32(len(triangles)).tobytes() + records.tobytes()
+
+
+def _write_atomically(target: Path, content: bytes) -> None:
+    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=target.name)
+    with os.fdopen(handle, "wb") as file:
+        file.write(content)
+    os.replace(temporary, target)
