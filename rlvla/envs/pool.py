@@ -41,6 +41,8 @@ _WORKER_ENVIRONMENT = {
     "MKL_NUM_THREADS": "1",
     "OMP_WAIT_POLICY": "PASSIVE",
     "LP_NUM_THREADS": "0",
+    # `python -m` would look in the working directory first, where another copy of rlvla may lie.
+    "PYTHONSAFEPATH": "1",
 }
 # How long an idle worker may take to close its environment, and any worker to heed SIGTERM.
 _GRACE_SECONDS, _TERMINATE_SECONDS = 3.0, 1.0
@@ -162,7 +164,8 @@ class EnvPool:
     Args:
         num_workers: how many processes, numbered from 0.
         python: the interpreter to run them with.
-        custom_modules: modules (`.py` files or dotted names) that a worker imports first, to register suites.
+        custom_modules: modules (`.py` files, or dotted names of what is installed or on PYTHONPATH) that a worker
+            imports first, to register suites.
         environment: environment variables for the workers beyond those of this process.
         start_timeout: seconds that the processes may take to start.
 

@@ -1,0 +1,308 @@
+"""The environment contract as tests, for every suite that ships with rlvla and for yours.
+
+Inherit from `EnvContract` in a test file of your own and run it with pytest:
+
+    import my_suite  # registers "my_suite"
+    from rlvla.envs.testing import EnvContract
+
+    class TestMySuite(EnvContract):
+        suite = "my_suite"
+        hold_steps = 5
+"""
+# ruff: noqa: D102 (the names of the tests are what they require)
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from rlvla.envs.base import ChunkResult, Env, Observation
+from rlvla.envs.experts import ExpertConfig, make_expert
+from rlvla.envs.experts.episode import play_expert_episode
+from rlvla.envs.registry import get_suite, list_tasks, make_env
+from rlvla.utils.errors import ConfigError
+
+# How many initial states are tried in search of one that the expert solves.
+_EXPERT_TRIES = 10
+Solution = tuple[int, np.ndarray]
+
+
+def assert_same_observation(left: Observation, right: Observation) -> None:
+    """Equal bit for bit."""
+    np.testing.assert_array_equal(left.images, right.images)
+    assert (left.proprio is None) == (right.proprio is None)
+    if left.proprio is not None and right.proprio is not None:
+        np.testing.assert_array_equal(left.proprio, right.proprio)
+    assert left.instruction == right.instruction
+
+
+def assert_same_result(left: ChunkResult, right: ChunkResult) -> None:
+    """Equal bit for bit, recorded frames included."""
+    assert_same_observation(left.observation, right.observation)
+    for name in ("steps_executed", "terminated", "truncated", "success_at_end", "events"):
+        assert getattr(left, name) == getattr(right, name), name
+    np.testing.assert_array_equal(left.rewards, right.rewards)
+    np.testing.assert_array_equal(left.successes, right.successes)
+    assert (left.frames is None) == (right.frames is None)
+    if left.frames is not None and right.frames is not None:
+        np.testing.assert_array_equal(left.frames, right.frames)
+
+
+def assert_same_state(left: dict[str, np.ndarray], right: dict[str, np.ndarray]) -> None:
+    """Equal privileged states, bit for bit."""
+    assert left.keys() == right.keys()
+    for name in left:
+        np.testing.assert_array_equal(left[name], right[name], err_msg=name)
+
+
+class EnvContract:
+    """Tests of one task of a suite; set the attributes in a subclass whose name starts with `Test`.
+
+    Attributes:
+        suite: registered name.
+        task_id: which task of it.
+        options: further options for `make_env`, such as a small `image_size`.
+        hold_steps: consecutive successful steps after which an episode terminates.
+    """
+
+    suite: ClassVar[str]
+    task_id: ClassVar[int] = 0
+    options: ClassVar[dict[str, Any]] = {}
+    hold_steps: ClassVar[int] = 1
+
+    @classmethod
+    def make(cls, **more: Any) -> Env:
+        """The environment, with further options."""
+        return make_env(cls.suite, cls.task_id, **{**cls.options, **more})
+
+    @classmethod
+    def find_solution(cls, env: Env) -> Solution | None:
+        """An initial state and actions [S, D] that end in success, or None. By default the expert is asked."""
+        try:
+            expert = make_expert(cls.suite, cls.task_id, ExpertConfig())
+        except ConfigError:
+            return None
+        for init_state_id in range(_EXPERT_TRIES):
+            episode = play_expert_episode(env, expert, init_state_id, seed=0)
+            if episode["terminated"]:
+                return init_state_id, episode["actions"]
+        raise AssertionError(f"the expert solved none of the first {_EXPERT_TRIES} initial states")
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def env(cls) -> Iterator[Env]:
+        """One environment for all tests of the class: no test may depend on what ran before."""
+        env = cls.make(use_proprio=True)
+        yield env
+        env.close()
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def solution(cls, env: Env) -> Solution:
+        """What `find_solution` finds; skips where there is none."""
+        solution = cls.find_solution(env)
+        if solution is None:
+            pytest.skip(f"{cls.suite} has no scripted expert: override find_solution to test successful episodes")
+        return solution
+
+    def random_actions(self, env: Env, count: int, seed: int = 0) -> np.ndarray:
+        """[count, D] float32, uniform in [-1, 1]."""
+        return np.random.default_rng(seed).uniform(-1, 1, (count, env.task.action_dim)).astype(np.float32)
+
+    def check_observation(self, env: Env, observation: Observation) -> None:
+        """Shapes and types."""
+        images = observation.images
+        assert isinstance(images, np.ndarray) and images.dtype == np.uint8 and images.ndim == 4
+        assert images.shape[1] == images.shape[2] and images.shape[3] == 3
+        assert isinstance(observation.instruction, str) and observation.instruction
+        if env.task.proprio_dim:
+            assert observation.proprio is not None and observation.proprio.dtype == np.float32
+            assert observation.proprio.shape == (env.task.proprio_dim,)
+            assert np.isfinite(observation.proprio).all()
+
+    def test_offers_what_the_contract_names(self, env: Env) -> None:
+        assert isinstance(env, Env)
+        assert env.task == list_tasks(self.suite, **self.options)[self.task_id]
+        assert env.task.suite == self.suite and env.task.task_id == self.task_id
+        assert env.task.max_steps >= 1 and env.task.num_init_states >= 1 and env.task.action_dim >= 1
+
+    def test_observation_after_reset(self, env: Env) -> None:
+        self.check_observation(env, env.reset(0, seed=0))
+
+    def test_result_of_a_chunk(self, env: Env) -> None:
+        env.reset(0, seed=0)
+        result = env.step_chunk(self.random_actions(env, 3))
+        self.check_observation(env, result.observation)
+        assert result.steps_executed == 3 and not result.terminated and not result.truncated
+        assert result.rewards.shape == (3,) and result.rewards.dtype == np.float32
+        assert result.successes.shape == (3,) and result.successes.dtype == bool
+        assert type(result.terminated) is bool and type(result.truncated) is bool
+        assert len(result.events) == 3 and all(isinstance(e, frozenset) for e in result.events)
+        assert all(isinstance(name, str) for happened in result.events for name in happened)
+        assert result.frames is None and not result.success_at_end
+
+    def test_frames_on_request(self, env: Env) -> None:
+        env.reset(0, seed=0)
+        result = env.step_chunk(self.random_actions(env, 2), record_frames=True)
+        assert result.frames is not None and result.frames.dtype == np.uint8
+        assert result.frames.shape == (2, *result.observation.images.shape[1:])
+        np.testing.assert_array_equal(result.frames[-1], result.observation.images[0])
+
+    def test_actions_are_clipped(self, env: Env) -> None:
+        actions = 5 * self.random_actions(env, 2)
+        env.reset(0, seed=0)
+        wild = env.step_chunk(actions)
+        env.reset(0, seed=0)
+        assert_same_result(wild, env.step_chunk(np.clip(actions, -1, 1)))
+
+    def test_bad_actions_are_refused(self, env: Env) -> None:
+        dim = env.task.action_dim
+        env.reset(0, seed=0)
+        before = env.privileged_state()
+        for shape in [(dim,), (0, dim), (2, dim + 1), (1, 2, dim)]:
+            with pytest.raises(ValueError, match="shape"):
+                env.step_chunk(np.zeros(shape, dtype=np.float32))
+        for bad in (np.nan, np.inf):
+            actions = np.zeros((2, dim), dtype=np.float32)
+            actions[1, -1] = bad
+            with pytest.raises(ValueError, match="NaN or inf"):
+                env.step_chunk(actions)
+        assert_same_state(before, env.privileged_state())
+
+    def test_step_before_reset_is_refused(self) -> None:
+        env = self.make()
+        with pytest.raises(RuntimeError):
+            env.step_chunk(np.zeros((1, env.task.action_dim), dtype=np.float32))
+        env.close()
+
+    def test_step_limit_truncates_inside_the_chunk(self) -> None:
+        env = self.make(max_steps=3)
+        assert env.task.max_steps == 3
+        noop = np.zeros((5, env.task.action_dim), dtype=np.float32)
+        env.reset(0, seed=0)
+        result = env.step_chunk(noop)
+        assert result.steps_executed == 3 and len(result.events) == 3
+        assert result.truncated and not result.terminated and not result.success_at_end
+        assert not result.rewards.any() and not result.successes[3:].any()
+        with pytest.raises(RuntimeError):
+            env.step_chunk(noop)
+        env.reset(0, seed=0)
+        assert not env.step_chunk(noop[:2]).truncated
+        env.close()
+
+    def test_success_terminates_inside_the_chunk(self, env: Env, solution: Solution) -> None:
+        init_state_id, actions = solution
+        steps, hold = len(actions), self.hold_steps
+        env.reset(init_state_id, seed=0)
+        result = env.step_chunk(np.concatenate([actions, self.random_actions(env, 4)]))
+        assert result.terminated and not result.truncated and result.success_at_end
+        assert result.steps_executed == steps and len(result.events) == steps
+        assert result.rewards.shape == result.successes.shape == (steps + 4,)
+        assert result.rewards[steps - 1] == 1.0 and np.count_nonzero(result.rewards) == 1
+        assert not result.successes[steps:].any()
+        assert result.successes[steps - hold : steps].all(), "terminated before success was held"
+        runs = "".join("x" if success else " " for success in result.successes[: steps - 1]).split()
+        assert all(len(run) < hold for run in runs), "success was held earlier without ending the episode"
+        with pytest.raises(RuntimeError):
+            env.step_chunk(actions[:1])
+
+    def test_success_at_the_step_limit_is_no_truncation(self, solution: Solution) -> None:
+        init_state_id, actions = solution
+        env = self.make(max_steps=len(actions))
+        env.reset(init_state_id, seed=0)
+        result = env.step_chunk(actions)
+        assert result.terminated and not result.truncated
+        env.close()
+
+    def test_the_cut_into_chunks_does_not_matter(self, env: Env, solution: Solution) -> None:
+        init_state_id, actions = solution
+        env.reset(init_state_id, seed=0)
+        whole = env.step_chunk(actions)
+        env.reset(init_state_id, seed=0)
+        parts = [env.step_chunk(actions[i : i + 3]) for i in range(0, len(actions), 3)]
+        assert_same_observation(whole.observation, parts[-1].observation)
+        np.testing.assert_array_equal(whole.successes, np.concatenate([part.successes for part in parts]))
+        np.testing.assert_array_equal(whole.rewards, np.concatenate([part.rewards for part in parts]))
+        assert whole.events == [happened for part in parts for happened in part.events]
+
+    def test_equal_inputs_give_equal_trajectories_whatever_ran_before(self, env: Env) -> None:
+        def play(env: Env) -> tuple[Observation, list[ChunkResult], dict[str, np.ndarray]]:
+            first = env.reset(2, seed=7)
+            results = [env.step_chunk(self.random_actions(env, 3, seed=i), record_frames=True) for i in range(2)]
+            return first, results, env.privileged_state()
+
+        first, results, state = play(env)
+        for init_state_id, constant in ((0, 1.0), (1, -1.0)):  # leave joints, gripper and controller elsewhere
+            env.reset(init_state_id, seed=3)
+            env.step_chunk(np.full((4, env.task.action_dim), constant, dtype=np.float32))
+        fresh = self.make(use_proprio=True)
+        for other in (env, fresh):
+            first_again, results_again, state_again = play(other)
+            assert_same_observation(first, first_again)
+            for result, again in zip(results, results_again):
+                assert_same_result(result, again)
+            assert_same_state(state, state_again)
+        fresh.close()
+
+    def test_initial_state_does_not_depend_on_the_seed(self, env: Env) -> None:
+        first = env.reset(1, seed=0)
+        state = env.privileged_state()
+        assert_same_observation(first, env.reset(1, seed=12345))
+        assert_same_state(state, env.privileged_state())
+
+    def test_images_show_the_state(self, env: Env) -> None:
+        if env.task.num_init_states > 1:
+            assert (env.reset(0, seed=0).images != env.reset(1, seed=0).images).any()
+        before = env.reset(0, seed=0)
+        kept = before.images.copy()
+        after = env.step_chunk(np.full((3, env.task.action_dim), 0.7, dtype=np.float32)).observation
+        assert (after.images != kept).any()
+        np.testing.assert_array_equal(before.images, kept, err_msg="stepping changed an observation handed out earlier")
+
+    def test_image_size_and_proprio_are_as_asked(self) -> None:
+        env = self.make(image_size=48, use_proprio=False)
+        observation = env.reset(0, seed=0)
+        assert observation.images.shape == (1, 48, 48, 3) and observation.proprio is None
+        env.close()
+
+    def test_cameras_come_in_the_order_asked(self) -> None:
+        names = get_suite(self.suite).cameras[:2]
+        if len(names) < 2:
+            pytest.skip(f"{self.suite} has one camera only")
+        pictures = []
+        for cameras in (names, names[::-1]):
+            env = self.make(cameras=cameras)
+            pictures.append(env.reset(0, seed=0).images)
+            env.close()
+        np.testing.assert_array_equal(pictures[0], pictures[1][::-1])
+        assert (pictures[0][0] != pictures[0][1]).any()
+
+    def test_init_state_id_out_of_range_is_refused(self, env: Env) -> None:
+        for bad in (-1, env.task.num_init_states):
+            with pytest.raises(ValueError, match=str(env.task.num_init_states - 1)):
+                env.reset(bad, seed=0)
+        env.reset(env.task.num_init_states - 1, seed=0)
+
+    def test_unknown_names_are_refused_with_the_known_ones(self) -> None:
+        suite = get_suite(self.suite)
+        with pytest.raises(ConfigError) as camera:
+            self.make(cameras=("no_such_camera",))
+        assert "no_such_camera" in str(camera.value) and all(name in str(camera.value) for name in suite.cameras)
+        with pytest.raises(ConfigError) as task:
+            make_env(self.suite, 10**6, **self.options)
+        assert all(spec.name in str(task.value) for spec in list_tasks(self.suite))
+        with pytest.raises(ConfigError, match="no_such_option"):
+            self.make(no_such_option=1)
+        with pytest.raises(ConfigError, match="no_such_quality"):
+            self.make(render_quality="no_such_quality")
+
+    def test_close_twice(self) -> None:
+        env = self.make()
+        env.reset(0, seed=0)
+        env.close()
+        env.close()
+        with pytest.raises(RuntimeError):
+            env.step_chunk(np.zeros((1, env.task.action_dim), dtype=np.float32))

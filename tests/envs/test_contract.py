@@ -1,0 +1,29 @@
+"""The contract tests, over all suites that ship with rlvla."""
+
+import pytest
+
+from rlvla.envs.testing import EnvContract
+from rlvla.utils.errors import ConfigError, MissingExtraError
+
+
+class TestToyReach(EnvContract):
+    suite = "toy_reach"
+    hold_steps = 3
+
+
+class TestRobosuiteLift(EnvContract):
+    suite = "robosuite"
+    options = {"image_size": 32}
+    hold_steps = 5
+
+    @pytest.fixture(autouse=True, scope="class")
+    @classmethod
+    def _simulator(cls):
+        from rlvla.envs.mujoco_rendering import make_gl_context
+        from rlvla.envs.robosuite_import import import_robosuite
+
+        try:
+            import_robosuite()
+            make_gl_context(1, 1).free()
+        except (MissingExtraError, ConfigError) as error:
+            pytest.skip(str(error))

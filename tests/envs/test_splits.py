@@ -1,0 +1,56 @@
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlvla.envs import list_tasks
+from rlvla.envs.splits import check_disjoint, eval_init_states, train_init_states
+from rlvla.utils.errors import ConfigError
+
+TOY = list_tasks("toy_reach")[0]
+
+
+def task_with(count):
+    return dataclasses.replace(TOY, num_init_states=count)
+
+
+def test_the_last_fifth_is_held_out():
+    assert train_init_states(TOY, "heldout") == range(8000)
+    assert eval_init_states(TOY, "heldout", 200) == list(range(8000, 8200))
+    assert eval_init_states(task_with(50), "heldout", 10) == list(range(40, 50))
+
+
+def test_shared_uses_all_for_both():
+    assert train_init_states(task_with(50), "shared") == range(50)
+    assert eval_init_states(task_with(50), "shared", 50) == list(range(50))
+
+
+@given(st.integers(2, 3000))
+def test_held_out_states_are_a_partition(count):
+    task = task_with(count)
+    train = train_init_states(task)
+    evaluation = eval_init_states(task, "heldout", count - len(train))
+    assert sorted([*train, *evaluation]) == list(range(count))
+    assert len(train) >= 1 and len(evaluation) >= 1
+    check_disjoint(train, evaluation)
+
+
+@pytest.mark.parametrize(("n", "words"), [(11, "1 to 10"), (0, "1 to 10"), (-3, "-3")])
+def test_more_states_than_there_are(n, words):
+    with pytest.raises(ConfigError, match=words):
+        eval_init_states(task_with(50), "heldout", n)
+
+
+def test_unknown_protocol_and_too_few_states():
+    with pytest.raises(ConfigError, match="heldout, shared"):
+        train_init_states(TOY, "leaky")
+    with pytest.raises(ConfigError, match="shared"):
+        train_init_states(task_with(1), "heldout")
+
+
+def test_overlap_is_named():
+    for train in (range(100), list(range(100))):
+        with pytest.raises(ConfigError, match=r"2 initial states .*98, 99.*--eval_protocol shared"):
+            check_disjoint(train, [98, 99, 100])
+        check_disjoint(train, range(100, 200))
