@@ -61,14 +61,16 @@ def test_picture_shows_the_discs_and_the_effector_where_they_are():
             assert f"reach the {scene.colours[scene.target]} disc" == env.reset(init_state_id, 0).instruction
 
 
-def test_moves_of_a_fraction_of_a_pixel_show():
-    # A twentieth of full speed is 0.3 pixels of 64.
-    env = make_env("toy_reach", 0)
-    for axis in (0, 1):
-        before = env.reset(0, 0).images
-        action = np.zeros((1, 2), dtype=np.float32)
-        action[0, axis] = 0.05
-        assert (env.step_chunk(action).observation.images != before).any()
+def test_position_can_be_read_to_a_fraction_of_a_pixel():
+    def centroid(x):
+        image = np.zeros((64, 64, 3), dtype=np.uint8)
+        paint_disc(image, np.array([x, 0.0]), DISC_RADIUS, (255, 255, 255))
+        weights = image[:, :, 0].astype(np.float64)
+        return (weights.sum(axis=0) * (np.arange(64) + 0.5)).sum() / weights.sum()
+
+    pixel = 2.18 / 64
+    for x in np.linspace(0, pixel, 11):
+        assert centroid(x) == pytest.approx((1.09 + x) / pixel, abs=0.02)
 
 
 def test_a_disc_is_as_large_as_it_should_be_and_may_leave_the_picture():
