@@ -64,6 +64,8 @@ def load_folder(
     _check_tensors(folder, {k: tuple(v.shape) for k, v in model.state_dict().items()}, tensors)
     tensors = {k: v.to(device=device, dtype=dtype or v.dtype) for k, v in tensors.items()}
     model.load_state_dict(tensors, assign=True)
+    # The decoder computes its rotary tables itself; transformers' own module would stay behind on the meta device.
+    model.language_model.model.rotary_emb = None
     model.dataset_statistics = statistics
     model.folder = CheckpointFolder(raw, _read_companions(folder), proprio_file)
     return model.eval()

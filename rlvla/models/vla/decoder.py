@@ -43,6 +43,8 @@ def build_language_model(config: LlamaConfig, first_action_row: int, num_action_
     if problems:
         raise ConfigError(problems)
     language_model = LlamaForCausalLM(config)
+    # Unused here (`rotary_tables`), and its buffers are in no checkpoint, so they would stay on the meta device.
+    del language_model.model.rotary_emb
     language_model.lm_head = ActionHead(config.hidden_size, config.vocab_size, first_action_row, num_action_rows)
     return language_model
 

@@ -1,0 +1,106 @@
+"""Prompts, images and actions on their way into and out of the model."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+from rlvla.models.vla.configuration_openvla import OpenVLAConfig
+from rlvla.models.vla.image_processing import center_crop, libero_image
+from rlvla.models.vla.processing_openvla import OpenVLAProcessor, build_prompt
+from rlvla.utils.errors import ConfigError
+
+
+@pytest.fixture
+def processor(tiny_folder):
+    return OpenVLAProcessor.from_pretrained(tiny_folder)
+
+
+class FixedTokenizer:
+    """Gives chosen ids and remembers the text, standing in for a tokenizer that cannot be downloaded."""
+
+    def __init__(self, ids):
+        self.ids, self.text = ids, None
+
+    def __call__(self, text):
+        self.text = text
+        return {"input_ids": self.ids}
+
+
+def test_prompt_template():
+    expected = "In: What action should the robot take to pick up the black bowl?\nOut:"
+    assert build_prompt("Pick up the BLACK bowl") == expected
+
+
+@pytest.mark.parametrize(
+    ("ids", "expected"),
+    [
+        ([1, 512, 29901], [1, 512, 29901, 29871]),
+        ([1, 512, 29901, 29871], [1, 512, 29901, 29871]),
+        ([512, 29901], [1, 512, 29901, 29871]),
+    ],
+)
+def test_prompt_ends_with_the_trained_token_once(ids, expected):
+    tokenizer = FixedTokenizer(ids)
+    assert OpenVLAProcessor(OpenVLAConfig(), tokenizer).encode_prompt("Lift") == expected
+    assert tokenizer.text == build_prompt("lift")
+
+
+def test_collate_pads_on_the_left(processor):
+    prompts = ["lift the red cube", "reach an unknown disc"]
+    ids, mask = processor.collate_prompts(prompts)
+    assert ids.shape == mask.shape and ids.dtype == torch.int64
+    for row, prompt in enumerate(prompts):
+        encoded = processor.encode_prompt(prompt)
+        assert ids[row, mask[row].bool()].tolist() == encoded
+        assert mask[row].tolist() == sorted(mask[row].tolist()), "padding comes first"
+        assert (ids[row, mask[row] == 0] == processor.config.pad_token_id).all()
+    assert mask.sum(1).unique().numel() == 2
+
+
+def test_actions_round_trip_through_tokens(processor, statistics):
+    stats = statistics["toy"]["action"]
+    rng = np.random.default_rng(0)
+    actions = rng.uniform(stats["q01"], stats["q99"], (4, 3, 7))
+    actions[..., 6] = rng.integers(0, 2, (4, 3)) * 2 - 1
+    ids = processor.encode_actions(actions)
+    first = processor.config.base_vocab_size - 256
+    assert ids.shape == (4, 21) and ids.min() >= first and ids.max() < first + 256
+    half_bin = (np.array(stats["q99"]) - np.array(stats["q01"])) / 2 / 255
+    error = np.abs(processor.decode_actions(ids) - actions)
+    assert (error[..., :6] <= half_bin[:6] + 1e-7).all()
+    assert error[..., 6].max() <= 1 / 255 + 1e-9
+    order = processor.encode_actions(np.tile(np.arange(7) * 0.01, (1, 3, 1)))
+    assert np.array_equal(order[0, :7], order[0, 7:14]), "tokens run through the dimensions first"
+
+
+def test_images_stay_uint8_and_follow_the_configuration(processor):
+    images = np.random.default_rng(0).integers(0, 256, (2, 32, 32, 3), dtype=np.uint8)
+    assert np.array_equal(processor.prepare_images(images), images)
+    processor.config.center_crop = True
+    cropped = processor.prepare_images(images)
+    assert cropped.dtype == np.uint8 and np.array_equal(cropped, center_crop(images, 0.9, 32))
+    processor.config.image_preprocessing = "libero"
+    expected = center_crop(np.stack([libero_image(image, 32) for image in images]), 0.9, 32)
+    assert np.array_equal(processor.prepare_images(images), expected)
+    assert processor.pixel_values(expected).shape == (12, 32, 32)
+
+
+def test_proprio_uses_the_statistics(processor, statistics):
+    assert np.allclose(processor.normalize_proprio(statistics["toy"]["proprio"]["q01"]), -1.0)
+
+
+def test_missing_parts_are_named(tiny_folder, tmp_path):
+    with pytest.raises(ConfigError, match=r"no action statistics for 'lift' .*\['toy'\]"):
+        OpenVLAProcessor.from_pretrained(tiny_folder, suite="lift")
+    copy = shutil.copytree(tiny_folder, tmp_path / "copy")
+    (copy / "dataset_statistics.json").write_text(json.dumps({"toy": {"action": {}}}))
+    with pytest.raises(ConfigError, match="no 'proprio' entry"):
+        OpenVLAProcessor.from_pretrained(copy).normalize_proprio(np.zeros(6))
+    (copy / "tokenizer.json").unlink()
+    with pytest.raises(ConfigError, match="tokenizer.json is missing"):
+        OpenVLAProcessor.from_pretrained(copy)
