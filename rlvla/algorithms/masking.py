@@ -104,15 +104,17 @@ def masked_whiten(
 
 
 def _moments(values: Tensor, mask: Tensor, unbiased: bool, process_group: Any) -> tuple[Tensor, Tensor]:
-    """Masked mean and variance; the second pass over centred values avoids cancellation at a large offset."""
-    mean = masked_mean(values, mask, process_group=process_group)
-    count = all_reduce_sum(mask.sum(), process_group).to(mean.dtype)
+    """Masked mean and variance.
+
+    The values are centred by their exact mean before they are squared, so that a large offset costs no digits.
+    """
+    total = all_reduce_sum(masked_sum(values, mask), process_group)
+    count = all_reduce_sum(mask.sum(), process_group).to(total.dtype)
     if unbiased and count < 2:
         raise ValueError(
             f"the unbiased variance needs at least 2 valid entries, got {int(count)}; "
             "pass unbiased=False or a larger batch"
         )
-    squares = torch.square(clean(values, mask, mean.dtype) - mean)
-    total = all_reduce_sum(torch.where(mask, squares, torch.zeros_like(squares)).sum(), process_group)
-    variance = total / (count + EPSILON)
-    return mean, variance * (count / (count - 1)) if unbiased else variance
+    centred = clean(clean(values, mask, total.dtype) - total / count.clamp(min=1), mask, total.dtype)
+    variance = all_reduce_sum(centred.square().sum(), process_group) / (count + EPSILON)
+    return total / (count + EPSILON), variance * (count / (count - 1)) if unbiased else variance

@@ -168,7 +168,7 @@ def rloo(
     if singleton not in ("raw", "zero"):
         raise ValueError(f"singleton must be 'raw' or 'zero', got {singleton!r}")
     scores, groups = _scores_and_groups("rloo", token_level_rewards, response_mask, group_ids)
-    size = groups.size
+    size = groups.size.to(scores.dtype)
     others = (scores - groups.mean(scores)) * (size / (size - 1).clamp(min=1))
     lone = scores if singleton == "raw" else torch.zeros_like(scores)
     return _spread(torch.where(size > 1, others, lone), token_level_rewards, response_mask)

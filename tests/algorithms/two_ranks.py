@@ -1,0 +1,24 @@
+"""Run a function on two gloo ranks of this machine and collect what each returns."""
+
+import os
+import tempfile
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+
+def run(function, *arguments):
+    """[function(rank, *arguments) of rank 0, of rank 1]; the function must be importable."""
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(_rank, args=(folder, function, arguments), nprocs=2)
+        return [torch.load(os.path.join(folder, f"{rank}.pt")) for rank in range(2)]
+
+
+def _rank(rank, folder, function, arguments):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+    try:
+        torch.save(function(rank, *arguments), os.path.join(folder, f"{rank}.pt"))
+    finally:
+        dist.destroy_process_group()
