@@ -1,7 +1,8 @@
 """Lighter copies of a model's visual meshes, made once per installation and kept in the user's cache folder.
 
-A software renderer's time goes into the robot's triangles (a Panda and its mount have 160,000), at image sizes where most
-are smaller than a pixel. Only meshes that neither collide nor carry mass are replaced, so physics stays bit-identical.
+A software renderer's time goes into the robot's triangles (a Panda and its mount have 160,000), at image
+sizes where most are smaller than a pixel. Only meshes that neither collide nor carry mass are replaced, so that physics
+stays bit-identical.
 """
 
 from __future__ import annotations

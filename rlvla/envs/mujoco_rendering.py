@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import importlib
-import os
 import weakref
 import xml.etree.ElementTree as ET
 from collections.abc import Sequence
@@ -14,45 +12,11 @@ from typing import Any
 import mujoco
 import numpy as np
 
-from rlvla.utils.errors import ConfigError
+from rlvla.envs.gl import make_current, make_gl_context
 
-RENDER_QUALITIES = ("fast", "full")
 # robosuite puts collision geometry into group 0 and what is to be seen into group 1.
 _COLLISION_GROUP, _VISUAL_GROUP = 0, 1
 _MAX_GEOMS = 1000
-
-# The context that is current in this process (one thread renders), so that one renderer never switches.
-_current: weakref.ref[Renderer] | None = None
-
-
-def gl_backend() -> str:
-    """`egl` or `osmesa`: what MUJOCO_GL asks for, `egl` where it is unset."""
-    backend = os.environ.setdefault("MUJOCO_GL", "egl").strip().lower()
-    if backend not in ("egl", "osmesa"):
-        raise ConfigError(f"MUJOCO_GL={backend!r} cannot render without a screen; set MUJOCO_GL to egl or osmesa")
-    return backend
-
-
-def make_gl_context(width: int, height: int) -> Any:
-    """An off-screen GL context, made current.
-
-    Raises:
-        ConfigError: GL does not work here; the message names the packages to install.
-    """
-    backend = gl_backend()
-    try:
-        context = importlib.import_module(f"mujoco.{backend}").GLContext(width, height)
-        context.make_current()
-    except Exception as error:  # PyOpenGL reports a missing driver as ImportError, AttributeError, GLError, ...
-        remedy = (
-            "install the Debian packages libegl1 libegl-mesa0 libgl1-mesa-dri libopengl0, "
-            "or install libosmesa6 and set MUJOCO_GL=osmesa"
-            if backend == "egl"
-            else "install the Debian package libosmesa6, or set MUJOCO_GL=egl"
-        )
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise ConfigError(f"no working GL for rendering (MUJOCO_GL={backend}: {reason}); {remedy}") from error
-    return context
 
 
 def add_camera(xml: str, name: str, position: Sequence[float], target: Sequence[float], fovy: float) -> str:
@@ -104,13 +68,14 @@ class Renderer:
         ConfigError: no working GL.
     """
 
+    _gl: Any = None  # until a context exists, there is nothing to close
+
     def __init__(self, model: mujoco.MjModel, image_size: int, quality: str):
         self._model, self._size = model, image_size
         model.vis.global_.offwidth = model.vis.global_.offheight = image_size
         if quality == "fast":
             simplify_visuals(model)
-        self._gl: Any = make_gl_context(image_size, image_size)
-        self._set_current()
+        self._gl = make_gl_context(image_size, image_size)
         self._context = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_50)
         mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._context)
         self._scene = mujoco.MjvScene(model, maxgeom=_MAX_GEOMS)
@@ -129,15 +94,9 @@ class Renderer:
         self._at_exit = partial(_close_if_alive, weakref.ref(self))
         atexit.register(self._at_exit)
 
-    def _set_current(self) -> None:
-        global _current
-        if _current is None or _current() is not self:
-            self._gl.make_current()
-            _current = weakref.ref(self)
-
     def render(self, data: mujoco.MjData, cameras: Sequence[int]) -> np.ndarray:
         """Images [N, H, W, 3] uint8, upright, of the cameras with these ids."""
-        self._set_current()
+        make_current(self._gl)
         images = np.empty((len(cameras), self._size, self._size, 3), dtype=np.uint8)
         for image, camera in zip(images, cameras, strict=True):
             self._camera.fixedcamid = camera
@@ -151,11 +110,13 @@ class Renderer:
 
     def close(self) -> None:
         """Free the GL context. Safe to call twice."""
-        global _current
         if self._gl is None:
             return
-        self._set_current()
+        make_current(self._gl)
         self._context.free()
         self._gl.free()
-        self._gl, _current = None, None
+        self._gl = None
         atexit.unregister(self._at_exit)
+
+    def __del__(self):
+        self.close()

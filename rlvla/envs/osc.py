@@ -226,7 +226,10 @@ class OscController:
         self._goal_mat[:] = self._eef_mat.reshape(3, 3)
 
     def set_goal(self, action: np.ndarray) -> None:
-        """Aim at the present pose plus action [6] in [-1, 1]; without any rotation the goal orientation is kept."""
+        """Aim at the present pose plus action [6] in [-1, 1]; without any rotation the goal orientation is kept.
+
+        In double precision throughout, where robosuite rounds the rotation to single precision.
+        """
         delta = action * self.output_max
         self._goal_pos[:] = self._eef_pos + delta[:3]
         angle = math.sqrt(float(delta[3:] @ delta[3:]))

@@ -162,6 +162,8 @@ class RobosuiteEnv:
         actions = check_actions(actions, ACTION_DIM)
         if self._steps_left == 0:
             raise RuntimeError("step_chunk was called before reset or after the end of the episode")
+        if record_frames and not self._cameras:
+            raise ValueError("frames cannot be recorded: the environment was made without cameras")
         rewards, successes = np.zeros(len(actions), dtype=np.float32), np.zeros(len(actions), dtype=bool)
         events, frames, held, executed = [], [], False, 0
         for action in actions:
@@ -218,9 +220,8 @@ class RobosuiteEnv:
             raise RuntimeError("the environment has been closed")
 
     def _images(self, cameras: list[int]) -> np.ndarray:
-        if self._renderer is None:
-            size = self.options.image_size
-            return np.zeros((len(cameras), size, size, 3), dtype=np.uint8)
+        if self._renderer is None:  # made without cameras
+            return np.empty((0, self.options.image_size, self.options.image_size, 3), dtype=np.uint8)
         return self._renderer.render(self._sim.data, cameras)
 
     def _observe(self) -> Observation:

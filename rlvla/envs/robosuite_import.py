@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-import os
+import warnings
 from typing import Any
 
+from rlvla.envs.gl import gl_backend, make_gl_context
 from rlvla.utils.errors import ConfigError, require
 
 
@@ -17,15 +18,15 @@ def import_robosuite() -> Any:
         MissingExtraError: it is not installed.
         ConfigError: GL, which it loads on import, does not work here; or the version is not supported.
     """
-    os.environ.setdefault("MUJOCO_GL", "egl")
+    gl_backend()
     logging.getLogger("robosuite_logs").setLevel(logging.ERROR)
     installed = importlib.util.find_spec("robosuite") is not None
     try:
-        robosuite = require("robosuite", extra="robosuite")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # about its own logging calls
+            robosuite = require("robosuite", extra="robosuite")
     except Exception:
         if installed and importlib.util.find_spec("mujoco") is not None:
-            from rlvla.envs.mujoco_rendering import make_gl_context
-
             make_gl_context(1, 1).free()  # raises, saying what is missing, if GL is the cause
         raise
     if not robosuite.__version__.startswith("1.4."):

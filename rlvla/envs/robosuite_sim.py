@@ -1,7 +1,7 @@
 """A robosuite environment, built by robosuite and stepped through MuJoCo's raw interface.
 
 robosuite's own `step` runs `mj_forward` twice before each `mj_step` and updates observables that nobody reads. Here a
-substep is `mj_step1`, the arm's torques, `mj_step2`; the trajectory is the same.
+substep is `mj_step1`, the arm's torques, `mj_step2`; the trajectory is the same up to rounding.
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@ class LiftExpert:
     systematic errors that `ExpertConfig` asks for.
 
     Args:
-        config: how far it departs from its best behaviour. A late gripper lifts before it has closed; an early one closes
-            that many steps, as estimated from the speed of descent, before it reaches the cube.
+        config: how far it departs from its best behaviour. A late gripper is lifted before it has closed; an early
+            one closes that many steps, estimated from the speed of descent, before it reaches the cube.
     """
 
     gain = 20.0  # action per metre of error: saturates at 5 cm, which is what an action of 1 asks for

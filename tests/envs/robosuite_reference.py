@@ -1,0 +1,59 @@
+"""Stock robosuite, put into the state of one of our environments: the reference the tests compare with."""
+
+import mujoco
+import numpy as np
+import pytest
+
+from rlvla.envs.gl import make_gl_context
+from rlvla.envs.robosuite_import import import_robosuite
+from rlvla.utils.errors import ConfigError, MissingExtraError
+
+
+def require_simulator():
+    """Skip where robosuite or GL is missing."""
+    try:
+        import_robosuite()
+        make_gl_context(1, 1).free()
+    except (MissingExtraError, ConfigError) as error:
+        pytest.skip(str(error))
+
+
+class StockLift:
+    """Robosuite's Lift, built from the same drawn sizes and stepped by robosuite itself."""
+
+    def __init__(self, control_freq=20):
+        from rlvla.envs.robosuite_sim import numpy_seed
+
+        robosuite = import_robosuite()
+        with numpy_seed(0):
+            self.env = robosuite.make(
+                "Lift",
+                robots="Panda",
+                controller_configs=robosuite.load_controller_config(default_controller="OSC_POSE"),
+                has_renderer=False,
+                has_offscreen_renderer=False,
+                use_camera_obs=False,
+                control_freq=control_freq,
+                hard_reset=False,
+                ignore_done=True,
+            )
+            self.env.reset()
+        self.model, self.data = self.env.sim.model._model, self.env.sim.data._data
+
+    def start_from(self, qpos):
+        """Begin an episode in joint positions `qpos`, at rest."""
+        robot = self.env.robots[0]
+        mujoco.mj_resetData(self.model, self.data)
+        self.data.qpos[:] = qpos
+        robot.gripper.current_action = np.zeros(2)
+        robot.controller.update_initial_joints(qpos[robot._ref_joint_pos_indexes])
+        robot.controller.new_update = True
+
+    def step(self, action):
+        self.env.step(np.asarray(action, dtype=np.float64))
+
+    def success(self):
+        return bool(self.env._check_success())
+
+    def grasped(self):
+        return bool(self.env._check_grasp(self.env.robots[0].gripper, self.env.cube))
