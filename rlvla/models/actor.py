@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -74,7 +75,11 @@ class Actor(nn.Module):
 
     @classmethod
     def from_pretrained(
-        cls, path: str | Path, config: ActorConfig | None = None, unnorm_key: str | None = None
+        cls,
+        path: str | Path,
+        config: ActorConfig | None = None,
+        unnorm_key: str | None = None,
+        **overrides: Any,
     ) -> Actor:
         """Load a checkpoint folder in the public format.
 
@@ -82,11 +87,12 @@ class Actor(nn.Module):
             path: config.json, safetensors, tokenizer, dataset_statistics.json.
             config: LoRA and memory options.
             unnorm_key: which entry of the dataset statistics to use; needed only where there are several.
+            **overrides: settings that replace those of config.json, e.g. `center_crop`.
 
         Raises:
             ConfigError: a missing or foreign file, wrong tensors, or unknown statistics key.
         """
-        vla = OpenVLAForActionPrediction.from_pretrained(path)
+        vla = OpenVLAForActionPrediction.from_pretrained(path, **overrides)
         return cls(vla, VLAInputs.from_pretrained(path, config=vla.config, unnorm_key=unnorm_key), config)
 
     @property
@@ -114,7 +120,8 @@ class Actor(nn.Module):
         proprio: torch.Tensor | None,
         action_tokens: torch.Tensor,
         temperature: float = 1.0,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        all_columns: bool = False,
+    ) -> tuple[torch.Tensor, torch.Tensor] | torch.Tensor:
         """Score given tokens.
 
         Args:
@@ -124,11 +131,14 @@ class Actor(nn.Module):
             proprio: [B, P] float32 as the environment gave it, or None.
             action_tokens: [B, T] int64, columns 0..255.
             temperature: divides the logits.
+            all_columns: return the log-probabilities of all 256 columns instead.
 
         Returns:
-            log-probabilities [B, T] and entropies [B, T] (nats), float32.
+            log-probabilities [B, T] and entropies [B, T] (nats), or log-probabilities [B, T, 256]; float32.
         """
         log_probs = torch.log_softmax(self._logits(input_ids, attention_mask, images, proprio) / temperature, dim=-1)
+        if all_columns:
+            return log_probs
         chosen = log_probs.gather(-1, action_tokens.unsqueeze(-1)).squeeze(-1)
         return chosen, -(log_probs.exp() * log_probs).sum(-1)
 

@@ -1,0 +1,1 @@
+"""Trainers, experience making, evaluation."""

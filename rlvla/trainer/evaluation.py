@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from rlvla.envs.base import TaskSpec
-from rlvla.envs.splits import eval_init_states
+from rlvla.envs.config import SplitConfig
 from rlvla.experience import Sample
 from rlvla.rollout import EpisodeRequest, RolloutEngine, RolloutPolicy
 from rlvla.utils.logging import progress_bar, table
@@ -76,13 +76,18 @@ class EvalResult:
             f"{prefix}/success_at_end": self.success_at_end.rate,
             f"{prefix}/success_once": self.success_once.rate,
             f"{prefix}/episode_length": self.mean_length,
+            f"{prefix}/n": float(self.success_at_end.n),
         }
 
     def as_table(self) -> str:
         """For the terminal."""
-        rows = [(t.name, t.success_at_end.n, t.success_at_end, t.success_once, f"{t.mean_length:.1f}") for t in self.tasks]
+        rows = [
+            (t.name, t.success_at_end.n, t.success_at_end, t.success_once, f"{t.mean_length:.1f}") for t in self.tasks
+        ]
         if len(rows) > 1:
-            rows.append(("all", self.success_at_end.n, self.success_at_end, self.success_once, f"{self.mean_length:.1f}"))
+            rows.append(
+                ("all", self.success_at_end.n, self.success_at_end, self.success_once, f"{self.mean_length:.1f}")
+            )
         mode = "greedy" if self.greedy else "sampled"
         return table(("task", "n", "success at end [95 %]", "success once [95 %]", "steps"), rows) + (
             f"\n({mode}, protocol {self.protocol})"
@@ -96,7 +101,7 @@ def evaluate(
     strategy: DeepspeedStrategy,
     *,
     episodes_per_task: int,
-    protocol: str,
+    split: SplitConfig,
     seed: int,
     greedy: bool = True,
     temperature: float = 1.0,
@@ -108,10 +113,14 @@ def evaluate(
     """
     requests = [
         EpisodeRequest(
-            task.suite, task.task_id, state, derive_seed(seed, "eval", task.task_id, state), f"eval/{task.task_id}/{state}"
+            task.suite,
+            task.task_id,
+            state,
+            derive_seed(seed, "eval", task.task_id, state),
+            f"eval/{task.task_id}/{state}",
         )
         for task in tasks
-        for state in eval_init_states(task, protocol, episodes_per_task)
+        for state in split.eval_states(task, episodes_per_task)
     ]
     own = requests[strategy.rank :: strategy.world_size]
     with progress_bar(len(own), description, enabled=strategy.is_main) as bar:
@@ -119,7 +128,7 @@ def evaluate(
         samples = engine.run(own, policy, temperature=temperature, greedy=greedy, on_sample=show)
     outcomes = [(s.task_id, s.success_at_end, s.success_once, s.finish_step) for s in samples]
     gathered = [outcome for part in strategy.gather_objects(outcomes) for outcome in part]
-    return summarise(gathered, tasks, protocol, greedy)
+    return summarise(gathered, tasks, split.eval_protocol, greedy)
 
 
 def summarise(
@@ -129,9 +138,7 @@ def summarise(
     results = []
     for task in tasks:
         own = [outcome for outcome in outcomes if outcome[0] == task.task_id]
-        results.append(
-            TaskResult(task.task_id, task.name, *_rates(own), mean_length=sum(o[3] for o in own) / len(own))
-        )
+        results.append(TaskResult(task.task_id, task.name, *_rates(own), mean_length=sum(o[3] for o in own) / len(own)))
     at_end, once = _rates(outcomes)
     length = sum(o[3] for o in outcomes) / len(outcomes)
     return EvalResult(protocol, greedy, at_end, once, length, tuple(results))

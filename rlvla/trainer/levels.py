@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+LEVEL_ORDER = {"token": 0, "action": 1, "chunk": 2}  # from fine to coarse
+
 
 def tokens_per_column(level: str, num_tokens: int, action_dim: int) -> int:
     """How many tokens one column of the level stands for."""

@@ -50,6 +50,11 @@ class OptimConfig:
     total_steps: int
 
 
+def launched_world_size() -> int:
+    """Ranks of this run, known before the process group exists: the launcher's WORLD_SIZE, else 1."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
 SCHEDULERS = ("constant", "linear", "cosine", "constant_with_warmup")
 
 

@@ -123,7 +123,7 @@ def read_tensors(folder: Path) -> tuple[dict[str, Tensor], str | None]:
         ConfigError: no weights, or a file that cannot be read.
     """
     tensors: dict[str, Tensor] = {}
-    for path in _weight_files(folder):
+    for path in weight_files(folder):
         if not path.is_file():
             raise ConfigError(f"{path} is missing, although {INDEX_FILE} names it; copy the checkpoint again")
         try:
@@ -230,7 +230,7 @@ def _listing(title: str, names: list[str]) -> str | None:
     return f"{title}: {', '.join(names[:MAX_LISTED])}{more}"
 
 
-def _weight_files(folder: Path) -> list[Path]:
+def weight_files(folder: Path) -> list[Path]:
     if (folder / INDEX_FILE).is_file():
         names = sorted(set(_read_json(folder / INDEX_FILE).get("weight_map", {}).values()))
         return [folder / name for name in names]

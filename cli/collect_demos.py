@@ -1,0 +1,83 @@
+"""Record demonstrations of a scripted expert as robomimic-style HDF5 with dataset statistics."""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from rlvla.utils.threads import limit_threads
+
+limit_threads()
+
+from rlvla.envs.config import EnvConfig, SplitConfig
+from rlvla.envs.experts import ExpertConfig, make_expert
+from rlvla.utils.arguments import Parser, add_arguments, arg, fail, from_namespace, range_problems
+from rlvla.utils.errors import ConfigError, MissingExtraError
+from rlvla.utils.runs import output_folder_problem
+
+
+@dataclass(frozen=True)
+class CollectConfig:
+    """What is recorded, and where to."""
+
+    output: str = arg("runs/demos", "folder for demos.hdf5 and dataset_statistics.json", metavar="DIR")
+    num_demos: int = arg(200, "episodes to keep, per task", minimum=1)
+    keep: str = arg("success", "keep successful episodes only, or all", choices=("success", "all"))
+    max_attempts: int = arg(20, "give up after num_demos times this many episodes per task", minimum=1)
+    num_envs: int = arg(2, "worker processes", minimum=1)
+    seed: int = arg(0, "seed of the expert's noise and of the choice of states", minimum=0)
+
+
+def build_parser() -> Parser:
+    """The command line."""
+    parser = Parser(__doc__ or "")
+    add_arguments(parser, EnvConfig, "environment")
+    add_arguments(parser, CollectConfig, "recording")
+    add_arguments(parser, SplitConfig, "initial states")
+    add_arguments(parser, ExpertConfig, "expert")
+    return parser
+
+
+def validate(env: EnvConfig, config: CollectConfig, split: SplitConfig, namespace: Namespace) -> ExpertConfig:
+    """All problems at once, before any process is started; returns the expert's settings."""
+    problems = range_problems(env) + range_problems(config) + range_problems(split)
+    expert = ExpertConfig()
+    try:
+        expert = from_namespace(ExpertConfig, namespace)
+        tasks = env.tasks()
+        problems += split.problems(tasks, 1)
+        for task in tasks:
+            make_expert(env.suite, task.task_id, expert)
+    except ConfigError as error:
+        problems += error.problems
+    folder = output_folder_problem(config.output)
+    if problems or folder:
+        raise ConfigError(problems + ([folder] if folder else []))
+    return expert
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry point."""
+    parser = build_parser()
+    namespace = parser.parse_args(argv)
+    env, config = from_namespace(EnvConfig, namespace), from_namespace(CollectConfig, namespace)
+    split = from_namespace(SplitConfig, namespace)
+    from rlvla.trainer.collect import collect_demonstrations
+
+    try:
+        expert = validate(env, config, split, namespace)
+        path = collect_demonstrations(env, config, split, expert)
+    except ConfigError as error:
+        fail(parser.prog, error)
+    except MissingExtraError as error:
+        fail(parser.prog, ConfigError(str(error)))
+    print(f"next: python cli/train_sft_vla.py --demos {path} --save_path runs/sft")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""Reinforcement-learning post-training of a VLA policy in a simulator (PPO, GRPO).
+
+Launch: deepspeed --num_accelerators 2 cli/train_ppo_vla.py --pretrain runs/sft/policy --save_path runs/ppo
+or without a launcher: python cli/train_ppo_vla.py ...
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from rlvla.utils.threads import limit_threads
+
+limit_threads()
+
+from rlvla.envs.config import EnvConfig, SplitConfig
+from rlvla.models.actor import ActorConfig
+from rlvla.trainer.config import AlgorithmConfig, BatchConfig, OptimizationConfig, ScheduleConfig
+from rlvla.trainer.ppo_run import PPORun, RunConfig, run_ppo
+from rlvla.trainer.setup import PolicyConfig
+from rlvla.utils.arguments import Parser, add_arguments, fail, from_namespace
+from rlvla.utils.errors import ConfigError, MissingExtraError
+from rlvla.utils.strategy import StrategyConfig
+
+GROUPS = {
+    "run": (RunConfig, "run"),
+    "policy": (PolicyConfig, "policy"),
+    "env": (EnvConfig, "environment"),
+    "split": (SplitConfig, "initial states"),
+    "batch": (BatchConfig, "amounts"),
+    "algorithm": (AlgorithmConfig, "algorithm"),
+    "optimization": (OptimizationConfig, "optimization"),
+    "schedule": (ScheduleConfig, "evaluation, checkpoints, logging (in iterations)"),
+    "actor": (ActorConfig, "adapters and memory"),
+    "strategy": (StrategyConfig, "DeepSpeed"),
+}
+
+
+def build_parser() -> Parser:
+    """The command line."""
+    parser = Parser(__doc__ or "")
+    for config, title in GROUPS.values():
+        add_arguments(parser, config, title)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry point."""
+    parser = build_parser()
+    namespace = parser.parse_args(argv)
+    try:
+        run_ppo(PPORun(**{name: from_namespace(config, namespace) for name, (config, _) in GROUPS.items()}))
+    except ConfigError as error:
+        fail(parser.prog, error)
+    except MissingExtraError as error:
+        fail(parser.prog, ConfigError(str(error)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""Supervised fine-tuning of a VLA policy on demonstrations.
+
+Launch: deepspeed --num_accelerators 2 cli/train_sft_vla.py --demos runs/demos/demos.hdf5 --save_path runs/sft
+or without a launcher: python cli/train_sft_vla.py ...
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from rlvla.utils.threads import limit_threads
+
+limit_threads()
+
+from rlvla.models.actor import ActorConfig
+from rlvla.trainer.sft_trainer import SFTConfig
+from rlvla.utils.arguments import Parser, add_arguments, arg, fail, from_namespace
+from rlvla.utils.errors import ConfigError, MissingExtraError
+from rlvla.utils.strategy import StrategyConfig
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """What is trained on what."""
+
+    demos: str = arg("runs/demos/demos.hdf5", "demonstrations made by cli/collect_demos.py", metavar="FILE")
+    pretrain: str = arg("tiny", "checkpoint folder to start from, or 'tiny' for a new small model", metavar="DIR")
+    save_path: str = arg("runs/sft", "run folder; the policy goes to its subfolder policy/", metavar="DIR")
+    cameras: tuple[str, ...] = arg((), "cameras of the file to use (default: all of them)", metavar="NAME")
+    use_proprio: bool = arg(True, "a new tiny model reads proprio where the demonstrations hold it")
+    center_crop: bool | None = arg(None, "crop images to 90 % of their area (default: the checkpoint's, else no)")
+    unnorm_key: str | None = arg(None, "entry of the dataset statistics (default: the only one)", metavar="KEY")
+    seed: int = arg(0, "seed of weights and batches", minimum=0)
+
+
+@dataclass(frozen=True)
+class TinyConfig:
+    """Sizes of a new tiny model (--pretrain tiny)."""
+
+    action_chunk_len: int | None = arg(None, "actions per decision (default: the checkpoint's, else 8)", minimum=1)
+    tiny_patch_size: int = arg(8, "side of a patch in pixels", minimum=1)
+    tiny_vision_dim: int = arg(48, "width of each vision tower", minimum=4)
+    tiny_vision_depth: int = arg(3, "blocks of each vision tower (the last one is not computed)", minimum=2)
+    tiny_llm_dim: int = arg(64, "width of the decoder", minimum=4)
+    tiny_llm_layers: int = arg(3, "layers of the decoder", minimum=1)
+
+
+def build_parser() -> Parser:
+    """The command line."""
+    parser = Parser(__doc__ or "")
+    add_arguments(parser, RunConfig, "what is trained")
+    add_arguments(parser, TinyConfig, "new tiny model")
+    add_arguments(parser, SFTConfig, "training")
+    add_arguments(parser, ActorConfig, "adapters and memory")
+    add_arguments(parser, StrategyConfig, "DeepSpeed")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry point."""
+    parser = build_parser()
+    namespace = parser.parse_args(argv)
+    parts = [
+        from_namespace(kind, namespace) for kind in (RunConfig, TinyConfig, SFTConfig, ActorConfig, StrategyConfig)
+    ]
+    from rlvla.trainer.sft_run import run_sft
+
+    try:
+        run_sft(*parts)
+    except ConfigError as error:
+        fail(parser.prog, error)
+    except MissingExtraError as error:
+        fail(parser.prog, ConfigError(str(error)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+"""Which environment, and what the policy sees of it: flags shared by every command."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlvla.envs.base import TaskSpec
+from rlvla.envs.registry import get_suite, list_tasks
+from rlvla.envs.splits import EVAL_PROTOCOLS, check_disjoint, eval_init_states, train_init_states
+from rlvla.utils.arguments import arg
+from rlvla.utils.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class EnvConfig:
+    """The task suite and the observations.
+
+    A command that starts from a checkpoint or a file of demonstrations takes what is not given from there.
+    """
+
+    task_suite_name: str | None = arg(None, "task suite, e.g. toy_reach or robosuite (default: that of the checkpoint)")
+    task_ids: tuple[int, ...] = arg((), "tasks of the suite (default: all)", minimum=0, metavar="ID")
+    cameras: tuple[str, ...] = arg(
+        (),
+        "cameras in the order the policy sees them (default: the checkpoint's, else the suite's first)",
+        metavar="NAME",
+    )
+    image_size: int | None = arg(
+        None, "side of the square camera images in pixels (default: the checkpoint's, else 64)", minimum=8
+    )
+    use_proprio: bool | None = arg(
+        None, "observations hold the proprioceptive state (default: the checkpoint's, else no)"
+    )
+    max_steps: int | None = arg(
+        None, "environment steps after which an episode is truncated (default: the suite's)", minimum=1
+    )
+    render_quality: str | None = arg(
+        None,
+        "fast leaves out shadows, reflections and fine visual meshes (default: the checkpoint's, else fast)",
+        choices=("fast", "full"),
+    )
+    control_freq: float | None = arg(
+        None, "control steps per simulated second, robosuite only (default: the checkpoint's, else 20)", above=0
+    )
+
+    def completed(self, recorded: dict[str, Any]) -> EnvConfig:
+        """Fill what is not given from what a checkpoint or a file of demonstrations recorded (`as_dict`)."""
+        own = self.as_dict()
+        merged = {name: own[name] if own[name] not in (None, ()) else recorded.get(name, own[name]) for name in own}
+        merged = {name: tuple(v) if isinstance(v, list) else v for name, v in merged.items()}
+        return EnvConfig(**merged)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON; `completed` reads it back."""
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+    @property
+    def camera_names(self) -> tuple[str, ...]:
+        """The cameras, by default the suite's first."""
+        return self.cameras or get_suite(self.suite).cameras[:1]
+
+    @property
+    def suite(self) -> str:
+        """The suite's name; ConfigError if none is known."""
+        if self.task_suite_name is None:
+            raise ConfigError("no task suite is given; name one with --task_suite_name")
+        return self.task_suite_name
+
+    def env_kwargs(self) -> dict[str, Any]:
+        """Keyword arguments of `make_env`."""
+        given = {
+            "cameras": self.camera_names,
+            "image_size": self.image_size,
+            "use_proprio": self.use_proprio,
+            "max_steps": self.max_steps,
+            "render_quality": self.render_quality,
+            "control_freq": self.control_freq,
+        }
+        return {name: value for name, value in given.items() if value is not None}
+
+    def tasks(self) -> list[TaskSpec]:
+        """The chosen tasks; ConfigError for unknown suite, task, camera or option."""
+        tasks = {task.task_id: task for task in list_tasks(self.suite, **self.env_kwargs())}
+        unknown = [i for i in self.task_ids if i not in tasks]
+        if unknown:
+            known = ", ".join(f"{task.task_id} ({task.name})" for task in tasks.values())
+            raise ConfigError(f"{self.suite} has no task {', '.join(map(str, unknown))}; its tasks: {known}")
+        return [tasks[i] for i in self.task_ids or sorted(tasks)]
+
+
+@dataclass(frozen=True)
+class SplitConfig:
+    """Which initial states are learned from, and which are kept for evaluation."""
+
+    eval_protocol: str = arg(
+        "heldout",
+        "heldout: evaluate on the last 20 % of each task's initial states, never trained on; shared: train and "
+        "evaluate on all of them, as most published results do",
+        choices=EVAL_PROTOCOLS,
+    )
+    train_init_states: tuple[int, ...] = arg(
+        (), "train on initial states START..STOP-1 instead of the protocol's", minimum=0, nargs=2, metavar="ID"
+    )
+    eval_init_states: tuple[int, ...] = arg(
+        (), "evaluate on initial states START..STOP-1 instead of the protocol's", minimum=0, nargs=2, metavar="ID"
+    )
+
+    def train_states(self, task: TaskSpec) -> range:
+        """Ids of the initial states for training and demonstrations."""
+        return self._range(task, self.train_init_states) or train_init_states(task, self.eval_protocol)
+
+    def eval_states(self, task: TaskSpec, n: int) -> list[int]:
+        """The first n ids for evaluation; ConfigError if there are fewer."""
+        own = self._range(task, self.eval_init_states)
+        if not own:
+            return eval_init_states(task, self.eval_protocol, n)
+        if n > len(own):
+            raise ConfigError(
+                f"--eval_init_states {own.start} {own.stop} holds {len(own)} initial states, fewer than {n}"
+            )
+        return list(own[:n])
+
+    @staticmethod
+    def _range(task: TaskSpec, bounds: tuple[int, ...]) -> range:
+        if not bounds:
+            return range(0)
+        start, stop = bounds
+        if not 0 <= start < stop <= task.num_init_states:
+            raise ConfigError(
+                f"initial states {start}..{stop - 1} do not exist in {task.suite} task {task.task_id} ({task.name}), "
+                f"which has 0..{task.num_init_states - 1}; give START < STOP"
+            )
+        return range(start, stop)
+
+    def problems(self, tasks: Sequence[TaskSpec], n: int, learned_from: Sequence[range] = ()) -> list[str]:
+        """What is wrong with the split for these tasks and n evaluation states.
+
+        Args:
+            tasks: the tasks.
+            n: evaluation states per task.
+            learned_from: states that the policy has already seen (demonstrations), checked as well.
+        """
+        found = []
+        for task in tasks:
+            try:
+                evaluated, trained = self.eval_states(task, n), self.train_states(task)
+                if self.eval_protocol != "shared":
+                    for seen in [trained, *learned_from]:
+                        check_disjoint(seen, evaluated)
+            except ConfigError as error:
+                found += error.problems
+        return found

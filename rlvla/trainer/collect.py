@@ -1,0 +1,106 @@
+"""Plays the scripted expert on worker processes and records what it does."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Protocol
+
+from rlvla.envs.base import TaskSpec
+from rlvla.envs.config import EnvConfig, SplitConfig
+from rlvla.envs.experts import ExpertConfig
+from rlvla.envs.messages import EnvSpec, RunExpert
+from rlvla.envs.pool import EnvPool
+from rlvla.trainer.demonstrations import DemonstrationWriter
+from rlvla.utils.errors import ConfigError
+from rlvla.utils.logging import duration, progress_bar, table
+from rlvla.utils.seeding import derive_rng, derive_seed
+
+# robosuite and LIBERO put the gripper into the last of 7 dimensions; it is commanded as it is, not normalised.
+_GRIPPER_DIMS = {"robosuite": (6,)}
+
+
+class CollectSettings(Protocol):
+    """What the recording needs to know; see `cli/collect_demos.py`."""
+
+    output: str
+    num_demos: int
+    keep: str
+    max_attempts: int
+    num_envs: int
+    seed: int
+
+
+def collect_demonstrations(env: EnvConfig, config: CollectSettings, split: SplitConfig, expert: ExpertConfig) -> Path:
+    """Record `num_demos` episodes of each task and return the HDF5 file.
+
+    Episodes are kept in the order of their initial states, so that the file does not depend on `num_envs`.
+
+    Raises:
+        ConfigError: the expert did not succeed often enough within `max_attempts`.
+    """
+    start = time.perf_counter()
+    path = Path(config.output) / "demos.hdf5"
+    record = env.as_dict() | {"cameras": list(env.camera_names), "task_suite_name": env.suite}
+    writer = DemonstrationWriter(path, record, env.camera_names, _GRIPPER_DIMS.get(env.suite, ()))
+    rows = []
+    try:
+        with EnvPool(config.num_envs) as pool:
+            for task in env.tasks():
+                rows.append(_record_task(pool, env, task, split.train_states(task), config, expert, writer))
+        writer.close()
+    except BaseException:
+        writer.abort()
+        raise
+    print(table(("task", "kept", "played", "expert success", "mean steps"), rows))
+    print(f"{path} ({duration(time.perf_counter() - start)})")
+    return path
+
+
+def _record_task(
+    pool: EnvPool,
+    env: EnvConfig,
+    task: TaskSpec,
+    states: range,
+    config: CollectSettings,
+    expert: ExpertConfig,
+    writer: DemonstrationWriter,
+) -> tuple[str, int, int, str, str]:
+    order = derive_rng(config.seed, "demos", task.task_id).permutation(len(states))
+    limit = config.num_demos * config.max_attempts
+    spec = EnvSpec(task.suite, task.task_id, env.env_kwargs())
+    submitted = played = kept = successes = steps = 0
+    waiting: dict[int, object] = {}  # attempt -> episode that came back before its turn
+    attempts: dict[int, int] = {}  # worker -> attempt
+    with progress_bar(config.num_demos, f"demonstrations of {task.name}") as bar:
+        while kept < config.num_demos:
+            for worker in range(pool.num_workers):
+                if worker not in attempts and submitted < limit:
+                    state = states[int(order[submitted % len(states)])]
+                    seed = derive_seed(config.seed, "expert", task.task_id, submitted)
+                    pool.submit(worker, RunExpert(spec, state, seed, expert))
+                    attempts[worker] = submitted
+                    submitted += 1
+            if not attempts:
+                raise ConfigError(
+                    f"the expert succeeded in {successes} of {played} episodes of {task.name}, too few for "
+                    f"{config.num_demos} demonstrations; lower its errors or give --keep all"
+                )
+            for worker, episode in pool.wait():
+                if isinstance(episode, Exception):
+                    raise episode
+                waiting[attempts.pop(worker)] = episode
+            while played in waiting and kept < config.num_demos:
+                episode = waiting.pop(played)
+                played += 1
+                successes += episode["success_at_end"]
+                if config.keep == "all" or episode["success_at_end"]:
+                    writer.add(episode, task.task_id)
+                    kept += 1
+                    steps += len(episode["actions"])
+                    bar.set_postfix_str(f"expert success {successes / played:.2f}", refresh=False)
+                    bar.update(1)
+        while attempts:  # let the rest finish, so that the pool is idle for the next task
+            for worker, _ in pool.wait():
+                del attempts[worker]
+    return task.name, kept, played, f"{successes / played:.2f}", f"{steps / kept:.1f}"

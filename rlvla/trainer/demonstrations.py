@@ -1,0 +1,176 @@
+"""Demonstrations on disk: robomimic-style HDF5 plus `dataset_statistics.json` beside it.
+
+Layout: `data` (attribute `env_args`, JSON) / `demo_<i>` (attributes `num_samples`, `instruction`, `task_id`,
+`init_state_id`, `seed`, `success`) / `actions` [S, D], `rewards` [S], `dones` [S], `obs/<camera>_image` [S, H, W, 3]
+uint8, `obs/proprio` [S, P] where there is any.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from rlvla.utils.errors import ConfigError
+from rlvla.utils.runs import write_json
+
+STATISTICS_FILE = "dataset_statistics.json"
+
+
+class DemonstrationWriter:
+    """Writes episodes as they come; the file appears under its name only when complete.
+
+    Args:
+        path: the HDF5 file.
+        env_args: suite, tasks, cameras and options with which the episodes were made; stored as JSON.
+        cameras: camera names in the order of the images.
+        gripper_dims: action dimensions that are not normalised (their statistics mask is False).
+    """
+
+    def __init__(self, path: Path, env_args: dict[str, Any], cameras: Sequence[str], gripper_dims: Sequence[int] = ()):
+        self._path, self._cameras, self._gripper_dims = path, list(cameras), list(gripper_dims)
+        self._env_args = env_args
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._temporary = path.with_name(f".{path.name}.part")
+        self._file = h5py.File(self._temporary, "w")
+        self._data = self._file.create_group("data")
+        self._data.attrs["env_args"] = json.dumps(env_args)
+        self._actions: list[np.ndarray] = []
+        self._proprio: list[np.ndarray] = []
+
+    def add(self, episode: Any, task_id: int) -> None:
+        """Append an `ExpertEpisode` of a task."""
+        demo = self._data.create_group(f"demo_{len(self._actions)}")
+        steps = len(episode["actions"])
+        demo.attrs["num_samples"] = steps
+        demo.attrs["instruction"] = episode["instruction"]
+        demo.attrs["task_id"] = task_id
+        demo.attrs["init_state_id"] = episode["init_state_id"]
+        demo.attrs["seed"] = str(episode["seed"])
+        demo.attrs["success"] = bool(episode["success_at_end"])
+        demo["actions"] = episode["actions"]
+        demo["rewards"] = episode["rewards"]
+        demo["dones"] = np.arange(steps) == steps - 1
+        for index, camera in enumerate(self._cameras):
+            demo.create_dataset(f"obs/{camera}_image", data=episode["images"][:, index], compression="lzf")
+        if episode["proprio"] is not None:
+            demo["obs/proprio"] = episode["proprio"]
+            self._proprio.append(episode["proprio"])
+        self._actions.append(episode["actions"])
+
+    def close(self) -> None:
+        """Finish the file and write the statistics; ConfigError if no episode was added."""
+        if not self._actions:
+            self.abort()
+            raise ConfigError(f"no demonstration was kept for {self._path}: the expert never did what was asked for")
+        self._data.attrs["total"] = sum(len(actions) for actions in self._actions)
+        self._file.close()
+        entry = {"action": statistics(np.concatenate(self._actions), self._gripper_dims)}
+        if self._proprio:
+            entry["proprio"] = statistics(np.concatenate(self._proprio))
+        entry["num_transitions"] = sum(len(actions) for actions in self._actions)
+        entry["num_trajectories"] = len(self._actions)
+        write_json(self._path.parent / STATISTICS_FILE, {self._env_args["task_suite_name"]: entry})
+        os.replace(self._temporary, self._path)
+
+    def abort(self) -> None:
+        """Throw the unfinished file away."""
+        self._file.close()
+        self._temporary.unlink(missing_ok=True)
+
+
+def statistics(values: np.ndarray, unnormalised: Sequence[int] = ()) -> dict[str, list[float] | list[bool]]:
+    """mean, std, min, max, q01, q99 of [M, D] per dimension, and the mask of the dimensions to normalise."""
+    values = values.astype(np.float64)
+    q01, q99 = np.quantile(values, [0.01, 0.99], axis=0)
+    numbers = {
+        "mean": values.mean(0),
+        "std": values.std(0),
+        "min": values.min(0),
+        "max": values.max(0),
+        "q01": q01,
+        "q99": q99,
+    }
+    mask = [dim not in unnormalised for dim in range(values.shape[1])]
+    return {**{name: column.tolist() for name, column in numbers.items()}, "mask": mask}
+
+
+@dataclass
+class Demonstrations:
+    """All episodes of a file, in memory.
+
+    Attributes:
+        env_args: how the episodes were made.
+        statistics: content of `dataset_statistics.json`.
+        images: per episode [S, N, H, W, 3] uint8.
+        proprio: per episode [S, P] float32, or None.
+        actions: per episode [S, D] float32.
+        instructions: per episode.
+        success: per episode.
+        init_states: per episode (task id, initial state id).
+    """
+
+    env_args: dict[str, Any]
+    statistics: dict[str, Any]
+    images: list[np.ndarray]
+    proprio: list[np.ndarray] | None
+    actions: list[np.ndarray]
+    instructions: list[str]
+    success: list[bool]
+    init_states: list[tuple[int, int]]
+
+    @property
+    def num_steps(self) -> int:
+        """Environment steps of all episodes."""
+        return sum(len(actions) for actions in self.actions)
+
+
+def read_demonstrations(path: str | Path, cameras: Sequence[str] | None = None) -> Demonstrations:
+    """Read a file written by `DemonstrationWriter`.
+
+    Args:
+        path: the HDF5 file.
+        cameras: which cameras, in which order; default all of the file.
+
+    Raises:
+        ConfigError: the file or its statistics are missing, it is not such a file, or a camera is not in it.
+    """
+    path = Path(path)
+    statistics_path = path.parent / STATISTICS_FILE
+    problems = [
+        f"{p} does not exist; make it with cli/collect_demos.py" for p in (path, statistics_path) if not p.is_file()
+    ]
+    if problems:
+        raise ConfigError(problems)
+    try:
+        with h5py.File(path, "r") as file:
+            return _read(file, json.loads(statistics_path.read_text(encoding="utf-8")), path, cameras)
+    except (OSError, KeyError, json.JSONDecodeError) as error:
+        raise ConfigError(f"{path} is not a readable file of demonstrations ({error})") from error
+
+
+def _read(file: h5py.File, stats: dict[str, Any], path: Path, cameras: Sequence[str] | None) -> Demonstrations:
+    data = file["data"]
+    env_args = json.loads(data.attrs["env_args"])
+    known = env_args["cameras"]
+    unknown = [camera for camera in cameras or () if camera not in known]
+    if unknown:
+        raise ConfigError(f"{path} has no camera {', '.join(unknown)}; it has {', '.join(known)}")
+    demos = [data[name] for name in sorted(data, key=lambda name: int(name.split("_")[1]))]
+    has_proprio = "proprio" in demos[0]["obs"]
+    return Demonstrations(
+        env_args=env_args,
+        statistics=stats,
+        images=[np.stack([demo[f"obs/{c}_image"][:] for c in cameras or known], axis=1) for demo in demos],
+        proprio=[demo["obs/proprio"][:] for demo in demos] if has_proprio else None,
+        actions=[demo["actions"][:] for demo in demos],
+        instructions=[str(demo.attrs["instruction"]) for demo in demos],
+        success=[bool(demo.attrs["success"]) for demo in demos],
+        init_states=[(int(demo.attrs["task_id"]), int(demo.attrs["init_state_id"])) for demo in demos],
+    )

@@ -1,0 +1,50 @@
+"""Writing a trained policy as a checkpoint folder in the public format, and what it was trained to see."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rlvla.envs.config import EnvConfig
+from rlvla.utils.runs import write_json
+from rlvla.utils.strategy import DeepspeedStrategy, Engine
+
+# What the policy sees is part of what it is: suite, cameras, image size, rendering, control frequency.
+ENVIRONMENT_FILE = "rlvla_environment.json"
+
+
+def export_policy(engine: Engine, folder: Path, strategy: DeepspeedStrategy) -> None:
+    """Write `engine.module.save_pretrained` with whole parameters; called on every rank, written by one.
+
+    The folder is written beside its place and renamed; one that is there is replaced.
+    """
+    with engine.full_parameters() as module:
+        if strategy.is_main:
+            temporary = folder.with_name(f".{folder.name}.part")
+            shutil.rmtree(temporary, ignore_errors=True)
+            module.save_pretrained(temporary)
+            if folder.exists():
+                shutil.rmtree(folder)
+            temporary.rename(folder)
+    strategy.barrier()
+
+
+def record_environment(folder: Path, env: EnvConfig, learned_from: Sequence[Sequence[int]]) -> None:
+    """Note in a checkpoint folder which observations the policy was trained on.
+
+    Args:
+        folder: the checkpoint.
+        env: suite, cameras and options.
+        learned_from: [start, stop) of the initial states it has seen, so that no evaluation can reuse them unnoticed.
+    """
+    seen = sorted({tuple(bounds) for bounds in learned_from})
+    write_json(folder / ENVIRONMENT_FILE, env.as_dict() | {"cameras": list(env.camera_names), "learned_from": seen})
+
+
+def recorded_environment(folder: str | Path) -> dict[str, Any]:
+    """What `record_environment` wrote; empty where there is nothing."""
+    path = Path(folder) / ENVIRONMENT_FILE
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}

@@ -1,0 +1,206 @@
+"""From the flags of `cli/train_ppo_vla.py` to a trained policy: checks, models, workers, trainer, closing words."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rlvla.envs.config import EnvConfig, SplitConfig
+from rlvla.models.actor import Actor, ActorConfig
+from rlvla.models.reference import ReferenceModel
+from rlvla.models.value_models import Critic, RewardModel
+from rlvla.rewards import parse_rewards
+from rlvla.rollout import RolloutEngine
+from rlvla.trainer.config import AlgorithmConfig, BatchConfig, OptimizationConfig, ScheduleConfig
+from rlvla.trainer.levels import LEVEL_ORDER
+from rlvla.trainer.policy_export import record_environment, recorded_environment
+from rlvla.trainer.ppo_trainer import Models, PPOConfig, PPOTrainer
+from rlvla.trainer.setup import PolicyConfig, Setting, check_setting, start_workers
+from rlvla.trainer.summary import closing_words, save_learning_curve
+from rlvla.utils.arguments import arg, range_problems
+from rlvla.utils.errors import ConfigError
+from rlvla.utils.logging import quiet_libraries
+from rlvla.utils.runs import output_folder_problem, write_json
+from rlvla.utils.seeding import seed_everything
+from rlvla.utils.strategy import DeepspeedStrategy, StrategyConfig, launched_world_size
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Folders, rewards, workers, seed."""
+
+    save_path: str = arg("runs/ppo", "run folder: policy/, metrics, TensorBoard files, learning curve", metavar="DIR")
+    ckpt_path: str | None = arg(
+        None, "folder of the training checkpoints (default: checkpoints/ below --save_path)", metavar="DIR"
+    )
+    load_checkpoint: bool = arg(False, "continue from the newest checkpoint; start anew if there is none")
+    critic_pretrain: str | None = arg(
+        None, "checkpoint folder the critic starts from (default: --pretrain)", metavar="DIR"
+    )
+    reward_pretrain: str | None = arg(
+        None, "reward model folder; its score is added at the end of each episode", metavar="DIR"
+    )
+    reward_model_coef: float = arg(1.0, "weight of the reward model's score (0..1)")
+    reward: tuple[str, ...] = arg(
+        ("success:1.0",), "reward sources with their weights", nargs="+", metavar="NAME:WEIGHT"
+    )
+    num_envs: int = arg(8, "environment processes per rank, each playing one episode at a time", minimum=1)
+    seed: int = arg(0, "seed of everything random", minimum=0)
+
+
+@dataclass(frozen=True)
+class PPORun:
+    """All groups of flags."""
+
+    run: RunConfig
+    policy: PolicyConfig
+    env: EnvConfig
+    split: SplitConfig
+    batch: BatchConfig
+    algorithm: AlgorithmConfig
+    optimization: OptimizationConfig
+    schedule: ScheduleConfig
+    actor: ActorConfig
+    strategy: StrategyConfig
+
+    @property
+    def ckpt_path(self) -> Path:
+        """Where training checkpoints go."""
+        return Path(self.run.ckpt_path) if self.run.ckpt_path else Path(self.run.save_path) / "checkpoints"
+
+
+def check(flags: PPORun) -> Setting:
+    """The checked setting; ConfigError with every problem otherwise."""
+    problems = [p for name in PPORun.__dataclass_fields__ for p in range_problems(getattr(flags, name))]
+    problems += _batch_problems(flags) + _algorithm_problems(flags)
+    try:
+        parse_rewards(flags.run.reward)
+    except ConfigError as error:
+        problems += error.problems
+    for name, folder in (("save_path", flags.run.save_path), ("ckpt_path", str(flags.ckpt_path))):
+        problem = output_folder_problem(folder, resuming=flags.run.load_checkpoint)
+        # Checkpoints of a run live below its folder: one message is enough.
+        if problem and not (name == "ckpt_path" and flags.run.ckpt_path is None):
+            problems.append(f"--{name}: {problem}")
+    setting, more = check_setting(flags.policy, flags.env, flags.split, flags.schedule.eval_episodes)
+    problems += more
+    if problems or setting is None:
+        raise ConfigError(problems)
+    return setting
+
+
+def _batch_problems(flags: PPORun) -> list[str]:
+    batch, world, found = flags.batch, launched_world_size(), []
+    episodes = batch.episodes_per_iteration
+    if batch.train_batch_size < 1 or batch.rollout_batch_size < 1:
+        return []  # already reported
+    if batch.rollout_batch_size % world:
+        found.append(
+            f"--rollout_batch_size {batch.rollout_batch_size} must be divisible by the number of ranks {world}"
+        )
+    if batch.train_batch_size % world:
+        found.append(f"--train_batch_size {batch.train_batch_size} must be divisible by the number of ranks {world}")
+    if episodes % batch.train_batch_size:
+        found.append(
+            f"--train_batch_size {batch.train_batch_size} must divide the episodes of an iteration, "
+            f"rollout_batch_size x n_samples_per_prompt = {episodes}"
+        )
+    if batch.num_episodes < episodes:
+        found.append(f"--num_episodes {batch.num_episodes} is less than one iteration of {episodes} episodes")
+    return found
+
+
+def _algorithm_problems(flags: PPORun) -> list[str]:
+    algorithm, found = flags.algorithm, []
+    if algorithm.advantage_estimator == "grpo" and flags.batch.n_samples_per_prompt < 2:
+        found.append(
+            f"--advantage_estimator grpo compares the episodes of a group: --n_samples_per_prompt "
+            f"{flags.batch.n_samples_per_prompt} must be at least 2"
+        )
+    if (
+        algorithm.advantage_estimator == "gae"
+        and LEVEL_ORDER[algorithm.advantage_level] < LEVEL_ORDER[algorithm.log_prob_level]
+    ):
+        found.append(
+            f"--log_prob_level {algorithm.log_prob_level} sums over several advantages of --advantage_level "
+            f"{algorithm.advantage_level}; choose the advantage level at least as coarse"
+        )
+    if algorithm.eps_clip_low_high and (len(algorithm.eps_clip_low_high) != 2 or algorithm.clip[0] > algorithm.clip[1]):
+        found.append(
+            f"--eps_clip_low_high {' '.join(map(str, algorithm.eps_clip_low_high))}: give two widths, low <= high"
+        )
+    if algorithm.use_kl_loss and not algorithm.init_kl_coef:
+        found.append("--use_kl_loss has no effect with --init_kl_coef 0; give the KL a weight")
+    if algorithm.kl_target is not None and not algorithm.init_kl_coef:
+        found.append("--kl_target steers --init_kl_coef, which is 0; give it a start value")
+    if flags.run.critic_pretrain and not algorithm.needs_critic:
+        found.append(f"--critic_pretrain: {algorithm.advantage_estimator} has no critic; leave it out")
+    if flags.optimization.freezing_actor_steps and not algorithm.needs_critic:
+        found.append(f"--freezing_actor_steps: {algorithm.advantage_estimator} has no critic to warm up; leave it out")
+    if flags.strategy.adam_offload and flags.strategy.zero_stage == 0:
+        found.append("--adam_offload needs --zero_stage 1, 2 or 3")
+    return found
+
+
+def run_ppo(flags: PPORun) -> PPOTrainer:
+    """Check, train, report. Every configuration problem is raised before anything is started."""
+    setting = check(flags)
+    quiet_libraries()
+    with start_workers(flags.run.num_envs, setting) as pool:
+        models = _load_models(flags, setting)
+        strategy = DeepspeedStrategy(flags.strategy, seed=flags.run.seed)
+        seed_everything(flags.run.seed)
+        save_path = Path(flags.run.save_path)
+        if strategy.is_main:
+            write_json(save_path / "run_config.json", describe(flags, setting))
+        rollout = RolloutEngine(pool, setting.env.env_kwargs(), parse_rewards(flags.run.reward))
+        config = PPOConfig(
+            flags.batch,
+            flags.algorithm,
+            flags.optimization,
+            flags.schedule,
+            flags.split,
+            flags.run.reward_model_coef,
+        )
+        trainer = PPOTrainer(models, strategy, rollout, setting.tasks, config, save_path, flags.ckpt_path)
+        if flags.run.load_checkpoint and trainer.resume() and strategy.is_main:
+            print(f"continuing after iteration {trainer.iteration} of {flags.batch.iterations}")
+        trainer.fit()
+        if strategy.is_main:
+            _conclude(trainer, flags, setting, save_path)
+        strategy.barrier()
+        strategy.shutdown()
+    return trainer
+
+
+def _conclude(trainer: PPOTrainer, flags: PPORun, setting: Setting, save_path: Path) -> None:
+    write_json(
+        save_path / "evaluations.json",
+        [{"iteration": iteration, **result.as_dict()} for iteration, result in trainer.evaluations],
+    )
+    if not flags.schedule.val_only:
+        policy = save_path / "policy"
+        before = recorded_environment(flags.policy.pretrain).get("learned_from", [])
+        states = [flags.split.train_states(task) for task in setting.tasks]
+        record_environment(policy, setting.env, [*before, *((s.start, s.stop) for s in states)])
+        save_learning_curve(save_path)
+    print(closing_words(trainer, save_path))
+
+
+def _load_models(flags: PPORun, setting: Setting) -> Models:
+    pretrain, key, overrides = flags.policy.pretrain, setting.unnorm_key, setting.overrides
+    actor = Actor.from_pretrained(pretrain, flags.actor, key, **overrides)
+    critic = None
+    if flags.algorithm.needs_critic:
+        critic = Critic.from_pretrained(flags.run.critic_pretrain or pretrain, key)
+    reference = ReferenceModel.from_pretrained(pretrain, key) if flags.algorithm.init_kl_coef else None
+    reward_model = RewardModel.from_pretrained(flags.run.reward_pretrain) if flags.run.reward_pretrain else None
+    return Models(actor, critic, reference, reward_model)
+
+
+def describe(flags: PPORun, setting: Setting) -> dict[str, Any]:
+    """Every flag with its value, for the run folder."""
+    described = {name: asdict(getattr(flags, name)) for name in PPORun.__dataclass_fields__}
+    described["env"] = setting.env.as_dict()
+    return described

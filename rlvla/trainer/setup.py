@@ -1,0 +1,148 @@
+"""Checks and construction shared by training and evaluation: checkpoint, environment, workers.
+
+Everything that can be wrong with a configuration is found here, before a model is loaded or an episode played.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlvla.envs.base import TaskSpec
+from rlvla.envs.config import EnvConfig, SplitConfig
+from rlvla.envs.messages import EnvSpec, Make
+from rlvla.envs.pool import EnvPool
+from rlvla.models.vla.checkpoint import read_config, read_statistics, resolve_statistics_key, weight_files
+from rlvla.models.vla.configuration_openvla import OpenVLAConfig
+from rlvla.models.vla.processing_openvla import load_tokenizer
+from rlvla.trainer.policy_export import recorded_environment
+from rlvla.utils.arguments import arg
+from rlvla.utils.errors import ConfigError, MissingExtraError
+
+
+@dataclass(frozen=True)
+class PolicyConfig:
+    """The checkpoint, and what it expects."""
+
+    pretrain: str = arg("runs/sft/policy", "checkpoint folder of the policy", metavar="DIR")
+    unnorm_key: str | None = arg(
+        None, "entry of the dataset statistics (default: the suite's name, or the only one)", metavar="KEY"
+    )
+    action_chunk_len: int | None = arg(
+        None, "actions per decision; must agree with the checkpoint (default: the checkpoint's)", minimum=1
+    )
+    num_images_in_input: int | None = arg(
+        None,
+        "cameras per decision; must agree with --cameras and the checkpoint (default: the checkpoint's)",
+        minimum=1,
+    )
+    center_crop: bool | None = arg(None, "crop images to 90 % of their area (default: the checkpoint's)")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A checked configuration.
+
+    Attributes:
+        env: completed by what the checkpoint recorded.
+        tasks: the chosen tasks.
+        unnorm_key: resolved statistics key.
+        overrides: settings that replace those of the checkpoint's config.json.
+    """
+
+    env: EnvConfig
+    tasks: list[TaskSpec]
+    unnorm_key: str
+    overrides: dict[str, object]
+
+
+def check_setting(
+    policy: PolicyConfig, env: EnvConfig, split: SplitConfig, eval_episodes: int
+) -> tuple[Setting | None, list[str]]:
+    """Check checkpoint folder, environment and split against each other; returns the setting, or all problems."""
+    problems: list[str] = []
+    folder = Path(policy.pretrain)
+    recorded = recorded_environment(folder)
+    env = env.completed(recorded)
+    tasks: list[TaskSpec] = []
+    config, key = None, ""
+    try:
+        tasks = env.tasks()
+        seen = [range(*bounds) for bounds in recorded.get("learned_from", [])]
+        problems += split.problems(tasks, eval_episodes, seen)
+    except ConfigError as error:
+        problems += error.problems
+    try:
+        config, key = _check_folder(folder, policy, env)
+    except ConfigError as error:
+        problems += error.problems
+    if config is not None and tasks:
+        problems += _contradictions(policy, env, config, tasks)
+    if problems:
+        return None, problems
+    overrides = {} if policy.center_crop is None else {"center_crop": policy.center_crop}
+    return Setting(env, tasks, key, overrides), []
+
+
+def _check_folder(folder: Path, policy: PolicyConfig, env: EnvConfig) -> tuple[OpenVLAConfig, str]:
+    raw = read_config(folder)
+    config = OpenVLAConfig(**{name: value for name, value in raw.items() if name != "model_type"})
+    load_tokenizer(folder)
+    missing = [str(path) for path in weight_files(folder) if not path.is_file()]
+    if missing:
+        raise ConfigError(f"{', '.join(missing)}: missing weights; copy the checkpoint again")
+    statistics = read_statistics(folder, raw)
+    wanted = policy.unnorm_key or (env.task_suite_name if len(statistics) > 1 else None)
+    return config, resolve_statistics_key(statistics, wanted)
+
+
+def _contradictions(
+    policy: PolicyConfig, env: EnvConfig, config: OpenVLAConfig, tasks: Sequence[TaskSpec]
+) -> list[str]:
+    found = []
+    cameras = len(env.camera_names)
+    wanted_images = config.num_images_in_input or policy.num_images_in_input or cameras
+    if policy.action_chunk_len not in (None, config.action_chunk_len):
+        found.append(f"--action_chunk_len {policy.action_chunk_len}: the checkpoint predicts {config.action_chunk_len}")
+    if policy.num_images_in_input not in (None, wanted_images):
+        found.append(f"--num_images_in_input {policy.num_images_in_input}: the checkpoint takes {wanted_images}")
+    if cameras != wanted_images:
+        found.append(f"--cameras {' '.join(env.camera_names)}: the checkpoint takes {wanted_images} image(s)")
+    if bool(config.use_proprio) != bool(env.use_proprio):
+        takes = "takes" if config.use_proprio else "does not take"
+        found.append(f"--use_proprio: the checkpoint {takes} proprioception; leave the flag out or agree with it")
+    size = env.image_size or 64
+    if config.image_preprocessing == "none" and not config.center_crop and size != config.image_size:
+        found.append(f"--image_size {size}: the checkpoint takes {config.image_size} pixels")
+    dims = {task.action_dim for task in tasks}
+    if dims != {config.action_dim}:
+        found.append(
+            f"suite {env.suite} has {sorted(dims)} action dimensions; the checkpoint predicts {config.action_dim}"
+        )
+    return found
+
+
+def start_workers(num_envs: int, setting: Setting) -> EnvPool:
+    """Start the worker processes and build the first task's environment in each of them.
+
+    Raises:
+        ConfigError: the environment cannot be built here (no working GL, extra not installed).
+    """
+    pool = EnvPool(num_envs)
+    try:
+        spec = EnvSpec(setting.env.suite, setting.tasks[0].task_id, setting.env.env_kwargs())
+        for worker in range(num_envs):
+            pool.submit(worker, Make(spec))
+        outstanding = num_envs
+        while outstanding:
+            for _, result in pool.wait():
+                outstanding -= 1
+                if isinstance(result, MissingExtraError):
+                    raise ConfigError(str(result))
+                if isinstance(result, Exception):
+                    raise result
+    except BaseException:
+        pool.close()
+        raise
+    return pool

@@ -1,0 +1,106 @@
+"""From the flags of `cli/train_sft_vla.py` to a trained policy folder: checks, model, trainer, closing words."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from rlvla.envs.config import EnvConfig
+from rlvla.models.actor import Actor, ActorConfig
+from rlvla.models.vla.checkpoint import read_config
+from rlvla.models.vla.tiny import build_tiny
+from rlvla.trainer.demonstrations import Demonstrations, read_demonstrations
+from rlvla.trainer.policy_export import record_environment
+from rlvla.trainer.sft_trainer import SFTConfig, SFTTrainer
+from rlvla.utils.arguments import range_problems
+from rlvla.utils.errors import ConfigError
+from rlvla.utils.logging import duration, quiet_libraries, table
+from rlvla.utils.runs import output_folder_problem
+from rlvla.utils.seeding import seed_everything
+from rlvla.utils.strategy import DeepspeedStrategy, StrategyConfig, launched_world_size
+
+
+def run_sft(run: Any, tiny: Any, config: SFTConfig, actor_config: ActorConfig, strategy_config: StrategyConfig) -> Path:
+    """Train and return the policy folder. Every configuration problem is raised before anything is started."""
+    problems = [p for part in (run, tiny, config, actor_config, strategy_config) for p in range_problems(part)]
+    problems += _problems(run, tiny, config)
+    demos = None
+    try:
+        demos = read_demonstrations(run.demos, run.cameras or None)
+    except ConfigError as error:
+        problems += error.problems
+    if problems or demos is None:
+        raise ConfigError(problems)
+    quiet_libraries()
+    start = time.perf_counter()
+    strategy = DeepspeedStrategy(strategy_config, seed=run.seed)
+    seed_everything(run.seed)
+    save_path = Path(run.save_path)
+    pretrain = Path(run.pretrain)
+    if run.pretrain == "tiny":
+        pretrain = save_path / "start"
+        if strategy.is_main:
+            new_tiny(pretrain, demos, run, tiny)
+        strategy.barrier()
+    overrides = {} if run.center_crop is None else {"center_crop": run.center_crop}
+    actor = Actor.from_pretrained(pretrain, actor_config, unnorm_key=run.unnorm_key, **overrides)
+    trainer = SFTTrainer(actor, demos, strategy, config, save_path)
+    metrics = trainer.fit()
+    policy = save_path / "policy"
+    if strategy.is_main:
+        env = EnvConfig().completed(demos.env_args | {"cameras": list(run.cameras or demos.env_args["cameras"])})
+        seen = [state for _, state in demos.init_states]
+        record_environment(policy, env, [(min(seen), max(seen) + 1)])
+        rows = [(name, f"{value:.4g}") for name, value in metrics.items()]
+        print(table(("metric (last steps)", "value"), rows))
+        print(f"{policy} ({duration(time.perf_counter() - start)})")
+        print(f"next: python cli/eval_vla.py --pretrain {policy}")
+    strategy.shutdown()
+    return policy
+
+
+def _problems(run: Any, tiny: Any, config: SFTConfig) -> list[str]:
+    problems = []
+    folder = output_folder_problem(run.save_path)
+    if folder:
+        problems.append(f"--save_path: {folder}")
+    world = launched_world_size()
+    if config.train_batch_size % world:
+        problems.append(
+            f"--train_batch_size {config.train_batch_size} must be divisible by the number of ranks {world}"
+        )
+    if run.pretrain != "tiny":
+        try:
+            recorded = read_config(Path(run.pretrain)).get("action_chunk_len", 8)
+            if tiny.action_chunk_len not in (None, recorded):
+                problems.append(
+                    f"--action_chunk_len {tiny.action_chunk_len} contradicts {run.pretrain}, built for {recorded}"
+                )
+        except ConfigError as error:
+            problems += error.problems
+    return problems
+
+
+def new_tiny(folder: Path, demos: Demonstrations, run: Any, tiny: Any) -> None:
+    """Build the tiny model that fits the demonstrations."""
+    with_proprio = run.use_proprio and demos.proprio is not None
+    build_tiny(
+        folder,
+        sentences=sorted(set(demos.instructions)),
+        dataset_statistics=demos.statistics,
+        image_size=demos.images[0].shape[2],
+        patch_size=tiny.tiny_patch_size,
+        vision_dim=tiny.tiny_vision_dim,
+        vision_depth=tiny.tiny_vision_depth,
+        llm_dim=tiny.tiny_llm_dim,
+        llm_mlp_dim=3 * tiny.tiny_llm_dim,
+        llm_layers=tiny.tiny_llm_layers,
+        action_chunk_len=tiny.action_chunk_len or 8,
+        action_dim=demos.actions[0].shape[1],
+        num_images_in_input=demos.images[0].shape[1],
+        use_proprio=with_proprio,
+        proprio_dim=demos.proprio[0].shape[1] if with_proprio and demos.proprio else None,
+        center_crop=bool(run.center_crop),
+        seed=run.seed,
+    )

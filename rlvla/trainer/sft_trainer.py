@@ -1,0 +1,149 @@
+"""Supervised fine-tuning: cross-entropy on the action tokens of demonstrations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from rlvla.algorithms.losses import aggregate_loss
+from rlvla.experience import Experience
+from rlvla.models.actor import Actor
+from rlvla.trainer.demonstrations import Demonstrations
+from rlvla.trainer.metrics import MetricMeans
+from rlvla.trainer.policy_export import export_policy
+from rlvla.trainer.replay import micro_batches
+from rlvla.utils.arguments import arg
+from rlvla.utils.logging import MetricsLogger, progress_bar
+from rlvla.utils.seeding import derive_rng
+from rlvla.utils.strategy import SCHEDULERS, DeepspeedStrategy, OptimConfig
+
+
+@dataclass(frozen=True)
+class SFTConfig:
+    """How long and how fast."""
+
+    max_epochs: int = arg(10, "passes over all steps of the demonstrations", minimum=1)
+    train_batch_size: int = arg(64, "decisions per optimizer step, over all ranks", minimum=1)
+    micro_train_batch_size: int = arg(64, "decisions per forward and backward pass on one rank", minimum=1)
+    learning_rate: float = arg(1e-3, "peak learning rate (a 7B model wants about 5e-5 with LoRA)", minimum=0)
+    lr_warmup_ratio: float = arg(0.03, "share of the optimizer steps spent warming up", minimum=0, maximum=1)
+    lr_scheduler: str = arg("cosine", "learning-rate schedule", choices=SCHEDULERS)
+    adam_betas: tuple[float, ...] = arg((0.9, 0.95), "AdamW betas", minimum=0, maximum=1, nargs=2, metavar="BETA")
+    l2: float = arg(0.01, "AdamW weight decay", minimum=0)
+    label_smoothing: float = arg(
+        0.0, "share of each label spread evenly over all action tokens", minimum=0, maximum=0.9
+    )
+    logging_steps: int = arg(20, "log metrics every so many optimizer steps", minimum=1)
+    use_tensorboard: bool = arg(True, "write TensorBoard event files below --save_path")
+
+    def optimizer_steps(self, num_rows: int) -> int:
+        """Of the whole run; the last batch of an epoch is dropped if it is not full."""
+        return self.max_epochs * max(1, num_rows // self.train_batch_size)
+
+
+class DemonstrationRows:
+    """Every step of every demonstration as a training row: what was seen, and the A actions that followed.
+
+    Args:
+        demos: the episodes.
+        actor: encodes the actions.
+    """
+
+    def __init__(self, demos: Demonstrations, actor: Actor):
+        chunk, dim = actor.inputs.config.action_chunk_len, actor.inputs.config.action_dim
+        tokens, masks = [], []
+        for actions in demos.actions:
+            steps = np.arange(len(actions))[:, None] + np.arange(chunk)  # [S, A]
+            ahead = actions[np.minimum(steps, len(actions) - 1)]  # behind the end the last action repeats, masked
+            tokens.append(actor.inputs.encode_actions(ahead))
+            masks.append(np.repeat(steps < len(actions), dim, axis=1))
+        self._rows = Experience(
+            images=torch.from_numpy(np.concatenate(demos.images)),
+            proprio=None if demos.proprio is None else torch.from_numpy(np.concatenate(demos.proprio)),
+            instructions=[text for text, a in zip(demos.instructions, demos.actions) for _ in range(len(a))],
+            action_tokens=torch.from_numpy(np.concatenate(tokens)),
+            action_mask=torch.from_numpy(np.concatenate(masks)),
+        )
+
+    def __len__(self) -> int:
+        """Rows."""
+        return len(self._rows)
+
+    def batches(self, config: SFTConfig, strategy: DeepspeedStrategy) -> Iterator[Experience]:
+        """This rank's share of every optimiser step of the run, shuffled anew in every epoch."""
+        size = min(config.train_batch_size, len(self))
+        for epoch in range(config.max_epochs):
+            order = derive_rng(strategy.seed, "sft", epoch).permutation(len(self))
+            for start in range(0, len(self) - size + 1, size):
+                own = order[start + strategy.rank : start + size : strategy.world_size]
+                yield self._rows.index(torch.from_numpy(own))
+
+
+class SFTTrainer:
+    """Trains an `Actor` on demonstrations.
+
+    Args:
+        actor: the policy.
+        demos: the episodes.
+        strategy: DeepSpeed.
+        config: length and speed.
+        save_path: run folder; `policy/` below it receives the result.
+    """
+
+    def __init__(
+        self, actor: Actor, demos: Demonstrations, strategy: DeepspeedStrategy, config: SFTConfig, save_path: Path
+    ):
+        self._strategy, self._config, self._save_path = strategy, config, save_path
+        self._rows = DemonstrationRows(demos, actor)
+        self._total = config.optimizer_steps(len(self._rows))
+        self._engine = strategy.prepare(
+            actor,
+            OptimConfig(
+                config.learning_rate,
+                tuple(config.adam_betas),
+                config.l2,
+                config.lr_scheduler,
+                config.lr_warmup_ratio,
+                self._total,
+            ),
+        )
+        self._logger = MetricsLogger(save_path if strategy.is_main else None, use_tensorboard=config.use_tensorboard)
+
+    def fit(self) -> dict[str, float]:
+        """Run all optimiser steps, export the policy, return the metrics of the last steps."""
+        self._engine.train()
+        means, last = MetricMeans(), {}
+        with progress_bar(self._total, "SFT", enabled=self._strategy.is_main, unit="step") as bar:
+            for step, batch in enumerate(self._rows.batches(self._config, self._strategy), start=1):
+                self._train_step(batch, means)
+                if step % self._config.logging_steps == 0 or step == self._total:
+                    last = {**means.reduce(self._strategy), "sft/lr": self._engine.learning_rate}
+                    self._logger.log(last, step)
+                    means = MetricMeans()
+                    bar.set_postfix_str(f"loss {last['sft/loss']:.3f} acc {last['sft/accuracy']:.2f}", refresh=False)
+                bar.update(1)
+        self._logger.close()
+        export_policy(self._engine, self._save_path / "policy", self._strategy)
+        return last
+
+    def _train_step(self, batch: Experience, means: MetricMeans) -> None:
+        strategy, config = self._strategy, self._config
+        actor: Actor = self._engine.module
+        tokens = strategy.all_reduce({"n": float(batch.action_mask.sum())}, "sum")["n"]
+        count = int(strategy.all_reduce({"n": -(-len(batch) // config.micro_train_batch_size)}, "max")["n"])
+        for index, micro in enumerate(micro_batches(batch, config.micro_train_batch_size, count)):
+            micro = micro.to(strategy.device)
+            output = self._engine(**actor.score(micro, 1.0), all_columns=True)
+            chosen = output.gather(-1, micro.action_tokens.unsqueeze(-1)).squeeze(-1)
+            nll = -(1 - config.label_smoothing) * chosen - config.label_smoothing * output.mean(-1)
+            mask = micro.action_mask
+            loss = aggregate_loss(nll, mask, "token-mean", num_tokens=tokens, dp_size=strategy.world_size)
+            norm = self._engine.backward(loss, last=index == count - 1)
+            right = (output.argmax(-1) == micro.action_tokens)[mask].float()
+            values = {"sft/loss": -chosen[mask].mean(), "sft/accuracy": right.mean()} if mask.any() else {}
+            means.add(values, float(mask.sum()))
+        means.add({"sft/grad_norm": norm}, 1.0)
