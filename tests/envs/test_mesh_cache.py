@@ -11,20 +11,25 @@ pytest.importorskip("fast_simplification")
 
 
 def sphere(path, rings):
-    """A unit sphere about (2, 0, 0) as an STL file of unconnected triangles; returns their number."""
+    """A unit sphere about (2, 0, 0) as a file of triangles that share no vertices; returns their number."""
     theta, phi = np.meshgrid(np.linspace(0, np.pi, rings), np.linspace(0, 2 * np.pi, 2 * rings), indexing="ij")
     points = np.stack([np.sin(theta) * np.cos(phi) + 2, np.sin(theta) * np.sin(phi), np.cos(theta)], axis=-1)
     a, b, c, d = points[:-1, :-1], points[1:, :-1], points[1:, 1:], points[:-1, 1:]
     triangles = np.concatenate([np.stack(t, axis=2).reshape(-1, 3, 3) for t in ((a, b, c), (a, c, d))])
     areas = np.linalg.norm(np.cross(triangles[:, 1] - triangles[:, 0], triangles[:, 2] - triangles[:, 0]), axis=1)
     triangles = triangles[areas > 1e-9]
-    path.write_bytes(mesh_cache._binary_stl(triangles))
+    if path.suffix == ".stl":
+        path.write_bytes(mesh_cache._binary_stl(triangles))
+    else:  # MuJoCo merges the vertices of an STL file by itself, but not those of an OBJ file
+        corners = [f"v {x:.6f} {y:.6f} {z:.6f}" for x, y, z in triangles.reshape(-1, 3)]
+        path.write_text("\n".join(corners + [f"f {i} {i + 1} {i + 2}" for i in range(1, 3 * len(triangles), 3)]))
     return len(triangles)
 
 
-def test_large_mesh_is_reduced_and_keeps_its_place_and_shape(tmp_path):
-    before = sphere(tmp_path / "sphere.stl", 60)
-    reduced = mesh_cache.reduced_mesh(tmp_path / "sphere.stl", tmp_path)
+@pytest.mark.parametrize("name", ["sphere.stl", "sphere.obj"])
+def test_large_mesh_is_reduced_and_keeps_its_place_and_shape(tmp_path, name):
+    before = sphere(tmp_path / name, 60)
+    reduced = mesh_cache.reduced_mesh(tmp_path / name, tmp_path)
     vertices, faces = mesh_cache._read_mesh(reduced)
     assert mesh_cache.MIN_FACES <= len(faces) <= before * mesh_cache.KEPT_FRACTION * 1.1
     radii = np.linalg.norm(vertices - [2, 0, 0], axis=1)
