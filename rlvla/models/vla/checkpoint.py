@@ -231,6 +231,11 @@ def _listing(title: str, names: list[str]) -> str | None:
 
 
 def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a checkpoint folder: the shards its index names, or the single file.
+
+    Raises:
+        ConfigError: there are none, or it is not clear which one counts.
+    """
     if (folder / INDEX_FILE).is_file():
         names = sorted(set(_read_json(folder / INDEX_FILE).get("weight_map", {}).values()))
         return [folder / name for name in names]

@@ -40,6 +40,12 @@ def build_language_model(config: LlamaConfig, first_action_row: int, num_action_
         problems.append(f"text_config: rope type {rope_settings(config)[1]!r} is not supported; only the default is")
     if config.attention_bias or config.mlp_bias or config.tie_word_embeddings:
         problems.append("text_config: attention_bias, mlp_bias and tie_word_embeddings must be false as in Llama-2")
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    if config.hidden_size % config.num_attention_heads or head_dim % 2:
+        problems.append(
+            f"text_config: hidden_size {config.hidden_size} does not split into {config.num_attention_heads} heads "
+            "of an even width; change one of them"
+        )
     if problems:
         raise ConfigError(problems)
     language_model = LlamaForCausalLM(config)

@@ -54,7 +54,7 @@ def test_start_is_close_to_uniform_and_depends_on_the_image(tmp_path, statistics
     ids, mask = OpenVLAProcessor.from_pretrained(tmp_path).collate_prompts(["lift the red cube"] * 2)
     logits = model.action_logits(ids, mask, torch.randn(2, 6, 32, 32))
     entropy = -(logits.softmax(-1) * logits.log_softmax(-1)).sum(-1)
-    assert entropy.mean() > 5.0, "log 256 is 5.55"
+    assert entropy.mean() > 3.5, "log 256 is 5.55; a start that is sure of itself would not explore"
     assert (logits[0] - logits[1]).abs().max() > 1e-2
     tower = model.vision_backbone.featurizer
     assert torch.equal(tower.blocks[0].ls1.scale_factor, torch.ones(48))
@@ -70,7 +70,28 @@ def test_positions_are_distinct_and_near_ones_similar():
         sincos_positions(8, 30)
 
 
-def test_one_gradient_step_lowers_the_loss(tiny, tiny_folder):
+def test_logits_start_as_smooth_functions_of_the_action(tmp_path, statistics):
+    head = build(tmp_path, statistics).language_model.lm_head
+    rows = torch.nn.functional.normalize(head.weight[head.first_row : head.first_row + 256], dim=-1)
+    similarity = rows @ rows.T
+    assert similarity.diagonal(1).min() > 0.98 and similarity.diagonal(100).abs().max() < 0.7
+
+
+@pytest.mark.parametrize(("dim", "vision_heads", "llm_heads"), [(64, 4, 2), (40, 2, 1), (96, 6, 3)])
+def test_widths_choose_their_heads(tmp_path, statistics, dim, vision_heads, llm_heads):
+    config = build(tmp_path, statistics, vision_dim=dim, llm_dim=dim).config
+    assert config.tower_configs()[0].num_heads == vision_heads
+    assert config.text_config.num_attention_heads == llm_heads
+
+
+def test_widths_that_do_not_fit_are_refused(tmp_path, statistics):
+    with pytest.raises(ConfigError, match="64 does not split into 64 heads of an even width"):
+        build(tmp_path, statistics, llm_heads=64)
+    with pytest.raises(ConfigError, match="not a multiple of patch 7"):
+        build(tmp_path, statistics, patch_size=7)
+
+
+def test_training_lowers_the_loss(tiny, tiny_folder):
     processor = OpenVLAProcessor.from_pretrained(tiny_folder)
     ids, mask = processor.collate_prompts(["lift the red cube"] * 4)
     generator = torch.Generator().manual_seed(0)
