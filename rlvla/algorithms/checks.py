@@ -78,4 +78,14 @@ def working_dtype(*tensors: Tensor | None) -> torch.dtype:
 
 def clean(tensor: Tensor, mask: Tensor, dtype: torch.dtype) -> Tensor:
     """`tensor` in `dtype` with zeros outside the mask: nothing in the padding can reach a result or a gradient."""
-    return torch.where(mask, tensor.to(dtype), torch.zeros((), dtype=dtype, device=tensor.device))
+    return tensor.to(dtype).masked_fill(~mask, 0.0)
+
+
+def count_valid(mask: Tensor) -> Tensor:
+    """How many entries of a bool tensor are True, as a scalar; much faster than the sum of a bool tensor."""
+    return mask.count_nonzero()
+
+
+def count_valid_per_row(mask: Tensor) -> Tensor:
+    """[B, T] bool -> [B] float32 counts, exact below 16 million tokens; much faster than the sum of a bool tensor."""
+    return mask.to(torch.float32).sum(-1)

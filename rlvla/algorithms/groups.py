@@ -32,7 +32,9 @@ def group_index(group_ids: GroupIds, num_rows: int, device: torch.device | None 
             unique, index = torch.unique(group_ids, return_inverse=True)
             return index.to(device), len(unique)
         group_ids = group_ids.tolist()
-    ids = [i.item() if isinstance(i, Tensor) else i for i in group_ids]  # tensors hash by identity, not by value
+    ids: Sequence[Hashable] = list(group_ids)
+    if any(issubclass(kind, Tensor) for kind in set(map(type, ids))):  # tensors hash by identity, not by value
+        ids = [i.item() if isinstance(i, Tensor) else i for i in ids]
     if len(ids) != num_rows:
         raise ValueError(f"group_ids has {len(ids)} entries but the batch has {num_rows} rows")
     try:

@@ -13,7 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlvla.algorithms.checks import check_matrix, check_number, check_same_shape, clean, working_dtype
+from rlvla.algorithms.checks import (
+    check_matrix,
+    check_number,
+    check_same_shape,
+    clean,
+    count_valid,
+    count_valid_per_row,
+    working_dtype,
+)
 from rlvla.algorithms.groups import GroupIds, Groups
 from rlvla.algorithms.masking import EPSILON, masked_mean, masked_var
 
@@ -77,13 +85,13 @@ def aggregate_loss(
     if mode == "token-sum":
         return kept.sum() * dp_size
     if mode == "token-mean":
-        return kept.sum() / _count(mask.sum(), num_tokens) * dp_size
+        return kept.sum() / _count(count_valid(mask), num_tokens) * dp_size
     if mode == "traj-mean-token-mean":
         return _trajectory_mean(kept, mask, num_sequences, trajectory_ids, trajectory_tokens) * dp_size
     rows = kept.sum(-1)
     if mode == "seq-mean-token-mean":
-        rows = rows / (mask.sum(-1).to(kept.dtype) + EPSILON)
-    total = rows.sum() / _count(mask.any(-1).sum(), num_sequences) * dp_size
+        rows = rows / (count_valid_per_row(mask).to(kept.dtype) + EPSILON)
+    total = rows.sum() / _count(count_valid(count_valid_per_row(mask) > 0), num_sequences) * dp_size
     if mode == "seq-mean-token-sum-norm":
         return total / (mask.shape[-1] if horizon is None else horizon)
     return total
@@ -128,13 +136,8 @@ def value_loss(
         returns: [B, T], regression targets.
         response_mask: [B, T] bool.
         clip: c, in units of the return; None for the plain squared error.
-        agg_mode: see `aggregate_loss`, as for the remaining arguments.
-        num_tokens: see `aggregate_loss`.
-        num_sequences: see `aggregate_loss`.
-        dp_size: see `aggregate_loss`.
-        horizon: see `aggregate_loss`.
-        trajectory_ids: see `aggregate_loss`.
-        trajectory_tokens: see `aggregate_loss`.
+        agg_mode: see `aggregate_loss`, as for `num_tokens`, `num_sequences`, `dp_size`, `horizon`, `trajectory_ids` and
+            `trajectory_tokens`.
 
     Returns:
         The scalar loss, and {"vf_clipfrac": share of valid tokens where the clipped error is the larger one}.

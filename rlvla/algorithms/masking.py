@@ -8,9 +8,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rlvla.algorithms.checks import check_same_shape, clean, working_dtype
+from rlvla.algorithms.checks import check_same_shape, clean, count_valid, working_dtype
 
 EPSILON = 1e-8
+_BLOCK_ROWS = 4096
 
 
 def all_reduce_sum(tensor: Tensor, process_group: Any = None) -> Tensor:
@@ -62,7 +63,7 @@ def masked_mean(values: Tensor, mask: Tensor, dim: int | None = None, process_gr
         ValueError: mask not bool, or shapes differ.
     """
     total = all_reduce_sum(masked_sum(values, mask, dim), process_group)
-    count = mask.sum() if dim is None else mask.sum(dim)
+    count = count_valid(mask) if dim is None else mask.sum(dim)
     return total / (all_reduce_sum(count, process_group).to(total.dtype) + EPSILON)
 
 
@@ -78,7 +79,7 @@ def masked_var(values: Tensor, mask: Tensor, unbiased: bool = True, process_grou
     Raises:
         ValueError: mask not bool, shapes differ, or fewer than 2 valid entries with `unbiased`.
     """
-    return _moments(values, mask, unbiased, process_group)[1]
+    return masked_moments(values, mask, unbiased, process_group)[1]
 
 
 def masked_whiten(
@@ -98,23 +99,63 @@ def masked_whiten(
     Raises:
         ValueError: mask not bool, shapes differ, or fewer than 2 valid entries with `unbiased`.
     """
-    mean, variance = _moments(values, mask, unbiased, process_group)
+    mean, variance = masked_moments(values, mask, unbiased, process_group)
     whitened = (values.to(mean.dtype) - mean) * torch.rsqrt(variance + EPSILON)
     return whitened if shift_mean else whitened + mean
 
 
-def _moments(values: Tensor, mask: Tensor, unbiased: bool, process_group: Any) -> tuple[Tensor, Tensor]:
-    """Masked mean and variance.
+def whiten_rows(row_values: Tensor, counts: Tensor, process_group: Any = None) -> Tensor:
+    """`masked_whiten` of rows whose valid entries all have one value, without writing these entries out.
 
-    The values are centred by their exact mean before they are squared, so that a large offset costs no digits.
+    Args:
+        row_values: [B].
+        counts: [B], valid entries of each row.
+        process_group: see `all_reduce_sum`.
+
+    Returns:
+        [B], the whitened value of each row.
+
+    Raises:
+        ValueError: fewer than 2 valid entries.
     """
-    total = all_reduce_sum(masked_sum(values, mask), process_group)
-    count = all_reduce_sum(mask.sum(), process_group).to(total.dtype)
+    weight = counts.to(row_values.dtype)
+    values = row_values.masked_fill(counts == 0, 0.0)
+    total = all_reduce_sum((weight * values).sum(), process_group)
+    count = all_reduce_sum(weight.sum(), process_group)
+    centred = values - total / count.clamp(min=1)
+    squares = all_reduce_sum((weight * centred.square()).sum(), process_group)
+    mean, variance = _finish_moments(total, count, squares, unbiased=True)
+    return (row_values - mean) * torch.rsqrt(variance + EPSILON)
+
+
+def masked_moments(
+    values: Tensor, mask: Tensor, unbiased: bool = True, process_group: Any = None
+) -> tuple[Tensor, Tensor]:
+    """`masked_mean` and `masked_var` at once.
+
+    The values are centred by their exact mean before they are squared, so that a large offset costs no digits. Rows are
+    taken in blocks, because a copy of a large batch costs more time than the arithmetic.
+    """
+    check_same_shape(mask, "mask", values=values)
+    dtype = working_dtype(values)
+    blocks = list(zip(values.split(_BLOCK_ROWS), mask.split(_BLOCK_ROWS)))
+    sums = [clean(block, block_mask, dtype).sum() for block, block_mask in blocks]
+    total = all_reduce_sum(torch.stack(sums).sum(), process_group)
+    count = all_reduce_sum(count_valid(mask), process_group).to(dtype)
+    mean = total / count.clamp(min=1)
+    squares = [
+        (clean(block, block_mask, dtype) - mean).masked_fill(~block_mask, 0.0).square().sum()
+        for block, block_mask in blocks
+    ]
+    return _finish_moments(total, count, all_reduce_sum(torch.stack(squares).sum(), process_group), unbiased)
+
+
+def _finish_moments(total: Tensor, count: Tensor, squares: Tensor, unbiased: bool) -> tuple[Tensor, Tensor]:
+    """Mean and variance from the count, the sum and the sum of squared distances from the exact mean."""
     if unbiased and count < 2:
         raise ValueError(
             f"the unbiased variance needs at least 2 valid entries, got {int(count)}; "
             "pass unbiased=False or a larger batch"
         )
-    centred = clean(clean(values, mask, total.dtype) - total / count.clamp(min=1), mask, total.dtype)
-    variance = all_reduce_sum(centred.square().sum(), process_group) / (count + EPSILON)
+    variance = squares / (count + EPSILON)
     return total / (count + EPSILON), variance * (count / (count - 1)) if unbiased else variance

@@ -61,7 +61,7 @@ def rollout_correction_weights(
     _check_choice("level", level, LEVELS)
     _check_choice("mode", mode, MODES)
     _check_bounds(low, high)
-    if mode == "seq_mask_tis" and level != "token":
+    if (mode, level) == ("seq_mask_tis", "sequence"):
         raise ValueError("mode 'seq_mask_tis' weighs tokens and masks rows; use level='token'")
     log_ratio = _log_ratio(old_log_probs, rollout_log_probs, response_mask)
     if level == "sequence":
@@ -77,7 +77,6 @@ def rollout_correction_weights(
     metrics = weight_metrics(raw, weights, response_mask, low, high)
     if batch_normalize:
         factor = _mean_weight(weights, response_mask, level, process_group)
-        factor = torch.where(factor > EPSILON, factor, torch.ones_like(factor))
         weights = weights / factor
         metrics["rollout_is_batch_norm_factor"] = factor
     return weights, metrics
@@ -209,11 +208,13 @@ def _effective_share(weights: Tensor, mask: Tensor) -> Tensor:
 
 
 def _mean_weight(weights: Tensor, mask: Tensor, level: str, process_group: Any) -> Tensor:
+    """Mean over the valid tokens or over the rows that have one; 1 where every weight is 0."""
     if level == "token":
-        return masked_mean(weights, mask, process_group=process_group)
-    rows = mask.any(-1)
-    total = all_reduce_sum(masked_mean(weights, mask, dim=-1).sum(), process_group)
-    return total / all_reduce_sum(rows.sum(), process_group).clamp(min=1)
+        mean = masked_mean(weights, mask, process_group=process_group)
+    else:
+        total = all_reduce_sum(masked_mean(weights, mask, dim=-1).sum(), process_group)
+        mean = total / all_reduce_sum(mask.any(-1).sum(), process_group).clamp(min=1)
+    return torch.where(mean > EPSILON, mean, torch.ones_like(mean))
 
 
 def _log_ratio(old_log_probs: Tensor, rollout_log_probs: Tensor, mask: Tensor) -> Tensor:

@@ -5,7 +5,8 @@ from algorithm_cases import pair_ids, random_batch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlvla.algorithms import get_advantage_estimator, list_advantage_estimators, register_advantage_estimator
+from rlvla.algorithms import get_advantage_estimator, list_advantage_estimators, masking, register_advantage_estimator
+from rlvla.algorithms.advantages import group, temporal
 
 ALL = [
     "gae", "gdpo", "gpg", "grpo", "grpo_passk", "opo", "optimal_token_baseline", "reinforce", "reinforce_baseline",
@@ -134,6 +135,17 @@ def test_invariant_to_row_order_and_group_names(seed, name, data):
     moved["ids"] = [names[b["ids"][i]] for i in order.tolist()]
     for base, other in zip(estimate(name, b), estimate(name, moved)):
         torch.testing.assert_close(other, base[order], rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_row_blocks_are_invisible(name, monkeypatch):
+    """Large batches are walked in blocks of rows; with tiny blocks the result stays the same."""
+    b = random_batch(8, rows=16)
+    whole = estimate(name, b)
+    for module, constant in ((temporal, "_BLOCK_ROWS"), (masking, "_BLOCK_ROWS"), (group, "_SUM_BLOCK_ROWS")):
+        monkeypatch.setattr(module, constant, 3)
+    for blocked, base in zip(estimate(name, b), whole):
+        torch.testing.assert_close(blocked, base, rtol=1e-12, atol=1e-12)
 
 
 def test_group_of_one():

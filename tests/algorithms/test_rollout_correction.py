@@ -61,6 +61,16 @@ def test_batch_normalisation_to_mean_one(level):
     torch.testing.assert_close(weights * metrics["rollout_is_batch_norm_factor"], plain)
 
 
+def test_batch_normalisation_leaves_all_zero_weights_alone():
+    b = random_batch(2)
+    far = b["old"] - 5.0
+    weights, metrics = rollout_correction_weights(
+        b["old"], far, b["mask"], mode="icepop", low=0.5, high=2.0, batch_normalize=True
+    )
+    assert (weights == 0).all()
+    assert float(metrics["rollout_is_batch_norm_factor"]) == 1.0
+
+
 def test_equal_policies_need_no_correction():
     b = random_batch(3)
     weights, metrics = rollout_correction_weights(b["old"], b["old"], b["mask"])

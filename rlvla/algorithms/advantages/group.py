@@ -12,13 +12,21 @@ import torch
 from torch import Tensor
 
 from rlvla.algorithms.advantages.registry import register_advantage_estimator
-from rlvla.algorithms.checks import check_matrix, check_same_shape, clean, require_input, working_dtype
+from rlvla.algorithms.checks import (
+    check_matrix,
+    check_same_shape,
+    clean,
+    count_valid_per_row,
+    require_input,
+    working_dtype,
+)
 from rlvla.algorithms.groups import GroupIds, Groups
-from rlvla.algorithms.masking import all_reduce_sum, masked_whiten
+from rlvla.algorithms.masking import all_reduce_sum, whiten_rows
 
 STD_EPSILON = 1e-6
 # std 1 + epsilon of a row alone in its group, in single precision: published GRPO numbers are computed that way
 _LONE_DIVISOR = 1.0 + 2.0**-20
+_SUM_BLOCK_ROWS = 4096
 
 
 @register_advantage_estimator("grpo")
@@ -62,7 +70,7 @@ def grpo_passk(
     norm_by_std: bool = True,
     **extra: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Pass@k training (Walder and Karkhanis 2025): only the best row of a group learns, by its lead over the second.
+    """Pass@k training (Tang et al. 2025, arXiv 2503.19595): only the best row of a group learns, by its lead over the second.
 
     (max - second) / (std_g + 1e-6), or max - second; every other row gets 0, and so does a shared first place.
 
@@ -107,7 +115,7 @@ def gdpo(
     """Decoupled normalisation (GDPO, Liu et al. 2026): each reward component is GRPO-normalised before they are added.
 
     Args:
-        token_level_rewards: [B, T]; the sum of the components, used only for its shape and dtype.
+        token_level_rewards: [B, T]; the sum of the components, used for its shape and dtype.
         response_mask: [B, T] bool.
         group_ids: one hashable id per row.
         norm_by_std: False leaves out the division by the group std of each component.
@@ -126,18 +134,15 @@ def gdpo(
     """
     require_input("component_rewards", component_rewards, "advantage estimator 'gdpo'")
     assert component_rewards is not None
-    scores, groups = _scores_and_groups("gdpo", token_level_rewards, response_mask, group_ids)
+    groups = _groups("gdpo", token_level_rewards, response_mask, group_ids)
     components = _named_components(component_rewards)
     weights = _named_weights(component_weights, list(components))
-    total = torch.zeros_like(scores)
+    total = torch.zeros(len(response_mask), dtype=torch.float64, device=response_mask.device)
     for name, rewards in components.items():
         component = _component_scores(name, rewards, response_mask)
         total += weights[name] * _normalise(component, groups, norm_by_std)
-    dtype = working_dtype(token_level_rewards, *components.values())
-    spread = total.unsqueeze(-1).expand(response_mask.shape)
-    whitened = masked_whiten(spread, response_mask, process_group=process_group)
-    advantages = clean(whitened, response_mask, dtype)
-    return advantages, advantages.clone()
+    whitened = whiten_rows(total, count_valid_per_row(response_mask), process_group)
+    return _spread(whitened, token_level_rewards, response_mask)
 
 
 @register_advantage_estimator("rloo")
@@ -194,7 +199,7 @@ def opo(
         ValueError: `group_ids` missing or not one per row, shapes differ, mask not bool.
     """
     scores, groups = _scores_and_groups("opo", token_level_rewards, response_mask, group_ids)
-    length = response_mask.sum(-1).to(scores.dtype)
+    length = count_valid_per_row(response_mask).to(scores.dtype)
     baseline = groups.sum(length * scores) / groups.sum(length).clamp(min=1)
     advantages = torch.where(groups.size > 1, scores - baseline, scores)
     return _spread(advantages, token_level_rewards, response_mask)
@@ -226,10 +231,8 @@ def reinforce_baseline(
         ValueError: `group_ids` missing or not one per row, shapes differ, mask not bool, fewer than 2 valid tokens.
     """
     scores, groups = _scores_and_groups("reinforce_baseline", token_level_rewards, response_mask, group_ids)
-    spread = _centre(scores, groups).unsqueeze(-1).expand(response_mask.shape)
-    whitened = masked_whiten(spread, response_mask, process_group=process_group)
-    advantages = clean(whitened, response_mask, working_dtype(token_level_rewards))
-    return advantages, advantages.clone()
+    whitened = whiten_rows(_centre(scores, groups), count_valid_per_row(response_mask), process_group)
+    return _spread(whitened, token_level_rewards, response_mask)
 
 
 @register_advantage_estimator("gpg")
@@ -274,15 +277,22 @@ def row_scores(rewards: Tensor, mask: Tensor) -> Tensor:
     Float64 whatever the input: equal scores must have a group std of 0 and not of rounding noise, which the division
     by std + 1e-6 would blow up.
     """
-    return clean(rewards, mask, torch.float64).sum(-1)
+    kept = clean(rewards, mask, working_dtype(rewards))
+    # in blocks, because one float64 copy of a large batch costs more time than all the sums
+    return torch.cat([block.sum(-1, dtype=torch.float64) for block in kept.split(_SUM_BLOCK_ROWS)])
 
 
 def _scores_and_groups(name: str, rewards: Tensor, mask: Tensor, group_ids: GroupIds | None) -> tuple[Tensor, Groups]:
+    groups = _groups(name, rewards, mask, group_ids)
+    return row_scores(rewards, mask), groups
+
+
+def _groups(name: str, rewards: Tensor, mask: Tensor, group_ids: GroupIds | None) -> Groups:
     require_input("group_ids", group_ids, f"advantage estimator {name!r}")
     assert group_ids is not None
     check_matrix(mask)
     check_same_shape(mask, token_level_rewards=rewards)
-    return row_scores(rewards, mask), Groups(group_ids, len(mask), mask.device)
+    return Groups(group_ids, len(mask), mask.device)
 
 
 def _centre(scores: Tensor, groups: Groups) -> Tensor:
@@ -302,7 +312,7 @@ def _normalise(scores: Tensor, groups: Groups, by_std: bool) -> Tensor:
 def _spread(row_values: Tensor, rewards: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """[B] -> two [B, T], each row's value on its valid tokens."""
     dtype = working_dtype(rewards)
-    advantages = clean(row_values.unsqueeze(-1).expand(mask.shape), mask, dtype)
+    advantages = torch.where(mask, row_values.to(dtype).unsqueeze(-1), torch.zeros((), dtype=dtype, device=mask.device))
     return advantages, advantages.clone()
 
 

@@ -9,7 +9,9 @@ from torch import Tensor
 
 from rlvla.algorithms.advantages.registry import register_advantage_estimator
 from rlvla.algorithms.checks import check_matrix, check_number, check_same_shape, clean, require_input, working_dtype
-from rlvla.algorithms.masking import masked_whiten
+from rlvla.algorithms.masking import EPSILON, masked_moments, masked_whiten
+
+_BLOCK_ROWS = 8192
 
 
 @register_advantage_estimator("gae")
@@ -51,20 +53,17 @@ def gae(
     _check(token_level_rewards, response_mask, gamma, values=values)
     check_number("lam", lam, low=0.0, high=1.0)
     dtype = working_dtype(token_level_rewards, values)
-    mask, rewards = response_mask.t(), clean(token_level_rewards, response_mask, dtype).t().contiguous()  # [T, B]
-    values_t = clean(values, response_mask, dtype).t().contiguous()
-    raw = torch.zeros_like(rewards)
-    next_value = torch.zeros_like(rewards[0]) if len(rewards) else rewards.new_zeros(rewards.shape[1])
-    running = torch.zeros_like(next_value)
-    for t in range(len(rewards) - 1, -1, -1):
-        delta = rewards[t] + gamma * next_value - values_t[t]
-        running = torch.where(mask[t], delta + gamma * lam * running, running)
-        next_value = torch.where(mask[t], values_t[t], next_value)
-        raw[t] = running
-    raw = raw.t()
-    returns = clean(raw + values_t.t(), response_mask, dtype)
-    advantages = masked_whiten(raw, response_mask, process_group=process_group)
-    return clean(advantages, response_mask, dtype), returns
+    advantages = torch.empty(response_mask.shape, dtype=dtype, device=response_mask.device)
+    returns = torch.empty_like(advantages)
+    for rows in _row_blocks(response_mask):
+        mask = response_mask[rows]
+        kept = clean(values[rows], mask, dtype)
+        raw = _gae_backward(clean(token_level_rewards[rows], mask, dtype), kept, mask, gamma, lam)
+        advantages[rows] = raw
+        returns[rows] = (raw + kept).masked_fill_(~mask, 0.0)
+    mean, variance = masked_moments(advantages, response_mask, process_group=process_group)
+    advantages.sub_(mean).mul_(torch.rsqrt(variance + EPSILON)).masked_fill_(~response_mask, 0.0)
+    return advantages, returns
 
 
 @register_advantage_estimator("reinforce")
@@ -170,14 +169,30 @@ def returns_to_go(rewards: Tensor, mask: Tensor, gamma: float) -> Tensor:
     """
     kept = clean(rewards, mask, working_dtype(rewards))
     if gamma == 1.0:
-        return clean(kept.flip(-1).cumsum(-1).flip(-1), mask, kept.dtype)
-    kept_t, mask_t = kept.t().contiguous(), mask.t()
-    result = torch.zeros_like(kept_t)
-    running = kept.new_zeros(len(kept))
-    for t in range(len(kept_t) - 1, -1, -1):
-        running = torch.where(mask_t[t], kept_t[t] + gamma * running, running)
+        return kept.flip(-1).cumsum_(-1).flip(-1).masked_fill_(~mask, 0.0)
+    for rows in _row_blocks(mask):
+        zero_values = torch.zeros_like(kept[rows])
+        returns = _gae_backward(kept[rows], zero_values, mask[rows], gamma, 1.0)
+        kept[rows] = returns.masked_fill_(~mask[rows], 0.0)
+    return kept
+
+
+def _gae_backward(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float) -> Tensor:
+    """[B, T] unwhitened advantages, from right to left; a token outside the mask carries what stands right of it."""
+    rewards_t, values_t, mask_t = rewards.t().contiguous(), values.t().contiguous(), mask.t().contiguous()
+    result = torch.empty_like(rewards_t)
+    next_value, running = torch.zeros_like(rewards[:, 0]), torch.zeros_like(rewards[:, 0])
+    for t in range(len(rewards_t) - 1, -1, -1):
+        delta = rewards_t[t] + gamma * next_value - values_t[t]
+        running = torch.where(mask_t[t], delta + gamma * lam * running, running)
+        next_value = torch.where(mask_t[t], values_t[t], next_value)
         result[t] = running
-    return clean(result.t(), mask, kept.dtype)
+    return result.t()
+
+
+def _row_blocks(mask: Tensor) -> list[slice]:
+    """Slices of rows small enough that a block stays in the processor's cache; none for an empty batch."""
+    return [slice(start, start + _BLOCK_ROWS) for start in range(0, len(mask) if mask.shape[-1] else 0, _BLOCK_ROWS)]
 
 
 def _check(rewards: Tensor, mask: Tensor, gamma: float, values: Tensor | None = None) -> None:

@@ -9,7 +9,13 @@ from torch import Tensor
 
 from rlvla.algorithms.advantages.registry import register_advantage_estimator
 from rlvla.algorithms.advantages.temporal import returns_to_go
-from rlvla.algorithms.checks import check_matrix, check_same_shape, clean, require_input, working_dtype
+from rlvla.algorithms.checks import (
+    check_matrix,
+    check_same_shape,
+    count_valid_per_row,
+    require_input,
+    working_dtype,
+)
 from rlvla.algorithms.groups import GroupIds, Groups
 
 _WEIGHT_EPSILON = 1e-8
@@ -51,10 +57,9 @@ def optimal_token_baseline(
     Raises:
         ValueError: an input missing, `group_ids` not one per row, shapes differ, mask not bool.
     """
-    user = "advantage estimator 'optimal_token_baseline'"
-    require_input("group_ids", group_ids, user)
-    require_input("old_log_probs", old_log_probs, user)
-    require_input("sum_pi_squared", sum_pi_squared, user)
+    needed = {"group_ids": group_ids, "old_log_probs": old_log_probs, "sum_pi_squared": sum_pi_squared}
+    for name, value in needed.items():
+        require_input(name, value, "advantage estimator 'optimal_token_baseline'")
     assert group_ids is not None and old_log_probs is not None and sum_pi_squared is not None
     mask = response_mask
     check_matrix(mask)
@@ -67,24 +72,24 @@ def optimal_token_baseline(
     )
     dtype = working_dtype(token_level_rewards, old_log_probs, sum_pi_squared)
     returns = returns_to_go(token_level_rewards.to(dtype), mask, 1.0)
-    energy = 1.0 - 2.0 * clean(old_log_probs, mask, dtype).exp() + clean(sum_pi_squared, mask, dtype)
+    energy = old_log_probs.to(dtype).exp().mul_(-2.0).add_(1.0).add_(sum_pi_squared)
     if rollout_weights is not None:
-        energy = energy * clean(rollout_weights, mask, dtype).square()
-    weight = clean(clean(energy, mask, dtype).cumsum(-1), mask, dtype)
+        energy.mul_(rollout_weights.to(dtype).square())
+    weight = energy.masked_fill_(~mask, 0.0).cumsum_(-1).masked_fill_(~mask, 0.0)
     groups = Groups(group_ids, len(mask), mask.device)
-    baseline = groups.sum_per_group(returns * weight) / (groups.sum_per_group(weight) + _WEIGHT_EPSILON)
-    compared = (groups.size > 1).unsqueeze(-1)
+    per_group = groups.sum_per_group(weight * returns) / (groups.sum_per_group(weight) + _WEIGHT_EPSILON)
+    per_group.masked_fill_((groups.sizes == 1).unsqueeze(-1), 0.0)
+    baseline = per_group[groups.index]
     if handle_zero_tail:
-        compared = compared & ~_lonely_tail(mask, groups)
-    advantages = returns - torch.where(compared, baseline[groups.index], torch.zeros_like(returns))
-    return clean(advantages, mask, dtype), returns
+        _clear_lonely_tails(baseline, mask, groups)
+    return (returns - baseline).masked_fill_(~mask, 0.0), returns
 
 
-def _lonely_tail(mask: Tensor, groups: Groups) -> Tensor:
-    """[B, T] bool, True from the second-longest length on in the one longest row of each group."""
-    length = mask.sum(-1).to(torch.float64)
+def _clear_lonely_tails(baseline: Tensor, mask: Tensor, groups: Groups) -> None:
+    """Zero the baseline of the one longest row of each group from the second-longest length on, in place."""
+    length = count_valid_per_row(mask)
     longest = groups.first_where(length == groups.max(length))
     second = groups.max(length.masked_fill(longest, -1.0))  # equals the longest length when that is shared
-    position = torch.arange(mask.shape[-1], device=mask.device)
-    alone = longest & (length > second)
-    return alone.unsqueeze(-1) & (position >= second.unsqueeze(-1))
+    rows = (longest & (length > second)).nonzero().squeeze(-1)
+    tail = torch.arange(mask.shape[-1], device=mask.device) >= second[rows].unsqueeze(-1)
+    baseline[rows] = baseline[rows].masked_fill_(tail, 0.0)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlvla.algorithms.checks import count_valid_per_row
 from rlvla.algorithms.losses import aggregate_loss
 from rlvla.algorithms.masking import EPSILON
 from rlvla.algorithms.policy_losses.common import PolicyInputs, check_clip, prepare
@@ -70,8 +71,8 @@ def ppo(
 
 def pessimistic(advantages: Tensor, ratio: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
     """Per-token max of the plain and the clipped loss, and where the clipped one is the larger."""
-    plain = -advantages * ratio
-    clipped = -advantages * ratio.clamp(1 - low, 1 + high)
+    cost = -advantages
+    plain, clipped = cost * ratio, cost * ratio.clamp(1 - low, 1 + high)
     return torch.maximum(plain, clipped), clipped > plain
 
 
@@ -110,7 +111,7 @@ def gspo(
     """
     check_clip(clip_low, clip_high)
     inputs = prepare(log_probs, old_log_probs, advantages, response_mask, rollout_weights)
-    tokens = inputs.mask.sum(-1, keepdim=True).clamp(min=1)
+    tokens = count_valid_per_row(inputs.mask).unsqueeze(-1).clamp(min=1)
     row_log_ratio = (inputs.log_ratio.sum(-1, keepdim=True) / tokens).detach()
     log_ratio = (inputs.log_probs - inputs.log_probs.detach() + row_log_ratio).clamp(max=_GSPO_LOG_RATIO_CAP)
     loss, clipped = pessimistic(inputs.advantages, log_ratio.exp(), clip_low, clip_high)
@@ -169,7 +170,7 @@ def geo_mean(
 
 def _row_mean(inputs: PolicyInputs, values: Tensor) -> Tensor:
     """[B, T] with zeros outside the mask -> [B]; 0 for a row without valid tokens."""
-    return values.sum(-1) / (inputs.mask.sum(-1).to(values.dtype) + EPSILON)
+    return values.sum(-1) / (count_valid_per_row(inputs.mask).to(values.dtype) + EPSILON)
 
 
 def _mean_over_rows(row_loss: Tensor, options: dict[str, Any]) -> Tensor:

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlvla.algorithms.checks import check_matrix, check_number, check_same_shape, clean, working_dtype
+from rlvla.algorithms.checks import check_matrix, check_number, check_same_shape, clean, count_valid, working_dtype
 from rlvla.algorithms.losses import aggregate_loss
-from rlvla.algorithms.masking import masked_mean
+from rlvla.algorithms.masking import EPSILON
 
 LOG_RATIO_BOUND = 20.0
 _AGGREGATION_OPTIONS = ("num_tokens", "num_sequences", "dp_size", "horizon", "trajectory_ids", "trajectory_tokens")
@@ -46,7 +46,16 @@ class PolicyInputs:
 
     def share(self, condition: Tensor) -> Tensor:
         """Share of valid tokens that meet a condition."""
-        return masked_mean(condition.to(self.log_probs.dtype), self.mask).detach()
+        return count_valid(condition & self.mask).to(self.log_probs.dtype) / self.num_valid
+
+    def mean(self, values: Tensor) -> Tensor:
+        """Mean over the valid tokens, without gradient, of values that are 0 outside the mask."""
+        return values.detach().sum() / self.num_valid
+
+    @property
+    def num_valid(self) -> Tensor:
+        """Number of valid tokens, as a divisor that is never 0."""
+        return count_valid(self.mask).to(self.log_probs.dtype) + EPSILON
 
     def metrics(
         self, log_ratio: Tensor, clipped: Tensor | None = None, clipped_lower: Tensor | None = None
@@ -56,7 +65,7 @@ class PolicyInputs:
         return {
             "pg_clipfrac": zero if clipped is None else self.share(clipped),
             "pg_clipfrac_lower": zero if clipped_lower is None else self.share(clipped_lower),
-            "ppo_kl": masked_mean(-log_ratio.detach(), self.mask),
+            "ppo_kl": self.mean(-log_ratio),
         }
 
 

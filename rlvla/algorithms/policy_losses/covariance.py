@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlvla.algorithms.checks import check_number
-from rlvla.algorithms.masking import masked_mean
+from rlvla.algorithms.checks import check_number, count_valid
 from rlvla.algorithms.policy_losses.clipped import pessimistic
 from rlvla.algorithms.policy_losses.common import PolicyInputs, check_clip, prepare
 from rlvla.algorithms.policy_losses.registry import register_policy_loss
@@ -114,7 +113,7 @@ def kl_cov(
     check_number("kl_coef", kl_coef, low=0.0)
     inputs = prepare(log_probs, old_log_probs, advantages, response_mask, rollout_weights)
     covariance = _covariance(inputs).masked_fill(~inputs.mask, -torch.inf).flatten()
-    top = covariance.topk(min(_share_count(inputs, cov_ratio), int(inputs.mask.sum()))).indices
+    top = covariance.topk(min(_share_count(inputs, cov_ratio), int(count_valid(inputs.mask)))).indices
     pays = torch.zeros_like(inputs.mask).flatten()
     pays[top] = True
     pays = pays.view_as(inputs.mask)
@@ -127,12 +126,11 @@ def kl_cov(
 def _covariance(inputs: PolicyInputs) -> Tensor:
     """[B, T], product of the centred advantages and log-probs, without gradient."""
     log_probs = inputs.log_probs.detach()
-    centred = log_probs - masked_mean(log_probs, inputs.mask)
-    return (inputs.advantages - masked_mean(inputs.advantages, inputs.mask)) * centred
+    return (inputs.advantages - inputs.mean(inputs.advantages)) * (log_probs - inputs.mean(log_probs))
 
 
 def _share_count(inputs: PolicyInputs, share: float) -> int:
-    return max(int(share * int(inputs.mask.sum())), 1)
+    return max(int(share * int(count_valid(inputs.mask))), 1)
 
 
 def _check_share(cov_ratio: float) -> None:

@@ -127,8 +127,7 @@ def sapo(
         raise ValueError(f"tau_pos and tau_neg must be positive, got {tau_pos} and {tau_neg}")
     inputs = prepare(log_probs, old_log_probs, advantages, response_mask, rollout_weights)
     log_ratio = inputs.bounded_log_ratio
-    positive = torch.full_like(inputs.advantages, tau_pos)
-    tau = torch.where(inputs.advantages > 0, positive, torch.full_like(positive, tau_neg))
+    tau = torch.full_like(inputs.advantages, tau_neg).masked_fill_(inputs.advantages > 0, tau_pos)
     loss = -inputs.advantages * torch.sigmoid(tau * (log_ratio.exp() - 1.0)) * (4.0 / tau)
     return inputs.aggregate(loss, "seq-mean-token-mean", extra), inputs.metrics(log_ratio)
 

@@ -55,7 +55,8 @@ def dppo_tv(
     _check_bounds(clip_low, clip_high, clip_dual)
     inputs = prepare(log_probs, old_log_probs, advantages, response_mask, rollout_weights)
     moved = inputs.log_probs.detach().exp() - inputs.old_log_probs.exp()
-    inside = torch.where(inputs.advantages > 0, moved <= clip_high, moved >= -clip_low)
+    gains = inputs.advantages > 0
+    inside = (gains & (moved <= clip_high)) | (~gains & (moved >= -clip_low))
     return _region_loss(inputs, inside, clip_dual, agg_mode, extra)
 
 
@@ -104,7 +105,8 @@ def dppo_kl(
     divergence = old * (log_old - log_new) + (1.0 - old) * other
     rising = (divergence <= clip_high) | (new <= old)
     falling = (divergence <= clip_low) | (new >= old)
-    return _region_loss(inputs, torch.where(inputs.advantages > 0, rising, falling), clip_dual, agg_mode, extra)
+    gains = inputs.advantages > 0
+    return _region_loss(inputs, (gains & rising) | (~gains & falling), clip_dual, agg_mode, extra)
 
 
 def _region_loss(
@@ -114,7 +116,7 @@ def _region_loss(
     log_ratio = inputs.bounded_log_ratio.detach()
     ratio = log_ratio.exp()
     loss = -inputs.advantages * ratio.clamp(max=cap) * inputs.log_probs
-    loss = torch.where(inside, loss, torch.zeros_like(loss))
+    loss = loss.masked_fill(~inside, 0.0)
     return inputs.aggregate(loss, agg_mode, options), inputs.metrics(log_ratio, ~inside, inside & (ratio > cap))
 
 

@@ -1,0 +1,134 @@
+"""Time per call of every advantage estimator and policy loss, and the ratio to a plain loop over groups.
+
+    python benchmarks/algorithms.py --rows 100000 --tokens 56 --group_size 8 --repeats 5
+
+Processor time of one core, which other load on the machine hardly stretches. The loop is what one writes first: gather
+the rows of each group, do the arithmetic, scatter it back; it is timed on a part of the groups and scaled up. Group ids
+are strings in a shuffled order.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from rlvla.algorithms import get_advantage_estimator, get_policy_loss, list_advantage_estimators, list_policy_losses
+
+TARGET_SECONDS = 0.2
+LOOP_GROUPS = 400
+
+
+def make_batch(rows: int, tokens: int, group_size: int) -> dict:
+    torch.manual_seed(0)
+    lengths = torch.randint(1, tokens + 1, (rows,))
+    ids = [f"state-{i // group_size}" for i in range(rows)]
+    random.Random(0).shuffle(ids)
+    old = -torch.rand(rows, tokens) - 0.1
+    return {
+        "mask": torch.arange(tokens) < lengths.unsqueeze(-1),
+        "rewards": torch.randn(rows, tokens),
+        "values": torch.randn(rows, tokens),
+        "old": old,
+        "new": old + 0.1 * torch.randn(rows, tokens),
+        "advantages": torch.randn(rows, tokens),
+        "squares": torch.rand(rows, tokens),
+        "baselines": torch.randn(rows),
+        "ids": ids,
+    }
+
+
+def estimator_call(name: str, batch: dict) -> Callable[[], object]:
+    estimate = get_advantage_estimator(name)
+    components = {"success": batch["rewards"], "shaping": batch["values"]}
+    return lambda: estimate(
+        batch["rewards"],
+        batch["mask"],
+        group_ids=batch["ids"],
+        values=batch["values"],
+        reward_baselines=batch["baselines"],
+        old_log_probs=batch["old"],
+        sum_pi_squared=batch["squares"],
+        component_rewards=components,
+        gamma=0.99,
+        lam=0.95,
+    )
+
+
+def loss_call(name: str, batch: dict) -> Callable[[], object]:
+    loss, new = get_policy_loss(name), batch["new"].clone().requires_grad_()
+    return lambda: loss(new, batch["old"], batch["advantages"], batch["mask"])
+
+
+def seconds(call: Callable[[], object], repeats: int) -> float:
+    call()
+    times = []
+    for _ in range(repeats):
+        start = time.process_time()
+        call()
+        times.append(time.process_time() - start)
+    return min(times)
+
+
+def loop_over_groups(name: str, rewards: Tensor, mask: Tensor, rows: list[list[int]]) -> Tensor:
+    advantages = torch.zeros_like(rewards)
+    for group in rows:
+        scores = torch.stack([rewards[i][mask[i]].sum() for i in group])
+        if name == "grpo":
+            result = (scores - scores.mean()) / (scores.std() + 1e-6)
+        else:
+            result = (scores - scores.mean()) * len(group) / (len(group) - 1)
+        for i, value in zip(group, result):
+            advantages[i] = torch.where(mask[i], value, 0.0)
+    return advantages
+
+
+def loop_seconds(name: str, batch: dict) -> float:
+    members = defaultdict(list)
+    for row, key in enumerate(batch["ids"]):
+        members[key].append(row)
+    groups = list(members.values())
+    part = groups[:LOOP_GROUPS]
+    start = time.process_time()
+    loop_over_groups(name, batch["rewards"], batch["mask"], part)
+    return (time.process_time() - start) * len(groups) / len(part)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=100_000)
+    parser.add_argument("--tokens", type=int, default=56)
+    parser.add_argument("--group_size", type=int, default=8)
+    parser.add_argument("--repeats", type=int, default=5, help="the fastest is reported")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    batch = make_batch(args.rows, args.tokens, args.group_size)
+    figures = {}
+    for kind, names, make in (
+        ("estimator", list_advantage_estimators(), estimator_call),
+        ("loss", list_policy_losses(), loss_call),
+    ):
+        for name in names:
+            figures[f"{kind} {name}"] = {"seconds": seconds(make(name, batch), args.repeats)}
+    for name in ("grpo", "rloo"):
+        entry = figures[f"estimator {name}"]
+        entry["times_faster_than_loop"] = loop_seconds(name, batch) / entry["seconds"]
+    print(f"{args.rows} rows x {args.tokens} tokens in groups of {args.group_size}, processor seconds on one core")
+    for name, entry in figures.items():
+        slow = " above the target" if entry["seconds"] > TARGET_SECONDS else ""
+        ratio = f"  {entry['times_faster_than_loop']:.0f}x a loop" if "times_faster_than_loop" in entry else ""
+        print(f"{name:38s} {entry['seconds']:.3f} s{ratio}{slow}")
+    if args.json:
+        args.json.write_text(json.dumps(figures, indent=2), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
