@@ -10,7 +10,14 @@ exec((ROOT / "rlvla" / "version.py").read_text(encoding="utf-8"), VERSION)
 
 EXTRAS = {
     # LIBERO needs robosuite 1.4; 1.5 works as long as LIBERO is not used beside it.
-    "robosuite": ["robosuite>=1.4,<1.6", "mujoco>=3.0,<3.10", "fast-simplification>=0.1.7"],
+    # termcolor: imported by robosuite 1.4, which does not declare it.
+    "robosuite": [
+        "robosuite>=1.4,<1.6",
+        "mujoco>=3.0,<3.10",
+        "numba>=0.59",
+        "fast-simplification>=0.1.7",
+        "termcolor>=2",
+    ],
     "dev": ["pytest>=8", "pytest-timeout>=2", "hypothesis>=6", "ruff>=0.6", "mypy>=1.10", "pre-commit>=3"],
 }
 

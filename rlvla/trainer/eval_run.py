@@ -50,7 +50,6 @@ def run_eval(policy: PolicyConfig, env: EnvConfig, split: SplitConfig, config: A
             path = Path(config.output) if config.output else Path(policy.pretrain) / "eval.json"
             write_json(path, describe(policy, setting.env, config, results))
             print(f"figures: {path}")
-        strategy.shutdown()
     return results
 
 

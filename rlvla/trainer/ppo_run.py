@@ -170,7 +170,6 @@ def run_ppo(flags: PPORun) -> PPOTrainer:
         if strategy.is_main:
             _conclude(trainer, flags, setting, save_path)
         strategy.barrier()
-        strategy.shutdown()
     return trainer
 
 

@@ -56,7 +56,6 @@ def run_sft(run: Any, tiny: Any, config: SFTConfig, actor_config: ActorConfig, s
         print(table(("metric (last steps)", "value"), rows))
         print(f"{policy} ({duration(time.perf_counter() - start)})")
         print(f"next: python cli/eval_vla.py --pretrain {policy}")
-    strategy.shutdown()
     return policy
 
 

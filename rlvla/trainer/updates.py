@@ -141,9 +141,10 @@ class Updater:
         tolerance = RATIO_TOLERANCE.get(dtype, 1e-3)
         if not deviation <= tolerance:
             raise RatioError(
-                f"at the first update of an iteration the probability ratio must be 1, but it is off by "
-                f"{deviation:.2g} (tolerance {tolerance:g} for {dtype}). The forward pass of the update differs from the "
-                "one that gave the old log-probs: look for dropout, a different temperature or preprocessing, or lower precision."
+                "at the first update of an iteration the probability ratio must be 1, but it is off by "
+                f"{deviation:.2g} (tolerance {tolerance:g} for {dtype}). The forward pass of the update differs from "
+                "the one that gave the old log-probs: look for dropout, a different temperature or preprocessing, or "
+                "lower precision."
             )
 
     def value_step(self, engine: Engine, step: Experience, means: MetricMeans) -> None:

@@ -7,6 +7,7 @@ therefore 1, and its averaging over ranks is undone by the losses' `dp_size` fac
 
 from __future__ import annotations
 
+import atexit
 import os
 import warnings
 from collections.abc import Iterator
@@ -77,7 +78,10 @@ class DeepspeedStrategy:
         accelerator = get_accelerator()
         on_cpu = accelerator.device_name() == "cpu"
         backend = "gloo" if on_cpu else accelerator.communication_backend_name()
-        deepspeed.init_distributed(dist_backend=backend, verbose=False)
+        if not dist.is_initialized():
+            # Once per process, left at its end: DeepSpeed keeps handles of the group beyond any one run.
+            deepspeed.init_distributed(dist_backend=backend, verbose=False)
+            atexit.register(_leave_process_group)
         self._deepspeed = deepspeed
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         if on_cpu:
@@ -166,10 +170,10 @@ class DeepspeedStrategy:
         if self.world_size > 1:
             dist.barrier()
 
-    def shutdown(self) -> None:
-        """Leave the process group."""
-        if dist.is_initialized():
-            dist.destroy_process_group()
+
+def _leave_process_group() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 class Engine:

@@ -1,0 +1,58 @@
+#!/usr/bin/env bash
+# Prepares .venv in the repository (Python packages) and, where it may, the GL libraries for rendering without a screen.
+# Sourced by the other scripts; does nothing when everything is in place.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+
+find_python() {
+  for candidate in "${PYTHON:-}" python3.11 python3.12 python3.10 python3; do
+    [ -n "$candidate" ] && command -v "$candidate" >/dev/null 2>&1 || continue
+    "$candidate" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null || continue
+    echo "$candidate"
+    return
+  done
+  echo "rlvla needs Python 3.10, 3.11 or 3.12 (3.11 is the tested one); set PYTHON to one" >&2
+  exit 1
+}
+
+install_packages() {
+  local stamp
+  stamp=".venv/.installed-$(cat setup.py constraints.txt rlvla/version.py | sha256sum | cut -c1-16)"
+  [ -f "$stamp" ] && return
+  [ -x .venv/bin/python ] || "$(find_python)" -m venv .venv
+  echo "installing Python packages into .venv (once, about 2 minutes)"
+  .venv/bin/python -m pip install --quiet --upgrade pip "setuptools<81" wheel
+  # torch first: DeepSpeed looks for it while it is built.
+  .venv/bin/python -m pip install --quiet -c constraints.txt torch numpy
+  DS_BUILD_OPS=0 .venv/bin/python -m pip install --quiet -c constraints.txt -e ".[robosuite,dev]"
+  touch "$stamp"
+}
+
+rendering_works() {
+  MUJOCO_GL="${MUJOCO_GL:-egl}" .venv/bin/python -c '
+import mujoco, cv2
+context = mujoco.GLContext(16, 16)
+context.make_current()
+context.free()' >/dev/null 2>&1
+}
+
+install_gl() {
+  local packages="libegl1 libegl-mesa0 libgl1 libgl1-mesa-dri libopengl0 libglib2.0-0" sudo=""
+  [ -f .venv/.gl-works ] && return
+  if ! rendering_works && command -v apt-get >/dev/null 2>&1; then
+    [ "$(id -u)" = 0 ] || sudo="sudo -n"
+    if $sudo true 2>/dev/null; then
+      echo "installing GL libraries: $packages"
+      $sudo apt-get update -qq && DEBIAN_FRONTEND=noninteractive $sudo apt-get install -y -qq $packages >/dev/null || true
+    fi
+  fi
+  if rendering_works; then
+    touch .venv/.gl-works
+  else
+    echo "rendering does not work yet; install as administrator: apt-get install $packages (or set MUJOCO_GL=osmesa)" >&2
+  fi
+}
+
+install_packages
+install_gl
+export PATH="$PWD/.venv/bin:$PATH" MUJOCO_GL="${MUJOCO_GL:-egl}"

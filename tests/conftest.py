@@ -1,0 +1,37 @@
+"""Fixtures shared by all rooms: small checkpoints and demonstrations of toy_reach, made once per session."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+# Before torch is imported by a test module: several processes share the cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="session")
+def demos_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """40 demonstrations of a good toy_reach expert, with proprio."""
+    from cli.collect_demos import main
+
+    folder = tmp_path_factory.mktemp("demos") / "toy"
+    main(["--task_suite_name", "toy_reach", "--use_proprio", "--num_demos", "40", "--output", str(folder)])
+    return folder / "demos.hdf5"
+
+
+@pytest.fixture(scope="session")
+def policy_folder(demos_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny toy_reach policy after a few supervised steps: a real checkpoint folder that acts badly."""
+    from cli.train_sft_vla import main
+
+    folder = tmp_path_factory.mktemp("sft") / "run"
+    main(
+        ["--demos", str(demos_file), "--save_path", str(folder), "--action_chunk_len", "4", "--max_epochs", "1"]
+        + ["--tiny_vision_dim", "16", "--tiny_llm_dim", "32", "--tiny_llm_layers", "1", "--no-use_tensorboard"]
+    )
+    return folder / "policy"

@@ -1,0 +1,175 @@
+"""Advantages of whole episodes against plain loops, at every level."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from rlvla.experience import Sample
+from rlvla.models.actor import Actor
+from rlvla.models.value_models import Critic, RewardModel
+from rlvla.trainer.config import AlgorithmConfig, BatchConfig
+from rlvla.trainer.experience_maker import EpisodeGrid, ExperienceMaker, Judges
+from rlvla.trainer.levels import tokens_per_column
+
+A, D = 4, 2
+
+
+class OneRank:
+    """The strategy's collectives for a single process."""
+
+    world_size, rank = 1, 0
+
+    def all_reduce(self, values, op="mean"):
+        return dict(values)
+
+
+class PlainEngine:
+    """Calls the module as a DeepSpeed engine would."""
+
+    def __init__(self, module):
+        self.module = module
+
+    def __call__(self, **kw):
+        return self.module(**kw)
+
+    def train(self, mode=True):
+        self.module.train(mode)
+
+
+def sample(decisions: int, last_executed: int, *, success: bool, uid: str, seed: int) -> Sample:
+    generator = torch.Generator().manual_seed(seed)
+    executed = torch.full((decisions,), A)
+    executed[-1] = last_executed
+    mask = torch.arange(A * D)[None] // D < executed[:, None]
+    rewards = torch.zeros(decisions, A)
+    rewards[-1, last_executed - 1] = float(success)
+    images = torch.randint(0, 256, (decisions + 1, 1, 64, 64, 3), dtype=torch.uint8, generator=generator)
+    proprio = torch.rand(decisions + 1, 2, generator=generator)
+    return Sample(
+        images=images[:-1],
+        proprio=proprio[:-1],
+        instruction="reach the red disc",
+        action_tokens=torch.randint(0, 256, (decisions, A * D), generator=generator),
+        rollout_log_probs=torch.zeros(decisions, A * D),
+        rewards=rewards,
+        reward_components={"success": rewards},
+        action_mask=mask,
+        finish_step=int(executed.sum()),
+        success_once=success,
+        success_at_end=success,
+        terminated=success,
+        truncated=not success,
+        last_images=images[-1],
+        last_proprio=proprio[-1],
+        uid=uid,
+        suite="toy_reach",
+        task_id=0,
+        init_state_id=0,
+        seed=seed,
+    )
+
+
+SAMPLES = [
+    sample(3, 2, success=True, uid="a", seed=1),
+    sample(4, 4, success=False, uid="b", seed=2),
+    sample(1, 3, success=True, uid="a", seed=3),
+    sample(4, 4, success=False, uid="b", seed=4),
+    sample(4, 1, success=False, uid="a", seed=5),
+]
+
+
+@pytest.fixture(scope="module")
+def models(policy_folder: Path) -> tuple[Actor, Critic]:
+    torch.manual_seed(0)
+    critic = Critic.from_pretrained(policy_folder)
+    torch.nn.init.normal_(critic.head.weight, std=0.3)
+    return Actor.from_pretrained(policy_folder), critic
+
+
+def make(models, algorithm: AlgorithmConfig, micro: int = 3, **judges):
+    actor, critic = models
+    critic = PlainEngine(critic) if algorithm.needs_critic else None
+    everyone = Judges(PlainEngine(actor), critic, judges.get("reference"), judges.get("reward_model"))
+    maker = ExperienceMaker(everyone, OneRank(), BatchConfig(micro_rollout_batch_size=micro), algorithm, D)
+    return maker.make(SAMPLES, kl_coef=0.0)
+
+
+@pytest.mark.parametrize("level", ["token", "action", "chunk"])
+def test_gae_with_bootstrap_equals_a_plain_loop(models, level: str) -> None:
+    gamma, lam = 0.9, 0.8
+    rows, _ = make(models, AlgorithmConfig(gamma=gamma, lambd=lam, advantage_level=level))
+    critic, width = models[1], tokens_per_column(level, A * D, D)
+    raw, start = [], 0
+    with torch.no_grad():
+        for item in SAMPLES:
+            stop = start + item.num_decisions
+            values = rows.values[start:stop]
+            last = critic.score(rows.index(torch.tensor([start])))
+            last |= {"images": item.last_images[None], "proprio": item.last_proprio[None]}
+            bootstrap = float(critic(**last)[0, 0]) if item.truncated else 0.0
+            columns = []  # (value, reward, rows and tokens of the column)
+            for s in range(item.num_decisions):
+                for c in range(0, A * D, width):
+                    if not item.action_mask[s, c]:
+                        continue
+                    actions = range(c // D, (c + width) // D) if width >= D else [c // D] * (c % D == D - 1)
+                    reward = sum(float(item.rewards[s, a]) for a in actions)
+                    columns.append((float(values[s, c]), reward, (start + s, c)))
+            advantage, following = 0.0, bootstrap
+            for value, reward, place in reversed(columns):
+                delta = reward + gamma * following - value
+                advantage, following = delta + gamma * lam * advantage, value
+                raw.append((place, advantage, advantage + value))
+            start = stop
+    flat = torch.tensor([advantage for _, advantage, _ in raw])
+    whitened = (flat - flat.mean()) / (flat.var() + 1e-8).sqrt()
+    for (row, column), wanted, target in zip([r[0] for r in raw], whitened, [r[2] for r in raw]):
+        assert float(rows.advantages[row, column]) == pytest.approx(float(wanted), abs=2e-4)
+        assert float(rows.returns[row, column]) == pytest.approx(target, abs=1e-4)
+        assert bool(rows.value_mask[row, column])
+    assert int(rows.value_mask.sum()) == len(raw)
+
+
+def test_tokens_of_an_action_share_its_advantage(models) -> None:
+    rows, _ = make(models, AlgorithmConfig(advantage_level="action"))
+    assert torch.equal(rows.advantages[:, 0::2], rows.advantages[:, 1::2])
+
+
+def test_grpo_compares_within_groups_only(models) -> None:
+    rows, metrics = make(models, AlgorithmConfig(advantage_estimator="grpo"))
+    a = torch.tensor([1.0, 1.0, 0.0])  # scores of group a: samples 0, 2, 4
+    wanted = (a - a.mean()) / (a.std() + 1e-6)
+    got = [float(rows.advantages[rows.episode_index == i][0, 0]) for i in range(5)]
+    assert got == pytest.approx([float(w) for w in (wanted[0], 0, wanted[1], 0, wanted[2])], abs=1e-5)
+    assert rows.values is None
+    assert metrics["reward/total"] == pytest.approx(2 / 5)
+
+
+def test_log_probs_do_not_depend_on_the_micro_batch(models) -> None:
+    small, _ = make(models, AlgorithmConfig(), micro=2)
+    large, _ = make(models, AlgorithmConfig(), micro=100)
+    assert torch.allclose(small.old_log_probs, large.old_log_probs, atol=1e-5)
+
+
+def test_reward_model_score_lands_on_the_last_executed_action(models, policy_folder: Path) -> None:
+    actor, _ = models
+    judge = RewardModel(models[1].vla, models[1].inputs)
+    judge.head.weight.data.zero_()
+    judge.head.bias.data.fill_(100.0)  # probability 1 for everything
+    rows, metrics = make(models, AlgorithmConfig(gamma=1.0, lambd=1.0, advantage_level="action"), reward_model=judge)
+    assert metrics["reward/total"] == pytest.approx(2 / 5 + 1.0)
+    # Terminated episodes: the return at every action is success plus the judge's 1.
+    for index in (0, 2):
+        mine = rows.episode_index == index
+        assert rows.returns[mine][rows.value_mask[mine]].tolist() == pytest.approx([2.0] * SAMPLES[index].finish_step, abs=1e-4)
+
+
+def test_episode_grid_round_trip() -> None:
+    grid = EpisodeGrid([2, 1, 3])
+    values = torch.arange(12.0).reshape(6, 2)
+    packed = grid.pack(values)
+    assert packed.tolist()[1] == [4.0, 5.0, 0.0, 0.0, 0.0, 0.0]
+    assert torch.equal(grid.unpack(packed, 2), values)

@@ -1,0 +1,132 @@
+"""Optimiser steps: invariance to the micro-batch size, the ratio check, masks that contribute nothing."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+
+from rlvla.experience import Experience
+from rlvla.models.actor import Actor
+from rlvla.models.value_models import Critic
+from rlvla.trainer.config import AlgorithmConfig, BatchConfig
+from rlvla.trainer.metrics import MetricMeans
+from rlvla.trainer.updates import RatioError, Updater
+from rlvla.utils.strategy import DeepspeedStrategy, OptimConfig, StrategyConfig
+
+A, D, T = 4, 2, 8
+OPTIM = OptimConfig(0.1, (0.9, 0.999), 0.0, "constant", 0.0, 10)
+
+
+@pytest.fixture(scope="module")
+def strategy() -> DeepspeedStrategy:
+    return DeepspeedStrategy(StrategyConfig())
+
+
+@pytest.fixture(scope="module")
+def actor(policy_folder: Path) -> Actor:
+    return Actor.from_pretrained(policy_folder)
+
+
+def batch(actor: Actor, n: int = 7) -> Experience:
+    """Rows with ragged masks, one of them empty."""
+    generator = torch.Generator().manual_seed(0)
+    executed = torch.tensor([4, 4, 1, 3, 0, 2, 4])[:n]
+    mask = torch.arange(T)[None] // D < executed[:, None]
+    rows = Experience(
+        images=torch.randint(0, 256, (n, 1, 64, 64, 3), dtype=torch.uint8, generator=generator),
+        proprio=torch.rand(n, 2, generator=generator),
+        instructions=["reach the red disc"] * 3 + ["reach the yellow disc"] * (n - 3),
+        episode_index=torch.arange(n),
+        action_tokens=torch.randint(0, 256, (n, T), generator=generator),
+        action_mask=mask,
+        value_mask=mask & (torch.arange(T) % D == 0),
+        advantages=torch.randn(n, A, generator=generator).repeat_interleave(D, dim=1),
+        returns=torch.randn(n, T, generator=generator),
+        values=torch.randn(n, T, generator=generator),
+    )
+    with torch.no_grad():
+        old = actor(**actor.score(rows, 1.0))[0]
+    return rows.with_fields(old_log_probs=old, rollout_log_probs=old, ref_log_probs=old - 0.1)
+
+
+@pytest.fixture(autouse=True)
+def plain_gradient_descent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Adam divides by the gradient's size and would turn rounding noise of tiny gradients into whole steps."""
+    monkeypatch.setattr(
+        torch.optim, "AdamW", lambda parameters, lr, betas, weight_decay: torch.optim.SGD(parameters, lr=lr)
+    )
+
+
+def step(strategy, actor, rows, micro: int, level: str = "token", mode: str = "token-mean", **kw) -> tuple[dict, MetricMeans]:
+    """Parameters after one policy step."""
+    engine = strategy.prepare(copy.deepcopy(actor), OPTIM)
+    algorithm = AlgorithmConfig(log_prob_level=level, loss_agg_mode=mode, entropy_loss_coef=0.1, **kw)
+    means = MetricMeans()
+    updater = Updater(strategy, BatchConfig(micro_train_batch_size=micro), algorithm, D)
+    updater.policy_step(engine, rows, 0.2, means, first_of_iteration=True)
+    return {k: v.clone() for k, v in engine.module.state_dict().items()}, means.reduce(strategy)
+
+
+@pytest.mark.parametrize("level", ["token", "action", "chunk"])
+@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean"])
+def test_the_micro_batch_size_changes_nothing(strategy, actor, level: str, mode: str) -> None:
+    rows = batch(actor)
+    kl = {"use_kl_loss": True, "init_kl_coef": 0.2}
+    one, metrics_one = step(strategy, actor, rows, micro=7, level=level, mode=mode, **kl)
+    many, metrics_many = step(strategy, actor, rows, micro=2, level=level, mode=mode, **kl)
+    start = actor.state_dict()
+    moved = max(float((one[k] - start[k]).abs().max()) for k in one)
+    assert moved > 1e-3, "the step must do something"
+    assert all(torch.allclose(one[k], many[k], atol=1e-6) for k in one)
+    for name in metrics_one:
+        assert metrics_many[name] == pytest.approx(metrics_one[name], rel=1e-3, abs=1e-5), name
+
+
+def test_an_empty_row_contributes_nothing(strategy, actor) -> None:
+    rows = batch(actor)
+    with_empty, _ = step(strategy, actor, rows, micro=7)
+    without, _ = step(strategy, actor, rows.index(torch.tensor([0, 1, 2, 3, 5, 6])), micro=7)
+    assert all(torch.allclose(with_empty[k], without[k], atol=1e-6) for k in without)
+
+
+def test_first_update_gradient_is_that_of_reinforce(strategy, actor) -> None:
+    """At ratio 1 the PPO gradient is -A grad log pi averaged over valid tokens: checked by plain autograd."""
+    rows = batch(actor)
+    twin = copy.deepcopy(actor)
+    log_probs, _ = twin(**twin.score(rows, 1.0))
+    loss = -(log_probs * rows.advantages)[rows.action_mask].mean()
+    loss.backward()
+    wanted = torch.nn.utils.get_total_norm([p.grad for p in twin.parameters() if p.grad is not None])
+    engine = strategy.prepare(copy.deepcopy(actor), OPTIM)
+    means = MetricMeans()
+    updater = Updater(strategy, BatchConfig(micro_train_batch_size=3), AlgorithmConfig(), D)
+    updater.policy_step(engine, rows, 0.0, means, first_of_iteration=True)
+    assert means.reduce(strategy)["actor/grad_norm"] == pytest.approx(float(wanted), rel=1e-3)
+
+
+def test_a_ratio_that_is_not_one_stops_the_run(strategy, actor) -> None:
+    rows = batch(actor)
+    shifted = rows.with_fields(old_log_probs=rows.old_log_probs + 0.01)
+    with pytest.raises(RatioError, match="must be 1"):
+        step(strategy, actor, shifted, micro=7)
+
+
+def test_value_step_moves_values_towards_returns(strategy, actor, policy_folder: Path) -> None:
+    critic = Critic.from_pretrained(policy_folder)
+    rows = batch(actor).with_fields(values=torch.zeros(7, T))
+    engine = strategy.prepare(critic, dataclasses.replace(OPTIM, learning_rate=0.02))
+    updater = Updater(strategy, BatchConfig(micro_train_batch_size=2), AlgorithmConfig(value_clip=None), D)
+
+    def error() -> float:
+        with torch.no_grad():
+            return float((critic(**critic.score(rows)) - rows.returns)[rows.value_mask].square().mean())
+
+    before, means = error(), MetricMeans()
+    for _ in range(20):
+        updater.value_step(engine, rows, means)
+    assert error() < 0.95 * before
+    assert means.reduce(strategy)["critic/vf_loss"] == pytest.approx(before / 2, rel=0.5)
