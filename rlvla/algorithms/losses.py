@@ -136,8 +136,13 @@ def value_loss(
         returns: [B, T], regression targets.
         response_mask: [B, T] bool.
         clip: c, in units of the return; None for the plain squared error.
-        agg_mode: see `aggregate_loss`, as for `num_tokens`, `num_sequences`, `dp_size`, `horizon`, `trajectory_ids` and
-            `trajectory_tokens`.
+        agg_mode: see `aggregate_loss`.
+        num_tokens: see `aggregate_loss`.
+        num_sequences: see `aggregate_loss`.
+        dp_size: see `aggregate_loss`.
+        horizon: see `aggregate_loss`.
+        trajectory_ids: see `aggregate_loss`.
+        trajectory_tokens: see `aggregate_loss`.
 
     Returns:
         The scalar loss, and {"vf_clipfrac": share of valid tokens where the clipped error is the larger one}.
@@ -149,14 +154,7 @@ def value_loss(
     check_same_shape(response_mask, values=values, old_values=old_values, returns=returns)
     dtype = working_dtype(values, returns)
     values, old_values, returns = (clean(x, response_mask, dtype) for x in (values, old_values.detach(), returns))
-    error = torch.square(values - returns)
-    clipfrac = torch.zeros((), dtype=dtype, device=values.device)
-    if clip is not None:
-        check_number("clip", clip, low=0.0)
-        near = torch.minimum(torch.maximum(values, old_values - clip), old_values + clip)
-        clipped = torch.square(near - returns)
-        clipfrac = masked_mean((clipped > error).to(dtype), response_mask).detach()
-        error = torch.maximum(error, clipped)
+    error, clipped = _clipped_error(values, old_values, returns, clip)
     loss = 0.5 * aggregate_loss(
         error,
         response_mask,
@@ -168,7 +166,18 @@ def value_loss(
         trajectory_ids=trajectory_ids,
         trajectory_tokens=trajectory_tokens,
     )
-    return loss, {"vf_clipfrac": clipfrac}
+    return loss, {"vf_clipfrac": masked_mean(clipped.to(dtype), response_mask)}
+
+
+def _clipped_error(values: Tensor, old_values: Tensor, returns: Tensor, clip: float | None) -> tuple[Tensor, Tensor]:
+    """Per-token squared error, and where the clipped one is the larger."""
+    plain = torch.square(values - returns)
+    if clip is None:
+        return plain, torch.zeros_like(plain, dtype=torch.bool)
+    check_number("clip", clip, low=0.0)
+    near = torch.minimum(torch.maximum(values, old_values - clip), old_values + clip)
+    clipped = torch.square(near - returns)
+    return torch.maximum(plain, clipped), clipped > plain
 
 
 @torch.no_grad()

@@ -70,7 +70,7 @@ def grpo_passk(
     norm_by_std: bool = True,
     **extra: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Pass@k training (Tang et al. 2025, arXiv 2503.19595): only the best row of a group learns, by its lead over the second.
+    """Pass@k training (Tang et al. 2025): only the best row of a group learns, by its lead over the second.
 
     (max - second) / (std_g + 1e-6), or max - second; every other row gets 0, and so does a shared first place.
 
