@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from rlvla.envs.base import ChunkResult, TaskSpec
 from rlvla.utils.errors import ConfigError
+
+if TYPE_CHECKING:  # the shape of what is seen, not the room it comes from
+    from rlvla.envs.base import ChunkResult, TaskSpec
 
 
 @dataclass(frozen=True)

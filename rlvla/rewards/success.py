@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from rlvla.envs.base import TaskSpec
+from typing import TYPE_CHECKING
+
 from rlvla.rewards.base import StepInfo, register_reward
+
+if TYPE_CHECKING:
+    from rlvla.envs.base import TaskSpec
 
 
 @register_reward("success")
