@@ -96,7 +96,7 @@ class OptimizationConfig:
     critic_learning_rate: float = arg(3e-4, "peak learning rate of the critic", minimum=0)
     lr_warmup_ratio: float = arg(0.0, "share of the optimizer steps spent warming up", minimum=0, maximum=1)
     lr_scheduler: str = arg("constant", "learning-rate schedule", choices=SCHEDULERS)
-    adam_betas: tuple[float, ...] = arg((0.9, 0.999), "AdamW betas", minimum=0, maximum=1, nargs=2, metavar="BETA")
+    adam_betas: tuple[float, ...] = arg((0.9, 0.999), "AdamW betas", minimum=0, below=1, nargs=2, metavar="BETA")
     l2: float = arg(0.0, "AdamW weight decay", minimum=0)
     freezing_actor_steps: int = arg(0, "iterations at the start in which only the critic is trained", minimum=0)
 

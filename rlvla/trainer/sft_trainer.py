@@ -32,7 +32,7 @@ class SFTConfig:
     learning_rate: float = arg(1e-3, "peak learning rate (a 7B model wants about 5e-5 with LoRA)", minimum=0)
     lr_warmup_ratio: float = arg(0.03, "share of the optimizer steps spent warming up", minimum=0, maximum=1)
     lr_scheduler: str = arg("cosine", "learning-rate schedule", choices=SCHEDULERS)
-    adam_betas: tuple[float, ...] = arg((0.9, 0.95), "AdamW betas", minimum=0, maximum=1, nargs=2, metavar="BETA")
+    adam_betas: tuple[float, ...] = arg((0.9, 0.95), "AdamW betas", minimum=0, below=1, nargs=2, metavar="BETA")
     l2: float = arg(0.01, "AdamW weight decay", minimum=0)
     label_smoothing: float = arg(
         0.0, "share of each label spread evenly over all action tokens", minimum=0, maximum=0.9

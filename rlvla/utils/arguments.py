@@ -25,10 +25,24 @@ def arg(default: Any, help: str, **metadata: Any) -> Any:
     Args:
         default: the default value; a tuple makes a flag with several values.
         help: one sentence with the unit; the default is appended by the parser.
-        metadata: `choices`, `metavar`, `nargs` as in argparse; `minimum`, `maximum` (inclusive) and `above` (exclusive
-            lower bound) are checked by `range_problems`.
+        metadata: `choices`, `metavar`, `nargs` as in argparse; `minimum`, `maximum` (inclusive) and `above`, `below`
+            (exclusive bounds) are checked by `range_problems`.
     """
     return dataclasses.field(default=default, metadata={"help": help, **metadata})
+
+
+class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Appends a default the way it would be typed; where there is none, the help text itself says what happens."""
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        help_text, default = action.help or "", action.default
+        if default in (None, (), argparse.SUPPRESS):
+            return help_text
+        if isinstance(default, bool):
+            default = "on" if default else "off"
+        elif isinstance(default, tuple):
+            default = " ".join(map(str, default))
+        return f"{help_text} (default: {str(default).replace('%', '%%')})"
 
 
 class Parser(argparse.ArgumentParser):
@@ -36,7 +50,10 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, description: str):
         super().__init__(
-            description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter, allow_abbrev=False
+            usage="%(prog)s [--flag VALUE ...]",  # all flags in brackets would fill a screen and explain nothing
+            description=description,
+            formatter_class=_HelpFormatter,
+            allow_abbrev=False,
         )
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> argparse.Namespace:
@@ -117,6 +134,8 @@ def _out_of_range(number: float, metadata: Any) -> str | None:
         return "must be a finite number"
     if "above" in metadata and not number > metadata["above"]:
         return f"must be greater than {metadata['above']}"
+    if "below" in metadata and not number < metadata["below"]:
+        return f"must be less than {metadata['below']}"
     if "minimum" in metadata and number < metadata["minimum"]:
         return f"must be at least {metadata['minimum']}"
     if "maximum" in metadata and number > metadata["maximum"]:
