@@ -10,9 +10,6 @@ from torch import Tensor
 from rlvla.algorithms.checks import check_mask, check_number
 from rlvla.algorithms.groups import GroupIds, Groups
 
-# A success rate such as 7/10 and a bound such as 0.7 are the same number to the person who set the bound.
-_RATE_TOLERANCE = 1e-9
-
 
 @dataclass(frozen=True)
 class FilterResult:
@@ -63,9 +60,9 @@ def filter_groups(
             raise ValueError(f"accuracy_bounds must satisfy 0 <= lower <= upper <= 1, got {accuracy_bounds}")
         if success is None:
             raise ValueError("accuracy_bounds needs success; pass success=...")
-        rate = groups.mean(success.to(torch.float64))
-        failed["accuracy_low"] = rate < low - _RATE_TOLERANCE
-        failed["accuracy_high"] = rate > high + _RATE_TOLERANCE
+        rate = groups.mean(success.to(torch.float64))  # 7/10 equals a bound of 0.7 in float64, not in float32
+        failed["accuracy_low"] = rate < low
+        failed["accuracy_high"] = rate > high
     if scores is not None:
         wide = scores.to(torch.float64)
         failed["zero_variance"] = groups.max(wide) == groups.min(wide)
