@@ -60,7 +60,7 @@ def filter_groups(
             raise ValueError(f"accuracy_bounds must satisfy 0 <= lower <= upper <= 1, got {accuracy_bounds}")
         if success is None:
             raise ValueError("accuracy_bounds needs success; pass success=...")
-        rate = groups.mean(success.to(torch.float64))  # 7/10 equals a bound of 0.7 in float64, not in float32
+        rate = groups.mean(success.to(torch.float64))
         failed["accuracy_low"] = rate < low
         failed["accuracy_high"] = rate > high
     if scores is not None:
