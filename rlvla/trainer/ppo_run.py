@@ -9,14 +9,14 @@ from typing import Any
 from rlvla.envs.config import EnvConfig, SplitConfig
 from rlvla.models.actor import Actor, ActorConfig
 from rlvla.models.reference import ReferenceModel
-from rlvla.models.value_models import Critic, RewardModel
+from rlvla.models.value_models import REWARD_HEAD_FILE, Critic, RewardModel
 from rlvla.rewards import parse_rewards
 from rlvla.rollout import RolloutEngine
 from rlvla.trainer.config import AlgorithmConfig, BatchConfig, OptimizationConfig, ScheduleConfig
 from rlvla.trainer.levels import LEVEL_ORDER
 from rlvla.trainer.policy_export import record_environment, recorded_environment
 from rlvla.trainer.ppo_trainer import Models, PPOConfig, PPOTrainer
-from rlvla.trainer.setup import PolicyConfig, Setting, check_setting, start_workers
+from rlvla.trainer.setup import PolicyConfig, Setting, check_checkpoint, check_setting, start_workers
 from rlvla.trainer.summary import closing_words, save_learning_curve
 from rlvla.utils.arguments import arg, range_problems
 from rlvla.utils.errors import ConfigError
@@ -24,6 +24,8 @@ from rlvla.utils.logging import quiet_libraries
 from rlvla.utils.runs import output_folder_problem, write_json
 from rlvla.utils.seeding import seed_everything
 from rlvla.utils.strategy import DeepspeedStrategy, StrategyConfig, launched_world_size
+
+RUN_FILE = "run_config.json"  # every flag of a run; marks its folder
 
 
 @dataclass(frozen=True)
@@ -83,11 +85,41 @@ def check(flags: PPORun) -> Setting:
         # Checkpoints of a run live below its folder: one message is enough.
         if problem and not (name == "ckpt_path" and flags.run.ckpt_path is None):
             problems.append(f"--{name}: {problem}")
+    problems += _resume_problems(flags) + _judge_problems(flags)
     setting, more = check_setting(flags.policy, flags.env, flags.split, flags.schedule.eval_episodes)
     problems += more
     if problems or setting is None:
         raise ConfigError(problems)
     return setting
+
+
+def _resume_problems(flags: PPORun) -> list[str]:
+    """A folder to continue in must be this command's: its policy/ will be replaced."""
+    folder = Path(flags.run.save_path)
+    if not flags.run.load_checkpoint or not folder.is_dir() or (folder / RUN_FILE).is_file():
+        return []
+    if any(folder.iterdir()):
+        return [f"--save_path: {folder} holds no run of this command ({RUN_FILE} is missing); name another folder"]
+    return []
+
+
+def _judge_problems(flags: PPORun) -> list[str]:
+    """Folders of the critic and the reward model."""
+    found = []
+    if flags.run.critic_pretrain:
+        try:
+            check_checkpoint(Path(flags.run.critic_pretrain), flags.policy.unnorm_key, flags.env.task_suite_name)
+        except ConfigError as error:
+            found += [f"--critic_pretrain: {problem}" for problem in error.problems]
+    if flags.run.reward_pretrain:
+        folder = Path(flags.run.reward_pretrain)
+        try:
+            check_checkpoint(folder, None)
+            if not (folder / REWARD_HEAD_FILE).is_file():
+                found.append(f"--reward_pretrain: {folder} is not a reward model, {REWARD_HEAD_FILE} is missing there")
+        except ConfigError as error:
+            found += [f"--reward_pretrain: {problem}" for problem in error.problems]
+    return found
 
 
 def _batch_problems(flags: PPORun) -> list[str]:
@@ -147,13 +179,13 @@ def run_ppo(flags: PPORun) -> PPOTrainer:
     """Check, train, report. Every configuration problem is raised before anything is started."""
     setting = check(flags)
     quiet_libraries()
-    with start_workers(flags.run.num_envs, setting) as pool:
+    with start_workers(flags.run.num_envs, setting.env, setting.tasks[0]) as pool:
         models = _load_models(flags, setting)
         strategy = DeepspeedStrategy(flags.strategy, seed=flags.run.seed)
         seed_everything(flags.run.seed)
         save_path = Path(flags.run.save_path)
         if strategy.is_main:
-            write_json(save_path / "run_config.json", describe(flags, setting))
+            write_json(save_path / RUN_FILE, describe(flags, setting))
         rollout = RolloutEngine(pool, setting.env.env_kwargs(), parse_rewards(flags.run.reward))
         config = PPOConfig(
             flags.batch,
@@ -174,6 +206,7 @@ def run_ppo(flags: PPORun) -> PPOTrainer:
 
 
 def _conclude(trainer: PPOTrainer, flags: PPORun, setting: Setting, save_path: Path) -> None:
+    write_json(save_path / "totals.json", trainer.totals)
     write_json(
         save_path / "evaluations.json",
         [{"iteration": iteration, **result.as_dict()} for iteration, result in trainer.evaluations],
