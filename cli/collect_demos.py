@@ -46,18 +46,25 @@ def build_parser() -> Parser:
 def validate(env: EnvConfig, config: CollectConfig, split: SplitConfig, namespace: Namespace) -> ExpertConfig:
     """All problems at once, before any process is started; returns the expert's settings."""
     problems = range_problems(env) + range_problems(config) + range_problems(split)
-    expert = ExpertConfig()
+    expert, tasks = ExpertConfig(), []
     try:
         expert = from_namespace(ExpertConfig, namespace)
-        tasks = env.tasks()
-        problems += split.problems(tasks, 1)
-        for task in tasks:
-            make_expert(env.suite, task.task_id, expert)
     except ConfigError as error:
         problems += error.problems
+    try:
+        tasks = env.tasks()
+    except ConfigError as error:
+        problems += error.problems
+    problems += split.problems(tasks, 1)
+    for task in tasks:
+        try:
+            make_expert(env.suite, task.task_id, expert)
+        except ConfigError as error:
+            problems += error.problems
     folder = output_folder_problem(config.output)
-    if problems or folder:
-        raise ConfigError(problems + ([folder] if folder else []))
+    problems += [f"--output: {folder}"] if folder else []
+    if problems:
+        raise ConfigError(dict.fromkeys(problems))
     return expert
 
 

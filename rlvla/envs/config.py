@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlvla.envs.base import TaskSpec
-from rlvla.envs.registry import get_suite, list_tasks
+from rlvla.envs.registry import get_suite, list_tasks, suite_names
 from rlvla.envs.splits import EVAL_PROTOCOLS, check_disjoint, eval_init_states, train_init_states
 from rlvla.utils.arguments import arg
 from rlvla.utils.errors import ConfigError
@@ -82,11 +82,21 @@ class EnvConfig:
 
     def tasks(self) -> list[TaskSpec]:
         """The chosen tasks; ConfigError for unknown suite, task, camera or option."""
-        tasks = {task.task_id: task for task in list_tasks(self.suite, **self.env_kwargs())}
+        problems = []
+        try:
+            specs = list_tasks(self.suite, **self.env_kwargs())
+        except ConfigError as error:
+            if self.suite not in suite_names():
+                raise
+            problems += error.problems
+            specs = list_tasks(self.suite)  # the task ids can be checked all the same
+        tasks = {task.task_id: task for task in specs}
         unknown = [i for i in self.task_ids if i not in tasks]
         if unknown:
             known = ", ".join(f"{task.task_id} ({task.name})" for task in tasks.values())
-            raise ConfigError(f"{self.suite} has no task {', '.join(map(str, unknown))}; its tasks: {known}")
+            problems.append(f"{self.suite} has no task {', '.join(map(str, unknown))}; its tasks: {known}")
+        if problems:
+            raise ConfigError(problems)
         return [tasks[i] for i in self.task_ids or sorted(tasks)]
 
 

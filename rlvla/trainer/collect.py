@@ -12,6 +12,7 @@ from rlvla.envs.experts import ExpertConfig
 from rlvla.envs.messages import EnvSpec, RunExpert
 from rlvla.envs.pool import EnvPool
 from rlvla.trainer.demonstrations import DemonstrationWriter
+from rlvla.trainer.setup import start_workers
 from rlvla.utils.errors import ConfigError
 from rlvla.utils.logging import duration, progress_bar, table
 from rlvla.utils.seeding import derive_rng, derive_seed
@@ -42,16 +43,16 @@ def collect_demonstrations(env: EnvConfig, config: CollectSettings, split: Split
     start = time.perf_counter()
     path = Path(config.output) / "demos.hdf5"
     record = env.as_dict() | {"cameras": list(env.camera_names), "task_suite_name": env.suite}
-    writer = DemonstrationWriter(path, record, env.camera_names, _GRIPPER_DIMS.get(env.suite, ()))
     rows = []
-    try:
-        with EnvPool(config.num_envs) as pool:
+    with start_workers(config.num_envs, env, env.tasks()[0]) as pool:
+        writer = DemonstrationWriter(path, record, env.camera_names, _GRIPPER_DIMS.get(env.suite, ()))
+        try:
             for task in env.tasks():
                 rows.append(_record_task(pool, env, task, split.train_states(task), config, expert, writer))
-        writer.close()
-    except BaseException:
-        writer.abort()
-        raise
+            writer.close()
+        except BaseException:
+            writer.abort()
+            raise
     print(table(("task", "kept", "played", "expert success", "mean steps"), rows))
     print(f"{path} ({duration(time.perf_counter() - start)})")
     return path

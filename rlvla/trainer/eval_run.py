@@ -25,7 +25,7 @@ def run_eval(policy: PolicyConfig, env: EnvConfig, split: SplitConfig, config: A
         raise ConfigError(problems + more)
     quiet_libraries()
     results = []
-    with start_workers(config.num_envs, setting) as pool:
+    with start_workers(config.num_envs, setting.env, setting.tasks[0]) as pool:
         strategy = DeepspeedStrategy(StrategyConfig(), seed=config.seed)
         actor = Actor.from_pretrained(policy.pretrain, unnorm_key=setting.unnorm_key, **setting.overrides).eval()
         actor.to(strategy.device)

@@ -13,8 +13,9 @@ from rlvla.envs.base import TaskSpec
 from rlvla.envs.config import EnvConfig, SplitConfig
 from rlvla.envs.messages import EnvSpec, Make
 from rlvla.envs.pool import EnvPool
-from rlvla.models.vla.checkpoint import read_config, read_statistics, resolve_statistics_key, weight_files
+from rlvla.models.vla.checkpoint import check_weights, read_config, read_statistics, resolve_statistics_key
 from rlvla.models.vla.configuration_openvla import OpenVLAConfig
+from rlvla.models.vla.openvla import OpenVLAForActionPrediction
 from rlvla.models.vla.processing_openvla import load_tokenizer
 from rlvla.trainer.policy_export import recorded_environment
 from rlvla.utils.arguments import arg
@@ -74,7 +75,7 @@ def check_setting(
     except ConfigError as error:
         problems += error.problems
     try:
-        config, key = _check_folder(folder, policy, env)
+        config, key = check_checkpoint(folder, policy.unnorm_key, env.task_suite_name)
     except ConfigError as error:
         problems += error.problems
     if config is not None and tasks:
@@ -85,16 +86,38 @@ def check_setting(
     return Setting(env, tasks, key, overrides), []
 
 
-def _check_folder(folder: Path, policy: PolicyConfig, env: EnvConfig) -> tuple[OpenVLAConfig, str]:
-    raw = read_config(folder)
-    config = OpenVLAConfig(**{name: value for name, value in raw.items() if name != "model_type"})
-    load_tokenizer(folder)
-    missing = [str(path) for path in weight_files(folder) if not path.is_file()]
-    if missing:
-        raise ConfigError(f"{', '.join(missing)}: missing weights; copy the checkpoint again")
-    statistics = read_statistics(folder, raw)
-    wanted = policy.unnorm_key or (env.task_suite_name if len(statistics) > 1 else None)
-    return config, resolve_statistics_key(statistics, wanted)
+def check_checkpoint(folder: Path, unnorm_key: str | None, suite: str | None = None) -> tuple[OpenVLAConfig, str]:
+    """Look at every file of a checkpoint folder without loading its weights.
+
+    Args:
+        folder: the checkpoint.
+        unnorm_key: statistics key asked for.
+        suite: stands in for it where there are several.
+
+    Returns:
+        The model's configuration and the resolved statistics key.
+
+    Raises:
+        ConfigError: every missing, unreadable or foreign file, and a key that is not there.
+    """
+    raw = read_config(folder)  # without it nothing else can be judged
+    problems, config, key = [], None, ""
+    try:
+        config = check_weights(OpenVLAForActionPrediction, folder, raw)
+    except ConfigError as error:
+        problems += error.problems
+    try:
+        load_tokenizer(folder)
+    except ConfigError as error:
+        problems += error.problems
+    try:
+        statistics = read_statistics(folder, raw)
+        key = resolve_statistics_key(statistics, unnorm_key or (suite if len(statistics) > 1 else None))
+    except ConfigError as error:
+        problems += [f"{folder}: {problem}" for problem in error.problems]
+    if problems or config is None:
+        raise ConfigError(problems)
+    return config, key
 
 
 def _contradictions(
@@ -123,15 +146,15 @@ def _contradictions(
     return found
 
 
-def start_workers(num_envs: int, setting: Setting) -> EnvPool:
-    """Start the worker processes and build the first task's environment in each of them.
+def start_workers(num_envs: int, env: EnvConfig, task: TaskSpec) -> EnvPool:
+    """Start the worker processes and build a task's environment in each of them.
 
     Raises:
         ConfigError: the environment cannot be built here (no working GL, extra not installed).
     """
     pool = EnvPool(num_envs)
     try:
-        spec = EnvSpec(setting.env.suite, setting.tasks[0].task_id, setting.env.env_kwargs())
+        spec = EnvSpec(task.suite, task.task_id, env.env_kwargs())
         for worker in range(num_envs):
             pool.submit(worker, Make(spec))
         outstanding = num_envs

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from rlvla.utils.errors import require
+
 
 def quiet_libraries() -> None:
     """Keep libraries' chatter out of the terminal; warnings and errors still show."""
@@ -33,9 +35,8 @@ class MetricsLogger:
         folder.mkdir(parents=True, exist_ok=True)
         self._lines = (folder / "metrics.jsonl").open("a", encoding="utf-8")
         if use_tensorboard:
-            from torch.utils.tensorboard import SummaryWriter
-
-            self._writer = SummaryWriter(str(folder / "tensorboard"))
+            board = require("torch.utils.tensorboard", extra="all")
+            self._writer = board.SummaryWriter(str(folder / "tensorboard"))
 
     def log(self, metrics: dict[str, float], step: int) -> None:
         """Record scalars of one step (an iteration, counted from 1)."""

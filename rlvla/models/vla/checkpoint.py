@@ -100,6 +100,20 @@ def save_folder(
     (folder / INDEX_FILE).unlink(missing_ok=True)
 
 
+def check_weights(model_class: type[OpenVLAForActionPrediction], folder: Path, raw: dict[str, Any]) -> OpenVLAConfig:
+    """Whether `load_folder` would find its tensors, judged from the files' headers; returns the configuration.
+
+    Raises:
+        ConfigError: a missing or unreadable file, or tensors that do not belong to config.json.
+    """
+    tensors = read_tensors(folder, shapes_only=True)[0]
+    config = OpenVLAConfig(**_complete(raw, tensors))
+    with torch.device("meta"):
+        model = model_class(config)
+    _check_tensors(folder, {k: tuple(v.shape) for k, v in model.state_dict().items()}, tensors)
+    return config
+
+
 def read_config(folder: Path) -> dict[str, Any]:
     """The content of config.json.
 
@@ -116,20 +130,31 @@ def read_config(folder: Path) -> dict[str, Any]:
     return raw
 
 
-def read_tensors(folder: Path) -> tuple[dict[str, Tensor], str | None]:
+def read_tensors(folder: Path, *, shapes_only: bool = False) -> tuple[dict[str, Tensor], str | None]:
     """All tensors of the folder by name, and the name of the separate proprio projector file if there is one.
+
+    Args:
+        folder: checkpoint folder.
+        shapes_only: read no more than the headers and return tensors without storage.
 
     Raises:
         ConfigError: no weights, or a file that cannot be read.
     """
     tensors: dict[str, Tensor] = {}
-    for path in weight_files(folder):
-        if not path.is_file():
-            raise ConfigError(f"{path} is missing, although {INDEX_FILE} names it; copy the checkpoint again")
+    paths = weight_files(folder)
+    missing = [path.name for path in paths if not path.is_file()]
+    if missing:
+        raise ConfigError(
+            f"{folder}: {', '.join(missing)} is missing, although {INDEX_FILE} names it; copy the checkpoint again"
+        )
+    for path in paths:
         try:
             with safe_open(path, framework="pt") as file:
-                # Cloned, because the file behind a memory map may be replaced while the model lives.
-                tensors.update({key: file.get_tensor(key).clone() for key in file.keys()})  # noqa: SIM118
+                for key in file.keys():  # noqa: SIM118
+                    if shapes_only:
+                        tensors[key] = torch.empty(file.get_slice(key).get_shape(), device="meta")
+                    else:  # cloned, because the file behind a memory map may be replaced while the model lives
+                        tensors[key] = file.get_tensor(key).clone()
         except (SafetensorError, OSError) as error:
             raise ConfigError(
                 f"{path} is not a readable safetensors file ({error}); copy the checkpoint again"
@@ -139,7 +164,10 @@ def read_tensors(folder: Path) -> tuple[dict[str, Tensor], str | None]:
         return tensors, None
     if len(separate) > 1:
         raise ConfigError(f"{folder} has several proprio projectors {[p.name for p in separate]}; keep one")
-    content = torch.load(separate[0], map_location="cpu", weights_only=True)
+    try:
+        content = torch.load(separate[0], map_location="cpu", weights_only=True)
+    except Exception as error:  # pickle reports foreign bytes in many ways
+        raise ConfigError(f"{separate[0]} is not a readable torch file; copy the checkpoint again") from error
     for key, value in content.items():
         # Saved from a distributed wrapper, the names begin with "module.".
         tensors[PROPRIO_PREFIX + key.removeprefix("module.")] = value
@@ -158,6 +186,8 @@ def resolve_statistics_key(statistics: dict[str, Any], suite: str | None) -> str
     Raises:
         ConfigError: the key is not there or not determined; the message lists the keys.
     """
+    if not statistics:
+        raise ConfigError(f"the checkpoint has no action statistics; copy its {STATISTICS_FILE}")
     if suite is None:
         if len(statistics) == 1:
             return next(iter(statistics))
