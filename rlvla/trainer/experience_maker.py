@@ -72,7 +72,7 @@ class ExperienceMaker:
             rewards = rewards + self._reward_model_scores(samples)
         kl = torch.zeros_like(rows.old_log_probs)
         if rows.ref_log_probs is not None:
-            kl = kl_penalty(rows.old_log_probs, rows.ref_log_probs, self._algorithm.kl_estimator)
+            kl = kl_penalty(rows.old_log_probs, rows.ref_log_probs, self._algorithm.kl_estimator, rows.action_mask)
         in_reward = kl_coef if rows.ref_log_probs is not None and not self._algorithm.use_kl_loss else 0.0
         rows = self._advantages(rows, samples, rewards, kl * in_reward)
         return rows, self._metrics(rows, samples, rewards, kl)

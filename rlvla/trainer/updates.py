@@ -131,7 +131,7 @@ class Updater:
         if self._algorithm.entropy_loss_coef:
             total = total - self._algorithm.entropy_loss_coef * aggregate_loss(entropy, mask, mode, **options)
         if self._algorithm.use_kl_loss and micro.ref_log_probs is not None:
-            kl = kl_penalty(log_probs, micro.ref_log_probs, self._algorithm.kl_estimator)
+            kl = kl_penalty(log_probs, micro.ref_log_probs, self._algorithm.kl_estimator, mask)
             means.add({"actor/kl_loss": torch.where(mask, kl, 0.0).sum().detach() / max(1.0, weight)}, weight)
             total = total + kl_coef * aggregate_loss(kl, mask, mode, **options)
         return total
