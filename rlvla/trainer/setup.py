@@ -69,13 +69,15 @@ def check_setting(
     tasks: list[TaskSpec] = []
     config, key = None, ""
     try:
-        tasks = env.tasks()
-        seen = [range(*bounds) for bounds in recorded.get("learned_from", [])]
-        problems += split.problems(tasks, eval_episodes, seen)
+        config, key = check_checkpoint(folder, policy.unnorm_key, env.task_suite_name)
     except ConfigError as error:
         problems += error.problems
     try:
-        config, key = check_checkpoint(folder, policy.unnorm_key, env.task_suite_name)
+        # A checkpoint that is not there cannot tell the suite: one problem, not two.
+        if env.task_suite_name is not None or config is not None:
+            tasks = env.tasks()
+            seen = [range(*bounds) for bounds in recorded.get("learned_from", [])]
+            problems += split.problems(tasks, eval_episodes, seen)
     except ConfigError as error:
         problems += error.problems
     if config is not None and tasks:

@@ -8,10 +8,10 @@ from typing import Any
 
 from rlvla.envs.config import EnvConfig
 from rlvla.models.actor import Actor, ActorConfig
-from rlvla.models.vla.checkpoint import read_config
-from rlvla.models.vla.tiny import build_tiny
+from rlvla.models.vla.tiny import LLM_HEAD_WIDTH, build_tiny, default_heads
 from rlvla.trainer.demonstrations import Demonstrations, read_demonstrations
 from rlvla.trainer.policy_export import record_environment
+from rlvla.trainer.setup import check_checkpoint
 from rlvla.trainer.sft_trainer import SFTConfig, SFTTrainer
 from rlvla.utils.arguments import range_problems
 from rlvla.utils.errors import ConfigError
@@ -24,10 +24,16 @@ from rlvla.utils.strategy import DeepspeedStrategy, StrategyConfig, launched_wor
 def run_sft(run: Any, tiny: Any, config: SFTConfig, actor_config: ActorConfig, strategy_config: StrategyConfig) -> Path:
     """Train and return the policy folder. Every configuration problem is raised before anything is started."""
     problems = [p for part in (run, tiny, config, actor_config, strategy_config) for p in range_problems(part)]
-    problems += _problems(run, tiny, config)
+    problems += _problems(run, config)
     demos = None
     try:
         demos = read_demonstrations(run.demos, run.cameras or None)
+    except ConfigError as error:
+        problems += error.problems
+    try:
+        problems += (
+            _new_model_problems(run, tiny, demos) if run.pretrain == "tiny" else _start_problems(run, tiny, demos)
+        )
     except ConfigError as error:
         problems += error.problems
     if problems or demos is None:
@@ -59,7 +65,7 @@ def run_sft(run: Any, tiny: Any, config: SFTConfig, actor_config: ActorConfig, s
     return policy
 
 
-def _problems(run: Any, tiny: Any, config: SFTConfig) -> list[str]:
+def _problems(run: Any, config: SFTConfig) -> list[str]:
     problems = []
     folder = output_folder_problem(run.save_path)
     if folder:
@@ -69,15 +75,54 @@ def _problems(run: Any, tiny: Any, config: SFTConfig) -> list[str]:
         problems.append(
             f"--train_batch_size {config.train_batch_size} must be divisible by the number of ranks {world}"
         )
-    if run.pretrain != "tiny":
-        try:
-            recorded = read_config(Path(run.pretrain)).get("action_chunk_len", 8)
-            if tiny.action_chunk_len not in (None, recorded):
-                problems.append(
-                    f"--action_chunk_len {tiny.action_chunk_len} contradicts {run.pretrain}, built for {recorded}"
-                )
-        except ConfigError as error:
-            problems += error.problems
+    return problems
+
+
+def _new_model_problems(run: Any, tiny: Any, demos: Demonstrations | None) -> list[str]:
+    """Sizes that no tiny model can have, and a statistics key that the demonstrations do not have."""
+    problems = []
+    if tiny.tiny_vision_dim % 4:
+        problems.append(f"--tiny_vision_dim {tiny.tiny_vision_dim} must be a multiple of 4")
+    heads = default_heads(max(1, tiny.tiny_llm_dim), LLM_HEAD_WIDTH)
+    if tiny.tiny_llm_dim // heads % 2:  # rotary embeddings turn pairs of channels
+        problems.append(
+            f"--tiny_llm_dim {tiny.tiny_llm_dim} gives {heads} head(s) of odd width; take a multiple of "
+            f"{LLM_HEAD_WIDTH}"
+        )
+    if demos is None:
+        return problems
+    size = demos.images[0].shape[2]
+    if tiny.tiny_patch_size > 0 and size % tiny.tiny_patch_size:
+        problems.append(f"--tiny_patch_size {tiny.tiny_patch_size} must divide the image size {size}")
+    if run.unnorm_key is not None and run.unnorm_key not in demos.statistics:
+        problems.append(f"--unnorm_key {run.unnorm_key}: {run.demos} has statistics for {sorted(demos.statistics)}")
+    return problems
+
+
+def _start_problems(run: Any, tiny: Any, demos: Demonstrations | None) -> list[str]:
+    """Whether the checkpoint to start from is whole and fits the demonstrations."""
+    config, _ = check_checkpoint(Path(run.pretrain), run.unnorm_key)
+    problems = []
+    if tiny.action_chunk_len not in (None, config.action_chunk_len):
+        problems.append(
+            f"--action_chunk_len {tiny.action_chunk_len} contradicts {run.pretrain}, built for "
+            f"{config.action_chunk_len}"
+        )
+    if demos is None:
+        return problems
+    cameras, size = demos.images[0].shape[1:3]
+    dims = demos.actions[0].shape[1]
+    if dims != config.action_dim:
+        problems.append(f"{run.demos} has {dims} action dimensions; {run.pretrain} predicts {config.action_dim}")
+    if config.num_images_in_input not in (None, cameras):
+        problems.append(
+            f"{run.demos} shows {cameras} camera(s); {run.pretrain} takes {config.num_images_in_input}; choose with "
+            "--cameras"
+        )
+    if config.image_preprocessing == "none" and not config.center_crop and size != config.image_size:
+        problems.append(f"{run.demos} has images of {size} pixels; {run.pretrain} takes {config.image_size}")
+    if config.use_proprio and demos.proprio is None:
+        problems.append(f"{run.pretrain} takes proprioception, which {run.demos} does not hold")
     return problems
 
 

@@ -10,6 +10,7 @@ import argparse
 import dataclasses
 import difflib
 import math
+import re
 import sys
 import types
 import typing
@@ -55,6 +56,8 @@ class Parser(argparse.ArgumentParser):
             formatter_class=_HelpFormatter,
             allow_abbrev=False,
         )
+        # argparse of Python 3.11 takes -1e-3 for a flag.
+        self._negative_number_matcher = re.compile(r"-(\d+\.?\d*|\.\d+)(e[-+]?\d+)?$|-(inf|nan)$", re.IGNORECASE)
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> argparse.Namespace:
         """Parse, naming every unknown flag with its nearest known neighbour."""

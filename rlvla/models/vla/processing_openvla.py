@@ -137,9 +137,12 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerFast:
     """The text tokenizer of a checkpoint folder, read from tokenizer.json without running code of the folder.
 
     Raises:
-        ConfigError: the file is missing.
+        ConfigError: the file is missing or not a tokenizer.
     """
     path = Path(folder) / "tokenizer.json"
     if not path.is_file():
         raise ConfigError(f"{path} is missing; a checkpoint folder needs its tokenizer")
-    return PreTrainedTokenizerFast(tokenizer_file=str(path))
+    try:
+        return PreTrainedTokenizerFast(tokenizer_file=str(path))
+    except Exception as error:  # the tokenizers library raises nothing more specific
+        raise ConfigError(f"{path} is not a readable tokenizer ({error}); copy the checkpoint again") from error

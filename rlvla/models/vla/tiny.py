@@ -86,7 +86,7 @@ def build_tiny(
     folder = Path(folder)
     tokenizer = train_tokenizer(sentences)
     vocab_size = tokenizer.convert_tokens_to_ids(PAD)
-    vision_heads = vision_heads or _default_heads(vision_dim, VISION_HEAD_WIDTH)
+    vision_heads = vision_heads or default_heads(vision_dim, VISION_HEAD_WIDTH)
     tower = {"patch_size": patch_size, "embed_dim": vision_dim, "depth": vision_depth, "num_heads": vision_heads}
     config = OpenVLAConfig(
         text_config={
@@ -94,7 +94,7 @@ def build_tiny(
             "hidden_size": llm_dim,
             "intermediate_size": llm_mlp_dim,
             "num_hidden_layers": llm_layers,
-            "num_attention_heads": llm_heads or _default_heads(llm_dim, LLM_HEAD_WIDTH),
+            "num_attention_heads": llm_heads or default_heads(llm_dim, LLM_HEAD_WIDTH),
             "rope_theta": rope_theta,
             "pad_token_id": vocab_size,
             "bos_token_id": tokenizer.convert_tokens_to_ids(BOS),
@@ -190,7 +190,7 @@ def sincos_positions(grid: int, dim: int) -> Tensor:
     return torch.cat([columns, rows], dim=-1).reshape(grid * grid, dim).float()
 
 
-def _default_heads(dim: int, width: int) -> int:
+def default_heads(dim: int, width: int) -> int:
     """The largest number of heads that divides `dim` into parts of at least `width` channels."""
     return next(heads for heads in range(max(1, dim // width), 0, -1) if dim % heads == 0)
 

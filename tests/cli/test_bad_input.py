@@ -1,0 +1,462 @@
+"""Bad input: exit status 2, one line per problem, all problems at once, and nothing started or written."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from cli import collect_demos, eval_vla, train_ppo_vla, train_sft_vla
+from rlvla.envs.config import EnvConfig
+from rlvla.envs.pool import EnvPool
+from rlvla.models.vla.tiny import build_tiny
+from rlvla.trainer.policy_export import record_environment
+from rlvla.utils.strategy import DeepspeedStrategy
+
+PPO, SFT, EVAL, COLLECT = train_ppo_vla.main, train_sft_vla.main, eval_vla.main, collect_demos.main
+Refused = Callable[..., list[str]]
+
+
+def worker_processes() -> set[int]:
+    """Environment workers among this process's children, zombies left out."""
+    found = set()
+    for task in Path("/proc/self/task").iterdir():
+        for pid in (task / "children").read_text().split():
+            try:
+                command = Path(f"/proc/{pid}/cmdline").read_bytes()
+            except FileNotFoundError:
+                continue
+            if b"rlvla.envs.worker" in command:
+                found.add(int(pid))
+    return found
+
+
+@pytest.fixture
+def starts_allowed() -> bool:
+    """Overridden by tests whose problem shows only in a worker."""
+    return False
+
+
+@pytest.fixture
+def refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch, starts_allowed: bool
+) -> Refused:
+    """Runs a command that must be refused in an empty folder, and returns its problems, one string each."""
+
+    def not_now(*_: object, **__: object) -> None:
+        raise AssertionError("something was started before the configuration was refused")
+
+    if not starts_allowed:
+        monkeypatch.setattr(EnvPool, "__init__", not_now)
+    monkeypatch.setattr(DeepspeedStrategy, "__init__", not_now)
+    workers = worker_processes()
+    folder = tmp_path / "cwd"
+    folder.mkdir()
+    monkeypatch.chdir(folder)  # default output folders are relative
+
+    def run(main: Callable, *argv: object) -> list[str]:
+        before = set(tmp_path.rglob("*"))
+        with pytest.raises(SystemExit) as stop:
+            main([str(word) for word in argv])
+        assert stop.value.code == 2
+        out, err = capsys.readouterr()
+        assert "Traceback" not in out + err
+        assert set(tmp_path.rglob("*")) == before, "something was written"
+        assert worker_processes() == workers
+        title, *lines = err.strip().splitlines()
+        if "the configuration cannot be used" not in title:  # argparse's own: a single sentence
+            return [title, *lines]
+        assert all(line.startswith("  - ") for line in lines), err
+        assert len(set(lines)) == len(lines), "a problem is reported twice"
+        return [line.removeprefix("  - ") for line in lines]
+
+    return run
+
+
+def the_only(problems: list[str], *words: str) -> None:
+    """Exactly one problem, which holds all the words."""
+    assert len(problems) == 1, problems
+    for word in words:
+        assert word in problems[0]
+
+
+@pytest.fixture(scope="module")
+def robosuite_policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An untrained policy for robosuite Lift."""
+    folder = tmp_path_factory.mktemp("robosuite") / "policy"
+    zeros, ones = [0.0] * 7, [1.0] * 7
+    action = {"mean": zeros, "std": ones, "min": [-1.0] * 7, "max": ones, "q01": [-1.0] * 7, "q99": ones}
+    build_tiny(
+        folder,
+        sentences=["lift the red cube"],
+        dataset_statistics={"robosuite": {"action": action}},
+        vision_dim=16,
+        llm_dim=32,
+        llm_layers=1,
+    )
+    record_environment(folder, EnvConfig(task_suite_name="robosuite"), [])
+    return folder
+
+
+@pytest.fixture
+def policy(policy_folder: Path, tmp_path: Path) -> Path:
+    """A copy of the toy_reach policy that a test may damage."""
+    return shutil.copytree(policy_folder, tmp_path / "policy")
+
+
+# ------------------------------------------------------------------------------------- suite, task, camera
+@pytest.mark.parametrize("main", [PPO, EVAL, COLLECT])
+def test_unknown_suite(refused: Refused, policy: Path, main: Callable) -> None:
+    where = [] if main is COLLECT else ["--pretrain", policy]
+    the_only(refused(main, *where, "--task_suite_name", "toy_teach"), "toy_teach", "robosuite, toy_reach")
+
+
+@pytest.mark.parametrize("main", [PPO, EVAL, COLLECT])
+def test_unknown_task_and_camera_are_reported_together(refused: Refused, policy: Path, main: Callable) -> None:
+    where = ["--task_suite_name", "toy_reach"] if main is COLLECT else ["--pretrain", policy]
+    problems = refused(main, *where, "--task_ids", 0, 7, "--cameras", "side")
+    assert len(problems) == 2
+    assert any("task 7" in p and "0 (reach)" in p for p in problems)
+    assert any("side" in p and "known cameras: top" in p for p in problems)
+
+
+def test_unknown_robosuite_camera(refused: Refused, robosuite_policy: Path) -> None:
+    the_only(refused(PPO, "--pretrain", robosuite_policy, "--cameras", "top"), "top", "agentview, wrist")
+
+
+def test_no_suite_at_all(refused: Refused) -> None:
+    the_only(refused(COLLECT), "no task suite", "--task_suite_name")
+
+
+# ------------------------------------------------------------------------------------- checkpoint folders
+def lacks(name: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).unlink()
+
+
+def holds(name: str, content: bytes) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_bytes(content)
+
+
+def foreign_weights(folder: Path) -> None:
+    save_file({"lm_head.weight": torch.zeros(3, 3)}, folder / "model.safetensors")
+
+
+DAMAGES = {
+    "no config": (lacks("config.json"), "config.json is missing"),
+    "no weights": (lacks("model.safetensors"), "has no weights"),
+    "no tokenizer": (lacks("tokenizer.json"), "tokenizer.json is missing"),
+    "no statistics": (lacks("dataset_statistics.json"), "no action statistics"),
+    "another model": (holds("config.json", b'{"model_type": "llama"}'), "'llama'"),
+    "config is no JSON": (holds("config.json", b"\xff\x00"), "config.json is not valid JSON"),
+    "a pointer for weights": (holds("model.safetensors", b"version https://git-lfs"), "not a readable safetensors"),
+    "weights of another model": (foreign_weights, "tensors missing"),
+    "a missing shard": (
+        holds("model.safetensors.index.json", b'{"weight_map": {"a": "model-1.safetensors"}}'),
+        "model-1.safetensors is missing",
+    ),
+    "statistics are no JSON": (holds("dataset_statistics.json", b"["), "dataset_statistics.json is not valid JSON"),
+    "tokenizer is no JSON": (holds("tokenizer.json", b"<html>"), "tokenizer.json"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("main", [PPO, EVAL, SFT])
+def test_damaged_checkpoint(refused: Refused, policy: Path, demos_file: Path, main: Callable, damage: str) -> None:
+    change, words = DAMAGES[damage]
+    change(policy)
+    demos = ["--demos", demos_file] if main is SFT else []
+    problems = refused(main, "--pretrain", policy, *demos)
+    assert words in " ".join(problems)
+    assert str(policy) in " ".join(problems)
+    if damage != "weights of another model":
+        assert len(problems) == 1
+
+
+@pytest.mark.parametrize("main", [PPO, EVAL, SFT])
+def test_missing_checkpoint_folder(refused: Refused, demos_file: Path, main: Callable) -> None:
+    demos = ["--demos", demos_file] if main is SFT else []
+    the_only(refused(main, "--pretrain", "nowhere", *demos), "'nowhere' does not exist")
+
+
+def test_several_missing_files_are_reported_together(refused: Refused, policy: Path) -> None:
+    for name in ("model.safetensors", "tokenizer.json", "dataset_statistics.json"):
+        (policy / name).unlink()
+    assert len(refused(EVAL, "--pretrain", policy)) == 3
+
+
+def test_critic_and_reward_folders_are_checked_too(refused: Refused, policy: Path) -> None:
+    problems = refused(PPO, "--pretrain", policy, "--critic_pretrain", "nowhere", "--reward_pretrain", policy)
+    assert len(problems) == 2
+    assert "--critic_pretrain" in problems[0] and "nowhere" in problems[0]
+    assert "--reward_pretrain" in problems[1] and "not a reward model" in problems[1]
+
+
+def test_weights_that_lost_a_tensor(refused: Refused, policy: Path) -> None:
+    tensors = load_file(policy / "model.safetensors")
+    name = sorted(tensors)[0]
+    del tensors[name]
+    save_file(tensors, policy / "model.safetensors")
+    assert any(name in problem for problem in refused(PPO, "--pretrain", policy))
+
+
+@pytest.mark.parametrize(
+    ("main", "start"), [(PPO, "checkpoint"), (EVAL, "checkpoint"), (SFT, "checkpoint"), (SFT, "tiny")]
+)
+def test_unknown_statistics_key(refused: Refused, policy: Path, demos_file: Path, main: Callable, start: str) -> None:
+    demos = ["--demos", demos_file] if main is SFT else []
+    argv = ["--pretrain", policy if start == "checkpoint" else "tiny", *demos, "--unnorm_key", "bridge_orig"]
+    the_only(refused(main, *argv), "bridge_orig", "toy_reach")
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--action_chunk_len", 5], "predicts 4"),
+        (["--num_images_in_input", 2], "takes 1"),
+        (["--no-use_proprio"], "takes proprioception"),
+        (["--image_size", 48], "takes 64"),
+        (["--task_suite_name", "robosuite", "--cameras", "wrist"], "[7] action dimensions"),
+    ],
+)
+def test_policy_and_environment_contradict_each_other(refused: Refused, policy: Path, flags: list, words: str) -> None:
+    the_only(refused(PPO, "--pretrain", policy, *flags), words)
+
+
+def test_demonstrations_that_do_not_fit_the_checkpoint(
+    refused: Refused, robosuite_policy: Path, demos_file: Path
+) -> None:
+    the_only(refused(SFT, "--pretrain", robosuite_policy, "--demos", demos_file), "2 action dimensions", "predicts 7")
+
+
+# ------------------------------------------------------------------------------------- amounts
+def test_grpo_needs_groups(refused: Refused, policy: Path) -> None:
+    problems = refused(PPO, "--pretrain", policy, "--advantage_estimator", "grpo")
+    the_only(problems, "grpo", "--n_samples_per_prompt 1", "at least 2")
+
+
+@pytest.mark.parametrize(
+    ("world", "flags", "words"),
+    [
+        (1, ["--rollout_batch_size", 10, "--train_batch_size", 4], "rollout_batch_size x n_samples_per_prompt = 10"),
+        (1, ["--num_episodes", 10], "--num_episodes 10"),
+        (2, ["--rollout_batch_size", 33, "--train_batch_size", 11], "number of ranks 2"),
+        (2, ["--rollout_batch_size", 66, "--train_batch_size", 33], "--train_batch_size 33"),
+    ],
+)
+def test_batch_sizes_that_do_not_divide(
+    refused: Refused, policy: Path, monkeypatch: pytest.MonkeyPatch, world: int, flags: list, words: str
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", str(world))
+    problems = refused(PPO, "--pretrain", policy, *flags)
+    assert any(words in problem for problem in problems)
+    assert len(problems) == (2 if "11" in map(str, flags) else 1)
+
+
+def test_sft_batch_over_ranks(refused: Refused, demos_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    the_only(refused(SFT, "--demos", demos_file, "--train_batch_size", 64), "--train_batch_size 64", "ranks 3")
+
+
+BAD_NUMBERS = {
+    PPO: {
+        "--actor_learning_rate": "-1e-4",
+        "--critic_learning_rate": "nan",
+        "--gamma": "1.5",
+        "--lambd": "-0.1",
+        "--temperature": "0",
+        "--eps_clip": "nan",
+        "--init_kl_coef": "-1",
+        "--entropy_loss_coef": "inf",
+        "--max_norm": "-1",
+        "--l2": "nan",
+        "--lr_warmup_ratio": "2",
+        "--value_clip": "-0.2",
+        "--eps_clip_dual": "1",
+        "--reward_model_coef": "nan",
+        "--num_envs": "0",
+        "--seed": "-1",
+        "--max_epochs": "0",
+        "--micro_train_batch_size": "0",
+        "--micro_rollout_batch_size": "-3",
+        "--save_steps": "-1",
+        "--eval_steps": "-1",
+        "--logging_steps": "0",
+        "--lora_rank": "-1",
+        "--reward": "success:nan",
+    },
+    SFT: {"--learning_rate": "nan", "--l2": "-0.1", "--label_smoothing": "1", "--tiny_vision_dim": "18"}
+    | {"--tiny_llm_dim": "33", "--tiny_patch_size": "7", "--train_batch_size": "0", "--seed": "-1"},
+    EVAL: {"--temperature": "-1", "--num_envs": "0", "--seed": "-5", "--image_size": "2"},
+    COLLECT: {"--noise_std": "nan", "--num_demos": "0", "--max_attempts": "0", "--num_envs": "-2", "--seed": "-1"},
+}
+
+
+@pytest.mark.parametrize("main", BAD_NUMBERS, ids=["ppo", "sft", "eval", "collect"])
+def test_negative_and_nan_numbers_all_at_once(refused: Refused, policy: Path, demos_file: Path, main: Callable) -> None:
+    context = {
+        PPO: ["--pretrain", policy],
+        EVAL: ["--pretrain", policy],
+        SFT: ["--demos", demos_file],
+        COLLECT: ["--task_suite_name", "toy_reach"],
+    }[main]
+    flags = BAD_NUMBERS[main]
+    problems = refused(main, *context, *(word for pair in flags.items() for word in pair))
+    for flag in flags:
+        # toy_reach has a limit of its own, in its own words
+        assert any(p.startswith(f"{flag} ") or flag == "--image_size" for p in problems), flag
+    assert len(problems) <= len(flags) + 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--adam_betas", "0.9", "1.0"], "must be less than 1"),
+        (["--eps_clip_low_high", "0.3", "0.2"], "low <= high"),
+        (["--eps_clip_low_high", "0.3"], "two widths"),
+        (["--use_kl_loss"], "--init_kl_coef 0"),
+        (["--kl_target", "0.1"], "--init_kl_coef"),
+        (["--adam_offload"], "--zero_stage"),
+        (["--reward", "sucess:1"], "known: success"),
+        (["--log_prob_level", "chunk"], "--advantage_level"),
+    ],
+)
+def test_settings_that_mean_nothing(refused: Refused, policy: Path, flags: list, words: str) -> None:
+    the_only(refused(PPO, "--pretrain", policy, *flags), words)
+
+
+def test_grpo_has_no_critic(refused: Refused, policy: Path) -> None:
+    flags = ["--advantage_estimator", "grpo", "--n_samples_per_prompt", 2, "--freezing_actor_steps", 2]
+    problems = refused(PPO, "--pretrain", policy, *flags, "--critic_pretrain", policy)
+    assert len(problems) == 2 and all("grpo has no critic" in p for p in problems)
+
+
+@pytest.mark.parametrize(
+    ("word", "suggestion"), [("--actor_learning_rat", "--actor_learning_rate"), ("--lambda", "--lambd")]
+)
+def test_mistyped_flag_suggests_the_nearest(refused: Refused, word: str, suggestion: str) -> None:
+    problems = refused(PPO, word, "1")
+    assert f"unknown flag {word}; did you mean {suggestion}?" in problems[0]
+
+
+def test_value_of_the_wrong_kind(refused: Refused) -> None:
+    assert "--num_episodes" in refused(PPO, "--num_episodes", "many")[0]
+
+
+def test_problems_of_different_kinds_are_reported_at_once(refused: Refused, policy: Path) -> None:
+    (policy / "tokenizer.json").unlink()
+    other = policy.parent / "other"
+    other.mkdir()
+    (other / "metrics.jsonl").write_text("{}\n")
+    problems = refused(
+        PPO,
+        *("--pretrain", policy, "--task_ids", 3, "--gamma", "nan", "--advantage_estimator", "grpo"),
+        *("--train_batch_size", 48, "--save_path", other),
+    )
+    for words in ("tokenizer.json", "task 3", "--gamma", "grpo", "--train_batch_size", "another run"):
+        assert sum(words in problem for problem in problems) == 1, words
+    assert len(problems) == 6
+
+
+# ------------------------------------------------------------------------------------- output folders
+@pytest.mark.parametrize(
+    ("main", "flag"), [(PPO, "--save_path"), (PPO, "--ckpt_path"), (SFT, "--save_path"), (COLLECT, "--output")]
+)
+def test_output_folder_of_another_run(
+    refused: Refused, policy: Path, demos_file: Path, tmp_path: Path, main: Callable, flag: str
+) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.jsonl").write_text("{}\n")
+    context = {
+        PPO: ["--pretrain", policy],
+        SFT: ["--demos", demos_file],
+        COLLECT: ["--task_suite_name", "toy_reach"],
+    }[main]
+    the_only(refused(main, *context, flag, tmp_path / "run"), flag, "already holds another run")
+
+
+def test_a_file_in_the_place_of_the_folder(refused: Refused, policy: Path, tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("")
+    the_only(refused(PPO, "--pretrain", policy, "--save_path", tmp_path / "run"), "is a file")
+
+
+def test_continuing_in_a_folder_of_another_command(refused: Refused, policy: Path) -> None:
+    problems = refused(PPO, "--pretrain", policy, "--save_path", policy, "--load_checkpoint")
+    the_only(problems, "--save_path", "holds no run of this command")
+
+
+# ------------------------------------------------------------------------------------- initial states
+def test_evaluation_states_inside_the_training_states(refused: Refused, policy: Path) -> None:
+    problems = refused(PPO, "--pretrain", policy, "--eval_init_states", 0, 200, "--eval_episodes", 200)
+    the_only(problems, "200 initial states", "--eval_protocol shared")
+    problems = refused(PPO, "--pretrain", policy, "--train_init_states", 0, 8100)
+    the_only(problems, "100 initial states are used for training and for evaluation")
+    problems = refused(EVAL, "--pretrain", policy, "--eval_init_states", 7990, 8090)
+    the_only(problems, "10 initial states")
+
+
+def test_demonstrations_made_on_the_evaluation_states(refused: Refused, policy: Path) -> None:
+    record = json.loads((policy / "rlvla_environment.json").read_text())
+    (policy / "rlvla_environment.json").write_text(json.dumps(record | {"learned_from": [[0, 10_000]]}))
+    for main in (PPO, EVAL):
+        the_only(refused(main, "--pretrain", policy), "100 initial states", "--eval_protocol shared")
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--eval_episodes", 2001], "1 to 2000"),
+        (["--eval_init_states", 9000, 9010], "fewer than 100"),
+        (["--eval_init_states", 9990, 10_001], "do not exist"),
+        (["--train_init_states", 50, 50], "START < STOP"),
+    ],
+)
+def test_initial_states_that_do_not_exist(refused: Refused, policy: Path, flags: list, words: str) -> None:
+    the_only(refused(PPO, "--pretrain", policy, *flags), words)
+
+
+# ------------------------------------------------------------------------------------- the machine
+class TestProblemsOfTheMachine:
+    """Found by the workers, which are gone again afterwards."""
+
+    @pytest.fixture
+    def starts_allowed(self) -> bool:
+        return True
+
+    @pytest.mark.parametrize("main", [PPO, EVAL, COLLECT])
+    def test_a_screen_is_needed(
+        self, refused: Refused, robosuite_policy: Path, monkeypatch: pytest.MonkeyPatch, main: Callable
+    ) -> None:
+        pytest.importorskip("robosuite")
+        monkeypatch.setenv("MUJOCO_GL", "glfw")
+        where = ["--task_suite_name", "robosuite"] if main is COLLECT else ["--pretrain", robosuite_policy]
+        the_only(refused(main, *where, "--num_envs", 2), "MUJOCO_GL='glfw'", "egl or osmesa")
+
+    def test_gl_that_does_not_work(
+        self, refused: Refused, robosuite_policy: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        pytest.importorskip("robosuite")
+        monkeypatch.setenv("MUJOCO_GL", "egl")
+        monkeypatch.setenv("MUJOCO_EGL_DEVICE_ID", "97")
+        the_only(refused(PPO, "--pretrain", robosuite_policy, "--num_envs", 1), "no working GL", "libegl1")
+
+    @pytest.mark.parametrize("main", [PPO, COLLECT])
+    def test_extra_not_installed(
+        self, refused: Refused, robosuite_policy: Path, monkeypatch: pytest.MonkeyPatch, main: Callable
+    ) -> None:
+        hide = Path(__file__).parent / "without_robosuite"
+        monkeypatch.setenv("PYTHONPATH", str(hide))
+        where = ["--task_suite_name", "robosuite"] if main is COLLECT else ["--pretrain", robosuite_policy]
+        the_only(refused(main, *where, "--num_envs", 1), "robosuite", "pip install", "rlvla[robosuite]")
+
+
+# ------------------------------------------------------------------------------------- what is allowed
+def test_shared_protocol_allows_the_same_states(policy: Path, capsys: pytest.CaptureFixture) -> None:
+    record = json.loads((policy / "rlvla_environment.json").read_text())
+    (policy / "rlvla_environment.json").write_text(json.dumps(record | {"learned_from": [[0, 10_000]]}))
+    EVAL(["--pretrain", str(policy), "--eval_protocol", "shared", "--eval_episodes", "2", "--num_envs", "1"])
+    assert "protocol shared" in capsys.readouterr().out
