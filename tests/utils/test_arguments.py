@@ -1,0 +1,76 @@
+"""Dataclasses as flags."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from rlvla.utils.arguments import Parser, add_arguments, arg, from_namespace, range_problems
+
+
+@dataclass(frozen=True)
+class Settings:
+    rate: float = arg(1e-3, "a rate in 1/s", above=0, maximum=2)
+    share: float | None = arg(None, "a share (default: none)", minimum=0, below=1)
+    names: tuple[str, ...] = arg(("a",), "names of 50 % of things")
+    pair: tuple[float, ...] = arg((0.5, 0.75), "two numbers", nargs=2, minimum=0)
+    fast: bool = arg(True, "be fast")
+    careful: bool | None = arg(None, "be careful (default: as it comes)")
+    kind: str = arg("x", "a kind", choices=("x", "y"))
+
+
+def parse(*argv: str) -> Settings:
+    parser = Parser("what it does")
+    add_arguments(parser, Settings, "settings")
+    return from_namespace(Settings, parser.parse_args(argv))
+
+
+def test_defaults_are_those_of_the_dataclass() -> None:
+    assert parse() == Settings()
+
+
+def test_every_kind_of_value() -> None:
+    got = parse("--rate", "-1e-3", "--share", ".5", "--names", "b", "c", "--pair", "1", "2", "--no-fast", "--careful")
+    assert got == Settings(-1e-3, 0.5, ("b", "c"), (1.0, 2.0), False, True, "x")
+    assert parse("--names").names == ()
+
+
+@pytest.mark.parametrize(
+    "argv", [("--kind", "z"), ("--pair", "1"), ("--rate", "fast"), ("--ratee", "1"), ("stray",), ("--rat", "1")]
+)
+def test_mistakes_exit_with_status_two(argv: tuple[str, ...], capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit) as stop:
+        parse(*argv)
+    assert stop.value.code == 2
+    err = capsys.readouterr().err
+    assert "usage" not in err and len(err.splitlines()) == 2
+
+
+def test_all_mistyped_flags_at_once(capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit):
+        parse("--ratee", "1", "--knd=y", "--zzz")
+    err = capsys.readouterr().err
+    assert "--ratee; did you mean --rate?" in err and "--knd=y; did you mean --kind?" in err and "--zzz" in err
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (Settings(rate=0.0), "--rate 0.0: must be greater than 0"),
+        (Settings(rate=2.5), "at most 2"),
+        (Settings(rate=float("nan")), "finite"),
+        (Settings(share=1.0), "less than 1"),
+        (Settings(share=-0.5), "at least 0"),
+        (Settings(pair=(0.5, -1.0)), "--pair -1.0"),
+        (Settings(pair=(0.5, float("inf"))), "finite"),
+    ],
+)
+def test_ranges(settings: Settings, words: str) -> None:
+    problems = range_problems(settings)
+    assert len(problems) == 1 and words in problems[0]
+
+
+def test_range_ends_and_missing_values_are_fine() -> None:
+    assert range_problems(Settings(rate=2.0, share=0.0)) == []
+    assert range_problems(Settings(share=None)) == []
