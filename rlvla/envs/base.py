@@ -11,7 +11,6 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 
-
 @dataclass(frozen=True)
 class TaskSpec:
     """One task of a suite.
@@ -159,5 +158,3 @@ def check_init_state_id(task: TaskSpec, init_state_id: int) -> None:
             f"{task.suite} task {task.task_id} ({task.name}) has initial states 0..{task.num_init_states - 1}, "
             f"not {init_state_id}"
         )
-
-
