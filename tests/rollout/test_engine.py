@@ -89,9 +89,7 @@ class TowardsTheDisc:
                 step = np.clip(remaining / 0.2, -1, 1)
                 actions[row, k] = step
                 remaining = remaining - 0.2 * step
-        return Decision(
-            np.zeros((len(images), 10), np.int64), np.zeros((len(images), 10), np.float32), actions
-        )
+        return Decision(np.zeros((len(images), 10), np.int64), np.zeros((len(images), 10), np.float32), actions)
 
 
 def test_success_in_the_middle_of_a_chunk_is_rewarded_once() -> None:

@@ -164,7 +164,9 @@ def test_reward_model_score_lands_on_the_last_executed_action(models, policy_fol
     # Terminated episodes: the return at every action is success plus the judge's 1.
     for index in (0, 2):
         mine = rows.episode_index == index
-        assert rows.returns[mine][rows.value_mask[mine]].tolist() == pytest.approx([2.0] * SAMPLES[index].finish_step, abs=1e-4)
+        assert rows.returns[mine][rows.value_mask[mine]].tolist() == pytest.approx(
+            [2.0] * SAMPLES[index].finish_step, abs=1e-4
+        )
 
 
 def test_episode_grid_round_trip() -> None:

@@ -61,7 +61,9 @@ def plain_gradient_descent(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def step(strategy, actor, rows, micro: int, level: str = "token", mode: str = "token-mean", **kw) -> tuple[dict, MetricMeans]:
+def step(
+    strategy, actor, rows, micro: int, level: str = "token", mode: str = "token-mean", **kw
+) -> tuple[dict, MetricMeans]:
     """Parameters after one policy step."""
     engine = strategy.prepare(copy.deepcopy(actor), OPTIM)
     algorithm = AlgorithmConfig(log_prob_level=level, loss_agg_mode=mode, entropy_loss_coef=0.1, **kw)
