@@ -66,8 +66,18 @@ class EvalResult:
     tasks: tuple[TaskResult, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """For JSON; `from_dict` reads it back."""
         return asdict(self)
+
+    @classmethod
+    def from_dict(cls, content: dict[str, Any]) -> EvalResult:
+        """The inverse of `as_dict`."""
+        rates = {name: Rate(**content[name]) for name in ("success_at_end", "success_once")}
+        tasks = [
+            TaskResult(**{**task, **{name: Rate(**task[name]) for name in ("success_at_end", "success_once")}})
+            for task in content["tasks"]
+        ]
+        return cls(**{**content, **rates, "tasks": tuple(tasks)})
 
     def as_metrics(self) -> dict[str, float]:
         """For TensorBoard."""

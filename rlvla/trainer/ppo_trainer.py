@@ -133,6 +133,7 @@ class PPOTrainer:
             return False
         self.iteration = state["iteration"]
         self.totals = state["totals"]
+        self.evaluations = [(iteration, EvalResult.from_dict(result)) for iteration, result in state["evaluations"]]
         self._kl.load_state_dict(state["kl"])
         return True
 
@@ -156,7 +157,8 @@ class PPOTrainer:
 
     def save(self) -> None:
         """Write a checkpoint of the state after the current iteration."""
-        state = {"totals": self.totals, "kl": self._kl.state_dict()}
+        evaluations = [(iteration, result.as_dict()) for iteration, result in self.evaluations]
+        state = {"totals": self.totals, "kl": self._kl.state_dict(), "evaluations": evaluations}
         keep = self.config.schedule.max_ckpt_num
         save_checkpoint(self._ckpt_path, self.iteration, self._engines(), state, self.strategy, keep)
 

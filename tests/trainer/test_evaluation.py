@@ -12,7 +12,7 @@ from cli.eval_vla import main
 from rlvla.envs import list_tasks
 from rlvla.envs.config import SplitConfig
 from rlvla.rollout import EpisodeRequest
-from rlvla.trainer.evaluation import Rate, evaluate, summarise
+from rlvla.trainer.evaluation import EvalResult, Rate, evaluate, summarise
 from rlvla.utils.statistics import wilson_interval
 
 TOY = list_tasks("toy_reach")[0]
@@ -84,6 +84,7 @@ def test_success_once_and_at_end_are_two_numbers_with_intervals() -> None:
     assert [t.mean_length for t in result.tasks] == [10.0, 11.0] and result.mean_length == 10.5
     text = result.as_table()
     assert "other" in text and "all" in text and "(greedy, protocol heldout)" in text and "70.0% [" in text
+    assert EvalResult.from_dict(json.loads(json.dumps(result.as_dict()))) == result
     metrics = result.as_metrics()
     assert metrics["eval/success_at_end"] == 0.5 and metrics["eval/n"] == 20
 
