@@ -1,0 +1,308 @@
+"""Training checkpoints: rotation, half-written ones, and runs that stop and go on."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from cli.train_ppo_vla import GROUPS, build_parser
+from cli.train_ppo_vla import main as train
+from rlvla.envs.base import TaskSpec
+from rlvla.rewards import base as reward_base
+from rlvla.trainer.checkpoints import list_checkpoints, load_checkpoint, save_checkpoint
+from rlvla.trainer.ppo_run import PPORun, run_ppo
+from rlvla.trainer.ppo_trainer import PPOTrainer
+from rlvla.utils.arguments import from_namespace
+from rlvla.utils.errors import ConfigError
+from rlvla.utils.logging import read_metrics
+from rlvla.utils.strategy import DeepspeedStrategy, OptimConfig, StrategyConfig
+
+# ------------------------------------------------------------------------------------- the files alone
+OPTIM = OptimConfig(0.1, (0.9, 0.999), 0.0, "linear", 0.0, 10)
+
+
+@pytest.fixture(scope="module")
+def strategy() -> DeepspeedStrategy:
+    return DeepspeedStrategy(StrategyConfig())
+
+
+def trained_engine(strategy: DeepspeedStrategy, steps: int, seed: int = 0):
+    torch.manual_seed(seed)
+    engine = strategy.prepare(torch.nn.Linear(3, 2), OPTIM)
+    for step in range(steps):
+        engine.backward(engine(torch.full((4, 3), float(step + 1))).square().mean(), last=True)
+    return engine
+
+
+def save(strategy: DeepspeedStrategy, folder: Path, iteration: int, engine=None, keep: int = 2) -> None:
+    engines = {"net": engine or trained_engine(strategy, 0)}
+    save_checkpoint(folder, iteration, engines, {"totals": {"n": iteration}}, strategy, keep)
+
+
+def test_only_the_newest_are_kept(strategy: DeepspeedStrategy, tmp_path: Path) -> None:
+    engine = trained_engine(strategy, 1)
+    for iteration in (2, 9, 10, 100):
+        save(strategy, tmp_path, iteration, engine, keep=2)
+    assert [p.name for p in list_checkpoints(tmp_path)] == ["iteration_000010", "iteration_000100"]
+    assert {p.name for p in tmp_path.iterdir()} == {"iteration_000010", "iteration_000100"}
+
+
+def test_the_newest_is_loaded_with_weights_optimizer_and_schedule(strategy: DeepspeedStrategy, tmp_path: Path) -> None:
+    save(strategy, tmp_path, 1, trained_engine(strategy, 1))
+    trained = trained_engine(strategy, 3)
+    save(strategy, tmp_path, 2, trained)
+    fresh = trained_engine(strategy, 0, seed=5)
+    state = load_checkpoint(tmp_path, {"net": fresh}, strategy)
+    assert state["iteration"] == 2 and state["totals"] == {"n": 2}
+    assert torch.equal(fresh.module.weight, trained.module.weight)
+    assert fresh.learning_rate == trained.learning_rate < OPTIM.learning_rate
+    for engine in (trained, fresh):  # one more step from equal moments gives equal weights
+        engine.backward(engine(torch.ones(1, 3)).sum(), last=True)
+    assert torch.equal(fresh.module.weight, trained.module.weight)
+
+
+def test_generators_continue_where_they_were(strategy: DeepspeedStrategy, tmp_path: Path) -> None:
+    save(strategy, tmp_path, 1)
+    drawn = random.random(), np.random.random(), torch.rand(2).tolist()
+    load_checkpoint(tmp_path, {"net": trained_engine(strategy, 0)}, strategy)
+    assert (random.random(), np.random.random(), torch.rand(2).tolist()) == drawn
+
+
+def test_half_written_checkpoints_are_ignored_and_replaced(strategy: DeepspeedStrategy, tmp_path: Path) -> None:
+    save(strategy, tmp_path, 1)
+    (tmp_path / ".tmp_iteration_000002").mkdir()
+    (tmp_path / ".tmp_iteration_000002" / "trainer.json").write_text("{}")
+    (tmp_path / "iteration_000003").mkdir()  # without trainer.json, which is written last
+    (tmp_path / "iteration_4x").mkdir()
+    assert [p.name for p in list_checkpoints(tmp_path)] == ["iteration_000001"]
+    assert load_checkpoint(tmp_path, {"net": trained_engine(strategy, 0)}, strategy)["iteration"] == 1
+    save(strategy, tmp_path, 2)
+    save(strategy, tmp_path, 3)
+    assert [p.name for p in list_checkpoints(tmp_path)] == ["iteration_000002", "iteration_000003"]
+    assert not list(tmp_path.glob(".tmp*"))
+
+
+def test_a_crash_while_writing_leaves_the_last_one_usable(
+    strategy: DeepspeedStrategy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(strategy, tmp_path, 1)
+
+    def full_disk(*_: object) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr("rlvla.trainer.checkpoints.write_json", full_disk)
+    with pytest.raises(OSError, match="no space"):
+        save(strategy, tmp_path, 2)
+    assert load_checkpoint(tmp_path, {"net": trained_engine(strategy, 0)}, strategy)["iteration"] == 1
+
+
+def test_nothing_to_load(strategy: DeepspeedStrategy, tmp_path: Path) -> None:
+    assert load_checkpoint(tmp_path / "nowhere", {}, strategy) is None
+
+
+def test_another_number_of_ranks_is_an_error(strategy: DeepspeedStrategy, tmp_path: Path) -> None:
+    save(strategy, tmp_path, 1)
+    path = tmp_path / "iteration_000001" / "trainer.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"world_size": 4}))
+    with pytest.raises(ConfigError, match=r"written by 4 ranks and this run has 1; launch with --num_accelerators 4"):
+        load_checkpoint(tmp_path, {"net": trained_engine(strategy, 0)}, strategy)
+
+
+# --------------------------------------------------------------------------------------- whole PPO runs
+TINY_RUN = [
+    *("--rollout_batch_size", "4", "--train_batch_size", "2", "--max_epochs", "2", "--eval_episodes", "4"),
+    *("--reward", "success:1.0", "near:0.5", "--entropy_loss_coef", "0.01", "--temperature", "1.5"),
+    *("--actor_learning_rate", "1e-3", "--lr_scheduler", "linear"),
+    *("--init_kl_coef", "0.1", "--kl_target", "0.001", "--kl_horizon", "40", "--save_steps", "1"),
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def dense_reward() -> Iterator[None]:
+    """A start policy hardly ever succeeds; this reward gives every run gradients."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reward_base, "_SOURCES", dict(reward_base._SOURCES))
+
+        @reward_base.register_reward("near")
+        class Near:
+            def __init__(self, task: TaskSpec):
+                self.task = task
+
+            def step(self, info: reward_base.StepInfo) -> float:
+                return float("near" in info.events)
+
+            def release(self) -> None:
+                pass
+
+        yield
+
+
+def flags_of(policy: Path, save_path: Path, *more: str) -> list[str]:
+    # 16 episodes are 4 iterations; the schedule and the totals are those of the whole run from the start
+    flags = ["--pretrain", str(policy), "--save_path", str(save_path), "--num_episodes", "16", "--num_envs", "1"]
+    return [*flags, *TINY_RUN, *more]
+
+
+def run(policy: Path, save_path: Path, *more: str) -> PPOTrainer:
+    namespace = build_parser().parse_args(flags_of(policy, save_path, *more))
+    return run_ppo(PPORun(**{name: from_namespace(config, namespace) for name, (config, _) in GROUPS.items()}))
+
+
+class Stopped(Exception):
+    """Stands for a crash."""
+
+
+def run_and_stop_after(policy: Path, save_path: Path, iterations: int, *more: str) -> None:
+    """Run until that iteration is complete and its checkpoint written, then break off."""
+    with pytest.MonkeyPatch.context() as patch:
+        iterate = PPOTrainer._iterate
+
+        def stop_later(self: PPOTrainer, total: int) -> None:
+            if self.iteration == iterations:
+                raise Stopped
+            iterate(self, total)
+
+        patch.setattr(PPOTrainer, "_iterate", stop_later)
+        with pytest.raises(Stopped):
+            run(policy, save_path, *more)
+
+
+def optimizer_moments(trainer: PPOTrainer) -> list[torch.Tensor]:
+    states = trainer._actor.engine.optimizer.state.values()
+    return [state["exp_avg"] for state in states if "exp_avg" in state]
+
+
+@pytest.fixture(scope="module")
+def whole(policy_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, PPOTrainer, str]:
+    """An uninterrupted run of four iterations: its folder, the trainer, what it printed."""
+    import contextlib
+    import io
+
+    folder, printed = tmp_path_factory.mktemp("whole") / "run", io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        trainer = run(policy_folder, folder, "--eval_steps", "2")
+    return folder, trainer, printed.getvalue()
+
+
+@pytest.mark.parametrize("num_envs", ["1", "2"])
+def test_stopping_and_continuing_changes_nothing(
+    whole: tuple, policy_folder: Path, tmp_path: Path, num_envs: str
+) -> None:
+    folder, uninterrupted, _ = whole
+    run_and_stop_after(policy_folder, tmp_path / "run", 2, "--num_envs", num_envs, "--eval_steps", "2")
+    assert [p.name[-1] for p in list_checkpoints(tmp_path / "run" / "checkpoints")] == ["1", "2"]
+    assert not (tmp_path / "run" / "policy").exists()
+
+    with pytest.MonkeyPatch.context() as patch:  # what was restored, before anything is trained
+        seen: dict = {}
+        fit = PPOTrainer.fit
+
+        def look_then_fit(self: PPOTrainer):
+            seen.update(
+                iteration=self.iteration, totals=dict(self.totals), kl=self._kl.value, moments=optimizer_moments(self)
+            )
+            return fit(self)
+
+        patch.setattr(PPOTrainer, "fit", look_then_fit)
+        trainer = run(policy_folder, tmp_path / "run", "--num_envs", num_envs, "--eval_steps", "2", "--load_checkpoint")
+    assert seen["iteration"] == 2 and seen["totals"]["episodes"] == 8
+    assert seen["kl"] != 0.1, "the KL controller has moved and is restored"
+    moved = [float(moment.abs().max()) > 0 for moment in seen["moments"]]
+    assert moved and sum(moved) > 0.8 * len(moved), "a few parameters (unused embeddings) never get a gradient"
+
+    assert trainer.iteration == uninterrupted.iteration == 4
+    assert trainer.totals["episodes"] == uninterrupted.totals["episodes"] == 16
+    assert trainer.totals["env_steps"] == uninterrupted.totals["env_steps"]
+    assert trainer._kl.value == uninterrupted._kl.value
+    assert [i for i, _ in trainer.evaluations] == [i for i, _ in uninterrupted.evaluations] == [0, 2, 4]
+    ours, theirs = (load_file(f / "policy" / "model.safetensors") for f in (tmp_path / "run", folder))
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert any(r["reward/near"] > 0 for r in read_metrics(folder) if "reward/near" in r)
+    start = load_file(policy_folder / "model.safetensors")
+    assert max(float((theirs[name] - start[name]).abs().max()) for name in start) > 1e-3
+
+
+def test_grpo_resumes_to_the_bit(policy_folder: Path, tmp_path: Path) -> None:
+    flags = ("--num_envs", "2", "--advantage_estimator", "grpo", "--n_samples_per_prompt", "2")
+    run(policy_folder, tmp_path / "whole", *flags, "--rollout_batch_size", "2")
+    run_and_stop_after(policy_folder, tmp_path / "parts", 2, *flags, "--rollout_batch_size", "2")
+    run(policy_folder, tmp_path / "parts", *flags, "--rollout_batch_size", "2", "--load_checkpoint")
+    ours, theirs = (load_file(tmp_path / f / "policy" / "model.safetensors") for f in ("parts", "whole"))
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_continuing_without_a_checkpoint_starts_anew(
+    whole: tuple, policy_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    trainer = run(policy_folder, tmp_path / "run", "--load_checkpoint", "--num_episodes", "4", "--eval_episodes", "2")
+    assert trainer.iteration == 1
+    assert "continuing after" not in capsys.readouterr().out
+
+
+def test_a_finished_run_is_only_evaluated_again(whole: tuple, policy_folder: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(whole[0], tmp_path / "run")
+    before = load_file(folder / "policy" / "model.safetensors")
+    trainer = run(policy_folder, folder, "--load_checkpoint")
+    after = load_file(folder / "policy" / "model.safetensors")
+    assert trainer.iteration == 4 and all(torch.equal(after[name], before[name]) for name in before)
+
+
+def test_checkpoints_of_more_ranks_are_refused_in_one_line(
+    whole: tuple, policy_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    folder = shutil.copytree(whole[0], tmp_path / "run")
+    path = folder / "checkpoints" / "iteration_000004" / "trainer.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"world_size": 2}))
+    with pytest.raises(SystemExit) as stop:
+        train(flags_of(policy_folder, folder, "--load_checkpoint"))
+    assert stop.value.code == 2 and "--num_accelerators 2" in capsys.readouterr().err
+
+
+# ----------------------------------------------------------------------------------- what one sees of it
+def test_tensorboard_has_every_family_of_scalars(whole: tuple) -> None:
+    events = EventAccumulator(str(whole[0] / "tensorboard"), size_guidance={"scalars": 0}).Reload()
+    tags = set(events.Tags()["scalars"])
+    for family in ("actor", "critic", "rollout", "reward", "eval", "timing_s", "total"):
+        assert any(tag.startswith(f"{family}/") for tag in tags), family
+    steps = {tag: [event.step for event in events.Scalars(tag)] for tag in tags}
+    assert steps["actor/entropy"] == steps["critic/vf_loss"] == steps["rollout/success_at_end"] == [1, 2, 3, 4]
+    assert steps["eval/success_at_end"] == [0, 2, 4]
+    assert all(np.isfinite(event.value) for tag in tags for event in events.Scalars(tag))
+    values = {tag: [event.value for event in events.Scalars(tag)] for tag in tags}
+    assert values["total/episodes"][-1] == 16
+    rates = values["actor/lr"]
+    assert rates == sorted(rates, reverse=True) and rates[-1] == pytest.approx(0, abs=1e-9)
+
+
+def test_closing_table_curve_and_next_command(whole: tuple) -> None:
+    folder, trainer, printed = whole
+    assert (folder / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
+    table = printed[printed.index("iteration   n") if "iteration   n" in printed else printed.rindex("iteration  ") :]
+    for iteration, result in trainer.evaluations:
+        assert re.search(rf"^ *{iteration} +4 +{re.escape(str(result.success_at_end))}", table, re.MULTILINE)
+    assert "protocol heldout" in table
+    assert f"next: python cli/eval_vla.py --pretrain {folder / 'policy'}" in table
+    content = json.loads((folder / "evaluations.json").read_text())
+    assert [entry["iteration"] for entry in content] == [0, 2, 4]
+
+
+def test_the_run_says_with_what_it_was_made(whole: tuple) -> None:
+    config = json.loads((whole[0] / "run_config.json").read_text())
+    assert config["batch"]["num_episodes"] == 16 and config["env"]["task_suite_name"] == "toy_reach"
+    assert config["optimization"]["actor_learning_rate"] == 1e-3
+
+
+def test_the_policy_remembers_all_that_it_has_learned_from(whole: tuple, policy_folder: Path) -> None:
+    before = json.loads((policy_folder / "rlvla_environment.json").read_text())["learned_from"]
+    after = json.loads((whole[0] / "policy" / "rlvla_environment.json").read_text())["learned_from"]
+    assert after == sorted([*before, [0, 8000]])
