@@ -180,9 +180,9 @@ def run_ppo(flags: PPORun) -> PPOTrainer:
     setting = check(flags)
     quiet_libraries()
     with start_workers(flags.run.num_envs, setting.env, setting.tasks[0]) as pool:
+        seed_everything(flags.run.seed)  # LoRA adapters start from random numbers
         models = _load_models(flags, setting)
         strategy = DeepspeedStrategy(flags.strategy, seed=flags.run.seed)
-        seed_everything(flags.run.seed)
         save_path = Path(flags.run.save_path)
         if strategy.is_main:
             write_json(save_path / RUN_FILE, describe(flags, setting))
