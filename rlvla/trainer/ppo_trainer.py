@@ -193,7 +193,10 @@ class PPOTrainer:
         replay = ReplayList()
         replay.append(experience)
         updates = self._update(replay)
-        metrics = self._sample_metrics(samples) | self.strategy.all_reduce(metrics | self.rollout.stats.as_metrics())
+        stats = self.rollout.stats.as_metrics()
+        counts = {name: stats.pop(name) for name in ("rollout/env_steps", "rollout/env_steps_per_s")}
+        metrics = self._sample_metrics(samples) | self.strategy.all_reduce(metrics | stats)
+        metrics |= self.strategy.all_reduce(counts, "sum")
         metrics |= updates | {"actor/lr": self._actor.learning_rate, "actor/kl_coef": self._kl.value}
         self._kl.update(metrics["actor/ref_kl"], self.config.batch.episodes_per_iteration)
         finished = time.perf_counter()
@@ -202,7 +205,7 @@ class PPOTrainer:
         metrics["timing_s/iteration"] = finished - start
         self.iteration += 1
         self.totals["episodes"] += self.config.batch.episodes_per_iteration
-        self.totals["env_steps"] += self.strategy.all_reduce({"n": self.rollout.stats.env_steps}, "sum")["n"]
+        self.totals["env_steps"] += metrics["rollout/env_steps"]
         self.totals["seconds"] += finished - start
         metrics |= {f"total/{name}": value for name, value in self.totals.items()}
         if self.iteration % self.config.schedule.logging_steps == 0:

@@ -12,6 +12,8 @@ from cli.train_ppo_vla import main as train
 from rlvla.models.actor import Actor
 from rlvla.utils.logging import read_metrics
 
+pytestmark = pytest.mark.slow
+
 Weights = dict[str, torch.Tensor]
 FLAGS = [
     *("--num_episodes", "16", "--rollout_batch_size", "8", "--train_batch_size", "4", "--num_envs", "1"),

@@ -1,0 +1,192 @@
+"""Two ranks under the deepspeed launcher, and what is left of a run that is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from cli.train_sft_vla import main as sft
+from rlvla.models.actor import Actor
+from rlvla.trainer.checkpoints import list_checkpoints
+from rlvla.utils.logging import read_metrics
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).resolve().parents[2]
+LAUNCHER = str(Path(sys.executable).with_name("deepspeed"))
+TINY = ["--tiny_vision_dim", "16", "--tiny_llm_dim", "32", "--tiny_llm_layers", "1", "--action_chunk_len", "4"]
+PPO_FLAGS = [
+    *("--num_episodes", "16", "--rollout_batch_size", "8", "--train_batch_size", "4", "--num_envs", "1"),
+    *("--eval_episodes", "4", "--no-val_before_train", "--no-use_tensorboard", "--max_steps", "8"),
+    *("--entropy_loss_coef", "0.05", "--actor_learning_rate", "3e-4"),
+]
+
+
+def environment() -> dict[str, str]:
+    """Of this process, without what an earlier test's process group has left there."""
+    rank = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+    return {name: value for name, value in os.environ.items() if name not in rank} | {"OMP_NUM_THREADS": "1"}
+
+
+def launch_command(script: str, *argv: object) -> list[str]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    return [LAUNCHER, "--num_accelerators", "2", "--master_port", str(port), script, *map(str, argv)]
+
+
+def launch(script: str, *argv: object) -> str:
+    """Run on two ranks to the end; returns what was printed."""
+    done = subprocess.run(
+        launch_command(script, *argv), cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=400
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def change(after: dict[str, torch.Tensor], before: dict[str, torch.Tensor]) -> torch.Tensor:
+    return torch.cat([(after[name] - before[name]).flatten() for name in sorted(before)])
+
+
+def test_sft_on_two_ranks_gives_the_weights_of_one(demos_file: Path, tmp_path: Path) -> None:
+    flags = ["--demos", str(demos_file), *TINY, "--max_epochs", "1", "--no-use_tensorboard", "--learning_rate", "3e-4"]
+    sft([*flags, "--save_path", str(tmp_path / "one")])
+    launch("cli/train_sft_vla.py", *flags, "--save_path", tmp_path / "two")
+    one, two, start = (weights(tmp_path / f) for f in ("one/policy", "two/policy", "one/start"))
+    assert float(change(one, start).abs().max()) > 1e-4
+    assert float(change(two, one).abs().max()) < 1e-5
+    losses = [[r["sft/loss"] for r in read_metrics(tmp_path / f)] for f in ("one", "two")]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-4)
+    Actor.from_pretrained(tmp_path / "two" / "policy")
+
+
+def test_ppo_under_the_launcher(policy_folder: Path, tmp_path: Path) -> None:
+    """GRPO: groups stay on one rank; the figures are those of all ranks, printed once."""
+    flags = ["--pretrain", policy_folder, *PPO_FLAGS, "--advantage_estimator", "grpo", "--n_samples_per_prompt", 2]
+    printed = launch(
+        "cli/train_ppo_vla.py",
+        *flags,
+        "--rollout_batch_size",
+        4,
+        "--save_path",
+        tmp_path / "run",
+        "--init_kl_coef",
+        0.1,
+    )
+    assert printed.count("iteration 1/2:") == printed.count("iteration 2/2:") == 1
+    assert printed.count("next: python cli/eval_vla.py") == 1
+    records = [r for r in read_metrics(tmp_path / "run") if "rollout/success_at_end" in r]
+    assert [r["total/episodes"] for r in records] == [8, 16]
+    assert records[-1]["total/env_steps"] > 64, "eight steps of each of the episodes of both ranks"
+    (evaluation,) = json.loads((tmp_path / "run" / "evaluations.json").read_text())
+    assert evaluation["success_at_end"]["n"] == 4
+    Actor.from_pretrained(tmp_path / "run" / "policy")
+
+
+@pytest.fixture(scope="module")
+def runs(policy_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """GAE runs of every ZeRO stage on two ranks, those of 2 and 3 stopped after one iteration and continued."""
+    folder = tmp_path_factory.mktemp("zero")
+
+    def argv(name: str, *flags: str) -> list[str]:
+        return ["--pretrain", str(policy_folder), "--save_path", str(folder / name), *PPO_FLAGS, *flags]
+
+    stages = {f"zero{stage}": ["--zero_stage", str(stage)] for stage in range(4)}
+    stages["zero3 lora"] = ["--zero_stage", "3", "--lora_rank", "4", "--actor_learning_rate", "1e-2"]
+    sequence = [argv(name, *flags) for name, flags in stages.items()]
+    for name in ("zero2", "zero3"):
+        sequence.append(argv(f"{name} parts", *stages[name], "--num_episodes", "8"))
+        sequence.append(argv(f"{name} parts", *stages[name], "--load_checkpoint"))
+    (folder / "sequence.json").write_text(json.dumps(sequence))
+    launch("tests/trainer/runs_in_sequence.py", folder / "sequence.json")
+    return folder
+
+
+@pytest.mark.parametrize("name", ["zero0", "zero1", "zero2", "zero3", "zero3 lora"])
+def test_zero_stages_train_and_export(runs: Path, policy_folder: Path, name: str) -> None:
+    after, start = weights(runs / name / "policy"), weights(policy_folder)
+    moved = change(after, start)
+    assert torch.isfinite(moved).all() and float(moved.abs().max()) > 5e-4
+    if "lora" not in name:
+        plain = change(weights(runs / "zero0" / "policy"), start)
+        assert float(torch.cosine_similarity(moved, plain, dim=0)) > 0.999, "the stages are one algorithm"
+    records = [r for r in read_metrics(runs / name) if "critic/vf_loss" in r]
+    assert len(records) == 2 and all(r["actor/grad_norm"] > 0 for r in records)
+    assert sum(r["rollout/env_steps"] for r in records) == records[-1]["total/env_steps"]
+    Actor.from_pretrained(runs / name / "policy")
+
+
+@pytest.mark.parametrize("name", ["zero2", "zero3"])
+def test_continuing_on_two_ranks(runs: Path, name: str) -> None:
+    whole, parts = (weights(runs / f / "policy") for f in (name, f"{name} parts"))
+    # Not to the bit: restored buffers may lie differently in memory, which changes the order of vectorised sums.
+    assert float(change(parts, whole).abs().max()) < 5e-5
+    newest = list_checkpoints(runs / f"{name} parts" / "checkpoints")[-1]
+    assert {p.name for p in newest.glob("rng_rank*")} == {"rng_rank0.pt", "rng_rank1.pt"}
+
+
+# --------------------------------------------------------------------------------------- killed runs
+def running(pattern: str, group: int) -> set[int]:
+    """Live processes of a process group or session with the pattern in their command line."""
+    found = set()
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            state, _, _, session = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if pattern in command and state not in "ZX" and int(session) == group:
+            found.add(int(entry.name))
+    return found
+
+
+def wait_for(condition: Callable[[], bool], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return condition()
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_killed_run_leaves_no_process_behind(policy_folder: Path, tmp_path: Path, ranks: int) -> None:
+    """SIGKILL of one training process: its workers end with it, and the launcher ends the other rank."""
+    script = "cli/train_ppo_vla.py"
+    flags = ["--pretrain", policy_folder, *PPO_FLAGS, "--num_episodes", 80_000, "--save_path", tmp_path / "run"]
+    alone = [sys.executable, script, *map(str, flags), "--num_envs", "2"]
+    command = alone if ranks == 1 else launch_command(script, *flags, "--num_envs", 2)
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=environment(), stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    try:
+        assert wait_for(lambda: "iteration 2/" in (tmp_path / "log").read_text(), 120), (tmp_path / "log").read_text()
+        assert len(running("rlvla.envs.worker", process.pid)) == 2 * ranks
+        trainers = {pid for pid in running(script, process.pid) if is_python(pid, script)}
+        assert len(trainers) == ranks
+        os.kill(min(trainers), signal.SIGKILL)
+        assert process.wait(60) != 0
+        assert wait_for(lambda: not running("rlvla", process.pid), 10), running("rlvla", process.pid)
+    finally:
+        for pid in running("", process.pid):
+            os.kill(pid, signal.SIGKILL)
+
+
+def is_python(pid: int, script: str) -> bool:
+    """Whether that process itself runs the script (and does not merely name it, as the launcher does)."""
+    words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
+    return script in words[1:3]
