@@ -1,0 +1,150 @@
+"""Supervised fine-tuning: what the rows are, what is minimised, what comes out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from cli.train_sft_vla import main
+from rlvla.models.actor import Actor
+from rlvla.trainer.demonstrations import Demonstrations, read_demonstrations
+from rlvla.trainer.sft_trainer import DemonstrationRows, SFTConfig
+from rlvla.utils.logging import read_metrics
+
+A, D = 4, 2
+TINY = ["--tiny_vision_dim", "16", "--tiny_llm_dim", "32", "--tiny_llm_layers", "1", "--action_chunk_len", "4"]
+
+
+@pytest.fixture(scope="module")
+def actor(policy_folder: Path) -> Actor:
+    return Actor.from_pretrained(policy_folder)
+
+
+@pytest.fixture(scope="module")
+def demos(demos_file: Path) -> Demonstrations:
+    return read_demonstrations(demos_file)
+
+
+class Rank:
+    """The part of a strategy that says which rows are this rank's."""
+
+    def __init__(self, rank: int = 0, world_size: int = 1, seed: int = 0):
+        self.rank, self.world_size, self.seed = rank, world_size, seed
+
+
+def test_a_row_is_an_observation_and_the_actions_that_followed(actor: Actor, demos: Demonstrations) -> None:
+    rows = DemonstrationRows(demos, actor)
+    assert len(rows) == demos.num_steps
+    everything = rows._rows
+    start = len(demos.actions[0])
+    for step in (0, 1, len(demos.actions[1]) - 2, len(demos.actions[1]) - 1):  # of the second episode
+        row = start + step
+        left = min(A, len(demos.actions[1]) - step)
+        assert torch.equal(everything.images[row], torch.from_numpy(demos.images[1][step]))
+        assert torch.equal(everything.proprio[row], torch.from_numpy(demos.proprio[1][step]))
+        assert everything.instructions[row] == demos.instructions[1]
+        assert everything.action_mask[row].tolist() == [True] * (left * D) + [False] * ((A - left) * D)
+        decoded = actor.inputs.decode_actions(everything.action_tokens[row].numpy()).reshape(A, D)
+        low, high = (np.array(demos.statistics["toy_reach"]["action"][q]) for q in ("q01", "q99"))
+        wanted = np.clip(demos.actions[1][step : step + left], low, high)
+        np.testing.assert_allclose(decoded[:left], wanted, atol=float((high - low).max()) / 255)
+
+
+def test_every_row_once_per_epoch_and_ranks_share_each_step(actor: Actor, demos: Demonstrations) -> None:
+    rows = DemonstrationRows(demos, actor)
+    config = SFTConfig(max_epochs=2, train_batch_size=32)
+    numbered = rows._rows.with_fields(episode_index=torch.arange(len(rows)))
+    rows._rows = numbered
+
+    def indices(rank: Rank) -> list[list[int]]:
+        return [batch.episode_index.tolist() for batch in rows.batches(config, rank)]
+
+    alone, first, second = indices(Rank()), indices(Rank(0, 2)), indices(Rank(1, 2))
+    assert len(alone) == config.optimizer_steps(len(rows)) == 2 * (len(rows) // 32)
+    assert [sorted(a + b) for a, b in zip(first, second)] == [sorted(step) for step in alone]
+    epoch = [i for step in alone[: len(alone) // 2] for i in step]
+    assert len(set(epoch)) == len(epoch), "no row twice in an epoch"
+    assert alone[0] != alone[len(alone) // 2], "every epoch has its own order"
+    assert alone == indices(Rank()) != indices(Rank(seed=1))
+
+
+def train(folder: Path, demos_file: Path, *flags: str) -> Path:
+    main(["--demos", str(demos_file), "--save_path", str(folder), *TINY, "--no-use_tensorboard", *flags])
+    return folder / "policy"
+
+
+def test_the_loss_is_the_masked_cross_entropy(demos_file: Path, tmp_path: Path, demos: Demonstrations) -> None:
+    """At learning rate 0 the metrics are those of the start model on the whole data, computed here directly."""
+    flags = ("--max_epochs", "1", "--train_batch_size", "1000", "--learning_rate", "0", "--micro_train_batch_size", "7")
+    policy = train(tmp_path / "run", demos_file, *flags)
+    (record,) = read_metrics(tmp_path / "run")
+    start = Actor.from_pretrained(policy)
+    rows = DemonstrationRows(demos, start)._rows
+    with torch.no_grad():
+        table = start(**start.score(rows, 1.0), all_columns=True)
+    nll = -table.gather(-1, rows.action_tokens.unsqueeze(-1)).squeeze(-1)
+    right = (table.argmax(-1) == rows.action_tokens).float()
+    assert record["sft/loss"] == pytest.approx(float(nll[rows.action_mask].mean()), abs=1e-4)
+    assert record["sft/accuracy"] == pytest.approx(float(right[rows.action_mask].mean()), abs=1e-6)
+
+
+def test_training_lowers_the_loss_and_the_micro_batch_changes_nothing(demos_file: Path, tmp_path: Path) -> None:
+    flags = ("--max_epochs", "3", "--logging_steps", "1", "--train_batch_size", "50")
+    one = train(tmp_path / "one", demos_file, *flags)
+    losses = [record["sft/loss"] for record in read_metrics(tmp_path / "one")]
+    assert losses[-1] < losses[0] - 0.05
+    many = train(tmp_path / "many", demos_file, *flags, "--micro_train_batch_size", "9")
+    a, b = (load_file(f / "model.safetensors") for f in (one, many))
+    start = load_file(tmp_path / "one" / "start" / "model.safetensors")
+    moved, other = (torch.cat([(w[name] - start[name]).flatten() for name in sorted(start)]) for w in (a, b))
+    assert float(torch.cosine_similarity(moved, other, dim=0)) > 0.999
+
+
+def test_equal_seeds_give_equal_policies(demos_file: Path, tmp_path: Path) -> None:
+    runs = [train(tmp_path / n, demos_file, "--max_epochs", "1", "--seed", s) for n, s in zip("abc", "334")]
+    a, b, c = (load_file(run / "model.safetensors") for run in runs)
+    assert all(torch.equal(a[name], b[name]) for name in a)
+    assert any(not torch.equal(a[name], c[name]) for name in a)
+
+
+def test_label_smoothing_raises_the_entropy(demos_file: Path, tmp_path: Path, demos: Demonstrations) -> None:
+    entropies = []
+    for smoothing in ("0", "0.9"):
+        folder = train(
+            tmp_path / smoothing,
+            demos_file,
+            "--max_epochs",
+            "4",
+            "--learning_rate",
+            "3e-3",
+            "--label_smoothing",
+            smoothing,
+        )
+        actor = Actor.from_pretrained(folder)
+        rows = DemonstrationRows(demos, actor)._rows.index(torch.arange(32))
+        with torch.no_grad():
+            entropies.append(float(actor(**actor.score(rows, 1.0))[1].mean()))
+    assert entropies[1] > entropies[0] + 0.02
+
+
+def test_continuing_from_a_policy_with_lora(demos_file: Path, policy_folder: Path, tmp_path: Path) -> None:
+    policy = train(
+        tmp_path / "run", demos_file, "--pretrain", str(policy_folder), "--lora_rank", "4", "--max_epochs", "1"
+    )
+    before, after = (load_file(f / "model.safetensors") for f in (policy_folder, policy))
+    assert after.keys() == before.keys()
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed and all("language_model" in name for name in changed)
+
+
+def test_the_policy_knows_what_it_saw(policy_folder: Path, demos: Demonstrations) -> None:
+    record = json.loads((policy_folder / "rlvla_environment.json").read_text())
+    states = [state for _, state in demos.init_states]
+    assert record["learned_from"] == [[min(states), max(states) + 1]]
+    assert record["task_suite_name"] == "toy_reach" and record["use_proprio"] is True
+    assert json.loads((policy_folder / "dataset_statistics.json").read_text()) == demos.statistics
