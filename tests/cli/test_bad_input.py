@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -101,6 +100,17 @@ def robosuite_policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     record_environment(folder, EnvConfig(task_suite_name="robosuite"), [])
     return folder
+
+
+@pytest.fixture(scope="module")
+def policy_of_shared_demos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A toy_reach policy whose demonstrations started from all initial states."""
+    folder = tmp_path_factory.mktemp("shared")
+    recording = ["--task_suite_name", "toy_reach", "--eval_protocol", "shared", "--num_demos", "20"]
+    COLLECT([*recording, "--output", str(folder / "demos")])
+    sizes = ["--tiny_vision_dim", "16", "--tiny_llm_dim", "32", "--tiny_llm_layers", "1", "--max_epochs", "1"]
+    SFT([*sizes, "--demos", str(folder / "demos" / "demos.hdf5"), "--save_path", str(folder / "sft")])
+    return folder / "sft" / "policy"
 
 
 @pytest.fixture
@@ -399,11 +409,10 @@ def test_evaluation_states_inside_the_training_states(refused: Refused, policy: 
     the_only(problems, "10 initial states")
 
 
-def test_demonstrations_made_on_the_evaluation_states(refused: Refused, policy: Path) -> None:
-    record = json.loads((policy / "rlvla_environment.json").read_text())
-    (policy / "rlvla_environment.json").write_text(json.dumps(record | {"learned_from": [[0, 10_000]]}))
+def test_demonstrations_made_on_the_evaluation_states(policy_of_shared_demos: Path, refused: Refused) -> None:
     for main in (PPO, EVAL):
-        the_only(refused(main, "--pretrain", policy), "100 initial states", "--eval_protocol shared")
+        problems = refused(main, "--pretrain", policy_of_shared_demos)
+        the_only(problems, "initial states are used for training and for evaluation", "--eval_protocol shared")
 
 
 @pytest.mark.parametrize(
@@ -455,8 +464,7 @@ class TestProblemsOfTheMachine:
 
 
 # ------------------------------------------------------------------------------------- what is allowed
-def test_shared_protocol_allows_the_same_states(policy: Path, capsys: pytest.CaptureFixture) -> None:
-    record = json.loads((policy / "rlvla_environment.json").read_text())
-    (policy / "rlvla_environment.json").write_text(json.dumps(record | {"learned_from": [[0, 10_000]]}))
-    EVAL(["--pretrain", str(policy), "--eval_protocol", "shared", "--eval_episodes", "2", "--num_envs", "1"])
+def test_shared_protocol_allows_the_same_states(policy_of_shared_demos: Path, capsys: pytest.CaptureFixture) -> None:
+    flags = ["--pretrain", str(policy_of_shared_demos), "--eval_protocol", "shared", "--eval_episodes", "2"]
+    EVAL([*flags, "--num_envs", "1"])
     assert "protocol shared" in capsys.readouterr().out
