@@ -51,7 +51,9 @@ def save_learning_curve(folder: Path) -> Path | None:
     if played:
         x = [r["total/episodes"] for r in played]
         left.plot(x, [r["rollout/success_at_end"] for r in played], color="tab:blue", label="rollout (sampled)")
-        right.plot(x, [r["actor/entropy"] for r in played if "actor/entropy" in r] or [0] * len(x), color="tab:green")
+    updated = [r for r in played if "actor/entropy" in r]  # not while only the critic is trained
+    if updated:
+        right.plot([r["total/episodes"] for r in updated], [r["actor/entropy"] for r in updated], color="tab:green")
     evaluated = [r for r in records if "eval/success_at_end" in r]
     if evaluated:
         x = [r["total/episodes"] for r in evaluated]

@@ -6,7 +6,6 @@ from rlvla.envs.toy_reach import (
     COLOURS,
     DISC_RADIUS,
     HOLD_STEPS,
-    NUM_DISCS,
     STEP_SIZE,
     initial_scene,
     paint_disc,
@@ -25,7 +24,7 @@ def test_scenes_are_solvable_and_fair():
     targets, named = [], []
     for init_state_id in range(2000):
         scene = initial_scene(init_state_id)
-        assert len(set(scene.colours)) == NUM_DISCS and scene.centres.shape == (NUM_DISCS, 2)
+        assert scene.colours == list(COLOURS) and scene.centres.shape == (3, 2)
         gaps = [np.linalg.norm(scene.centres[i] - scene.centres[j]) for i, j in ((0, 1), (0, 2), (1, 2))]
         assert min(gaps) > 2 * DISC_RADIUS, "discs overlap"
         assert np.abs(scene.centres).max() <= 1 - DISC_RADIUS, "a disc reaches beyond the table"

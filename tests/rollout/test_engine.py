@@ -66,7 +66,7 @@ def test_sample_fields(actor: Actor) -> None:
         assert sample.rewards.shape == (decisions, 4)
         assert sample.action_mask.dtype == torch.bool and sample.action_mask.sum() == 2 * sample.finish_step
         assert sample.terminated != sample.truncated
-        assert sample.truncated == (sample.finish_step == 16 and not sample.terminated)
+        assert sample.truncated == (sample.finish_step == 12 and not sample.terminated)
         assert sample.last_images.shape == (1, 64, 64, 3)
 
 

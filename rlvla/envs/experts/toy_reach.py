@@ -32,9 +32,10 @@ class ToyReachExpert:
         self._offset = draw_offset(self.config, rng)
 
     def act(self, state: dict[str, np.ndarray]) -> np.ndarray:
-        """The velocity [2] float32 that arrives as soon as the speed limit of each direction allows."""
+        """The velocity [2] float32 straight to the target, as fast as the speed limit of each direction allows."""
         if self._rng is None:
             raise RuntimeError("call reset before act")
         error = state["target"] + self._offset - state["effector"]
-        # Clipped before it is disturbed: noise then acts on the velocity that would have been executed.
-        return disturb(np.clip(error / STEP_SIZE, -1.0, 1.0), slice(0, 2), self.config, self._rng)
+        velocity = error / STEP_SIZE
+        velocity /= max(1.0, np.abs(velocity).max())  # a straight line: the direction shows where the target is
+        return disturb(velocity, slice(0, 2), self.config, self._rng)
