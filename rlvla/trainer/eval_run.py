@@ -7,6 +7,7 @@ from typing import Any
 
 from rlvla.envs.config import EnvConfig, SplitConfig
 from rlvla.models.actor import Actor
+from rlvla.models.vla.checkpoint import EVALUATION_FILE
 from rlvla.rollout import RolloutEngine
 from rlvla.trainer.evaluation import EvalResult, evaluate
 from rlvla.trainer.setup import PolicyConfig, check_setting, start_workers
@@ -47,7 +48,7 @@ def run_eval(policy: PolicyConfig, env: EnvConfig, split: SplitConfig, config: A
             if strategy.is_main:
                 print(result.as_table())
         if strategy.is_main:
-            path = Path(config.output) if config.output else Path(policy.pretrain) / "eval.json"
+            path = Path(config.output) if config.output else Path(policy.pretrain) / EVALUATION_FILE
             write_json(path, describe(policy, setting.env, config, results))
             print(f"figures: {path}")
     return results

@@ -27,6 +27,8 @@ PROPRIO_PREFIX = "proprio_projector."
 # Small files that travel with a checkpoint unchanged; code files are left behind, nothing of them is ever run.
 COMPANION_SUFFIXES = (".json", ".model", ".txt", ".jinja", ".md")
 WRITTEN_FILES = {CONFIG_FILE, INDEX_FILE, STATISTICS_FILE}
+# Figures of the weights in the folder: they say nothing of the weights that are made from them.
+EVALUATION_FILE = "eval.json"
 MAX_LISTED = 20
 
 
@@ -279,7 +281,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def _read_companions(folder: Path) -> dict[str, bytes]:
-    skipped = WRITTEN_FILES
+    skipped = {*WRITTEN_FILES, EVALUATION_FILE}
     return {
         path.name: path.read_bytes()
         for path in sorted(folder.iterdir())

@@ -164,6 +164,14 @@ def test_foreign_and_damaged_folders_are_named(copy, damage, message):
         load(copy)
 
 
+def test_figures_of_old_weights_are_not_saved_with_new_ones(copy, tmp_path):
+    (copy / "eval.json").write_text("{}")
+    (copy / "notes.txt").write_text("kept")
+    load(copy).save_pretrained(tmp_path / "out")
+    assert (tmp_path / "out" / "notes.txt").is_file()
+    assert not (tmp_path / "out" / "eval.json").exists()
+
+
 def test_statistics_key():
     statistics = {"libero_goal_no_noops": {}, "bridge": {}}
     assert resolve_statistics_key(statistics, "libero_goal") == "libero_goal_no_noops"
