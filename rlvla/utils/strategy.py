@@ -56,7 +56,8 @@ def launched_world_size() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
-SCHEDULERS = ("constant", "linear", "cosine", "constant_with_warmup")
+# What follows the warm-up -> the name transformers has for it; its plain "constant" would ignore the warm-up.
+SCHEDULERS = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}
 
 
 class DeepspeedStrategy:
@@ -119,7 +120,7 @@ class DeepspeedStrategy:
             trainable, lr=optim.learning_rate, betas=optim.betas, weight_decay=optim.weight_decay
         )
         scheduler = get_scheduler(
-            optim.scheduler,
+            SCHEDULERS[optim.scheduler],
             optimizer,
             num_warmup_steps=int(optim.warmup_ratio * optim.total_steps),
             num_training_steps=optim.total_steps,

@@ -132,3 +132,13 @@ def test_value_step_moves_values_towards_returns(strategy, actor, policy_folder:
         updater.value_step(engine, rows, means)
     assert error() < 0.95 * before
     assert means.reduce(strategy)["critic/vf_loss"] == pytest.approx(before / 2, rel=0.5)
+
+
+@pytest.mark.parametrize("scheduler", ["constant", "linear", "cosine"])
+def test_every_schedule_warms_up(strategy: DeepspeedStrategy, scheduler: str) -> None:
+    engine = strategy.prepare(torch.nn.Linear(2, 1), OptimConfig(0.1, (0.9, 0.999), 0.0, scheduler, 0.5, 4))
+    rates = []
+    for _ in range(3):
+        rates.append(engine.learning_rate)
+        engine.backward(engine(torch.ones(1, 2)).sum(), last=True)
+    assert rates == pytest.approx([0.0, 0.05, 0.1])
