@@ -19,7 +19,7 @@ from rlvla.models.vla.openvla import OpenVLAForActionPrediction
 from rlvla.models.vla.processing_openvla import load_tokenizer
 from rlvla.trainer.policy_export import recorded_environment
 from rlvla.utils.arguments import arg
-from rlvla.utils.errors import ConfigError, MissingExtraError
+from rlvla.utils.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,8 @@ def _contradictions(
         takes = "takes" if config.use_proprio else "does not take"
         found.append(f"--use_proprio: the checkpoint {takes} proprioception; leave the flag out or agree with it")
     size = env.image_size or 64
-    if config.image_preprocessing == "none" and not config.center_crop and size != config.image_size:
+    cropped = config.center_crop if policy.center_crop is None else policy.center_crop
+    if config.image_preprocessing == "none" and not cropped and size != config.image_size:
         found.append(f"--image_size {size}: the checkpoint takes {config.image_size} pixels")
     dims = {task.action_dim for task in tasks}
     if dims != {config.action_dim}:
@@ -163,8 +164,6 @@ def start_workers(num_envs: int, env: EnvConfig, task: TaskSpec) -> EnvPool:
         while outstanding:
             for _, result in pool.wait():
                 outstanding -= 1
-                if isinstance(result, MissingExtraError):
-                    raise ConfigError(str(result))
                 if isinstance(result, Exception):
                     raise result
     except BaseException:

@@ -10,7 +10,7 @@ from rlvla.envs.config import EnvConfig
 from rlvla.models.actor import Actor, ActorConfig
 from rlvla.models.vla.tiny import LLM_HEAD_WIDTH, build_tiny, default_heads
 from rlvla.trainer.demonstrations import Demonstrations, read_demonstrations
-from rlvla.trainer.policy_export import record_environment
+from rlvla.trainer.policy_export import record_environment, recorded_environment
 from rlvla.trainer.setup import check_checkpoint
 from rlvla.trainer.sft_trainer import SFTConfig, SFTTrainer
 from rlvla.utils.arguments import range_problems
@@ -55,9 +55,15 @@ def run_sft(run: Any, tiny: Any, config: SFTConfig, actor_config: ActorConfig, s
     metrics = trainer.fit()
     policy = save_path / "policy"
     if strategy.is_main:
-        env = EnvConfig().completed(demos.env_args | {"cameras": list(run.cameras or demos.env_args["cameras"])})
-        seen = [state for _, state in demos.init_states]
-        record_environment(policy, env, [(min(seen), max(seen) + 1)])
+        seen_as = {
+            "cameras": list(run.cameras or demos.env_args["cameras"]),
+            "use_proprio": bool(actor.inputs.config.use_proprio),
+        }
+        states = [state for _, state in demos.init_states]
+        before = recorded_environment(pretrain).get("learned_from", [])
+        record_environment(
+            policy, EnvConfig().completed(demos.env_args | seen_as), [*before, (min(states), max(states) + 1)]
+        )
         rows = [(name, f"{value:.4g}") for name, value in metrics.items()]
         print(table(("metric (last steps)", "value"), rows))
         print(f"{policy} ({duration(time.perf_counter() - start)})")
@@ -119,7 +125,8 @@ def _start_problems(run: Any, tiny: Any, demos: Demonstrations | None) -> list[s
             f"{run.demos} shows {cameras} camera(s); {run.pretrain} takes {config.num_images_in_input}; choose with "
             "--cameras"
         )
-    if config.image_preprocessing == "none" and not config.center_crop and size != config.image_size:
+    cropped = config.center_crop if run.center_crop is None else run.center_crop
+    if config.image_preprocessing == "none" and not cropped and size != config.image_size:
         problems.append(f"{run.demos} has images of {size} pixels; {run.pretrain} takes {config.image_size}")
     if config.use_proprio and demos.proprio is None:
         problems.append(f"{run.pretrain} takes proprioception, which {run.demos} does not hold")

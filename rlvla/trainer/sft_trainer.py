@@ -55,6 +55,7 @@ class DemonstrationRows:
 
     def __init__(self, demos: Demonstrations, actor: Actor):
         chunk, dim = actor.inputs.config.action_chunk_len, actor.inputs.config.action_dim
+        proprio = demos.proprio if actor.inputs.config.use_proprio else None
         tokens, masks = [], []
         for actions in demos.actions:
             steps = np.arange(len(actions))[:, None] + np.arange(chunk)  # [S, A]
@@ -63,7 +64,7 @@ class DemonstrationRows:
             masks.append(np.repeat(steps < len(actions), dim, axis=1))
         self._rows = Experience(
             images=torch.from_numpy(np.concatenate(demos.images)),
-            proprio=None if demos.proprio is None else torch.from_numpy(np.concatenate(demos.proprio)),
+            proprio=None if proprio is None else torch.from_numpy(np.concatenate(proprio)),
             instructions=[text for text, a in zip(demos.instructions, demos.actions) for _ in range(len(a))],
             action_tokens=torch.from_numpy(np.concatenate(tokens)),
             action_mask=torch.from_numpy(np.concatenate(masks)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -140,6 +141,25 @@ def test_continuing_from_a_policy_with_lora(demos_file: Path, policy_folder: Pat
     assert after.keys() == before.keys()
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert changed and all("language_model" in name for name in changed)
+
+
+def test_what_was_learned_from_before_is_not_forgotten(
+    demos_file: Path, policy_folder: Path, demos: Demonstrations, tmp_path: Path
+) -> None:
+    start = Path(shutil.copytree(policy_folder, tmp_path / "start"))
+    record = json.loads((start / "rlvla_environment.json").read_text())
+    (start / "rlvla_environment.json").write_text(json.dumps(record | {"learned_from": [[9000, 9100]]}))
+    policy = train(tmp_path / "run", demos_file, "--pretrain", str(start), "--max_epochs", "1")
+    states = [state for _, state in demos.init_states]
+    after = json.loads((policy / "rlvla_environment.json").read_text())
+    assert after["learned_from"] == [[min(states), max(states) + 1], [9000, 9100]]
+
+
+def test_a_policy_without_proprio_is_recorded_as_such(demos_file: Path, demos: Demonstrations, tmp_path: Path) -> None:
+    policy = train(tmp_path / "run", demos_file, "--no-use_proprio", "--max_epochs", "1")
+    assert json.loads((policy / "rlvla_environment.json").read_text())["use_proprio"] is False
+    assert demos.proprio is not None
+    assert DemonstrationRows(demos, Actor.from_pretrained(policy))._rows.proprio is None
 
 
 def test_the_policy_knows_what_it_saw(policy_folder: Path, demos: Demonstrations) -> None:
