@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -23,9 +24,9 @@ class ReferenceModel(nn.Module):
         self.actor = actor.requires_grad_(False).eval()
 
     @classmethod
-    def from_pretrained(cls, path: str | Path, unnorm_key: str | None = None) -> ReferenceModel:
-        """Load a checkpoint folder; errors as `Actor.from_pretrained`."""
-        return cls(Actor.from_pretrained(path, unnorm_key=unnorm_key))
+    def from_pretrained(cls, path: str | Path, unnorm_key: str | None = None, **overrides: Any) -> ReferenceModel:
+        """Load a checkpoint folder; arguments and errors as `Actor.from_pretrained`."""
+        return cls(Actor.from_pretrained(path, unnorm_key=unnorm_key, **overrides))
 
     @torch.no_grad()
     def log_probs(self, batch: Experience, temperature: float) -> torch.Tensor:

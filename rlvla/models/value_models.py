@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -62,8 +63,8 @@ class _ScalarHead(nn.Module):
         save_file(head, str(Path(folder) / head_file))
 
 
-def _load(path: str | Path, unnorm_key: str | None) -> tuple[OpenVLAForActionPrediction, VLAInputs]:
-    vla = OpenVLAForActionPrediction.from_pretrained(path)
+def _load(path: str | Path, unnorm_key: str | None, **overrides: Any) -> tuple[OpenVLAForActionPrediction, VLAInputs]:
+    vla = OpenVLAForActionPrediction.from_pretrained(path, **overrides)
     return vla, VLAInputs.from_pretrained(path, config=vla.config, unnorm_key=unnorm_key)
 
 
@@ -74,9 +75,12 @@ class Critic(_ScalarHead):
     """
 
     @classmethod
-    def from_pretrained(cls, path: str | Path, unnorm_key: str | None = None) -> Critic:
-        """Load a policy or critic folder; without a stored value head the head starts at zero."""
-        critic = cls(*_load(path, unnorm_key))
+    def from_pretrained(cls, path: str | Path, unnorm_key: str | None = None, **overrides: Any) -> Critic:
+        """Load a policy or critic folder; without a stored value head the head starts at zero.
+
+        Arguments as for `Actor.from_pretrained`: a critic that sees other pixels than its actor judges another state.
+        """
+        critic = cls(*_load(path, unnorm_key, **overrides))
         head = Path(path) / VALUE_HEAD_FILE
         if head.exists():
             critic.load_state_dict(load_file(str(head)), strict=False)

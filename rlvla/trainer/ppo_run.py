@@ -225,8 +225,10 @@ def _load_models(flags: PPORun, setting: Setting) -> Models:
     actor = Actor.from_pretrained(pretrain, flags.actor, key, **overrides)
     critic = None
     if flags.algorithm.needs_critic:
-        critic = Critic.from_pretrained(flags.run.critic_pretrain or pretrain, key)
-    reference = ReferenceModel.from_pretrained(pretrain, key) if flags.algorithm.init_kl_coef else None
+        critic = Critic.from_pretrained(flags.run.critic_pretrain or pretrain, key, **overrides)
+    reference = None
+    if flags.algorithm.init_kl_coef:
+        reference = ReferenceModel.from_pretrained(pretrain, key, **overrides)
     reward_model = RewardModel.from_pretrained(flags.run.reward_pretrain) if flags.run.reward_pretrain else None
     return Models(actor, critic, reference, reward_model)
 

@@ -44,6 +44,11 @@ def test_a_new_critic_says_zero_everywhere(policy_folder: Path, rows: Experience
     assert not values.any()
 
 
+def test_a_critic_can_be_made_to_crop_like_its_actor(policy_folder: Path) -> None:
+    assert not Critic.from_pretrained(policy_folder).inputs.config.center_crop
+    assert Critic.from_pretrained(policy_folder, center_crop=True).inputs.config.center_crop
+
+
 def test_critic_starts_from_the_policy_and_is_a_network_of_its_own(policy_folder: Path) -> None:
     critic = Critic.from_pretrained(policy_folder)
     policy = OpenVLAForActionPrediction.from_pretrained(policy_folder)
