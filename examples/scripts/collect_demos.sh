@@ -5,7 +5,9 @@ source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 python cli/collect_demos.py \
   --task_suite_name robosuite \
   --task_ids 0 \
-  --cameras closeup \
+  --control_freq 10 \
+  --max_steps 25 \
+  --cameras wrist \
   --image_size 64 \
   --use_proprio \
   --num_demos 300 \

@@ -10,16 +10,16 @@ if [ ! -d "$OUT/sft/policy" ]; then
   rm -rf "$OUT/demos" "$OUT/sft"
   python cli/collect_demos.py \
     --task_suite_name toy_reach --image_size 32 --use_proprio \
-    --num_demos 1500 --keep all --offset_bias 0.0 -0.16 --noise_std 0.1 --action_quantum 0.25 \
+    --num_demos 4000 --keep all --offset_bias 0.0 -0.2 --noise_std 0.05 --action_quantum 0.25 \
     --num_envs 2 --seed "$SEED" --output "$OUT/demos"
   deepspeed --num_accelerators 2 cli/train_sft_vla.py \
-    --demos "$OUT/demos/demos.hdf5" --pretrain tiny --action_chunk_len 4 \
-    --max_epochs 3 --train_batch_size 64 --learning_rate 1e-3 \
+    --demos "$OUT/demos/demos.hdf5" --pretrain tiny --action_chunk_len 3 \
+    --tiny_vision_dim 32 --tiny_llm_dim 48 --max_epochs 3 --train_batch_size 64 --learning_rate 2e-3 \
     --seed "$SEED" --save_path "$OUT/sft"
 fi
 
 case "$ALGO" in
-  ppo) estimator=(--advantage_estimator gae --n_samples_per_prompt 1 --rollout_batch_size 256 --freezing_actor_steps 1) ;;
+  ppo) estimator=(--advantage_estimator gae --n_samples_per_prompt 1 --rollout_batch_size 256 --freezing_actor_steps 1 --no-bootstrap_truncated) ;;
   grpo) estimator=(--advantage_estimator grpo --n_samples_per_prompt 8 --rollout_batch_size 32) ;;
   *) echo "ALGO must be ppo or grpo, not $ALGO" >&2 && exit 2 ;;
 esac
@@ -27,7 +27,7 @@ deepspeed --num_accelerators 2 cli/train_ppo_vla.py \
   --pretrain "$OUT/sft/policy" --save_path "$OUT/$ALGO" \
   --task_suite_name toy_reach --eval_episodes 200 --num_envs 2 \
   "${estimator[@]}" \
-  --num_episodes 5120 --train_batch_size 64 --max_epochs 2 --micro_train_batch_size 96 \
+  --num_episodes 7680 --train_batch_size 32 --max_epochs 2 --micro_train_batch_size 96 \
   --gamma 0.99 --lambd 0.95 --eps_clip_low_high 0.2 0.28 \
-  --actor_learning_rate 4e-4 --critic_learning_rate 1e-3 --lr_scheduler linear --lr_warmup_ratio 0.1 \
+  --actor_learning_rate 5e-4 --critic_learning_rate 1e-3 --lr_scheduler linear --lr_warmup_ratio 0.1 \
   --seed "$SEED" "$@"

@@ -10,10 +10,10 @@ deepspeed --num_accelerators 2 cli/train_ppo_vla.py \
   --eval_protocol heldout \
   --eval_episodes 100 \
   --num_envs 4 \
-  --num_episodes 5120 \
+  --num_episodes 7680 \
   --rollout_batch_size 128 \
   --n_samples_per_prompt 1 \
-  --train_batch_size 32 \
+  --train_batch_size 16 \
   --micro_train_batch_size 80 \
   --max_epochs 3 \
   --temperature 1.0 \
@@ -22,12 +22,14 @@ deepspeed --num_accelerators 2 cli/train_ppo_vla.py \
   --log_prob_level token \
   --gamma 0.99 \
   --lambd 0.95 \
+  --no-bootstrap_truncated \
   --eps_clip_low_high 0.2 0.28 \
   --value_clip 0.2 \
-  --actor_learning_rate 3e-4 \
-  --critic_learning_rate 5e-4 \
+  --actor_learning_rate 4e-4 \
+  --critic_learning_rate 1e-3 \
   --lr_scheduler linear \
-  --freezing_actor_steps 1 \
+  --lr_warmup_ratio 0.05 \
+  --freezing_actor_steps 2 \
   --max_norm 1.0 \
   --zero_stage 0 \
   "$@"

@@ -2,7 +2,7 @@
 
 Three discs of different colours lie on the table [-1, 1] x [-1, 1] (x right, y up), seen from above. The instruction
 names one, and a point effector has to come to rest on it. An action is a velocity: one step moves the effector by at
-most `STEP_SIZE` in each direction, so any disc is reached in at most 8 of the 12 steps, while a blind sweep of a
+most `STEP_SIZE` in each direction, so any disc is reached in at most 7 of the 12 steps, while a blind sweep of a
 colour's lane is too fast to rest on it.
 """
 
@@ -26,8 +26,8 @@ COLOURS: dict[str, tuple[int, int, int]] = {
 }
 LANES = {"red": -0.6, "green": 0.0, "blue": 0.6}
 CAMERAS = ("top",)
-DISC_RADIUS = 0.18
-STEP_SIZE = 0.2
+DISC_RADIUS = 0.2
+STEP_SIZE = 0.25
 HOLD_STEPS = 3
 
 _TABLE = (222, 216, 206)
@@ -35,7 +35,7 @@ _MARKER_RADIUS = 0.09
 _MARKER_OUTER, _MARKER_INNER = (20, 20, 20), (255, 255, 255)
 # Half the width of the picture in table units: the marker stays in sight at the edge of the table.
 _VIEW = 1.0 + _MARKER_RADIUS
-_LANE_JITTER = 0.1
+_LANE_JITTER = 0.08
 _DISC_LOWEST, _DISC_HIGHEST = -0.3, 0.75
 _START_LOW, _START_HIGH = np.array([-0.2, -0.9]), np.array([0.2, -0.7])
 # Keeps the initial states apart from any other use of the same integers as seeds.

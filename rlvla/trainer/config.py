@@ -55,6 +55,11 @@ class AlgorithmConfig:
         "action", "what shares one advantage: an action token, an action, or a chunk", choices=LEVELS
     )
     log_prob_level: str = arg("token", "log-probs are summed over this before the ratio is formed", choices=LEVELS)
+    bootstrap_truncated: bool = arg(
+        True,
+        "gae: an episode cut off by the step limit goes on in expectation, with the critic's value of its last "
+        "observation; off: what is not reached within --max_steps is worth nothing, which is what an evaluation counts",
+    )
     norm_adv_by_std: bool = arg(True, "grpo divides by the standard deviation of the group (off: Dr. GRPO)")
     policy_loss: str = arg("ppo", "policy loss", choices=("ppo",))
     eps_clip: float = arg(0.2, "the ratio is clipped to 1 +- this", above=0)

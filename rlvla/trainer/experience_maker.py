@@ -179,6 +179,8 @@ class ExperienceMaker:
 
     def _bootstrap(self, samples: Sequence[Sample], width: int) -> Tensor:
         """[episodes]: the critic's value after the last action of truncated episodes, 0 for terminated ones."""
+        if not self._algorithm.bootstrap_truncated:
+            return torch.zeros(len(samples))
         assert self._judges.critic is not None
         values = self._values(self._judges.critic, self._last_observations(samples))[:, 0]
         return torch.where(torch.tensor([sample.truncated for sample in samples]), values, torch.zeros_like(values))

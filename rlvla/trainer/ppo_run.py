@@ -162,6 +162,8 @@ def _algorithm_problems(flags: PPORun) -> list[str]:
         found.append(
             f"--eps_clip_low_high {' '.join(map(str, algorithm.eps_clip_low_high))}: give two widths, low <= high"
         )
+    if not algorithm.bootstrap_truncated and not algorithm.needs_critic:
+        found.append(f"--no-bootstrap_truncated: {algorithm.advantage_estimator} has no critic; leave it out")
     if algorithm.use_kl_loss and not algorithm.init_kl_coef:
         found.append("--use_kl_loss has no effect with --init_kl_coef 0; give the KL a weight")
     if algorithm.kl_target is not None and not algorithm.init_kl_coef:

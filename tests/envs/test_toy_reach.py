@@ -30,8 +30,8 @@ def test_scenes_are_solvable_and_fair():
         assert np.abs(scene.centres).max() <= 1 - DISC_RADIUS, "a disc reaches beyond the table"
         distance = np.linalg.norm(scene.centres - scene.effector, axis=1)
         assert distance.min() > DISC_RADIUS, "the effector starts on a disc"
-        # Straight to the centre at full speed, less the radius: inside by step 8, held by step 10.
-        assert (np.abs(scene.centres - scene.effector).max() - DISC_RADIUS / 2**0.5) / STEP_SIZE <= 8
+        # Straight to the centre at full speed, less the radius: inside by step 7, held by step 9.
+        assert (np.abs(scene.centres - scene.effector).max() - DISC_RADIUS / 2**0.5) / STEP_SIZE <= 7
         targets.append(scene.centres[scene.target])
         named.append(scene.colours[scene.target])
     spread = np.std(targets, axis=0)

@@ -97,10 +97,12 @@ def make(models, algorithm: AlgorithmConfig, micro: int = 3, **judges):
     return maker.make(SAMPLES, kl_coef=0.0)
 
 
+@pytest.mark.parametrize("goes_on", [True, False])
 @pytest.mark.parametrize("level", ["token", "action", "chunk"])
-def test_gae_with_bootstrap_equals_a_plain_loop(models, level: str) -> None:
+def test_gae_equals_a_plain_loop(models, level: str, goes_on: bool) -> None:
     gamma, lam = 0.9, 0.8
-    rows, _ = make(models, AlgorithmConfig(gamma=gamma, lambd=lam, advantage_level=level))
+    settings = AlgorithmConfig(gamma=gamma, lambd=lam, advantage_level=level, bootstrap_truncated=goes_on)
+    rows, _ = make(models, settings)
     critic, width = models[1], tokens_per_column(level, A * D, D)
     raw, start = [], 0
     with torch.no_grad():
@@ -109,7 +111,7 @@ def test_gae_with_bootstrap_equals_a_plain_loop(models, level: str) -> None:
             values = rows.values[start:stop]
             last = critic.score(rows.index(torch.tensor([start])))
             last |= {"images": item.last_images[None], "proprio": item.last_proprio[None]}
-            bootstrap = float(critic(**last)[0, 0]) if item.truncated else 0.0
+            bootstrap = float(critic(**last)[0, 0]) if item.truncated and goes_on else 0.0
             columns = []  # (value, reward, rows and tokens of the column)
             for s in range(item.num_decisions):
                 for c in range(0, A * D, width):

@@ -1,0 +1,35 @@
+"""PPO and GRPO learn toy_reach: one seed of each, through the script a newcomer runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SEED = 0
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Shared, so that both algorithms start from one supervised policy."""
+    return tmp_path_factory.mktemp("toy_reach")
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "grpo"])
+def test_reaches_90_percent_on_held_out_states(folder: Path, algorithm: str) -> None:
+    environment = {**os.environ, "ALGO": algorithm, "OUT": str(folder), "SEED": str(SEED)}
+    script = ROOT / "examples" / "scripts" / "toy_reach.sh"
+    done = subprocess.run(["bash", str(script)], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    evaluations = json.loads((folder / algorithm / "evaluations.json").read_text())
+    start, end = evaluations[0], evaluations[-1]
+    assert start["protocol"] == end["protocol"] == "heldout"
+    assert start["success_at_end"]["n"] == end["success_at_end"]["n"] == 200
+    assert 0.2 <= start["success_at_end"]["rate"] <= 0.6, "the supervised start is not the one this test is about"
+    assert end["success_at_end"]["rate"] >= 0.9, done.stdout[-3000:]
