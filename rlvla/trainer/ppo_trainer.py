@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from rlvla.algorithms.kl import AdaptiveKLController, FixedKLController
 from rlvla.envs.base import TaskSpec
 from rlvla.envs.config import SplitConfig
@@ -82,14 +80,16 @@ class PPOTrainer:
         self._save_path, self._ckpt_path = save_path, ckpt_path
         batch, world = config.batch, strategy.world_size
         # ZeRO-3 shards live on all ranks, but ranks play episodes at their own pace: they need a whole copy.
-        self._rollout_copy = copy.deepcopy(models.actor).eval() if strategy.config.zero_stage == 3 else None
+        self._rollout_copy = None
+        if strategy.config.zero_stage == 3:
+            self._rollout_copy = strategy.place(copy.deepcopy(models.actor)).eval()
         self._actor = strategy.prepare(models.actor, self._optim(config.optimization.actor_learning_rate, actor=True))
         self._critic = None
         if models.critic is not None:
             self._critic = strategy.prepare(models.critic, self._optim(config.optimization.critic_learning_rate))
         for frozen in (models.reference, models.reward_model):
             if frozen is not None:
-                frozen.to(strategy.device, dtype=torch.bfloat16 if strategy.config.bf16 else None)
+                strategy.place(frozen)
         action_dim = tasks[0].action_dim
         self._maker = ExperienceMaker(
             Judges(self._actor, self._critic, models.reference, models.reward_model),

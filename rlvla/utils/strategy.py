@@ -110,11 +110,15 @@ class DeepspeedStrategy:
         return self.rank == 0
 
     # ------------------------------------------------------------------ engines
+    def place(self, model: nn.Module) -> nn.Module:
+        """Put a model on the device, in the type of the run."""
+        return model.to(self.device, dtype=torch.bfloat16 if self.config.bf16 else None)
+
     def prepare(self, model: nn.Module, optim: OptimConfig) -> Engine:
         """Wrap a model for training; frozen parameters stay out of the optimizer."""
         from transformers import get_scheduler
 
-        model.to(self.device, dtype=torch.bfloat16 if self.config.bf16 else None)
+        self.place(model)
         trainable = [p for p in model.parameters() if p.requires_grad]
         optimizer = torch.optim.AdamW(
             trainable, lr=optim.learning_rate, betas=optim.betas, weight_decay=optim.weight_decay
