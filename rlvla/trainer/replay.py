@@ -20,8 +20,9 @@ class ReplayList:
         self._parts: list[Experience] = []
 
     def append(self, experience: Experience) -> None:
-        """Add rows."""
-        self._parts.append(experience)
+        """Add rows; their episodes are numbered on from those already held."""
+        held = max((int(part.episode_index.max()) + 1 for part in self._parts), default=0)
+        self._parts.append(experience.with_fields(episode_index=experience.episode_index + held))
 
     def clear(self) -> None:
         """Forget all rows."""

@@ -10,14 +10,14 @@ from rlvla.experience import Experience
 from rlvla.trainer.replay import ReplayList, micro_batches
 
 
-def rows(lengths: list[int], first_episode: int = 0) -> Experience:
+def rows(lengths: list[int]) -> Experience:
     """Episodes of these lengths; the token of a row is its number."""
     n = sum(lengths)
     return Experience(
         images=torch.zeros(n, 1, 2, 2, 3, dtype=torch.uint8),
         instructions=["x"] * n,
-        episode_index=first_episode + torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths)),
-        action_tokens=100 * first_episode + torch.arange(n)[:, None].repeat(1, 4),
+        episode_index=torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths)),
+        action_tokens=torch.arange(n)[:, None].repeat(1, 4),
         action_mask=torch.ones(n, 4, dtype=torch.bool),
         value_mask=torch.ones(n, 4, dtype=torch.bool),
     )
@@ -54,10 +54,11 @@ def test_order_is_shuffled_and_repeats_with_the_generator() -> None:
 def test_parts_are_joined_and_cleared() -> None:
     replay = ReplayList()
     replay.append(rows([2, 1]))
-    replay.append(rows([3], first_episode=2))
+    replay.append(rows([3]))
     assert len(replay) == 6
     assert replay.experience().episode_index.tolist() == [0, 0, 1, 2, 2, 2]
     assert [len(step) for step in replay.optimizer_steps(3, np.random.default_rng(0))] == [6]
+    assert sorted(len(step) for step in replay.optimizer_steps(1, np.random.default_rng(0))) == [1, 2, 3]
     replay.clear()
     assert len(replay) == 0
 
