@@ -1,6 +1,7 @@
 """Success of a VLA policy with 95 % intervals, on initial states it has never been trained on.
 
-python cli/eval_vla.py --pretrain runs/ppo/policy
+Launch: python cli/eval_vla.py --pretrain runs/ppo/policy
+or with several ranks: deepspeed --num_accelerators 2 cli/eval_vla.py ...
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class EvalConfig:
         None, "JSON file for the figures (default: eval.json in the checkpoint folder)", metavar="FILE"
     )
     seed: int = arg(0, "seed of the episodes", minimum=0)
+    local_rank: int = arg(-1, "set by the deepspeed launcher")
 
 
 def build_parser() -> Parser:

@@ -108,6 +108,11 @@ def test_flags_come_from_the_dataclasses(command: object) -> None:
     assert flags <= fields
 
 
+@pytest.mark.parametrize("command", [eval_vla, train_ppo_vla, train_sft_vla], ids=lambda c: c.__name__)
+def test_commands_that_know_ranks_take_what_the_launcher_adds(command: object) -> None:
+    assert command.build_parser().parse_args(["--local_rank=1"]).local_rank == 1
+
+
 @pytest.mark.parametrize("main", [c.main for c in COMMANDS], ids=[c.__name__ for c in COMMANDS])
 def test_help_exits_with_status_zero(main: Callable, capsys: pytest.CaptureFixture) -> None:
     with pytest.raises(SystemExit) as stop:
