@@ -5,13 +5,13 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
 find_python() {
-  for candidate in "${PYTHON:-}" python3.11 python3.12 python3.10 python3; do
+  for candidate in "${PYTHON:-}" python3.11 python3.12 python3; do
     [ -n "$candidate" ] && command -v "$candidate" >/dev/null 2>&1 || continue
-    "$candidate" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null || continue
+    "$candidate" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null || continue
     echo "$candidate"
     return
   done
-  echo "rlvla needs Python 3.10, 3.11 or 3.12 (3.11 is the tested one); set PYTHON to one" >&2
+  echo "rlvla and its pinned packages need Python 3.11 (the tested one) or 3.12; set PYTHON to one" >&2
   exit 1
 }
 
@@ -19,7 +19,12 @@ install_packages() {
   local stamp
   stamp=".venv/.installed-$(cat setup.py constraints.txt rlvla/version.py | sha256sum | cut -c1-16)"
   [ -f "$stamp" ] && return
-  [ -x .venv/bin/python ] || "$(find_python)" -m venv .venv
+  # An interrupted first attempt, or a Debian without python3-venv, leaves a .venv without pip.
+  if ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
+    local python
+    python="$(find_python)"
+    "$python" -m venv --clear .venv
+  fi
   echo "installing Python packages into .venv (once, about 2 minutes)"
   .venv/bin/python -m pip install --quiet --upgrade pip "setuptools<81" wheel
   # torch first: DeepSpeed looks for it while it is built.
