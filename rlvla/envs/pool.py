@@ -233,7 +233,7 @@ class EnvPool:
 
         Raises:
             RuntimeError: the worker is busy, or known to be dead.
-        OSError: no shared memory left for the arrays of the command; the worker stays idle.
+            OSError: no shared memory left for the arrays of the command; the worker stays idle.
         """
         worker = self._workers[worker_id]
         if worker.state is not WorkerState.IDLE:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import random
 import re
 import shutil
@@ -67,8 +69,6 @@ def save_checkpoint(
 
 def fsync_folder_entry(folder: Path) -> None:
     """Flush the folder's own entries (a rename) to the disk."""
-    import os
-
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -82,8 +82,6 @@ def load_checkpoint(folder: Path, engines: dict[str, Engine], strategy: Deepspee
     Raises:
         ConfigError: the checkpoint was written by another number of ranks.
     """
-    import json
-
     found = list_checkpoints(folder)
     if not found:
         return None

@@ -24,14 +24,16 @@ def closing_words(trainer: PPOTrainer, save_path: Path) -> str:
     ]
     protocol = trainer.evaluations[-1][1].protocol
     totals = trainer.totals
-    policy = save_path / "policy"
+    evaluations = table(("iteration", "n", "success at end [95 %]", "success once [95 %]", "steps"), rows)
+    if trainer.config.schedule.val_only:
+        return f"{evaluations}\n(greedy, protocol {protocol}; nothing was trained)"
     return "\n".join(
         [
-            table(("iteration", "n", "success at end [95 %]", "success once [95 %]", "steps"), rows),
+            evaluations,
             f"(greedy, protocol {protocol}; {totals['episodes']:.0f} episodes, {totals['env_steps']:.0f} env steps, "
             f"{duration(totals['seconds'])} of training)",
             f"curves: tensorboard --logdir {save_path} (picture: {save_path / CURVE_FILE})",
-            f"next: python cli/eval_vla.py --pretrain {policy} --sampled",
+            f"next: python cli/eval_vla.py --pretrain {save_path / 'policy'} --sampled",
         ]
     )
 

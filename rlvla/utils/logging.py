@@ -49,16 +49,6 @@ class MetricsLogger:
                 self._writer.add_scalar(name, value, step)
             self._writer.flush()
 
-    def log_text(self, name: str, text: str) -> None:
-        """Record a text (the configuration) in TensorBoard."""
-        if self._writer:
-            self._writer.add_text(name, text)
-
-    def log_image(self, name: str, image: Any, step: int) -> None:
-        """Record an [H, W, 3] uint8 picture in TensorBoard."""
-        if self._writer:
-            self._writer.add_image(name, image, step, dataformats="HWC")
-
     def close(self) -> None:
         """Flush and close the files."""
         if self._lines:
