@@ -1,0 +1,207 @@
+"""What the documentation says exists: commands with their flags, links, files, names, error messages."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+COMMANDS = ("collect_demos", "train_sft_vla", "train_ppo_vla", "eval_vla")
+# Flags that belong to other programs: the deepspeed launcher, TensorBoard, pytest.
+LAUNCHER_FLAGS = {"--num_accelerators", "--master_port"}
+OTHER_FLAGS = LAUNCHER_FLAGS | {"--help", "--logdir", "--flag", "--no-flag", "--seeds"}
+# Pieces of messages that are not ours, or too short to be looked up.
+SHORTEST_PIECE = 6
+
+per_document = pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+
+
+def blocks(text: str, language: str) -> list[str]:
+    """The fenced code blocks of a language."""
+    return re.findall(rf"^[ ]*```{language}\n(.*?)^[ ]*```", text, re.MULTILINE | re.DOTALL)
+
+
+def without_blocks(text: str) -> str:
+    """The text between fenced code blocks."""
+    return re.sub(r"^[ ]*```.*?^[ ]*```", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def shell_commands(text: str) -> list[list[str]]:
+    """The commands of all bash blocks as words, without leading assignments of variables."""
+    lines = "\n".join(blocks(text, "bash")).replace("\\\n", " ").splitlines()
+    commands = []
+    for line in lines:
+        words = shlex.split(line, comments=True)
+        while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
+            del words[0]
+        if words:
+            commands.append(words)
+    return commands
+
+
+def parser_of(command: str) -> argparse.ArgumentParser:
+    return importlib.import_module(f"cli.{command}").build_parser()
+
+
+def parse(script: str, flags: list[str]) -> None:
+    """Parse the flags as the command would; a launcher hands further flags on to its last command."""
+    if script.endswith(".sh"):
+        content = (ROOT / script).read_text(encoding="utf-8")
+        inner = re.findall(r"cli/(\w+)\.py", content)
+        if not flags:
+            return
+        assert inner and '"$@"' in content, f"{script} takes no flags"
+        script = f"cli/{inner[-1]}.py"
+    if script.startswith("cli/"):
+        parser_of(Path(script).stem).parse_args(flags)
+
+
+def check_command(words: list[str]) -> None:
+    """One command of the documentation: known program, existing script, flags that parse."""
+    places = [i for i, word in enumerate(words) if re.fullmatch(r"[\w./]+\.(py|sh)", word) and "/" in word]
+    if not places:
+        return
+    script, flags = words[places[0]], words[places[0] + 1 :]
+    before = words[: places[0]]
+    assert (ROOT / script).is_file(), f"{script} does not exist"
+    if before[0] == "deepspeed":
+        assert set(before[1::2]) <= LAUNCHER_FLAGS and all(value.isdigit() for value in before[2::2]), words
+    else:
+        assert before in (["python"], ["bash"], ["source"]), words
+    if script != "examples/scripts/test.sh":  # its arguments are pytest's
+        parse(script, flags)
+
+
+def test_the_check_of_commands_sees_mistakes(capsys: pytest.CaptureFixture) -> None:
+    for command in (
+        "python cli/eval_vla.py --pretrian x",
+        "python cli/eval_vla.py --eval_protocol heldin",
+        "deepspeed --num_accelerators 2 cli/train_sft_vla.py --train_batch_size many",
+        "bash examples/scripts/toy_reach.sh --rollout_batch 3",
+    ):
+        with pytest.raises(SystemExit):
+            check_command(shlex.split(command))
+    for command in ("python cli/nothing.py", "deepspeed --ranks 2 cli/eval_vla.py", "bash examples/scripts/no.sh"):
+        with pytest.raises(AssertionError):
+            check_command(shlex.split(command))
+    capsys.readouterr()
+
+
+@per_document
+def test_commands_parse(path: Path, capsys: pytest.CaptureFixture) -> None:
+    for words in shell_commands(path.read_text(encoding="utf-8")):
+        try:
+            check_command(words)
+        except SystemExit:
+            pytest.fail(f"{shlex.join(words)}\n{capsys.readouterr().err}")
+
+
+def test_commands_are_found() -> None:
+    """Blocks in lists and continued lines are not overlooked."""
+    found = [words for path in DOCUMENTS for words in shell_commands(path.read_text(encoding="utf-8"))]
+    used = {Path(word).stem for words in found for word in words if word.startswith("cli/")}
+    assert used == set(COMMANDS)
+
+
+@per_document
+def test_named_flags_exist(path: Path) -> None:
+    known = {flag for command in COMMANDS for action in parser_of(command)._actions for flag in action.option_strings}
+    text = path.read_text(encoding="utf-8")
+    named = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", without_blocks(text) + "\n".join(blocks(text, "text"))))
+    assert named <= known | OTHER_FLAGS, sorted(named - known - OTHER_FLAGS)
+
+
+def anchors(path: Path) -> set[str]:
+    """Anchors of the headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", without_blocks(path.read_text(encoding="utf-8")), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in headings}
+
+
+@per_document
+def test_links_resolve(path: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", without_blocks(path.read_text(encoding="utf-8"))):
+        if re.match(r"[a-z]+:", target):
+            continue
+        file, _, anchor = target.partition("#")
+        linked = (path.parent / file).resolve() if file else path
+        assert linked.exists(), f"{target} leads nowhere"
+        if anchor:
+            assert anchor in anchors(linked), f"{target}: {linked.name} has {sorted(anchors(linked))}"
+
+
+@per_document
+def test_named_files_exist(path: Path) -> None:
+    named = re.findall(r"(?<![\w/])(?:cli|rlvla|examples|benchmarks|tests|docs)/[\w./-]*\w", path.read_text())
+    missing = [name for name in named if not (ROOT / name).exists() and not list(ROOT.glob(f"{name}.*"))]
+    assert not missing, missing
+
+
+@per_document
+def test_named_python_objects_exist(path: Path) -> None:
+    for name in set(re.findall(r"\brlvla(?:\.\w+)+\b(?!\w*\.py)", path.read_text(encoding="utf-8"))):
+        parts = name.split(".")
+        for cut in range(len(parts), 0, -1):
+            try:
+                target = importlib.import_module(".".join(parts[:cut]))
+            except ModuleNotFoundError:
+                continue
+            for attribute in parts[cut:]:
+                assert hasattr(target, attribute), f"{name} does not exist"
+                target = getattr(target, attribute)
+            break
+
+
+def string_pieces() -> str:
+    """Every string literal of the package and the commands; what is interpolated separates pieces."""
+    pieces = []
+    for path in [*(ROOT / "rlvla").rglob("*.py"), *(ROOT / "cli").glob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                pieces.append(node.value)
+    return "\0".join(pieces)
+
+
+def test_messages_in_troubleshooting_are_those_of_the_code() -> None:
+    """A message is bold code; "…" stands for what is filled in."""
+    text = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    messages = [m for m, rest in re.findall(r"^\*\*`(.+)`.*?\*\*(.*)$", text, re.MULTILINE) if "(from " not in rest]
+    assert len(messages) > 25
+    known = string_pieces()
+    for message in messages:
+        pieces = [piece.strip(" :") for piece in message.split("…")]
+        pieces = [piece for piece in pieces if len(piece) >= SHORTEST_PIECE]
+        assert pieces, message
+        lost = [piece for piece in pieces if piece not in known]
+        assert not lost, f"{message}: the code does not say {lost}"
+
+
+def test_every_estimator_and_loss_is_named() -> None:
+    from rlvla.algorithms import list_advantage_estimators, list_policy_losses
+
+    text = (ROOT / "docs" / "algorithms.md").read_text(encoding="utf-8")
+    for name in [*list_advantage_estimators(), *list_policy_losses()]:
+        assert f"`{name}`" in text, f"docs/algorithms.md does not name {name}"
+
+
+def test_the_example_environment_keeps_the_contract(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "environments.md").read_text(encoding="utf-8")
+    for block in blocks(text, "python"):
+        title = re.match(r"# (\w+\.py)\n", block)
+        (tmp_path / (title[1] if title else "first_steps.py")).write_text(block, encoding="utf-8")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    for words in (["first_steps.py"], ["-m", "pytest", "-q", "-p", "no:cacheprovider", "test_slider_suite.py"]):
+        done = subprocess.run(
+            [sys.executable, *words], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert " passed" in done.stdout
