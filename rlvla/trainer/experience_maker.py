@@ -16,6 +16,7 @@ from rlvla.models.reference import ReferenceModel
 from rlvla.models.value_models import Critic, RewardModel
 from rlvla.trainer.config import AlgorithmConfig, BatchConfig
 from rlvla.trainer.levels import first_of_column, first_tokens, spread_columns, sum_columns, tokens_per_column
+from rlvla.trainer.metrics import MetricMeans
 from rlvla.trainer.replay import micro_batches
 from rlvla.utils.strategy import DeepspeedStrategy, Engine
 
@@ -155,7 +156,7 @@ class ExperienceMaker:
         extra = {}
         if rows.values is not None:
             values = grid.pack(first_of_column(rows.values, width))
-            extra = {"values": values, "lam": algorithm.lambd}
+            extra = {"values": values.to(self._strategy.device), "lam": algorithm.lambd}
             bootstrap = self._bootstrap(samples, width)
         packed_rewards, packed_mask = grid.pack(column_rewards), grid.pack(mask)
         if rows.values is not None:
@@ -164,17 +165,18 @@ class ExperienceMaker:
         if self._strategy.world_size > 1:
             extra["process_group"] = "world"
         estimate = get_advantage_estimator(algorithm.advantage_estimator)
+        device = self._strategy.device  # a collective takes tensors of the accelerator only
         advantages, returns = estimate(
-            packed_rewards,
-            packed_mask,
+            packed_rewards.to(device),
+            packed_mask.to(device),
             group_ids=[sample.uid for sample in samples],
             gamma=algorithm.gamma,
             norm_by_std=algorithm.norm_adv_by_std,
             **extra,
         )
         return rows.with_fields(
-            advantages=spread_columns(grid.unpack(advantages, mask.shape[1]), width),
-            returns=spread_columns(grid.unpack(returns, mask.shape[1]), width),
+            advantages=spread_columns(grid.unpack(advantages.cpu(), mask.shape[1]), width),
+            returns=spread_columns(grid.unpack(returns.cpu(), mask.shape[1]), width),
         )
 
     def _bootstrap(self, samples: Sequence[Sample], width: int) -> Tensor:
@@ -186,20 +188,34 @@ class ExperienceMaker:
         return torch.where(torch.tensor([sample.truncated for sample in samples]), values, torch.zeros_like(values))
 
     def _metrics(self, rows: Experience, samples: Sequence[Sample], rewards: Tensor, kl: Tensor) -> dict[str, float]:
-        mask = rows.action_mask
-        difference = (rows.old_log_probs.exp() - rows.rollout_log_probs.exp())[mask].abs()
-        metrics = {
-            "rollout_corr/prob_diff_mean": float(difference.mean()),
-            "actor/ref_kl": float(kl[mask].mean()),
-            "critic/advantages/mean": float(rows.advantages[mask].mean()),
-            "critic/advantages/std": float(rows.advantages[mask].std()),
-            "critic/returns/mean": float(rows.returns[rows.value_mask].mean()),
-            "reward/total": float(rewards.sum() / len(samples)),
+        """Over the episodes of all ranks, which need not hold equally many tokens."""
+        tokens, columns = rows.action_mask, rows.value_mask
+        advantages, returns = rows.advantages[tokens].double(), rows.returns[columns].double()
+        over_tokens = {
+            "rollout_corr/prob_diff_mean": (rows.old_log_probs.exp() - rows.rollout_log_probs.exp())[tokens].abs(),
+            "actor/ref_kl": kl[tokens],
+            "critic/advantages/mean": advantages,
+            "advantages_squared": advantages.square(),
         }
+        over_columns = {"critic/returns/mean": returns, "returns_squared": returns.square()}
         if rows.values is not None:
-            values, returns = rows.values[rows.value_mask], rows.returns[rows.value_mask]
-            metrics["critic/values/mean"] = float(values.mean())
-            metrics["critic/vf_explained_var"] = float(1 - (returns - values).var() / returns.var().clamp_min(1e-8))
+            values = rows.values[columns].double()
+            over_columns |= {
+                "critic/values/mean": values,
+                "error": returns - values,
+                "error_squared": (returns - values).square(),
+            }
+        means = MetricMeans()
+        means.add({name: entries.mean() for name, entries in over_tokens.items()}, len(advantages))
+        means.add({name: entries.mean() for name, entries in over_columns.items()}, len(returns))
+        means.add({"reward/total": rewards.sum() / len(samples)}, len(samples))
+        metrics = means.reduce(self._strategy)
+        spread = metrics.pop("advantages_squared") - metrics["critic/advantages/mean"] ** 2
+        metrics["critic/advantages/std"] = max(0.0, spread) ** 0.5
+        total = metrics.pop("returns_squared") - metrics["critic/returns/mean"] ** 2
+        if rows.values is not None:
+            rest = metrics.pop("error_squared") - metrics.pop("error") ** 2
+            metrics["critic/vf_explained_var"] = 1.0 - rest / total if total > 1e-8 else 0.0
         return metrics
 
 

@@ -20,7 +20,7 @@ A, D = 4, 2
 class OneRank:
     """The strategy's collectives for a single process."""
 
-    world_size, rank = 1, 0
+    world_size, rank, device = 1, 0, torch.device("cpu")
 
     def all_reduce(self, values, op="mean"):
         return dict(values)
@@ -89,12 +89,13 @@ def models(policy_folder: Path) -> tuple[Actor, Critic]:
     return Actor.from_pretrained(policy_folder), critic
 
 
-def make(models, algorithm: AlgorithmConfig, micro: int = 3, **judges):
+def make(models, algorithm: AlgorithmConfig, micro: int = 3, samples=SAMPLES, strategy=None, **judges):
     actor, critic = models
     critic = PlainEngine(critic) if algorithm.needs_critic else None
     everyone = Judges(PlainEngine(actor), critic, judges.get("reference"), judges.get("reward_model"))
-    maker = ExperienceMaker(everyone, OneRank(), BatchConfig(micro_rollout_batch_size=micro), algorithm, D)
-    return maker.make(SAMPLES, kl_coef=0.0)
+    batch = BatchConfig(micro_rollout_batch_size=micro)
+    maker = ExperienceMaker(everyone, strategy or OneRank(), batch, algorithm, D)
+    return maker.make(samples, kl_coef=0.0)
 
 
 @pytest.mark.parametrize("goes_on", [True, False])
@@ -133,6 +134,50 @@ def test_gae_equals_a_plain_loop(models, level: str, goes_on: bool) -> None:
         assert float(rows.returns[row, column]) == pytest.approx(target, abs=1e-4)
         assert bool(rows.value_mask[row, column])
     assert int(rows.value_mask.sum()) == len(raw)
+
+
+def test_metrics_are_those_of_the_valid_entries(models) -> None:
+    rows, metrics = make(models, AlgorithmConfig())
+    advantages = rows.advantages[rows.action_mask]
+    values, returns = rows.values[rows.value_mask], rows.returns[rows.value_mask]
+    difference = (rows.old_log_probs.exp() - rows.rollout_log_probs.exp())[rows.action_mask].abs()
+    assert metrics == pytest.approx(
+        {
+            "rollout_corr/prob_diff_mean": float(difference.mean()),
+            "actor/ref_kl": 0.0,
+            "critic/advantages/mean": float(advantages.mean()),
+            "critic/advantages/std": float(advantages.std(correction=0)),
+            "critic/returns/mean": float(returns.mean()),
+            "critic/values/mean": float(values.mean()),
+            "critic/vf_explained_var": float(1 - (returns - values).var() / returns.var()),
+            "reward/total": 2 / 5,
+        },
+        abs=1e-5,
+    )
+
+
+def test_metrics_are_over_the_episodes_of_all_ranks(models) -> None:
+    """Ranks with 2 and with 3 episodes, of unequal lengths, report what one rank with all of them does."""
+    sums: list[dict[str, float]] = []
+
+    class First(OneRank):
+        def all_reduce(self, values, op="mean"):
+            if op == "sum":
+                sums.append(dict(values))
+            return dict(values)
+
+    class Second(OneRank):
+        def all_reduce(self, values, op="mean"):
+            others = sums.pop(0) if op == "sum" else dict.fromkeys(values, 0.0)
+            return {name: value + others[name] for name, value in values.items()}
+
+    make(models, AlgorithmConfig(), samples=SAMPLES[:2], strategy=First())
+    _, together = make(models, AlgorithmConfig(), samples=SAMPLES[2:], strategy=Second())
+    _, alone = make(models, AlgorithmConfig())
+    assert not sums
+    # Advantages are left out: without a process group each rank whitens its own.
+    names = [name for name in alone if "advantages" not in name]
+    assert {n: together[n] for n in names} == pytest.approx({n: alone[n] for n in names}, abs=1e-5)
 
 
 def test_tokens_of_an_action_share_its_advantage(models) -> None:
