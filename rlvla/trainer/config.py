@@ -49,10 +49,12 @@ class AlgorithmConfig:
         "advantage estimator: gae trains a critic, grpo compares the episodes of a group",
         choices=("gae", "grpo"),
     )
-    gamma: float = arg(1.0, "discount per column of the advantage level", minimum=0, maximum=1)
+    gamma: float = arg(1.0, "gae: discount per column of the advantage level", minimum=0, maximum=1)
     lambd: float = arg(1.0, "lambda of gae", minimum=0, maximum=1)
     advantage_level: str = arg(
-        "action", "what shares one advantage: an action token, an action, or a chunk", choices=LEVELS
+        "action",
+        "gae: what shares one advantage: an action token, an action, or a chunk (grpo: the whole episode)",
+        choices=LEVELS,
     )
     log_prob_level: str = arg("token", "log-probs are summed over this before the ratio is formed", choices=LEVELS)
     bootstrap_truncated: bool = arg(
