@@ -26,7 +26,7 @@ class ActorConfig:
         0, "rank of LoRA adapters on the language model's linear layers (0: train all weights)", minimum=0
     )
     lora_alpha: int = arg(16, "LoRA scale is lora_alpha / lora_rank", minimum=1)
-    gradient_checkpointing: bool = arg(False, "recompute activations of the language model in the backward pass")
+    gradient_checkpointing: bool = arg(False, "recompute activations of towers and decoder in the backward pass")
 
 
 @dataclass
