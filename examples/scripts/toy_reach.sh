@@ -6,6 +6,12 @@ ALGO="${ALGO:-ppo}"
 OUT="${OUT:-runs/toy}"
 SEED="${SEED:-0}"
 
+case "$ALGO" in
+  ppo) estimator=(--advantage_estimator gae --n_samples_per_prompt 1 --rollout_batch_size 256 --freezing_actor_steps 1 --no-bootstrap_truncated) ;;
+  grpo) estimator=(--advantage_estimator grpo --n_samples_per_prompt 8 --rollout_batch_size 32) ;;
+  *) echo "ALGO must be ppo or grpo, not $ALGO" >&2 && exit 2 ;;
+esac
+
 if [ ! -d "$OUT/sft/policy" ]; then
   rm -rf "$OUT/demos" "$OUT/sft"
   python cli/collect_demos.py \
@@ -18,11 +24,6 @@ if [ ! -d "$OUT/sft/policy" ]; then
     --seed "$SEED" --save_path "$OUT/sft"
 fi
 
-case "$ALGO" in
-  ppo) estimator=(--advantage_estimator gae --n_samples_per_prompt 1 --rollout_batch_size 256 --freezing_actor_steps 1 --no-bootstrap_truncated) ;;
-  grpo) estimator=(--advantage_estimator grpo --n_samples_per_prompt 8 --rollout_batch_size 32) ;;
-  *) echo "ALGO must be ppo or grpo, not $ALGO" >&2 && exit 2 ;;
-esac
 deepspeed --num_accelerators 2 cli/train_ppo_vla.py \
   --pretrain "$OUT/sft/policy" --save_path "$OUT/$ALGO" \
   --task_suite_name toy_reach --eval_episodes 200 --num_envs 2 \
