@@ -2,8 +2,8 @@
 
     python benchmarks/quickstart.py --seeds 0 1 2 --output runs/benchmark_quickstart
 
-Passed means, for a seed: the supervised policy succeeds in at most 60 %, the trained one in at least 90 % of 100 initial
-states never trained on (at end, greedy), the intervals do not overlap, and all of it took at most 25 minutes.
+Passed means, for a seed: the supervised policy succeeds in at most 60 %, the trained one in at least 90 % of 100
+initial states never trained on (at end, greedy), the intervals do not overlap, and all of it took at most 25 minutes.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from rlvla.utils.logging import duration, table
 from rlvla.utils.runs import write_json
 
+ROOT = Path(__file__).resolve().parents[1]
 LIMIT_SECONDS = 25 * 60
 
 
