@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # First contact, without a simulator: a policy that aims 0.2 beside the named disc learns from its own episodes not to.
-#   ALGO=ppo|grpo OUT=runs/toy SEED=0 bash examples/scripts/toy_reach.sh      (a few minutes on two cores)
+#   ALGO=ppo|grpo OUT=runs/toy SEED=0 bash examples/scripts/toy_reach.sh      (about two minutes on two cores)
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 ALGO="${ALGO:-ppo}"
 OUT="${OUT:-runs/toy}"
@@ -28,7 +28,7 @@ deepspeed --num_accelerators 2 cli/train_ppo_vla.py \
   --pretrain "$OUT/sft/policy" --save_path "$OUT/$ALGO" \
   --task_suite_name toy_reach --eval_episodes 200 --num_envs 2 \
   "${estimator[@]}" \
-  --num_episodes 7680 --train_batch_size 32 --max_epochs 2 --micro_train_batch_size 96 \
+  --num_episodes 4096 --train_batch_size 32 --max_epochs 2 --micro_train_batch_size 96 \
   --gamma 0.99 --lambd 0.95 --eps_clip_low_high 0.2 0.28 \
   --actor_learning_rate 5e-4 --critic_learning_rate 1e-3 --lr_scheduler linear --lr_warmup_ratio 0.1 \
-  --seed "$SEED" "$@"
+  --load_checkpoint --seed "$SEED" "$@"
