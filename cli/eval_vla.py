@@ -31,7 +31,7 @@ class EvalConfig:
     eval_episodes: int = arg(100, "episodes per task, each from another initial state", minimum=1)
     sampled: bool = arg(False, "also sample actions, on the same initial states")
     temperature: float = arg(1.0, "sampling temperature (with --sampled)", above=0)
-    num_envs: int = arg(8, "environment processes per rank", minimum=1)
+    num_envs: int = arg(4, "environment processes per rank", minimum=1)
     output: str | None = arg(
         None, "JSON file for the figures (default: eval.json in the checkpoint folder)", metavar="FILE"
     )

@@ -47,7 +47,7 @@ class RunConfig:
     reward: tuple[str, ...] = arg(
         ("success:1.0",), "reward sources with their weights", nargs="+", metavar="NAME:WEIGHT"
     )
-    num_envs: int = arg(8, "environment processes per rank, each playing one episode at a time", minimum=1)
+    num_envs: int = arg(4, "environment processes per rank, each playing one episode at a time", minimum=1)
     seed: int = arg(0, "seed of everything random", minimum=0)
 
 
