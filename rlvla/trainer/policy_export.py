@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvla.envs.config import EnvConfig
+from rlvla.utils.errors import ConfigError
 from rlvla.utils.runs import write_json
 from rlvla.utils.strategy import DeepspeedStrategy, Engine
 
@@ -45,6 +46,9 @@ def record_environment(folder: Path, env: EnvConfig, learned_from: Sequence[Sequ
 
 
 def recorded_environment(folder: str | Path) -> dict[str, Any]:
-    """What `record_environment` wrote; empty where there is nothing."""
+    """What `record_environment` wrote; empty where there is nothing, ConfigError where it cannot be read."""
     path = Path(folder) / ENVIRONMENT_FILE
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    try:
+        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except ValueError as error:
+        raise ConfigError(f"{path} is not valid JSON ({error}); copy the checkpoint again") from error

@@ -63,8 +63,11 @@ def check_setting(
 ) -> tuple[Setting | None, list[str]]:
     """Check checkpoint folder, environment and split against each other; returns the setting, or all problems."""
     problems: list[str] = []
-    folder = Path(policy.pretrain)
-    recorded = recorded_environment(folder)
+    folder, recorded = Path(policy.pretrain), {}
+    try:
+        recorded = recorded_environment(folder)
+    except ConfigError as error:
+        problems += error.problems
     env = env.completed(recorded)
     tasks: list[TaskSpec] = []
     config, key = None, ""
