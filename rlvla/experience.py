@@ -93,6 +93,8 @@ class Experience:
         episode_index: [B] int64, which episode of the rollout a row belongs to.
         action_tokens: [B, T] int64.
         action_mask: [B, T] bool.
+        policy_mask: [B, T] bool, the tokens whose log-probs are trained: those of `action_mask` that can change what
+            the environment executes.
         value_mask: [B, T] bool, tokens at which the critic is asked and trained.
         old_log_probs: [B, T] of the actor before the update.
         rollout_log_probs: [B, T] at sampling time.
@@ -108,6 +110,7 @@ class Experience:
     episode_index: torch.Tensor = _episode()
     action_tokens: torch.Tensor = _step()
     action_mask: torch.Tensor = _step(False)
+    policy_mask: torch.Tensor = _step(False)
     value_mask: torch.Tensor = _step(False)
     old_log_probs: torch.Tensor = _step()
     rollout_log_probs: torch.Tensor = _step()

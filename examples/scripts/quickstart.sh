@@ -31,7 +31,7 @@ demos() {
   rm -rf "$OUT/demos" # an interrupted recording starts anew
   python cli/collect_demos.py \
     --task_suite_name robosuite --task_ids 0 --control_freq 10 --max_steps 25 --cameras wrist --image_size 64 --use_proprio \
-    --num_demos 600 --keep all --offset_bias 0.025 0.0 --offset_prob 0.5 --offset_max 0.02 --noise_std 0.1 --action_quantum 0.25 \
+    --num_demos 600 --keep all --offset_bias 0.0225 0.0 --offset_prob 0.5 --offset_max 0.02 --noise_std 0.1 --action_quantum 0.25 \
     --num_envs 2 --seed "$SEED" --output "$OUT/demos"
 }
 

@@ -17,6 +17,9 @@ from rlvla.models.vla.configuration_openvla import OpenVLAConfig
 from rlvla.models.vla.image_processing import center_crop
 from rlvla.models.vla.processing_openvla import CENTER_CROP_SCALE, OpenVLAProcessor
 
+# Actions that differ by less than this over all tokens are the same to any controller (they live in [-1, 1]).
+CONSTANT_ACTION_RANGE = 1e-6
+
 
 class VLAInputs:
     """The processor of a checkpoint, on batches of tensors.
@@ -70,6 +73,17 @@ class VLAInputs:
     def encode_actions(self, actions: np.ndarray) -> np.ndarray:
         """Environment actions [..., A, D] -> columns 0..255 of the action vocabulary [..., T] int64."""
         return self.processor.action_tokenizer.ids_to_columns(self.processor.encode_actions(actions))
+
+    @property
+    def effective_tokens(self) -> Tensor:
+        """[T] bool: tokens that can change the action.
+
+        A dimension that never moved in the data set (its statistics have no range) decodes to the same value whatever
+        its token is; sampling it is noise, and so would be its policy gradient.
+        """
+        every = np.arange(self.config.n_action_bins)[:, None].repeat(self.config.num_action_tokens, axis=1)
+        actions = self.decode_actions(every).reshape(len(every), -1)
+        return torch.from_numpy(np.ptp(actions, axis=0) > CONSTANT_ACTION_RANGE)
 
     def decode_actions(self, columns: np.ndarray) -> np.ndarray:
         """Columns [..., T] -> environment actions [..., A, D] float32."""

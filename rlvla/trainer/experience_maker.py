@@ -73,7 +73,7 @@ class ExperienceMaker:
             rewards = rewards + self._reward_model_scores(samples)
         kl = torch.zeros_like(rows.old_log_probs)
         if rows.ref_log_probs is not None:
-            kl = kl_penalty(rows.old_log_probs, rows.ref_log_probs, self._algorithm.kl_estimator, rows.action_mask)
+            kl = kl_penalty(rows.old_log_probs, rows.ref_log_probs, self._algorithm.kl_estimator, rows.policy_mask)
         in_reward = kl_coef if rows.ref_log_probs is not None and not self._algorithm.use_kl_loss else 0.0
         rows = self._advantages(rows, samples, rewards, kl * in_reward)
         return rows, self._metrics(rows, samples, rewards, kl)
@@ -91,6 +91,7 @@ class ExperienceMaker:
             ),
             action_tokens=torch.cat([sample.action_tokens for sample in samples]),
             action_mask=mask,
+            policy_mask=mask & self._judges.actor.module.inputs.effective_tokens,
             value_mask=first_tokens(mask, width),
             rollout_log_probs=torch.cat([sample.rollout_log_probs for sample in samples]),
         )
@@ -131,6 +132,7 @@ class ExperienceMaker:
             proprio=torch.stack([sample.last_proprio for sample in samples]) if has_proprio else None,
             instructions=[sample.instruction for sample in samples],
             action_mask=blank,
+            policy_mask=blank,
             value_mask=blank,
         )
 
@@ -189,7 +191,7 @@ class ExperienceMaker:
 
     def _metrics(self, rows: Experience, samples: Sequence[Sample], rewards: Tensor, kl: Tensor) -> dict[str, float]:
         """Over the episodes of all ranks, which need not hold equally many tokens."""
-        tokens, columns = rows.action_mask, rows.value_mask
+        tokens, columns = rows.policy_mask, rows.value_mask
         advantages, returns = rows.advantages[tokens].double(), rows.returns[columns].double()
         over_tokens = {
             "rollout_corr/prob_diff_mean": (rows.old_log_probs.exp() - rows.rollout_log_probs.exp())[tokens].abs(),

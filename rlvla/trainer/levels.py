@@ -21,6 +21,11 @@ def first_of_column(values: Tensor, width: int) -> Tensor:
     return values[..., ::width]
 
 
+def any_of_column(mask: Tensor, width: int) -> Tensor:
+    """[..., T] bool -> [..., L]: whether a column has a valid token."""
+    return mask.unflatten(-1, (-1, width)).any(-1)
+
+
 def sum_columns(values: Tensor, mask: Tensor, width: int) -> Tensor:
     """[..., T] -> [..., L]: the sum over the valid tokens of each column."""
     kept = torch.where(mask, values, torch.zeros_like(values))

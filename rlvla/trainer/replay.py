@@ -64,5 +64,7 @@ def micro_batches(step: Experience, rows: int, count: int) -> Iterator[Experienc
         else:
             blank = step.index(torch.zeros(1, dtype=torch.long))
             yield blank.with_fields(
-                action_mask=torch.zeros_like(blank.action_mask), value_mask=torch.zeros_like(blank.value_mask)
+                action_mask=torch.zeros_like(blank.action_mask),
+                policy_mask=None if blank.policy_mask is None else torch.zeros_like(blank.policy_mask),
+                value_mask=None if blank.value_mask is None else torch.zeros_like(blank.value_mask),
             )

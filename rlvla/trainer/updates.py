@@ -18,7 +18,7 @@ from rlvla.algorithms.losses import aggregate_loss, value_loss
 from rlvla.algorithms.policy_losses import get_policy_loss
 from rlvla.experience import Experience
 from rlvla.trainer.config import AlgorithmConfig, BatchConfig
-from rlvla.trainer.levels import first_of_column, sum_columns, tokens_per_column
+from rlvla.trainer.levels import any_of_column, first_of_column, sum_columns, tokens_per_column
 from rlvla.trainer.metrics import MetricMeans
 from rlvla.trainer.replay import micro_batches
 from rlvla.utils.strategy import DeepspeedStrategy, Engine
@@ -83,17 +83,17 @@ class Updater:
         """
         actor, algorithm = engine.module, self._algorithm
         width = tokens_per_column(algorithm.log_prob_level, step.action_mask.shape[1], self._action_dim)
-        ratio_counts = self._count(first_of_column(step.action_mask, width))
-        token_counts = self._count(step.action_mask)
+        ratio_counts = self._count(any_of_column(step.policy_mask, width))
+        token_counts = self._count(step.policy_mask)
         engine.train()
         count = self.num_micro_batches(step)
         for index, micro in enumerate(micro_batches(step, self._batch.micro_train_batch_size, count)):
             micro = micro.to(self._strategy.device)
-            mask = micro.action_mask
+            mask = micro.policy_mask
             log_probs, entropy = engine(**actor.score(micro, self._batch.temperature))
             new = sum_columns(log_probs, mask, width)
             old = sum_columns(micro.old_log_probs, mask, width)
-            column_mask = first_of_column(mask, width)
+            column_mask = any_of_column(mask, width)
             if first_of_iteration and index == 0:
                 self._check_ratio(new, old, column_mask, next(actor.parameters()).dtype)
             loss, metrics = self._policy_loss(
@@ -123,7 +123,7 @@ class Updater:
         means: MetricMeans,
     ) -> Tensor | float:
         """Entropy bonus and KL loss, both aggregated like the policy loss."""
-        mask, options = micro.action_mask, self._options(counts)
+        mask, options = micro.policy_mask, self._options(counts)
         weight = float(mask.sum())
         mode = options.pop("agg_mode")
         means.add({"actor/entropy": torch.where(mask, entropy, 0.0).sum().detach() / max(1.0, weight)}, weight)

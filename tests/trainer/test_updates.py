@@ -43,6 +43,7 @@ def batch(actor: Actor, n: int = 7) -> Experience:
         episode_index=torch.arange(n),
         action_tokens=torch.randint(0, 256, (n, T), generator=generator),
         action_mask=mask,
+        policy_mask=mask & (torch.arange(T) != 2),  # one token that cannot change the action
         value_mask=mask & (torch.arange(T) % D == 0),
         advantages=torch.randn(n, A, generator=generator).repeat_interleave(D, dim=1),
         returns=torch.randn(n, T, generator=generator),
@@ -100,7 +101,7 @@ def test_first_update_gradient_is_that_of_reinforce(strategy, actor) -> None:
     rows = batch(actor)
     twin = copy.deepcopy(actor)
     log_probs, _ = twin(**twin.score(rows, 1.0))
-    loss = -(log_probs * rows.advantages)[rows.action_mask].mean()
+    loss = -(log_probs * rows.advantages)[rows.policy_mask].mean()
     loss.backward()
     wanted = torch.nn.utils.get_total_norm([p.grad for p in twin.parameters() if p.grad is not None])
     engine = strategy.prepare(copy.deepcopy(actor), OPTIM)
