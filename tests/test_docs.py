@@ -190,7 +190,8 @@ def test_every_estimator_and_loss_is_named() -> None:
 
     text = (ROOT / "docs" / "algorithms.md").read_text(encoding="utf-8")
     for name in [*list_advantage_estimators(), *list_policy_losses()]:
-        assert f"`{name}`" in text, f"docs/algorithms.md does not name {name}"
+        if not name.startswith("test_"):  # registered by another test of the session
+            assert f"`{name}`" in text, f"docs/algorithms.md does not name {name}"
 
 
 def test_the_example_environment_keeps_the_contract(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,36 +17,44 @@ from rlvla.utils.strategy import DeepspeedStrategy, Engine
 ENVIRONMENT_FILE = "rlvla_environment.json"
 
 
-def export_policy(engine: Engine, folder: Path, strategy: DeepspeedStrategy) -> None:
+@dataclass(frozen=True)
+class PolicyRecord:
+    """What a policy was trained to see, and which initial states it has seen.
+
+    Attributes:
+        env: suite, cameras and options.
+        learned_from: [start, stop) of the initial states, so that no evaluation can reuse them unnoticed.
+    """
+
+    env: EnvConfig
+    learned_from: tuple[tuple[int, int], ...]
+
+    def write(self, folder: Path) -> None:
+        """Note it in a checkpoint folder."""
+        seen = sorted({tuple(bounds) for bounds in self.learned_from})
+        content = self.env.as_dict() | {"cameras": list(self.env.camera_names), "learned_from": seen}
+        write_json(folder / ENVIRONMENT_FILE, content)
+
+
+def export_policy(engine: Engine, folder: Path, strategy: DeepspeedStrategy, record: PolicyRecord) -> None:
     """Write `engine.module.save_pretrained` with whole parameters; called on every rank, written by one.
 
-    The folder is written beside its place and renamed; one that is there is replaced.
+    The folder is written beside its place, complete with its record, and renamed; one that is there is replaced.
     """
     with engine.full_parameters() as module:
         if strategy.is_main:
             temporary = folder.with_name(f".{folder.name}.part")
             shutil.rmtree(temporary, ignore_errors=True)
             module.save_pretrained(temporary)
+            record.write(temporary)
             if folder.exists():
                 shutil.rmtree(folder)
             temporary.rename(folder)
     strategy.barrier()
 
 
-def record_environment(folder: Path, env: EnvConfig, learned_from: Sequence[Sequence[int]]) -> None:
-    """Note in a checkpoint folder which observations the policy was trained on.
-
-    Args:
-        folder: the checkpoint.
-        env: suite, cameras and options.
-        learned_from: [start, stop) of the initial states it has seen, so that no evaluation can reuse them unnoticed.
-    """
-    seen = sorted({tuple(bounds) for bounds in learned_from})
-    write_json(folder / ENVIRONMENT_FILE, env.as_dict() | {"cameras": list(env.camera_names), "learned_from": seen})
-
-
 def recorded_environment(folder: str | Path) -> dict[str, Any]:
-    """What `record_environment` wrote; empty where there is nothing, ConfigError where it cannot be read."""
+    """What `PolicyRecord.write` wrote; empty where there is nothing, ConfigError where it cannot be read."""
     path = Path(folder) / ENVIRONMENT_FILE
     try:
         return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}

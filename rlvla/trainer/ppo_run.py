@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from rlvla.rewards import parse_rewards
 from rlvla.rollout import RolloutEngine
 from rlvla.trainer.config import AlgorithmConfig, BatchConfig, OptimizationConfig, ScheduleConfig
 from rlvla.trainer.levels import LEVEL_ORDER
-from rlvla.trainer.policy_export import record_environment, recorded_environment
+from rlvla.trainer.policy_export import PolicyRecord, recorded_environment
 from rlvla.trainer.ppo_trainer import Models, PPOConfig, PPOTrainer
 from rlvla.trainer.setup import PolicyConfig, Setting, check_checkpoint, check_setting, start_workers
 from rlvla.trainer.summary import closing_words, save_learning_curve
@@ -88,9 +89,42 @@ def check(flags: PPORun) -> Setting:
     problems += _resume_problems(flags) + _judge_problems(flags)
     setting, more = check_setting(flags.policy, flags.env, flags.split, flags.schedule.eval_episodes)
     problems += more
+    if setting is not None:
+        problems += _changed_flags(flags, setting)
     if problems or setting is None:
         raise ConfigError(problems)
     return setting
+
+
+# What may differ when a run is continued: lengths, portions that change no result, schedules of evaluation and saving.
+_FREE_GROUPS = ("schedule",)
+_FREE_FLAGS = {
+    *("num_episodes", "micro_rollout_batch_size", "micro_train_batch_size"),
+    *("save_path", "ckpt_path", "load_checkpoint", "num_envs", "local_rank"),
+}
+
+
+def _changed_flags(flags: PPORun, setting: Setting) -> list[str]:
+    """Flags that differ from those the run to be continued was started with."""
+    path = Path(flags.run.save_path) / RUN_FILE
+    if not flags.run.load_checkpoint or not path.is_file():
+        return []
+    try:
+        before = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        return [f"{path} is not valid JSON ({error}); name another --save_path"]
+    found = []
+    for group, now in json.loads(json.dumps(describe(flags, setting))).items():
+        if group in _FREE_GROUPS:
+            continue
+        for name, value in now.items():
+            known = before.get(group, {}).get(name, value)
+            if name not in _FREE_FLAGS and known != value:
+                found.append(
+                    f"--{name} {value}: the run in {flags.run.save_path} was started with {known}; repeat that, or "
+                    "name another --save_path"
+                )
+    return found
 
 
 def _resume_problems(flags: PPORun) -> list[str]:
@@ -195,6 +229,7 @@ def run_ppo(flags: PPORun) -> PPOTrainer:
             flags.optimization,
             flags.schedule,
             flags.split,
+            _record(flags, setting),
             flags.run.reward_model_coef,
         )
         trainer = PPOTrainer(models, strategy, rollout, setting.tasks, config, save_path, flags.ckpt_path)
@@ -202,22 +237,26 @@ def run_ppo(flags: PPORun) -> PPOTrainer:
             print(f"continuing after iteration {trainer.iteration} of {flags.batch.iterations}")
         trainer.fit()
         if strategy.is_main:
-            _conclude(trainer, flags, setting, save_path)
+            _conclude(trainer, flags, save_path)
         strategy.barrier()
     return trainer
 
 
-def _conclude(trainer: PPOTrainer, flags: PPORun, setting: Setting, save_path: Path) -> None:
+def _record(flags: PPORun, setting: Setting) -> PolicyRecord:
+    """What the trained policy sees, and the initial states it and its start have learned from."""
+    before = recorded_environment(flags.policy.pretrain).get("learned_from", [])
+    states = [flags.split.train_states(task) for task in setting.tasks]
+    learned_from = [*(tuple(bounds) for bounds in before), *((s.start, s.stop) for s in states)]
+    return PolicyRecord(setting.env, tuple(learned_from))
+
+
+def _conclude(trainer: PPOTrainer, flags: PPORun, save_path: Path) -> None:
     write_json(save_path / "totals.json", trainer.totals)
     write_json(
         save_path / "evaluations.json",
         [{"iteration": iteration, **result.as_dict()} for iteration, result in trainer.evaluations],
     )
     if not flags.schedule.val_only:
-        policy = save_path / "policy"
-        before = recorded_environment(flags.policy.pretrain).get("learned_from", [])
-        states = [flags.split.train_states(task) for task in setting.tasks]
-        record_environment(policy, setting.env, [*before, *((s.start, s.stop) for s in states)])
         save_learning_curve(save_path)
     print(closing_words(trainer, save_path))
 

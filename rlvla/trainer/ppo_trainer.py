@@ -22,7 +22,7 @@ from rlvla.trainer.config import AlgorithmConfig, BatchConfig, OptimizationConfi
 from rlvla.trainer.evaluation import EvalResult, SuccessOnBar, evaluate
 from rlvla.trainer.experience_maker import ExperienceMaker, Judges
 from rlvla.trainer.metrics import MetricMeans
-from rlvla.trainer.policy_export import export_policy
+from rlvla.trainer.policy_export import PolicyRecord, export_policy
 from rlvla.trainer.replay import ReplayList
 from rlvla.trainer.task_sampler import TaskSampler
 from rlvla.trainer.updates import Updater
@@ -40,6 +40,7 @@ class PPOConfig:
     optimization: OptimizationConfig
     schedule: ScheduleConfig
     split: SplitConfig
+    record: PolicyRecord
     reward_model_coef: float = 1.0
 
 
@@ -150,7 +151,7 @@ class PPOTrainer:
             if last or (schedule.save_steps and self.iteration % schedule.save_steps == 0):
                 self.save()
         if not schedule.val_only:
-            export_policy(self._actor, self._save_path / "policy", self.strategy)
+            export_policy(self._actor, self._save_path / "policy", self.strategy, self.config.record)
             self.evaluate()
         self._logger.close()
         return dict(self.totals)

@@ -10,7 +10,7 @@ from rlvla.envs.config import EnvConfig
 from rlvla.models.actor import Actor, ActorConfig
 from rlvla.models.vla.tiny import LLM_HEAD_WIDTH, build_tiny, default_heads
 from rlvla.trainer.demonstrations import Demonstrations, read_demonstrations
-from rlvla.trainer.policy_export import record_environment, recorded_environment
+from rlvla.trainer.policy_export import PolicyRecord, recorded_environment
 from rlvla.trainer.setup import check_checkpoint
 from rlvla.trainer.sft_trainer import SFTConfig, SFTTrainer
 from rlvla.utils.arguments import range_problems
@@ -51,24 +51,26 @@ def run_sft(run: Any, tiny: Any, config: SFTConfig, actor_config: ActorConfig, s
         strategy.barrier()
     overrides = {} if run.center_crop is None else {"center_crop": run.center_crop}
     actor = Actor.from_pretrained(pretrain, actor_config, unnorm_key=run.unnorm_key, **overrides)
-    trainer = SFTTrainer(actor, demos, strategy, config, save_path)
-    metrics = trainer.fit()
+    record = _record(demos, run, actor, recorded_environment(pretrain).get("learned_from", []))
+    metrics = SFTTrainer(actor, demos, strategy, config, save_path, record).fit()
     policy = save_path / "policy"
     if strategy.is_main:
-        seen_as = {
-            "cameras": list(run.cameras or demos.env_args["cameras"]),
-            "use_proprio": bool(actor.inputs.config.use_proprio),
-        }
-        states = [state for _, state in demos.init_states]
-        before = recorded_environment(pretrain).get("learned_from", [])
-        record_environment(
-            policy, EnvConfig().completed(demos.env_args | seen_as), [*before, (min(states), max(states) + 1)]
-        )
         rows = [(name, f"{value:.4g}") for name, value in metrics.items()]
         print(table(("metric (last steps)", "value"), rows))
         print(f"{policy} ({duration(time.perf_counter() - start)})")
         print(f"next: python cli/eval_vla.py --pretrain {policy}")
     return policy
+
+
+def _record(demos: Demonstrations, run: Any, actor: Actor, before: list[list[int]]) -> PolicyRecord:
+    """What the trained policy sees, and the initial states it and its start have learned from."""
+    seen_as = {
+        "cameras": list(run.cameras or demos.env_args["cameras"]),
+        "use_proprio": bool(actor.inputs.config.use_proprio),
+    }
+    states = [state for _, state in demos.init_states]
+    learned_from = [*(tuple(bounds) for bounds in before), (min(states), max(states) + 1)]
+    return PolicyRecord(EnvConfig().completed(demos.env_args | seen_as), tuple(learned_from))
 
 
 def _problems(run: Any, config: SFTConfig) -> list[str]:

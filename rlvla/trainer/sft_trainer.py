@@ -14,7 +14,7 @@ from rlvla.experience import Experience
 from rlvla.models.actor import Actor
 from rlvla.trainer.demonstrations import Demonstrations
 from rlvla.trainer.metrics import MetricMeans
-from rlvla.trainer.policy_export import export_policy
+from rlvla.trainer.policy_export import PolicyRecord, export_policy
 from rlvla.trainer.replay import micro_batches
 from rlvla.utils.arguments import arg
 from rlvla.utils.logging import MetricsLogger, progress_bar
@@ -93,12 +93,19 @@ class SFTTrainer:
         strategy: DeepSpeed.
         config: length and speed.
         save_path: run folder; `policy/` below it receives the result.
+        record: what is noted in that folder.
     """
 
     def __init__(
-        self, actor: Actor, demos: Demonstrations, strategy: DeepspeedStrategy, config: SFTConfig, save_path: Path
+        self,
+        actor: Actor,
+        demos: Demonstrations,
+        strategy: DeepspeedStrategy,
+        config: SFTConfig,
+        save_path: Path,
+        record: PolicyRecord,
     ):
-        self._strategy, self._config, self._save_path = strategy, config, save_path
+        self._strategy, self._config, self._save_path, self._record = strategy, config, save_path, record
         self._rows = DemonstrationRows(demos, actor)
         self._total = config.optimizer_steps(len(self._rows))
         self._engine = strategy.prepare(
@@ -128,7 +135,7 @@ class SFTTrainer:
                     bar.set_postfix_str(f"loss {last['sft/loss']:.3f} acc {last['sft/accuracy']:.2f}", refresh=False)
                 bar.update(1)
         self._logger.close()
-        export_policy(self._engine, self._save_path / "policy", self._strategy)
+        export_policy(self._engine, self._save_path / "policy", self._strategy, self._record)
         return last
 
     def _train_step(self, batch: Experience, means: MetricMeans) -> None:

@@ -14,7 +14,7 @@ from cli import collect_demos, eval_vla, train_ppo_vla, train_sft_vla
 from rlvla.envs.config import EnvConfig
 from rlvla.envs.pool import EnvPool
 from rlvla.models.vla.tiny import build_tiny
-from rlvla.trainer.policy_export import record_environment
+from rlvla.trainer.policy_export import PolicyRecord
 from rlvla.utils.strategy import DeepspeedStrategy
 
 PPO, SFT, EVAL, COLLECT = train_ppo_vla.main, train_sft_vla.main, eval_vla.main, collect_demos.main
@@ -98,7 +98,7 @@ def robosuite_policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
         llm_dim=32,
         llm_layers=1,
     )
-    record_environment(folder, EnvConfig(task_suite_name="robosuite"), [])
+    PolicyRecord(EnvConfig(task_suite_name="robosuite"), ()).write(folder)
     return folder
 
 

@@ -229,3 +229,18 @@ def test_reference_is_frozen_and_scores_like_the_actor(actor: Actor, policy_fold
     assert not any(p.requires_grad for p in reference.parameters())
     with torch.no_grad():
         assert torch.equal(reference.log_probs(rows, 1.3), actor(**actor.score(rows, 1.3))[0])
+
+
+def test_tokens_of_a_dimension_that_never_moved_are_not_effective(tmp_path: Path) -> None:
+    from rlvla.models.vla.tiny import build_tiny
+
+    entry = {"q01": [-1.0, 0.0, -1.0], "q99": [1.0, 0.0, 1.0], "mask": [True, True, False]}  # the last is a gripper
+    folder = build_tiny(
+        tmp_path / "tiny",
+        sentences=["lift the cube"],
+        dataset_statistics={"x": {"action": entry}},
+        action_chunk_len=2,
+        action_dim=3,
+    )
+    actor = Actor.from_pretrained(folder)
+    assert actor.inputs.effective_tokens.tolist() == [True, False, True] * 2

@@ -306,3 +306,12 @@ def test_the_policy_remembers_all_that_it_has_learned_from(whole: tuple, policy_
     before = json.loads((policy_folder / "rlvla_environment.json").read_text())["learned_from"]
     after = json.loads((whole[0] / "policy" / "rlvla_environment.json").read_text())["learned_from"]
     assert after == sorted([*before, [0, 8000]])
+
+
+def test_a_run_is_continued_with_its_own_flags_only(policy_folder: Path, tmp_path: Path) -> None:
+    run_and_stop_after(policy_folder, tmp_path / "run", 2)
+    with pytest.raises(ConfigError) as error:
+        run(policy_folder, tmp_path / "run", "--load_checkpoint", "--gamma", "0.5", "--seed", "9", "--num_envs", "1")
+    problems = error.value.problems
+    assert len(problems) == 2 and all("was started with" in problem for problem in problems)
+    assert {problem.split()[0] for problem in problems} == {"--gamma", "--seed"}
