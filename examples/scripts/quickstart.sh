@@ -37,7 +37,7 @@ demos() {
 
 sft() {
   rm -rf "$OUT/sft"
-  deepspeed --num_accelerators 2 cli/train_sft_vla.py \
+  launch cli/train_sft_vla.py \
     --demos "$OUT/demos/demos.hdf5" --pretrain tiny --action_chunk_len 5 \
     --tiny_vision_dim 32 --tiny_llm_dim 48 --tiny_llm_layers 3 \
     --max_epochs 5 --train_batch_size 64 --learning_rate 2e-3 \

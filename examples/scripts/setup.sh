@@ -58,6 +58,13 @@ install_gl() {
   fi
 }
 
+# Two ranks on this machine, on a port of their own, so that several runs do not meet.
+launch() {
+  local port
+  port="$(python -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')"
+  deepspeed --num_accelerators "${RANKS:-2}" --master_port "$port" "$@"
+}
+
 install_packages
 install_gl
 export PATH="$PWD/.venv/bin:$PATH" MUJOCO_GL="${MUJOCO_GL:-egl}"

@@ -2,7 +2,7 @@
 # PPO with a critic on robosuite Lift, from a supervised start, on two ranks. Further flags are handed on.
 #   PRETRAIN=runs/lift/sft/policy SAVE_PATH=runs/lift/ppo bash examples/scripts/train_ppo_vla.sh
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
-deepspeed --num_accelerators 2 cli/train_ppo_vla.py \
+launch cli/train_ppo_vla.py \
   --pretrain "${PRETRAIN:-runs/lift/sft/policy}" \
   --save_path "${SAVE_PATH:-runs/lift/ppo}" \
   --task_suite_name robosuite \

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Supervised fine-tuning of the tiny OpenVLA-OFT on the demonstrations of collect_demos.sh, on two ranks.
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
-deepspeed --num_accelerators 2 cli/train_sft_vla.py \
+launch cli/train_sft_vla.py \
   --demos runs/lift/demos/demos.hdf5 \
   --pretrain tiny \
   --action_chunk_len 5 \
