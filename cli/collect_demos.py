@@ -79,10 +79,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         expert = validate(env, config, split, namespace)
         path = collect_demonstrations(env, config, split, expert)
-    except ConfigError as error:
+    except (ConfigError, MissingExtraError) as error:
         fail(parser.prog, error)
-    except MissingExtraError as error:
-        fail(parser.prog, ConfigError(str(error)))
     print(f"next: python cli/train_sft_vla.py --demos {path} --save_path runs/sft")
 
 

@@ -56,10 +56,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parts = [from_namespace(kind, namespace) for kind in (PolicyConfig, EnvConfig, SplitConfig, EvalConfig)]
     try:
         run_eval(*parts)
-    except ConfigError as error:
+    except (ConfigError, MissingExtraError) as error:
         fail(parser.prog, error)
-    except MissingExtraError as error:
-        fail(parser.prog, ConfigError(str(error)))
 
 
 if __name__ == "__main__":

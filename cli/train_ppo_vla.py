@@ -53,10 +53,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     namespace = parser.parse_args(argv)
     try:
         run_ppo(PPORun(**{name: from_namespace(config, namespace) for name, (config, _) in GROUPS.items()}))
-    except ConfigError as error:
+    except (ConfigError, MissingExtraError) as error:
         fail(parser.prog, error)
-    except MissingExtraError as error:
-        fail(parser.prog, ConfigError(str(error)))
 
 
 if __name__ == "__main__":

@@ -72,10 +72,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     try:
         run_sft(*parts)
-    except ConfigError as error:
+    except (ConfigError, MissingExtraError) as error:
         fail(parser.prog, error)
-    except MissingExtraError as error:
-        fail(parser.prog, ConfigError(str(error)))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import typing
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from rlvla.utils.errors import ConfigError
+from rlvla.utils.errors import ConfigError, MissingExtraError
 
 
 def arg(default: Any, help: str, **metadata: Any) -> Any:
@@ -146,8 +146,9 @@ def _out_of_range(number: float, metadata: Any) -> str | None:
     return None
 
 
-def fail(prog: str, error: ConfigError) -> NoReturn:
-    """Print every problem of a configuration on its own line and exit with status 2."""
-    lines = "\n".join(f"  - {problem}" for problem in error.problems)
+def fail(prog: str, error: ConfigError | MissingExtraError) -> NoReturn:
+    """Print every problem of a configuration, or the extra that is missing, on its own line; exit with status 2."""
+    problems = error.problems if isinstance(error, ConfigError) else [str(error)]
+    lines = "\n".join(f"  - {problem}" for problem in problems)
     print(f"{prog}: the configuration cannot be used:\n{lines}", file=sys.stderr)
     raise SystemExit(2)
