@@ -18,7 +18,7 @@ limit_threads()
 from rlvla.envs.config import EnvConfig, SplitConfig
 from rlvla.envs.experts import ExpertConfig, make_expert
 from rlvla.envs.worker_config import WorkerConfig
-from rlvla.trainer.custom_modules import CustomConfig, modules_with_suites, parse_command_line
+from rlvla.trainer.custom_modules import CustomConfig, modules_with_suites, parse_command_line, words_for_later_commands
 from rlvla.utils.arguments import Parser, add_arguments, arg, fail, from_namespace, range_problems
 from rlvla.utils.errors import ConfigError, MissingExtraError
 from rlvla.utils.runs import output_folder_problem
@@ -88,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         path = collect_demonstrations(env, config, split, expert, workers, modules)
     except (ConfigError, MissingExtraError) as error:
         fail(parser.prog, error)
-    print(f"next: python cli/train_sft_vla.py --demos {path} --save_path runs/sft")
+    print(f"next: python cli/train_sft_vla.py --demos {path} --save_path runs/sft{words_for_later_commands()}")
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ What a module registers is then selectable like what ships with rlvla, and stand
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -54,7 +55,7 @@ def parse_command_line(
     return parser, namespace
 
 
-_with_suites: set[str] = set()  # modules whose import made a suite known
+_with_suites: dict[str, str] = {}  # modules whose import made a suite known, as they were given
 
 
 def load_custom_modules(argv: Sequence[str]) -> None:
@@ -79,7 +80,7 @@ def load_custom_modules(argv: Sequence[str]) -> None:
         except Exception as error:
             problems.append(f"--custom_module {source}: {_where(error)}{type(error).__name__}: {error}")
         if suite_names() != before:
-            _with_suites.add(_key(source))
+            _with_suites[_key(source)] = source
     if problems:
         raise ConfigError(problems)
 
@@ -87,6 +88,11 @@ def load_custom_modules(argv: Sequence[str]) -> None:
 def modules_with_suites(config: CustomConfig) -> list[str]:
     """Those modules that environment workers must import as well; the others would only cost them torch."""
     return [source for source in config.custom_module if _key(source) in _with_suites]
+
+
+def words_for_later_commands() -> str:
+    """What a printed command needs so that it knows the suites of the user's own: flags with a space before, or ""."""
+    return "".join(f" --custom_module {shlex.quote(source)}" for source in _with_suites.values())
 
 
 def _key(source: str) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from rlvla.envs.config import EnvConfig
 from rlvla.models.actor import Actor, ActorConfig
 from rlvla.models.vla.tiny import LLM_HEAD_WIDTH, build_tiny, default_heads
+from rlvla.trainer.custom_modules import words_for_later_commands
 from rlvla.trainer.demonstrations import Demonstrations, read_demonstrations
 from rlvla.trainer.model_checks import actor_problems, checkpoint_overrides, mismatch_with_policy
 from rlvla.trainer.policy_export import PolicyRecord, recorded_environment
@@ -71,7 +72,7 @@ def run_sft(run: Any, tiny: Any, config: SFTConfig, actor_config: ActorConfig, s
         rows = [(name, f"{value:.4g}") for name, value in metrics.items()]
         print(table(("metric (last steps)", "value"), rows))
         print(f"{policy} ({duration(time.perf_counter() - start)})")
-        print(f"next: python cli/eval_vla.py --pretrain {policy}")
+        print(f"next: python cli/eval_vla.py --pretrain {policy}{words_for_later_commands()}")
     return policy
 
 

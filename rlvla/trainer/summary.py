@@ -6,6 +6,7 @@ import io
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rlvla.trainer.custom_modules import words_for_later_commands
 from rlvla.utils.logging import duration, read_metrics, table
 from rlvla.utils.runs import write_atomic
 from rlvla.utils.statistics import wilson_interval
@@ -33,7 +34,8 @@ def closing_words(trainer: PPOTrainer, save_path: Path) -> str:
             f"(greedy, protocol {protocol}; {totals['episodes']:.0f} episodes, {totals['env_steps']:.0f} env steps, "
             f"{duration(totals['seconds'])} of training)",
             f"curves: tensorboard --logdir {save_path} (picture: {save_path / CURVE_FILE})",
-            f"next: python cli/eval_vla.py --pretrain {save_path / 'policy'} --report {save_path / 'report'}",
+            f"next: python cli/eval_vla.py --pretrain {save_path / 'policy'} --report {save_path / 'report'}"
+            + words_for_later_commands(),
         ]
     )
 

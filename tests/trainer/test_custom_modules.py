@@ -9,26 +9,17 @@ import pytest
 from cli.train_ppo_vla import build_parser
 from cli.train_ppo_vla import main as train
 from rlvla.envs import registry
-from rlvla.trainer.custom_modules import CustomConfig, load_custom_modules, modules_with_suites, parse_command_line
+from rlvla.trainer import custom_modules
+from rlvla.trainer.custom_modules import (
+    CustomConfig,
+    load_custom_modules,
+    modules_with_suites,
+    parse_command_line,
+    words_for_later_commands,
+)
 from rlvla.utils.errors import ConfigError
 from rlvla.utils.logging import read_metrics
 
-ALGORITHM = """
-from rlvla.algorithms import get_advantage_estimator, get_policy_loss
-from rlvla.algorithms import register_advantage_estimator, register_policy_loss
-
-@register_advantage_estimator("test_half_grpo")
-def half(rewards, mask, *, group_ids=None, **extra):
-    advantages, returns = get_advantage_estimator("grpo")(rewards, mask, group_ids=group_ids)
-    return 0.5 * advantages, returns
-
-@register_policy_loss("test_double_ppo")
-def double(new, old, advantages, mask, *, clip_low=0.2, clip_high=0.2, agg_mode="token-mean", **extra):
-    loss, metrics = get_policy_loss("ppo")(
-        new, old, advantages, mask, clip_low=clip_low, clip_high=clip_high, agg_mode=agg_mode, **extra
-    )
-    return 2 * loss, metrics | {"own": loss.detach()}
-"""
 SUITE = """
 from rlvla.envs.registry import get_suite, register_suite
 
@@ -37,10 +28,8 @@ register_suite("test_my_reach", get_suite("toy_reach"))
 
 
 @pytest.fixture(scope="module")
-def module(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("own") / "algorithm.py"
-    path.write_text(ALGORITHM)
-    return str(path)
+def module() -> str:
+    return str(Path(__file__).with_name("own_algorithm.py"))
 
 
 def test_choices_and_help_list_what_is_registered(module: str, capsys: pytest.CaptureFixture) -> None:
@@ -69,11 +58,13 @@ def test_only_modules_with_suites_go_to_the_workers(
     module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(registry, "_SUITES", dict(registry._SUITES))
+    monkeypatch.setattr(custom_modules, "_with_suites", {})
     suite = tmp_path / "suite.py"
     suite.write_text(SUITE)
     sources = [module, str(suite)]
     load_custom_modules([word for source in sources for word in ("--custom_module", source)])
     assert modules_with_suites(CustomConfig(tuple(sources))) == [str(suite)]
+    assert words_for_later_commands() == f" --custom_module {suite}"
 
 
 def test_everything_that_cannot_be_loaded_is_told_at_once(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ PPO_FLAGS = [
 ]
 GRPO_FLAGS = [
     *("--advantage_estimator", "grpo", "--n_samples_per_prompt", "2", "--rollout_batch_size", "4"),
-    *("--init_kl_coef", "0.1"),
+    *("--init_kl_coef", "0.1", "--policy_loss", "test_double_ppo"),
 ]
 
 
@@ -88,7 +88,7 @@ def runs(policy_folder: Path, demos_file: Path, tmp_path_factory: pytest.TempPat
     order = ["zero0", "zero1", "zero2", "zero2 parts", "zero3", "zero3 parts", "zero3 lora"]
     sequence = [
         ["sft", *SFT_FLAGS, "--demos", str(demos_file), "--save_path", str(folder / "sft")],
-        ppo("grpo", *GRPO_FLAGS),
+        ppo("grpo", *GRPO_FLAGS, "--custom_module", str(Path(__file__).with_name("own_algorithm.py"))),
     ]
     for name in order:
         flags = stages[name.removesuffix(" parts")]
@@ -111,13 +111,14 @@ def test_sft_on_two_ranks_gives_the_weights_of_one(runs: Path, demos_file: Path,
     Actor.from_pretrained(runs / "sft" / "policy")
 
 
-def test_grpo_on_two_ranks(runs: Path) -> None:
-    """Groups stay on one rank; the figures are those of all ranks, printed once per run."""
+def test_grpo_with_an_own_loss_on_two_ranks(runs: Path) -> None:
+    """Groups stay on one rank, every rank has the custom module, figures are those of all ranks, printed once."""
     printed, many = (runs / "printed").read_text(), len(list(runs.glob("*/evaluations.json")))
     assert printed.count("next: python cli/eval_vla.py") == many + 3, "SFT, and the two runs that were stopped"
     assert printed.count("iteration 1/2:") == many - 2 and printed.count("iteration 2/2:") == many
     records = [r for r in read_metrics(runs / "grpo") if "rollout/success_at_end" in r]
     assert [r["total/episodes"] for r in records] == [8, 16]
+    assert all("actor/own" in r for r in records), "the metric of the loss in tests/trainer/own_algorithm.py"
     assert records[-1]["total/env_steps"] > 64, "eight steps of each of the episodes of both ranks"
     (evaluation,) = json.loads((runs / "grpo" / "evaluations.json").read_text())
     assert evaluation["success_at_end"]["n"] == 4
