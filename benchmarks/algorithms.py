@@ -77,28 +77,87 @@ def seconds(call: Callable[[], object], repeats: int) -> float:
     return min(times)
 
 
-def loop_over_groups(name: str, rewards: Tensor, mask: Tensor, rows: list[list[int]]) -> Tensor:
-    advantages = torch.zeros_like(rewards)
-    for group in rows:
-        scores = torch.stack([rewards[i][mask[i]].sum() for i in group])
-        if name == "grpo":
-            result = (scores - scores.mean()) / (scores.std() + 1e-6)
-        else:
-            result = (scores - scores.mean()) * len(group) / (len(group) - 1)
-        for i, value in zip(group, result):
-            advantages[i] = torch.where(mask[i], value, 0.0)
+def grpo_of(scores: Tensor) -> Tensor:
+    return (scores - scores.mean()) / (scores.std() + 1e-6)
+
+
+def best_only(scores: Tensor) -> Tensor:
+    top = scores.topk(2)
+    advantages = torch.zeros_like(scores)
+    advantages[top.indices[0]] = (top.values[0] - top.values[1]) / (scores.std() + 1e-6)
     return advantages
 
 
-def loop_seconds(name: str, batch: dict) -> float:
+def length_weighted(scores: Tensor, lengths: Tensor) -> Tensor:
+    return scores - (lengths * scores).sum() / lengths.sum()
+
+
+# What one group's rows get, before any whitening, from their scores, lengths and scores of a second component.
+GROUP_FORMULAS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "grpo": lambda scores, lengths, second: grpo_of(scores),
+    "grpo_passk": lambda scores, lengths, second: best_only(scores),
+    "gdpo": lambda scores, lengths, second: grpo_of(scores) + grpo_of(second),
+    "rloo": lambda scores, lengths, second: (scores - scores.mean()) * len(scores) / (len(scores) - 1),
+    "opo": lambda scores, lengths, second: length_weighted(scores, lengths),
+    "gpg": lambda scores, lengths, second: scores - scores.mean(),
+    "reinforce_baseline": lambda scores, lengths, second: scores - scores.mean(),
+}
+WHITENED = ("gdpo", "reinforce_baseline")
+
+
+def loop_over_groups(name: str, batch: dict) -> Tensor:
+    """[B, T] advantages of one of `GROUP_FORMULAS` or of `optimal_token_baseline`."""
+    rewards, mask = batch["rewards"], batch["mask"]
     members = defaultdict(list)
     for row, key in enumerate(batch["ids"]):
         members[key].append(row)
-    groups = list(members.values())
-    part = groups[:LOOP_GROUPS]
+    advantages = torch.zeros_like(rewards)
+    for group in members.values():
+        if name == "optimal_token_baseline":
+            values = token_baseline(batch, group)
+        else:
+            scores = torch.stack([rewards[i][mask[i]].sum() for i in group])
+            second = torch.stack([batch["values"][i][mask[i]].sum() for i in group]) if name == "gdpo" else scores
+            values = GROUP_FORMULAS[name](scores, mask[group].sum(-1), second)
+        for i, value in zip(group, values):
+            advantages[i] = torch.where(mask[i], value, 0.0)
+    if name in WHITENED:
+        kept = advantages[mask]
+        advantages = torch.where(mask, (advantages - kept.mean()) * torch.rsqrt(kept.var() + 1e-8), 0.0)
+    return advantages
+
+
+def token_baseline(batch: dict, group: list[int]) -> Tensor:
+    """[rows of the group, T] return-to-go minus the energy-weighted mean of the rows that are still going."""
+    mask = batch["mask"][group]
+    returns = torch.where(mask, batch["rewards"][group], 0.0).flip(-1).cumsum(-1).flip(-1)
+    energy = torch.where(mask, 1 - 2 * batch["old"][group].exp() + batch["squares"][group], 0.0).cumsum(-1) * mask
+    baseline = (returns * energy * mask).sum(0) / (energy.sum(0) + 1e-8)
+    result = returns - baseline
+    first, second = mask.sum(-1).topk(2)[0]
+    if first > second:
+        longest = int(mask.sum(-1).argmax())
+        result[longest, second:] = returns[longest, second:]
+    return result
+
+
+def loop_seconds(name: str, batch: dict) -> float:
+    """Of the whole batch, scaled up from a part; the part's result is held against the estimator's.
+
+    Raises:
+        SystemExit: they differ: the loop would be a comparison with something else.
+    """
+    names = list(dict.fromkeys(batch["ids"]))[:LOOP_GROUPS]
+    chosen = set(names)
+    rows = [row for row, key in enumerate(batch["ids"]) if key in chosen]
+    part = {key: value[rows] for key, value in batch.items() if key != "ids"}
+    part["ids"] = [batch["ids"][row] for row in rows]
     start = time.process_time()
-    loop_over_groups(name, batch["rewards"], batch["mask"], part)
-    return (time.process_time() - start) * len(groups) / len(part)
+    looped = loop_over_groups(name, part)
+    taken = time.process_time() - start
+    if not torch.allclose(looped, estimator_call(name, part)()[0].to(looped.dtype), rtol=1e-3, atol=1e-3):
+        raise SystemExit(f"the loop and the estimator {name} differ")
+    return taken * len(batch["ids"]) / len(rows)
 
 
 def main() -> None:
@@ -118,7 +177,7 @@ def main() -> None:
     ):
         for name in names:
             figures[f"{kind} {name}"] = {"seconds": seconds(make(name, batch), args.repeats)}
-    for name in ("grpo", "rloo"):
+    for name in (*GROUP_FORMULAS, "optimal_token_baseline"):
         entry = figures[f"estimator {name}"]
         entry["times_faster_than_loop"] = loop_seconds(name, batch) / entry["seconds"]
     print(f"{args.rows} rows x {args.tokens} tokens in groups of {args.group_size}, processor seconds on one core")
