@@ -119,8 +119,6 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--side", type=int, default=64, help="rows and columns of the saved matrix")
     arguments = parser.parse_args()
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-        os.environ.pop(name, None)  # started from within a run, each child is still a world of its own
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         outcome = kill_loop(Path(folder), arguments.kills, arguments.seed, arguments.side)

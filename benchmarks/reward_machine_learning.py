@@ -46,10 +46,7 @@ PPO = (
 
 def command(script: str, *words: str | Path) -> None:
     """Run a command of the project on one core; raises with the end of its output if it fails."""
-    # Started from within a run, the command is still a world of its own.
-    launched = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
-    environment = {name: value for name, value in os.environ.items() if name not in launched}
-    environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, str(ROOT / "cli" / script), *map(str, words)], env=environment, capture_output=True, text=True
     )

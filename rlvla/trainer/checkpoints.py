@@ -16,7 +16,7 @@ import platform
 import random
 import re
 import shutil
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -85,41 +85,62 @@ def save_checkpoint(
     """
     final = folder / f"iteration_{iteration:06d}"
     temporary = folder / f".tmp_{final.name}"
-    problem: str | None = None
-    if strategy.is_main:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            recover(folder)
-            for left in folder.glob(".tmp_*"):
-                shutil.rmtree(left, ignore_errors=True)
-            temporary.mkdir()
-        except OSError as error:
-            problem = str(error)
-    _agree(strategy, problem, temporary)
+    _agree(strategy, _on_main(strategy, lambda: _start(folder, temporary)), temporary)
     entries: dict[Path, dict[str, Any]] = {}
     problems = [engine.save(temporary, name, entries) for name, engine in engines.items()]
-    try:
-        with checked_file(temporary / f"rank{strategy.rank}.pt", entries) as file:
-            torch.save({"generators": _generator_states(), "state": rank_state}, file)
-        if strategy.is_main:
-            with checked_file(temporary / "tensors.pt", entries) as file:
-                torch.save(tensors or {}, file)
-            with checked_file(temporary / _STATE, entries) as file:
-                content = _header(iteration, engines, strategy) | state
-                file.write((json.dumps(content, indent=2) + "\n").encode())
-    except (OSError, RuntimeError) as error:
-        problems.append(str(error))
+    own = {"generators": _generator_states(), "state": rank_state}
+    shared = _header(iteration, engines, strategy) | state
+    problems.append(_write(temporary, strategy, own, tensors or {}, shared, entries))
     _agree(strategy, next(filter(None, problems), None), temporary)
     gathered = strategy.gather_objects(entries)
-    problem = None
+
+    def complete() -> None:
+        write_manifest(temporary, {path: entry for part in gathered for path, entry in part.items()})
+        put_in_place(temporary, final)
+        _rotate(folder, keep, protect)
+
+    _agree(strategy, _on_main(strategy, complete), temporary)
+
+
+def _on_main(strategy: DeepspeedStrategy, work: Callable[[], None]) -> str | None:
+    """Do it on the main rank; what the file system had against it, or None."""
     if strategy.is_main:
         try:
-            write_manifest(temporary, {path: entry for part in gathered for path, entry in part.items()})
-            put_in_place(temporary, final)
-            _rotate(folder, keep, protect)
+            work()
         except OSError as error:
-            problem = str(error)
-    _agree(strategy, problem, temporary)
+            return str(error)
+    return None
+
+
+def _start(folder: Path, temporary: Path) -> None:
+    """An empty folder to write to; what earlier attempts have left is removed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    recover(folder)
+    for left in folder.glob(".tmp_*"):
+        shutil.rmtree(left, ignore_errors=True)
+    temporary.mkdir()
+
+
+def _write(
+    temporary: Path,
+    strategy: DeepspeedStrategy,
+    own: dict[str, Any],
+    tensors: dict[str, dict[str, torch.Tensor]],
+    shared: dict[str, Any],
+    entries: dict[Path, dict[str, Any]],
+) -> str | None:
+    """All files but the engines': those of this rank and, on the main one, those of all; the problem, or None."""
+    try:
+        with checked_file(temporary / f"rank{strategy.rank}.pt", entries) as file:
+            torch.save(own, file)
+        if strategy.is_main:
+            with checked_file(temporary / "tensors.pt", entries) as file:
+                torch.save(tensors, file)
+            with checked_file(temporary / _STATE, entries) as file:
+                file.write((json.dumps(shared, indent=2) + "\n").encode())
+    except (OSError, RuntimeError) as error:
+        return str(error)
+    return None
 
 
 def _agree(strategy: DeepspeedStrategy, problem: str | None, temporary: Path) -> None:
@@ -205,8 +226,6 @@ def load_checkpoint(folder: Path, engines: dict[str, Engine], strategy: Deepspee
     parts = [torch.load(chosen / f"rank{rank}.pt", weights_only=False) for rank in range(written_by)]
     if same:
         _restore_generators(parts[strategy.rank]["generators"])
-    elif strategy.is_main:
-        print(f"{chosen.name} was written by {written_by} rank(s) and converted for {strategy.world_size}", flush=True)
     state["rank_states"] = [part["state"] for part in parts]
     state["rank_state"] = state["rank_states"][strategy.rank] if same else None
     state["tensors"] = torch.load(chosen / "tensors.pt", map_location="cpu", weights_only=True)

@@ -167,11 +167,16 @@ class GroupCollector:
         carried = [{"born": group.born, "samples": group.samples} for group in self._carried]
         return {"position": self._position, "carried": carried}
 
-    def share_out(self, states: Sequence[dict[str, Any]]) -> None:
-        """Continue from the `state_dict`s of another number of ranks: waiting groups are dealt out anew."""
+    def share_out(self, states: Sequence[dict[str, Any]]) -> int:
+        """Continue from the `state_dict`s of another number of ranks: waiting groups are dealt out anew.
+
+        Returns:
+            How many groups wait, over all ranks.
+        """
         carried = [entry for state in states for entry in state["carried"]]
         own = carried[self._strategy.rank :: self._strategy.world_size]
         self.load_state_dict({"position": states[0]["position"], "carried": own})
+        return len(carried)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a `state_dict`."""

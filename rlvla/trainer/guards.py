@@ -164,10 +164,10 @@ class BadSteps:
             torch.save({"experience": content, "model": model, "settings": dict(settings)}, file)
         if count >= self._limit:
             raise TrainingHalted(
-                f"{count} optimizer steps of the {model} in a row had NaN or infinity in their gradient and were left "
-                f"out. The batches are in {self._folder}; see which rows do it with: python cli/replay_batch.py "
-                f"--batch {path} --pretrain DIR. Mostly the learning rate is too high (halve it), a reward or return "
-                "is not finite, or bf16 overflows (try without)"
+                f"{count} optimizer steps of the {model} in a row had NaN or infinity in their loss or gradient and "
+                f"were left out. The batches are in {self._folder}; see which rows do it with: python "
+                f"cli/replay_batch.py --batch {path} --pretrain DIR. Mostly the learning rate is too high (halve it), "
+                "a reward or return is not finite, or bf16 overflows (try without)"
             )
         return False
 

@@ -203,7 +203,12 @@ class PPOTrainer:
         if state["rank_state"] is not None:
             self._collector.load_state_dict(state["rank_state"]["groups"])
         else:  # written by another number of ranks
-            self._collector.share_out([rank_state["groups"] for rank_state in state["rank_states"]])
+            waiting = self._collector.share_out([rank_state["groups"] for rank_state in state["rank_states"]])
+            self._say(
+                f"{state['world_size']} rank(s) wrote the checkpoint and {self.strategy.world_size} continue: the task "
+                f"sampler goes on where it was, {waiting} waiting group(s) are dealt out anew, every rank seeds its "
+                "generators anew, as at the start of each iteration"
+            )
         if self._average is not None:
             self._average.load_state_dict(state["tensors"]["ema"])
         if self._maker.value_normalizer is not None:

@@ -38,6 +38,8 @@ def iteration_line(iteration: int, total: int, metrics: dict[str, float]) -> str
         "clipped": ("actor/pg_clipfrac", ".3f"),
         "grad": ("actor/grad_norm", ".2f"),
         "value loss": ("critic/vf_loss", ".4f"),
+        "actor steps left out": ("actor/skipped_steps", ".0f"),
+        "critic steps left out": ("critic/skipped_steps", ".0f"),
     }
     parts = [f"{label} {metrics[name]:{form}}" for label, (name, form) in shown.items() if name in metrics]
     times = f"rollout {metrics['timing_s/rollout']:.1f} s, update {metrics['timing_s/update']:.1f} s"

@@ -67,9 +67,15 @@ class UpdatePhase:
                         train_actor = self.optimization.target_kl is None or not kl > self.optimization.target_kl
                     if self.critic is not None:
                         norm = self.updater.value_step(self.critic, step, metrics)
-                        self.guards.look_at_step("critic", norm, step, iteration)
+                        self._look("critic", norm, step, iteration, metrics)
                     first = False
                     bar.update(1)
+
+    def _look(self, model: str, norm: float, step: Experience, iteration: int, metrics: Metrics) -> None:
+        """Count a step that was left out; too many in a row end the run."""
+        if not math.isfinite(norm):
+            metrics.total({f"{model}/skipped_steps": 1.0 / self.strategy.world_size})
+        self.guards.look_at_step(model, norm, step, iteration)
 
     def _policy_step(
         self, key: tuple[int, int, int], step: Experience, kl_coef: float, metrics: Metrics, first: bool
@@ -79,7 +85,7 @@ class UpdatePhase:
             self.demonstrations.accumulate(self.actor, key, metrics)
         before = metrics.so_far("actor/ppo_kl")
         norm = self.updater.policy_step(self.actor, step, kl_coef, metrics, first_of_iteration=first)
-        self.guards.look_at_step("actor", norm, step, key[0])
+        self._look("actor", norm, step, key[0], metrics)
         if math.isfinite(norm):
             metrics.total({"actor/optimizer_steps": 1.0 / self.strategy.world_size})
             if self.average is not None:

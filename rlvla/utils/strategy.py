@@ -74,7 +74,10 @@ class DeepspeedStrategy:
     def __init__(self, config: StrategyConfig, seed: int = 0):
         self.config = config
         self.seed = seed
-        self._set_environment()
+        if not torch.cuda.is_available():
+            os.environ.setdefault("DS_ACCELERATOR", "cpu")
+        # DeepSpeed reads it at any time; alone it is no sign of a launcher to a process that inherits it.
+        os.environ.setdefault("LOCAL_RANK", "0")
         deepspeed = require("deepspeed", extra="all")
         from deepspeed.accelerator import get_accelerator
 
@@ -86,6 +89,9 @@ class DeepspeedStrategy:
         backend = "gloo" if on_cpu else accelerator.communication_backend_name()
         if not dist.is_initialized():
             # Once per process, left at its end: DeepSpeed keeps handles of the group beyond any one run.
+            if "RANK" not in os.environ:
+                # A store of its own and not the launcher's variables: these would reach every process started later.
+                dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
             deepspeed.init_distributed(dist_backend=backend, verbose=False)
             atexit.register(_leave_process_group)
         self._deepspeed = deepspeed
@@ -96,18 +102,6 @@ class DeepspeedStrategy:
             local_rank = int(os.environ["LOCAL_RANK"])
             accelerator.set_device(local_rank)
             self.device = torch.device(accelerator.device_name(local_rank))
-
-    @staticmethod
-    def _set_environment() -> None:
-        if not torch.cuda.is_available():
-            os.environ.setdefault("DS_ACCELERATOR", "cpu")
-        if "RANK" not in os.environ:
-            import socket
-
-            with socket.socket() as probe:
-                probe.bind(("127.0.0.1", 0))
-                port = probe.getsockname()[1]
-            os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
 
     @property
     def is_main(self) -> bool:
@@ -213,14 +207,16 @@ class Engine:
     def backward(self, loss: torch.Tensor, *, last: bool) -> float | None:
         """Accumulate the gradient of `loss`; on the `last` micro-batch also step.
 
-        A gradient with a NaN or an infinity is dropped on all ranks: weights, moments and schedule stay as they are.
+        A step with a NaN or an infinity in its gradient, or in the loss of any of its micro-batches on any rank, is
+        left out on all ranks: weights, moments and schedule stay as they are.
 
         Returns:
             The gradient norm before clipping after a step, NaN or infinity if the step was left out; before the
             last micro-batch None.
         """
         self.engine.set_gradient_accumulation_boundary(last)
-        self.engine.backward(loss)
+        # A loss that is not finite may have a gradient that is; through this factor it never has, on any rank.
+        self.engine.backward(loss * torch.where(loss.detach().isfinite(), 1.0, math.nan))
         norm = None
         if last and self.config.zero_stage == 0:  # only then are whole gradients at hand, and no norm is kept
             grads = [p.grad for p in self.module.parameters() if p.grad is not None]

@@ -14,6 +14,7 @@ from cli.train_ppo_vla import main as train
 from rlvla.experience import Experience
 from rlvla.trainer.guards import BadSteps, IdleCheck, StartCheck, TrainingHalted, read_batch, saturated_share
 from rlvla.trainer.replay_batch import ReplayConfig, run_replay
+from rlvla.utils.logging import read_metrics
 from rlvla.utils.strategy import DeepspeedStrategy, OptimConfig, StrategyConfig
 
 CHECK = StartCheck()
@@ -139,6 +140,33 @@ def test_a_step_that_is_not_finite_changes_nothing(stage: int, value: float) -> 
     assert weights().isfinite().all()
 
 
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_a_loss_that_is_not_finite_costs_the_step_though_its_gradient_is(stage: int) -> None:
+    """In one micro-batch of several; the next step knows nothing of it."""
+    strategy = DeepspeedStrategy(StrategyConfig(zero_stage=stage))
+    torch.manual_seed(0)
+    engine = strategy.prepare(torch.nn.Linear(3, 2), OptimConfig(0.01, (0.9, 0.999), 0.0, "linear", 0.0, 10))
+
+    def weights() -> torch.Tensor:
+        with engine.full_parameters() as module:
+            return torch.cat([p.detach().flatten() for p in module.parameters()]).clone()
+
+    def step(*added: float) -> float | None:
+        for index, constant in enumerate(added):
+            loss = engine(torch.full((4, 3), 1.0)).square().mean() + constant
+            norm = engine.backward(loss, last=index == len(added) - 1)
+        return norm
+
+    norm = step(0.0, 5.0)
+    before, rate = weights(), engine.learning_rate
+    for bad in ((math.nan, 0.0), (0.0, math.inf)):
+        assert not math.isfinite(step(*bad))
+        assert torch.equal(weights(), before) and engine.learning_rate == rate
+    again = step(0.0, 0.0)
+    assert math.isfinite(again) and 0 < again < 2 * norm and weights().isfinite().all()
+    assert not torch.equal(weights(), before)
+
+
 # ------------------------------------------------------------------------------------------------------ whole runs
 TINY_RUN = [
     *("--num_episodes", "4", "--rollout_batch_size", "4", "--train_batch_size", "2", "--num_envs", "1"),
@@ -167,6 +195,37 @@ def test_a_run_whose_gradients_are_not_finite_ends_and_its_batch_can_be_replayed
     torch.save(content, tmp_path / "broken.pt")
     found = run_replay(ReplayConfig(str(tmp_path / "broken.pt"), str(policy_folder)))
     assert found.fields == {"advantages": [1]} and list(found.rows) == [1] and not found.weights
+
+
+def test_a_run_whose_losses_are_not_finite_skips_counts_and_ends(
+    policy_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The value loss is NaN, its gradient is not; the actor goes on until the critic ends the run."""
+    from rlvla.trainer import updates
+
+    calls, value_loss = [], updates.value_loss
+
+    def sometimes_nan(*args: object, **kw: object) -> tuple[torch.Tensor, dict]:
+        calls.append(1)
+        loss, metrics = value_loss(*args, **kw)
+        return loss + (math.nan if len(calls) in bad else 0.0), metrics
+
+    monkeypatch.setattr(updates, "value_loss", sometimes_nan)
+    flags = ["--pretrain", str(policy_folder), *TINY_RUN]  # six optimizer steps of one micro-batch
+    bad = {2, 3, 5}
+    train([*flags, "--save_path", str(tmp_path / "survives")])
+    (record,) = [r for r in read_metrics(tmp_path / "survives") if "critic/vf_loss" in r]
+    assert record["critic/skipped_steps"] == 3 and record["actor/optimizer_steps"] == 6
+    assert "actor/skipped_steps" not in record
+    assert {p.name.split("_")[2] for p in (tmp_path / "survives/bad_batches").iterdir()} == {"critic"}
+
+    calls.clear()
+    bad = {3, 4, 5}
+    with pytest.raises(SystemExit) as ended:
+        train([*flags, "--save_path", str(tmp_path / "ends")])
+    assert ended.value.code == 1 and len(calls) == 5
+    told = capsys.readouterr().err
+    assert "3 optimizer steps of the critic in a row had NaN or infinity in their loss or gradient" in told
 
 
 def test_a_file_that_is_no_batch_is_refused_in_one_line(
