@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -111,10 +110,6 @@ class PPOTrainer:
         self.config, self.strategy, self.rollout, self.tasks = config, strategy, rollout, tasks
         self._save_path, self._ckpt_path = save_path, ckpt_path
         batch = config.batch
-        # ZeRO-3 shards live on all ranks, but ranks play episodes at their own pace: they need a whole copy.
-        self._rollout_copy = None
-        if strategy.config.zero_stage == 3:
-            self._rollout_copy = strategy.place(copy.deepcopy(models.actor)).eval()
         self._actor = strategy.prepare(models.actor, self._optim(config.optimization.actor_learning_rate, actor=True))
         self._critic = None
         if models.critic is not None:
@@ -465,14 +460,10 @@ class PPOTrainer:
     # ------------------------------------------------------------------ helpers
     @contextmanager
     def _policy(self) -> Iterator[Actor]:
-        """The actor as the rollout may use it: whole parameters, evaluation mode."""
-        if self._rollout_copy is None:
-            self._actor.train(False)
-            yield self._actor.module
-            return
+        """The actor as the rollout may use it: the trained weights themselves, whole, in evaluation mode."""
+        self._actor.train(False)
         with self._actor.full_parameters() as module:
-            self._rollout_copy.load_state_dict(module.state_dict())
-        yield self._rollout_copy
+            yield module
 
     def _engines(self) -> dict[str, Engine]:
         return {"actor": self._actor} | ({"critic": self._critic} if self._critic is not None else {})

@@ -184,6 +184,22 @@ def _leave_process_group() -> None:
         dist.destroy_process_group()
 
 
+@contextmanager
+def _without_deepspeed_hooks(module: nn.Module) -> Iterator[None]:
+    """No layer of the module fetches its parameters from other ranks, or gives them up again, inside the block."""
+    tables = [table for part in module.modules() for table in (part._forward_pre_hooks, part._forward_hooks)]
+    before = [dict(table) for table in tables]
+    for table in tables:
+        for key in [key for key, hook in table.items() if (hook.__module__ or "").startswith("deepspeed.")]:
+            del table[key]
+    try:
+        yield
+    finally:
+        for table, hooks in zip(tables, before):
+            table.clear()
+            table.update(hooks)
+
+
 class Engine:
     """A DeepSpeed engine with caller-driven gradient accumulation."""
 
@@ -236,13 +252,20 @@ class Engine:
 
     @contextmanager
     def full_parameters(self) -> Iterator[nn.Module]:
-        """The module with whole parameters on every rank (ZeRO-3 gathers them for the time of the block)."""
+        """The module with whole parameters on every rank, to be read or to compute with by itself.
+
+        ZeRO-3 gathers them once, for the time of the block. Inside it the module takes part in no collective operation,
+        so that ranks may call it at their own pace and differently often.
+        """
         if self.config.zero_stage < 3:
             yield self.module
             return
         import deepspeed
 
-        with deepspeed.zero.GatheredParameters(list(self.module.parameters()), modifier_rank=None):
+        with (
+            deepspeed.zero.GatheredParameters(list(self.module.parameters()), modifier_rank=None),
+            _without_deepspeed_hooks(self.module),
+        ):
             yield self.module
 
     def parameter_shapes(self) -> dict[str, list[int]]:
