@@ -26,6 +26,8 @@ LAUNCHER_FLAGS = {"--num_accelerators", "--master_port"}
 OTHER_FLAGS = LAUNCHER_FLAGS | {
     "--hostfile",
     "--master_addr",
+    "--no_ssh",
+    "--node_rank",
     "--help",
     "--logdir",
     "--flag",

@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
 # First contact, without a simulator: a policy that aims 0.2 beside the named disc learns from its own episodes not to.
+# Run it again to continue where it was interrupted. Further flags are handed on to the training.
 #   ALGO=ppo|grpo OUT=runs/toy SEED=0 bash examples/scripts/toy_reach.sh      (about two minutes on two cores)
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 ALGO="${ALGO:-ppo}"
 OUT="${OUT:-runs/toy}"
 SEED="${SEED:-0}"
+NUM_DEMOS="${NUM_DEMOS:-4000}"
 
 case "$ALGO" in
   ppo) estimator=(--advantage_estimator gae --n_samples_per_prompt 1 --rollout_batch_size 256 --freezing_actor_steps 1 --no-bootstrap_truncated
@@ -17,7 +19,7 @@ if [ ! -d "$OUT/sft/policy" ]; then
   rm -rf "$OUT/demos" "$OUT/sft"
   python cli/collect_demos.py \
     --task_suite_name toy_reach --image_size 32 --use_proprio \
-    --num_demos 4000 --keep all --offset_bias 0.0 -0.2 --noise_std 0.05 --action_quantum 0.25 \
+    --num_demos "$NUM_DEMOS" --keep all --offset_bias 0.0 -0.2 --noise_std 0.05 --action_quantum 0.25 \
     --num_envs 2 --seed "$SEED" --output "$OUT/demos"
   launch cli/train_sft_vla.py \
     --demos "$OUT/demos/demos.hdf5" --pretrain tiny --action_chunk_len 3 \
@@ -32,4 +34,4 @@ launch cli/train_ppo_vla.py \
   --num_episodes 4096 --train_batch_size 32 --max_epochs 2 --micro_train_batch_size 96 \
   --eps_clip_low_high 0.2 0.28 \
   --actor_learning_rate 5e-4 --lr_scheduler linear --lr_warmup_ratio 0.1 \
-  --load_checkpoint --seed "$SEED" "$@"
+  --load_checkpoint --save_steps 4 --seed "$SEED" "$@"

@@ -8,6 +8,7 @@ from typing import Any
 _HOMES = {
     "Actor": "actor",
     "ActorConfig": "actor",
+    "ActorCritic": "actor_critic",
     "Critic": "value_models",
     "ReferenceModel": "reference",
     "RewardModel": "value_models",

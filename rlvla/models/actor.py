@@ -144,6 +144,13 @@ class Actor(nn.Module):
         pixels, proprio = self._model_inputs(images, proprio)
         ids = self.inputs.processor.action_tokenizer.columns_to_ids(action_tokens)
         logits = self.vla(input_ids, attention_mask, pixels, proprio, ids).float()  # [B, T, 256]
+        return self.log_probs_of(logits, action_tokens, temperature, all_columns)
+
+    @staticmethod
+    def log_probs_of(
+        logits: torch.Tensor, action_tokens: torch.Tensor, temperature: float, all_columns: bool
+    ) -> tuple[torch.Tensor, torch.Tensor] | torch.Tensor:
+        """What `forward` returns, from logits [B, T, 256]."""
         log_probs = torch.log_softmax(logits / temperature, dim=-1)
         if all_columns:
             return log_probs

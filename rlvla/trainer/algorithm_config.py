@@ -74,6 +74,10 @@ class AlgorithmConfig:
         0.2, "the critic moves at most this far from its old values per iteration; 0 turns it off", minimum=0
     )
     normalize_values: bool = arg(False, "the critic learns returns scaled by their running mean and deviation")
+    share_backbone: bool = arg(
+        False, "gae: the critic is a value head on the actor's backbone instead of a network of its own"
+    )
+    vf_coef: float = arg(0.5, "--share_backbone: weight of the value loss in the loss of the one network", above=0)
     loss_agg_mode: str = arg(
         "token-mean",
         "how token losses become one number (gspo, sapo and geo_mean have a mode of their own; entropy, KL and value "

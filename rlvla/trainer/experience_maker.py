@@ -80,10 +80,11 @@ class ExperienceMaker:
         scored = self._scorer.policy(rows)
         squares = scored.pop("sum_pi_squared", None)
         kl = scored.pop("exact_kl", None)
+        raw_values = scored.pop("values", None)
         rows = rows.with_fields(**scored)
-        raw_values = None
         if self._scorer.judges.critic is not None:
-            raw_values = self._scorer.values(rows)
+            if raw_values is None:
+                raw_values = self._scorer.values(rows)
             rows = rows.with_fields(values=self._denormalized(raw_values))
         if kl is None and rows.ref_log_probs is not None:
             kl = kl_penalty(rows.old_log_probs, rows.ref_log_probs, self._algorithm.kl_estimator, rows.policy_mask)

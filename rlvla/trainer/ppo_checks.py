@@ -35,7 +35,12 @@ _LOSS_FLAGS = {
     "kl_cov_coef": "kl_coef",
 }
 _CRITIC_FLAGS = {
-    "algorithm": ("bootstrap_truncated", "value_clip", "normalize_values"),
+    "algorithm": ("bootstrap_truncated", "value_clip", "normalize_values", "share_backbone"),
+    "run": ("critic_pretrain",),
+    "optimization": ("critic_learning_rate", "freezing_actor_steps"),
+}
+# What is about a critic of its own, and why it has no meaning for a head on the actor's backbone.
+_SEPARATE_CRITIC_FLAGS = {
     "run": ("critic_pretrain",),
     "optimization": ("critic_learning_rate", "freezing_actor_steps"),
 }
@@ -202,6 +207,9 @@ def _without_effect(flags: PPORun) -> list[str]:
     check("algorithm", _LOSS_FLAGS, lambda name: _LOSS_FLAGS[name] not in loss_options, f"{loss} does not use it")
     for group, names in _CRITIC_FLAGS.items():
         check(group, names, not algorithm.needs_critic, f"{algorithm.advantage_estimator} has no critic")
+    for group, names in _SEPARATE_CRITIC_FLAGS.items():
+        check(group, names, algorithm.needs_critic and algorithm.share_backbone, "--share_backbone trains one network")
+    check("algorithm", ["vf_coef"], not algorithm.share_backbone, "it belongs to --share_backbone, which is off")
     if not algorithm.init_kl_coef:
         reported = {"use_kl_loss", "kl_target"}  # with a remedy of their own
         check("algorithm", set(_KL_FLAGS) - reported, True, "there is no KL with --init_kl_coef 0")

@@ -10,6 +10,7 @@ from typing import Any
 from rlvla.envs.config import EnvConfig, SplitConfig
 from rlvla.envs.worker_config import WorkerConfig
 from rlvla.models.actor import Actor, ActorConfig
+from rlvla.models.actor_critic import ActorCritic
 from rlvla.models.inputs import VLAInputs
 from rlvla.models.reference import ReferenceModel
 from rlvla.models.value_models import REWARD_HEAD_FILE, Critic, RewardModel
@@ -177,7 +178,8 @@ def _resume_problems(flags: PPORun) -> list[str]:
     folder = Path(flags.run.save_path)
     if not flags.run.load_checkpoint or not folder.is_dir() or (folder / RUN_FILE).is_file():
         return []
-    if any(folder.iterdir()):
+    # A kill while that file is written leaves a part of it under a hidden name, and nothing else.
+    if any(not path.name.startswith(".") for path in folder.iterdir()):
         return [f"--save_path: {folder} holds no run of this command ({RUN_FILE} is missing); name another folder"]
     return []
 
@@ -306,9 +308,10 @@ def _conclude(trainer: PPOTrainer, flags: PPORun, save_path: Path) -> None:
 
 def _load_models(flags: PPORun, setting: Setting) -> Models:
     pretrain, key, overrides = flags.policy.pretrain, setting.unnorm_key, setting.overrides
-    actor = Actor.from_pretrained(pretrain, flags.actor, key, **overrides)
+    shared = flags.algorithm.share_backbone
+    actor = (ActorCritic if shared else Actor).from_pretrained(pretrain, flags.actor, key, **overrides)
     critic = None
-    if flags.algorithm.needs_critic:
+    if flags.algorithm.needs_critic and not shared:
         critic = Critic.from_pretrained(flags.run.critic_pretrain or pretrain, key, **overrides)
     reference = None
     if flags.algorithm.init_kl_coef:

@@ -117,9 +117,9 @@ class PPOTrainer:
         for frozen in (models.reference, models.reward_model):
             if frozen is not None:
                 strategy.place(frozen)
-        action_dim = tasks[0].action_dim
+        action_dim, shared = tasks[0].action_dim, config.algorithm.share_backbone
         self._maker = ExperienceMaker(
-            Judges(self._actor, self._critic, models.reference, models.reward_model),
+            Judges(self._actor, self._actor if shared else self._critic, models.reference, models.reward_model),
             strategy,
             batch,
             config.algorithm,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from torch import Tensor
 from rlvla.algorithms.kl import kl_penalty
 from rlvla.experience import Experience, Sample
 from rlvla.models.actor import Actor
+from rlvla.models.actor_critic import ActorCritic
 from rlvla.models.reference import ReferenceModel
 from rlvla.models.value_models import Critic, RewardModel
 from rlvla.trainer.algorithm_config import AlgorithmConfig
@@ -24,12 +26,20 @@ REWARD_MODEL_COMPONENT = "reward_model"
 
 @dataclass
 class Judges:
-    """The models that look at an episode. `critic`, `reference` and `reward_model` are None where not used."""
+    """The models that look at an episode. `critic`, `reference` and `reward_model` are None where not used.
+
+    With a shared backbone `critic` is the engine of the actor.
+    """
 
     actor: Engine
     critic: Engine | None
     reference: ReferenceModel | None
     reward_model: RewardModel | None
+
+    @property
+    def shared(self) -> bool:
+        """Whether actor and critic are one network."""
+        return self.critic is self.actor
 
 
 class Scorer:
@@ -51,7 +61,8 @@ class Scorer:
 
         Returns:
             `old_log_probs` [B, T]; with a KL `ref_log_probs` [B, T] or, for the exact one, `exact_kl` [B, T] and, if it
-            is a loss, `ref_all_log_probs` [B, T, 256]; `sum_pi_squared` [B, T] if the estimator reads it.
+            is a loss, `ref_all_log_probs` [B, T, 256]; `sum_pi_squared` [B, T] if the estimator reads it; with a
+            shared backbone `values` [B, T], from the same pass.
         """
         self.judges.actor.train(False)
         wants_squares = "sum_pi_squared" in self._algorithm.estimator_options
@@ -62,7 +73,8 @@ class Scorer:
     def _sampled_columns(self, micro: Experience) -> dict[str, Tensor]:
         actor: Actor = self.judges.actor.module
         temperature = self._batch.temperature
-        found = {"old_log_probs": self.judges.actor(**actor.score(micro, temperature))[0]}
+        output, found = self._with_values(actor.score(micro, temperature))
+        found["old_log_probs"] = output[0]
         if self.judges.reference is not None:
             found["ref_log_probs"] = self.judges.reference.log_probs(micro, temperature)
         return found
@@ -70,8 +82,8 @@ class Scorer:
     def _all_columns(self, micro: Experience, wants_squares: bool) -> dict[str, Tensor]:
         actor: Actor = self.judges.actor.module
         inputs = actor.score(micro, self._batch.temperature)
-        every = self.judges.actor(**inputs, all_columns=True)  # [B, T, 256]
-        found = {"old_log_probs": every.gather(-1, inputs["action_tokens"].unsqueeze(-1)).squeeze(-1)}
+        every, found = self._with_values({**inputs, "all_columns": True})  # [B, T, 256]
+        found["old_log_probs"] = every.gather(-1, inputs["action_tokens"].unsqueeze(-1)).squeeze(-1)
         if wants_squares:
             found["sum_pi_squared"] = every.exp().square().sum(-1)
         if self.judges.reference is None:
@@ -86,13 +98,21 @@ class Scorer:
             found["ref_all_log_probs"] = reference
         return found
 
+    def _with_values(self, inputs: dict[str, Any]) -> tuple[Any, dict[str, Tensor]]:
+        """What the actor puts out, and the values if it has them."""
+        if not self.judges.shared:
+            return self.judges.actor(**inputs), {}
+        output, values = self.judges.actor(**inputs, values="also")
+        return output, {"values": values}
+
     def values(self, rows: Experience) -> Tensor:
         """[B, T]: what the critic puts out."""
         engine = self.judges.critic
         assert engine is not None
         engine.train(False)
-        critic: Critic = engine.module
-        return self._passes(rows, lambda micro: {"values": engine(**critic.score(micro))})["values"]
+        critic: Critic | ActorCritic = engine.module
+        inputs = critic.score_values if isinstance(critic, ActorCritic) else critic.score
+        return self._passes(rows, lambda micro: {"values": engine(**inputs(micro))})["values"]
 
     def judge(self, samples: Sequence[Sample], coef: float, action_dim: int) -> list[Sample]:
         """The episodes with the reward model's weighted score as a further component, at the last executed action."""

@@ -29,7 +29,7 @@ class UpdatePhase:
         updater: runs one step.
         guards: look at its gradient.
         actor: trained from the end of `freezing_actor_steps` on.
-        critic: None where the estimator has none.
+        critic: None where the estimator has none, or where it shares the actor's network.
         average: of the actor's weights, or None.
         demonstrations: loss that is mixed into every step of the actor, or None.
     """
@@ -48,7 +48,7 @@ class UpdatePhase:
         """All epochs of an iteration, counted from 0; measurements go to `metrics`.
 
         Once `actor/ppo_kl` of a step exceeds `target_kl`, which all ranks see alike, the policy is left alone until
-        the next iteration; the critic goes on.
+        the next iteration; a critic of its own goes on.
         """
         batch, replay = self.batch, ReplayList()
         replay.append(experience)

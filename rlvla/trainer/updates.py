@@ -79,6 +79,8 @@ class Updater:
     ) -> float:
         """Accumulate the policy gradient of a step and apply it; measurements go to `metrics`.
 
+        With a shared backbone the loss is that of the policy + vf_coef * that of the value.
+
         Returns:
             The norm of the gradient; if it is not finite, the step was left out.
 
@@ -89,9 +91,12 @@ class Updater:
         width = tokens_per_column(self._algorithm.log_prob_level, step.action_mask.shape[1], self._action_dim)
         column_counts = self._normalizer.count(any_of_column(step.policy_mask, width), step.episode_index)
         token_counts = self._normalizer.count(step.policy_mask, step.episode_index)
+        value_counts = token_counts
+        if self._algorithm.share_backbone:
+            value_counts = self._normalizer.count(step.value_mask, step.episode_index)
         engine.train()
         for micro, rows, count, last in self._micro_batches(step):
-            log_probs, entropy, every = self._forward(engine, micro)
+            log_probs, entropy, every, values = self._forward(engine, micro)
             new = sum_columns(log_probs, micro.policy_mask, width)
             old = sum_columns(micro.old_log_probs, micro.policy_mask, width)
             column_mask = any_of_column(micro.policy_mask, width)
@@ -112,6 +117,9 @@ class Updater:
             self._add_up(metrics, "actor/pg_loss", loss, count)
             options = self._normalizer.options(token_counts, rows)
             loss = loss + self._penalties(micro, (log_probs, entropy, every), options, kl_coef, metrics, count)
+            if values is not None:
+                options = self._normalizer.options(value_counts, rows)
+                loss = loss + self._algorithm.vf_coef * self._value_loss(values, micro, options, metrics, count)
             norm = engine.backward(loss, last=last)
         metrics.mean({"actor/grad_norm": norm}, float(math.isfinite(norm)))
         return norm
@@ -133,14 +141,25 @@ class Updater:
         }
         return {name: value for name, value in offered.items() if name in algorithm.loss_options}
 
-    def _forward(self, engine: Engine, micro: Experience) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Log-probs and entropies [B, T]; with the exact KL as a loss also the log-probs [B, T, 256] of all ids."""
-        inputs = engine.module.score(micro, self._batch.temperature)
-        if micro.ref_all_log_probs is None:
-            return *engine(**inputs), None
-        every = engine(**inputs, all_columns=True)
-        chosen = every.gather(-1, micro.action_tokens.unsqueeze(-1)).squeeze(-1)
-        return chosen, -(every.exp() * every).sum(-1), every
+    def _forward(self, engine: Engine, micro: Experience) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        """What the policy says of the rows.
+
+        Returns:
+            Log-probs and entropies [B, T]; with the exact KL as a loss the log-probs [B, T, 256] of all ids; with a
+            shared backbone values [B, T].
+        """
+        inputs, values = engine.module.score(micro, self._batch.temperature), None
+        exact = micro.ref_all_log_probs is not None
+        if exact:
+            inputs["all_columns"] = True
+        if self._algorithm.share_backbone:
+            output, values = engine(**inputs, values="also")
+        else:
+            output = engine(**inputs)
+        if not exact:
+            return *output, None, values
+        chosen = output.gather(-1, micro.action_tokens.unsqueeze(-1)).squeeze(-1)
+        return chosen, -(output.exp() * output).sum(-1), output, values
 
     def _penalties(
         self,
@@ -191,16 +210,17 @@ class Updater:
         critic, counts = engine.module, self._normalizer.count(step.value_mask, step.episode_index)
         engine.train()
         for micro, rows, count, last in self._micro_batches(step):
-            loss, found = value_loss(
-                engine(**critic.score(micro)),
-                micro.values,
-                micro.returns,
-                micro.value_mask,
-                clip=self._algorithm.value_clip or None,
-                **self._normalizer.options(counts, rows),
-            )
-            metrics.mean({f"critic/{name}": value for name, value in found.items()}, float(micro.value_mask.sum()))
-            self._add_up(metrics, "critic/vf_loss", loss, count)
+            options = self._normalizer.options(counts, rows)
+            loss = self._value_loss(engine(**critic.score(micro)), micro, options, metrics, count)
             norm = engine.backward(loss, last=last)
         metrics.mean({"critic/grad_norm": norm}, float(math.isfinite(norm)))
         return norm
+
+    def _value_loss(
+        self, values: Tensor, micro: Experience, options: dict[str, Any], metrics: Metrics, count: int
+    ) -> Tensor:
+        clip = self._algorithm.value_clip or None
+        loss, found = value_loss(values, micro.values, micro.returns, micro.value_mask, clip=clip, **options)
+        metrics.mean({f"critic/{name}": value for name, value in found.items()}, float(micro.value_mask.sum()))
+        self._add_up(metrics, "critic/vf_loss", loss, count)
+        return loss

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+METRICS_FILE = "metrics.jsonl"
 LEVELS = ("debug", "info", "warning", "error")
 log = logging.getLogger("rlvla")
 _quiet = False
@@ -43,14 +45,31 @@ def quiet_libraries() -> None:
         logging.getLogger(name).setLevel(logging.ERROR)
 
 
+def open_lines(path: Path) -> Any:
+    """A text file to which lines are appended; a torn last line, which a kill may leave, does not swallow the next."""
+    file = path.open("a+", encoding="utf-8")
+    if file.tell():
+        with path.open("rb") as before:
+            before.seek(-1, os.SEEK_END)
+            if before.read(1) != b"\n":
+                file.write("\n")
+    return file
+
+
 def read_metrics(folder: Path) -> list[dict[str, float]]:
-    """The lines of `metrics.jsonl`; where a step was logged twice (a resumed run), the later one."""
-    path = folder / "metrics.jsonl"
+    """The lines of `metrics.jsonl`; where a step was logged twice (a resumed run), the later one.
+
+    Torn lines, which a kill or a full disk leaves, are passed over.
+    """
+    path = folder / METRICS_FILE
     if not path.exists():
         return []
     by_step: dict[int, dict[str, float]] = {}
     for line in path.read_text(encoding="utf-8").splitlines():
-        record = json.loads(line)
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
         by_step.setdefault(record["step"], {}).update(record)
     return [by_step[step] for step in sorted(by_step)]
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from rlvla.utils.config_file import command_line
 from rlvla.utils.errors import require
+from rlvla.utils.logging import METRICS_FILE, open_lines
 from rlvla.utils.video import encode_gif
 
 # What the "Custom Scalars" page of TensorBoard shows: one chart per line, in this order.
@@ -50,7 +51,7 @@ class MetricsLogger:
         if folder is None:
             return
         folder.mkdir(parents=True, exist_ok=True)
-        self._lines = (folder / "metrics.jsonl").open("a", encoding="utf-8")
+        self._lines = open_lines(folder / METRICS_FILE)
         if use_tensorboard:
             board = require("torch.utils.tensorboard", extra="all")
             self._writer = board.SummaryWriter(str(folder / "tensorboard"))

@@ -458,6 +458,17 @@ def test_continuing_without_a_checkpoint_starts_anew(
     assert "continuing after" not in capsys.readouterr().out
 
 
+def test_a_run_killed_while_it_wrote_its_first_file_is_started_anew(policy_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".run_config.json.x1y2").write_text("{")
+    flags = ["--num_episodes", "4", "--eval_episodes", "2", "--no-val_before_train"]
+    assert run(policy_folder, tmp_path / "run", "--load_checkpoint", *flags).iteration == 1
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "letter.txt").write_text("")
+    with pytest.raises(ConfigError, match="holds no run of this command"):
+        run(policy_folder, tmp_path / "foreign", "--load_checkpoint", *flags)
+
+
 def test_a_finished_run_is_only_evaluated_again(whole: tuple, policy_folder: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(whole[0], tmp_path / "run")
     before = load_file(folder / "policy" / "model.safetensors")

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from rlvla.utils.errors import MissingExtraError, require
-from rlvla.utils.logging import duration, log, markdown_table, progress_bar, set_output, table
+from rlvla.utils.logging import (
+    METRICS_FILE,
+    duration,
+    log,
+    markdown_table,
+    open_lines,
+    progress_bar,
+    read_metrics,
+    set_output,
+    table,
+)
 
 
 @pytest.mark.parametrize(
@@ -21,6 +33,19 @@ def test_table_aligns_numbers_to_the_right_and_words_to_the_left() -> None:
     lines = table(("task", "n"), [("reach", 5), ("x", 1000)]).splitlines()
     assert lines == ["task      n", "-----  ----", "reach     5", "x      1000"]
     assert table(("a", "b"), []).splitlines() == ["a  b", "-  -"]
+
+
+def test_a_torn_line_of_metrics_costs_itself_only(tmp_path: Path) -> None:
+    path = tmp_path / METRICS_FILE
+    path.write_text('{"step": 1, "loss": 0.5}\n{"step": 2, "lo')
+    for step in (2, 3):
+        with open_lines(path) as file:
+            file.write(json.dumps({"step": step, "loss": 0.1 * step}) + "\n")
+    assert [record["step"] for record in read_metrics(tmp_path)] == [1, 2, 3]
+    assert len(path.read_text().splitlines()) == 4
+    with open_lines(tmp_path / "new") as file:
+        file.write("first\n")
+    assert (tmp_path / "new").read_text() == "first\n"
 
 
 def test_a_disabled_bar_is_silent(capsys: pytest.CaptureFixture) -> None:
