@@ -136,7 +136,7 @@ class BadSteps:
 
     def __init__(self, folder: Path, limit: int, strategy: DeepspeedStrategy):
         self._folder, self._limit, self._strategy = folder, limit, strategy
-        self._in_a_row: dict[str, int] = {}
+        self.in_a_row: dict[str, int] = {}
         self.total = 0
 
     def look(self, model: str, norm: float, step: Experience, iteration: int, settings: Mapping[str, Any]) -> bool:
@@ -153,10 +153,10 @@ class BadSteps:
             TrainingHalted: too many in a row.
         """
         if math.isfinite(norm):
-            self._in_a_row[model] = 0
+            self.in_a_row[model] = 0
             return True
         self.total += 1
-        self._in_a_row[model] = count = self._in_a_row.get(model, 0) + 1
+        self.in_a_row[model] = count = self.in_a_row.get(model, 0) + 1
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / f"iteration_{iteration:06d}_{model}_{count}_rank{self._strategy.rank}.pt"
         content = {f.name: getattr(step, f.name) for f in fields(step)}
@@ -225,11 +225,12 @@ class Guards:
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint must hold."""
-        return {"idle": self._idle.count, "update_seen": self._update_seen}
+        return {"idle": self._idle.count, "update_seen": self._update_seen, "bad_steps": self._bad.in_a_row}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a `state_dict`."""
         self._idle.count, self._update_seen = int(state["idle"]), bool(state["update_seen"])
+        self._bad.in_a_row = dict(state.get("bad_steps", {}))  # checkpoints of earlier versions have none
 
 
 def read_batch(path: Path) -> tuple[Experience, str, dict[str, Any]]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from rlvla.envs.config import EnvConfig
 from rlvla.rewards import StateInputSettings
+from rlvla.utils.durable_files import put_in_place
 from rlvla.utils.errors import ConfigError
 from rlvla.utils.runs import write_json
 from rlvla.utils.strategy import DeepspeedStrategy, Engine
@@ -53,9 +54,7 @@ def export_policy(engine: Engine, folder: Path, strategy: DeepspeedStrategy, rec
             shutil.rmtree(temporary, ignore_errors=True)
             module.save_pretrained(temporary)
             record.write(temporary)
-            if folder.exists():
-                shutil.rmtree(folder)
-            temporary.rename(folder)
+            put_in_place(temporary, folder)
     strategy.barrier()
 
 

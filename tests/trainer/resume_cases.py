@@ -3,8 +3,9 @@
     [deepspeed --num_accelerators 2] tests/trainer/resume_cases.py PLAN
 
 PLAN is a JSON list of {"argv": [...], "stop_after": iteration or null, "record": folder or null}. A record has
-`whole.pt` (weights and moments of every engine, whole, and learning rates) and `rank<N>.pt` (groups that wait). It is
-made where a run breaks off, or right after it was continued, before anything is trained.
+`whole.pt` (weights and moments of every engine, whole, learning rates, moving average, state of the trainer) and
+`rank<N>.pt` (groups that wait). It is made where a run breaks off, or right after it was continued, before anything is
+trained.
 """
 
 from __future__ import annotations
@@ -86,7 +87,9 @@ def write_record(trainer: PPOTrainer, folder: Path) -> None:
     engines = {name: whole_state(engine) for name, engine in trainer._engines().items()}
     folder.mkdir(parents=True, exist_ok=True)
     if trainer.strategy.is_main:
-        torch.save({"engines": engines, "iteration": trainer.iteration}, folder / "whole.pt")
+        average = trainer._average.state_dict() if trainer._average is not None else {}
+        content = {"engines": engines, "iteration": trainer.iteration, "average": average, "state": trainer._state()}
+        torch.save(content, folder / "whole.pt")
     groups = trainer._collector.state_dict()
     waiting = [(entry["born"], [sample.uid for sample in entry["samples"]]) for entry in groups["carried"]]
     torch.save({"position": groups["position"], "waiting": waiting}, folder / f"rank{trainer.strategy.rank}.pt")

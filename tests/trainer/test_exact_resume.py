@@ -74,6 +74,7 @@ def test_another_number_of_ranks_goes_on_from_the_same_state(runs: Path, name: s
     assert before["iteration"] == 2 and not differences(before, after)
     moved = [bool(parts[1].any()) for name, parts in before["engines"]["actor"].items() if name != "learning_rate"]
     assert sum(moved) > 0.8 * len(moved), "there are moments that could get lost"
+    assert bool(before["average"]) == ("ppo" in name)
 
     ranks = [sorted((runs / name / when / kind).glob("rank*.pt")) for when in ("before", "after")]
     assert [len(files) for files in ranks] == ([2, 1] if kind == "fewer" else [1, 2])

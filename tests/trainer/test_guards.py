@@ -105,7 +105,7 @@ def test_batches_of_bad_steps_are_kept_and_end_the_run(strategy: DeepspeedStrate
     assert not bad.look("actor", math.inf, rows(), 2, {"temperature": 1.5})
     with pytest.raises(TrainingHalted, match=r"2 optimizer steps of the actor in a row .* cli/replay_batch.py --batch"):
         bad.look("actor", math.nan, rows(), 2, {"temperature": 1.5})
-    assert bad.total == 4
+    assert bad.total == 4 and bad.in_a_row == {"actor": 2, "critic": 1}
     again, model, settings = read_batch(sorted((tmp_path / "bad").glob("*_actor_*"))[-1])
     assert (model, settings) == ("actor", {"temperature": 1.5})
     assert torch.equal(again.action_tokens, rows().action_tokens) and again.instructions == ["reach"] * 3
@@ -140,10 +140,10 @@ def test_a_step_that_is_not_finite_changes_nothing(stage: int, value: float) -> 
     assert weights().isfinite().all()
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_a_loss_that_is_not_finite_costs_the_step_though_its_gradient_is(stage: int) -> None:
+@pytest.mark.parametrize(("stage", "offload"), [(0, False), (1, False), (2, False), (3, False), (2, True), (3, True)])
+def test_a_loss_that_is_not_finite_costs_the_step_though_its_gradient_is(stage: int, offload: bool) -> None:
     """In one micro-batch of several; the next step knows nothing of it."""
-    strategy = DeepspeedStrategy(StrategyConfig(zero_stage=stage))
+    strategy = DeepspeedStrategy(StrategyConfig(zero_stage=stage, adam_offload=offload))
     torch.manual_seed(0)
     engine = strategy.prepare(torch.nn.Linear(3, 2), OptimConfig(0.01, (0.9, 0.999), 0.0, "linear", 0.0, 10))
 

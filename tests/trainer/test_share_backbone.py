@@ -40,14 +40,14 @@ def change(model: torch.nn.Module, after: torch.nn.Module, rename: dict[str, str
     return found
 
 
-@pytest.mark.parametrize("micro", [3, 100])
+@pytest.mark.parametrize(("micro", "stage"), [(3, 0), (100, 0), (3, 2)])
 @pytest.mark.parametrize("mode", ["token-mean", "traj-mean-token-mean"])
 @pytest.mark.usefixtures("plain_gradient_descent")
 def test_its_gradient_is_that_of_the_policy_and_a_share_of_the_critics(
-    policy_folder: Path, micro: int, mode: str
+    policy_folder: Path, micro: int, stage: int, mode: str
 ) -> None:
     """Under plain gradient descent the steps of two separate networks with the same weights add up."""
-    strategy = DeepspeedStrategy(StrategyConfig(max_norm=1e6))
+    strategy = DeepspeedStrategy(StrategyConfig(zero_stage=stage, max_norm=1e6))
     actor, critic = Actor.from_pretrained(policy_folder), Critic.from_pretrained(policy_folder)
     shared = ActorCritic.from_pretrained(policy_folder)
     torch.nn.init.normal_(shared.value_head.weight, std=0.3, generator=torch.Generator().manual_seed(1))
