@@ -21,22 +21,26 @@ from rlvla.utils.runs import write_json
 
 ROOT = Path(__file__).resolve().parents[1]
 DEMOS = (
-    "--task_suite_name toy_reach --image_size 32 --use_proprio --num_demos 4000 --keep all --offset_bias 0.0 -0.2 "
+    "--task_suite_name toy_reach --image_size 32 --use_proprio --keep all --offset_bias 0.0 -0.2 "
     "--noise_std 0.05 --action_quantum 0.25 --num_envs 1 --seed 0"
 )
 SFT = "--pretrain tiny --action_chunk_len 3 --train_batch_size 64 --learning_rate 2e-3 --no-use_tensorboard --seed 0"
 SIZES = {
     "tiny": "--tiny_vision_dim 32 --tiny_llm_dim 48 --max_epochs 3",
-    "larger": "--tiny_vision_dim 128 --tiny_llm_dim 384 --tiny_llm_layers 8 --max_epochs 1",
+    "larger": "--tiny_vision_dim 96 --tiny_llm_dim 256 --tiny_llm_layers 6 --max_epochs 1",
 }
+NUM_DEMOS = {"tiny": "4000", "larger": "200"}
 PPO = (
-    "--task_suite_name toy_reach --advantage_estimator gae --rollout_batch_size 256 --no-bootstrap_truncated "
+    "--task_suite_name toy_reach --advantage_estimator gae --no-bootstrap_truncated "
     "--gamma 0.99 --lambd 0.95 --train_batch_size 32 --max_epochs 2 --micro_train_batch_size 96 --num_envs 1 "
     "--eps_clip_low_high 0.2 0.28 --actor_learning_rate 5e-4 --lr_scheduler linear --lr_warmup_ratio 0.1 "
     "--no-use_tensorboard --no-val_before_train --save_steps 1000"
 )
 KINDS = {"separate": "--critic_learning_rate 1e-3 --freezing_actor_steps 1", "shared": "--share_backbone"}
-LENGTHS = {"tiny": "--num_episodes 4096 --eval_episodes 200", "larger": "--num_episodes 512 --eval_episodes 1"}
+LENGTHS = {
+    "tiny": "--num_episodes 4096 --rollout_batch_size 256 --eval_episodes 200",
+    "larger": "--num_episodes 128 --rollout_batch_size 64 --eval_episodes 1 --no-check_start",
+}
 
 
 def command(script: str, *words: str | Path) -> dict[str, float]:
@@ -52,11 +56,11 @@ def command(script: str, *words: str | Path) -> dict[str, float]:
 
 def make_start(out: Path, size: str) -> Path:
     """A supervised start of that size."""
-    folder = out / f"start_{size}"
-    if not (out / "demos" / "demos.hdf5").exists():
-        command("collect_demos.py", *DEMOS.split(), "--output", out / "demos")
+    folder, demos = out / f"start_{size}", out / f"demos_{size}"
+    if not (demos / "demos.hdf5").exists():
+        command("collect_demos.py", *DEMOS.split(), "--num_demos", NUM_DEMOS[size], "--output", demos)
     if not (folder / "policy").exists():
-        words = [*SFT.split(), *SIZES[size].split(), "--demos", out / "demos" / "demos.hdf5", "--save_path", folder]
+        words = [*SFT.split(), *SIZES[size].split(), "--demos", demos / "demos.hdf5", "--save_path", folder]
         command("train_sft_vla.py", *words)
     return folder / "policy"
 
