@@ -1,10 +1,12 @@
-"""Interrupts `examples/scripts/toy_reach.sh` at random moments and runs it again, until it comes to its end.
+"""Interrupts a quickstart at random moments and runs it again, until it comes to its end.
 
-    python benchmarks/interrupt_quickstart.py --kills 8
+    python benchmarks/interrupt_quickstart.py --script toy_reach --kills 8
+    python benchmarks/interrupt_quickstart.py --script quickstart --kills 5
 
-SIGKILL and SIGINT in turn, to every process of the job, in each stage: demonstrations, SFT, PPO, the last evaluation.
-Passed means: no attempt failed by itself, no process outlived its job by a minute, and in the end the supervised
-policy, the trained policy and all evaluations are, to the bit, those of a run that nobody interrupted.
+SIGKILL and SIGINT in turn, to every process of the job, in each stage, of `examples/scripts/toy_reach.sh` or
+`quickstart.sh` (Lift), both with less to do than by default. Passed means: no attempt failed by itself, no process
+outlived its job by a minute, and in the end both policies, to the bit, and all evaluations are those of a run that
+nobody interrupted.
 """
 
 from __future__ import annotations
@@ -19,46 +21,78 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from rlvla.trainer.checkpoints import list_checkpoints
 
 ROOT = Path(__file__).resolve().parents[1]
-NUM_DEMOS = "500"
-EPISODES, PER_ITERATION = 1024, 128
-PPO = f"--num_episodes {EPISODES} --rollout_batch_size {PER_ITERATION} --eval_episodes 100 --deterministic_rollout"
-CONTINUED_AT_THE_END = f"continuing after iteration {EPISODES // PER_ITERATION} of"
-# Stage -> what the log says once it has begun.
-STAGES = {
-    "demonstrations": "demonstrations of",
-    "sft": "SFT:",
-    "ppo": "iteration 1/",
-    "evaluation": f"iteration {EPISODES // PER_ITERATION}/{EPISODES // PER_ITERATION}: ",
+LAST = 8  # iteration of toy_reach
+
+
+@dataclass(frozen=True)
+class Script:
+    """What is interrupted.
+
+    Attributes:
+        num_demos: demonstrations to record.
+        flags: for the training.
+        stages: stage -> what the log says once it has begun, in a first attempt or in a continued one.
+        evaluations: files that hold the figures.
+    """
+
+    num_demos: int
+    flags: str
+    stages: dict[str, tuple[str, ...]]
+    evaluations: tuple[str, ...]
+
+
+SCRIPTS = {
+    "toy_reach": Script(
+        500,
+        f"--num_episodes {128 * LAST} --rollout_batch_size 128 --eval_episodes 100 --deterministic_rollout",
+        {
+            "demonstrations": ("demonstrations of",),
+            "sft": ("SFT:",),
+            "ppo": (" rollout:",),
+            "evaluation": (f"iteration {LAST}/{LAST}: ", f"continuing after iteration {LAST} of"),
+        },
+        ("ppo/evaluations.json",),
+    ),
+    "quickstart": Script(
+        40,
+        "--num_episodes 384 --eval_episodes 20 --save_steps 1 --no-check_start --deterministic_rollout",
+        {name: (f"== {name}\n",) for name in ("demos", "sft", "eval_sft", "rl", "eval_rl")},
+        ("ppo/evaluations.json", "eval_sft.json", "eval_rl.json"),
+    ),
 }
 
 
 class Job:
-    """The script in a session of its own.
+    """A script in a session of its own.
 
     Args:
+        name: of the script.
         out: its folder.
         log: receives what it prints.
     """
 
-    def __init__(self, out: Path, log: Path):
-        environment = os.environ | {"OUT": str(out), "NUM_DEMOS": NUM_DEMOS, "OMP_NUM_THREADS": "1"}
-        command = ["bash", str(ROOT / "examples/scripts/toy_reach.sh"), *PPO.split()]
-        self.log = log
+    def __init__(self, name: str, out: Path, log: Path):
+        self.script, self.log = SCRIPTS[name], log
+        environment = os.environ | {"OUT": str(out), "NUM_DEMOS": str(self.script.num_demos), "OMP_NUM_THREADS": "1"}
+        command = ["bash", str(ROOT / "examples/scripts" / f"{name}.sh"), *self.script.flags.split()]
         with log.open("w") as file:
             self.process = subprocess.Popen(
                 command, env=environment, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
             )
 
-    def has_said(self, text: str) -> bool:
-        """Whether it is in the log."""
-        return text in self.log.read_text(errors="replace")
+    def has_begun(self, stage: str) -> bool:
+        """Whether the log tells of the stage."""
+        text = self.log.read_text(errors="replace")
+        return any(words in text for words in self.script.stages[stage])
 
     def members(self) -> list[int]:
         """Live processes of its session."""
@@ -96,8 +130,8 @@ def time_stages(job: Job) -> dict[str, float]:
     """Run it to its end; how long each stage took, in seconds."""
     begun: dict[str, float] = {}
     while job.process.poll() is None:
-        for stage, words in STAGES.items():
-            if stage not in begun and job.has_said(words):
+        for stage in job.script.stages:
+            if stage not in begun and job.has_begun(stage):
                 begun[stage] = time.monotonic()
         time.sleep(0.05)
     if job.process.returncode:
@@ -108,7 +142,7 @@ def time_stages(job: Job) -> dict[str, float]:
 
 def interrupt(job: Job, stage: str, delay: float, number: int) -> str | None:
     """Send the signal so long after the stage has begun; what went wrong, or None."""
-    while job.process.poll() is None and not begun(job, stage):
+    while job.process.poll() is None and not job.has_begun(stage):
         time.sleep(0.05)
     time.sleep(delay)
     if job.process.poll() is not None:  # it came to its end before, which is no failure
@@ -117,49 +151,55 @@ def interrupt(job: Job, stage: str, delay: float, number: int) -> str | None:
     return None if job.gone(60) else f"processes of the job outlived {signal.Signals(number).name} in {stage}"
 
 
-def begun(job: Job, stage: str) -> bool:
-    """A continued run begins with a later iteration than the first."""
-    if stage == "ppo":
-        return job.has_said("update:") or job.has_said(" rollout:")
-    return job.has_said(STAGES[stage]) or (stage == "evaluation" and job.has_said(CONTINUED_AT_THE_END))
-
-
-def differences(ours: Path, theirs: Path) -> list[str]:
+def differences(ours: Path, theirs: Path, script: Script) -> list[str]:
     """What is not equal in two finished folders."""
     found = [
-        f"{name} differ"
+        f"{name} differs"
         for name in ("sft/policy/model.safetensors", "ppo/policy/model.safetensors")
         if not filecmp.cmp(ours / name, theirs / name, shallow=False)
     ]
-    first, second = (json.loads((folder / "ppo/evaluations.json").read_text()) for folder in (ours, theirs))
-    return found + ([] if first == second else [f"evaluations: {first} and {second}"])
+    for name in script.evaluations:
+        first, second = (figures(json.loads((folder / name).read_text())) for folder in (ours, theirs))
+        found += [] if first == second else [f"{name}: {first} and {second}"]
+    return found
+
+
+def figures(evaluation: Any) -> Any:
+    """What an evaluation found, without the folder that it looked at and the time that it took."""
+    if isinstance(evaluation, list):
+        return [figures(entry) for entry in evaluation]
+    if isinstance(evaluation, dict):
+        return {k: figures(v) for k, v in evaluation.items() if k not in ("policy", "pretrain", "seconds", "command")}
+    return evaluation
 
 
 def main() -> None:
     """Entry point."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--script", choices=SCRIPTS, default="toy_reach")
     parser.add_argument("--kills", type=int, default=8, help="signals sent, spread over the stages")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    rng, problems, sent = random.Random(arguments.seed), [], []
+    name, script = arguments.script, SCRIPTS[arguments.script]
+    rng, problems, sent, stages = random.Random(arguments.seed), [], [], list(script.stages)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        seconds = time_stages(Job(folder / "whole", folder / "log"))
+        seconds = time_stages(Job(name, folder / "whole", folder / "log"))
         print("uninterrupted: " + ", ".join(f"{stage} {took:.0f} s" for stage, took in seconds.items()), flush=True)
-        kills = sorted(range(arguments.kills), key=lambda kill: kill % len(STAGES))  # earlier stages first
+        kills = sorted(range(arguments.kills), key=lambda kill: kill % len(stages))  # earlier stages first
         for index, kill in enumerate(kills):
-            stage, number = list(STAGES)[kill % len(STAGES)], (signal.SIGKILL, signal.SIGINT)[index % 2]
+            stage, number = stages[kill % len(stages)], (signal.SIGKILL, signal.SIGINT)[index % 2]
             delay = rng.uniform(0, seconds[stage])
-            problem = interrupt(Job(folder / "cut", folder / "log"), stage, delay, number)
+            problem = interrupt(Job(name, folder / "cut", folder / "log"), stage, delay, number)
             saved = [path.name for path in list_checkpoints(folder / "cut/ppo/checkpoints")]
             sent.append(f"{signal.Signals(number).name} {delay:.1f} s into {stage}; checkpoints {saved}")
             print(sent[-1] + (f": {problem}" if problem else ""), flush=True)
             problems += [problem] if problem else []
-        last = Job(folder / "cut", folder / "log")
+        last = Job(name, folder / "cut", folder / "log")
         if last.process.wait():
             problems.append(f"the last attempt failed:\n{last.log.read_text()[-3000:]}")
         else:
-            problems += differences(folder / "cut", folder / "whole")
+            problems += differences(folder / "cut", folder / "whole", script)
     for problem in problems:
         print(problem)
     print(f"{len(sent)} interruptions, {len(problems)} violations")

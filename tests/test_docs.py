@@ -34,6 +34,7 @@ OTHER_FLAGS = LAUNCHER_FLAGS | {
     "--no-flag",
     "--seeds",
     "--kills",
+    "--script",
     "--out",
 }
 # Pieces of messages that are not ours, or too short to be looked up.

@@ -1,10 +1,13 @@
 #!/usr/bin/env bash
 # The whole story on a laptop: demonstrations of a mediocre expert -> supervised policy -> PPO in robosuite Lift, judged on
-# 100 initial states that nothing was trained on. Run it again to continue where it was interrupted.
+# 100 initial states that nothing was trained on. Run it again to continue where it was interrupted. Further flags are handed on
+# to the training.
 #   OUT=runs/quickstart SEED=0 bash examples/scripts/quickstart.sh
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 OUT="${OUT:-runs/quickstart}"
 SEED="${SEED:-0}"
+NUM_DEMOS="${NUM_DEMOS:-600}"
+training_flags=("$@")
 mkdir -p "$OUT"
 if [ -f "$OUT/report.json" ]; then
   python examples/scripts/quickstart_report.py "$OUT"
@@ -37,7 +40,7 @@ demos() {
   rm -rf "$OUT/demos" # an interrupted recording starts anew
   python cli/collect_demos.py \
     --task_suite_name robosuite --task_ids 0 --control_freq 10 --max_steps 25 --cameras wrist --image_size 64 --use_proprio \
-    --num_demos 600 --keep all --offset_bias 0.025 0.0 --offset_prob 0.5 --offset_max 0.02 --noise_std 0.1 --action_quantum 0.25 \
+    --num_demos "$NUM_DEMOS" --keep all --offset_bias 0.025 0.0 --offset_prob 0.5 --offset_max 0.02 --noise_std 0.1 --action_quantum 0.25 \
     --num_envs 2 --seed "$SEED" --output "$OUT/demos"
 }
 
@@ -57,7 +60,7 @@ evaluate() { # NAME POLICY
 
 rl() {
   SAVE_PATH="$OUT/ppo" PRETRAIN="$OUT/sft/policy" bash examples/scripts/train_ppo_vla.sh \
-    --load_checkpoint --save_steps 5 --no-val_before_train --seed "$SEED"
+    --load_checkpoint --save_steps 5 --no-val_before_train --seed "$SEED" "${training_flags[@]}"
 }
 
 stage demos demos
