@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlvla.envs.base import TaskSpec
-from rlvla.envs.pool import worker_environment
+from rlvla.envs.processes import worker_environment
 from rlvla.envs.registry import get_suite, list_tasks
 from rlvla.utils.errors import ConfigError, MissingExtraError
 

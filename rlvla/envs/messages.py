@@ -113,12 +113,12 @@ class Failure:
 def pack(message: Any, slab: Slab) -> Any:
     """The message with its arrays laid into the slab and `ArrayRef`s in their places."""
     slab.rewind()
-    return _replace(message, np.ndarray, slab.append)
+    return replace_leaves(message, np.ndarray, slab.append)
 
 
 def unpack(message: Any, slab: Slab) -> Any:
     """The way back from `pack`: the message with copies of the arrays in their places."""
-    return _replace(message, ArrayRef, slab.read)
+    return replace_leaves(message, ArrayRef, slab.read)
 
 
 def send_message(connection: Connection, message: object) -> None:
@@ -131,12 +131,12 @@ def receive_message(connection: Connection) -> Any:
     return pickle.loads(connection.recv_bytes())
 
 
-def _replace(value: Any, kind: type, function: Callable[[Any], Any]) -> Any:
+def replace_leaves(value: Any, kind: type, function: Callable[[Any], Any]) -> Any:
     """Apply `function` to everything of `kind` inside dataclasses and dicts."""
     if isinstance(value, kind):
         return function(value)
     if isinstance(value, dict):
-        return {key: _replace(item, kind, function) for key, item in value.items()}
+        return {key: replace_leaves(item, kind, function) for key, item in value.items()}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return type(value)(**{name: _replace(item, kind, function) for name, item in vars(value).items()})
+        return type(value)(**{name: replace_leaves(item, kind, function) for name, item in vars(value).items()})
     return value

@@ -1,22 +1,16 @@
-"""Worker processes with an environment each, driven from one thread without ever blocking it."""
+"""Workers with an environment each, driven from one thread without ever blocking it."""
 
 from __future__ import annotations
 
 import enum
-import os
-import signal
-import socket
-import subprocess
 import sys
-import threading
 import time
 from collections.abc import Mapping, Sequence
-from multiprocessing import connection as mp_connection
-from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
-import rlvla
+from rlvla.envs.backend import Backend, Channel, WorkerGoneError, WorkerOptions
 from rlvla.envs.messages import (
     PROTOCOL_VERSION,
     Answer,
@@ -29,27 +23,10 @@ from rlvla.envs.messages import (
     Reset,
     RunExpert,
     StepChunk,
-    pack,
-    receive_message,
-    send_message,
-    unpack,
 )
-from rlvla.envs.slab import Slab, create_slab_file
+from rlvla.envs.processes import ProcessBackend
 from rlvla.utils.errors import ConfigError
 from rlvla.version import __version__
-
-# One core per worker. LP_NUM_THREADS is Mesa's software renderer, which otherwise starts a thread per core.
-_WORKER_ENVIRONMENT = {
-    "OMP_NUM_THREADS": "1",
-    "OPENBLAS_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-    "OMP_WAIT_POLICY": "PASSIVE",
-    "LP_NUM_THREADS": "0",
-    # `python -m` would look in the working directory first, where another copy of rlvla may lie.
-    "PYTHONSAFEPATH": "1",
-}
-# How long an idle worker may take to close its environment, and any worker to heed SIGTERM.
-_GRACE_SECONDS, _TERMINATE_SECONDS = 3.0, 1.0
 
 
 class WorkerState(enum.Enum):
@@ -112,13 +89,12 @@ PHASES: dict[type, str] = {
 
 
 class _WorkerHandle:
-    """A worker process as the pool sees it."""
+    """A worker as the pool sees it."""
 
-    def __init__(self, process: subprocess.Popen[bytes], connection: Connection, slab: Slab):
-        self.process = process
-        self.connection = connection
-        self.slab = slab
+    def __init__(self, channel: Channel):
+        self.channel = channel
         self.state = WorkerState.BUSY  # until it has said hello
+        self.end = ""  # how its process ended
         self.command: Command | None = None
         self.busy_since = time.monotonic()
         # The environment and the episode it plays, for error messages.
@@ -153,14 +129,9 @@ class _WorkerHandle:
             worker_traceback=failure.traceback if failure else "",
         )
 
-    def release(self) -> None:
-        """Close this side's descriptors; the worker then ends by itself."""
-        self.connection.close()
-        self.slab.close()
-
 
 class EnvPool:
-    """Worker processes, each with one environment at a time.
+    """Workers, each with one environment at a time.
 
     Commands are submitted without waiting and their answers collected with `wait`, so that whatever else there is to
     do (a forward pass of the policy) overlaps with the simulation:
@@ -174,12 +145,13 @@ class EnvPool:
     them ends, however it ends.
 
     Args:
-        num_workers: how many processes, numbered from 0.
-        python: the interpreter to run them with.
+        num_workers: how many, numbered from 0.
+        backend: where they run; by default as processes of this machine.
+        python: the interpreter of those processes, by default that of this one; not together with `backend`.
         custom_modules: modules (`.py` files, or dotted names of what is installed or on PYTHONPATH) that a worker
             imports first, to register suites.
         environment: environment variables for the workers beyond those of this process.
-        start_timeout: seconds that the processes may take to start.
+        start_timeout: seconds that the workers may take to start.
 
     Raises:
         EnvWorkerError: a worker did not start, or belongs to another version of rlvla.
@@ -189,17 +161,20 @@ class EnvPool:
         self,
         num_workers: int,
         *,
-        python: str = sys.executable,
+        backend: Backend[Any] | None = None,
+        python: str | None = None,
         custom_modules: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
         start_timeout: float = 120.0,
     ):
         if num_workers < 1:
             raise ConfigError(f"an environment pool needs at least one worker, not {num_workers}")
-        self._python = python
+        if backend is not None and python is not None:
+            raise ConfigError(f"python={python!r} is for worker processes of this machine, not for another backend")
+        self._backend: Backend[Any] = backend or ProcessBackend(python or sys.executable)
         # Another working directory in the worker must not change what a relative path means.
-        self._custom_modules = [str(Path(m).resolve()) if m.endswith(".py") else m for m in custom_modules]
-        self._environment = worker_environment(environment or {})
+        modules = [str(Path(m).resolve()) if m.endswith(".py") else m for m in custom_modules]
+        self._options = WorkerOptions(modules, dict(environment or {}))
         self._start_timeout = start_timeout
         self._failed: list[tuple[int, Result]] = []
         self._workers: list[_WorkerHandle] = []
@@ -230,8 +205,8 @@ class EnvPool:
         return self._workers[worker_id].state
 
     def pid(self, worker_id: int) -> int:
-        """The process id of that worker."""
-        return self._workers[worker_id].process.pid
+        """The process id of that worker, on the machine where it runs."""
+        return self._workers[worker_id].channel.pid
 
     def phase(self, worker_id: int) -> str:
         """What that worker did last: start, or one of `PHASES`."""
@@ -242,12 +217,8 @@ class EnvPool:
         return self._workers[worker_id].built
 
     def rss_bytes(self, worker_id: int) -> int:
-        """Resident memory of that worker's process; 0 where the system does not tell, or the process is gone."""
-        try:
-            pages = Path(f"/proc/{self.pid(worker_id)}/statm").read_text().split()[1]
-        except OSError:
-            return 0
-        return int(pages) * os.sysconf("SC_PAGE_SIZE")
+        """Resident memory of that worker's process; 0 where it is not known, or the process is gone."""
+        return self._workers[worker_id].channel.rss_bytes()
 
     def failure(self, worker_id: int, message: str) -> EnvWorkerError:
         """A report about what that worker is doing, for a caller that judges it from outside."""
@@ -271,12 +242,14 @@ class EnvPool:
         if worker.state is not WorkerState.IDLE:
             remedy = "wait for its answer" if worker.state is WorkerState.BUSY else "restart it"
             raise RuntimeError(f"environment worker {worker_id} is {worker.state.value}: {remedy} first")
-        message = pack(command, worker.slab)
+        gone = False
+        try:
+            worker.channel.send(command)
+        except WorkerGoneError:
+            gone = True
         worker.note(command)
         worker.state = WorkerState.BUSY
-        try:
-            send_message(worker.connection, message)
-        except OSError:
+        if gone:
             self._failed.append((worker_id, self._bury(worker_id)))
 
     def wait(self, timeout: float | None = None) -> list[tuple[int, Result]]:
@@ -292,10 +265,10 @@ class EnvPool:
             it. Arrays belong to the caller.
         """
         results, self._failed = self._failed, []
-        busy = {i: w.connection for i, w in enumerate(self._workers) if w.state is WorkerState.BUSY}
+        busy = {w.channel: i for i, w in enumerate(self._workers) if w.state is WorkerState.BUSY}
         if busy:
-            ready = set(mp_connection.wait(list(busy.values()), 0.0 if results else timeout))
-            results += [(i, self._collect(i)) for i, connection in busy.items() if connection in ready]
+            ready = self._backend.wait(list(busy), 0.0 if results else timeout)
+            results += [(busy[channel], self._collect(busy[channel])) for channel in ready]
         return results
 
     def call(self, worker_id: int, command: Command, timeout: float | None = None) -> Answer:
@@ -329,7 +302,7 @@ class EnvPool:
         Raises:
             EnvWorkerError: the new process did not start.
         """
-        self._workers[worker_id].process.kill()
+        self._workers[worker_id].channel.kill()
         self._bury(worker_id)
         self._failed = [item for item in self._failed if item[0] != worker_id]
         self._workers[worker_id] = self._start()
@@ -338,56 +311,21 @@ class EnvPool:
 
     def close(self) -> None:
         """End all workers: an idle one may close its environment, a busy one is terminated. Safe to call twice."""
-        alive = [worker for worker in self._workers if worker.state is not WorkerState.DEAD]
-        for worker in alive:
-            worker.release()
-            if worker.state is WorkerState.BUSY:
-                worker.process.terminate()
+        idle = [worker.channel for worker in self._workers if worker.state is WorkerState.IDLE]
+        busy = [worker.channel for worker in self._workers if worker.state is WorkerState.BUSY]
+        for worker in self._workers:
             worker.state = WorkerState.DEAD
-        processes = [worker.process for worker in alive]
-        for send_signal, patience in (
-            (subprocess.Popen.terminate, _GRACE_SECONDS),
-            (subprocess.Popen.kill, _TERMINATE_SECONDS),
-        ):
-            _wait_for_exit(processes, patience)
-            for process in processes:
-                send_signal(process)  # does nothing to a process that has ended
-        for process in processes:
-            process.wait()
+        self._backend.close(idle, busy)
 
     def _start(self) -> _WorkerHandle:
-        ours, theirs = socket.socketpair()
-        slab_fd = create_slab_file()
-        with theirs:
-            command = [self._python, "-m", "rlvla.envs.worker"]
-            command += ["--connection_fd", str(theirs.fileno()), "--slab_fd", str(slab_fd)]
-            # The kernel watches the starting thread, which only in the main thread's case means the process.
-            if threading.current_thread() is threading.main_thread():
-                command += ["--parent_pid", str(os.getpid())]
-            command += ["--custom_modules", *self._custom_modules]
-            try:
-                process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=2,  # what simulators print belongs among the diagnostics
-                    env=self._environment,
-                    pass_fds=(theirs.fileno(), slab_fd),
-                )
-            except OSError as error:
-                ours.close()
-                os.close(slab_fd)
-                raise ConfigError(f"cannot start environment workers with '{self._python}': {error}") from error
-        return _WorkerHandle(process, Connection(ours.detach()), Slab(slab_fd))
+        return _WorkerHandle(self._backend.start(self._options))
 
     def _await_hello(self, worker_id: int) -> None:
         worker = self._workers[worker_id]
-        try:
-            if not worker.connection.poll(self._start_timeout):
-                self._bury(worker_id)
-                message = f"not ready after {self._start_timeout:g} s"
-                raise EnvWorkerError(message, worker_id=worker_id, phase="start")
-        except (EOFError, OSError):
-            raise self._bury(worker_id) from None
+        if not self._backend.wait([worker.channel], self._start_timeout):
+            worker.channel.kill()
+            self._bury(worker_id)
+            raise worker.error(worker_id, f"not ready after {self._start_timeout:g} s")
         hello = self._greet(worker_id)
         if isinstance(hello, Exception):
             raise hello
@@ -396,14 +334,14 @@ class EnvPool:
         """Read the first message of a worker."""
         worker = self._workers[worker_id]
         try:
-            hello = receive_message(worker.connection)
-        except (EOFError, OSError):
+            hello = worker.channel.receive()
+        except WorkerGoneError:
             return self._bury(worker_id)
         theirs = (hello.protocol, hello.rlvla) if isinstance(hello, Hello) else (None, None)
         if theirs != (PROTOCOL_VERSION, __version__):
             self._bury(worker_id)
             return EnvWorkerError(
-                f"'{self._python}' has rlvla {theirs[1]} (worker protocol {theirs[0]}), this process has rlvla "
+                f"{worker.channel.place} has rlvla {theirs[1]} (worker protocol {theirs[0]}), this process has rlvla "
                 f"{__version__} (worker protocol {PROTOCOL_VERSION}); install the same version in both",
                 worker_id=worker_id,
                 phase="start",
@@ -416,11 +354,11 @@ class EnvPool:
         if worker.command is None:
             return self._greet(worker_id)
         try:
-            reply = unpack(receive_message(worker.connection), worker.slab)
-        except (EOFError, OSError):
+            reply = worker.channel.receive()
+        except WorkerGoneError:
             return self._bury(worker_id)
         except Exception as error:  # bytes that are no message, or a reference to memory that is not there
-            worker.process.kill()
+            worker.channel.kill()
             self._bury(worker_id)
             return worker.error(worker_id, f"sent an answer that cannot be read ({error!r}) and was killed")
         worker.state = WorkerState.IDLE
@@ -437,41 +375,5 @@ class EnvPool:
         worker = self._workers[worker_id]
         if worker.state is not WorkerState.DEAD:
             worker.state = WorkerState.DEAD
-            worker.release()
-            # A process whose connection broke is about to end by itself, and how it ends is worth knowing.
-            _wait_for_exit([worker.process], _TERMINATE_SECONDS)
-            worker.process.kill()
-            worker.process.wait()
-        return worker.error(worker_id, _describe_exit(worker.process.returncode))
-
-
-def _describe_exit(returncode: int) -> str:
-    if returncode >= 0:
-        return f"the process ended with exit code {returncode}; what it printed is above"
-    try:
-        name = signal.Signals(-returncode).name
-    except ValueError:  # real-time signals have numbers only
-        name = str(-returncode)
-    hint = " (out of memory, perhaps)" if name == "SIGKILL" else ""
-    return f"the process was killed by signal {name}{hint}"
-
-
-def _wait_for_exit(processes: Sequence[subprocess.Popen[bytes]], timeout: float) -> None:
-    deadline = time.monotonic() + timeout
-    for process in processes:
-        try:
-            process.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            return
-
-
-def worker_environment(extra: Mapping[str, str]) -> dict[str, str]:
-    """The environment variables of a worker, in which `import rlvla` finds what this process has imported."""
-    environment = {**os.environ, **_WORKER_ENVIRONMENT, **extra}
-    environment.setdefault("MUJOCO_GL", "egl")
-    root = str(Path(rlvla.__file__).resolve().parents[1])
-    # An installed package is found anyway, and the rest of its site-packages may not suit another interpreter.
-    if Path(root).name not in ("site-packages", "dist-packages"):
-        paths = environment.get("PYTHONPATH", "").split(os.pathsep)
-        environment["PYTHONPATH"] = os.pathsep.join([root, *filter(None, paths)])
-    return environment
+            worker.end = worker.channel.bury()
+        return worker.error(worker_id, worker.end)

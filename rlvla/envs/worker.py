@@ -47,17 +47,25 @@ _PR_SET_PDEATHSIG = 1
 class Worker:
     """Executes commands on one environment, which it builds when first asked for it.
 
+    Args:
+        custom_modules: imported before the first command is executed, see `EnvPool`.
+
     Attributes:
         phase: what is being done, for the report of an exception.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, custom_modules: Sequence[str] = ()) -> None:
         self.phase = "import"
+        self._to_import = list(custom_modules)
         self._spec: EnvSpec | None = None
         self._env: Env | None = None
 
     def execute(self, command: object) -> Answer:
         """Answer one command."""
+        while self._to_import:
+            self.phase = "import"
+            load_custom_module(self._to_import[0])
+            del self._to_import[0]
         if isinstance(command, Make):
             return self._ensure_env(command.env).task
         if isinstance(command, Reset):
@@ -88,11 +96,20 @@ class Worker:
             env.close()
 
     def discard(self) -> None:
-        """After an exception the environment may be in any state: the next command gets a fresh one."""
+        """Close the environment, come what may."""
         try:
             self.close()
         except Exception:  # the exception that led here is the one to report
             traceback.print_exc()
+
+    def fail(self, error: Exception) -> Failure:
+        """What the caller is told about an exception.
+
+        It may have left the environment in any state: the next command gets a fresh one.
+        """
+        failure = describe_failure(self.phase, error)
+        self.discard()
+        return failure
 
     def _ensure_env(self, spec: EnvSpec) -> Env:
         self.phase = "make"
@@ -103,24 +120,22 @@ class Worker:
         return self._env
 
 
+def hello() -> Hello:
+    """What a worker says first."""
+    return Hello(PROTOCOL_VERSION, __version__, platform.python_version(), np.__version__)
+
+
 def serve(connection: Connection, slab: Slab, custom_modules: Sequence[str]) -> None:
     """Say hello, then answer commands until the other side is gone."""
-    send_message(connection, Hello(PROTOCOL_VERSION, __version__, platform.python_version(), np.__version__))
-    worker = Worker()
-    imported = False
+    send_message(connection, hello())
+    worker = Worker(custom_modules)
     try:
         while True:
             message = receive_message(connection)
             try:
-                if not imported:
-                    worker.phase = "import"
-                    for source in custom_modules:
-                        load_custom_module(source)
-                    imported = True
                 reply = pack(worker.execute(unpack(message, slab)), slab)
             except Exception as error:
-                reply = describe_failure(worker.phase, error)
-                worker.discard()
+                reply = worker.fail(error)
             send_message(connection, reply)
     except (EOFError, OSError):  # the pool has closed the connection, or its process is gone
         pass

@@ -12,7 +12,8 @@ from robosuite_reference import require_simulator
 from rlvla.envs.config import EnvConfig
 from rlvla.envs.experts.base import ExpertConfig
 from rlvla.envs.messages import EnvSpec, RunExpert
-from rlvla.envs.pool import EnvPool, worker_environment
+from rlvla.envs.pool import EnvPool
+from rlvla.envs.processes import worker_environment
 from rlvla.envs.registry import list_tasks
 from rlvla.envs.testing import EnvContract
 from rlvla.envs.worker_env import WorkerEnv
