@@ -2,10 +2,11 @@
 
     python benchmarks/lock_step.py --task_suite_name robosuite --episodes 8 [--json FILE]
 
-The baseline is written plainly: a fresh process per episode, every step rendered at 256 pixels, every decision slot
-computed with the full batch, everybody waits for the slowest. Both ask the same policy, which plays
-prepared actions and costs a few matrix products per episode of the batch. CPU seconds count this process and its
-children.
+The baseline is written plainly: a fresh process per episode, every step rendered at 256 pixels as the simulator comes
+(full quality; LIBERO draws the scene and the wrist), every decision slot computed with the full batch, everybody waits
+for the slowest. With `--same_images` it renders one camera in the engine's quality instead: what is left is the loop.
+Both ask the same policy, which plays prepared actions and costs a few matrix products per episode of the batch. CPU
+seconds count this process and its children.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -50,9 +52,15 @@ class PreparedPolicy:
         return Decision(tokens, tokens.astype(np.float32), np.repeat(self._actions[None], n, axis=0))
 
 
-def _episode(connection: Connection, suite: str, task_id: int, state: int, max_steps: int) -> None:
+def stock_images(suite: str) -> dict[str, Any]:
+    """What the simulator draws at every step when nobody asks for less, as options of our adapters."""
+    cameras = ("agentview", "wrist") if suite.startswith("libero") else ("agentview",)
+    return {"cameras": cameras, "render_quality": "full"}
+
+
+def _episode(connection: Connection, suite: str, task_id: int, state: int, options: dict[str, Any]) -> None:
     """One process, one episode: every step is rendered; after the end it goes on answering until told to stop."""
-    env = make_env(suite, task_id, image_size=LOCK_STEP_SIZE, max_steps=max_steps)
+    env = make_env(suite, task_id, image_size=LOCK_STEP_SIZE, **options)
     seen, done = env.reset(state, seed=0), False
     connection.send((seen.images, done, 0))
     while (actions := connection.recv()) is not None:
@@ -65,19 +73,21 @@ def _episode(connection: Connection, suite: str, task_id: int, state: int, max_s
     env.close()
 
 
-def lock_step(suite: str, task_id: int, episodes: int, workers: int, max_steps: int, policy: PreparedPolicy) -> int:
+def lock_step(
+    suite: str, task_id: int, episodes: int, workers: int, options: dict[str, Any], policy: PreparedPolicy
+) -> int:
     """Waves of as many processes as workers; returns the executed steps."""
     executed, context = 0, multiprocessing.get_context("spawn")
     for first in range(0, episodes, workers):
         pairs, processes = [], []
         for state in range(first, min(first + workers, episodes)):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_episode, args=(theirs, suite, task_id, state, max_steps))
+            process = context.Process(target=_episode, args=(theirs, suite, task_id, state, options))
             process.start()
             pairs.append(ours)
             processes.append(process)
         answers = [ours.recv() for ours in pairs]
-        for _ in range(-(-max_steps // CHUNK)):  # all slots, whoever has ended
+        for _ in range(-(-options["max_steps"] // CHUNK)):  # all slots, whoever has ended
             images = np.stack([images for images, _, _ in answers])
             decision = policy.act(images, None, [""] * len(pairs), uniforms=None, temperature=1.0)
             for ours, actions in zip(pairs, decision.actions):
@@ -124,14 +134,16 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--image_size", type=int, default=64, help="of the engine's images")
     parser.add_argument("--max_steps", type=int, help="default: the suite's")
+    parser.add_argument("--same_images", action="store_true", help="the loop renders no more than the engine")
     parser.add_argument("--json", help="write the figures to this file")
     args = parser.parse_args()
     task = list_tasks(args.task_suite_name)[args.task_id]
     max_steps, policy = args.max_steps or task.max_steps, PreparedPolicy(task.action_dim)
     common = (args.task_suite_name, args.task_id, args.episodes, args.workers)
+    options = {"max_steps": max_steps} | ({} if args.same_images else stock_images(args.task_suite_name))
     figures = {
         "engine": measured(lambda: with_engine(*common, args.image_size, max_steps, policy)),
-        "lock-step": measured(lambda: lock_step(*common, max_steps, policy)),
+        "lock-step": measured(lambda: lock_step(*common, options, policy)),
     }
     if figures["engine"]["env_steps"] != figures["lock-step"]["env_steps"]:
         raise SystemExit(f"not the same episodes: {figures}")

@@ -8,16 +8,18 @@ from collections import deque
 class Batcher:
     """Collects waiting episodes until a batch is due.
 
-    A batch is due when it is full, when its oldest member has waited long enough, or when nobody is left who could
-    still join it.
+    A batch is due when it is worth a forward pass, when its oldest member has waited long enough, or when nobody is
+    left who could still join it. Whoever waits by then goes with it.
 
     Args:
         max_batch: largest batch.
-        max_wait_s: seconds for which a smaller batch waits.
+        max_wait_s: seconds for which a batch that is not yet worth it waits.
+        worth: size from which on a batch waits for nobody; default `max_batch`.
     """
 
-    def __init__(self, max_batch: int, max_wait_s: float):
+    def __init__(self, max_batch: int, max_wait_s: float, worth: int | None = None):
         self._max_batch, self._max_wait_s = max_batch, max_wait_s
+        self._worth = max_batch if worth is None else worth
         self._waiting: deque[tuple[int, float]] = deque()
 
     def __len__(self) -> int:
@@ -36,8 +38,8 @@ class Batcher:
         """
         if not self._waiting:
             return []
-        full, alone = len(self._waiting) >= self._max_batch, others == 0
-        if not (full or alone or now - self._waiting[0][1] >= self._max_wait_s):
+        worth, alone = len(self._waiting) >= self._worth, others == 0
+        if not (worth or alone or now - self._waiting[0][1] >= self._max_wait_s):
             return []
         return [self._waiting.popleft()[0] for _ in range(min(self._max_batch, len(self._waiting)))]
 

@@ -13,8 +13,8 @@ class RolloutConfig:
 
     rollout_max_batch: int | None = arg(
         None,
-        "episodes per forward pass of the policy at most (default: half of --num_envs, so that one half simulates "
-        "while the other is answered)",
+        "episodes per forward pass of the policy at most (default: --num_envs; half of them do not wait for more, so "
+        "that one half simulates while the other is answered)",
         minimum=1,
     )
     rollout_max_wait_ms: float = arg(

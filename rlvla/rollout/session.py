@@ -76,9 +76,10 @@ class RolloutSession:
         if config.deterministic_rollout:
             self._batcher = Batcher(pool.num_workers, _FOREVER_S)
         else:
-            self._batcher = Batcher(
-                config.rollout_max_batch or max(1, pool.num_workers // 2), config.rollout_max_wait_ms / 1000.0
-            )
+            # Half of the workers simulate while the other half is answered.
+            largest = config.rollout_max_batch or pool.num_workers
+            worth = min(largest, max(1, pool.num_workers // 2))
+            self._batcher = Batcher(largest, config.rollout_max_wait_ms / 1000.0, worth)
         self._attempts = [0] * len(requests)
         self._samples: list[Sample | None] = [None] * len(requests)
         self._finished: list[tuple[Episode, Sample]] = []  # in order of completion

@@ -14,6 +14,16 @@ def test_a_full_batch_is_due_at_once_the_longest_waiting_first() -> None:
     assert batcher.take(0.2, others=6) == [] and len(batcher) == 1
 
 
+def test_a_batch_that_is_worth_it_takes_everybody_along() -> None:
+    batcher = Batcher(max_batch=4, max_wait_s=10.0, worth=2)
+    batcher.add(1, 0.0)
+    assert batcher.take(0.0, others=5) == []
+    for worker in (2, 3, 4, 5):
+        batcher.add(worker, 0.1)
+    assert batcher.take(0.1, others=1) == [1, 2, 3, 4]
+    assert batcher.take(0.1, others=5) == [] and len(batcher) == 1
+
+
 def test_a_small_batch_waits_its_time() -> None:
     batcher = Batcher(max_batch=4, max_wait_s=0.5)
     assert batcher.patience(0.0) is None and batcher.take(0.0, others=0) == []
