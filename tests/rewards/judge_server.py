@@ -16,12 +16,16 @@ class JudgeServer:
     Attributes:
         answer: takes the request's JSON, returns (status, body): bytes as they are, or an object to be sent as JSON. A
             body of None closes the connection without an answer.
-        requests: what was asked.
+        requests: what was asked, the list of models left out.
+        list_models: answers the list of models.
+        paths: of all requests, in order.
     """
 
     def __init__(self) -> None:
         self.answer: Callable[[dict], tuple[int, Any]] = lambda request: (200, completion('{"success": 0.5}'))
+        self.list_models: Callable[[], tuple[int, Any]] = lambda: (200, models("judge", "m"))
         self.requests: list[dict] = []
+        self.paths: list[str] = []
         self._lock = threading.Lock()
         judge = self
 
@@ -32,7 +36,15 @@ class JudgeServer:
                 request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 with judge._lock:
                     judge.requests.append(request)
-                status, body = judge.answer(request)
+                    judge.paths.append(self.path)
+                self.reply(*judge.answer(request))
+
+            def do_GET(self) -> None:
+                with judge._lock:
+                    judge.paths.append(self.path)
+                self.reply(*judge.list_models())
+
+            def reply(self, status: int, body: Any) -> None:
                 if body is None:
                     self.close_connection = True
                     return
@@ -78,3 +90,8 @@ def completion(content: str, **choice: Any) -> dict[str, Any]:
         ],
         "usage": {"prompt_tokens": 10, "completion_tokens": 3, "total_tokens": 13},
     }
+
+
+def models(*names: str) -> dict[str, Any]:
+    """A list of models."""
+    return {"object": "list", "data": [{"id": n, "object": "model", "created": 0, "owned_by": "me"} for n in names]}

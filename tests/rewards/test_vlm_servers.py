@@ -20,6 +20,7 @@ import pytest
 from rlvla.rewards import RewardConfig
 from rlvla.rewards.vlm.client import Failure, VLMClient
 from rlvla.rewards.vlm.scorers import Score, Scorer
+from rlvla.rewards.vlm.server_check import server_problem
 
 pytest.importorskip("openai", reason="the extra vlm is not installed")
 IMAGE = np.random.default_rng(0).integers(0, 255, (28, 28, 3)).astype(np.uint8)
@@ -73,6 +74,11 @@ def test_transformers_serve(tmp_path: Path) -> None:
     serve = Path(sys.executable).with_name("transformers")
     command = [str(serve), "serve", folder, "--host", "127.0.0.1", "--port", str(port), "--device", "cpu"]
     with served(command, port, 300, tmp_path / "log.txt") as url:
+        assert server_problem(RewardConfig(vlm_url=url, vlm_model=folder, vlm_timeout=120.0)) is None
+        unknown = RewardConfig(vlm_url=url, vlm_model=str(tmp_path / "nobody"), vlm_timeout=120.0)
+        assert server_problem(unknown) is not None
+        wrong = server_problem(RewardConfig(vlm_url=url.removesuffix("/v1") + "/v2", vlm_model=folder))
+        assert wrong is not None and "ends in /v1" in wrong
         for scorer in ("progress", "pairwise"):
             answer, metrics = ask(url, folder, scorer)
             assert isinstance(answer, Failure) and answer.kind == "AnswerError", answer
@@ -90,6 +96,9 @@ def test_vllm(tmp_path: Path) -> None:
     model = os.environ["RLVLA_VLLM_MODEL"]
     command = [vllm, "serve", model, "--host", "127.0.0.1", "--port", str(port), "--max-model-len", "2048"]
     with served(command, port, 300, tmp_path / "log.txt") as url:
+        assert server_problem(RewardConfig(vlm_url=url, vlm_model=model)) is None
+        unknown = server_problem(RewardConfig(vlm_url=url, vlm_model="nobody"))
+        assert unknown is not None and f"does not know it; it has {model}" in unknown
         for scorer in ("progress", "pairwise", "episode", "logprob"):
             answer, _ = ask(url, model, scorer)
             assert isinstance(answer, Score), f"{scorer}: the schema is honoured, so the answer is valid: {answer}"

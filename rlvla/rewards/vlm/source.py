@@ -13,6 +13,7 @@ from rlvla.rewards.remote import url_problem
 from rlvla.rewards.vlm.chain import ChainSettings, Judgement, chain_rewards
 from rlvla.rewards.vlm.client import Answer, Failure, VLMClient
 from rlvla.rewards.vlm.scorers import Score, Scorer
+from rlvla.rewards.vlm.server_check import server_problem
 from rlvla.utils.errors import ConfigError, require
 
 if TYPE_CHECKING:
@@ -34,8 +35,11 @@ class VLMSource:
 
     def __init__(self, config: RewardConfig):
         problems = [f"--reward vlm needs --{name}" for name in ("vlm_url", "vlm_model") if not getattr(config, name)]
+        require("openai", extra="vlm")
         if config.vlm_url:
             problem = url_problem(config.vlm_url, "--vlm_url")
+            if problem is None and config.vlm_model:
+                problem = server_problem(config)
             problems += [problem] if problem else []
         try:
             self._scorer = Scorer(config.vlm_scorer, config.vlm_prompt)
@@ -43,7 +47,6 @@ class VLMSource:
             problems += error.problems
         if problems:
             raise ConfigError(problems)
-        require("openai", extra="vlm")
         self._config = config
         self._client: VLMClient | None = None
         self._weight = config.vlm_curriculum[0]
