@@ -47,6 +47,9 @@ class RunConfig:
     model_variant: str | None = arg(None, f"{VARIANT_HELP} (a new tiny model: oft)", choices=MODEL_VARIANTS)
     platform: str | None = arg(None, PLATFORM_HELP, choices=tuple(PLATFORMS))
     seed: int = arg(0, "seed of weights and batches", minimum=0)
+    dry_run: bool = arg(
+        False, "check the configuration, print the step arithmetic and the memory per rank, and stop: starts nothing"
+    )
 
 
 @dataclass(frozen=True)

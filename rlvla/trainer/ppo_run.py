@@ -26,6 +26,7 @@ from rlvla.trainer.config import (
 )
 from rlvla.trainer.custom_modules import CustomConfig, modules_with_suites
 from rlvla.trainer.demonstrations import read_demonstrations
+from rlvla.trainer.dry_run import ppo_report
 from rlvla.trainer.early_stopping import early_stopping_problems
 from rlvla.trainer.guards import GuardConfig
 from rlvla.trainer.micro_batching import row_tokens
@@ -50,7 +51,7 @@ from rlvla.utils.logging import log, quiet_libraries
 from rlvla.utils.runs import output_folder_problem, write_json
 from rlvla.utils.seeding import seed_everything
 from rlvla.utils.stopping import StopSignals
-from rlvla.utils.strategy import DeepspeedStrategy, StrategyConfig
+from rlvla.utils.strategy import DeepspeedStrategy, StrategyConfig, launched_rank
 
 RUN_FILE = "run_config.json"  # every flag of a run; marks its folder
 
@@ -73,6 +74,9 @@ class RunConfig:
     reward_model_coef: float = arg(1.0, "weight of the reward model's score (0..1)")
     num_envs: int = arg(4, "environment processes per rank, each playing one episode at a time", minimum=1)
     seed: int = arg(0, "seed of everything random", minimum=0)
+    dry_run: bool = arg(
+        False, "check the configuration, print the step arithmetic and the memory per rank, and stop: starts nothing"
+    )
 
 
 @dataclass(frozen=True)
@@ -146,7 +150,7 @@ _FREE_GROUPS = ("schedule", "workers", "rollout", "guards")
 _FREE_FLAGS = {
     *("num_episodes", "micro_rollout_batch_size", "micro_train_batch_size", "balance_ranks"),
     *("use_dynamic_batch", "train_max_tokens_per_gpu", "custom_module"),
-    *("save_path", "ckpt_path", "load_checkpoint", "num_envs", "local_rank"),
+    *("save_path", "ckpt_path", "load_checkpoint", "num_envs", "local_rank", "dry_run"),
 }
 
 
@@ -233,9 +237,17 @@ def _judge_problems(flags: PPORun) -> list[str]:
     return found
 
 
-def run_ppo(flags: PPORun) -> PPOTrainer:
-    """Check, train, report. Every configuration problem is raised before anything is started."""
+def run_ppo(flags: PPORun) -> PPOTrainer | None:
+    """Check, train, report. Every configuration problem is raised before anything is started.
+
+    Returns:
+        The trainer after the run; None for a dry run.
+    """
     setting = check(flags)
+    if flags.run.dry_run:
+        if launched_rank() == 0:
+            print(ppo_report(flags, setting))
+        return None
     quiet_libraries()
     signals, modules = StopSignals(), modules_with_suites(flags.custom)
     with (

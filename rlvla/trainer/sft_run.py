@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
 from rlvla.envs.config import EnvConfig
 from rlvla.models.actor import Actor, ActorConfig
+from rlvla.models.inputs import VLAInputs
 from rlvla.models.vla.tiny import LLM_HEAD_WIDTH, build_tiny, default_heads
 from rlvla.trainer.custom_modules import words_for_later_commands
 from rlvla.trainer.demonstrations import Demonstrations, read_demonstrations
+from rlvla.trainer.dry_run import sft_report
 from rlvla.trainer.model_checks import actor_problems, checkpoint_overrides, mismatch_with_policy
 from rlvla.trainer.policy_export import PolicyRecord, recorded_environment
 from rlvla.trainer.setup import check_checkpoint
@@ -22,11 +25,16 @@ from rlvla.utils.errors import ConfigError, require
 from rlvla.utils.logging import duration, quiet_libraries, table
 from rlvla.utils.runs import output_folder_problem
 from rlvla.utils.seeding import seed_everything
-from rlvla.utils.strategy import DeepspeedStrategy, StrategyConfig, launched_world_size
+from rlvla.utils.strategy import DeepspeedStrategy, StrategyConfig, launched_rank, launched_world_size
 
 
-def run_sft(run: Any, tiny: Any, config: SFTConfig, actor_config: ActorConfig, strategy_config: StrategyConfig) -> Path:
-    """Train and return the policy folder. Every configuration problem is raised before anything is started."""
+def run_sft(
+    run: Any, tiny: Any, config: SFTConfig, actor_config: ActorConfig, strategy_config: StrategyConfig
+) -> Path | None:
+    """Train and return the policy folder; None for a dry run.
+
+    Every configuration problem is raised before anything is started.
+    """
     problems = [p for part in (run, tiny, config, actor_config, strategy_config) for p in range_problems(part)]
     problems += _problems(run, config)
     demos = None
@@ -44,6 +52,10 @@ def run_sft(run: Any, tiny: Any, config: SFTConfig, actor_config: ActorConfig, s
         problems += error.problems
     if problems or demos is None:
         raise ConfigError(problems)
+    if run.dry_run:
+        if launched_rank() == 0:
+            print(sft_report(_inputs_of(run, tiny, demos), demos, config, actor_config, strategy_config))
+        return None
     if config.use_wandb:
         require("wandb", extra="wandb")
     quiet_libraries()
@@ -74,6 +86,18 @@ def run_sft(run: Any, tiny: Any, config: SFTConfig, actor_config: ActorConfig, s
         print(f"{policy} ({duration(time.perf_counter() - start)})")
         print(f"next: python cli/eval_vla.py --pretrain {policy}{words_for_later_commands()}")
     return policy
+
+
+def _inputs_of(run: Any, tiny: Any, demos: Demonstrations) -> VLAInputs:
+    """Prompts, statistics and configuration of the model that would be trained."""
+    if run.pretrain != "tiny":
+        overrides = _overrides(run.pretrain, run, tiny)
+        config, key = check_checkpoint(Path(run.pretrain), run.unnorm_key, overrides=overrides)
+        return VLAInputs.from_pretrained(run.pretrain, config=config, unnorm_key=key)
+    with TemporaryDirectory() as folder:
+        new_tiny(Path(folder), demos, run, tiny, run.model_variant)
+        config, key = check_checkpoint(Path(folder), run.unnorm_key)
+        return VLAInputs.from_pretrained(folder, config=config, unnorm_key=key)
 
 
 def _record(demos: Demonstrations, run: Any, actor: Actor, before: list[list[int]]) -> PolicyRecord:

@@ -61,6 +61,16 @@ def launched_world_size() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
+def launched_rank() -> int:
+    """This process's rank, known before the process group exists: the launcher's RANK, else 0."""
+    return int(os.environ.get("RANK", "0"))
+
+
+def bucket_elements(trainable: int) -> int:
+    """Size of the buffer through which ZeRO reduces gradients: DeepSpeed's own, or less for a model below that."""
+    return max(1, min(500_000_000, trainable))
+
+
 # What follows the warm-up -> the name transformers has for it; its plain "constant" would ignore the warm-up.
 SCHEDULERS = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}
 
@@ -129,12 +139,15 @@ class DeepspeedStrategy:
             num_training_steps=optim.total_steps,
         )
         engine, *_ = self._deepspeed.initialize(
-            model=model, optimizer=optimizer, lr_scheduler=scheduler, config=self._deepspeed_config()
+            model=model,
+            optimizer=optimizer,
+            lr_scheduler=scheduler,
+            config=self._deepspeed_config(sum(p.numel() for p in trainable)),
         )
         return Engine(engine, self.config)
 
-    def _deepspeed_config(self) -> dict[str, Any]:
-        zero: dict[str, Any] = {"stage": self.config.zero_stage}
+    def _deepspeed_config(self, trainable: int) -> dict[str, Any]:
+        zero: dict[str, Any] = {"stage": self.config.zero_stage, "reduce_bucket_size": bucket_elements(trainable)}
         if self.config.adam_offload:
             zero["offload_optimizer"] = {"device": "cpu"}
         return {

@@ -66,8 +66,6 @@ def test_missing_numpy_and_missing_simulator_are_named(tmp_path, numpy_only, mon
         config(numpy_only, "robosuite").tasks()
     with pytest.raises(ConfigError, match="it has no libero"):
         config(numpy_only, "libero_goal").tasks()
-    with pytest.raises(ConfigError, match="it has no sapien, which robotwin needs"):
-        config(numpy_only, "robotwin").tasks()
 
 
 def test_what_is_no_interpreter_is_said(tmp_path):
