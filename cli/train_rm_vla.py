@@ -29,7 +29,11 @@ from rlvla.utils.strategy import StrategyConfig
 class RewardRunConfig:
     """What is trained on what."""
 
-    demos: str = arg("runs/demos/demos.hdf5", "episodes made by cli/collect_demos.py --keep all", metavar="FILE")
+    demos: tuple[str, ...] = arg(
+        ("runs/demos/demos.hdf5",),
+        "one or more files with episodes: of cli/collect_demos.py --keep all, and of training with --dump_rollouts",
+        metavar="FILE",
+    )
     pretrain: str = arg("tiny", "policy folder to start from, or 'tiny' for a new small model", metavar="DIR")
     save_path: str = arg("runs/rm", "run folder; the result goes to its subfolder reward_model/", metavar="DIR")
     cameras: tuple[str, ...] = arg((), "cameras of the file to use (default: all of them)", metavar="NAME")

@@ -3,7 +3,8 @@
 Layout: `data` (attribute `env_args`, JSON) / `demo_<i>` (attributes `num_samples`, `instruction`, `task_id`,
 `init_state_id`, `seed`, `success`) / `actions` [S, D], `rewards` [S], `dones` [S], `obs/<camera>_image` [S, H, W, 3]
 uint8, `obs/proprio` [S, P] where there is any. Dumped rollouts hold
-pictures and proprio of decisions only; `decision_steps` says at which steps those were.
+pictures and proprio of decisions only; `decision_steps` says at which steps those were. What was seen after the last
+action is there `rollout/last_obs/<camera>_image` [H, W, 3] and `rollout/last_obs/proprio` [P].
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from rlvla.utils.errors import ConfigError
 from rlvla.utils.runs import write_json
 
 STATISTICS_FILE = "dataset_statistics.json"
+LAST_OBS = "rollout/last_obs"
 
 
 class DemonstrationWriter:
@@ -127,6 +129,8 @@ class Demonstrations:
         success: per episode.
         init_states: per episode (task id, initial state id); empty where that is not known.
         decision_steps: per episode [S] int, the steps at which a picture was taken; None: at every step.
+        last_images: per episode [N, H, W, 3] uint8, seen after its last action; None where that is not recorded.
+        last_proprio: per episode [P] float32 of that observation, or None.
     """
 
     env_args: dict[str, Any]
@@ -138,6 +142,8 @@ class Demonstrations:
     success: list[bool]
     init_states: list[tuple[int, int]]
     decision_steps: list[np.ndarray] | None = None
+    last_images: list[np.ndarray] | None = None
+    last_proprio: list[np.ndarray] | None = None
 
     @property
     def num_steps(self) -> int:
@@ -195,6 +201,7 @@ def _read(file: h5py.File, stats: dict[str, Any], path: Path, cameras: Sequence[
     demos = [data[name] for name in sorted(data, key=lambda name: int(name.split("_")[1]))]
     has_proprio = "proprio" in demos[0]["obs"]
     starts = [demo["decision_steps"][:] for demo in demos if "decision_steps" in demo]
+    after = [demo[LAST_OBS] for demo in demos if LAST_OBS in demo]
     return Demonstrations(
         env_args=env_args,
         statistics=stats,
@@ -205,4 +212,6 @@ def _read(file: h5py.File, stats: dict[str, Any], path: Path, cameras: Sequence[
         success=[bool(demo.attrs["success"]) for demo in demos],
         init_states=[(int(demo.attrs["task_id"]), int(demo.attrs["init_state_id"])) for demo in demos],
         decision_steps=starts or None,
+        last_images=[np.stack([obs[f"{c}_image"][:] for c in cameras or known]) for obs in after] or None,
+        last_proprio=[obs["proprio"][:] for obs in after] if after and has_proprio else None,
     )

@@ -7,8 +7,9 @@ from typing import Any
 
 from rlvla.envs.config import EnvConfig
 from rlvla.models.value_models import RewardModel
-from rlvla.trainer.demonstrations import Demonstrations, read_demonstrations
+from rlvla.trainer.demonstrations import Demonstrations
 from rlvla.trainer.policy_export import PolicyRecord
+from rlvla.trainer.reward_model_data import read_outcomes
 from rlvla.trainer.reward_model_trainer import RewardModelConfig, RewardModelTrainer, split_episodes
 from rlvla.trainer.setup import check_checkpoint
 from rlvla.trainer.sft_run import new_tiny
@@ -31,7 +32,7 @@ def run_reward_model(run: Any, tiny: Any, config: RewardModelConfig, strategy_co
         )
     demos = None
     try:
-        demos = read_demonstrations(run.demos, run.cameras or None)
+        demos = read_outcomes(run.demos, run.cameras or None)
         problems += _data_problems(demos, config, run)
         if run.pretrain != "tiny":
             check_checkpoint(Path(run.pretrain), run.unnorm_key)
@@ -65,8 +66,8 @@ def _data_problems(demos: Demonstrations, config: RewardModelConfig, run: Any) -
     """Outcomes that are all alike teach nothing."""
     parts = zip(("training", "held-out"), split_episodes(demos, config.heldout_share, run.seed))
     return [
-        f"--demos {run.demos}: the {name} episodes hold {sum(demos.success[i] for i in part)} successes among "
-        f"{len(part)}; both outcomes are needed: record with --keep all and an expert that errs"
+        f"--demos {' '.join(run.demos)}: the {name} episodes hold {sum(demos.success[i] for i in part)} successes "
+        f"among {len(part)}; both outcomes are needed: record with --keep all and an expert that errs"
         for name, part in parts
         if len({demos.success[i] for i in part}) < 2
     ]

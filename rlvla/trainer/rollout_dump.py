@@ -11,7 +11,7 @@ import numpy as np
 from rlvla.envs.config import EnvConfig
 from rlvla.experience import Sample
 from rlvla.models.actor import Actor
-from rlvla.trainer.demonstrations import DemonstrationWriter
+from rlvla.trainer.demonstrations import LAST_OBS, DemonstrationWriter
 
 
 def dump_rollouts(
@@ -20,7 +20,8 @@ def dump_rollouts(
     """Write the episodes of an iteration and return the file, `folder/iteration_<i>_rank<r>/demos.hdf5`.
 
     Beside what demonstrations hold (pictures and proprio at decisions only, see `rlvla.trainer.demonstrations`), each
-    episode has `rollout/action_tokens` [S, T], `rollout/log_probs` [S, T] and `rollout/rewards/<source>` [steps].
+    episode has `rollout/action_tokens` [S, T], `rollout/log_probs` [S, T], `rollout/rewards/<source>` [steps], and
+    `rollout/last_obs/`: pictures and proprio after the last action.
 
     Args:
         folder: of all dumps of the run.
@@ -36,7 +37,7 @@ def dump_rollouts(
     writer = DemonstrationWriter(path, record, env.camera_names, gripper)
     try:
         for sample in samples:
-            writer.add(as_episode(sample, actor), sample.task_id)
+            writer.add(as_episode(sample, actor, env.camera_names), sample.task_id)
         writer.close()
     except BaseException:
         writer.abort()
@@ -44,7 +45,7 @@ def dump_rollouts(
     return path
 
 
-def as_episode(sample: Sample, actor: Actor) -> dict[str, Any]:
+def as_episode(sample: Sample, actor: Actor, cameras: Sequence[str]) -> dict[str, Any]:
     """What `DemonstrationWriter.add` takes, with one row per executed environment step."""
     tokens = sample.action_tokens.numpy()
     actions = actor.inputs.decode_actions(tokens)  # [S, A, D]
@@ -55,6 +56,11 @@ def as_episode(sample: Sample, actor: Actor) -> dict[str, Any]:
         "rollout/action_tokens": tokens,
         "rollout/log_probs": sample.rollout_log_probs.numpy(),
     }
+    for camera, picture in zip(cameras, sample.last_images.numpy()):
+        more[f"{LAST_OBS}/{camera}_image"] = picture
+    if sample.env_proprio is not None and sample.last_proprio is not None:
+        # The environment's own part: a machine's state may follow it.
+        more[f"{LAST_OBS}/proprio"] = sample.last_proprio.numpy()[: sample.env_proprio.shape[1]]
     for name, values in sample.reward_components.items():
         more[f"rollout/rewards/{name}"] = values.numpy()[executed]
     return {
