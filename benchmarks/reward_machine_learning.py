@@ -1,11 +1,13 @@
-"""Does a reward machine save episodes? toy_reach from a start that hardly ever succeeds, with and without it.
+"""Does a reward machine save episodes? From a start that hardly ever succeeds, with and without it.
 
     python benchmarks/reward_machine_learning.py --out runs/reward_machine
+    python benchmarks/reward_machine_learning.py --suite lift --out runs/reward_machine_lift --seeds 0
     python benchmarks/reward_machine_learning.py --out runs/reward_machine --draw      (picture and table only)
 
-One supervised start, whose expert aims more than a disc's width beside the disc; PPO with a critic from there, paid for
-success alone or for success and the machine (near, reached) in hybrid mode, all else equal, over several seeds. A run
-that is complete is not repeated. Two runs go on at a time, each on one core.
+One supervised start; learning from there, paid for success alone or for success and the machine in hybrid mode, all
+else equal, over several seeds. toy_reach: PPO with a critic, after an expert that aims more than a disc's width beside
+the disc. Lift: the start of the quickstart, but 16 steps instead of 25 to lift and hold the cube, by GRPO, or by PPO
+with a critic (--suite lift_ppo). A run that is complete is not repeated. Two runs go on at a time, each on one core.
 """
 
 from __future__ import annotations
@@ -17,31 +19,85 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 SEEDS = (0, 1, 2)
-EPISODES, PER_ITERATION, EVAL_EPISODES = 6144, 128, 200
+PER_ITERATION = 128
 WINDOW = 3  # iterations of the moving average
 LEVELS = (0.2, 0.3, 0.4, 0.5)
-REWARDS = {"success": ["success:1.0"], "machine": ["success:1.0", "rm:0.5"]}
-LABELS = {"success": "success:1.0", "machine": "success:1.0 rm:0.5"}
-
-DEMOS = (
-    "--task_suite_name toy_reach --image_size 32 --use_proprio --num_demos 1000 --keep all --offset_bias 0.35 -0.35 "
-    "--offset_prob 1.0 --offset_max 0.1 --noise_std 0.05 --action_quantum 0.25 --num_envs 1"
+LIFT_ENV = (
+    "--task_suite_name robosuite --task_ids 0 --control_freq 10 --max_steps 25 --cameras wrist --image_size 64 "
+    "--use_proprio"
 )
-SFT = (
-    "--pretrain tiny --action_chunk_len 3 --tiny_vision_dim 16 --tiny_vision_depth 2 --tiny_llm_dim 32 "
-    "--tiny_llm_layers 2 --max_epochs 5 --train_batch_size 64 --learning_rate 3e-3 --no-use_tensorboard"
-)
-PPO = (
-    f"--task_suite_name toy_reach --rollout_batch_size {PER_ITERATION} --train_batch_size 32 --max_epochs 2 "
-    "--micro_train_batch_size 512 --micro_rollout_batch_size 512 --advantage_estimator gae --gamma 0.99 --lambd 0.95 "
-    "--eps_clip_low_high 0.2 0.28 --actor_learning_rate 1e-3 --critic_learning_rate 2e-3 --freezing_actor_steps 1 "
-    f"--no-bootstrap_truncated --num_envs 1 --eval_episodes {EVAL_EPISODES} --no-val_before_train --no-use_tensorboard "
+COMMON = (
+    "--eps_clip_low_high 0.2 0.28 --no-val_before_train --no-use_tensorboard "
     "--no-check_start"  # of the first 128 episodes none may succeed
 )
+CRITIC = "--advantage_estimator gae --gamma 0.99 --lambd 0.95 --no-bootstrap_truncated --freezing_actor_steps 1"
+LIFT = (
+    f"{COMMON} --task_suite_name robosuite --task_ids 0 --max_steps 16 --train_batch_size 16 --max_epochs 2 "
+    "--micro_train_batch_size 80 --micro_rollout_batch_size 256 --actor_learning_rate 4e-4 --num_envs 2"
+)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is learned, from which start, by which algorithm.
+
+    Attributes:
+        demos: flags of the demonstrations.
+        sft: flags of the supervised start.
+        learning: flags of the training.
+        machine: weight of the machine beside success.
+        episodes: of a run.
+        eval_episodes: of the evaluation at its end.
+    """
+
+    demos: str
+    sft: str
+    learning: str
+    machine: str
+    episodes: int
+    eval_episodes: int
+
+    @property
+    def rewards(self) -> dict[str, list[str]]:
+        """`--reward` of both arms."""
+        return {"success": ["success:1.0"], "machine": ["success:1.0", f"rm:{self.machine}"]}
+
+
+TOY = Setting(
+    demos="--task_suite_name toy_reach --image_size 32 --use_proprio --num_demos 1000 --keep all "
+    "--offset_bias 0.35 -0.35 --offset_prob 1.0 --offset_max 0.1 --noise_std 0.05 --action_quantum 0.25 --num_envs 1",
+    sft="--pretrain tiny --action_chunk_len 3 --tiny_vision_dim 16 --tiny_vision_depth 2 --tiny_llm_dim 32 "
+    "--tiny_llm_layers 2 --max_epochs 5 --train_batch_size 64 --learning_rate 3e-3 --no-use_tensorboard",
+    learning=f"{COMMON} {CRITIC} --task_suite_name toy_reach --rollout_batch_size {PER_ITERATION} "
+    "--train_batch_size 32 --max_epochs 2 --micro_train_batch_size 512 --micro_rollout_batch_size 512 "
+    "--actor_learning_rate 1e-3 "
+    "--critic_learning_rate 2e-3 --num_envs 1",
+    machine="0.5",
+    episodes=6144,
+    eval_episodes=200,
+)
+LIFT_GRPO = Setting(
+    demos=f"{LIFT_ENV} --num_demos 600 --keep all --offset_bias 0.025 0.0 --offset_prob 0.5 --offset_max 0.02 "
+    "--noise_std 0.1 --action_quantum 0.25 --num_envs 2",
+    sft="--pretrain tiny --action_chunk_len 5 --tiny_vision_dim 32 --tiny_llm_dim 48 --tiny_llm_layers 3 "
+    "--max_epochs 12 --train_batch_size 64 --learning_rate 2e-3 --no-use_tensorboard",
+    learning=f"{LIFT} --advantage_estimator grpo --n_samples_per_prompt 8 --rollout_batch_size {PER_ITERATION // 8}",
+    machine="1.0",
+    episodes=1024,
+    eval_episodes=100,
+)
+LIFT_PPO = replace(
+    LIFT_GRPO,
+    learning=f"{LIFT} {CRITIC} --value_clip 0.2 --critic_learning_rate 1e-3 --rollout_batch_size {PER_ITERATION}",
+    episodes=1536,
+)
+SUITES = {"toy_reach": TOY, "lift": LIFT_GRPO, "lift_ppo": LIFT_PPO}
+KINDS = tuple(TOY.rewards)
 
 
 def command(script: str, *words: str | Path) -> None:
@@ -54,24 +110,40 @@ def command(script: str, *words: str | Path) -> None:
         raise SystemExit(f"{script} failed:\n{done.stdout[-1000:]}{done.stderr[-3000:]}")
 
 
-def make_start(out: Path, *, evaluated: bool = True) -> Path:
+def make_start(out: Path, setting: Setting = TOY, *, evaluated: bool = True) -> Path:
     """The supervised start; its success, greedy and sampled, is in `start.json`."""
     policy = out / "start" / "policy"
     if not policy.exists():
-        command("collect_demos.py", *DEMOS.split(), "--output", out / "demos")
-        command("train_sft_vla.py", *SFT.split(), "--demos", out / "demos" / "demos.hdf5", "--save_path", out / "start")
+        command("collect_demos.py", *setting.demos.split(), "--output", out / "demos")
+        command(
+            "train_sft_vla.py",
+            *setting.sft.split(),
+            "--demos",
+            out / "demos" / "demos.hdf5",
+            "--save_path",
+            out / "start",
+        )
     if evaluated and not (out / "start.json").exists():
-        words = ["--eval_episodes", str(EVAL_EPISODES), "--sampled", "--num_envs", "1", "--output", out / "start.json"]
+        words = [
+            "--eval_episodes",
+            str(setting.eval_episodes),
+            "--sampled",
+            "--num_envs",
+            "1",
+            "--output",
+            out / "start.json",
+        ]
         command("eval_vla.py", "--pretrain", policy, *words)
     return policy
 
 
-def learn(out: Path, policy: Path, kind: str, seed: int, episodes: int = EPISODES) -> None:
+def learn(out: Path, policy: Path, kind: str, seed: int, episodes: int | None = None, setting: Setting = TOY) -> None:
     """One run; nothing if it is complete."""
     folder = out / f"{kind}-{seed}"
     if not (folder / "evaluations.json").exists():
-        words = ["--pretrain", policy, "--save_path", folder, "--num_episodes", str(episodes), "--seed", str(seed)]
-        command("train_ppo_vla.py", *PPO.split(), *words, "--reward", *REWARDS[kind])
+        words = ["--pretrain", policy, "--save_path", folder, "--num_episodes", str(episodes or setting.episodes)]
+        words += ["--seed", str(seed), "--eval_episodes", str(setting.eval_episodes)]
+        command("train_ppo_vla.py", *setting.learning.split(), *words, "--reward", *setting.rewards[kind])
 
 
 def success_curve(folder: Path) -> list[float]:
@@ -93,22 +165,22 @@ def episodes_until(curve: Sequence[float], level: float) -> int | None:
     return None
 
 
-def table(out: Path) -> list[str]:
+def table(out: Path, setting: Setting, seeds: Sequence[int]) -> list[str]:
     """Markdown rows: episodes until each level, final greedy success, seed by seed."""
     rows = ["| | " + " | ".join(f"{100 * level:.0f} %" for level in LEVELS) + " | greedy at the end |"]
     rows.append("|---" * (len(LEVELS) + 2) + "|")
-    for kind in REWARDS:
-        curves = [success_curve(out / f"{kind}-{seed}") for seed in SEEDS]
+    for kind in KINDS:
+        curves = [success_curve(out / f"{kind}-{seed}") for seed in seeds]
         cells = [" / ".join(str(episodes_until(curve, level) or "never") for curve in curves) for level in LEVELS]
         ends = []
-        for seed in SEEDS:
+        for seed in seeds:
             rate = json.loads((out / f"{kind}-{seed}" / "evaluations.json").read_text())[-1]["success_at_end"]
             ends.append(f"{100 * rate['rate']:.1f} [{100 * rate['low']:.1f}, {100 * rate['high']:.1f}]")
-        rows.append(f"| `{LABELS[kind]}` | " + " | ".join(cells) + f" | {' / '.join(ends)} |")
+        rows.append(f"| `{' '.join(setting.rewards[kind])}` | " + " | ".join(cells) + f" | {' / '.join(ends)} |")
     return rows
 
 
-def draw(out: Path, picture: Path) -> None:
+def draw(out: Path, picture: Path, setting: Setting, seeds: Sequence[int]) -> None:
     """All seeds of both rewards."""
     import matplotlib
 
@@ -116,11 +188,12 @@ def draw(out: Path, picture: Path) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
-    for kind, colour in zip(REWARDS, ("tab:gray", "tab:green")):
-        for seed in SEEDS:
+    for kind, colour in zip(KINDS, ("tab:gray", "tab:green")):
+        label = " ".join(setting.rewards[kind])
+        for seed in seeds:
             curve = smoothed(success_curve(out / f"{kind}-{seed}"))
             episodes = [(i + WINDOW) * PER_ITERATION for i in range(len(curve))]
-            axes.plot(episodes, curve, color=colour, label=None if seed else LABELS[kind])
+            axes.plot(episodes, curve, color=colour, label=None if seed != seeds[0] else label)
     axes.set(xlabel="episodes", ylabel=f"sampled success, mean of {WINDOW} iterations", ylim=(0, 1))
     axes.legend(loc="lower right")
     axes.grid(alpha=0.3)
@@ -130,16 +203,20 @@ def draw(out: Path, picture: Path) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--suite", choices=SUITES, default="toy_reach", help="task and algorithm (default: toy_reach)")
     parser.add_argument("--out", type=Path, default=Path("runs/reward_machine"), help="folder of all runs")
+    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS, help="of learning (default: 0 1 2)")
     parser.add_argument("--draw", action="store_true", help="picture and table of complete runs")
     args = parser.parse_args(argv)
+    setting = SUITES[args.suite]
     args.out.mkdir(parents=True, exist_ok=True)
     if not args.draw:
-        policy = make_start(args.out)
+        policy = make_start(args.out, setting)
+        runs = [(kind, seed) for seed in args.seeds for kind in KINDS]
         with ThreadPoolExecutor(2) as pool:
-            list(pool.map(lambda run: learn(args.out, policy, *run), [(k, s) for s in SEEDS for k in REWARDS]))
-    draw(args.out, args.out / "success.png")
-    print("\n".join(table(args.out)))
+            list(pool.map(lambda run: learn(args.out, policy, *run, setting=setting), runs))
+    draw(args.out, args.out / "success.png", setting, args.seeds)
+    print("\n".join(table(args.out, setting, args.seeds)))
 
 
 if __name__ == "__main__":
