@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+from tests.documentation import DOCUMENTS, ROOT, blocks, shell_commands, without_blocks
+
 COMMANDS = (
     *("collect_demos", "convert_demos", "train_sft_vla", "train_ppo_vla", "eval_vla"),
     *("draw_reward_machine", "score_episodes", "inspect_vla", "train_rm_vla", "replay_batch"),
@@ -41,29 +41,6 @@ OTHER_FLAGS = LAUNCHER_FLAGS | {
 SHORTEST_PIECE = 6
 
 per_document = pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-
-
-def blocks(text: str, language: str) -> list[str]:
-    """The fenced code blocks of a language."""
-    return re.findall(rf"^[ ]*```{language}\n(.*?)^[ ]*```", text, re.MULTILINE | re.DOTALL)
-
-
-def without_blocks(text: str) -> str:
-    """The text between fenced code blocks."""
-    return re.sub(r"^[ ]*```.*?^[ ]*```", "", text, flags=re.MULTILINE | re.DOTALL)
-
-
-def shell_commands(text: str) -> list[list[str]]:
-    """The commands of all bash blocks as words, without leading assignments of variables."""
-    lines = "\n".join(blocks(text, "bash")).replace("\\\n", " ").splitlines()
-    commands = []
-    for line in lines:
-        words = shlex.split(line, comments=True)
-        while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
-            del words[0]
-        if words:
-            commands.append(words)
-    return commands
 
 
 def parser_of(command: str) -> argparse.ArgumentParser:
