@@ -65,7 +65,7 @@ setup(
     entry_points={
         "console_scripts": [
             f"rlvla-{path.stem.replace('_', '-')} = rlvla.cli.{path.stem}:main"
-            for path in sorted(ROOT.glob("cli/*.py"))
+            for path in sorted(ROOT.glob("cli/[a-z]*.py"))
         ]
     },
     package_data={"rlvla.rewards.vlm": ["prompts/*.txt"], "rlvla.trainer": ["templates/*.jinja"]},

@@ -53,13 +53,16 @@ PPO = (
     "--rollout_batch_size 2 --n_samples_per_prompt 2 --train_batch_size 4 --num_episodes 12 --max_epochs 1 "
     "--num_envs 1 --eval_episodes 1 --max_steps 10 --no-check_start"
 )
+# A command, or a word among its flags -> what is appended.
 SMALLER = {
     "check_env": "--check_steps 2",
     "collect_demos": "--num_demos 3 --num_envs 1 --max_steps 10 --keep all",
     "train_sft_vla": f"--max_epochs 1 --train_batch_size 16 {TINY}",
     "train_ppo_vla": PPO,
     "eval_vla": "--eval_episodes 2 --num_envs 1 --max_steps 10",
-    "train_rm_vla": f"--max_epochs 1 {TINY}",
+    "train_rm_vla": f"--max_epochs 1 --heldout_share 0.5 {TINY}",
+    # Both outcomes are needed, in what is learned from and in what is held out.
+    "runs/mixed": "--num_demos 16 --max_steps 25",
     "rollout": "--episodes 8 --env_ms 4 --workers 2",
     "lock_step": "--episodes 2 --max_steps 4 --workers 1",
     "train_step": "--rows 4 --micro 2 --repeats 1",
@@ -158,7 +161,7 @@ def a_gradient_of_nan(words: list[str]) -> Iterator[list[str]]:
     """The first step of the actor, in the third iteration, is left out and its batch kept for cli/replay_batch.py."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("rlvla.trainer.updates.aggregate_loss", lambda loss, *_, **__: loss.sum() * float("nan"))
-        yield words
+        yield [*words, "--entropy_loss_coef", "0.01"]
 
 
 @contextmanager
@@ -200,7 +203,8 @@ def run(words: list[str], folder: Path) -> None:
         return run_process([sys.executable, *words[1:]], folder)
     at = next(i for i, word in enumerate(words) if word.endswith(".py"))
     room, name = Path(words[at]).parts[0], Path(words[at]).stem
-    flags = [*words[at + 1 :], *shlex.split(SMALLER.get(name, ""))]
+    flags = words[at + 1 :]
+    flags = [*flags, *(more for word in (name, *flags) for more in shlex.split(SMALLER.get(word, "")))]
     if room == "benchmarks":
         return run_process([sys.executable, str(ROOT / words[at]), *flags], folder)
     assert room == "cli", words

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -33,10 +34,33 @@ def test_the_wheel_holds_commands_and_data(tmp_path: Path) -> None:
         (listing,) = [archive.read(name).decode() for name in names if name.endswith("entry_points.txt")]
     expected = {p for p in tracked.stdout.splitlines() if p.startswith("rlvla/") and not p.endswith(".pyc")}
     assert expected <= names
-    for path in (ROOT / "cli").glob("*.py"):
+    assert "rlvla/cli/__init__.py" in names, "an editable installation would not find the commands"
+    for path in (ROOT / "cli").glob("[a-z]*.py"):
         assert f"rlvla/cli/{path.name}" in names
         assert f"rlvla-{path.stem.replace('_', '-')} = rlvla.cli.{path.stem}:main" in listing
     assert not [name for name in names if name.startswith(("tests/", "cli/", "examples/"))]
+    assert "rlvla---init--" not in listing
+
+
+@pytest.mark.slow
+def test_commands_are_found_in_an_editable_installation(tmp_path: Path) -> None:
+    """Which is what examples/scripts/setup.sh makes."""
+    source = tmp_path / "source"
+    for name in ("rlvla/__init__.py", "rlvla/version.py", "cli", "setup.py", "README.md", "pyproject.toml"):
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, source / name)
+    build = "import sys; from setuptools import build_meta; build_meta.build_editable(sys.argv[1])"
+    subprocess.run([sys.executable, "-c", build, str(tmp_path)], cwd=source, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("rlvla-*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "site")
+    (finder,) = (tmp_path / "site").glob("__editable__*.py")
+    # -S: without site-packages, and with them another installation of this package.
+    code = f"import {finder.stem} as f; f.install(); import rlvla.cli; print(rlvla.cli.__file__)"
+    done = subprocess.run([sys.executable, "-S", "-c", code], cwd=tmp_path / "site", capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == str(source / "cli/__init__.py")
 
 
 @pytest.mark.parametrize("name", ["Dockerfile", "Dockerfile.cuda"])

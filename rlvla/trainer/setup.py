@@ -6,7 +6,7 @@ Everything that can be wrong with a configuration is found here, before a model 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rlvla.envs.base import Observation, TaskSpec
@@ -106,6 +106,8 @@ def check_setting(
     except ConfigError as error:
         problems += error.problems
     problems += head_warnings(folder)
+    if config is not None and env.use_proprio is None:  # a foreign checkpoint: its tensors tell
+        env = replace(env, use_proprio=config.use_proprio)
     try:
         # A checkpoint that is not there cannot tell the suite: one problem, not two.
         if env.task_suite_name is not None or config is not None:

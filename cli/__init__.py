@@ -1,0 +1,1 @@
+"""The commands, one file each; installed, they are the package `rlvla.cli` and the programs `rlvla-<command>`."""
