@@ -26,6 +26,7 @@ LAUNCHER_FLAGS = {"--num_accelerators", "--master_port"}
 OTHER_FLAGS = LAUNCHER_FLAGS | {
     "--hostfile",
     "--master_addr",
+    "--log_level",
     "--no_ssh",
     "--node_rank",
     "--help",

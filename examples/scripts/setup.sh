@@ -65,7 +65,7 @@ install_gl() {
 launch() {
   local port
   port="$(python -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')"
-  deepspeed --num_accelerators "${RANKS:-2}" --master_port "$port" "$@"
+  deepspeed --log_level error --num_accelerators "${RANKS:-2}" --master_port "$port" "$@"
 }
 
 install_packages

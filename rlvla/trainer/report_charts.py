@@ -8,9 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rlvla.rewards.base import reward_names
 from rlvla.utils.statistics import wilson_interval
 
 _COLOURS = ("#2f7df6", "#e0563b", "#2f9e5b", "#b07cf0", "#d29a1f", "#1aa7b5")
+# Registered when a model is asked for.
+_LATE_SOURCE = "rm_model"
 _INK = "#7b8494"  # axes and letters: readable on white and on black
 
 
@@ -35,9 +38,7 @@ def learning_charts(records: Sequence[dict[str, float]]) -> list[Chart]:
         charts.append(_success_chart(played, evaluated))
     if not played:
         return charts
-    names = sorted({name for r in played for name in r if name.startswith("reward/")})
-    rewards = [name for name in names if name != "reward/total"]
-    series = {name.removeprefix("reward/"): name for name in ["reward/total", *rewards] if name in names}
+    series = {name: f"reward/{name}" for name in _reward_sources(played)}
     for title, unit, wanted in (
         ("reward per episode, by source", "", series),
         ("entropy of the policy", "nats per token", {"entropy": "actor/entropy"}),
@@ -49,6 +50,13 @@ def learning_charts(records: Sequence[dict[str, float]]) -> list[Chart]:
         if lines:
             charts.append(_line_chart(title, unit, lines))
     return charts
+
+
+def _reward_sources(records: Sequence[dict[str, float]]) -> list[str]:
+    """Names below `reward/` that are paid, the total first; what a source counts (`success_regressions`) is not."""
+    names = {name.removeprefix("reward/") for r in records for name in r if name.startswith("reward/")}
+    counts = {name for name in names for source in names if name.startswith(f"{source}_")}
+    return sorted(names - (counts - {*reward_names(), _LATE_SOURCE}), key=lambda name: (name != "total", name))
 
 
 def _points(records: Sequence[dict[str, float]], name: str) -> tuple[list[float], list[float]]:

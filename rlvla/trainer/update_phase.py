@@ -75,7 +75,7 @@ class UpdatePhase:
         """Count a step that was left out; too many in a row end the run."""
         if not math.isfinite(norm):
             metrics.total({f"{model}/skipped_steps": 1.0 / self.strategy.world_size})
-        self.guards.look_at_step(model, norm, step, iteration)
+        self.guards.look_at_step(model, norm, step, iteration + 1)  # as on the screen, counted from 1
 
     def _policy_step(
         self, key: tuple[int, int, int], step: Experience, kl_coef: float, metrics: Metrics, first: bool

@@ -18,7 +18,7 @@ from rlvla.trainer.eval_comparison import compare
 from rlvla.trainer.eval_record import PolicyEvaluation, describe_protocol
 from rlvla.trainer.eval_report import write_report
 from rlvla.trainer.evaluation import EpisodeOutcome, summarise
-from rlvla.trainer.report_charts import learning_charts
+from rlvla.trainer.report_charts import _reward_sources, learning_charts
 
 TASK = list_tasks("toy_reach")[0]
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -96,6 +96,12 @@ def test_a_policy_without_a_run_has_no_curves(tmp_path: Path) -> None:
     text = write_report(tmp_path / "report", evaluation(str(tmp_path / "policy"), 20)).read_text()
     assert "<svg" not in text and "<video" not in text and "100.0 %" in text
     assert learning_charts([]) == []
+
+
+def test_what_a_source_counts_is_no_reward() -> None:
+    names = ("total", "success", "success_regressions", "rm", "rm_progress", "rm_model", "own", "own_calls")
+    records = [{"step": 1, "rollout/success_at_end": 0.5} | {f"reward/{name}": 1.0 for name in names}]
+    assert _reward_sources(records) == ["total", "own", "rm", "rm_model", "success"]
 
 
 def test_curves_are_reproducible_and_show_what_there_is() -> None:
