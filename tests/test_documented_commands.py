@@ -36,6 +36,7 @@ PAGES = [page for page in DOCUMENTS if shell_commands(page.read_text(encoding="u
 NOT_RUN = {
     "bash examples/scripts/quickstart.sh": "a quarter of an hour; docs/commands.md has the same commands, and "
     "tests/examples/test_quickstart_script.py tests the order of its stages",
+    "source .venv/bin/activate": "tests run in an environment already",
     "bash examples/scripts/test.sh": "it is what runs this test",
     "bash examples/scripts/toy_reach.sh": "run at full length by tests/learning/test_learns_toy_reach.py",
     "bash examples/scripts/install_robosuite15.sh": "installs packages from the network",
