@@ -44,8 +44,8 @@ NOT_RUN = {
     "tests/trainer/test_env_python.py runs commands with another interpreter",
     "python cli/collect_demos.py --task_suite_name robosuite --env_python .venv-robosuite15/bin/python": "as above",
     "bash examples/scripts/serve_vlm_vllm.sh": "needs a GPU and the weights of a vision-language model",
-    "deepspeed --num_accelerators 8 cli/train_ppo_vla.py --pretrain runs/libero/sft": "many steps of LIBERO; a command of "
-    "docs/models.md trains on LIBERO the same way",
+    "deepspeed --num_accelerators 8 cli/train_ppo_vla.py --pretrain runs/libero/sft": "needs a policy for LIBERO; "
+    "docs/models.md trains one of LIBERO's format with nearly the same flags",
     "deepspeed --num_accelerators 8 cli/eval_vla.py --pretrain runs/libero/simplevla/policy": "of that run",
     "python benchmarks/reward_machine_learning.py": "six learning runs of 6,144 episodes each",
 }
