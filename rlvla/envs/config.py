@@ -8,7 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from rlvla.envs.base import TaskSpec
-from rlvla.envs.interpreter import path_of_interpreter, tasks_of_interpreter
+from rlvla.envs.interpreter import (
+    installed_versions,
+    path_of_interpreter,
+    tasks_of_interpreter,
+    versions_of_interpreter,
+)
 from rlvla.envs.registry import get_suite, list_tasks, ships_with_rlvla, suite_names
 from rlvla.envs.splits import (
     EVAL_PROTOCOLS,
@@ -154,6 +159,12 @@ class EnvConfig:
             return tasks_of_interpreter(self.env_python, self.suite, options)
         path_of_interpreter(self.env_python)
         return list_tasks(self.suite, **options)  # a user's own module is imported here as well
+
+    def simulator_versions(self) -> dict[str, str]:
+        """Versions of what the suite's simulator consists of, where the workers play."""
+        if self.env_python is not None and ships_with_rlvla(self.suite):
+            return versions_of_interpreter(self.env_python, self.suite, self.env_kwargs())
+        return installed_versions(get_suite(self.suite).requires)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import functools
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -16,7 +17,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rlvla.envs.base import TaskSpec
@@ -69,6 +70,17 @@ def tasks_of_interpreter(python: str, suite: str, options: Mapping[str, Any]) ->
     return [TaskSpec(**{**task, "propositions": tuple(task["propositions"])}) for task in answer["tasks"]]
 
 
+def versions_of_interpreter(python: str, suite: str, options: Mapping[str, Any]) -> dict[str, str]:
+    """`installed_versions` of the suite's simulator in another interpreter; arguments as in `tasks_of_interpreter`."""
+    return dict(_ask(path_of_interpreter(python), suite, repr(dict(options))).get("versions", {}))
+
+
+def installed_versions(modules: Iterable[str]) -> dict[str, str]:
+    """Module -> version of the distribution that holds it; modules that are not installed are left out."""
+    holders = importlib.metadata.packages_distributions()
+    return {name: importlib.metadata.version(holders[name][0]) for name in modules if name in holders}
+
+
 @functools.cache
 def _ask(python: str, suite: str, options: str) -> dict[str, Any]:
     ended = _run([python, "-m", "rlvla.envs.interpreter", suite, options], python)
@@ -112,7 +124,8 @@ def answer(suite: str, options: Mapping[str, Any]) -> dict[str, Any]:
         return {"problems": [f"--env_python {sys.executable}: it has no {', '.join(missing)}, which {suite} needs; "
                              f"install with: {sys.executable} -m pip install {names}"]}  # fmt: skip
     try:
-        return {"tasks": [dataclasses.asdict(task) for task in list_tasks(suite, **options)]}
+        tasks = [dataclasses.asdict(task) for task in list_tasks(suite, **options)]
+        return {"tasks": tasks, "versions": installed_versions(known.requires)}
     except ConfigError as error:
         return {"problems": error.problems}
     except MissingExtraError as error:

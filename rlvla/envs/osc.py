@@ -70,6 +70,22 @@ def _solve_or_pinv(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 @numba.njit(cache=True)
+def _stiffness_wrench(
+    position_error: np.ndarray, goal_mat: np.ndarray, eef_mat: np.ndarray, kp: np.ndarray
+) -> np.ndarray:
+    """[6] pull towards the goal pose; the rotation error is half the sum of the cross products of the axes."""
+    wrench = np.zeros(6)
+    for i in range(3):
+        j, k = (i + 1) % 3, (i + 2) % 3
+        rotation = 0.0
+        for c in range(3):
+            rotation += eef_mat[j, c] * goal_mat[k, c] - eef_mat[k, c] * goal_mat[j, c]
+        wrench[i] = kp[i] * position_error[i]
+        wrench[3 + i] = kp[3 + i] * 0.5 * rotation
+    return wrench
+
+
+@numba.njit(cache=True)
 def osc_torques(
     position_error: np.ndarray,
     goal_mat: np.ndarray,
@@ -97,14 +113,7 @@ def osc_torques(
         kd: [6] damping.
     """
     n = qvel.shape[0]
-    wrench = np.zeros(6)
-    for i in range(3):
-        j, k = (i + 1) % 3, (i + 2) % 3
-        rotation = 0.0
-        for c in range(3):
-            rotation += eef_mat[j, c] * goal_mat[k, c] - eef_mat[k, c] * goal_mat[j, c]
-        wrench[i] = kp[i] * position_error[i]
-        wrench[3 + i] = kp[3 + i] * 0.5 * rotation
+    wrench = _stiffness_wrench(position_error, goal_mat, eef_mat, kp)
     posture = np.empty(n)
     for i in range(n):
         posture[i] = POSTURE_KP * posture_error[i] - POSTURE_KD * qvel[i]

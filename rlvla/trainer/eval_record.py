@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -15,7 +15,7 @@ from rlvla.trainer.evaluation import EvalResult
 from rlvla.utils.errors import ConfigError
 from rlvla.version import __version__
 
-_VERSIONED = ("torch", "numpy", "transformers", "deepspeed", "mujoco", "robosuite", "libero")
+_VERSIONED = ("torch", "numpy", "transformers", "deepspeed")
 
 
 @dataclass
@@ -112,12 +112,12 @@ def describe_protocol(
     return described
 
 
-def package_versions() -> dict[str, str]:
-    """Of rlvla and the packages that results depend on, where they are installed."""
+def package_versions(simulator: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Of rlvla and the packages that results depend on, where they are installed, and of the simulator that played."""
     found = {"rlvla": __version__}
     for name in _VERSIONED:
         try:
             found[name] = version(name)
         except PackageNotFoundError:
             continue
-    return found
+    return found | dict(simulator or {})

@@ -17,7 +17,7 @@ from rlvla.rollout import RolloutConfig, RolloutEngine
 from rlvla.trainer.custom_modules import CustomConfig, modules_with_suites
 from rlvla.trainer.eval_comparison import Comparison, compare, describe_differences
 from rlvla.trainer.eval_journal import EpisodeJournal, fingerprint, journal_folder, remove_journals
-from rlvla.trainer.eval_record import PolicyEvaluation, describe_protocol
+from rlvla.trainer.eval_record import PolicyEvaluation, describe_protocol, package_versions
 from rlvla.trainer.eval_report import write_report
 from rlvla.trainer.eval_videos import record_videos
 from rlvla.trainer.evaluation import EvalResult, evaluate
@@ -229,7 +229,8 @@ def _play(
             videos[mode] = [video.path for video in recorded]
         if strategy.is_main:
             print(f"{entrant.folder}\n{result.as_table()}" if config.compare else result.as_table())
-    return PolicyEvaluation(entrant.folder, setting.env.as_dict(), entrant.protocols, results, videos)
+    versions = package_versions(setting.env.simulator_versions())
+    return PolicyEvaluation(entrant.folder, setting.env.as_dict(), entrant.protocols, results, videos, versions)
 
 
 def _video_folder(output: Path, policy: str, config: EvalConfig) -> Path:

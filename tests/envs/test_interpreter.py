@@ -1,6 +1,7 @@
 """Workers in another interpreter: one that has numpy and nothing else, and ones that will not do."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,8 +9,10 @@ import pytest
 
 from rlvla.envs import list_tasks, make_env
 from rlvla.envs.config import EnvConfig
+from rlvla.envs.interpreter import answer
 from rlvla.envs.messages import EnvSpec
 from rlvla.envs.pool import EnvPool
+from rlvla.envs.registry import get_suite
 from rlvla.envs.testing import assert_same_observation, assert_same_result
 from rlvla.envs.worker_env import WorkerEnv
 from rlvla.utils.errors import ConfigError
@@ -87,3 +90,14 @@ def test_what_is_no_interpreter_is_said(tmp_path):
 def test_the_choice_is_not_recorded(numpy_only):
     assert "env_python" not in config(numpy_only).as_dict()
     assert config(numpy_only).completed({"env_python": "/elsewhere"}).env_python == numpy_only
+
+
+def test_versions_are_those_of_the_interpreter_that_plays(numpy_only, tmp_path, monkeypatch):
+    import mujoco
+
+    here = EnvConfig(task_suite_name="robosuite").simulator_versions()
+    assert here["mujoco"] == mujoco.__version__ and here["robosuite"].startswith("1.")
+    known = get_suite("toy_reach")
+    monkeypatch.setattr("rlvla.envs.interpreter.get_suite", lambda name: replace(known, requires=("numpy",)))
+    assert answer("toy_reach", {})["versions"] == {"numpy": np.__version__}
+    assert config(numpy_only).simulator_versions() == {}, "toy_reach needs no simulator, there either"
