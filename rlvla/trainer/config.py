@@ -105,6 +105,12 @@ class ScheduleConfig:
     save_steps: int = arg(0, "write a checkpoint every so many iterations; 0: only at the end", minimum=0)
     max_ckpt_num: int = arg(2, "checkpoints kept", minimum=1)
     logging_steps: int = arg(1, "log metrics every so many iterations", minimum=1)
+    profile_steps: tuple[int, ...] = arg(
+        (),
+        "iterations, counted from 1, to record with the torch profiler: a trace per rank in profile/ below --save_path",
+        minimum=1,
+        metavar="N",
+    )
     early_stopping: bool = arg(
         False, "end the run when success at end is good enough in several evaluations (--eval_steps) in a row"
     )

@@ -75,6 +75,14 @@ def batch_problems(flags: PPORun) -> list[str]:
             f"--num_episodes {batch.num_episodes} is no multiple of the {episodes} episodes of an iteration; give "
             f"{below} or {below + episodes}"
         )
+    late = [number for number in flags.schedule.profile_steps if number > batch.iterations]
+    if late:
+        found.append(
+            f"--profile_steps {' '.join(map(str, late))}: the run has {batch.iterations} iterations, counted from 1; "
+            "name some of these"
+        )
+    if flags.schedule.profile_steps and flags.schedule.val_only:
+        found.append("--profile_steps records training, and --val_only leaves it out; give one of the two")
     frozen = flags.optimization.freezing_actor_steps
     if flags.algorithm.needs_critic and frozen and frozen >= batch.iterations and not flags.schedule.val_only:
         found.append(

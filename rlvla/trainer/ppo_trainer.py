@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, fields
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.profiler import record_function
 
 from rlvla.algorithms.kl import AdaptiveKLController, FixedKLController
 from rlvla.envs.base import TaskSpec
@@ -40,10 +40,12 @@ from rlvla.trainer.group_collector import Collected, GroupCollector
 from rlvla.trainer.guards import GuardConfig, Guards
 from rlvla.trainer.metrics import Metrics
 from rlvla.trainer.policy_export import PolicyRecord, export_policy
+from rlvla.trainer.profiling import IterationProfiler, Stopwatch
 from rlvla.trainer.rollout_dump import dump_rollouts
 from rlvla.trainer.rollout_metrics import iteration_line, measure_rollout
 from rlvla.trainer.scoring import Judges
 from rlvla.trainer.task_sampler import TaskSampler
+from rlvla.trainer.throughput import Throughput
 from rlvla.trainer.update_phase import UpdatePhase
 from rlvla.trainer.updates import Updater
 from rlvla.utils.logging import log, progress_bar
@@ -149,7 +151,9 @@ class PPOTrainer:
         if demos is not None:
             sizes = (optimization.ptx_batch_size, batch.micro_train_batch_size)
             demonstrations = DemonstrationLoss(demos, models.actor, strategy, optimization.ptx_coef, *sizes)
-        parts = (strategy, batch, optimization, updater, self._guards, self._actor, self._critic)
+        self._throughput = Throughput(strategy, models.actor.inputs)
+        self._profiler = IterationProfiler(config.schedule.profile_steps, save_path, strategy)
+        parts = (strategy, batch, optimization, updater, self._guards, self._actor, self._critic, self._throughput)
         self._update = UpdatePhase(*parts, self._average, demonstrations)
         self._saved = 0  # iteration of the newest checkpoint
         self._best: dict[str, Any] | None = None  # iteration and success_at_end of the best evaluation
@@ -219,7 +223,8 @@ class PPOTrainer:
         self._evaluate_if_due()
         while not self._ended():
             self._stop_if_asked()
-            self._iterate(total)
+            with self._profiler.recorded(self.iteration + 1):
+                self._iterate(total)
             self._stop_if_asked()
             self._evaluate_if_due()
             ended = self._ended()
@@ -370,29 +375,29 @@ class PPOTrainer:
 
     # --------------------------------------------------------------- iteration
     def _iterate(self, total: int) -> None:
-        start = time.perf_counter()
+        watch = Stopwatch("make_experience", "update")
         # Library code that draws from global generators then depends on the iteration alone, also after a resume.
         seed_everything(self.strategy.seed + 1000 * self.iteration + self.strategy.rank)
         self.rollout.rewards.start_iteration(self.iteration, total)
         metrics = Metrics()
         try:
-            collected, baselines = self._collect(total, metrics)
+            with record_function("rollout"):
+                collected, baselines = self._collect(total, metrics)
         except BrokenOff:
             return  # a signal; the iteration starts anew when the run is continued
         if self.config.schedule.dump_rollouts:
             folder, rank, env = self._save_path / "rollouts", self.strategy.rank, self.config.record.env
             dump_rollouts(folder, self.iteration + 1, rank, collected.played, env, self._actor.module)
-        played = time.perf_counter()
         of_rewards = self.strategy.all_reduce(self.rollout.rewards.metrics(), "sum")
         self.rollout.rewards.check(of_rewards)
         if self.iteration == 0:
             self._guards.look_at_rollout(collected.played, self._start_evaluation(), self._actor.module.inputs)
-        made = updated = played
         if collected.samples:
-            experience, measured = self._maker.make(collected.samples, self._kl.value, baselines)
-            made = time.perf_counter()
-            self._update.run(self.iteration, experience, self._kl.value, measured)
-            updated = time.perf_counter()
+            with watch.phase("make_experience"):
+                experience, measured = self._maker.make(collected.samples, self._kl.value, baselines)
+            with watch.phase("update"):
+                self._update.run(self.iteration, experience, self._kl.value, measured)
+            self._throughput.measure_update(watch.seconds["update"], measured)
             values = measured.reduce(self.strategy)
         else:
             values = {}
@@ -400,14 +405,15 @@ class PPOTrainer:
         self._guards.look_at_update(values)
         if "actor/ref_kl" in values:
             self._kl.update(values["actor/ref_kl"], collected.groups * self.config.batch.n_samples_per_prompt)
-        finished = time.perf_counter()
-        times = {"make_experience": made - played, "update": updated - made, "iteration": finished - start}
+        elapsed = watch.elapsed
+        times = watch.seconds | {"iteration": elapsed}
         metrics.mean({f"timing_s/{name}": seconds for name, seconds in times.items()}, 1.0)
+        self._throughput.measure_memory(metrics)
         values |= metrics.reduce(self.strategy)
         self.iteration += 1
         self.totals["episodes"] += values.pop("episodes")
         self.totals["env_steps"] += values["rollout/env_steps"]
-        self.totals["seconds"] += finished - start
+        self.totals["seconds"] += elapsed
         values |= {f"total/{name}": value for name, value in self.totals.items()}
         if self.iteration % self.config.schedule.logging_steps == 0:
             self.logger.log(values, self.iteration)
@@ -448,6 +454,7 @@ class PPOTrainer:
                 greedy_episodes = len(greedy)
                 metrics.mean({"rollout/greedy_score": sum(greedy.values()) / len(greedy)}, len(greedy))
         measure_rollout(collected, stats, metrics)
+        self._throughput.measure_rollout(collected.played, stats, metrics)
         metrics.total({"episodes": len(collected.played) + greedy_episodes})
         wanted = self.config.batch.rollout_batch_size
         if collected.groups < wanted:

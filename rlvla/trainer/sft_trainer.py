@@ -15,7 +15,9 @@ from rlvla.models.actor import Actor
 from rlvla.trainer.demonstrations import Demonstrations
 from rlvla.trainer.metrics import Metrics
 from rlvla.trainer.policy_export import PolicyRecord, export_policy
+from rlvla.trainer.profiling import Stopwatch
 from rlvla.trainer.replay import micro_batches, take
+from rlvla.trainer.throughput import Throughput
 from rlvla.utils.arguments import arg
 from rlvla.utils.logging import progress_bar
 from rlvla.utils.metrics_log import MetricsLogger
@@ -126,6 +128,7 @@ class SFTTrainer:
                 self._total,
             ),
         )
+        self._throughput = Throughput(strategy, actor.inputs)
         self.logger = MetricsLogger(
             save_path if strategy.is_main else None, use_tensorboard=config.use_tensorboard, use_wandb=config.use_wandb
         )
@@ -133,14 +136,18 @@ class SFTTrainer:
     def fit(self) -> dict[str, float]:
         """Run all optimiser steps, export the policy, return the metrics of the last steps."""
         self._engine.train()
-        means, last = Metrics(), {}
+        means, watch, last = Metrics(), Stopwatch(), {}
         with progress_bar(self._total, "SFT", enabled=self._strategy.is_main, unit="step") as bar:
             for step, batch in enumerate(self._rows.batches(self._config, self._strategy), start=1):
-                self._train_step(batch, means)
+                self._throughput.count_step([self._engine], batch, means)
+                with watch.phase("update"):
+                    self._train_step(batch, means)
                 if step % self._config.logging_steps == 0 or step == self._total:
+                    self._throughput.measure_update(watch.seconds["update"], means)
+                    self._throughput.measure_memory(means)
                     last = {**means.reduce(self._strategy), "sft/lr": self._engine.learning_rate}
                     self.logger.log(last, step)
-                    means = Metrics()
+                    means, watch = Metrics(), Stopwatch()
                     bar.set_postfix_str(f"loss {last['sft/loss']:.3f} acc {last['sft/accuracy']:.2f}", refresh=False)
                 bar.update(1)
         self.logger.close()

@@ -12,6 +12,7 @@ from rlvla.trainer.ema import WeightAverage
 from rlvla.trainer.guards import Guards
 from rlvla.trainer.metrics import Metrics
 from rlvla.trainer.replay import ReplayList
+from rlvla.trainer.throughput import Throughput
 from rlvla.trainer.updates import Updater
 from rlvla.utils.logging import progress_bar
 from rlvla.utils.seeding import derive_rng
@@ -30,6 +31,7 @@ class UpdatePhase:
         guards: look at its gradient.
         actor: trained from the end of `freezing_actor_steps` on.
         critic: None where the estimator has none, or where it shares the actor's network.
+        throughput: counts the rows of each step.
         average: of the actor's weights, or None.
         demonstrations: loss that is mixed into every step of the actor, or None.
     """
@@ -41,6 +43,7 @@ class UpdatePhase:
     guards: Guards
     actor: Engine
     critic: Engine | None
+    throughput: Throughput
     average: WeightAverage | None = None
     demonstrations: DemonstrationLoss | None = None
 
@@ -62,6 +65,8 @@ class UpdatePhase:
                 rng = derive_rng(self.strategy.seed, "update", iteration, epoch, self.strategy.rank)
                 for number, step in enumerate(replay.optimizer_steps(per_step, rng, num_steps)):
                     step = self.updater.spread(step)
+                    trained = [e for e, on in ((self.actor, train_actor), (self.critic, True)) if on and e is not None]
+                    self.throughput.count_step(trained, step, metrics)
                     if train_actor:
                         kl = self._policy_step((iteration, epoch, number), step, kl_coef, metrics, first)
                         train_actor = self.optimization.target_kl is None or not kl > self.optimization.target_kl

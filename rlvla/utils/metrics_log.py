@@ -31,6 +31,9 @@ _LAYOUT = {
     "where does the time go?": {
         "seconds per iteration": ["Multiline", ["timing_s/.*"]],
         "environment steps per second": ["Multiline", ["rollout/env_steps_per_s"]],
+        "decisions per second": ["Multiline", ["perf/.*_decisions_per_s"]],
+        "tokens per second": ["Multiline", ["perf/.*_tokens_per_s"]],
+        "peak memory, GB": ["Multiline", ["perf/max_.*_gb"]],
     },
 }
 

@@ -407,6 +407,9 @@ GRPO = ["--advantage_estimator", "grpo", *GROUPS_OF_4]
         (["--use_dynamic_batch", "--train_max_tokens_per_gpu", "10"], "10: one decision has"),
         (["--reward_model_coef", "2"], "no --reward_pretrain"),
         (["--num_episodes", "128", "--freezing_actor_steps", "2"], "would never be trained"),
+        (["--num_episodes", "128", "--profile_steps", "1", "3"], "the run has 2 iterations"),
+        (["--profile_steps", "0"], "must be at least 1"),
+        (["--profile_steps", "1", "--val_only"], "give one of the two"),
     ],
 )
 def test_flags_that_nothing_would_read_or_that_contradict(

@@ -176,7 +176,9 @@ def assert_equal_to_the_bit(ours: Path, theirs: Path) -> None:
 def without_times(record: dict) -> dict:
     """Of the metrics of an iteration or the state of a trainer, what does not depend on the speed of the machine."""
     found = {
-        name: value for name, value in record.items() if name != "time" and not re.search("timing|second|_s$", name)
+        name: value
+        for name, value in record.items()
+        if name != "time" and not re.search("timing|second|_s$|^perf/", name)
     }
     if "totals" in found:
         found["totals"] = without_times(found["totals"])
@@ -272,7 +274,7 @@ def test_checkpoints_of_another_model_are_refused_in_one_line(
 def test_tensorboard_has_every_family_of_scalars(whole: tuple) -> None:
     events = EventAccumulator(str(whole[0] / "tensorboard"), size_guidance={"scalars": 0}).Reload()
     tags = set(events.Tags()["scalars"])
-    for family in ("actor", "critic", "rollout", "reward", "eval", "timing_s", "total"):
+    for family in ("actor", "critic", "rollout", "reward", "eval", "timing_s", "perf", "total"):
         assert any(tag.startswith(f"{family}/") for tag in tags), family
     steps = {tag: [event.step for event in events.Scalars(tag)] for tag in tags}
     assert steps["actor/entropy"] == steps["critic/vf_loss"] == steps["rollout/success_at_end"] == [1, 2, 3, 4]

@@ -46,6 +46,11 @@ class FakeUpdater:
         return 1.0
 
 
+class NoThroughput:
+    def count_step(self, *args: object) -> None:
+        pass
+
+
 class NoGuards:
     def look_at_step(self, *_: object) -> None:
         pass
@@ -65,7 +70,7 @@ def rows() -> Experience:
 def test_the_policy_is_left_alone_beyond_the_target(strategy, target_kl: float | None, steps: int) -> None:
     updater, metrics = FakeUpdater(), Metrics()
     batch, optimization = BatchConfig(train_batch_size=2, max_epochs=3), OptimizationConfig(target_kl=target_kl)
-    phase = UpdatePhase(strategy, batch, optimization, updater, NoGuards(), object(), object())
+    phase = UpdatePhase(strategy, batch, optimization, updater, NoGuards(), object(), object(), NoThroughput())
     phase.run(0, rows(), 0.0, metrics)
     assert updater.policy_steps == steps and updater.value_steps == 6, "KLs of the steps: 0, 0.1, 0.2, 0.3, ..."
     assert metrics.reduce(strategy)["actor/optimizer_steps"] == steps
