@@ -42,6 +42,7 @@ EXTRAS = {
         "uvicorn",
         "pytest>=8",
         "pytest-timeout>=2",
+        "pytest-xdist>=3",
         "hypothesis>=6",
         "ruff>=0.6",
         "mypy>=1.10",

@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
-# Runs the linters and all tests, learning runs and multi-process training included. Arguments go to pytest:
+# Runs the linters and all tests, learning runs and multi-process training included, on two processes. Arguments go to
+# pytest:
 #   bash examples/scripts/test.sh -m "not slow"
+#   bash examples/scripts/test.sh -n 0 tests/envs/test_pool.py      (one process, to watch what is printed)
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 if [ -d ../shared/libero_assets ]; then
   export RLVLA_LIBERO_ASSETS="${RLVLA_LIBERO_ASSETS:-$PWD/../shared/libero_assets}"
@@ -8,4 +10,5 @@ fi
 ruff check .
 ruff format --check .
 mypy
-exec python -m pytest "$@"
+# The tests of a file share what they have prepared, and stay together.
+exec python -m pytest -n 2 --dist loadfile "$@"
