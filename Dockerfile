@@ -29,7 +29,7 @@ RUN python -m venv .venv \
     && .venv/bin/pip install -c constraints.txt torch numpy
 
 COPY . .
-RUN .venv/bin/pip install -c constraints.txt -e ".[robosuite,libero,vlm,video,lerobot,dev]" \
+RUN .venv/bin/pip install -c constraints.txt -e ".[robosuite,libero,vlm,video,lerobot,ray,dev]" \
     && .venv/bin/pip install --no-deps -c constraints.txt hf-libero bddl \
     && touch ".venv/.installed-$(cat setup.py constraints.txt rlvla/version.py | sha256sum | cut -c1-16)"
 

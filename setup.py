@@ -50,6 +50,8 @@ EXTRAS = {
     ],
     "video": ["av>=12"],
     "lerobot": ["av>=12", "pyarrow>=15"],
+    # Environment workers on other machines.
+    "ray": ["ray>=2.40"],
     "wandb": ["wandb>=0.17"],
 }
 

@@ -52,6 +52,7 @@ def validate(env: EnvConfig, config: CollectConfig, split: SplitConfig, namespac
     """All problems at once, before any process is started; returns the expert's settings."""
     workers = from_namespace(WorkerConfig, namespace)
     problems = [p for part in (env, config, split, workers) for p in range_problems(part)]
+    problems += workers.problems(env.env_python)
     expert, tasks = ExpertConfig(), []
     try:
         expert = from_namespace(ExpertConfig, namespace)

@@ -21,7 +21,7 @@ COMMANDS = (
     *("draw_reward_machine", "score_episodes", "inspect_vla", "train_rm_vla", "replay_batch"),
     "check_env",
 )
-# Flags that belong to other programs: the deepspeed launcher, TensorBoard, pytest.
+# Flags that belong to other programs: the deepspeed launcher, TensorBoard, pytest, Ray.
 LAUNCHER_FLAGS = {"--num_accelerators", "--master_port"}
 OTHER_FLAGS = LAUNCHER_FLAGS | {
     "--hostfile",
@@ -37,6 +37,7 @@ OTHER_FLAGS = LAUNCHER_FLAGS | {
     "--kills",
     "--script",
     "--out",
+    *("--head", "--port", "--address", "--disable-usage-stats", "--include-dashboard", "--num-cpus"),
 }
 # Pieces of messages that are not ours, or too short to be looked up.
 SHORTEST_PIECE = 6

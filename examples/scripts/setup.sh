@@ -30,7 +30,7 @@ install_packages() {
   # torch first: DeepSpeed looks for it while it is built.
   .venv/bin/python -m pip install --quiet -c constraints.txt torch numpy
   DS_BUILD_OPS=0 .venv/bin/python -m pip install --quiet -c constraints.txt \
-    -e ".[robosuite,libero,vlm,video,lerobot,dev]"
+    -e ".[robosuite,libero,vlm,video,lerobot,ray,dev]"
   # With their dependencies these two would bring torchvision and another torch.
   .venv/bin/python -m pip install --quiet --no-deps -c constraints.txt hf-libero bddl
   touch "$stamp"

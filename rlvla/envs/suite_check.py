@@ -142,6 +142,7 @@ def _one_line(error: Exception) -> str:
 def problems_of(env: EnvConfig, config: CheckConfig, workers: WorkerConfig) -> list[str]:
     """Everything that is wrong with the flags, before a process is started."""
     problems = [problem for part in (env, config, workers) for problem in range_problems(part)]
+    problems += workers.problems(env.env_python)
     try:
         for task in env.tasks():
             if config.init_state_id >= task.num_init_states:

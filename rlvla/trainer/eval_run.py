@@ -92,7 +92,8 @@ def run_eval(
     Raises:
         ConfigError: before anything is started, with every problem; protocols that differ are one, unless allowed.
     """
-    entrants, earlier = check(policy, env, split, config, *filter(None, (workers, rollout)))
+    workers = workers or WorkerConfig()
+    entrants, earlier = check(policy, env, split, config, workers, *filter(None, (rollout,)))
     quiet_libraries()
     output = Path(config.output) if config.output else Path(policy.pretrain) / EVALUATION_FILE
     first, modules = entrants[0].setting, modules_with_suites(custom or CustomConfig())
@@ -113,10 +114,16 @@ def run_eval(
 
 
 def check(
-    policy: PolicyConfig, env: EnvConfig, split: SplitConfig, config: EvalConfig, *more_flags: Any
+    policy: PolicyConfig,
+    env: EnvConfig,
+    split: SplitConfig,
+    config: EvalConfig,
+    workers: WorkerConfig,
+    *more_flags: Any,
 ) -> tuple[list[Entrant], dict[str, PolicyEvaluation]]:
     """The policies that will play, --pretrain first, and earlier results by file name."""
-    problems = [p for part in (policy, env, split, config, *more_flags) for p in range_problems(part)]
+    problems = [p for part in (policy, env, split, config, workers, *more_flags) for p in range_problems(part)]
+    problems += workers.problems(env.env_python)
     folders = [policy.pretrain, *config.compare]
     if config.num_videos:
         require("av", extra="video")

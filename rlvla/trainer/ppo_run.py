@@ -121,7 +121,7 @@ def check(flags: PPORun) -> Setting:
     """The checked setting; ConfigError with every problem otherwise."""
     problems = [p for group in flags.groups.values() for p in range_problems(group)]
     out_of_range = {problem.split()[0] for problem in problems}  # one message for each of them is enough
-    problems += batch_problems(flags)
+    problems += batch_problems(flags) + flags.workers.problems(flags.env.env_python)
     problems += [p for p in algorithm_problems(flags) if p.split()[0].rstrip(":") not in out_of_range]
     for name, folder in (("save_path", flags.run.save_path), ("ckpt_path", str(flags.ckpt_path))):
         problem = output_folder_problem(folder, resuming=flags.run.load_checkpoint)

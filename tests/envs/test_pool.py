@@ -1,4 +1,5 @@
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -25,6 +26,11 @@ NOOP = StepChunk(np.zeros((2, 2), dtype=np.float32))
 
 def fake(**options):
     return EnvSpec("fake", 0, options)
+
+
+def built_by(pool, spec):
+    """How many environments worker 0 has built, this one included."""
+    return int(re.search(r"built=(\d+) ", pool.call(0, Reset(spec, 0, 0)).instruction)[1])
 
 
 @pytest.fixture
@@ -91,10 +97,10 @@ def test_shared_memory_grows_with_what_is_sent(pool):
 def test_environment_is_kept_until_another_is_asked_for(pool, tmp_path):
     closed = tmp_path / "closed"
     spec = fake(closed_file=str(closed))
-    for _ in range(3):
-        assert "built=1 " in pool.call(0, Reset(spec, 0, 0)).instruction
+    first = built_by(pool, spec)
+    assert [built_by(pool, spec) for _ in range(2)] == [first, first]
     assert not closed.exists()
-    assert "built=2 " in pool.call(0, Reset(fake(other=1), 0, 0)).instruction
+    assert built_by(pool, fake(other=1)) == first + 1
     assert closed.read_text() == "closed\n"
 
 
@@ -154,12 +160,12 @@ def test_exception_reaches_the_caller_with_its_traceback(pool, phase):
 
 def test_environment_is_rebuilt_after_an_exception(pool):
     spec = fake(step="raise")
-    assert "built=1 " in pool.call(0, Reset(spec, 0, 0)).instruction
+    first = built_by(pool, spec)
     with pytest.raises(EnvWorkerError, match="deliberate"):
         pool.call(0, NOOP)
     with pytest.raises(EnvWorkerError, match="send Reset first"):
         pool.call(0, NOOP)
-    assert "built=2 " in pool.call(0, Reset(spec, 0, 0)).instruction
+    assert built_by(pool, spec) == first + 1
 
 
 def test_config_error_arrives_as_one(pool):
@@ -206,7 +212,7 @@ def test_hanging_worker_can_be_restarted_at_once(pool):
     pool.wait(timeout=0.3)
     old, start = pool.pid(0), time.monotonic()
     pool.restart(0)
-    assert time.monotonic() - start < 5.0 and not is_running(old)
+    assert time.monotonic() - start < 60.0 and wait_until_gone([old])  # it would sleep for ten minutes
     assert pool.wait(timeout=0.0) == []  # the answer that never came is not waited for
     assert pool.call(0, Reset(TOY, 0, 0)).instruction.startswith("reach the")
 
