@@ -239,22 +239,28 @@ def connect(address: str) -> None:
     Raises:
         ConfigError: the cluster cannot be reached, or runs another version of Ray or Python.
     """
+    # For a cluster that is started here: no reports to Ray's makers, and workers that get as much of a core as others.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_worker_niceness", "0")
     ray = _ray()
     if ray.is_initialized():
         return
     problem = address_problem(address)
     if problem:
         raise ConfigError(problem)
+    logging.getLogger("ray").setLevel(logging.ERROR)
     # Messages of other machines would stand among those of a command; what matters of them comes with the answers.
     # Ray 2 offers no setting for the part that `log_to_driver` leaves.
     ray._private.worker._worker_logs_enabled = False
     local: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
     on_sigterm = signal.getsignal(signal.SIGTERM)
     try:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False, **local)
+        ray.init(address=address, log_to_driver=False, configure_logging=False, **local)
     except (ConnectionError, RuntimeError, ValueError) as error:
-        raise ConfigError(f"--ray_address {address}: {_account(error)}") from error
+        raise ConfigError(
+            f"--ray_address {address}: {_account(error)} (the same versions of Ray and Python, and the same token, are "
+            "needed on all machines: docs/scaling.md)"
+        ) from error
     finally:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, on_sigterm)  # Ray has put its own in the place of a trainer's

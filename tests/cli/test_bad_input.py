@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from cli import collect_demos, eval_vla, train_ppo_vla, train_sft_vla
+from cli import check_env, collect_demos, eval_vla, train_ppo_vla, train_sft_vla
 from rlvla.envs.config import EnvConfig
 from rlvla.envs.pool import EnvPool
 from rlvla.models.vla.tiny import build_tiny
@@ -18,6 +19,7 @@ from rlvla.trainer.policy_export import PolicyRecord
 from rlvla.utils.strategy import DeepspeedStrategy
 
 PPO, SFT, EVAL, COLLECT = train_ppo_vla.main, train_sft_vla.main, eval_vla.main, collect_demos.main
+CHECK_ENV = check_env.main
 Refused = Callable[..., list[str]]
 
 
@@ -553,3 +555,16 @@ def test_an_interpreter_that_will_not_do_is_refused(refused: Refused, policy_fol
     start = ["--task_suite_name", "toy_reach"] if main is COLLECT else ["--pretrain", policy_folder]
     problems = refused(main, *start, "--env_python", "no/such/python")
     the_only(problems, "--env_python no/such/python", "not an executable")
+
+
+@pytest.mark.parametrize("main", [PPO, EVAL, COLLECT, CHECK_ENV])
+def test_workers_that_cannot_be_where_they_are_asked_to_be(
+    refused: Refused, policy_folder: Path, monkeypatch: pytest.MonkeyPatch, main: Callable
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)  # not installed
+    start = ["--pretrain", policy_folder] if main in (PPO, EVAL) else ["--task_suite_name", "toy_reach"]
+    problems = refused(main, *start, "--env_backend", "ray", "--env_python", sys.executable)
+    assert len(problems) == 2, problems
+    assert "--env_python" in problems[0] and "Ray cluster" in problems[0]
+    assert "--env_backend ray" in problems[1] and "rlvla[ray]" in problems[1]
+    the_only(refused(main, *start, "--ray_frames", "png"), "--ray_frames png", "--env_backend ray")
