@@ -37,7 +37,7 @@ OTHER_FLAGS = LAUNCHER_FLAGS | {
     "--kills",
     "--script",
     "--out",
-    *("--head", "--port", "--address", "--disable-usage-stats", "--include-dashboard", "--num-cpus"),
+    *("--head", "--port", "--address", "--disable-usage-stats", "--include-dashboard", "--num-cpus", "--generate"),
 }
 # Pieces of messages that are not ours, or too short to be looked up.
 SHORTEST_PIECE = 6
