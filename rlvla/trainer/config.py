@@ -87,6 +87,11 @@ class OptimizationConfig:
         below=1,
     )
     use_ema: bool = arg(False, "evaluate and export the moving average (--ema_beta) instead of the latest weights")
+    offload_during_rollout: bool = arg(
+        False,
+        "keep optimizer states, critic, reference and reward model in host memory while episodes are played (needs an "
+        "accelerator and zero_stage >= 1)",
+    )
     ptx_coef: float = arg(
         0.0, "weight of a supervised loss on --ptx_demos that is added to every step of the policy", minimum=0
     )

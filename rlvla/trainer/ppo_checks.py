@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlvla.trainer.algorithm_config import ONE_ADVANTAGE_PER_EPISODE, AlgorithmConfig
 from rlvla.trainer.levels import LEVEL_ORDER
-from rlvla.utils.strategy import launched_world_size
+from rlvla.utils.strategy import has_accelerator, launched_world_size
 
 if TYPE_CHECKING:
     from rlvla.trainer.ppo_run import PPORun
@@ -97,12 +97,26 @@ def algorithm_problems(flags: PPORun) -> list[str]:
     offload = "--adam_offload needs --zero_stage 1, 2 or 3"
     return [
         *([offload] if flags.strategy.adam_offload and flags.strategy.zero_stage == 0 else []),
+        *_offload_problems(flags),
         *_group_problems(flags),
         *_range_problems(flags),
         *_kl_problems(flags.algorithm),
         *_step_problems(flags),
         *_without_effect(flags),
     ]
+
+
+def _offload_problems(flags: PPORun) -> list[str]:
+    if not flags.optimization.offload_during_rollout:
+        return []
+    name, found = "--offload_during_rollout", []
+    if flags.strategy.zero_stage == 0:
+        found.append(f"{name} needs --zero_stage 1, 2 or 3")
+    if flags.strategy.adam_offload:
+        found.append(f"{name}: --adam_offload keeps optimizer states in host memory all the time; choose one")
+    if not has_accelerator():
+        found.append(f"{name} moves memory from an accelerator to the host, and there is no accelerator; leave it out")
+    return found
 
 
 def _group_problems(flags: PPORun) -> list[str]:

@@ -149,7 +149,7 @@ def check(flags: PPORun) -> Setting:
 _FREE_GROUPS = ("schedule", "workers", "rollout", "guards")
 _FREE_FLAGS = {
     *("num_episodes", "micro_rollout_batch_size", "micro_train_batch_size", "balance_ranks"),
-    *("use_dynamic_batch", "train_max_tokens_per_gpu", "custom_module"),
+    *("use_dynamic_batch", "train_max_tokens_per_gpu", "custom_module", "offload_during_rollout"),
     *("save_path", "ckpt_path", "load_checkpoint", "num_envs", "local_rank", "dry_run"),
 }
 

@@ -39,6 +39,7 @@ from rlvla.trainer.experience_maker import ExperienceMaker
 from rlvla.trainer.group_collector import Collected, GroupCollector
 from rlvla.trainer.guards import GuardConfig, Guards
 from rlvla.trainer.metrics import Metrics
+from rlvla.trainer.offloading import Offloading
 from rlvla.trainer.policy_export import PolicyRecord, export_policy
 from rlvla.trainer.profiling import IterationProfiler, Stopwatch
 from rlvla.trainer.rollout_dump import dump_rollouts
@@ -119,6 +120,8 @@ class PPOTrainer:
         for frozen in (models.reference, models.reward_model):
             if frozen is not None:
                 strategy.place(frozen)
+        offload, judges = config.optimization.offload_during_rollout, (models.reference, models.reward_model)
+        self._offloading = Offloading(offload, self._actor, self._critic, *judges, strategy.device)
         action_dim, shared = tasks[0].action_dim, config.algorithm.share_backbone
         self._maker = ExperienceMaker(
             Judges(self._actor, self._actor if shared else self._critic, models.reference, models.reward_model),
@@ -440,7 +443,8 @@ class PPOTrainer:
             assert samples is not None
             for part in fields(RolloutStats):
                 setattr(stats, part.name, getattr(stats, part.name) + getattr(self.rollout.stats, part.name))
-            return self._maker.judge(samples)
+            with self._offloading.judging():
+                return self._maker.judge(samples)
 
         with self._policy() as policy:
             collected = self._collector.collect(self.iteration, play)
@@ -469,7 +473,7 @@ class PPOTrainer:
     def _policy(self) -> Iterator[Actor]:
         """The actor as the rollout may use it: the trained weights themselves, whole, in evaluation mode."""
         self._actor.train(False)
-        with self._actor.full_parameters() as module:
+        with self._offloading.during_rollout(), self._actor.full_parameters() as module:
             yield module
 
     def _engines(self) -> dict[str, Engine]:

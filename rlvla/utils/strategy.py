@@ -71,6 +71,16 @@ def bucket_elements(trainable: int) -> int:
     return max(1, min(500_000_000, trainable))
 
 
+def has_accelerator() -> bool:
+    """Whether a strategy of this process computes on something else than the CPU."""
+    if not torch.cuda.is_available():
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    require("deepspeed", extra="all")
+    from deepspeed.accelerator import get_accelerator
+
+    return get_accelerator().device_name() != "cpu"
+
+
 # What follows the warm-up -> the name transformers has for it; its plain "constant" would ignore the warm-up.
 SCHEDULERS = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}
 
@@ -280,6 +290,39 @@ class Engine:
             _without_deepspeed_hooks(self.module),
         ):
             yield self.module
+
+    def offload_states(self, *, weights: bool = False) -> None:
+        """Move what only a step needs to host memory until `reload_states`; not with ZeRO-0.
+
+        ZeRO-1 and 2: moments and master weights. ZeRO-3: the moments; DeepSpeed moves more for an optimizer of its own
+        only.
+
+        Args:
+            weights: the parameters as well, with ZeRO-1 and 2; with ZeRO-3 they are shards and stay.
+        """
+        if self.config.zero_stage == 3:
+            self._move_moments(torch.device("cpu"))
+            return
+        from deepspeed.runtime.zero.offload_config import OffloadStateTypeEnum as Kind
+
+        self.engine.offload_states(include=[Kind.optim_states, Kind.hp_params, *([Kind.lp_params] if weights else [])])
+
+    def reload_states(self) -> None:
+        """Bring back what `offload_states` has moved; nothing, if that is nothing."""
+        if self.config.zero_stage == 3:
+            self._move_moments(self.engine.device)
+            return
+        optimizer = self.engine.optimizer
+        if optimizer.offloaded_states:
+            optimizer.reload_states()
+            # DeepSpeed ties parameters to their moments before these are back.
+            optimizer._link_all_hp_params()
+
+    def _move_moments(self, device: Any) -> None:
+        for state in self.engine.optimizer.optimizer.state.values():
+            for name, value in state.items():
+                if torch.is_tensor(value) and value.dim():  # the number of steps lives on the host anyhow
+                    state[name] = value.to(device)
 
     def parameter_shapes(self) -> dict[str, list[int]]:
         """Whole shape of every parameter: what tells one model from another."""

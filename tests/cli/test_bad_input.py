@@ -420,6 +420,21 @@ def test_flags_that_nothing_would_read_or_that_contradict(
     the_only(refused(PPO, "--pretrain", policy, *flags), words)
 
 
+@pytest.mark.parametrize(
+    ("flags", "accelerator", "words"),
+    [
+        (["--zero_stage", "2"], False, "there is no accelerator"),
+        ([], True, "needs --zero_stage 1, 2 or 3"),
+        (["--zero_stage", "2", "--adam_offload"], True, "choose one"),
+    ],
+)
+def test_offloading_needs_somewhere_to_move_from(
+    refused: Refused, policy: Path, monkeypatch: pytest.MonkeyPatch, flags: list, accelerator: bool, words: str
+) -> None:
+    monkeypatch.setattr("rlvla.trainer.ppo_checks.has_accelerator", lambda: accelerator)
+    the_only(refused(PPO, "--pretrain", policy, "--offload_during_rollout", *flags), words)
+
+
 def test_unknown_estimator_and_loss_list_the_known(refused: Refused) -> None:
     assert "reinforce_plus_plus" in refused(PPO, "--advantage_estimator", "grop")[0]
     assert "geo_mean" in refused(PPO, "--policy_loss", "pp0")[0]
