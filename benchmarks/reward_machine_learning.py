@@ -195,7 +195,7 @@ def draw(out: Path, picture: Path, setting: Setting, seeds: Sequence[int]) -> No
             episodes = [(i + WINDOW) * PER_ITERATION for i in range(len(curve))]
             axes.plot(episodes, curve, color=colour, label=None if seed != seeds[0] else label)
     axes.set(xlabel="episodes", ylabel=f"sampled success, mean of {WINDOW} iterations", ylim=(0, 1))
-    axes.legend(loc="lower right")
+    axes.legend(loc="upper left")
     axes.grid(alpha=0.3)
     figure.savefig(picture, dpi=110)
 
