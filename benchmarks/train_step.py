@@ -26,6 +26,7 @@ from rlvla.experience import Experience
 from rlvla.models.actor import Actor
 from rlvla.trainer.config import AlgorithmConfig, BatchConfig
 from rlvla.trainer.metrics import Metrics
+from rlvla.trainer.micro_batching import row_tokens
 from rlvla.trainer.replay import consecutive
 from rlvla.trainer.updates import Updater
 from rlvla.utils.logging import table
@@ -59,10 +60,10 @@ def half_masked(rows: Experience) -> Experience:
     return rows.with_fields(action_mask=mask, policy_mask=mask)
 
 
-def trainer_step(actor: Actor, strategy: DeepspeedStrategy, rows: Experience, micro: int) -> Callable[[], None]:
+def trainer_step(actor: Actor, strategy: DeepspeedStrategy, rows: Experience, batch: BatchConfig) -> Callable[[], None]:
     """An optimizer step as the trainer does it."""
     engine, metrics = strategy.prepare(copy.deepcopy(actor), OPTIM), Metrics()
-    updater = Updater(strategy, BatchConfig(micro_train_batch_size=micro), AlgorithmConfig(), 1, actor.inputs)
+    updater = Updater(strategy, batch, AlgorithmConfig(), 1, actor.inputs)
     return lambda: void(updater.policy_step(engine, rows, 0.0, metrics, first_of_iteration=False))
 
 
@@ -97,7 +98,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=64, help="decisions per optimizer step (default 64)")
     parser.add_argument("--micro", type=int, default=32, help="decisions per forward pass (default 32)")
     parser.add_argument("--repeats", type=int, default=7, help="repetitions; medians are reported (default 7)")
-    parser.add_argument("--zero_stage", type=int, default=0, choices=(0, 1, 2), help="of the trainer (default 0)")
+    parser.add_argument("--zero_stage", type=int, default=0, choices=(0, 1, 2, 3), help="of the trainer (default 0)")
     flags = parser.parse_args()
     torch.set_num_threads(1)
     strategy = DeepspeedStrategy(StrategyConfig(zero_stage=flags.zero_stage))
@@ -105,11 +106,16 @@ def main() -> None:
     rows = random_rows(actor, flags.rows)
     padded = half_masked(rows)
     real = rows.index(torch.arange(0, flags.rows, 2))
+    fixed = BatchConfig(micro_train_batch_size=flags.micro)
+    cap = flags.micro * max(row_tokens(actor.inputs, rows.instructions, rows.images.shape[1]))
+    dynamic = BatchConfig(use_dynamic_batch=True, train_max_tokens_per_gpu=cap)
     variants = {
         "plain PyTorch loop": plain_step(actor, rows, flags.micro),
-        "trainer": trainer_step(actor, strategy, rows, flags.micro),
-        "trainer, episodes padded": trainer_step(actor, strategy, padded, flags.micro),
-        "trainer, real decisions only (half)": trainer_step(actor, strategy, real, flags.micro),
+        "trainer": trainer_step(actor, strategy, rows, fixed),
+        "trainer, micro-batches by tokens": trainer_step(actor, strategy, rows, dynamic),
+        "trainer, episodes padded": trainer_step(actor, strategy, padded, fixed),
+        "trainer, real decisions only (half)": trainer_step(actor, strategy, real, fixed),
+        "trainer, real decisions only, by tokens": trainer_step(actor, strategy, real, dynamic),
     }
     times: dict[str, list[float]] = {name: [] for name in variants}
     for repeat in range(flags.repeats + 1):
@@ -120,8 +126,13 @@ def main() -> None:
                 times[name].append(time.process_time() - start)
     medians = [(name, f"{statistics.median(found):.3f}") for name, found in times.items()]
     print(table(("one optimizer step", "CPU seconds"), medians))
-    plain, trainer, full, half = times.values()
-    for what, above, below in (("trainer / plain loop", trainer, plain), ("real / padded", half, full)):
+    plain, trainer, by_tokens, full, half, half_by_tokens = times.values()
+    for what, above, below in (
+        ("trainer / plain loop", trainer, plain),
+        ("trainer by tokens / plain loop", by_tokens, plain),
+        ("real / padded", half, full),
+        ("real by tokens / padded", half_by_tokens, full),
+    ):
         ratios = [a / b for a, b in zip(above, below)]
         print(f"{what}: {statistics.median(ratios):.3f} (median of {len(ratios)} paired ratios)")
 
