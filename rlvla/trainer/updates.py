@@ -61,6 +61,7 @@ class Updater:
         self._planner = MicroBatchPlanner(strategy, batch, inputs)
         self._normalizer = StepNormalizer(strategy, algorithm.loss_agg_mode, algorithm.loss_horizon)
         self._policy_loss = get_policy_loss(algorithm.policy_loss)
+        self._loss_arguments = self._loss_options()
         self._own_mode = "agg_mode" not in algorithm.loss_options  # averages over decisions, whatever the mode
 
     def spread(self, step: Experience) -> Experience:
@@ -110,7 +111,7 @@ class Updater:
                 first_of_column(micro.advantages, width),
                 column_mask,
                 rollout_weights=weights,
-                **self._loss_options(),
+                **self._loss_arguments,
                 **self._normalizer.options(column_counts, rows, own_mode=self._own_mode),
             )
             metrics.mean({f"actor/{name}": value for name, value in found.items()}, float(column_mask.sum()))
