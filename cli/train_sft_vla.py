@@ -81,9 +81,8 @@ def build_parser() -> Parser:
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point."""
     parser, namespace = parse_command_line(build_parser, argv)
-    parts = [
-        from_namespace(kind, namespace) for kind in (RunConfig, TinyConfig, SFTConfig, ActorConfig, StrategyConfig)
-    ]
+    kinds = (RunConfig, TinyConfig, SFTConfig, ActorConfig, StrategyConfig, CustomConfig)
+    parts = [from_namespace(kind, namespace) for kind in kinds]
     from rlvla.trainer.sft_run import run_sft
 
     try:

@@ -39,6 +39,7 @@ from rlvla.trainer.experience_maker import ExperienceMaker
 from rlvla.trainer.group_collector import Collected, GroupCollector
 from rlvla.trainer.guards import GuardConfig, Guards
 from rlvla.trainer.metrics import Metrics
+from rlvla.trainer.metrics_layout import ppo_layout
 from rlvla.trainer.offloading import Offloading
 from rlvla.trainer.policy_export import PolicyRecord, export_policy
 from rlvla.trainer.profiling import IterationProfiler, Stopwatch
@@ -142,6 +143,7 @@ class PPOTrainer:
             save_path if strategy.is_main else None,
             use_tensorboard=config.schedule.use_tensorboard,
             use_wandb=config.schedule.use_wandb,
+            layout=ppo_layout(config.reward_weights()),
         )
         self.iteration = 0
         self.totals = {"episodes": 0.0, "env_steps": 0.0, "seconds": 0.0}

@@ -13,6 +13,7 @@ from torch.nn import functional
 from rlvla.experience import Experience
 from rlvla.models.value_models import RewardModel
 from rlvla.trainer.demonstrations import Demonstrations
+from rlvla.trainer.metrics_layout import REWARD_MODEL_LAYOUT
 from rlvla.trainer.policy_export import PolicyRecord, export_policy
 from rlvla.utils.arguments import arg
 from rlvla.utils.logging import progress_bar
@@ -155,7 +156,9 @@ class RewardModelTrainer:
             config.learning_rate, (0.9, 0.95), config.l2, config.lr_scheduler, config.lr_warmup_ratio, self._total
         )
         self._engine = strategy.prepare(model, optim)
-        self._logger = MetricsLogger(save_path if strategy.is_main else None, use_tensorboard=config.use_tensorboard)
+        self._logger = MetricsLogger(
+            save_path if strategy.is_main else None, use_tensorboard=config.use_tensorboard, layout=REWARD_MODEL_LAYOUT
+        )
 
     def fit(self) -> dict[str, float]:
         """Train, export, and return the metrics on the held-out episodes."""

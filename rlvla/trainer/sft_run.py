@@ -12,7 +12,7 @@ from rlvla.envs.config import EnvConfig
 from rlvla.models.actor import Actor, ActorConfig
 from rlvla.models.inputs import VLAInputs
 from rlvla.models.vla.tiny import LLM_HEAD_WIDTH, build_tiny, default_heads
-from rlvla.trainer.custom_modules import words_for_later_commands
+from rlvla.trainer.custom_modules import CustomConfig, words_for_later_commands
 from rlvla.trainer.demonstrations import Demonstrations, read_demonstrations
 from rlvla.trainer.dry_run import sft_report
 from rlvla.trainer.model_checks import actor_problems, checkpoint_overrides, mismatch_with_policy
@@ -20,7 +20,7 @@ from rlvla.trainer.policy_export import PolicyRecord, recorded_environment
 from rlvla.trainer.setup import check_checkpoint
 from rlvla.trainer.sft_trainer import SFTConfig, SFTTrainer
 from rlvla.utils.arguments import range_problems
-from rlvla.utils.config_file import resolved_flags, write_config_file
+from rlvla.utils.config_file import chosen_flags, resolved_flags, write_config_file
 from rlvla.utils.errors import ConfigError, require
 from rlvla.utils.logging import duration, quiet_libraries, table
 from rlvla.utils.runs import output_folder_problem
@@ -29,7 +29,12 @@ from rlvla.utils.strategy import DeepspeedStrategy, StrategyConfig, launched_ran
 
 
 def run_sft(
-    run: Any, tiny: Any, config: SFTConfig, actor_config: ActorConfig, strategy_config: StrategyConfig
+    run: Any,
+    tiny: Any,
+    config: SFTConfig,
+    actor_config: ActorConfig,
+    strategy_config: StrategyConfig,
+    custom: CustomConfig,
 ) -> Path | None:
     """Train and return the policy folder; None for a dry run.
 
@@ -73,11 +78,11 @@ def run_sft(
     actor = Actor.from_pretrained(pretrain, actor_config, unnorm_key=run.unnorm_key, **overrides)
     actor.forget_action_heads()
     record = _record(demos, run, actor, recorded_environment(pretrain).get("learned_from", []))
-    parts = (run, tiny, config, actor_config, strategy_config)
+    parts = (run, tiny, config, actor_config, strategy_config, custom)
     trainer = SFTTrainer(actor, demos, strategy, config, save_path, record)
     if strategy.is_main:
         write_config_file(save_path, parts)
-    trainer.logger.describe(resolved_flags(parts), outcomes=("sft/accuracy",))
+    trainer.logger.describe(resolved_flags(parts), chosen_flags(parts), outcomes=("sft/accuracy",))
     metrics = trainer.fit()
     policy = save_path / "policy"
     if strategy.is_main:

@@ -14,6 +14,7 @@ from rlvla.experience import Experience
 from rlvla.models.actor import Actor
 from rlvla.trainer.demonstrations import Demonstrations
 from rlvla.trainer.metrics import Metrics
+from rlvla.trainer.metrics_layout import SFT_LAYOUT
 from rlvla.trainer.policy_export import PolicyRecord, export_policy
 from rlvla.trainer.profiling import Stopwatch
 from rlvla.trainer.replay import micro_batches, take
@@ -130,7 +131,10 @@ class SFTTrainer:
         )
         self._throughput = Throughput(strategy, actor.inputs)
         self.logger = MetricsLogger(
-            save_path if strategy.is_main else None, use_tensorboard=config.use_tensorboard, use_wandb=config.use_wandb
+            save_path if strategy.is_main else None,
+            use_tensorboard=config.use_tensorboard,
+            use_wandb=config.use_wandb,
+            layout=SFT_LAYOUT,
         )
 
     def fit(self) -> dict[str, float]:

@@ -41,7 +41,7 @@ def closing_words(trainer: PPOTrainer, save_path: Path) -> str:
 
 
 def save_learning_curve(folder: Path) -> Path | None:
-    """Draw success (rollout, evaluation with 95 % interval), entropy and KL over episodes; None without metrics."""
+    """Draw success (rollout, evaluation with 95 % interval) and entropy over episodes; None without metrics."""
     records = read_metrics(folder)
     if not records:
         return None
@@ -50,7 +50,7 @@ def save_learning_curve(folder: Path) -> Path | None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), constrained_layout=True)
+    figure, (left, right) = plt.subplots(1, 2, sharex=True, figsize=(11, 4), constrained_layout=True)
     played = [r for r in records if "rollout/success_at_end" in r]
     if played:
         x = [r["total/episodes"] for r in played]
@@ -64,7 +64,7 @@ def save_learning_curve(folder: Path) -> Path | None:
         y = [r["eval/success_at_end"] for r in evaluated]
         bounds = [wilson_interval(round(r["eval/success_at_end"] * r["eval/n"]), round(r["eval/n"])) for r in evaluated]
         errors = [[v - low for v, (low, _) in zip(y, bounds)], [high - v for v, (_, high) in zip(y, bounds)]]
-        left.errorbar(x, y, yerr=errors, fmt="o-", capsize=3, color="tab:red", label="held out (greedy), 95 % interval")
+        left.errorbar(x, y, yerr=errors, fmt="o-", capsize=3, color="tab:red", label="evaluation (greedy), 95 %")
     left.set(xlabel="training episodes", ylabel="success at end", ylim=(0, 1.02), title="success")
     left.grid(alpha=0.3)
     left.legend(loc="lower right")

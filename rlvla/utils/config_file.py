@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shlex
 import sys
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +77,7 @@ def _as_words(name: str, value: Any) -> list[str]:
     return [f"--{name}={value}"]
 
 
-def resolved_flags(parts: Iterable[Any]) -> dict[str, Any]:
+def resolved_flags(parts: Sequence[Any]) -> dict[str, Any]:
     """Flag -> value of configuration dataclasses; what is left to the checkpoint or the suite (None) is left out."""
     found: dict[str, Any] = {}
     for part in parts:
@@ -89,7 +89,15 @@ def resolved_flags(parts: Iterable[Any]) -> dict[str, Any]:
     return found
 
 
-def write_config_file(folder: Path, parts: Iterable[Any]) -> Path:
+def chosen_flags(parts: Sequence[Any]) -> dict[str, Any]:
+    """Those of `resolved_flags` whose value is not the default."""
+    defaults = {field.name: field.default for part in parts for field in dataclasses.fields(part)}
+    resolved = resolved_flags(parts)
+    plain = {name: list(value) if isinstance(value, tuple) else value for name, value in defaults.items()}
+    return {name: value for name, value in resolved.items() if value != plain[name]}
+
+
+def write_config_file(folder: Path, parts: Sequence[Any]) -> Path:
     """Write `config.yaml`, with which `--config` repeats the run; the command that was typed stands in its head."""
     import yaml
 
@@ -100,5 +108,6 @@ def write_config_file(folder: Path, parts: Iterable[Any]) -> Path:
 
 
 def command_line() -> str:
-    """The command as it was typed, ready for a shell."""
-    return shlex.join(["python", *sys.argv])
+    """The command as it was typed, ready for a shell; without what the launcher has added."""
+    typed = [word for word in sys.argv if not word.startswith("--local_rank=")]
+    return shlex.join(["python", *typed])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,28 +16,7 @@ from rlvla.utils.errors import require
 from rlvla.utils.logging import METRICS_FILE, open_lines
 from rlvla.utils.video import encode_gif
 
-# What the "Custom Scalars" page of TensorBoard shows: one chart per line, in this order.
-_LAYOUT = {
-    "does it learn?": {
-        "success at end": ["Multiline", ["rollout/success_at_end", "eval/success_at_end"]],
-        "success once": ["Multiline", ["rollout/success_once", "eval/success_once"]],
-        "reward by source": ["Multiline", ["reward/.*"]],
-        "episode length": ["Multiline", ["rollout/episode_length", "eval/episode_length"]],
-    },
-    "is it stable?": {
-        "entropy": ["Multiline", ["actor/entropy"]],
-        "KL": ["Multiline", ["actor/ppo_kl", "actor/ref_kl"]],
-        "clip fraction": ["Multiline", ["actor/pg_clipfrac.*", "critic/vf_clipfrac"]],
-        "gradient norm": ["Multiline", ["actor/grad_norm", "critic/grad_norm"]],
-    },
-    "where does the time go?": {
-        "seconds per iteration": ["Multiline", ["timing_s/.*"]],
-        "environment steps per second": ["Multiline", ["rollout/env_steps_per_s"]],
-        "decisions per second": ["Multiline", ["perf/.*_decisions_per_s"]],
-        "tokens per second": ["Multiline", ["perf/.*_tokens_per_s"]],
-        "peak memory, GB": ["Multiline", ["perf/max_.*_gb"]],
-    },
-}
+Layout = dict[str, dict[str, list[str]]]  # category -> chart -> names of scalars, or patterns of them
 
 
 class MetricsLogger:
@@ -45,9 +26,12 @@ class MetricsLogger:
         folder: where `metrics.jsonl` and the event files go; None (ranks other than the main one) writes nothing.
         use_tensorboard: write event files too.
         use_wandb: send the same scalars to Weights & Biases (project `rlvla`, run named like the folder).
+        layout: charts of TensorBoard's Custom Scalars page, in their order.
     """
 
-    def __init__(self, folder: Path | None, *, use_tensorboard: bool, use_wandb: bool = False):
+    def __init__(
+        self, folder: Path | None, *, use_tensorboard: bool, use_wandb: bool = False, layout: Layout | None = None
+    ):
         self._writer: Any = None
         self._lines: Any = None
         self._wandb: Any = None
@@ -58,16 +42,29 @@ class MetricsLogger:
         if use_tensorboard:
             board = require("torch.utils.tensorboard", extra="all")
             self._writer = board.SummaryWriter(str(folder / "tensorboard"))
-            self._writer.add_custom_scalars(_LAYOUT)
+            if layout:
+                self._writer.add_custom_scalars(
+                    {
+                        category: {title: ["Multiline", names] for title, names in charts.items()}
+                        for category, charts in layout.items()
+                    }
+                )
         if use_wandb:
             wandb = require("wandb", extra="wandb")
             self._wandb = wandb.init(project="rlvla", name=folder.name, dir=str(folder))
 
-    def describe(self, configuration: dict[str, Any], outcomes: tuple[str, ...] = ("eval/success_at_end",)) -> None:
-        """Record the configuration (flag -> value) as text and as hyperparameters, and the command that was typed.
+    def describe(
+        self,
+        configuration: dict[str, Any],
+        chosen: dict[str, Any],
+        outcomes: tuple[str, ...] = ("eval/success_at_end",),
+    ) -> None:
+        """Record the configuration (flag -> value) as text, and the command that was typed.
 
         Args:
             configuration: of the run.
+            chosen: those flags that are hyperparameters on the HParams page, where a hundred of them hide the few that
+                make a difference.
             outcomes: scalars by which the HParams page compares runs.
         """
         if self._writer:
@@ -75,8 +72,8 @@ class MetricsLogger:
 
             lines = "\n".join(f"    {name}: {value}" for name, value in configuration.items())
             self._writer.add_text("configuration", lines)
-            self._writer.add_text("command", f"    {command_line()}")
-            plain = {k: v if isinstance(v, (bool, int, float, str)) else str(v) for k, v in configuration.items()}
+            self._writer.add_text("command", _as_block(shlex.split(command_line())))
+            plain = {k: v if isinstance(v, (bool, int, float, str)) else str(v) for k, v in chosen.items()}
             for summary in hparams(plain, dict.fromkeys(outcomes, 0.0)):
                 self._writer.file_writer.add_summary(summary)
             self._writer.flush()
@@ -118,3 +115,9 @@ class MetricsLogger:
             self._writer.close()
         if self._wandb:
             self._wandb.finish()
+
+
+def _as_block(words: Sequence[str]) -> str:
+    """A command as a block of Markdown, a line for each flag: TensorBoard does not wrap lines."""
+    broken = "".join((" \\\n      " if word.startswith("--") else " ") + shlex.quote(word) for word in words)
+    return f"    {broken.lstrip()}"

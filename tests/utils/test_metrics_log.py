@@ -44,9 +44,10 @@ def test_missing_tensorboard_names_the_extra(tmp_path: Path, monkeypatch: pytest
         MetricsLogger(tmp_path, use_tensorboard=True)
 
 
-def test_tensorboard_holds_configuration_layout_and_videos(tmp_path: Path) -> None:
-    logger = MetricsLogger(tmp_path, use_tensorboard=True)
-    logger.describe({"seed": 3, "reward": ["success:1.0"], "gamma": 0.99})
+def test_tensorboard_holds_configuration_layout_and_videos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    logger = MetricsLogger(tmp_path, use_tensorboard=True, layout={"learns?": {"success": ["rollout/s", "eval/s"]}})
+    monkeypatch.setattr(sys, "argv", ["train.py", "--local_rank=1", "--seed", "3", "--note", "a b"])
+    logger.describe({"seed": 3, "reward": ["success:1.0"], "gamma": 0.99}, {"seed": 3, "reward": ["success:1.0"]})
     logger.video("videos/reach/failure_state7", np.zeros((3, 16, 16, 3), np.uint8), 10, 5)
     logger.close()
     events = EventAccumulator(str(tmp_path / "tensorboard"), size_guidance={"tensors": 0}).Reload()
@@ -54,12 +55,13 @@ def test_tensorboard_holds_configuration_layout_and_videos(tmp_path: Path) -> No
     def text(tag: str) -> str:
         return events.Tensors(tag)[0].tensor_proto.string_val[0].decode()
 
-    assert "seed: 3" in text("configuration/text_summary") and "python" in text("command/text_summary")
+    assert "gamma: 0.99" in text("configuration/text_summary")
+    assert text("command/text_summary") == "    python train.py \\\n      --seed 3 \\\n      --note 'a b'"
     layout = events.Tensors("custom_scalars__config__")[0].tensor_proto.string_val[0]
-    assert b"rollout/success_at_end" in layout and b"actor/entropy" in layout
-    assert (
-        "_hparams_/experiment" in events.summary_metadata and "_hparams_/session_start_info" in events.summary_metadata
-    )
+    assert b"learns?" in layout and b"rollout/s" in layout and b"eval/s" in layout
+    chosen = events.summary_metadata["_hparams_/session_start_info"].plugin_data.content
+    assert b"seed" in chosen and b"success:1.0" in chosen and b"gamma" not in chosen
+    assert b"eval/success_at_end" in events.summary_metadata["_hparams_/experiment"].plugin_data.content
     (image,) = events.Images("videos/reach/failure_state7")
     assert image.step == 5 and image.encoded_image_string.startswith(b"GIF89a")
 
@@ -75,7 +77,7 @@ def test_wandb_gets_the_same_names(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     )
     folder = tmp_path / "my_run"
     logger = MetricsLogger(folder, use_tensorboard=False, use_wandb=True)
-    logger.describe({"seed": 3})
+    logger.describe({"seed": 3}, {})
     logger.log({"rollout/success_at_end": 0.5}, 4)
     logger.close()
     assert calls == [("init", "my_run"), ("config", 3), ("log", {"rollout/success_at_end": 0.5}, 4), ("finish",)]
