@@ -10,13 +10,18 @@ from collections.abc import Iterable
 
 from rlvla.utils.metrics_log import Layout
 
+# Categories of their own: TensorBoard merges those of the same name when it shows several runs.
 SFT_LAYOUT: Layout = {
-    "does it learn?": {"loss": ["sft/loss"], "accuracy of tokens": ["sft/accuracy"]},
-    "is it stable?": {"gradient norm": ["sft/grad_norm"], "learning rate": ["sft/lr"]},
+    "supervised training": {
+        "loss": ["sft/loss"],
+        "accuracy of tokens": ["sft/accuracy"],
+        "gradient norm": ["sft/grad_norm"],
+        "learning rate": ["sft/lr"],
+    }
 }
 
 REWARD_MODEL_LAYOUT: Layout = {
-    "does it learn?": {"loss": ["reward_model/loss"], "learning rate": ["reward_model/lr"]},
+    "reward model": {"loss": ["reward_model/loss"], "learning rate": ["reward_model/lr"]},
 }
 
 

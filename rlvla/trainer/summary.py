@@ -67,7 +67,7 @@ def save_learning_curve(folder: Path) -> Path | None:
         left.errorbar(x, y, yerr=errors, fmt="o-", capsize=3, color="tab:red", label="evaluation (greedy), 95 %")
     left.set(xlabel="training episodes", ylabel="success at end", ylim=(0, 1.02), title="success")
     left.grid(alpha=0.3)
-    left.legend(loc="lower right")
+    left.legend(loc="best")
     right.set(xlabel="training episodes", ylabel="nats per token", title="entropy of the policy")
     right.grid(alpha=0.3)
     buffer = io.BytesIO()

@@ -89,14 +89,6 @@ def resolved_flags(parts: Sequence[Any]) -> dict[str, Any]:
     return found
 
 
-def chosen_flags(parts: Sequence[Any]) -> dict[str, Any]:
-    """Those of `resolved_flags` whose value is not the default."""
-    defaults = {field.name: field.default for part in parts for field in dataclasses.fields(part)}
-    resolved = resolved_flags(parts)
-    plain = {name: list(value) if isinstance(value, tuple) else value for name, value in defaults.items()}
-    return {name: value for name, value in resolved.items() if value != plain[name]}
-
-
 def write_config_file(folder: Path, parts: Sequence[Any]) -> Path:
     """Write `config.yaml`, with which `--config` repeats the run; the command that was typed stands in its head."""
     import yaml

@@ -53,18 +53,11 @@ class MetricsLogger:
             wandb = require("wandb", extra="wandb")
             self._wandb = wandb.init(project="rlvla", name=folder.name, dir=str(folder))
 
-    def describe(
-        self,
-        configuration: dict[str, Any],
-        chosen: dict[str, Any],
-        outcomes: tuple[str, ...] = ("eval/success_at_end",),
-    ) -> None:
-        """Record the configuration (flag -> value) as text, and the command that was typed.
+    def describe(self, configuration: dict[str, Any], outcomes: tuple[str, ...] = ("eval/success_at_end",)) -> None:
+        """Record the configuration (flag -> value) as text and as hyperparameters, and the command that was typed.
 
         Args:
-            configuration: of the run.
-            chosen: those flags that are hyperparameters on the HParams page, where a hundred of them hide the few that
-                make a difference.
+            configuration: of the run, all of it: of several runs TensorBoard shows what the first one names.
             outcomes: scalars by which the HParams page compares runs.
         """
         if self._writer:
@@ -73,7 +66,7 @@ class MetricsLogger:
             lines = "\n".join(f"    {name}: {value}" for name, value in configuration.items())
             self._writer.add_text("configuration", lines)
             self._writer.add_text("command", _as_block(shlex.split(command_line())))
-            plain = {k: v if isinstance(v, (bool, int, float, str)) else str(v) for k, v in chosen.items()}
+            plain = {k: v if isinstance(v, (bool, int, float, str)) else str(v) for k, v in configuration.items()}
             for summary in hparams(plain, dict.fromkeys(outcomes, 0.0)):
                 self._writer.file_writer.add_summary(summary)
             self._writer.flush()

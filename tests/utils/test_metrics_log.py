@@ -47,7 +47,7 @@ def test_missing_tensorboard_names_the_extra(tmp_path: Path, monkeypatch: pytest
 def test_tensorboard_holds_configuration_layout_and_videos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     logger = MetricsLogger(tmp_path, use_tensorboard=True, layout={"learns?": {"success": ["rollout/s", "eval/s"]}})
     monkeypatch.setattr(sys, "argv", ["train.py", "--local_rank=1", "--seed", "3", "--note", "a b"])
-    logger.describe({"seed": 3, "reward": ["success:1.0"], "gamma": 0.99}, {"seed": 3, "reward": ["success:1.0"]})
+    logger.describe({"seed": 3, "reward": ["success:1.0"], "gamma": 0.99})
     logger.video("videos/reach/failure_state7", np.zeros((3, 16, 16, 3), np.uint8), 10, 5)
     logger.close()
     events = EventAccumulator(str(tmp_path / "tensorboard"), size_guidance={"tensors": 0}).Reload()
@@ -60,7 +60,7 @@ def test_tensorboard_holds_configuration_layout_and_videos(tmp_path: Path, monke
     layout = events.Tensors("custom_scalars__config__")[0].tensor_proto.string_val[0]
     assert b"learns?" in layout and b"rollout/s" in layout and b"eval/s" in layout
     chosen = events.summary_metadata["_hparams_/session_start_info"].plugin_data.content
-    assert b"seed" in chosen and b"success:1.0" in chosen and b"gamma" not in chosen
+    assert b"seed" in chosen and b"success:1.0" in chosen and b"gamma" in chosen
     assert b"eval/success_at_end" in events.summary_metadata["_hparams_/experiment"].plugin_data.content
     (image,) = events.Images("videos/reach/failure_state7")
     assert image.step == 5 and image.encoded_image_string.startswith(b"GIF89a")
@@ -77,7 +77,7 @@ def test_wandb_gets_the_same_names(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     )
     folder = tmp_path / "my_run"
     logger = MetricsLogger(folder, use_tensorboard=False, use_wandb=True)
-    logger.describe({"seed": 3}, {})
+    logger.describe({"seed": 3})
     logger.log({"rollout/success_at_end": 0.5}, 4)
     logger.close()
     assert calls == [("init", "my_run"), ("config", 3), ("log", {"rollout/success_at_end": 0.5}, 4), ("finish",)]
