@@ -10,5 +10,5 @@ fi
 ruff check .
 ruff format --check .
 mypy
-# The tests of a file share what they have prepared, and stay together.
-exec python -m pytest -n 2 --dist loadfile "$@"
+# The tests of a file share what they have prepared and stay together; in their order, as the longest of all come early.
+exec python -m pytest -n 2 --dist loadfile --no-loadscope-reorder "$@"
