@@ -44,6 +44,8 @@ NOT_RUN = {
     "python cli/collect_demos.py --task_suite_name robosuite --env_python .venv-robosuite15/bin/python": "as above",
     "bash examples/scripts/serve_vlm_vllm.sh": "needs a GPU and the weights of a vision-language model",
     "python benchmarks/reward_machine_learning.py": "six learning runs of 6,144 episodes each",
+    "python benchmarks/algorithm_curves.py": "84 learning runs",
+    "python benchmarks/lift_overlap.py": "plays with the policy of the quickstart",
 }
 
 TINY = "--tiny_vision_dim 16 --tiny_llm_dim 32 --tiny_llm_layers 1"
@@ -66,6 +68,8 @@ SMALLER = {
     "rollout": "--episodes 8 --env_ms 4 --workers 2",
     "lock_step": "--episodes 2 --max_steps 4 --workers 1",
     "train_step": "--rows 4 --micro 2 --repeats 1",
+    "runs/profiled": "--profile_steps 2 3",
+    "runs/planned": "--rollout_batch_size 8 --n_samples_per_prompt 1 --train_batch_size 8 --num_episodes 24",
     # One task, one iteration; a group that fails as a whole is kept, or nothing would be trained.
     "runs/libero/simplevla": "--task_ids 0 --num_episodes 4 --accuracy_lower_bound 0 --no-val_before_train",
     "runs/libero/report": "--task_ids 0",
@@ -214,6 +218,8 @@ def run(words: list[str], folder: Path) -> None:
     main = importlib.import_module(f"cli.{name}").main
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
+        for name, value in (word.split("=", 1) for word in words[:at] if "=" in word):
+            patch.setenv(name, value)
         patch.setattr(sys, "argv", [words[at], *flags])  # it is written into config.yaml
         main(flags)
     return None

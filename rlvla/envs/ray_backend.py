@@ -13,6 +13,7 @@ import pickle
 import signal
 import socket
 import threading
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -132,6 +133,7 @@ class RayChannel:
         self.pending: Any = actor.hello.remote()
         self._known = _Reply(None, 0, "a machine of the Ray cluster", 0)
         self._end = "the worker was ended"
+        self.ended = False
 
     @property
     def pid(self) -> int:
@@ -154,6 +156,7 @@ class RayChannel:
         try:
             self._known = decode(ray.get(pending, timeout=_FETCH_SECONDS))
         except ray.exceptions.RayError as error:
+            self.ended = True
             self._end = f"the process on {self.place} has ended: {_account(error)}"
             raise WorkerGoneError from error
         return self._known.message
@@ -165,7 +168,7 @@ class RayChannel:
     def bury(self) -> str:
         """Make sure that the process is gone, as far as its machine can be reached."""
         self.kill()
-        self.pending = None
+        self.pending, self.ended = None, True
         return self._end
 
     def rss_bytes(self) -> int:
@@ -192,6 +195,7 @@ class RayBackend:
         connect(address)
         self._actor_class = _ray().remote(RayWorker)
         self._frames = frames
+        self._placed: list[tuple[str, RayChannel]] = []  # node ids and workers
 
     def start(self, options: WorkerOptions) -> RayChannel:
         """Ask the cluster for an actor."""
@@ -206,10 +210,25 @@ class RayBackend:
         # Ray would hide the GPUs from an actor that reserves none, and simulators render on them.
         variables["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
         # No restarts by Ray: the pool must know of every process that ended, to repeat the right episode.
-        actor_class = self._actor_class.options(
-            max_restarts=0, scheduling_strategy="SPREAD", runtime_env={"env_vars": variables}
-        )
-        return RayChannel(actor_class.remote(list(options.custom_modules), self._frames))
+        settings: dict[str, Any] = {"max_restarts": 0, "runtime_env": {"env_vars": variables}}
+        node = self._least_busy_node()
+        if node is not None:
+            place = _ray().util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=True)
+            settings["scheduling_strategy"] = place
+        actor_class = self._actor_class.options(**settings)
+        channel = RayChannel(actor_class.remote(list(options.custom_modules), self._frames))
+        if node is not None:
+            self._placed.append((node, channel))
+        return channel
+
+    def _least_busy_node(self) -> str | None:
+        """Where our workers take the smallest share of the cores; Ray itself spreads by figures that lag behind."""
+        self._placed = [(node, channel) for node, channel in self._placed if not channel.ended]
+        taken = Counter(node for node, _ in self._placed)
+        known = [node for node in _ray().nodes() if node["Alive"]]
+        cores = {node["NodeID"]: node["Resources"].get("CPU", 0.0) for node in known}
+        fit = [node for node, number in cores.items() if number >= 1]
+        return min(fit, key=lambda node: (taken[node] + 1) / cores[node], default=None)
 
     def wait(self, channels: Sequence[RayChannel], timeout: float | None) -> Sequence[RayChannel]:
         """Those that have answered or ended."""

@@ -259,9 +259,10 @@ def test_episodes_of_a_lost_node_are_played_elsewhere(cluster: Any, pool: EnvPoo
     def lose_it(sample: Any) -> None:
         if not seen:
             cluster.remove_node(cluster.worker_node, allow_graceful=False)
+            assert wait_until_gone([pid])  # a process may outlive its node for a moment, and go on playing
         seen.append(sample)
 
     samples, engine = play(pool, 24, on_sample=lose_it)
-    assert engine.stats.retries >= 1 and engine.stats.dropped == [] and wait_until_gone([pid])
+    assert engine.stats.retries >= 1 and engine.stats.dropped == []
     with EnvPool(1) as processes:
         assert_same_episodes(samples, play(processes, 24)[0])

@@ -31,7 +31,7 @@ def server_problem(config: VLMConfig) -> str | None:
         base_url=config.vlm_url,
         api_key=os.environ.get("OPENAI_API_KEY", "none"),
         timeout=config.vlm_timeout,
-        max_retries=0,
+        max_retries=2,  # a server that has just come up may drop its first connections
     )
     with client:
         try:
