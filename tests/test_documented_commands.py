@@ -46,6 +46,7 @@ NOT_RUN = {
     "python benchmarks/reward_machine_learning.py": "six learning runs of 6,144 episodes each",
     "python benchmarks/algorithm_curves.py": "84 learning runs",
     "python benchmarks/lift_overlap.py": "plays with the policy of the quickstart",
+    "python benchmarks/share_backbone.py": "six learning runs",
 }
 
 TINY = "--tiny_vision_dim 16 --tiny_llm_dim 32 --tiny_llm_layers 1"
