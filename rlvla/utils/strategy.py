@@ -12,6 +12,7 @@ import io
 import math
 import os
 import shutil
+import time
 import warnings
 from argparse import Namespace
 from collections.abc import Iterator
@@ -205,6 +206,9 @@ class DeepspeedStrategy:
 def _leave_process_group() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
+        # Gloo's threads may still be giving up the tensors of the last operations. One that needs the interpreter for
+        # that when it is gone ends the process with "terminate called without an active exception".
+        time.sleep(0.1)
 
 
 @contextmanager
