@@ -1,6 +1,7 @@
 """Success of a VLA policy with 95 % intervals, on initial states it has never been trained on.
 
 Launch: python cli/eval_vla.py --pretrain runs/ppo/policy
+several suites: python cli/eval_vla.py --pretrain runs/ppo/policy --task_suite_name libero_spatial libero_object
 or with several ranks: deepspeed --num_accelerators 2 cli/eval_vla.py ...
 """
 
@@ -21,17 +22,21 @@ from rlvla.envs.config import EnvConfig, SplitConfig
 from rlvla.envs.worker_config import WorkerConfig
 from rlvla.rollout import RolloutConfig
 from rlvla.trainer.custom_modules import CustomConfig, parse_command_line
-from rlvla.trainer.eval_run import EvalConfig, run_eval
+from rlvla.trainer.eval_checks import EvalConfig
+from rlvla.trainer.eval_run import run_eval
 from rlvla.trainer.setup import PolicyConfig
 from rlvla.utils.arguments import Parser, add_arguments, fail, from_namespace
 from rlvla.utils.errors import ConfigError, MissingExtraError
+
+# Other commands take one suite: here it is a flag of `EvalConfig`.
+_SEVERAL_SUITES = ("task_suite_name",)
 
 
 def build_parser() -> Parser:
     """The command line."""
     parser = Parser(__doc__ or "")
     add_arguments(parser, PolicyConfig, "policy")
-    add_arguments(parser, EnvConfig, "environment")
+    add_arguments(parser, EnvConfig, "environment", without=_SEVERAL_SUITES)
     add_arguments(parser, SplitConfig, "initial states")
     add_arguments(parser, EvalConfig, "evaluation")
     add_arguments(parser, WorkerConfig, "environment workers")
@@ -44,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Entry point."""
     parser, namespace = parse_command_line(build_parser, argv)
     kinds = (PolicyConfig, EnvConfig, SplitConfig, EvalConfig, WorkerConfig, RolloutConfig, CustomConfig)
-    parts = [from_namespace(kind, namespace) for kind in kinds]
+    parts = [from_namespace(kind, namespace, _SEVERAL_SUITES if kind is EnvConfig else ()) for kind in kinds]
     try:
         run_eval(*parts)
     except (ConfigError, MissingExtraError) as error:

@@ -28,6 +28,8 @@ from rlvla.utils.errors import ConfigError
 
 # Where files lie on this machine: nothing that a checkpoint should remember.
 _OF_THIS_MACHINE = ("libero_assets", "robotwin_root", "env_python")
+# What another suite than the recorded one does not take over: its tasks, limits and options are its own.
+_OF_THE_SUITE = ("task_ids", "max_steps", "success_hold_steps", "control_freq", "robotwin_config")
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,12 @@ class EnvConfig:
     )
 
     def completed(self, recorded: dict[str, Any]) -> EnvConfig:
-        """Fill what is not given from what a checkpoint or a file of demonstrations recorded (`as_dict`)."""
+        """Fill what is not given from what a checkpoint or a file of demonstrations recorded (`as_dict`).
+
+        Where another suite is given than the recorded one, only what the policy sees is taken.
+        """
+        if self.task_suite_name not in (None, recorded.get("task_suite_name")):
+            recorded = {name: value for name, value in recorded.items() if name not in _OF_THE_SUITE}
         own = {name: getattr(self, name) for name in self.__dataclass_fields__}
         merged = {name: own[name] if own[name] not in (None, ()) else recorded.get(name, own[name]) for name in own}
         merged = {name: tuple(v) if isinstance(v, list) else v for name, v in merged.items()}

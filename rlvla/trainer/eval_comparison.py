@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from rlvla.trainer.evaluation import EpisodeOutcome, EvalResult
 from rlvla.utils.logging import table
-from rlvla.utils.statistics import mcnemar_exact, newcombe_interval, paired_bootstrap
+from rlvla.utils.statistics import (
+    mcnemar_exact,
+    mean_interval,
+    newcombe_interval,
+    paired_bootstrap,
+    stratified_bootstrap,
+)
 
 MEASURES = ("success_at_end", "success_once")
 
@@ -18,7 +24,7 @@ class Difference:
     """How much more often a policy succeeds than its baseline.
 
     Attributes:
-        task: name of the task, or "all".
+        task: name of the task, or "all"; over several suites the name of the suite, or "mean of suites".
         measure: "success_at_end" or "success_once".
         n: pairs of episodes (unpaired: episodes of the smaller side).
         difference: rate of the policy minus rate of the baseline.
@@ -121,26 +127,82 @@ def compare(
         protocol_differences: see `describe_differences`; where there are any, nothing is paired.
     """
     names = {task.task_id: task.name for task in result.tasks}
-    own = {(e.task_id, e.init_state_id): e for e in result.episodes}
-    base = {(e.task_id, e.init_state_id): e for e in base_result.episodes}
+    pairs = _pairs(result, base_result)
     scopes: list[tuple[str, int | None]] = [(name, i) for i, name in names.items()] if len(names) > 1 else []
     scopes += [("all", None)]
-    found, lost_states = [], []
+    found: list[Difference | None] = []
     for measure in MEASURES:
         for task, task_id in scopes:
             if protocol_differences:
                 found.append(_unpaired(task, task_id, measure, result, base_result))
             else:
-                keys = [key for key in own if key in base and task_id in (None, key[0])]
-                found.append(_paired(task, measure, [(own[key], base[key]) for key in keys]))
-    if not protocol_differences:
-        lost_states = [k for k in own if k in base and base[k].success_at_end and not own[k].success_at_end]
+                found.append(_paired(task, measure, [pair for pair in pairs if task_id in (None, pair[0].task_id)]))
+    lost = [(own.task_id, own.init_state_id) for own, base in pairs if _sign(MEASURES[0], own, base) < 0]
     kept = tuple(d for d in found if d is not None)
-    return Comparison(policy, baseline, result.mode, tuple(protocol_differences), kept, tuple(lost_states))
+    return Comparison(
+        policy, baseline, result.mode, tuple(protocol_differences), kept, () if protocol_differences else tuple(lost)
+    )
+
+
+@dataclass(frozen=True)
+class SuitesComparison(Comparison):
+    """A policy against a baseline over several suites, which have the same weight however many tasks they have."""
+
+    HEADERS = ("suite", *Comparison.HEADERS[1:])
+
+    def heading(self) -> str:
+        """What is compared with what."""
+        return f"all suites: {super().heading()}"
+
+    def note(self) -> str:
+        """How the intervals were obtained, and in what the protocols differ."""
+        return super().note() + "; in the mean every suite has the same weight"
+
+
+MEAN_OF_SUITES = "mean of suites"
+
+
+def compare_over_suites(
+    comparisons: Mapping[str, Comparison], results: Mapping[str, tuple[EvalResult, EvalResult]]
+) -> SuitesComparison:
+    """Join the comparisons of one mode in each of several suites.
+
+    The mean's interval is a bootstrap of pairs within their suites; its test is McNemar's on the pairs of all suites.
+    Where a suite has no pairs, there is no test, and the interval is joined from those of the suites.
+
+    Args:
+        comparisons: by suite.
+        results: by suite, what the policy and what the baseline did.
+    """
+    first = next(iter(comparisons.values()))
+    differing = [f"{suite}: {phrase}" for suite, c in comparisons.items() for phrase in c.protocol_differences]
+    found: list[Difference] = []
+    for measure in MEASURES:
+        rows = [replace(c.overall(measure), task=suite) for suite, c in comparisons.items()]
+        mean, low, high = mean_interval([(d.difference, d.low, d.high) for d in rows])
+        total = Difference(MEAN_OF_SUITES, measure, sum(d.n for d in rows), mean, low, high)
+        if not differing:
+            strata = [[_sign(measure, *pair) for pair in _pairs(*results[suite])] for suite in comparisons]
+            low, high = stratified_bootstrap(strata)
+            gained, lost = sum(s.count(1) for s in strata), sum(s.count(-1) for s in strata)
+            total = replace(total, low=low, high=high, gained=gained, lost=lost, p_value=mcnemar_exact(gained, lost))
+        found += [*rows, total]
+    return SuitesComparison(first.policy, first.baseline, first.mode, tuple(differing), tuple(found), ())
+
+
+def _pairs(own: EvalResult, base: EvalResult) -> list[tuple[EpisodeOutcome, EpisodeOutcome]]:
+    """Episodes of the same task and initial state."""
+    others = {(e.task_id, e.init_state_id): e for e in base.episodes}
+    return [(e, others[e.task_id, e.init_state_id]) for e in own.episodes if (e.task_id, e.init_state_id) in others]
+
+
+def _sign(measure: str, own: EpisodeOutcome, base: EpisodeOutcome) -> int:
+    """1 where only the policy succeeded, -1 where only the baseline did."""
+    return int(getattr(own, measure)) - int(getattr(base, measure))
 
 
 def _paired(task: str, measure: str, pairs: Sequence[tuple[EpisodeOutcome, EpisodeOutcome]]) -> Difference:
-    signs = [int(getattr(own, measure)) - int(getattr(base, measure)) for own, base in pairs]
+    signs = [_sign(measure, own, base) for own, base in pairs]
     gained, lost = signs.count(1), signs.count(-1)
     low, high = paired_bootstrap(signs)
     p_value = mcnemar_exact(gained, lost)

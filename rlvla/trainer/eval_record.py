@@ -15,6 +15,7 @@ from rlvla.trainer.evaluation import EvalResult
 from rlvla.utils.errors import ConfigError
 from rlvla.version import __version__
 
+SUITES_KEY = "suites"  # in the JSON file of several suites: name -> what the file of a single one holds
 _VERSIONED = ("torch", "numpy", "transformers", "deepspeed")
 
 
@@ -67,11 +68,27 @@ class PolicyEvaluation:
             versions=content.get("versions", {}),
         )
 
+    @property
+    def suite(self) -> str:
+        """The suite's name."""
+        return next(iter(self.protocols.values()))["suite"]
+
     @classmethod
-    def read(cls, path: Path) -> PolicyEvaluation:
-        """From a file that `cli/eval_vla.py` wrote; ConfigError for any other."""
+    def read(cls, path: Path, suite: str | None = None) -> PolicyEvaluation:
+        """From a file that `cli/eval_vla.py` wrote; ConfigError for any other.
+
+        Args:
+            path: the file.
+            suite: which one is wanted, of a file with several suites; one that is not there is an error.
+        """
         try:
-            found = cls.from_dict(json.loads(path.read_text(encoding="utf-8")))
+            content = json.loads(path.read_text(encoding="utf-8"))
+            several = content.get(SUITES_KEY)
+            if several is not None and suite not in several:
+                raise ConfigError(f"{path} holds {', '.join(several)}, not {suite}; evaluate both in the same suites")
+            found = cls.from_dict(content if several is None else several[suite])
+        except ConfigError:
+            raise
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigError(
                 f"{path} is not the result of an evaluation ({type(error).__name__}: {error}); make one with "

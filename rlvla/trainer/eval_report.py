@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlvla.trainer.eval_comparison import Comparison
+from rlvla.trainer.eval_comparison import MEAN_OF_SUITES
 from rlvla.trainer.eval_record import PolicyEvaluation
+from rlvla.trainer.eval_suites import Findings, SuiteEvaluation, SuitesResult
 from rlvla.trainer.report_charts import learning_charts
 from rlvla.utils.logging import read_metrics
 from rlvla.utils.runs import write_atomic
@@ -18,44 +19,56 @@ REPORT_FILE = "report.html"
 _RUN_FILES = ("run_config.json", "totals.json")  # of the training run that a policy came from
 
 
-def write_report(
-    folder: Path,
-    own: PolicyEvaluation,
-    baselines: Sequence[PolicyEvaluation] = (),
-    comparisons: Sequence[Comparison] = (),
-) -> Path:
+def write_report(folder: Path, findings: Findings) -> Path:
     """Write `report.html` into `folder` and return its path.
 
     Learning curves and configuration come from the run folder around the policy, where there is one; videos are
     embedded.
+
+    Args:
+        folder: is made where it does not exist.
+        findings: of the evaluation.
     """
     path = folder / REPORT_FILE
-    write_atomic(path, render_report(own, baselines, comparisons).encode())
+    write_atomic(path, render_report(findings).encode())
     return path
 
 
-def render_report(
-    own: PolicyEvaluation, baselines: Sequence[PolicyEvaluation], comparisons: Sequence[Comparison]
-) -> str:
+def render_report(findings: Findings) -> str:
     """The page."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
         loader=PackageLoader("rlvla.trainer", "templates"), autoescape=True, undefined=StrictUndefined
     )
+    suites, own = findings.suites, findings.first.own
     run_folder = Path(own.policy).parent
-    protocol = next(iter(own.protocols.values()))
+    heads: Sequence[Any] = [result for result in findings.results if result.position == 0] or own.results
     return environment.get_template("report.html.jinja").render(
-        title=f"{own.policy}: {own.results[0].success_at_end}",
+        title=f"{own.policy}: {heads[0].success_at_end}",
         own=own,
-        everyone=[own, *baselines],
-        comparisons=comparisons,
-        suite=protocol["suite"],
-        seed=protocol["seed"],
-        bars=_bars(own, baselines),
+        names=", ".join(suites),
+        seed=next(iter(own.protocols.values()))["seed"],
+        heads=heads,
+        head_comparisons=findings.comparisons or findings.first.comparisons,
+        over_all={
+            "results": findings.results,
+            "bars": _bars_of_suites(findings.results),
+            "comparisons": findings.comparisons,
+        },
+        suites=[
+            {
+                "of": f"{name}: " if len(suites) > 1 else "",
+                "bars": _bars(suite.own, suite.baselines),
+                "comparisons": suite.comparisons,
+                "everyone": suite.everyone,
+                "videos": [video for evaluation in suite.everyone for video in _videos(evaluation)],
+            }
+            for name, suite in suites.items()
+        ],
         charts=learning_charts(read_metrics(run_folder)),
-        videos=[video for evaluation in [own, *baselines] for video in _videos(evaluation)],
-        configurations=_configurations(own, run_folder),
+        configurations=_configurations(suites, run_folder),
+        versions=findings.versions,
         table=_table,
         percent=lambda rate: f"{100 * rate:.1f} %",
         points=lambda difference: f"{100 * difference:+.1f}",
@@ -81,6 +94,30 @@ def _bars(own: PolicyEvaluation, baselines: Sequence[PolicyEvaluation]) -> list[
     return groups
 
 
+def _bars_of_suites(over_all: Sequence[SuitesResult]) -> list[dict[str, Any]]:
+    """For each mode and suite the success of every policy, and the mean of the suites."""
+    groups = []
+    for mode in dict.fromkeys(result.mode for result in over_all):
+        results = [result for result in over_all if result.mode == mode]
+        rows: list[tuple[str, list[Any]]] = [(name, [r.results[name] for r in results]) for name in results[0].results]
+        groups.append(
+            {
+                "mode": mode,
+                "tasks": [
+                    {
+                        "name": name,
+                        "bars": [
+                            {"policy": r.policy, "own": r.position == 0, "rate": e.success_at_end}
+                            for r, e in zip(results, entries)
+                        ],
+                    }
+                    for name, entries in [*rows, (MEAN_OF_SUITES, list(results))]
+                ],
+            }
+        )
+    return groups
+
+
 def _videos(evaluation: PolicyEvaluation) -> list[dict[str, Any]]:
     return [
         {
@@ -96,12 +133,15 @@ def _videos(evaluation: PolicyEvaluation) -> list[dict[str, Any]]:
     ]
 
 
-def _configurations(own: PolicyEvaluation, run_folder: Path) -> list[tuple[str, str]]:
-    protocols = {mode: _shortened(protocol) for mode, protocol in own.protocols.items()}
-    found = [
-        ("protocol", json.dumps(protocols, indent=2)),
-        ("environment", json.dumps(own.environment, indent=2)),
-    ]
+def _configurations(suites: Mapping[str, SuiteEvaluation], run_folder: Path) -> list[tuple[str, str]]:
+    found = []
+    for name, suite in suites.items():
+        label = f"{name}: " if len(suites) > 1 else ""
+        protocols = {mode: _shortened(protocol) for mode, protocol in suite.own.protocols.items()}
+        found += [
+            (f"{label}protocol", json.dumps(protocols, indent=2)),
+            (f"{label}environment", json.dumps(suite.own.environment, indent=2)),
+        ]
     for name in _RUN_FILES:
         if (run_folder / name).is_file():
             found.append((f"training: {name}", (run_folder / name).read_text(encoding="utf-8")))

@@ -12,14 +12,14 @@ from rlvla.experience import Sample
 from rlvla.rollout import EpisodeRequest, RolloutEngine, RolloutPolicy
 from rlvla.utils.logging import progress_bar, table
 from rlvla.utils.seeding import derive_seed
-from rlvla.utils.statistics import wilson_interval
+from rlvla.utils.statistics import mean_interval, wilson_interval
 from rlvla.utils.stopping import BrokenOff
 from rlvla.utils.strategy import DeepspeedStrategy
 
 
 @dataclass(frozen=True)
 class Rate:
-    """A success rate: `success` of `n` episodes with its 95 % Wilson interval."""
+    """A success rate of `n` episodes with its 95 % Wilson interval."""
 
     rate: float
     n: int
@@ -31,6 +31,12 @@ class Rate:
         """From the outcomes of episodes."""
         low, high = wilson_interval(sum(outcomes), len(outcomes))
         return cls(sum(outcomes) / len(outcomes), len(outcomes), low, high)
+
+    @classmethod
+    def mean(cls, rates: Sequence[Rate]) -> Rate:
+        """Mean of independent rates, each with the same weight; `n` counts the episodes of all of them."""
+        rate, low, high = mean_interval([(r.rate, r.low, r.high) for r in rates])
+        return cls(rate, sum(r.n for r in rates), low, high)
 
     def __str__(self) -> str:
         return f"{100 * self.rate:.1f}% [{100 * self.low:.1f}, {100 * self.high:.1f}]"

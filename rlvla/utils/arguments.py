@@ -15,7 +15,7 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NoReturn
 
 from rlvla.utils.config_file import words_of_config_file
@@ -115,11 +115,13 @@ def _base_type(annotation: Any) -> tuple[type, bool]:
     return annotation, False
 
 
-def add_arguments(parser: argparse.ArgumentParser, config: type, title: str) -> None:
-    """Add one flag per field of the dataclass `config`, under a group heading `title`."""
+def add_arguments(parser: argparse.ArgumentParser, config: type, title: str, without: Collection[str] = ()) -> None:
+    """Add one flag per field of the dataclass `config`, except `without`, under a group heading `title`."""
     group = parser.add_argument_group(title)
     hints = typing.get_type_hints(config)
     for field in dataclasses.fields(config):
+        if field.name in without:
+            continue
         kind, several = _base_type(hints[field.name])
         text = field.metadata["help"]
         text = text() if callable(text) else text
@@ -140,10 +142,12 @@ def add_arguments(parser: argparse.ArgumentParser, config: type, title: str) -> 
         group.add_argument(f"--{field.name}", **options)
 
 
-def from_namespace(config: type, namespace: argparse.Namespace) -> Any:
-    """Build the dataclass from the parsed flags of the same names."""
+def from_namespace(config: type, namespace: argparse.Namespace, without: Collection[str] = ()) -> Any:
+    """Build the dataclass from the parsed flags of the same names; fields `without` a flag keep their defaults."""
     values = {}
     for field in dataclasses.fields(config):
+        if field.name in without:
+            continue
         value = getattr(namespace, field.name)
         if value is None:  # a repeatable flag that was not given
             value = field.default

@@ -14,9 +14,9 @@ import pytest
 
 from rlvla.envs import list_tasks
 from rlvla.envs.config import SplitConfig
-from rlvla.trainer.eval_comparison import compare
 from rlvla.trainer.eval_record import PolicyEvaluation, describe_protocol
 from rlvla.trainer.eval_report import write_report
+from rlvla.trainer.eval_suites import Findings, SuiteEvaluation
 from rlvla.trainer.evaluation import EpisodeOutcome, summarise
 from rlvla.trainer.report_charts import _reward_sources, learning_charts
 
@@ -56,8 +56,7 @@ def report(run_folder: Path, tmp_path: Path) -> Path:
     except ImportError:
         video.write_bytes(b"no video")
     own, base = evaluation(f"{run_folder}/policy", 15, [video]), evaluation("base/policy", 6)
-    comparison = compare(own.policy, own.results[0], base.policy, base.results[0])
-    return write_report(tmp_path / "report", own, [base], [comparison])
+    return write_report(tmp_path / "report", Findings.of({"toy_reach": SuiteEvaluation.of(own, [base])}))
 
 
 def test_everything_is_on_the_page_and_nothing_elsewhere(report: Path) -> None:
@@ -93,7 +92,8 @@ def test_the_markup_is_whole(report: Path) -> None:
 
 
 def test_a_policy_without_a_run_has_no_curves(tmp_path: Path) -> None:
-    text = write_report(tmp_path / "report", evaluation(str(tmp_path / "policy"), 20)).read_text()
+    alone = SuiteEvaluation.of(evaluation(str(tmp_path / "policy"), 20))
+    text = write_report(tmp_path / "report", Findings.of({"toy_reach": alone})).read_text()
     assert "<svg" not in text and "<video" not in text and "100.0 %" in text
     assert learning_charts([]) == []
 
