@@ -16,6 +16,7 @@ from rlvla.envs.gl import make_current, make_gl_context
 
 # robosuite puts collision geometry into group 0 and what is to be seen into group 1.
 _COLLISION_GROUP, _VISUAL_GROUP = 0, 1
+_OUT_OF_VIEW_GROUP = 5  # MuJoCo's last one, never drawn here
 _MAX_GEOMS = 1000
 
 
@@ -48,6 +49,19 @@ def simplify_visuals(model: mujoco.MjModel) -> None:
     model.mat_reflectance[:] = 0
     model.vis.quality.offsamples = 0
     model.vis.quality.shadowsize = 0
+
+
+def in_view(model: mujoco.MjModel, data: mujoco.MjData, camera: int) -> np.ndarray:
+    """Which geoms may be seen in a square image of a camera: mask [ngeom] bool.
+
+    A geom is left out when its bounding sphere lies on the outer side of one of the four planes through the camera and
+    the borders of its image.
+    """
+    offsets = (data.geom_xpos - data.cam_xpos[camera]) @ data.cam_xmat[camera].reshape(3, 3)  # right, up, backwards
+    half = np.radians(model.cam_fovy[camera]) / 2
+    beyond = np.abs(offsets[:, :2]) * np.cos(half) + offsets[:, 2:] * np.sin(half)  # metres outside of pairs of planes
+    # The radius of a geom without end (a plane) is 0.
+    return (beyond.max(axis=1) <= model.geom_rbound) | (model.geom_rbound == 0)
 
 
 def _close_if_alive(reference: weakref.ref[Renderer]) -> None:
@@ -90,6 +104,9 @@ class Renderer:
         if quality == "fast":
             self._scene.flags[mujoco.mjtRndFlag.mjRND_SHADOW] = 0
             self._scene.flags[mujoco.mjtRndFlag.mjRND_REFLECTION] = 0
+        # A shadow or a reflection may be seen of what is itself out of view.
+        self._culls = quality == "fast"
+        self._groups = model.geom_group.copy()
         self._viewport = mujoco.MjrRect(0, 0, image_size, image_size)
         self._pixels = np.empty((image_size, image_size, 3), dtype=np.uint8)
         # Contexts that outlive the GL library's own exit handler print errors; handlers run last in, first out.
@@ -102,12 +119,17 @@ class Renderer:
         images = np.empty((len(cameras), self._size, self._size, 3), dtype=np.uint8)
         for image, camera in zip(images, cameras, strict=True):
             self._camera.fixedcamid = camera
+            if self._culls:  # most of the time would go into the robot's meshes, which a wrist camera does not see
+                self._model.geom_group[:] = np.where(
+                    in_view(self._model, data, camera), self._groups, _OUT_OF_VIEW_GROUP
+                )
             mujoco.mjv_updateScene(
                 self._model, data, self._option, self._perturb, self._camera, mujoco.mjtCatBit.mjCAT_ALL, self._scene
             )
             mujoco.mjr_render(self._viewport, self._scene, self._context)
             mujoco.mjr_readPixels(self._pixels, None, self._viewport, self._context)
             image[:] = self._pixels[::-1]  # GL's first row is the lowest
+        self._model.geom_group[:] = self._groups
         return images
 
     def close(self) -> None:
