@@ -19,6 +19,7 @@ State = dict[str, np.ndarray]
 LIFTED_HEIGHT = 0.04
 # Choices of ours, where robosuite has no threshold of its own.
 ALIGNED_DISTANCE = 0.02  # between the axes of two cubes, seen from above
+CUBE_REACHED_DISTANCE = 0.03  # from the end effector to the cube's centre
 REACHED_DISTANCE = 0.05  # from the gripper to the door's handle
 UNLATCHED_ANGLE = 0.8  # radians by which the handle is turned
 OPENED_ANGLE = 0.3  # radians of the door's hinge: robosuite's success
@@ -67,9 +68,9 @@ def _table_top(sim: RobosuiteSim) -> np.ndarray:
 
 
 class LiftFacts:
-    """Lift: `grasped`, `lifted` (the cube's centre 4 cm above the table top)."""
+    """Lift: `reached` (3 cm to the cube's centre), `grasped`, `lifted` (its centre 4 cm above the table top)."""
 
-    propositions: ClassVar[tuple[str, ...]] = ("grasped", "lifted")
+    propositions: ClassVar[tuple[str, ...]] = ("reached", "grasped", "lifted")
 
     def __init__(self, sim: RobosuiteSim):
         self.sim, self.origin = sim, _table_top(sim)
@@ -77,7 +78,9 @@ class LiftFacts:
 
     def events(self) -> frozenset[str]:
         """Names of the propositions that hold now."""
+        apart = self._cube.position - self.sim.data.site_xpos[self.sim.eef_site]
         return _holding(
+            reached=np.linalg.norm(apart) < CUBE_REACHED_DISTANCE,
             grasped=self.sim.grasped(self._cube.geoms),
             lifted=self._cube.position[2] > self.origin[2] + LIFTED_HEIGHT,
         )

@@ -112,11 +112,6 @@ class Actor(nn.Module):
         """T."""
         return self.inputs.config.action_chunk_len * self.inputs.config.action_dim
 
-    def _model_inputs(self, images: torch.Tensor, proprio: torch.Tensor | None) -> tuple[torch.Tensor, Any]:
-        dtype = next(self.parameters()).dtype
-        proprio = None if proprio is None else self.inputs.normalize_proprio(proprio).to(dtype)
-        return self.inputs.pixel_values(images, dtype), proprio
-
     def forward(
         self,
         input_ids: torch.Tensor,
@@ -141,7 +136,7 @@ class Actor(nn.Module):
         Returns:
             log-probabilities [B, T] and entropies [B, T] (nats), or log-probabilities [B, T, 256]; float32.
         """
-        pixels, proprio = self._model_inputs(images, proprio)
+        pixels, proprio = self.inputs.pixels_and_proprio(images, proprio, next(self.parameters()).dtype)
         ids = self.inputs.processor.action_tokenizer.columns_to_ids(action_tokens)
         logits = self.vla(input_ids, attention_mask, pixels, proprio, ids).float()  # [B, T, 256]
         return self.log_probs_of(logits, action_tokens, temperature, all_columns)
@@ -159,16 +154,7 @@ class Actor(nn.Module):
 
     def score(self, batch: Experience, temperature: float) -> dict[str, object]:
         """Keyword arguments of `forward` for a batch of decisions, on the model's device."""
-        device = next(self.parameters()).device
-        ids, mask = self.inputs.prompt(batch.instructions, device)
-        return {
-            "input_ids": ids,
-            "attention_mask": mask,
-            "images": batch.images.to(device),
-            "proprio": None if batch.proprio is None else batch.proprio.to(device),
-            "action_tokens": batch.action_tokens.to(device),
-            "temperature": temperature,
-        }
+        return {**self.inputs.to_device(batch, next(self.parameters()).device), "temperature": temperature}
 
     @torch.inference_mode()
     def act(
@@ -189,11 +175,11 @@ class Actor(nn.Module):
             uniforms: [B, T] in [0, 1), one random number per token (inverse-CDF sampling); None is greedy.
             temperature: divides the logits; log-probs are at this temperature also when greedy.
         """
-        device = next(self.parameters()).device
+        weight = next(self.parameters())
+        device = weight.device
         prompt = self.inputs.prompt(instructions, device)
-        pixels, scaled_proprio = self._model_inputs(
-            torch.from_numpy(images).to(device), None if proprio is None else torch.from_numpy(proprio).to(device)
-        )
+        state = None if proprio is None else torch.from_numpy(proprio).to(device)
+        pixels, state = self.inputs.pixels_and_proprio(torch.from_numpy(images).to(device), state, weight.dtype)
         draws = None if uniforms is None else torch.from_numpy(uniforms).to(device)
         chosen: list[torch.Tensor] = []
 
@@ -204,10 +190,10 @@ class Actor(nn.Module):
             return chosen[-1]
 
         if self.inputs.config.is_autoregressive:
-            logits = self.vla.act_step_by_step(*prompt, pixels, scaled_proprio, choose).float()
+            logits = self.vla.act_step_by_step(*prompt, pixels, state, choose).float()
             tokens = torch.stack(chosen, 1)
         else:
-            logits = self.vla(*prompt, pixels, scaled_proprio).float()
+            logits = self.vla(*prompt, pixels, state).float()
             tokens = pick_tokens(logits, temperature, draws)
         log_probs = torch.log_softmax(logits / temperature, dim=-1).gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
         columns = tokens.cpu().numpy()

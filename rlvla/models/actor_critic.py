@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
 
 from rlvla.experience import Experience
 from rlvla.models.actor import Actor, ActorConfig
 from rlvla.models.inputs import VLAInputs
+from rlvla.models.value_models import scalar_head
 from rlvla.models.vla.openvla import OpenVLAForActionPrediction
 
 
@@ -27,10 +27,7 @@ class ActorCritic(Actor):
 
     def __init__(self, vla: OpenVLAForActionPrediction, inputs: VLAInputs, config: ActorConfig | None = None):
         super().__init__(vla, inputs, config)
-        self.value_head = nn.Linear(inputs.config.text_config.hidden_size, 1)
-        # As in `Critic`: the first advantages are the plain returns.
-        nn.init.zeros_(self.value_head.weight)
-        nn.init.zeros_(self.value_head.bias)
+        self.value_head = scalar_head(inputs.config)
 
     def forward(
         self,
@@ -60,7 +57,7 @@ class ActorCritic(Actor):
         """
         if values == "none":
             return super().forward(input_ids, attention_mask, images, proprio, action_tokens, temperature, all_columns)
-        pixels, proprio = self._model_inputs(images, proprio)
+        pixels, proprio = self.inputs.pixels_and_proprio(images, proprio, next(self.parameters()).dtype)
         ids = self.inputs.processor.action_tokenizer.columns_to_ids(action_tokens)
         hidden = self.base.action_hidden_states(input_ids, attention_mask, pixels, proprio, ids)
         found = self.value_head(hidden).squeeze(-1).float()

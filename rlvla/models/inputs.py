@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from rlvla.experience import Experience
 from rlvla.models.vla.configuration_openvla import OpenVLAConfig
 from rlvla.models.vla.image_processing import center_crop
 from rlvla.models.vla.processing_openvla import CENTER_CROP_SCALE, OpenVLAProcessor
@@ -69,6 +71,24 @@ class VLAInputs:
     def normalize_proprio(self, proprio: Tensor) -> Tensor:
         """[B, P] of the environment -> [B, P] in [-1, 1], float32."""
         return torch.from_numpy(self.processor.normalize_proprio(proprio.cpu().numpy())).to(proprio.device)
+
+    def pixels_and_proprio(
+        self, images: Tensor, proprio: Tensor | None, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor | None]:
+        """What a network sees of observations: `pixel_values` and the normalised proprio, in its own type."""
+        state = None if proprio is None else self.normalize_proprio(proprio).to(dtype)
+        return self.pixel_values(images, dtype), state
+
+    def to_device(self, batch: Experience, device: torch.device) -> dict[str, Any]:
+        """A batch of decisions as the keyword arguments that `forward` of all models here have in common."""
+        ids, mask = self.prompt(batch.instructions, device)
+        return {
+            "input_ids": ids,
+            "attention_mask": mask,
+            "images": batch.images.to(device),
+            "proprio": None if batch.proprio is None else batch.proprio.to(device),
+            "action_tokens": None if batch.action_tokens is None else batch.action_tokens.to(device),
+        }
 
     def encode_actions(self, actions: np.ndarray) -> np.ndarray:
         """Environment actions [..., A, D] -> columns 0..255 of the action vocabulary [..., T] int64."""

@@ -11,11 +11,20 @@ from torch import nn
 
 from rlvla.experience import Experience
 from rlvla.models.inputs import VLAInputs
+from rlvla.models.vla.configuration_openvla import OpenVLAConfig
 from rlvla.models.vla.openvla import OpenVLAForActionPrediction
 from rlvla.utils.errors import ConfigError
 
 VALUE_HEAD_FILE = "value_head.safetensors"
 REWARD_HEAD_FILE = "reward_head.safetensors"
+
+
+def scalar_head(config: OpenVLAConfig) -> nn.Linear:
+    """One output on the hidden states, zero everywhere at first: the first advantages are then the plain returns."""
+    head = nn.Linear(config.text_config.hidden_size, 1)
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    return head
 
 
 class _ScalarHead(nn.Module):
@@ -29,10 +38,7 @@ class _ScalarHead(nn.Module):
     def __init__(self, vla: OpenVLAForActionPrediction, inputs: VLAInputs):
         super().__init__()
         self.vla, self.inputs = vla, inputs
-        self.head = nn.Linear(inputs.config.text_config.hidden_size, 1)
-        # Starts at zero everywhere: the first advantages are then the plain returns.
-        nn.init.zeros_(self.head.weight)
-        nn.init.zeros_(self.head.bias)
+        self.head = scalar_head(inputs.config)
 
     def forward(
         self,
@@ -47,9 +53,7 @@ class _ScalarHead(nn.Module):
         The first position never depends on `action_tokens`. Later ones do in the autoregressive variant; without
         tokens they mean nothing there.
         """
-        dtype = next(self.parameters()).dtype
-        proprio = None if proprio is None else self.inputs.normalize_proprio(proprio).to(dtype)
-        pixels = self.inputs.pixel_values(images, dtype)
+        pixels, proprio = self.inputs.pixels_and_proprio(images, proprio, next(self.parameters()).dtype)
         if action_tokens is None:
             action_tokens = input_ids.new_zeros(len(input_ids), self.inputs.config.num_action_tokens)
         ids = self.inputs.processor.action_tokenizer.columns_to_ids(action_tokens)
@@ -58,17 +62,7 @@ class _ScalarHead(nn.Module):
 
     def score(self, batch: Experience) -> dict[str, object]:
         """Keyword arguments of `forward` for a batch of decisions, on the model's device."""
-        device = next(self.parameters()).device
-        ids, mask = self.inputs.prompt(batch.instructions, device)
-        proprio = None if batch.proprio is None else batch.proprio.to(device)
-        tokens = None if batch.action_tokens is None else batch.action_tokens.to(device)
-        return {
-            "input_ids": ids,
-            "attention_mask": mask,
-            "images": batch.images.to(device),
-            "proprio": proprio,
-            "action_tokens": tokens,
-        }
+        return self.inputs.to_device(batch, next(self.parameters()).device)
 
     def _save(self, folder: str | Path, head_file: str, state: dict[str, torch.Tensor] | None) -> None:
         state = self.state_dict() if state is None else state

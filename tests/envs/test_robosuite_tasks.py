@@ -33,7 +33,7 @@ def make():
 def test_the_tasks_and_their_propositions():
     said = {task.name: task.propositions for task in list_tasks("robosuite")}
     assert said == {
-        "Lift": ("grasped", "lifted"),
+        "Lift": ("reached", "grasped", "lifted"),
         "Stack": ("cubeA_grasped", "cubeA_lifted", "cubes_aligned", "stacked"),
         "Door": ("reached", "unlatched", "opened"),
         "PickPlaceCan": ("grasped", "lifted", "above_bin", "placed"),
@@ -108,6 +108,15 @@ def place(env, joint, *numbers):
     sim.data.qpos[address : address + len(numbers)] = numbers
     mujoco.mj_forward(sim.model, sim.data)
     return env._facts.events()
+
+
+def test_lift_events(make):
+    env = make("Lift")
+    env.reset(0, seed=0)
+    assert env._facts.events() == frozenset()
+    hand = env._sim.data.site_xpos[env._sim.eef_site].copy()
+    assert place(env, "cube_joint0", *hand + [0.0, 0.031, 0.0]) == {"lifted"}
+    assert place(env, "cube_joint0", *hand + [0.0, 0.029, 0.0]) == {"reached", "lifted"}
 
 
 def test_door_events(make):

@@ -16,17 +16,6 @@ from rlvla.models.value_models import VALUE_HEAD_FILE, Critic
 T = 8
 
 
-@pytest.fixture(scope="module")
-def rows() -> Experience:
-    g = torch.Generator().manual_seed(0)
-    return Experience(
-        images=torch.randint(0, 256, (3, 1, 64, 64, 3), dtype=torch.uint8, generator=g),
-        proprio=torch.rand(3, 2, generator=g),
-        instructions=["reach the red disc", "reach the blue disc", "reach the extraordinarily yellow disc"],
-        action_tokens=torch.randint(0, 256, (3, T), generator=g),
-    )
-
-
 def shared(folder: Path, **config: int) -> ActorCritic:
     model = ActorCritic.from_pretrained(folder, ActorConfig(**config))
     torch.nn.init.normal_(model.value_head.weight, std=0.3, generator=torch.Generator().manual_seed(1))

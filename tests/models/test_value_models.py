@@ -15,16 +15,6 @@ from rlvla.utils.errors import ConfigError
 T = 8
 
 
-@pytest.fixture(scope="module")
-def rows() -> Experience:
-    g = torch.Generator().manual_seed(0)
-    return Experience(
-        images=torch.randint(0, 256, (3, 1, 64, 64, 3), dtype=torch.uint8, generator=g),
-        proprio=torch.rand(3, 2, generator=g),
-        instructions=["reach the red disc", "reach the blue disc", "reach the extraordinarily yellow disc"],
-    )
-
-
 def with_random_head(kind: type, folder: Path):
     model = kind(*_parts(folder))
     torch.nn.init.normal_(model.head.weight, std=0.3, generator=torch.Generator().manual_seed(1))
