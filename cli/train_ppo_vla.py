@@ -32,11 +32,11 @@ from rlvla.trainer.config import (
     ScheduleConfig,
 )
 from rlvla.trainer.custom_modules import CustomConfig, parse_command_line
-from rlvla.trainer.guards import GuardConfig, TrainingHalted
+from rlvla.trainer.guards import GuardConfig
 from rlvla.trainer.ppo_run import PPORun, RunConfig, run_ppo
 from rlvla.trainer.setup import PolicyConfig
 from rlvla.utils.arguments import Parser, add_arguments, fail, from_namespace
-from rlvla.utils.errors import ConfigError, MissingExtraError
+from rlvla.utils.errors import ConfigError, MissingExtraError, TrainingHalted
 from rlvla.utils.stopping import StopRequested, resume_command
 from rlvla.utils.strategy import StrategyConfig
 

@@ -15,16 +15,13 @@ from rlvla.experience import Experience, Sample
 from rlvla.models.inputs import VLAInputs
 from rlvla.utils.arguments import arg
 from rlvla.utils.durable_files import checked_file
+from rlvla.utils.errors import TrainingHalted
 from rlvla.utils.strategy import DeepspeedStrategy
 
 # Two of a hundred values lie outside of the 1 % and 99 % quantiles of the statistics; half are another robot's.
 FOREIGN_PROPRIO = 0.5
 # Fewer episodes without a success prove nothing.
 ENOUGH_EPISODES = 20
-
-
-class TrainingHalted(RuntimeError):
-    """The run was ended because going on would be a waste; the message says why and what to try."""
 
 
 @dataclass(frozen=True)

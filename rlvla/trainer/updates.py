@@ -19,12 +19,12 @@ from rlvla.algorithms.policy_losses import get_policy_loss
 from rlvla.experience import Experience
 from rlvla.models.inputs import VLAInputs
 from rlvla.trainer.config import AlgorithmConfig, BatchConfig
-from rlvla.trainer.guards import TrainingHalted
 from rlvla.trainer.levels import any_of_column, first_of_column, sum_columns, tokens_per_column
 from rlvla.trainer.metrics import Metrics
 from rlvla.trainer.micro_batching import MicroBatchPlanner
 from rlvla.trainer.normalizer import StepNormalizer
 from rlvla.trainer.replay import take
+from rlvla.utils.errors import TrainingHalted
 from rlvla.utils.strategy import DeepspeedStrategy, Engine
 
 # Largest |ratio - 1| at the first update of an iteration, where old and new policy are the same network.

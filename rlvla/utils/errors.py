@@ -22,6 +22,13 @@ class ConfigError(ValueError):
         super().__init__("\n".join(self.problems))
 
 
+class TrainingHalted(RuntimeError):
+    """The run was ended because going on would be a waste; the message says why and what to try.
+
+    Raised on every rank at the same point, so that one of them can tell for all.
+    """
+
+
 class MissingExtraError(ImportError):
     """An optional dependency that is not installed; the message names the extra that brings it."""
 

@@ -12,8 +12,9 @@ import torch
 from cli.replay_batch import main as replay
 from cli.train_ppo_vla import main as train
 from rlvla.experience import Experience
-from rlvla.trainer.guards import BadSteps, IdleCheck, StartCheck, TrainingHalted, read_batch, saturated_share
+from rlvla.trainer.guards import BadSteps, IdleCheck, StartCheck, read_batch, saturated_share
 from rlvla.trainer.replay_batch import ReplayConfig, run_replay
+from rlvla.utils.errors import TrainingHalted
 from rlvla.utils.logging import read_metrics
 from rlvla.utils.strategy import DeepspeedStrategy, OptimConfig, StrategyConfig
 

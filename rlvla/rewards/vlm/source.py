@@ -14,14 +14,14 @@ from rlvla.rewards.vlm.chain import ChainSettings, Judgement, chain_rewards
 from rlvla.rewards.vlm.client import Answer, Failure, VLMClient
 from rlvla.rewards.vlm.scorers import Score, Scorer
 from rlvla.rewards.vlm.server_check import server_problem
-from rlvla.utils.errors import ConfigError, require
+from rlvla.utils.errors import ConfigError, TrainingHalted, require
 
 if TYPE_CHECKING:
     from rlvla.envs.base import Observation, TaskSpec
     from rlvla.rewards.config import RewardConfig
 
 
-class VLMFailuresError(RuntimeError):
+class VLMFailuresError(TrainingHalted):
     """Too many requests failed for the rewards to mean anything."""
 
 
