@@ -10,6 +10,7 @@ if not __package__:  # run as a file, not as part of the installed package
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from rlvla.trainer.convert_run import ConvertConfig, run_convert
+from rlvla.trainer.custom_modules import CustomConfig, parse_command_line
 from rlvla.utils.arguments import Parser, add_arguments, fail, from_namespace
 from rlvla.utils.errors import ConfigError, MissingExtraError
 
@@ -18,13 +19,13 @@ def build_parser() -> Parser:
     """The command line."""
     parser = Parser(__doc__ or "")
     add_arguments(parser, ConvertConfig, "data sets")
+    add_arguments(parser, CustomConfig, "own code")
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point."""
-    parser = build_parser()
-    namespace = parser.parse_args(argv)
+    parser, namespace = parse_command_line(build_parser, argv)
     try:
         run_convert(from_namespace(ConvertConfig, namespace))
     except (ConfigError, MissingExtraError) as error:

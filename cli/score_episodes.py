@@ -21,7 +21,8 @@ import rlvla.trainer.reward_setup  # noqa: F401  registers the learned source
 from rlvla.rewards import RewardConfig, RewardPlan
 from rlvla.trainer.custom_modules import CustomConfig, parse_command_line
 from rlvla.trainer.demonstrations import read_demonstrations
-from rlvla.trainer.scored_episodes import draw_episode, recorded_env, score_recorded
+from rlvla.trainer.recorded_episodes import recorded_env
+from rlvla.trainer.scored_episodes import draw_episode, score_recorded
 from rlvla.utils.arguments import Parser, add_arguments, arg, fail, from_namespace, range_problems
 from rlvla.utils.errors import ConfigError, MissingExtraError
 from rlvla.utils.logging import table

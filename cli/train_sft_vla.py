@@ -33,9 +33,10 @@ from rlvla.utils.strategy import StrategyConfig
 class RunConfig:
     """What is trained on what."""
 
-    demos: str = arg(
-        "runs/demos/demos.hdf5",
-        "demonstrations: HDF5 of cli/collect_demos.py, a LeRobot folder, or LIBERO's *_demo.hdf5 (one or a folder)",
+    demos: tuple[str, ...] = arg(
+        ("runs/demos/demos.hdf5",),
+        "demonstrations, one or more of: HDF5 of cli/collect_demos.py or dumped rollouts, a LeRobot folder, LIBERO's "
+        "*_demo.hdf5 (one or a folder)",
         metavar="PATH",
     )
     pretrain: str = arg("tiny", "checkpoint folder to start from, or 'tiny' for a new small model", metavar="DIR")

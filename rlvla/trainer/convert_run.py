@@ -7,29 +7,36 @@ from pathlib import Path
 
 import numpy as np
 
-from rlvla.trainer.demonstrations import Demonstrations, DemonstrationWriter, read_demonstrations
+from rlvla.trainer.demonstrations import UNKNOWN_STATE, Demonstrations, DemonstrationWriter
+from rlvla.trainer.joined_demonstrations import control_frequency, read_several
 from rlvla.trainer.lerobot import VERSIONS
 from rlvla.trainer.lerobot_writing import write_lerobot
+from rlvla.trainer.recorded_episodes import with_every_step
 from rlvla.utils.arguments import arg, range_problems
 from rlvla.utils.errors import ConfigError, require
 from rlvla.utils.runs import output_folder_problem
 
 FORMATS = ("hdf5", *(f"lerobot-{version}" for version in VERSIONS))
-_USUAL_FREQ = 20.0  # of robosuite and LIBERO
 
 
 @dataclass(frozen=True)
 class ConvertConfig:
     """What is converted, and into what."""
 
-    demos: str = arg(
-        "runs/demos/demos.hdf5", "HDF5 file of demonstrations or dumped rollouts, or LeRobot folder", metavar="PATH"
+    demos: tuple[str, ...] = arg(
+        ("runs/demos/demos.hdf5",),
+        "one or more HDF5 files of demonstrations or dumped rollouts, or LeRobot folders; they become one data set",
+        metavar="PATH",
     )
     output: str = arg("runs/converted", "folder of the new data set", metavar="DIR")
     format: str = arg("lerobot-v3.0", "format of the new data set", choices=FORMATS)
     cameras: tuple[str, ...] = arg((), "cameras to keep, in this order (default: all)", metavar="NAME")
     control_freq: float | None = arg(
-        None, "environment steps per second, for the videos of lerobot (default: as recorded, else 20)", above=0
+        None, "environment steps per second, the fps of lerobot (default: as recorded, else the task's)", above=0
+    )
+    render_steps: bool = arg(
+        False,
+        "dumped rollouts hold pictures of decisions only: play them again in their simulator and keep every step's",
     )
 
 
@@ -43,36 +50,52 @@ def run_convert(config: ConvertConfig) -> Path:
             require(module, extra="lerobot")
     demos = None
     try:
-        demos = read_demonstrations(config.demos, config.cameras or None)
+        demos = read_several(config.demos, config.cameras or None)
     except ConfigError as error:
-        problems += [f"--demos: {problem}" for problem in error.problems]
+        problems += [p if "--demos" in p else f"--demos: {p}" for p in error.problems]
+    freq = config.control_freq
+    if demos is not None and config.format != "hdf5":
+        freq = freq or control_frequency(demos)
+        if freq is None:
+            problems.append(
+                f"--control_freq: {' '.join(config.demos)} does not tell its environment steps per second, and suite "
+                f"{demos.env_args.get('task_suite_name')} is not known here; give them"
+            )
+    if demos is not None and config.render_steps and demos.decision_steps is None:
+        problems.append(f"--render_steps: {' '.join(config.demos)} already holds a picture of every step; leave it out")
     if problems or demos is None:
         raise ConfigError(problems)
+    if config.render_steps:
+        demos = with_every_step(" ".join(config.demos), demos)
     output = Path(config.output)
     if config.format == "hdf5":
-        _write_hdf5(output, demos)
+        _write_hdf5(output, demos, freq or demos.control_freq)
     else:
-        freq = config.control_freq or demos.env_args.get("control_freq") or _USUAL_FREQ
+        assert freq is not None
         write_lerobot(output, demos, freq, config.format.removeprefix("lerobot-"))
     print(f"{output}: {len(demos.actions)} episodes, {demos.num_steps} steps, {config.format}")
     return output
 
 
-def _write_hdf5(folder: Path, demos: Demonstrations) -> None:
+def _write_hdf5(folder: Path, demos: Demonstrations, control_freq: float | None) -> None:
     (entry,) = demos.statistics.values()
     gripper = [dim for dim, normalised in enumerate(entry["action"]["mask"]) if not normalised]
-    writer = DemonstrationWriter(folder / "demos.hdf5", demos.env_args, demos.env_args["cameras"], gripper)
+    writer = DemonstrationWriter(
+        folder / "demos.hdf5", demos.env_args, demos.env_args["cameras"], gripper, control_freq
+    )
     try:
         for index, actions in enumerate(demos.actions):
             rewards = np.zeros(len(actions), np.float32)
             rewards[-1] = float(demos.success[index])
-            task_id, state = demos.init_states[index] if demos.init_states else (0, -1)
+            if demos.rewards is not None:
+                rewards = demos.rewards[index]
+            task_id, state = demos.init_states[index] if demos.init_states else UNKNOWN_STATE
             episode = {
                 "actions": actions,
                 "rewards": rewards,
                 "instruction": demos.instructions[index],
                 "init_state_id": state,
-                "seed": 0,
+                "seed": demos.seeds[index] if demos.seeds is not None else 0,
                 "success_at_end": demos.success[index],
                 "images": demos.images[index],
                 "proprio": None if demos.proprio is None else demos.proprio[index],

@@ -25,6 +25,7 @@ from rlvla.utils.runs import write_json
 
 STATISTICS_FILE = "dataset_statistics.json"
 LAST_OBS = "rollout/last_obs"
+UNKNOWN_STATE = (0, -1)  # task and initial state of an episode that was recorded elsewhere
 
 
 class DemonstrationWriter:
@@ -35,9 +36,17 @@ class DemonstrationWriter:
         env_args: suite, tasks, cameras and options with which the episodes were made; stored as JSON.
         cameras: camera names in the order of the images.
         gripper_dims: action dimensions that are not normalised (their statistics mask is False).
+        control_freq: environment steps per second, where neither `env_args` nor the suite tells.
     """
 
-    def __init__(self, path: Path, env_args: dict[str, Any], cameras: Sequence[str], gripper_dims: Sequence[int] = ()):
+    def __init__(
+        self,
+        path: Path,
+        env_args: dict[str, Any],
+        cameras: Sequence[str],
+        gripper_dims: Sequence[int] = (),
+        control_freq: float | None = None,
+    ):
         self._path, self._cameras, self._gripper_dims = path, list(cameras), list(gripper_dims)
         self._env_args = env_args
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -45,6 +54,8 @@ class DemonstrationWriter:
         self._file = h5py.File(self._temporary, "w")
         self._data = self._file.create_group("data")
         self._data.attrs["env_args"] = json.dumps(env_args)
+        if control_freq is not None:
+            self._data.attrs["control_freq"] = control_freq
         self._actions: list[np.ndarray] = []
         self._proprio: list[np.ndarray] = []
 
@@ -127,10 +138,13 @@ class Demonstrations:
         actions: per episode [S, D] float32.
         instructions: per episode.
         success: per episode.
-        init_states: per episode (task id, initial state id); empty where that is not known.
+        init_states: per episode (task id, initial state id), or `UNKNOWN_STATE`; empty where none is known.
         decision_steps: per episode [S] int, the steps at which a picture was taken; None: at every step.
         last_images: per episode [N, H, W, 3] uint8, seen after its last action; None where that is not recorded.
         last_proprio: per episode [P] float32 of that observation, or None.
+        rewards: per episode [S] float32; None where they are not recorded.
+        seeds: per episode the seed it was played with; None where that is not known.
+        control_freq: environment steps per second, where the files tell; see `control_frequency`.
     """
 
     env_args: dict[str, Any]
@@ -144,6 +158,9 @@ class Demonstrations:
     decision_steps: list[np.ndarray] | None = None
     last_images: list[np.ndarray] | None = None
     last_proprio: list[np.ndarray] | None = None
+    rewards: list[np.ndarray] | None = None
+    seeds: list[int] | None = None
+    control_freq: float | None = None
 
     @property
     def num_steps(self) -> int:
@@ -214,4 +231,7 @@ def _read(file: h5py.File, stats: dict[str, Any], path: Path, cameras: Sequence[
         decision_steps=starts or None,
         last_images=[np.stack([obs[f"{c}_image"][:] for c in cameras or known]) for obs in after] or None,
         last_proprio=[obs["proprio"][:] for obs in after] if after and has_proprio else None,
+        rewards=[demo["rewards"][:].astype(np.float32) for demo in demos] if "rewards" in demos[0] else None,
+        seeds=[int(demo.attrs["seed"]) for demo in demos] if "seed" in demos[0].attrs else None,
+        control_freq=data.attrs.get("control_freq", env_args.get("control_freq")),
     )

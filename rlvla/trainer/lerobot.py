@@ -23,6 +23,9 @@ from rlvla.utils.video import read_video
 VERSIONS = ("v2.1", "v3.0")
 IMAGE_PREFIX = "observation.images."
 STATE, ACTION = "observation.state", "action"
+REWARD, DONE = "next.reward", "next.done"
+# In rollouts written by rlvla: whether the row's picture and state are new. They are those of the last decision.
+DECISION = "is_decision"
 
 
 @dataclass(frozen=True)
@@ -95,15 +98,16 @@ def _read(folder: Path, info: dict[str, Any], cameras: Sequence[str] | None) -> 
             f"{folder} has pictures of {height}x{width} pixels; policies take square ones: crop or resize the data set"
         )
     env_args = {"task_suite_name": folder.name, **info.get("rlvla", {}), "cameras": wanted, "image_size": height}
-    chunk = env_args.pop("action_chunk_len", None)
     demos = Demonstrations(env_args, {}, [], [] if STATE in features else None, [], [], [], [])
-    starts: list[np.ndarray] = []
+    demos.control_freq = float(info["fps"])
+    demos.seeds, demos.rewards = [], [] if REWARD in features else None
+    demos.decision_steps = [] if DECISION in features and "rlvla" in info else None
     for place in (_places_v2 if version == "v2.1" else _places_v3)(folder, info):
-        _add_episode(demos, place, features, keys, chunk, starts)
+        _add_episode(demos, place, features, keys)
     if not demos.actions:
         raise ConfigError(f"{folder} holds no episode")
-    if chunk is not None:
-        demos.decision_steps = starts
+    if len(demos.seeds or ()) != len(demos.actions):
+        demos.seeds = None
     entry = dataset_entry(demos.actions, demos.proprio)
     entry["action"]["mask"] = info.get("rlvla", {}).get("action_mask", entry["action"]["mask"])
     env_args.pop("action_mask", None)
@@ -111,15 +115,8 @@ def _read(folder: Path, info: dict[str, Any], cameras: Sequence[str] | None) -> 
     return demos
 
 
-def _add_episode(
-    demos: Demonstrations,
-    place: EpisodePlace,
-    features: dict[str, Any],
-    keys: Sequence[str],
-    chunk: int | None,
-    starts: list[np.ndarray],
-) -> None:
-    rows = _rows(place, [ACTION, *([STATE] if STATE in features else []), "steps_executed", "task_index", *keys])
+def _add_episode(demos: Demonstrations, place: EpisodePlace, features: dict[str, Any], keys: Sequence[str]) -> None:
+    rows = _rows(place, [ACTION, *(name for name in (STATE, REWARD, DECISION) if name in features), *keys])
     actions = np.array(rows[ACTION], dtype=np.float32)
     images = []
     for key in keys:
@@ -130,19 +127,22 @@ def _add_episode(
         if len(frames) < len(actions):
             raise ConfigError(f"episode {place.index} has {len(actions)} rows and {len(frames)} frames of {key}")
         images.append(frames[: len(actions)])
-    if chunk is not None:  # a row is a decision with its chunk
-        executed = np.array(rows["steps_executed"]).reshape(-1)
-        actions = actions.reshape(len(actions), chunk, -1)
-        starts.append(np.concatenate([[0], np.cumsum(executed)[:-1]]))
-        actions = np.concatenate([a[:n] for a, n in zip(actions, executed)])
-    demos.images.append(np.stack(images, axis=1))
+    seen = np.arange(len(actions))
+    if demos.decision_steps is not None:
+        seen = np.flatnonzero(rows[DECISION])
+        demos.decision_steps.append(seen)
+    demos.images.append(np.stack(images, axis=1)[seen])
     demos.actions.append(actions)
     if demos.proprio is not None:
-        demos.proprio.append(np.array(rows[STATE], dtype=np.float32))
+        demos.proprio.append(np.array(rows[STATE], dtype=np.float32)[seen])
+    if demos.rewards is not None:
+        demos.rewards.append(np.array(rows[REWARD], dtype=np.float32).reshape(-1))
     demos.instructions.append(place.task)
     demos.success.append(bool(place.facts.get("success", True)))
     if "init_state_id" in place.facts:
         demos.init_states.append((int(place.facts["task_id"]), int(place.facts["init_state_id"])))
+    if demos.seeds is not None and "seed" in place.facts:
+        demos.seeds.append(int(place.facts["seed"]))
 
 
 def _rows(place: EpisodePlace, wanted: Sequence[str]) -> dict[str, list[Any]]:

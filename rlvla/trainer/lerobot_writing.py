@@ -1,14 +1,15 @@
-"""Writing `Demonstrations` as a LeRobot data set, see `rlvla.trainer.lerobot`.
+"""Writing `Demonstrations` as a LeRobot data set, see `rlvla.trainer.lerobot`: a row per environment step.
 
-Demonstrations hold a picture of every step. Dumped rollouts hold one per decision: there a row is a decision, `action`
-its whole chunk, `steps_executed` how much of it was executed, and `fps` that of decisions. Where the episodes come from
-stands under `rlvla` in `info.json`, which other readers ignore.
+Demonstrations hold a picture of every step. Dumped rollouts hold one per decision: there picture and state of a row are
+those of the last decision, and `is_decision` tells the rows at which they are new. Where the episodes come from stands
+under `rlvla` in `info.json`, which other readers ignore.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,12 @@ from typing import Any
 import numpy as np
 
 from rlvla.trainer.demonstrations import Demonstrations
-from rlvla.trainer.lerobot import ACTION, IMAGE_PREFIX, STATE
+from rlvla.trainer.lerobot import ACTION, DECISION, DONE, IMAGE_PREFIX, REWARD, STATE
 from rlvla.utils.errors import require
 from rlvla.utils.video import encode_mp4
 
 _CHUNKS_SIZE = 1000
+_PICTURES = 10  # of each episode, from which the statistics of the cameras are taken
 _CRF = 8  # close to lossless: the pictures are training data
 _PATHS = {
     "v2.1": {
@@ -36,12 +38,13 @@ _PATHS = {
 
 @dataclass(frozen=True)
 class _Rows:
-    """The rows of one episode: actions [R, ...], images [R, N, H, W, 3], steps executed [R] or None."""
+    """The steps of one episode: actions [S, D], images [S, N, H, W, 3], the others [S, ...] or None."""
 
     actions: np.ndarray
     images: np.ndarray
     proprio: np.ndarray | None
-    executed: np.ndarray | None
+    rewards: np.ndarray | None
+    decision: np.ndarray | None
 
 
 def write_lerobot(folder: Path, demos: Demonstrations, control_freq: float, version: str = "v3.0") -> None:
@@ -50,7 +53,7 @@ def write_lerobot(folder: Path, demos: Demonstrations, control_freq: float, vers
     Args:
         folder: must not exist, or be empty.
         demos: the episodes.
-        control_freq: environment steps per second.
+        control_freq: environment steps per second, the `fps` of the data set.
         version: "v2.1" (a file per episode) or "v3.0" (one file for all, one video per camera).
 
     Raises:
@@ -59,43 +62,32 @@ def write_lerobot(folder: Path, demos: Demonstrations, control_freq: float, vers
     require("pyarrow", extra="lerobot")
     temporary = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(temporary, ignore_errors=True)
-    chunk = _chunk_length(demos)
-    episodes = [_rows_of(demos, index, chunk) for index in range(len(demos.actions))]
-    fps = control_freq / (chunk or 1)
+    episodes = [_rows_of(demos, index) for index in range(len(demos.actions))]
     tasks = sorted(set(demos.instructions))
     (temporary / "meta").mkdir(parents=True)
-    info = _info(demos, episodes, tasks, fps, version, chunk)
+    info = _info(demos, episodes, tasks, control_freq, version)
     (temporary / "meta" / "info.json").write_text(json.dumps(info, indent=4), encoding="utf-8")
-    statistics = _statistics(episodes)
+    statistics = _statistics(episodes, demos.env_args["cameras"])
     (temporary / "meta" / "stats.json").write_text(json.dumps(statistics, indent=4), encoding="utf-8")
-    (_write_v2 if version == "v2.1" else _write_v3)(temporary, demos, episodes, tasks, fps, info)
+    (_write_v2 if version == "v2.1" else _write_v3)(temporary, demos, episodes, tasks, control_freq, info)
     if folder.exists():
         folder.rmdir()  # empty
     temporary.rename(folder)
 
 
-def _chunk_length(demos: Demonstrations) -> int | None:
-    """Longest number of steps between two decisions; None where every step has a picture."""
-    if demos.decision_steps is None:
-        return None
-    gaps = [np.diff([*starts, len(actions)]) for starts, actions in zip(demos.decision_steps, demos.actions)]
-    return int(max(gap.max() for gap in gaps))
-
-
-def _rows_of(demos: Demonstrations, index: int, chunk: int | None) -> _Rows:
+def _rows_of(demos: Demonstrations, index: int) -> _Rows:
     actions, images = demos.actions[index], demos.images[index]
     proprio = None if demos.proprio is None else demos.proprio[index]
-    if chunk is None or demos.decision_steps is None:
-        return _Rows(actions, images, proprio, None)
-    starts = demos.decision_steps[index]
-    executed = np.diff([*starts, len(actions)])
-    steps = np.minimum(starts[:, None] + np.arange(chunk), len(actions) - 1)  # what was not executed repeats the end
-    return _Rows(actions[steps].reshape(len(starts), -1), images, proprio, executed)
+    rewards = None if demos.rewards is None else demos.rewards[index]
+    if demos.decision_steps is None:
+        return _Rows(actions, images, proprio, rewards, None)
+    steps = np.arange(len(actions))
+    last = np.searchsorted(demos.decision_steps[index], steps, side="right") - 1  # the decision a step belongs to
+    decision = np.isin(steps, demos.decision_steps[index])
+    return _Rows(actions, images[last], None if proprio is None else proprio[last], rewards, decision)
 
 
-def _info(
-    demos: Demonstrations, episodes: list[_Rows], tasks: list[str], fps: float, version: str, chunk: int | None
-) -> dict[str, Any]:
+def _info(demos: Demonstrations, episodes: list[_Rows], tasks: list[str], fps: float, version: str) -> dict[str, Any]:
     first, cameras = episodes[0], demos.env_args["cameras"]
     height, width = first.images.shape[2:4]
     features: dict[str, Any] = {ACTION: _feature("float32", [first.actions.shape[1]])}
@@ -107,15 +99,13 @@ def _info(
         features[IMAGE_PREFIX + camera] = shape | {"info": video}
     features |= {name: _feature("int64", [1]) for name in ("frame_index", "episode_index", "index", "task_index")}
     features["timestamp"] = _feature("float32", [1])
-    if chunk is not None:
-        features["steps_executed"] = _feature("int64", [1])
+    if first.rewards is not None:
+        features |= {REWARD: _feature("float32", [1]), DONE: _feature("bool", [1])}
+    if first.decision is not None:
+        features[DECISION] = _feature("bool", [1])
     suite = str(demos.env_args.get("task_suite_name") or "")
     mask = demos.statistics.get(suite, {}).get("action", {}).get("mask")
-    own = {
-        **demos.env_args,
-        **({"action_chunk_len": chunk} if chunk else {}),
-        **({"action_mask": mask} if mask else {}),
-    }
+    own = {**demos.env_args, **({"action_mask": mask} if mask else {})}
     count = len(episodes)
     return {
         "codebase_version": version,
@@ -138,21 +128,27 @@ def _feature(dtype: str, shape: list[int]) -> dict[str, Any]:
     return {"dtype": dtype, "shape": shape, "names": None}
 
 
-def _statistics(episodes: list[_Rows]) -> dict[str, Any]:
-    """min, max, mean, std, count of actions and proprio over the given episodes."""
-    columns = {ACTION: np.concatenate([rows.actions for rows in episodes])}
+def _statistics(episodes: list[_Rows], cameras: Sequence[str]) -> dict[str, Any]:
+    """min, max, mean, std, count of some episodes: [D] of actions and proprio, [3, 1, 1] in 0..1 of each camera."""
+    found = {ACTION: _moments(np.concatenate([rows.actions for rows in episodes]), 0)}
     if episodes[0].proprio is not None:
-        columns[STATE] = np.concatenate([rows.proprio for rows in episodes if rows.proprio is not None])
-    return {
-        name: {
-            "min": values.min(0).tolist(),
-            "max": values.max(0).tolist(),
-            "mean": values.mean(0).tolist(),
-            "std": values.std(0).tolist(),
-            "count": [len(values)],
-        }
-        for name, values in columns.items()
-    }
+        found[STATE] = _moments(np.concatenate([rows.proprio for rows in episodes if rows.proprio is not None]), 0)
+    # A few evenly spaced pictures of each episode tell as much as all of them.
+    sampled = [
+        rows.images[np.unique(np.linspace(0, len(rows.images) - 1, _PICTURES).round().astype(int))] for rows in episodes
+    ]
+    pictures = np.concatenate(sampled)  # [F, N, H, W, 3]
+    for column, camera in enumerate(cameras):
+        channels = pictures[:, column].transpose(0, 3, 1, 2).astype(np.float32) / 255
+        found[IMAGE_PREFIX + camera] = _moments(channels, (0, 2, 3))
+    return found
+
+
+def _moments(values: np.ndarray, axes: int | tuple[int, ...]) -> dict[str, Any]:
+    keep = axes != 0
+    numbers = {"min": values.min, "max": values.max, "mean": values.mean, "std": values.std}
+    found = {name: number(axis=axes, keepdims=keep) for name, number in numbers.items()}
+    return {name: (v[0] if keep else v).tolist() for name, v in found.items()} | {"count": [len(values)]}
 
 
 def _table(rows: _Rows, episode: int, first_index: int, task_index: int, fps: float) -> Any:
@@ -170,8 +166,11 @@ def _table(rows: _Rows, episode: int, first_index: int, task_index: int, fps: fl
         ("task_index", np.full(count, task_index)),
     ):
         columns[name] = pa.array(values.astype(np.int64))
-    if rows.executed is not None:
-        columns["steps_executed"] = pa.array(rows.executed.astype(np.int64))
+    if rows.rewards is not None:
+        columns[REWARD] = pa.array(rows.rewards.astype(np.float32))
+        columns[DONE] = pa.array(np.arange(count) == count - 1)
+    if rows.decision is not None:
+        columns[DECISION] = pa.array(rows.decision)
     return pa.table(columns)
 
 
@@ -180,6 +179,8 @@ def _episode_facts(demos: Demonstrations, index: int, rows: _Rows) -> dict[str, 
     facts["success"] = demos.success[index]
     if demos.init_states:
         facts |= dict(zip(("task_id", "init_state_id"), demos.init_states[index]))
+    if demos.seeds is not None:
+        facts["seed"] = str(demos.seeds[index])  # larger than an int64
     return facts
 
 
@@ -200,7 +201,7 @@ def _write_v2(
             video.parent.mkdir(parents=True, exist_ok=True)
             video.write_bytes(encode_mp4(rows.images[:, column], fps, crf=_CRF))
         lines.append(_episode_facts(demos, index, rows))
-        numbers.append({"episode_index": index, "stats": _statistics([rows])})
+        numbers.append({"episode_index": index, "stats": _statistics([rows], demos.env_args["cameras"])})
     _write_lines(folder / "meta" / "episodes.jsonl", lines)
     _write_lines(folder / "meta" / "episodes_stats.jsonl", numbers)
     _write_lines(folder / "meta" / "tasks.jsonl", [{"task_index": i, "task": task} for i, task in enumerate(tasks)])
@@ -232,7 +233,7 @@ def _write_v3(
     for relative, table in (
         (info["data_path"].format(**first), pa.concat_tables(tables)),
         ("meta/episodes/chunk-000/file-000.parquet", pa.Table.from_pylist(records)),
-        ("meta/tasks.parquet", pa.table({"task_index": range(len(tasks)), "task": tasks})),
+        ("meta/tasks.parquet", _task_table(tasks)),
     ):
         (folder / relative).parent.mkdir(parents=True, exist_ok=True)
         pq.write_table(table, folder / relative)
@@ -240,3 +241,22 @@ def _write_v3(
         video = folder / info["video_path"].format(video_key=key, **first)
         video.parent.mkdir(parents=True, exist_ok=True)
         video.write_bytes(encode_mp4(np.concatenate([rows.images[:, column] for rows in episodes]), fps, crf=_CRF))
+
+
+def _task_table(tasks: list[str]) -> Any:
+    """Numbers of the tasks; their texts are the index of the data frame, as LeRobot's reader expects them."""
+    import pyarrow as pa
+
+    table = pa.table({"task_index": pa.array(range(len(tasks)), pa.int64()), "task": tasks})
+    columns = [
+        {"name": "task_index", "field_name": "task_index", "pandas_type": "int64", "numpy_type": "int64"},
+        {"name": "task", "field_name": "task", "pandas_type": "unicode", "numpy_type": "object"},
+    ]
+    described = {
+        "index_columns": ["task"],
+        "column_indexes": [],
+        "columns": [{**column, "metadata": None} for column in columns],
+        "creator": {"library": "pyarrow", "version": pa.__version__},
+        "pandas_version": "2.2.0",
+    }
+    return table.replace_schema_metadata({"pandas": json.dumps(described)})

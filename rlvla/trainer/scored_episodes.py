@@ -7,17 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 import torch
 
-from rlvla.envs import make_env
-from rlvla.envs.base import ChunkResult, Env, Observation, TaskSpec
-from rlvla.envs.config import EnvConfig
 from rlvla.experience import Sample
 from rlvla.rewards import EpisodeStart, RewardPlan
 from rlvla.trainer.demonstrations import Demonstrations
-from rlvla.utils.errors import ConfigError
+from rlvla.trainer.recorded_episodes import PlayedEpisode, play_again
 
 _MOST_FRAMES = 10
 
@@ -57,61 +53,23 @@ class ScoredEpisode:
         }
 
 
-def recorded_env(demos: Demonstrations) -> EnvConfig:
-    """The environment the episodes were recorded in."""
-    return EnvConfig().completed(demos.env_args)
-
-
 def score_recorded(path: Path, demos: Demonstrations, episodes: Sequence[int], plan: RewardPlan) -> list[ScoredEpisode]:
     """Play recorded episodes again and score them.
 
     Raises:
         ConfigError: an episode does not go as it was recorded (another version of the simulator).
     """
-    config = recorded_env(demos)
-    with h5py.File(path, "r") as file:
-        seeds = {index: int(file["data"][f"demo_{index}"].attrs["seed"]) for index in episodes}
-    scored, env = [], None
-    try:
-        for index in episodes:
-            task_id, state = demos.init_states[index]
-            if env is None or env.task.task_id != task_id:
-                if env is not None:
-                    env.close()
-                env = make_env(config.suite, task_id, **config.env_kwargs())
-            played = _play(env, plan, demos.actions[index], state, seeds[index])
-            episode = _score(f"demo_{index}", env.task, plan, *played)
-            if episode.success_at_end != demos.success[index]:
-                raise ConfigError(
-                    f"{path}: demo_{index} does not go as it was recorded (success {demos.success[index]}); record it "
-                    "anew with this version of the simulator"
-                )
-            scored.append(episode)
-    finally:
-        if env is not None:
-            env.close()
+    scored = []
+    for played in play_again(str(path), demos, episodes):
+        rewards = plan.begin(played.task, EpisodeStart(played.first, played.init_state_id, played.seed))
+        scored.append(_score(f"demo_{played.index}", played, plan, rewards))
     return scored
 
 
-def _play(
-    env: Env, plan: RewardPlan, actions: np.ndarray, state: int, seed: int
-) -> tuple[Observation, list[ChunkResult], Any]:
-    first = env.reset(state, seed)
-    rewards = plan.begin(env.task, EpisodeStart(first, state, seed))
-    results = []
-    for action in actions:
-        results.append(env.step_chunk(action[None]))
-        if results[-1].terminated or results[-1].truncated:
-            break
-    return first, results, rewards
-
-
-def _score(
-    name: str, task: TaskSpec, plan: RewardPlan, first: Observation, results: list[ChunkResult], rewards: Any
-) -> ScoredEpisode:
+def _score(name: str, played: PlayedEpisode, plan: RewardPlan, rewards: Any) -> ScoredEpisode:
+    first, results = played.first, played.results
     chunks = [rewards.score_chunk(result) for result in results]
-    seen = [first, *(result.observation for result in results)]
-    images, last = torch.from_numpy(np.stack([o.images for o in seen])), results[-1]
+    images, last = torch.from_numpy(np.stack([o.images for o in played.observations])), results[-1]
     steps = len(results)
     sample = Sample(
         images=images[:-1],
@@ -130,8 +88,8 @@ def _score(
         last_images=images[-1],
         last_proprio=None,
         uid=name,
-        suite=task.suite,
-        task_id=task.task_id,
+        suite=played.task.suite,
+        task_id=played.task.task_id,
         init_state_id=0,
         seed=0,
     )

@@ -13,8 +13,9 @@ from rlvla.models.actor import Actor, ActorConfig
 from rlvla.models.inputs import VLAInputs
 from rlvla.models.vla.tiny import LLM_HEAD_WIDTH, build_tiny, default_heads
 from rlvla.trainer.custom_modules import CustomConfig, words_for_later_commands
-from rlvla.trainer.demonstrations import Demonstrations, read_demonstrations
+from rlvla.trainer.demonstrations import UNKNOWN_STATE, Demonstrations
 from rlvla.trainer.dry_run import sft_report
+from rlvla.trainer.joined_demonstrations import read_several
 from rlvla.trainer.model_checks import actor_problems, checkpoint_overrides, mismatch_with_policy
 from rlvla.trainer.policy_export import PolicyRecord, recorded_environment
 from rlvla.trainer.setup import check_checkpoint
@@ -44,7 +45,7 @@ def run_sft(
     problems += _problems(run, config)
     demos = None
     try:
-        demos = read_demonstrations(run.demos, run.cameras or None)
+        demos = read_several(run.demos, run.cameras or None)
     except ConfigError as error:
         problems += error.problems
     try:
@@ -111,7 +112,7 @@ def _record(demos: Demonstrations, run: Any, actor: Actor, before: list[list[int
         "cameras": list(run.cameras or demos.env_args["cameras"]),
         "use_proprio": bool(actor.inputs.config.use_proprio),
     }
-    states = [state for _, state in demos.init_states]  # none are known of data sets made elsewhere
+    states = [state for known in demos.init_states if known != UNKNOWN_STATE for state in known[1:]]
     learned_from = [tuple(bounds) for bounds in before]
     if states:
         learned_from.append((min(states), max(states) + 1))
@@ -154,7 +155,7 @@ def _new_model_problems(run: Any, tiny: Any, demos: Demonstrations | None) -> li
     if tiny.tiny_patch_size > 0 and size % tiny.tiny_patch_size:
         problems.append(f"--tiny_patch_size {tiny.tiny_patch_size} must divide the image size {size}")
     if run.unnorm_key is not None and run.unnorm_key not in demos.statistics:
-        problems.append(f"--unnorm_key {run.unnorm_key}: {run.demos} has statistics for {sorted(demos.statistics)}")
+        problems.append(f"--unnorm_key {run.unnorm_key}: {run.demos[0]} has statistics for {sorted(demos.statistics)}")
     return problems
 
 
@@ -178,7 +179,7 @@ def _start_problems(run: Any, tiny: Any, demos: Demonstrations | None, actor_con
             f"{config.action_chunk_len}"
         )
     if demos is not None:
-        problems += mismatch_with_policy(demos, run.demos, config, run.pretrain, run.center_crop)
+        problems += mismatch_with_policy(demos, " ".join(run.demos), config, run.pretrain, run.center_crop)
     return problems
 
 

@@ -54,7 +54,7 @@ def test_the_files_are_where_the_format_wants_them(demos_file: Path, tmp_path: P
     convert(["--demos", str(demos_file), "--output", str(folder), "--format", f"lerobot-{version}"])
     info = json.loads((folder / "meta" / "info.json").read_text())
     demos = read_demonstrations(demos_file)
-    assert info["codebase_version"] == version and info["total_episodes"] == 40 and info["fps"] == 20
+    assert info["codebase_version"] == version and info["total_episodes"] == 40 and info["fps"] == 10
     assert info["total_frames"] == demos.num_steps and info["splits"] == {"train": "0:40"}
     assert info["features"]["observation.images.top"]["dtype"] == "video"
     assert info["features"]["action"] == {"dtype": "float32", "shape": [2], "names": None}
@@ -70,10 +70,16 @@ def test_the_files_are_where_the_format_wants_them(demos_file: Path, tmp_path: P
         data = folder / "data/chunk-000/file-000.parquet"
     assert wanted <= files
     table = pq.read_table(data)
-    assert {"action", "observation.state", "timestamp", "frame_index", "episode_index", "index", "task_index"} == set(
-        table.column_names
-    )
-    assert table["timestamp"][1].as_py() == pytest.approx(1 / 20)
+    wanted = {"action", "observation.state", "timestamp", "frame_index", "episode_index", "index", "task_index"}
+    assert set(table.column_names) == wanted | {"next.reward", "next.done"} <= set(info["features"])
+    assert table["timestamp"][1].as_py() == pytest.approx(1 / 10)
+    stats = json.loads((folder / "meta/stats.json").read_text())["observation.images.top"]
+    assert np.array(stats["mean"]).shape == (3, 1, 1) and 0 < np.min(stats["mean"]) < np.max(stats["max"]) <= 1
+    if version == "v3.0":  # LeRobot looks for the texts in the index of a pandas data frame
+        described = pq.read_schema(folder / "meta/tasks.parquet").pandas_metadata
+        assert described["index_columns"] == ["task"]
+        texts = pq.read_table(folder / "meta/tasks.parquet").to_pydict()
+        assert texts["task"] == sorted(set(demos.instructions)) and texts["task_index"] == [0, 1, 2]
     assert not (tmp_path / ".l.part").exists()
 
 

@@ -12,8 +12,8 @@ import pytest
 from cli import collect_demos, score_episodes, train_ppo_vla, train_rm_vla
 from rlvla.envs import make_env
 from rlvla.trainer.demonstrations import read_demonstrations
+from rlvla.trainer.recorded_episodes import recorded_env
 from rlvla.trainer.reward_model_data import read_outcomes
-from rlvla.trainer.scored_episodes import recorded_env
 from rlvla.utils.errors import ConfigError
 
 
@@ -78,7 +78,7 @@ def test_files_that_do_not_fit_together(demos_file: Path, tmp_path: Path) -> Non
     words = ["--task_suite_name", "toy_reach", "--image_size", "32", "--num_demos", "2", "--num_envs", "1"]
     collect_demos.main([*words, "--output", str(tmp_path / "small")])
     small, missing = str(tmp_path / "small" / "demos.hdf5"), str(tmp_path / "none.hdf5")
-    with pytest.raises(ConfigError, match="image_size is 32, but .* one kind of frame") as error:
+    with pytest.raises(ConfigError, match="image_size is 32, but .* make one data set") as error:
         read_outcomes([str(demos_file), small])
     assert any("having proprio is False, but True" in problem for problem in error.value.problems)
     with pytest.raises(ConfigError) as error:

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
+import torch
 import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from cli.convert_demos import main as convert
 from cli.train_ppo_vla import main as train
 from cli.train_sft_vla import main as sft
+from rlvla.envs import list_tasks
+from rlvla.models.actor import Actor
 from rlvla.trainer.demonstrations import read_demonstrations
+from rlvla.trainer.joined_demonstrations import read_several
+from rlvla.trainer.sft_trainer import DemonstrationRows
 from rlvla.utils.logging import read_metrics
 
 FLAGS = [
@@ -64,16 +71,63 @@ def test_dumped_rollouts_are_demonstrations(run: Path, tmp_path: Path) -> None:
     assert (tmp_path / "sft" / "config.yaml").is_file()
 
 
-def test_dumped_rollouts_become_a_lerobot_data_set(run: Path, tmp_path: Path) -> None:
-    pytest.importorskip("pyarrow", reason="LeRobot data sets need the extra rlvla[lerobot]")
-    source = next((run / "rollouts").rglob("demos.hdf5"))
-    convert(["--demos", str(source), "--output", str(tmp_path / "l"), "--control_freq", "10"])
-    before, after = read_demonstrations(source), read_demonstrations(tmp_path / "l")
-    assert json.loads((tmp_path / "l" / "meta" / "info.json").read_text())["fps"] == 2.5  # of decisions
-    for name in ("actions", "decision_steps", "proprio"):
-        for one, other in zip(getattr(before, name), getattr(after, name)):
+@pytest.mark.parametrize("version", ["v2.1", "v3.0"])
+def test_dumped_rollouts_become_a_lerobot_data_set(
+    run: Path, policy_folder: Path, tmp_path: Path, version: str
+) -> None:
+    pq = pytest.importorskip("pyarrow.parquet", reason="LeRobot data sets need the extra rlvla[lerobot]")
+    sources = sorted(str(path) for path in (run / "rollouts").rglob("demos.hdf5"))
+    convert(["--demos", *sources, "--output", str(tmp_path / "l"), "--format", f"lerobot-{version}"])
+    before, after = read_several(sources), read_demonstrations(tmp_path / "l")
+    info = json.loads((tmp_path / "l" / "meta" / "info.json").read_text())
+    # A row per environment step, at the control frequency.
+    assert info["fps"] == list_tasks("toy_reach")[0].control_freq == 10
+    assert (info["total_episodes"], info["total_frames"]) == (16, before.num_steps)
+    rows = pq.read_table(tmp_path / "l" / "data").sort_by("index").to_pydict()
+    assert np.array(rows["action"]).shape == (before.num_steps, 2)
+    np.testing.assert_array_equal(np.array(rows["action"], np.float32), np.concatenate(before.actions))
+    assert rows["is_decision"] == [step % 4 == 0 for actions in before.actions for step in range(len(actions))]
+    assert sum(rows["next.done"]) == 16 and rows["next.done"][-1]
+    assert sum(rows["next.reward"]) == sum(before.success)
+    for name in ("actions", "decision_steps", "proprio", "rewards"):
+        for one, other in zip(getattr(before, name), getattr(after, name), strict=True):
             np.testing.assert_array_equal(one, other)
-    assert before.success == after.success and before.init_states == after.init_states
+    for name in ("success", "init_states", "seeds", "instructions"):
+        assert getattr(before, name) == getattr(after, name), name
+    # What a policy learns from them: the chunk that was executed from each decision on.
+    actor = Actor.from_pretrained(policy_folder)
+    own, back = DemonstrationRows(before, actor), DemonstrationRows(after, actor)
+    everything = np.arange(len(own))
+    assert len(own) == len(back) == sum(map(len, before.images)) < before.num_steps
+    for name in ("action_tokens", "action_mask", "proprio"):
+        assert torch.equal(getattr(own.take(everything), name), getattr(back.take(everything), name)), name
+
+
+def test_every_step_of_rollouts_can_be_rendered(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    source = min((run / "rollouts").rglob("demos.hdf5"))
+    argv = ["--demos", str(source), "--render_steps", "--format", "hdf5", "--output"]
+    convert([*argv, str(tmp_path / "h")])
+    before, after = read_demonstrations(source), read_demonstrations(tmp_path / "h" / "demos.hdf5")
+    assert after.decision_steps is None and before.decision_steps is not None
+    assert [len(images) for images in after.images] == [len(actions) for actions in before.actions]
+    for index, starts in enumerate(before.decision_steps):
+        np.testing.assert_array_equal(after.images[index][starts], before.images[index])
+        np.testing.assert_array_equal(after.proprio[index][starts], before.proprio[index])
+        assert (np.diff(after.images[index].astype(int), axis=0) != 0).any(axis=(1, 2, 3, 4)).all(), (
+            "no repeated picture"
+        )
+    with pytest.raises(SystemExit):
+        convert(["--demos", str(tmp_path / "h" / "demos.hdf5"), *argv[2:], str(tmp_path / "again")])
+    assert "already holds a picture of every step" in capsys.readouterr().err
+    # Another scene than recorded is noticed, and nothing is written.
+    changed = Path(shutil.copytree(source.parent, tmp_path / "changed")) / "demos.hdf5"
+    with h5py.File(changed, "r+") as file:
+        file["data/demo_3"].attrs["init_state_id"] += 1
+    with pytest.raises(SystemExit):
+        convert(["--demos", str(changed), *argv[2:], str(tmp_path / "none")])
+    err = capsys.readouterr().err
+    assert "demo_3 looks different at step 0" in err or "demo_3 does not go as it was recorded" in err
+    assert not (tmp_path / "none").exists()
 
 
 def test_videos_and_configuration_are_in_tensorboard(run: Path) -> None:
