@@ -19,7 +19,7 @@ State = dict[str, np.ndarray]
 LIFTED_HEIGHT = 0.04
 # Choices of ours, where robosuite has no threshold of its own.
 ALIGNED_DISTANCE = 0.02  # between the axes of two cubes, seen from above
-CUBE_REACHED_DISTANCE = 0.03  # from the end effector to the cube's centre
+CUBE_REACHED_DISTANCE = 0.04  # from the end effector to the cube's centre: a cube's width
 REACHED_DISTANCE = 0.05  # from the gripper to the door's handle
 UNLATCHED_ANGLE = 0.8  # radians by which the handle is turned
 OPENED_ANGLE = 0.3  # radians of the door's hinge: robosuite's success
@@ -68,7 +68,7 @@ def _table_top(sim: RobosuiteSim) -> np.ndarray:
 
 
 class LiftFacts:
-    """Lift: `reached` (3 cm to the cube's centre), `grasped`, `lifted` (its centre 4 cm above the table top)."""
+    """Lift: `reached` (4 cm to the cube's centre), `grasped`, `lifted` (its centre 4 cm above the table top)."""
 
     propositions: ClassVar[tuple[str, ...]] = ("reached", "grasped", "lifted")
 

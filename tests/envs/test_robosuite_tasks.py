@@ -115,8 +115,8 @@ def test_lift_events(make):
     env.reset(0, seed=0)
     assert env._facts.events() == frozenset()
     hand = env._sim.data.site_xpos[env._sim.eef_site].copy()
-    assert place(env, "cube_joint0", *hand + [0.0, 0.031, 0.0]) == {"lifted"}
-    assert place(env, "cube_joint0", *hand + [0.0, 0.029, 0.0]) == {"reached", "lifted"}
+    assert place(env, "cube_joint0", *hand + [0.0, 0.041, 0.0]) == {"lifted"}
+    assert place(env, "cube_joint0", *hand + [0.0, 0.039, 0.0]) == {"reached", "lifted"}
 
 
 def test_door_events(make):
