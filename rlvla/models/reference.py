@@ -35,8 +35,15 @@ class ReferenceModel(nn.Module):
         """Load a checkpoint folder; arguments and errors as `Actor.from_pretrained`."""
         return cls(Actor.from_pretrained(path, unnorm_key=unnorm_key, **overrides))
 
-    @torch.no_grad()
     def log_probs(self, batch: Experience, temperature: float) -> torch.Tensor:
         """[B, T] log-probabilities of the batch's tokens."""
+        return self._pass(batch, temperature)[0]
+
+    def all_log_probs(self, batch: Experience, temperature: float) -> torch.Tensor:
+        """[B, T, 256] log-probabilities of every action token."""
+        return self._pass(batch, temperature, all_columns=True)
+
+    @torch.no_grad()
+    def _pass(self, batch: Experience, temperature: float, **more: bool) -> Any:
         with self.actor.adapters_disabled() if self.without_adapters else nullcontext():
-            return self.actor(**self.actor.score(batch, temperature))[0]
+            return self.actor(**self.actor.score(batch, temperature), **more)

@@ -139,7 +139,7 @@ class RewardModel(_ScalarHead):
         """Write the public format plus the reward head."""
         self._save(folder, REWARD_HEAD_FILE, state_dict)
 
-    @torch.inference_mode()
+    @torch.no_grad()  # and no inference mode: ZeRO-3 could not use the parameters that it gathers there again outside
     def success_probability(self, batch: Experience) -> torch.Tensor:
         """[B] in (0, 1) for the observations of a batch (read at the first action position)."""
         return torch.sigmoid(self(**self.score(batch))[:, 0])

@@ -167,6 +167,21 @@ class Demonstrations:
         """Environment steps of all episodes."""
         return sum(len(actions) for actions in self.actions)
 
+    @property
+    def image_bytes(self) -> int:
+        """Memory of the pictures."""
+        return sum(images.nbytes for images in self.images)
+
+    def joined_images(self) -> np.ndarray:
+        """[M, N, H, W, 3] uint8, all episodes one after the other; `images` are views of it from now on.
+
+        Pictures are most of the memory of a supervised run: they are held once.
+        """
+        joined = np.concatenate(self.images)
+        ends = np.cumsum([len(images) for images in self.images])
+        self.images[:] = [joined[end - len(images) : end] for images, end in zip(self.images, ends)]
+        return joined
+
 
 def read_demonstrations(path: str | Path, cameras: Sequence[str] | None = None) -> Demonstrations:
     """Read a file written by `DemonstrationWriter`, a LeRobot folder, or LIBERO's own demonstrations (`*_demo.hdf5`).

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from rlvla.models.actor import ActorConfig
 from rlvla.models.inputs import VLAInputs
 from rlvla.models.vla.configuration_openvla import OpenVLAConfig
-from rlvla.trainer.memory_plan import MemoryPlan, engine_memory
-from rlvla.trainer.memory_probe import RowShape, probe
+from rlvla.trainer.demonstrations import Demonstrations, read_demonstrations
+from rlvla.trainer.memory_plan import FrozenMemory, MemoryPlan, engine_memory, frozen_memory
+from rlvla.trainer.memory_probe import Probe, RowShape, probe
 from rlvla.trainer.micro_batching import row_tokens
+from rlvla.trainer.reward_setup import waits_on_host
 from rlvla.trainer.setup import Setting, check_checkpoint
 from rlvla.utils.logging import table
 from rlvla.utils.strategy import StrategyConfig, launched_world_size
 
 if TYPE_CHECKING:
-    from rlvla.trainer.demonstrations import Demonstrations
     from rlvla.trainer.ppo_run import PPORun
     from rlvla.trainer.sft_trainer import SFTConfig
 
@@ -79,36 +80,65 @@ def ppo_arithmetic(flags: PPORun, setting: Setting, inputs: VLAInputs) -> list[t
 def ppo_memory(flags: PPORun, setting: Setting, inputs: VLAInputs) -> MemoryPlan:
     """Memory of one rank."""
     decisions, world, strategy = _longest_episode(setting), launched_world_size(), flags.strategy
-    cameras = len(setting.env.camera_names)
+    cameras, optimization = len(setting.env.camera_names), flags.optimization
     row = _row(inputs, [task.instruction for task in setting.tasks], cameras)
     own = flags.batch.train_batch_size // world * decisions
     micro = min(_rows_per_micro_batch(flags, setting, inputs), own)
     episodes = flags.batch.episodes_per_iteration // world
     scored = min(flags.batch.micro_rollout_batch_size, episodes * decisions)
     amounts = {"bf16": strategy.bf16, "forward_rows": scored}
-    accumulates = own > micro
-    probes = {"actor": probe(setting.config, row, flags.actor, train_rows=micro, **amounts)}
+    accumulates = own > micro or bool(optimization.ptx_coef)
+    # The supervised loss has micro-batches of its own.
+    supervised = min(flags.batch.micro_train_batch_size, -(-optimization.ptx_batch_size // world))
+    actor_rows = max(micro, supervised) if optimization.ptx_coef else micro
+    probes = {"actor": probe(setting.config, row, flags.actor, train_rows=actor_rows, **amounts)}
     if flags.algorithm.needs_critic and not flags.algorithm.share_backbone:
         config = setting.config
         if flags.run.critic_pretrain:
             config, _ = check_checkpoint(Path(flags.run.critic_pretrain), flags.policy.unnorm_key)
         probes["critic"] = probe(config, row, ActorConfig(), train_rows=micro, scalar_head=True, **amounts)
-    frozen = {}
-    if flags.algorithm.init_kl_coef and not flags.actor.lora_rank:  # adapters switched off are the reference
-        frozen["reference"] = probe(setting.config, row, ActorConfig(), train_rows=0, **amounts).weight_bytes
-    if flags.run.reward_pretrain:
-        config, _ = check_checkpoint(Path(flags.run.reward_pretrain), None)
-        judge = probe(config, row, ActorConfig(), train_rows=0, scalar_head=True, **amounts)
-        frozen["reward model"] = judge.weight_bytes
+    judges = _judges(flags, setting, row, amounts)
     size = setting.env.image_size or setting.config.image_size
     decision_bytes = cameras * size * size * 3 + setting.config.num_action_tokens * (8 + 4 * 6)
     return MemoryPlan(
         {name: engine_memory(p, strategy, world, accumulates=accumulates) for name, p in probes.items()},
-        frozen,
-        average=4 * probes["actor"].trainable if flags.optimization.ema_beta else 0,
-        rollout_pass=max(p.forward_bytes for p in probes.values()),
+        {name: _frozen(name, p, flags) for name, p in judges.items()},
+        average=4 * probes["actor"].trainable if optimization.ema_beta else 0,
+        rollout_pass=max(p.forward_bytes for p in [*probes.values(), *judges.values()]),
         episodes=episodes * decisions * decision_bytes,
+        demonstrations=_demonstration_bytes(flags, setting),
     )
+
+
+def _judges(flags: PPORun, setting: Setting, row: RowShape, amounts: dict[str, Any]) -> dict[str, Probe]:
+    """Frozen models."""
+    found = {}
+    if flags.algorithm.init_kl_coef and not flags.actor.lora_rank:  # adapters switched off are the reference
+        found["reference"] = probe(setting.config, row, ActorConfig(), train_rows=0, **amounts)
+    if flags.run.reward_pretrain:
+        config, _ = check_checkpoint(Path(flags.run.reward_pretrain), None)
+        found["reward model"] = probe(config, row, ActorConfig(), train_rows=0, scalar_head=True, **amounts)
+    if "rm_model" in {spec.partition(":")[0] for spec in flags.rewards.reward} and flags.rewards.rm_model_path:
+        config, _ = check_checkpoint(Path(flags.rewards.rm_model_path), None)
+        # A source has its own way: float32, and frames of many decisions at once.
+        amounts = {"bf16": False, "forward_rows": flags.rewards.rm_model_batch_size}
+        found["rm_model"] = probe(config, row, ActorConfig(), train_rows=0, scalar_head=True, **amounts)
+    return found
+
+
+def _frozen(name: str, judge: Probe, flags: PPORun) -> FrozenMemory:
+    """The model of `--reward rm_model` is whole on every rank, and maybe in host memory while it does not judge."""
+    if name != "rm_model":
+        return frozen_memory(judge, flags.strategy, launched_world_size())
+    if waits_on_host(flags.strategy, flags.optimization):
+        return FrozenMemory(judge.weight_bytes, gathered=judge.weight_bytes, host=frozenset({"weights"}))
+    return FrozenMemory(judge.weight_bytes)
+
+
+def _demonstration_bytes(flags: PPORun, setting: Setting) -> int:
+    if flags.optimization.ptx_demos is None:
+        return 0
+    return read_demonstrations(flags.optimization.ptx_demos, setting.env.camera_names).image_bytes
 
 
 def _row(inputs: VLAInputs, instructions: Sequence[str], cameras: int) -> RowShape:
@@ -138,7 +168,7 @@ def sft_report(
     prompt = _row(inputs, demos.instructions, 1).prompt_tokens
     cameras = demos.images[0].shape[1]
     plan = sft_memory(config, RowShape(cameras, prompt), own, sft.micro_train_batch_size, actor, strategy)
-    plan.episodes = sum(images.nbytes for images in demos.images)
+    plan.demonstrations = demos.image_bytes
     return "\n\n".join((table(("amounts", ""), arithmetic), memory_table(plan, plays=False)))
 
 

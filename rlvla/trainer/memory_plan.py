@@ -16,6 +16,33 @@ ZERO3_ELEMENTS = 1_000_000_000
 
 
 @dataclass(frozen=True)
+class FrozenMemory:
+    """A model on one rank that is never trained.
+
+    Attributes:
+        weights: held all the time.
+        gathered: most of them that ZeRO-3 has brought together, or that have come from the host, for a pass.
+        whole: the same for a rollout, which takes all of them.
+        host: `weights`, if they are kept in host memory.
+    """
+
+    weights: int
+    gathered: int = 0
+    whole: int = 0
+    host: frozenset[str] = frozenset()
+
+    @property
+    def at_rest(self) -> int:
+        """Bytes between passes, on device and host together."""
+        return self.weights
+
+    @property
+    def on_host(self) -> int:
+        """Bytes in host memory."""
+        return self.weights if self.host else 0
+
+
+@dataclass(frozen=True)
 class EngineMemory:
     """A trained model on one rank.
 
@@ -25,11 +52,12 @@ class EngineMemory:
         optimizer: Adam's two moments.
         gradients: held at the end of the backward pass.
         buffers: of the reduction of gradients over ranks.
-        gathered: whole parameters of ZeRO-3 while it plays or computes.
+        gathered: as in `FrozenMemory`.
+        whole: as there.
         activations: most that a micro-batch holds beyond all of these.
         step: most that the optimizer step holds beyond weights, master, optimizer and gradients.
-        on_host: master, optimizer and their gradients stay in host memory.
         keeps_buffers: buffers (and gradients) are held between updates as well.
+        host: names of the parts above that are kept in host memory.
     """
 
     weights: int
@@ -38,14 +66,20 @@ class EngineMemory:
     gradients: int
     buffers: int
     gathered: int
+    whole: int
     activations: int
     step: int
-    on_host: int
     keeps_buffers: bool
+    host: frozenset[str] = frozenset()
+
+    @property
+    def on_host(self) -> int:
+        """Bytes of the parts in host memory."""
+        return sum(getattr(self, part) for part in self.host)
 
     @property
     def at_rest(self) -> int:
-        """Bytes between updates."""
+        """Bytes between updates, on device and host together."""
         return self.weights + self.master + self.optimizer + self.keeps_buffers * (self.gradients + self.buffers)
 
     @property
@@ -67,10 +101,7 @@ def engine_memory(probe: Probe, strategy: StrategyConfig, world: int, *, accumul
     """
     stage, width, trainable = strategy.zero_stage, 2 if strategy.bf16 else FLOAT32, probe.trainable
     share = trainable if stage == 0 else -(-trainable // world)
-    weights, gathered = probe.weight_bytes, 0
-    if stage == 3:
-        weights = -(-weights // world)
-        gathered = min(probe.weight_bytes, ZERO3_ELEMENTS * width) if world > 1 else 0
+    held = frozen_memory(probe, strategy, world)
     master = FLOAT32 * share if stage or strategy.bf16 else 0
     gradients = width * (share if stage >= 2 else trainable)
     buffers = width * bucket_elements(trainable)
@@ -85,13 +116,33 @@ def engine_memory(probe: Probe, strategy: StrategyConfig, world: int, *, accumul
     else:
         activations = probe.bare_backward_bytes
         step = share * (width + FLOAT32 + (FLOAT32 if strategy.bf16 else 0))
-    optimizer = 2 * FLOAT32 * share
     if strategy.adam_offload:
         master += FLOAT32 * share  # gradients as the optimizer on the host reads them
-    on_host = master + optimizer if strategy.adam_offload else 0
     return EngineMemory(
-        weights, master, optimizer, gradients, buffers, gathered, activations, step, on_host, stage == 3
+        weights=held.weights,
+        master=master,
+        optimizer=2 * FLOAT32 * share,
+        gradients=gradients,
+        buffers=buffers,
+        gathered=held.gathered,
+        whole=held.whole,
+        activations=activations,
+        step=step,
+        keeps_buffers=stage == 3,
+        host=held.host | (frozenset({"master", "optimizer"}) if strategy.adam_offload else frozenset()),
     )
+
+
+def frozen_memory(probe: Probe, strategy: StrategyConfig, world: int) -> FrozenMemory:
+    """Memory of the parameters of a model alone, trained or not."""
+    if strategy.zero_stage < 3:
+        return FrozenMemory(probe.weight_bytes)
+    width = 2 if strategy.bf16 else FLOAT32
+    # With one rank, and all of it on the device, there is nothing to bring together.
+    whole = probe.weight_bytes if world > 1 or strategy.param_offload else 0
+    gathered = min(whole, ZERO3_ELEMENTS * width)
+    host = frozenset({"weights"}) if strategy.param_offload else frozenset()
+    return FrozenMemory(-(-probe.weight_bytes // world), gathered, whole, host)
 
 
 @dataclass
@@ -100,27 +151,39 @@ class MemoryPlan:
 
     Attributes:
         engines: trained models by name.
-        frozen: weights of models that are never trained, by name.
+        frozen: models that are never trained, by name.
         average: moving average of the actor.
         rollout_pass: most that a forward pass without gradients holds.
         episodes: what the episodes of an iteration hold in host memory.
+        demonstrations: what the demonstrations of a supervised loss hold in host memory.
     """
 
     engines: dict[str, EngineMemory]
-    frozen: dict[str, int] = field(default_factory=dict)
+    frozen: dict[str, FrozenMemory] = field(default_factory=dict)
     average: int = 0
     rollout_pass: int = 0
     episodes: int = 0
+    demonstrations: int = 0
+
+    @property
+    def _models(self) -> list[EngineMemory | FrozenMemory]:
+        return [*self.engines.values(), *self.frozen.values()]
 
     @property
     def _base(self) -> int:
-        held = sum(engine.at_rest - engine.on_host for engine in self.engines.values())
-        return held + sum(self.frozen.values()) + self.average
+        return sum(model.at_rest - model.on_host for model in self._models) + self.average
 
     @property
     def at_rollout(self) -> int:
-        """Bytes on the device while episodes are played and scored."""
-        return self._base + self.rollout_pass + max((engine.gathered for engine in self.engines.values()), default=0)
+        """Most bytes on the device while episodes are played and judged, and then scored by one model after the other.
+
+        The actor stays whole while reward models judge.
+        """
+        playing = self.engines["actor"].whole if "actor" in self.engines else 0
+        playing += max(
+            (self.frozen[name].gathered for name in ("reward model", "rm_model") if name in self.frozen), default=0
+        )
+        return self._base + self.rollout_pass + max(playing, *(model.gathered for model in self._models))
 
     @property
     def at_update(self) -> int:
@@ -129,26 +192,31 @@ class MemoryPlan:
 
     @property
     def on_host(self) -> int:
-        """Bytes in host memory: episodes, and optimizer states that were sent there."""
-        return self.episodes + sum(engine.on_host for engine in self.engines.values())
+        """Bytes in host memory: episodes, demonstrations, and parts of models that were sent there."""
+        return self.episodes + self.demonstrations + sum(model.on_host for model in self._models)
 
     def rows(self) -> list[tuple[str, int]]:
         """Name and bytes of every part, zeros left out."""
         found: list[tuple[str, int]] = []
         for name, e in self.engines.items():
-            where = " (host)" if e.on_host else ""
             parts = {
                 "weights": e.weights,
-                f"float32 master copy{where}": e.master,
-                f"optimizer states{where}": e.optimizer,
+                "master": e.master,
+                "optimizer": e.optimizer,
                 "gradients": e.gradients,
                 "buffers of the gradient reduction": e.buffers,
                 "gathered parameters": e.gathered,
                 "activations of a micro-batch": e.activations,
                 "buffers of the optimizer step": e.step,
             }
-            found += [(f"{name}: {part}", size) for part, size in parts.items()]
-        found += [(f"{name}: weights", size) for name, size in self.frozen.items()]
+            titles = {"master": "float32 master copy", "optimizer": "optimizer states"}
+            for part, size in parts.items():
+                found.append((f"{name}: {titles.get(part, part)}{' (host)' if part in e.host else ''}", size))
+        if "actor" in self.engines:
+            found.append(("actor: whole while it plays", self.engines["actor"].whole))
+        for name, model in self.frozen.items():
+            found.append((f"{name}: weights{' (host)' if model.host else ''}", model.weights))
+            found.append((f"{name}: gathered parameters", model.gathered))
         found += [("moving average of the actor", self.average), ("forward pass without gradients", self.rollout_pass)]
-        found += [("episodes of an iteration (host)", self.episodes)]
+        found += [("episodes of an iteration (host)", self.episodes), ("demonstrations (host)", self.demonstrations)]
         return [(name, size) for name, size in found if size]

@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import nn
 
-from rlvla.utils.strategy import Engine
+from rlvla.trainer.run_models import Models
+from rlvla.utils.strategy import DeepspeedStrategy, Engine
+
+HOST = torch.device("cpu")
 
 
 class Offloading:
@@ -18,9 +20,8 @@ class Offloading:
         enabled: otherwise everything stays where it is.
         actor: its weights stay, for they are what plays.
         critic: None where there is none, or where it shares the actor's network.
-        reference: frozen, or None.
-        reward_model: frozen, or None; it comes back for the moment in which it judges.
-        device: of the strategy.
+        models: the frozen ones of these move; the reward model comes back for the moment in which it judges.
+        strategy: knows how a frozen model is moved, and where to.
     """
 
     def __init__(
@@ -28,13 +29,12 @@ class Offloading:
         enabled: bool,
         actor: Engine,
         critic: Engine | None,
-        reference: nn.Module | None,
-        reward_model: nn.Module | None,
-        device: torch.device,
+        models: Models,
+        strategy: DeepspeedStrategy,
     ):
         self._enabled, self._actor, self._critic = enabled, actor, critic
-        self._frozen = [model for model in (reference, reward_model) if model is not None]
-        self._reward_model, self._device = reward_model, device
+        self._frozen, self._reward_model = models.frozen, models.reward_model
+        self._strategy = strategy
 
     @contextmanager
     def during_rollout(self) -> Iterator[None]:
@@ -47,14 +47,14 @@ class Offloading:
             if self._critic is not None:
                 self._critic.offload_states(weights=True)
             for model in self._frozen:
-                model.to("cpu")
+                self._strategy.move_frozen(model, HOST)
             yield
         finally:
             for engine in (self._actor, self._critic):
                 if engine is not None:
                     engine.reload_states()
             for model in self._frozen:
-                model.to(self._device)
+                self._strategy.move_frozen(model, self._strategy.device)
 
     @contextmanager
     def judging(self) -> Iterator[None]:
@@ -62,6 +62,6 @@ class Offloading:
         if not self._enabled or self._reward_model is None:
             yield
             return
-        self._reward_model.to(self._device)
+        self._strategy.move_frozen(self._reward_model, self._strategy.device)
         yield
-        self._reward_model.to("cpu")
+        self._strategy.move_frozen(self._reward_model, HOST)

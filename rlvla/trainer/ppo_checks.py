@@ -94,9 +94,7 @@ def batch_problems(flags: PPORun) -> list[str]:
 
 def algorithm_problems(flags: PPORun) -> list[str]:
     """Combinations of estimator, loss, KL, filters and correction that make no sense or would be ignored."""
-    offload = "--adam_offload needs --zero_stage 1, 2 or 3"
     return [
-        *([offload] if flags.strategy.adam_offload and flags.strategy.zero_stage == 0 else []),
         *_offload_problems(flags),
         *_group_problems(flags),
         *_range_problems(flags),

@@ -9,11 +9,9 @@ from typing import Any
 
 from rlvla.envs.config import EnvConfig, SplitConfig
 from rlvla.envs.worker_config import WorkerConfig
-from rlvla.models.actor import Actor, ActorConfig
-from rlvla.models.actor_critic import ActorCritic
+from rlvla.models.actor import ActorConfig
 from rlvla.models.inputs import VLAInputs
-from rlvla.models.reference import ReferenceModel
-from rlvla.models.value_models import REWARD_HEAD_FILE, Critic, RewardModel
+from rlvla.models.value_models import REWARD_HEAD_FILE
 from rlvla.rewards import RewardConfig, RewardPlan
 from rlvla.rollout import RolloutConfig, RolloutEngine
 from rlvla.trainer.config import (
@@ -33,8 +31,9 @@ from rlvla.trainer.micro_batching import row_tokens
 from rlvla.trainer.model_checks import actor_problems, check_tokens_mean_something, mismatch_with_policy
 from rlvla.trainer.policy_export import PolicyRecord, recorded_environment
 from rlvla.trainer.ppo_checks import algorithm_problems, batch_problems
-from rlvla.trainer.ppo_trainer import Models, PPOConfig, PPOTrainer
-from rlvla.trainer.reward_setup import reward_problems, tie_to_learner
+from rlvla.trainer.ppo_trainer import PPOConfig, PPOTrainer
+from rlvla.trainer.reward_setup import reward_problems, tie_to_learner, waits_on_host
+from rlvla.trainer.run_models import load_models
 from rlvla.trainer.setup import (
     PolicyConfig,
     Setting,
@@ -121,7 +120,7 @@ def check(flags: PPORun) -> Setting:
     """The checked setting; ConfigError with every problem otherwise."""
     problems = [p for group in flags.groups.values() for p in range_problems(group)]
     out_of_range = {problem.split()[0] for problem in problems}  # one message for each of them is enough
-    problems += batch_problems(flags) + flags.workers.problems(flags.env.env_python)
+    problems += batch_problems(flags) + flags.workers.problems(flags.env.env_python) + flags.strategy.problems()
     problems += [p for p in algorithm_problems(flags) if p.split()[0].rstrip(":") not in out_of_range]
     for name, folder in (("save_path", flags.run.save_path), ("ckpt_path", str(flags.ckpt_path))):
         problem = output_folder_problem(folder, resuming=flags.run.load_checkpoint)
@@ -149,7 +148,8 @@ def check(flags: PPORun) -> Setting:
 _FREE_GROUPS = ("schedule", "workers", "rollout", "guards")
 _FREE_FLAGS = {
     *("num_episodes", "micro_rollout_batch_size", "micro_train_batch_size", "balance_ranks"),
-    *("use_dynamic_batch", "train_max_tokens_per_gpu", "custom_module", "offload_during_rollout"),
+    *("use_dynamic_batch", "train_max_tokens_per_gpu", "custom_module"),
+    *("offload_during_rollout", "param_offload"),
     *("save_path", "ckpt_path", "load_checkpoint", "num_envs", "local_rank", "dry_run"),
 }
 
@@ -255,14 +255,15 @@ def run_ppo(flags: PPORun) -> PPOTrainer | None:
         start_workers(flags.run.num_envs, setting.env, setting.tasks[0], modules, flags.workers) as pool,
     ):
         seed_everything(flags.run.seed)  # LoRA adapters start from random numbers
-        models = _load_models(flags, setting)
+        models = load_models(flags, setting)
         strategy = DeepspeedStrategy(flags.strategy, seed=flags.run.seed)
         save_path = Path(flags.run.save_path)
         if strategy.is_main:
             write_json(save_path / RUN_FILE, describe(flags, setting))
             write_config_file(save_path, list(flags.groups.values()))
         plan = RewardPlan.from_config(flags.rewards)
-        tie_to_learner(plan, flags.algorithm, strategy.device)
+        waits = waits_on_host(flags.strategy, flags.optimization)
+        tie_to_learner(plan, flags.algorithm, strategy.device, waits_on_host=waits)
         rollout = RolloutEngine(pool, setting.env.env_kwargs(), plan, flags.rollout, setting.tasks, setting.state_input)
         config = PPOConfig(
             flags.batch,
@@ -316,25 +317,6 @@ def _conclude(trainer: PPOTrainer, flags: PPORun, save_path: Path) -> None:
     if not flags.schedule.val_only:
         save_learning_curve(save_path)
     print(closing_words(trainer, save_path))
-
-
-def _load_models(flags: PPORun, setting: Setting) -> Models:
-    pretrain, key, overrides = flags.policy.pretrain, setting.unnorm_key, setting.overrides
-    shared = flags.algorithm.share_backbone
-    actor = (ActorCritic if shared else Actor).from_pretrained(pretrain, flags.actor, key, **overrides)
-    critic = None
-    if flags.algorithm.needs_critic and not shared:
-        critic = Critic.from_pretrained(flags.run.critic_pretrain or pretrain, key, **overrides)
-    reference = None
-    if flags.algorithm.init_kl_coef:
-        # With adapters the start policy is the trained one without them: no second copy.
-        reference = (
-            ReferenceModel(actor, without_adapters=True)
-            if flags.actor.lora_rank
-            else ReferenceModel.from_pretrained(pretrain, key, **overrides)
-        )
-    reward_model = RewardModel.from_pretrained(flags.run.reward_pretrain) if flags.run.reward_pretrain else None
-    return Models(actor, critic, reference, reward_model)
 
 
 def describe(flags: PPORun, setting: Setting) -> dict[str, Any]:

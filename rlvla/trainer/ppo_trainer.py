@@ -16,8 +16,6 @@ from rlvla.envs.base import TaskSpec
 from rlvla.envs.config import SplitConfig
 from rlvla.experience import Sample
 from rlvla.models.actor import Actor
-from rlvla.models.reference import ReferenceModel
-from rlvla.models.value_models import Critic, RewardModel
 from rlvla.rollout import EpisodeRequest, RolloutEngine
 from rlvla.rollout.stats import RolloutStats
 from rlvla.trainer.checkpoints import CheckpointError, load_checkpoint, save_checkpoint
@@ -45,6 +43,7 @@ from rlvla.trainer.policy_export import PolicyRecord, export_policy
 from rlvla.trainer.profiling import IterationProfiler, Stopwatch
 from rlvla.trainer.rollout_dump import dump_rollouts
 from rlvla.trainer.rollout_metrics import iteration_line, measure_rollout
+from rlvla.trainer.run_models import Models
 from rlvla.trainer.scoring import Judges
 from rlvla.trainer.task_sampler import TaskSampler
 from rlvla.trainer.throughput import Throughput
@@ -72,16 +71,6 @@ class PPOConfig:
     reward_weights: Callable[[], dict[str, float]] = dict
     reward_model_coef: float = 1.0
     guards: GuardConfig = GuardConfig()
-
-
-@dataclass
-class Models:
-    """The networks of a run before DeepSpeed wraps them; absent ones are None."""
-
-    actor: Actor
-    critic: Critic | None
-    reference: ReferenceModel | None
-    reward_model: RewardModel | None
 
 
 class PPOTrainer:
@@ -118,11 +107,10 @@ class PPOTrainer:
         self._critic = None
         if models.critic is not None:
             self._critic = strategy.prepare(models.critic, self._optim(config.optimization.critic_learning_rate))
-        for frozen in (models.reference, models.reward_model):
-            if frozen is not None:
-                strategy.place(frozen)
-        offload, judges = config.optimization.offload_during_rollout, (models.reference, models.reward_model)
-        self._offloading = Offloading(offload, self._actor, self._critic, *judges, strategy.device)
+        for frozen in models.frozen:
+            strategy.prepare_frozen(frozen)
+        offload = config.optimization.offload_during_rollout
+        self._offloading = Offloading(offload, self._actor, self._critic, models, strategy)
         action_dim, shared = tasks[0].action_dim, config.algorithm.share_backbone
         self._maker = ExperienceMaker(
             Judges(self._actor, self._actor if shared else self._critic, models.reference, models.reward_model),

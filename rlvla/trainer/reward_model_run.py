@@ -24,6 +24,7 @@ from rlvla.utils.strategy import DeepspeedStrategy, StrategyConfig, launched_wor
 def run_reward_model(run: Any, tiny: Any, config: RewardModelConfig, strategy_config: StrategyConfig) -> Path:
     """Train and return the folder of the reward model. Configuration problems are raised before anything is started."""
     problems = [p for part in (run, tiny, config, strategy_config) for p in range_problems(part)]
+    problems += strategy_config.problems()
     folder = output_folder_problem(run.save_path)
     problems += [f"--save_path: {folder}"] if folder else []
     if config.train_batch_size % launched_world_size():

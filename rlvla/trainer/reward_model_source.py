@@ -24,6 +24,7 @@ class RewardModelSource:
 
     Attributes:
         device: where the model runs; the trainer sets it to the training device.
+        waits_on_host: the model is there only while it judges. It is never shared out: ranks ask it at their own pace.
     """
 
     def __init__(self, config: RewardConfig):
@@ -40,6 +41,7 @@ class RewardModelSource:
                 "one with cli/train_rm_vla.py"
             )
         self.device: torch.device | str = "cpu"
+        self.waits_on_host = False
         self._model: RewardModel | None = None
         self._waiting: list[Sample] = []
 
@@ -53,12 +55,15 @@ class RewardModelSource:
         if not waiting:
             return []
         progress = self._progress(waiting)
+        if self.waits_on_host and self._model is not None:
+            self._model.to("cpu")
         return [_changes(sample, own) for sample, own in zip(waiting, progress)]
 
     def _progress(self, samples: list[Sample]) -> list[np.ndarray]:
         """[S + 1] of each episode."""
         if self._model is None:
-            self._model = RewardModel.from_pretrained(self._folder).eval().to(self.device)
+            self._model = RewardModel.from_pretrained(self._folder).eval()
+        self._model.to(self.device)
         counts = [sample.num_decisions + 1 for sample in samples]
         images = torch.cat([torch.cat([sample.images, sample.last_images[None]]) for sample in samples])
         proprio = None

@@ -9,8 +9,9 @@ import torch
 from rlvla.envs.base import TaskSpec
 from rlvla.rewards import RewardConfig, RewardPlan
 from rlvla.trainer import reward_model_source as _rm_model  # noqa: F401  registers the source
-from rlvla.trainer.config import AlgorithmConfig
+from rlvla.trainer.config import AlgorithmConfig, OptimizationConfig
 from rlvla.utils.errors import ConfigError
+from rlvla.utils.strategy import StrategyConfig
 
 
 def learner_gamma(algorithm: AlgorithmConfig) -> float:
@@ -54,12 +55,21 @@ def _shapes(config: RewardConfig) -> bool:
     return by_machine or ("vlm" in sources and config.vlm_progress_term == "potential")
 
 
-def tie_to_learner(plan: RewardPlan, algorithm: AlgorithmConfig, device: torch.device | str) -> None:
-    """Give the sources the learner's discount, its view of what a truncated episode is, and its device."""
+def waits_on_host(strategy: StrategyConfig, optimization: OptimizationConfig) -> bool:
+    """Whether the model of `rm_model` leaves the device when it does not judge."""
+    return strategy.zero_stage == 3 or optimization.offload_during_rollout
+
+
+def tie_to_learner(
+    plan: RewardPlan, algorithm: AlgorithmConfig, device: torch.device | str, *, waits_on_host: bool = False
+) -> None:
+    """Give the sources the learner's discount, its view of what a truncated episode is, its device, and their place."""
     for source in plan.sources.values():
         if hasattr(source, "gamma"):
             source.gamma = learner_gamma(algorithm)
         if hasattr(source, "device"):
             source.device = device
+        if hasattr(source, "waits_on_host"):
+            source.waits_on_host = waits_on_host
         if hasattr(source, "truncation_ends"):
             source.truncation_ends = algorithm.needs_critic and not algorithm.bootstrap_truncated

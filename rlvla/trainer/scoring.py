@@ -88,8 +88,7 @@ class Scorer:
             found["sum_pi_squared"] = every.exp().square().sum(-1)
         if self.judges.reference is None:
             return found
-        judge = self.judges.reference.actor
-        reference = judge(**judge.score(micro, self._batch.temperature), all_columns=True)
+        reference = self.judges.reference.all_log_probs(micro, self._batch.temperature)
         if not self._algorithm.exact_kl:
             found["ref_log_probs"] = reference.gather(-1, inputs["action_tokens"].unsqueeze(-1)).squeeze(-1)
             return found

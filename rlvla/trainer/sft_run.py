@@ -42,7 +42,7 @@ def run_sft(
     Every configuration problem is raised before anything is started.
     """
     problems = [p for part in (run, tiny, config, actor_config, strategy_config) for p in range_problems(part)]
-    problems += _problems(run, config)
+    problems += _problems(run, config) + strategy_config.problems()
     demos = None
     try:
         demos = read_several(run.demos, run.cameras or None)

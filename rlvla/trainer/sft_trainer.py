@@ -69,7 +69,7 @@ class DemonstrationRows:
             tokens.append(actor.inputs.encode_actions(ahead))
             masks.append(np.repeat(steps < len(actions), dim, axis=1))
         self._rows = Experience(
-            images=torch.from_numpy(np.concatenate(demos.images)),
+            images=torch.from_numpy(demos.joined_images()),
             proprio=None if proprio is None else torch.from_numpy(np.concatenate(proprio)),
             instructions=[text for text, seen in zip(demos.instructions, demos.images) for _ in range(len(seen))],
             action_tokens=torch.from_numpy(np.concatenate(tokens)),

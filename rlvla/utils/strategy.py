@@ -41,8 +41,25 @@ class StrategyConfig:
     )
     bf16: bool = arg(False, "train in bfloat16 (pays on GPUs, and on CPUs only from about 10 M parameters)")
     adam_offload: bool = arg(False, "keep optimizer states in host memory (needs zero_stage >= 1)")
+    param_offload: bool = arg(
+        False,
+        "keep each rank's share of all parameters, frozen models too, in host memory between passes (needs "
+        "zero_stage 3)",
+    )
     max_norm: float = arg(1.0, "gradient norm is clipped to this", above=0)
     local_rank: int = arg(-1, "set by the deepspeed launcher")
+
+    def problems(self) -> list[str]:
+        """What contradicts itself; every command that trains asks."""
+        found = []
+        if self.adam_offload and self.zero_stage == 0:
+            found.append("--adam_offload needs --zero_stage 1, 2 or 3")
+        if self.param_offload and self.zero_stage != 3:
+            found.append(
+                f"--param_offload needs --zero_stage 3, under which parameters are shared out; --zero_stage is "
+                f"{self.zero_stage}"
+            )
+        return found
 
 
 @dataclass(frozen=True)
@@ -130,15 +147,22 @@ class DeepspeedStrategy:
         return self.rank == 0
 
     # ------------------------------------------------------------------ engines
-    def place(self, model: nn.Module) -> nn.Module:
-        """Put a model on the device, in the type of the run."""
-        return model.to(self.device, dtype=torch.bfloat16 if self.config.bf16 else torch.float32)
+    def _place(self, model: nn.Module, settings: dict[str, Any]) -> None:
+        """Put a model on the device, in the type of the run; under ZeRO-3 this rank's share of it.
+
+        There parameters pass through the device one by one: a model that is larger than the device can be shared out.
+        """
+        model.to(dtype=torch.bfloat16 if self.config.bf16 else torch.float32)
+        if self.config.zero_stage == 3:
+            self._deepspeed.zero.Init(module=model, config_dict_or_path=settings)
+        model.to(self.device)  # parameters that are shared out are empty now; buffers are whole on every rank
 
     def prepare(self, model: nn.Module, optim: OptimConfig) -> Engine:
         """Wrap a model for training; frozen parameters stay out of the optimizer."""
         from transformers import get_scheduler
 
-        self.place(model)
+        settings = self._deepspeed_config(sum(p.numel() for p in model.parameters() if p.requires_grad))
+        self._place(model, settings)
         trainable = [p for p in model.parameters() if p.requires_grad]
         optimizer = torch.optim.AdamW(
             trainable, lr=optim.learning_rate, betas=optim.betas, weight_decay=optim.weight_decay
@@ -150,17 +174,37 @@ class DeepspeedStrategy:
             num_training_steps=optim.total_steps,
         )
         engine, *_ = self._deepspeed.initialize(
-            model=model,
-            optimizer=optimizer,
-            lr_scheduler=scheduler,
-            config=self._deepspeed_config(sum(p.numel() for p in trainable)),
+            model=model, optimizer=optimizer, lr_scheduler=scheduler, config=settings
         )
         return Engine(engine, self.config)
+
+    def prepare_frozen(self, model: nn.Module) -> None:
+        """Freeze a model and place it for passes without gradients.
+
+        Under ZeRO-3 its parameters are shared out like those of trained models, and gathered layer by layer in each
+        pass: all ranks must call it equally often.
+        """
+        model.requires_grad_(False).eval()
+        settings = self._deepspeed_config(trainable=0)
+        self._place(model, settings)
+        if self.config.zero_stage == 3:
+            self._deepspeed.initialize(model=model, config=settings)  # its hooks on the modules gather and give up
+
+    def move_frozen(self, model: nn.Module, device: torch.device) -> None:
+        """Move what this rank holds of a frozen model; the shares of `param_offload` stay in host memory."""
+        model.to(device)
+        for parameter in model.parameters():
+            share = getattr(parameter, "ds_tensor", None)
+            if share is not None and not self.config.param_offload:
+                share.data = share.data.to(device)
 
     def _deepspeed_config(self, trainable: int) -> dict[str, Any]:
         zero: dict[str, Any] = {"stage": self.config.zero_stage, "reduce_bucket_size": bucket_elements(trainable)}
         if self.config.adam_offload:
             zero["offload_optimizer"] = {"device": "cpu"}
+        if self.config.param_offload:
+            # Pinned memory makes copies to an accelerator faster; without one there is nothing to copy to.
+            zero["offload_param"] = {"device": "cpu", "pin_memory": self.device.type != "cpu"}
         return {
             "train_micro_batch_size_per_gpu": 1,
             "gradient_accumulation_steps": 1,

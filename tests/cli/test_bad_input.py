@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from cli import check_env, collect_demos, eval_vla, train_ppo_vla, train_sft_vla
+from cli import check_env, collect_demos, eval_vla, train_ppo_vla, train_rm_vla, train_sft_vla
 from rlvla.envs.config import EnvConfig
 from rlvla.envs.pool import EnvPool
 from rlvla.models.vla.tiny import build_tiny
@@ -19,7 +19,7 @@ from rlvla.trainer.policy_export import PolicyRecord
 from rlvla.utils.strategy import DeepspeedStrategy
 
 PPO, SFT, EVAL, COLLECT = train_ppo_vla.main, train_sft_vla.main, eval_vla.main, collect_demos.main
-CHECK_ENV = check_env.main
+CHECK_ENV, REWARD_MODEL = check_env.main, train_rm_vla.main
 Refused = Callable[..., list[str]]
 
 
@@ -338,13 +338,31 @@ def test_negative_and_nan_numbers_all_at_once(refused: Refused, policy: Path, de
         (["--eps_clip_low_high", "0.3"], "two widths"),
         (["--use_kl_loss"], "--init_kl_coef 0"),
         (["--kl_target", "0.1"], "--init_kl_coef"),
-        (["--adam_offload"], "--zero_stage"),
         (["--reward", "sucess:1"], "unknown source 'sucess'"),
         (["--log_prob_level", "chunk"], "--advantage_level"),
     ],
 )
 def test_settings_that_mean_nothing(refused: Refused, policy: Path, flags: list, words: str) -> None:
     the_only(refused(PPO, "--pretrain", policy, *flags), words)
+
+
+@pytest.mark.parametrize("stage", [0, 2])
+@pytest.mark.parametrize("main", [PPO, SFT, REWARD_MODEL], ids=["ppo", "sft", "reward model"])
+def test_offload_without_the_stage_that_shares_it_out(
+    refused: Refused, policy: Path, tmp_path: Path, main: Callable, stage: int
+) -> None:
+    """In every command that trains, and together with its other problems."""
+    context = {
+        PPO: ["--pretrain", policy, "--num_episodes", "7"],
+        SFT: ["--demos", tmp_path / "nowhere.hdf5"],
+        REWARD_MODEL: ["--demos", tmp_path / "nowhere.hdf5"],
+    }[main]
+    problems = refused(main, *context, "--zero_stage", stage, "--param_offload", "--adam_offload")
+    optimizer, parameters = (
+        [p for p in problems if p.startswith(f"--{flag}_offload needs --zero_stage")] for flag in ("adam", "param")
+    )
+    assert len(parameters) == 1 and len(optimizer) == (stage == 0)
+    assert len(problems) > len(optimizer) + len(parameters), "and what is wrong besides"
 
 
 def test_grpo_has_no_critic(refused: Refused, policy: Path) -> None:

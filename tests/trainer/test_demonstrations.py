@@ -151,3 +151,11 @@ def test_a_hopeless_expert_is_an_error_and_leaves_no_file(tmp_path: Path, capsys
     assert stop.value.code == 2
     assert "succeeded in 0 of 2 episodes" in capsys.readouterr().err
     assert list((tmp_path / "x").iterdir()) == []
+
+
+def test_joined_images_are_the_episodes_images(demos_file: Path) -> None:
+    before, demos = read_demonstrations(demos_file), read_demonstrations(demos_file)
+    joined = demos.joined_images()
+    assert demos.image_bytes == before.image_bytes == joined.nbytes
+    assert [len(images) for images in demos.images] == [len(images) for images in before.images]
+    assert all((a == b).all() and np.shares_memory(a, joined) for a, b in zip(demos.images, before.images))

@@ -11,8 +11,10 @@ from benchmarks.memory_plan import compare, new_policy
 from cli.train_ppo_vla import main as train
 from cli.train_sft_vla import main as sft
 from rlvla.models.actor import Actor, ActorConfig
+from rlvla.models.value_models import RewardModel
 from rlvla.models.vla.openvla import OpenVLAForActionPrediction
-from rlvla.trainer.memory_plan import MemoryPlan, engine_memory
+from rlvla.trainer.demonstrations import read_demonstrations
+from rlvla.trainer.memory_plan import ZERO3_ELEMENTS, MemoryPlan, engine_memory, frozen_memory
 from rlvla.trainer.memory_probe import Probe, RowShape, probe
 from rlvla.utils.live_bytes import LiveBytes
 from rlvla.utils.strategy import DeepspeedStrategy, StrategyConfig
@@ -70,6 +72,46 @@ def test_ppo(policy_folder: Path, tmp_path: Path, nothing_starts: None, capsys: 
     assert rows["total on the device at rollout"] == pytest.approx(held + passing, abs=0.5)
     gradients, activations = (rows[f"actor: {part}"] for part in ("gradients", "activations of a micro-batch"))
     assert rows["total on the device at update, at most"] >= held + gradients + activations - 0.5
+
+
+def test_judges_and_demonstrations_of_ppo(
+    policy_folder: Path,
+    demos_file: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    RewardModel.from_policy(policy_folder).save_pretrained(tmp_path / "reward")
+    flags = ["--pretrain", str(policy_folder), "--save_path", str(tmp_path / "run"), "--dry_run", "--bf16"]
+    flags += ["--advantage_estimator", "rloo", "--n_samples_per_prompt", "4", "--micro_train_batch_size", "8"]
+    reward = str(tmp_path / "reward")
+
+    def planned(*more: str) -> dict[str, float]:
+        train([*flags, *more])
+        return numbers(capsys.readouterr().out)
+
+    plain = planned()
+    judged = planned("--reward_pretrain", reward, "--reward", "rm_model:1", "--rm_model_path", reward)
+    weights = judged["reward model: weights"]
+    assert weights == pytest.approx(plain["actor: weights"], abs=0.1)
+    assert judged["rm_model: weights"] == pytest.approx(2 * weights, abs=0.15), "a source computes in float32"
+    assert judged["forward pass without gradients"] > plain["forward pass without gradients"], "256 frames at once"
+
+    demos = ["--ptx_coef", "0.1", "--ptx_demos", str(demos_file)]
+    learned, more = planned(*demos, "--ptx_batch_size", "4"), planned(*demos, "--ptx_batch_size", "64")
+    images = sum(images.nbytes for images in read_demonstrations(demos_file).images) / MIB
+    assert learned["demonstrations (host)"] == pytest.approx(images, abs=0.1)
+    part = "actor: activations of a micro-batch"
+    assert more[part] == learned[part], "8 decisions at most, like those that were played"
+
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    flags += ["--zero_stage", "3", "--init_kl_coef", "0.1"]
+    shared = planned("--reward_pretrain", reward)
+    assert shared["reference: weights"] == pytest.approx(weights / 2, abs=0.1)
+    assert shared["reward model: weights"] == pytest.approx(weights / 2, abs=0.1)
+    away = planned("--param_offload", "--reward", "rm_model:1", "--rm_model_path", reward)
+    for name in ("actor: weights", "reference: weights", "rm_model: weights"):
+        assert f"{name} (host)" in away and name not in away
 
 
 def _actor(folder: Path) -> torch.nn.Module:
@@ -137,6 +179,25 @@ def test_sharing_out() -> None:
     assert [e.master for e in engines] == [0, 800, 800, 800]
     offloaded = plan_of(4, zero_stage=2, adam_offload=True)
     assert offloaded.at_rollout == 4000 and offloaded.on_host == 1600 + 2 * 800
+
+
+def test_zero_3_brings_together_what_a_pass_needs_and_a_rollout_everything() -> None:
+    size = 3 * ZERO3_ELEMENTS
+    large = Probe(size, size, 4 * size, 100, 5000, 6000, 2000)
+    judge = Probe(500, 0, 2000, 100, 0, 0, 0)
+    for offload in (False, True):
+        strategy = StrategyConfig(zero_stage=3, param_offload=offload)
+        engine = engine_memory(large, strategy, 2, accumulates=False)
+        assert (engine.weights, engine.gathered, engine.whole) == (2 * size, 4 * ZERO3_ELEMENTS, 4 * size)
+        frozen = frozen_memory(judge, strategy, 2)
+        plan = MemoryPlan({"actor": engine}, {"reward model": frozen})
+        states = engine.master + engine.optimizer + engine.gradients + engine.buffers
+        shares = 0 if offload else 2 * size + 1000
+        assert plan.on_host == (2 * size + 1000 if offload else 0)
+        assert plan.at_rollout == states + shares + 4 * size + 2000, "the reward model judges while the actor is whole"
+    one_rank = plan_of(1, zero_stage=3, param_offload=True)
+    assert one_rank.engines["actor"].gathered == 4000 and one_rank.on_host == 4000
+    assert plan_of(1, zero_stage=3).engines["actor"].gathered == 0, "all of it is there"
 
 
 # (strategy, actor, decisions of a step, of a micro-batch)

@@ -16,7 +16,8 @@ from rlvla.models.value_models import REWARD_HEAD_FILE, RewardModel
 from rlvla.rollout import RolloutEngine
 from rlvla.trainer import ppo_checks
 from rlvla.trainer.experience_maker import ExperienceMaker
-from rlvla.trainer.offloading import Offloading
+from rlvla.trainer.offloading import HOST, Offloading
+from rlvla.trainer.run_models import Models
 from rlvla.trainer.update_phase import UpdatePhase
 from rlvla.utils.strategy import DeepspeedStrategy, Engine, OptimConfig, StrategyConfig
 
@@ -111,16 +112,14 @@ def test_the_order_of_things(policy_folder: Path, tmp_path: Path, monkeypatch: p
     record(ExperienceMaker, "judge", "judge")
     record(ExperienceMaker, "make", "experience")
     record(UpdatePhase, "run", "update")
-    moved = torch.nn.Module.to
+    moved = DeepspeedStrategy.move_frozen
 
-    def to(self, *args, **kw):
-        if isinstance(self, RewardModel) and args == ("cpu",):
-            seen.append("reward model away")
-        elif isinstance(self, RewardModel) and args == (torch.device("cpu"),) and not kw:
-            seen.append("reward model back")
-        return moved(self, *args, **kw)
+    def move(self, model, device) -> None:
+        if isinstance(model, RewardModel):  # here both places are the host
+            seen.append("reward model away" if device is HOST else "reward model back")
+        moved(self, model, device)
 
-    monkeypatch.setattr(torch.nn.Module, "to", to)
+    monkeypatch.setattr(DeepspeedStrategy, "move_frozen", move)
     flags = [*FLAGS, "--num_episodes", "4", "--zero_stage", "2", "--reward_pretrain", str(tmp_path / "reward")]
     train(["--pretrain", str(policy_folder), "--save_path", str(tmp_path / "run"), *flags, "--offload_during_rollout"])
     away = ["engine away", "engine away", "reward model away"]
@@ -130,7 +129,9 @@ def test_the_order_of_things(policy_folder: Path, tmp_path: Path, monkeypatch: p
 
 
 class Recorder:
-    """An engine, or a frozen model, that writes down what happens to it."""
+    """An engine, or a strategy, that writes down what happens to it."""
+
+    device = torch.device("cuda", 0)
 
     def __init__(self, seen: list[tuple]):
         self.seen = seen
@@ -141,22 +142,27 @@ class Recorder:
     def reload_states(self) -> None:
         self.seen.append(("back",))
 
-    def to(self, device: object) -> None:
-        self.seen.append((str(device),))
+    def move_frozen(self, model: object, device: torch.device) -> None:
+        self.seen.append((model, str(device)))
+
+
+class Reference:
+    without_adapters, actor = False, "reference"
 
 
 def test_everything_is_back_after_an_error() -> None:
-    actor, critic, reference = [], [], []
-    parts = (Recorder(actor), Recorder(critic), Recorder(reference), None, torch.device("cuda", 0))
+    actor, critic, moved = [], [], []
+    parts = (Recorder(actor), Recorder(critic), Models(None, None, Reference(), None), Recorder(moved))
 
     def play() -> None:
         with Offloading(True, *parts).during_rollout():
-            assert (actor, critic) == ([("away", {})], [("away", {"weights": True})]) and reference == [("cpu",)]
+            assert (actor, critic) == ([("away", {})], [("away", {"weights": True})])
+            assert moved == [("reference", "cpu")]
             raise RuntimeError("simulator")
 
     with pytest.raises(RuntimeError, match="simulator"):
         play()
-    assert actor[1:] == critic[1:] == [("back",)] and reference[1:] == [("cuda:0",)]
+    assert actor[1:] == critic[1:] == [("back",)] and moved[1:] == [("reference", "cuda:0")]
     with Offloading(False, *parts).during_rollout():
         pass
-    assert len(actor) == len(critic) == len(reference) == 2
+    assert len(actor) == len(critic) == len(moved) == 2

@@ -15,11 +15,14 @@ from cli import collect_demos, train_rm_vla
 from rlvla.experience import Sample
 from rlvla.models.value_models import RewardModel
 from rlvla.rewards import RewardConfig, RewardPlan
+from rlvla.trainer.config import AlgorithmConfig, OptimizationConfig
 from rlvla.trainer.demonstrations import read_demonstrations
 from rlvla.trainer.reward_model_source import RewardModelSource, _changes
 from rlvla.trainer.reward_model_trainer import FrameRows, RewardModelConfig, reward_model_loss, split_episodes
+from rlvla.trainer.reward_setup import tie_to_learner, waits_on_host
 from rlvla.utils.errors import ConfigError
 from rlvla.utils.statistics import auroc, calibration_error, spearman
+from rlvla.utils.strategy import StrategyConfig
 from tests.rewards.reward_cases import make_sample
 
 
@@ -106,6 +109,30 @@ def test_a_run_from_episodes_to_a_source(reward_model: Path, mixed_file: Path) -
     for sample, change in zip(samples, changes):
         frames = [progress_of(model, image, sample) for image in [*sample.images, sample.last_images]]
         assert change == pytest.approx(np.diff(frames), abs=1e-5), "frame by frame, batches make no difference"
+
+
+def test_a_source_may_wait_on_the_host(reward_model: Path, mixed_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the device while it judges, and nowhere else; from host to host only the orders can be seen."""
+    config = RewardConfig(reward=("rm_model:1",), rm_model_path=str(reward_model / "reward_model"))
+    seen: list[object] = []
+    monkeypatch.setattr(RewardModel, "to", lambda self, device: seen.append(device) or self)
+    progress = RewardModel.progress
+    monkeypatch.setattr(RewardModel, "progress", lambda self, batch: seen.append("judges") or progress(self, batch))
+    image = torch.from_numpy(read_demonstrations(mixed_file).images[0])
+    fields = {"images": image[:2], "last_images": image[2], "instruction": "reach the red disc"}
+    episode = make_sample({"rm_model": np.zeros((2, 1))}, [1, 1], action_mask=torch.ones(2, 2).bool(), **fields)
+    for waits in (False, True):
+        plan = RewardPlan.from_config(config)
+        tie_to_learner(plan, AlgorithmConfig(), torch.device("cpu", 0), waits_on_host=waits)
+        for _ in range(2):
+            plan.submit(episode)
+            plan.collect(1)
+        use = [torch.device("cpu", 0), "judges", *(["cpu"] if waits else [])]
+        assert seen == 2 * use
+        seen.clear()
+    stages = {stage: waits_on_host(StrategyConfig(zero_stage=stage), OptimizationConfig()) for stage in (2, 3)}
+    assert stages == {2: False, 3: True}
+    assert waits_on_host(StrategyConfig(zero_stage=2), OptimizationConfig(offload_during_rollout=True))
 
 
 def progress_of(model: RewardModel, image: torch.Tensor, sample: Sample) -> float:

@@ -1,0 +1,129 @@
+"""Reference and reward model under ZeRO-3: shared out, and their opinion the same to the bit."""
+
+from __future__ import annotations
+
+import copy
+import os
+from pathlib import Path
+
+import pytest
+import step_cases
+import torch
+
+from rlvla.experience import Experience
+from rlvla.models.actor import Actor, ActorConfig
+from rlvla.models.reference import ReferenceModel
+from rlvla.models.value_models import RewardModel
+from rlvla.trainer.config import AlgorithmConfig, BatchConfig
+from rlvla.trainer.run_models import Models
+from rlvla.trainer.scoring import Judges, Scorer
+from rlvla.utils.strategy import DeepspeedStrategy, OptimConfig, StrategyConfig
+from tests.algorithms.two_ranks import run
+
+OPTIM = OptimConfig(1e-3, (0.9, 0.999), 0.0, "constant", 0.0, 10)
+HOST = torch.device("cpu")
+
+
+class NothingPersists(DeepspeedStrategy):
+    """DeepSpeed keeps small parameters whole, and those of a tiny model are all small."""
+
+    def _deepspeed_config(self, trainable: int) -> dict:
+        settings = super()._deepspeed_config(trainable)
+        settings["zero_optimization"]["stage3_param_persistence_threshold"] = 0
+        return settings
+
+
+def opinions(reference: ReferenceModel, reward: RewardModel, rows: Experience) -> list[torch.Tensor]:
+    found = [reference.log_probs(rows, 1.3), reference.all_log_probs(rows, 1.3), reward.success_probability(rows)]
+    return [opinion.clone() for opinion in found]
+
+
+def held(model: torch.nn.Module) -> int:
+    """Elements that this rank keeps of the parameters between passes."""
+    return sum(p.ds_tensor.numel() + p.numel() for p in model.parameters())
+
+
+def on_both_places(rank: int, policy: str) -> list[dict[str, list]]:
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+    return [judge_and_look(rank, policy, offload) for offload in (False, True)]
+
+
+def judge_and_look(rank: int, policy: str, offload: bool) -> dict[str, list]:
+    """What a rank gets for its own rows, in models that are shared out and in whole ones, and what it holds."""
+    strategy = NothingPersists(StrategyConfig(zero_stage=3, param_offload=offload))
+    torch.manual_seed(0)
+    plain = Actor.from_pretrained(policy), RewardModel.from_policy(policy)
+    torch.nn.init.normal_(plain[1].head.weight)
+    whole = ReferenceModel(copy.deepcopy(plain[0])), copy.deepcopy(plain[1])
+    models = Models(plain[0], None, ReferenceModel(plain[0]), plain[1])
+    for model in models.frozen:
+        strategy.prepare_frozen(model)
+    rows = step_cases.rows_of(whole[0].actor).index(torch.arange(rank, rank + 4))
+    found = {"shared": [opinions(models.reference, models.reward_model, rows)], "whole": opinions(*whole, rows)}
+    for model in models.frozen:
+        strategy.move_frozen(model, HOST)
+        strategy.move_frozen(model, strategy.device)
+    found["shared"].append(opinions(models.reference, models.reward_model, rows))
+    found["held"] = [held(model) for model in models.frozen]
+    found["total"] = [sum(p.ds_numel for p in model.parameters()) for model in models.frozen]
+    found["moved"] = [share_that_moves(strategy, model) for model in models.frozen]
+    return found
+
+
+def share_that_moves(strategy: DeepspeedStrategy, model: torch.nn.Module) -> float:
+    """How many of its parameters are sent to another place; from host to host nothing else can be seen."""
+    to, seen = torch.Tensor.to, set()
+
+    def record(tensor: torch.Tensor, *args: object, **kw: object) -> torch.Tensor:
+        seen.add(tensor.data_ptr())
+        return to(tensor, *args, **kw)
+
+    torch.Tensor.to = record
+    try:
+        strategy.move_frozen(model, HOST)
+    finally:
+        torch.Tensor.to = to
+    sent = [p.ds_tensor.data_ptr() in seen for p in model.parameters()]
+    return sum(sent) / len(sent)
+
+
+def check(found: dict[str, list], world: int, offload: bool) -> None:
+    for opinions_then in found["shared"]:
+        assert all(torch.equal(a, b) for a, b in zip(opinions_then, found["whole"]))
+    for kept, total in zip(found["held"], found["total"]):
+        assert kept == pytest.approx(total / world, rel=0.01), "padding aside"
+    assert found["moved"] == [float(not offload)] * 2, "what is kept on the host anyhow stays there"
+
+
+def test_opinions_of_models_under_zero_3(policy_folder: Path) -> None:
+    check(judge_and_look(0, str(policy_folder), offload=False), 1, offload=False)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_opinions_of_models_that_two_ranks_share(policy_folder: Path) -> None:
+    ranks = run(on_both_places, str(policy_folder))
+    for found in ranks:
+        for part, offload in zip(found, (False, True)):
+            check(part, 2, offload)
+    assert not torch.equal(ranks[0][0]["whole"][0], ranks[1][0]["whole"][0]), "each rank has rows of its own"
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_adapters_switched_off_are_the_reference_of_every_kl(policy_folder: Path, exact: bool) -> None:
+    actor = Actor.from_pretrained(policy_folder, ActorConfig(lora_rank=2))
+    start = Actor.from_pretrained(policy_folder)
+    for name, parameter in actor.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.1)
+    strategy = DeepspeedStrategy(StrategyConfig())
+    engine = strategy.prepare(actor, OPTIM)
+    rows = step_cases.rows_of(start)
+    algorithm = AlgorithmConfig(init_kl_coef=0.1, use_kl_loss=True, kl_estimator="full" if exact else "k1")
+    judges = Judges(engine, None, ReferenceModel(actor, without_adapters=True), None)
+    found = Scorer(judges, strategy, BatchConfig(), algorithm).policy(rows)
+    name = "ref_all_log_probs" if exact else "ref_log_probs"
+    want = start(**start.score(rows, 1.0), all_columns=exact)
+    assert torch.allclose(found[name], want if exact else want[0], atol=1e-5)
+    if exact:
+        assert float(found["exact_kl"].max()) > 1e-3
