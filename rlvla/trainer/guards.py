@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -155,7 +156,7 @@ class BadSteps:
         self.total += 1
         self.in_a_row[model] = count = self.in_a_row.get(model, 0) + 1
         self._folder.mkdir(parents=True, exist_ok=True)
-        path = self._folder / f"iteration_{iteration:06d}_{model}_{count}_rank{self._strategy.rank}.pt"
+        path = self._new_file(f"iteration_{iteration:06d}_{model}", f"rank{self._strategy.rank}.pt")
         content = {f.name: getattr(step, f.name) for f in fields(step)}
         with checked_file(path, {}) as file:
             torch.save({"experience": content, "model": model, "settings": dict(settings)}, file)
@@ -167,6 +168,11 @@ class BadSteps:
                 "a reward or return is not finite, or bf16 overflows (try without)"
             )
         return False
+
+    def _new_file(self, start: str, end: str) -> Path:
+        """Numbered from 1; what an earlier step, or the run before it was continued, has left stays."""
+        paths = (self._folder / f"{start}_{number}_{end}" for number in itertools.count(1))
+        return next(path for path in paths if not path.exists())
 
 
 class Guards:

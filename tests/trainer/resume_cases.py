@@ -41,14 +41,15 @@ GRPO = [
     *("--filter_zero_variance", "--oversample_factor", "3", "--max_group_staleness", "3"),
 ]
 LORA = ["--lora_rank", "4"]
-# Each stage with each trainer, each of these with all weights and with adapters.
+# Each stage, PPO and GRPO, all weights and adapters, a critic of its own and a shared backbone, a frozen reference.
 CASES = {
     "ppo zero0": [*PPO, "--zero_stage", "0"],
     "ppo zero2 lora": [*PPO, "--zero_stage", "2", *LORA],
+    "ppo zero1 shared": [*PPO, "--zero_stage", "1", "--share_backbone", "--vf_coef", "0.2"],
     "grpo zero0 lora": [*GRPO, "--zero_stage", "0", *LORA],
     "grpo zero2": [*GRPO, "--zero_stage", "2"],
     # Last of all: its engine replaces torch's linear function for the rest of the process, which moves last bits.
-    "grpo zero3": [*GRPO, "--zero_stage", "3"],
+    "grpo zero3": [*GRPO, "--zero_stage", "3", "--init_kl_coef", "0.1"],
 }
 
 

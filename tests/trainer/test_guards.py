@@ -113,6 +113,16 @@ def test_batches_of_bad_steps_are_kept_and_end_the_run(strategy: DeepspeedStrate
     assert again.values is None and again.advantages.isnan().sum() == 3
 
 
+def test_no_batch_of_a_bad_step_is_replaced(strategy: DeepspeedStrategy, tmp_path: Path) -> None:
+    """Neither by a later step of the same iteration, nor when the iteration is done again."""
+    for _ in ("a run", "the run continued"):
+        bad = BadSteps(tmp_path, 5, strategy)
+        for value in (math.nan, 0.5, math.nan):
+            bad.look("actor", value, rows(), 3, {})
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == [f"iteration_000003_actor_{number}_rank0.pt" for number in (1, 2, 3, 4)]
+
+
 def test_share_of_saturated_proprio() -> None:
     normalized = torch.tensor([[0.2, 1.0, 0.0], [-0.3, 1.5, 0.0]])
     assert saturated_share(normalized) == 0.5  # the last dimension never varies
