@@ -33,7 +33,7 @@ RANKS="${RANKS:-8}" launch cli/train_ppo_vla.py \
   --accuracy_lower_bound 0.1 \
   --accuracy_upper_bound 0.9 \
   --eps_clip_low_high 0.2 0.28 \
-  --loss_agg_mode seq-mean-token-mean \
+  --loss_agg_mode traj-mean-token-mean \
   --init_kl_coef 0 \
   --entropy_loss_coef 0 \
   --actor_learning_rate 5e-6 \
