@@ -24,7 +24,7 @@ from rlvla.envs.worker_config import WorkerConfig, watched_pool
 from rlvla.utils.arguments import arg, range_problems
 from rlvla.utils.contact_sheet import contact_sheet
 from rlvla.utils.errors import ConfigError
-from rlvla.utils.logging import table
+from rlvla.utils.logging import log, table
 from rlvla.utils.runs import write_atomic
 
 # Actions of the chunk are uniform in +- this: large enough to be seen, too small to throw things about.
@@ -185,7 +185,7 @@ def run_check(
             env.env_kwargs(),
             init_state_id=config.init_state_id,
             steps=config.check_steps,
-            on_checked=lambda check: print(f"{check.task.name}: {check.problem or 'ok'}", flush=True),
+            on_checked=lambda check: log.info(f"{check.task.name}: {check.problem or 'ok'}"),
         )
     write_atomic(Path(config.output), contact_sheet(_pictures(checks, env.camera_names)))
     print(as_table(checks, config.check_steps))

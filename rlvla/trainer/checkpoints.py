@@ -26,6 +26,7 @@ import torch
 
 from rlvla.utils.durable_files import checked_file, damage, fsync_entry, put_in_place, recover, write_manifest
 from rlvla.utils.errors import ConfigError
+from rlvla.utils.logging import log
 from rlvla.utils.strategy import DeepspeedStrategy, Engine
 from rlvla.version import __version__
 
@@ -241,7 +242,7 @@ def _newest_intact(folder: Path) -> Path | None:
         target = path.with_name(_DAMAGED + path.name)
         shutil.rmtree(target, ignore_errors=True)
         path.rename(target)
-        print(f"checkpoint {path.name} is skipped: {problem}. It is now called {target.name}", flush=True)
+        log.warning(f"checkpoint {path.name} is skipped: {problem}. It is now called {target.name}")
     return None
 
 

@@ -17,6 +17,7 @@ from rlvla.models.inputs import VLAInputs
 from rlvla.utils.arguments import arg
 from rlvla.utils.durable_files import checked_file
 from rlvla.utils.errors import TrainingHalted
+from rlvla.utils.logging import log
 from rlvla.utils.strategy import DeepspeedStrategy
 
 # Two of a hundred values lie outside of the 1 % and 99 % quantiles of the statistics; half are another robot's.
@@ -224,7 +225,7 @@ class Guards:
             raise TrainingHalted("\n".join([*problems, "(--no-check_start goes on nevertheless)"]))
         if self._strategy.is_main:
             for problem in problems:
-                print(f"warning: {problem}", flush=True)
+                log.warning(problem)
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint must hold."""

@@ -44,7 +44,7 @@ from rlvla.trainer.setup import (
 )
 from rlvla.trainer.summary import closing_words, save_learning_curve
 from rlvla.utils.arguments import arg, range_problems
-from rlvla.utils.config_file import resolved_flags, write_config_file
+from rlvla.utils.config_file import write_config_file
 from rlvla.utils.errors import ConfigError, require
 from rlvla.utils.logging import log, quiet_libraries
 from rlvla.utils.runs import output_folder_problem, write_json
@@ -283,7 +283,7 @@ def run_ppo(flags: PPORun) -> PPOTrainer | None:
             demos = read_demonstrations(flags.optimization.ptx_demos, setting.env.camera_names)
         folders = (save_path, flags.ckpt_path)
         trainer = PPOTrainer(models, strategy, rollout, setting.tasks, config, *folders, signals, demos)
-        trainer.logger.describe(resolved_flags(list(flags.groups.values())))
+        trainer.logger.describe(list(flags.groups.values()))
         if flags.run.load_checkpoint and trainer.resume() and strategy.is_main:
             log.info(f"continuing after iteration {trainer.iteration} of {flags.batch.iterations}")
         if trainer.iteration == 0:

@@ -14,7 +14,8 @@ from rlvla.trainer.reward_model_trainer import RewardModelConfig, RewardModelTra
 from rlvla.trainer.setup import check_checkpoint
 from rlvla.trainer.sft_run import new_tiny
 from rlvla.utils.arguments import range_problems
-from rlvla.utils.errors import ConfigError
+from rlvla.utils.config_file import write_config_file
+from rlvla.utils.errors import ConfigError, require
 from rlvla.utils.logging import quiet_libraries, table
 from rlvla.utils.runs import output_folder_problem, write_json
 from rlvla.utils.seeding import seed_everything
@@ -41,6 +42,8 @@ def run_reward_model(run: Any, tiny: Any, config: RewardModelConfig, strategy_co
         problems += error.problems
     if problems or demos is None:
         raise ConfigError(problems)
+    if config.use_wandb:
+        require("wandb", extra="wandb")
     quiet_libraries()
     strategy = DeepspeedStrategy(strategy_config, seed=run.seed)
     seed_everything(run.seed)
@@ -54,7 +57,12 @@ def run_reward_model(run: Any, tiny: Any, config: RewardModelConfig, strategy_co
     states = [state for _, state in demos.init_states]
     env = EnvConfig().completed(demos.env_args | {"cameras": list(run.cameras or demos.env_args["cameras"])})
     record = PolicyRecord(env, ((min(states), max(states) + 1),))
-    metrics = RewardModelTrainer(model, demos, strategy, config, save_path, record).fit()
+    parts = (run, tiny, config, strategy_config)
+    trainer = RewardModelTrainer(model, demos, strategy, config, save_path, record)
+    if strategy.is_main:
+        write_config_file(save_path, parts)
+    trainer.logger.describe(parts, outcomes=("reward_model/auroc",))
+    metrics = trainer.fit()
     result = save_path / "reward_model"
     if strategy.is_main:
         write_json(save_path / "metrics.json", metrics)

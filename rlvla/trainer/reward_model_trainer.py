@@ -40,6 +40,7 @@ class RewardModelConfig:
     heldout_share: float = arg(0.2, "share of the episodes that is kept for the metrics", above=0, below=1)
     logging_steps: int = arg(20, "log metrics every so many optimizer steps", minimum=1)
     use_tensorboard: bool = arg(True, "write TensorBoard event files below --save_path")
+    use_wandb: bool = arg(False, "send the same scalars to Weights & Biases (extra rlvla[wandb])")
 
 
 @dataclass
@@ -156,8 +157,11 @@ class RewardModelTrainer:
             config.learning_rate, (0.9, 0.95), config.l2, config.lr_scheduler, config.lr_warmup_ratio, self._total
         )
         self._engine = strategy.prepare(model, optim)
-        self._logger = MetricsLogger(
-            save_path if strategy.is_main else None, use_tensorboard=config.use_tensorboard, layout=REWARD_MODEL_LAYOUT
+        self.logger = MetricsLogger(
+            save_path if strategy.is_main else None,
+            use_tensorboard=config.use_tensorboard,
+            use_wandb=config.use_wandb,
+            layout=REWARD_MODEL_LAYOUT,
         )
 
     def fit(self) -> dict[str, float]:
@@ -170,14 +174,14 @@ class RewardModelTrainer:
                     step += 1
                     loss = self._step(torch.from_numpy(order[start : start + size]))
                     if step % self._config.logging_steps == 0 or step == self._total:
-                        self._logger.log(
+                        self.logger.log(
                             {"reward_model/loss": loss, "reward_model/lr": self._engine.learning_rate}, step
                         )
                         bar.set_postfix_str(f"loss {loss:.3f}", refresh=False)
                     bar.update(1)
         metrics = self.evaluate()
-        self._logger.log(metrics, step)
-        self._logger.close()
+        self.logger.log(metrics, step)
+        self.logger.close()
         export_policy(self._engine, self._save_path / "reward_model", self._strategy, self._record)
         return metrics
 

@@ -21,7 +21,7 @@ from rlvla.trainer.policy_export import PolicyRecord, recorded_environment
 from rlvla.trainer.setup import check_checkpoint
 from rlvla.trainer.sft_trainer import SFTConfig, SFTTrainer
 from rlvla.utils.arguments import range_problems
-from rlvla.utils.config_file import resolved_flags, write_config_file
+from rlvla.utils.config_file import write_config_file
 from rlvla.utils.errors import ConfigError, require
 from rlvla.utils.logging import duration, quiet_libraries, table
 from rlvla.utils.runs import output_folder_problem
@@ -83,7 +83,7 @@ def run_sft(
     trainer = SFTTrainer(actor, demos, strategy, config, save_path, record)
     if strategy.is_main:
         write_config_file(save_path, parts)
-    trainer.logger.describe(resolved_flags(parts), outcomes=("sft/accuracy",))
+    trainer.logger.describe(parts, outcomes=("sft/accuracy",))
     metrics = trainer.fit()
     policy = save_path / "policy"
     if strategy.is_main:

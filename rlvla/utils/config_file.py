@@ -16,6 +16,8 @@ from rlvla.version import __version__
 CONFIG_FILE = "config.yaml"
 # The launcher sets them anew each time.
 _OF_THE_LAUNCH = {"local_rank"}
+_LEADING = ("advantage_estimator", "policy_loss", "reward", "actor_learning_rate", "learning_rate", "seed")
+_PLACES = {"pretrain", "save_path", "demos", "load_checkpoint"}
 
 
 def words_of_config_file(words: Sequence[str], repeated: Collection[str] = ()) -> list[str]:
@@ -87,6 +89,21 @@ def resolved_flags(parts: Sequence[Any]) -> dict[str, Any]:
                 continue
             found[field.name] = list(value) if isinstance(value, tuple) else value
     return found
+
+
+def hyperparameters(parts: Sequence[Any]) -> dict[str, Any]:
+    """All of `resolved_flags` in another order: algorithm, learning rates, seed, what is not at its default, the rest.
+
+    All of them, because TensorBoard knows of several runs only the flags that the first one names; in this order,
+    because it shows the first five of them unless asked for more.
+    """
+    flags = resolved_flags(parts)
+    defaults = resolved_flags([type(part)() for part in parts])
+    changed = [name for name, value in flags.items() if name not in defaults or value != defaults[name]]
+    leading = [name for name in _LEADING if name in flags]
+    paths = [name for name in changed if name in _PLACES]  # different in every run, and wide
+    order = dict.fromkeys([*leading, *(name for name in changed if name not in paths), *paths, *flags])
+    return {name: flags[name] for name in order}
 
 
 def write_config_file(folder: Path, parts: Sequence[Any]) -> Path:

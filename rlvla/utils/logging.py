@@ -39,6 +39,11 @@ def set_output(level: str = "info", *, quiet: bool = False) -> None:
     log.setLevel(logging.WARNING if quiet else level.upper())
 
 
+def is_quiet() -> bool:
+    """Whether results, warnings and errors only are wanted (`--quiet`)."""
+    return _quiet
+
+
 def quiet_libraries() -> None:
     """Keep libraries' chatter out of the terminal; warnings and errors still show."""
     for name in ("deepspeed", "DeepSpeed", "transformers", "accelerate", "robosuite_logs", "torch.distributed"):

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from rlvla.utils.config_file import command_line
+from rlvla.utils.config_file import command_line, hyperparameters, resolved_flags
 from rlvla.utils.errors import require
-from rlvla.utils.logging import METRICS_FILE, open_lines
+from rlvla.utils.logging import METRICS_FILE, is_quiet, open_lines
 from rlvla.utils.video import encode_gif
 
 Layout = dict[str, dict[str, list[str]]]  # category -> chart -> names of scalars, or patterns of them
@@ -51,22 +51,26 @@ class MetricsLogger:
                 )
         if use_wandb:
             wandb = require("wandb", extra="wandb")
-            self._wandb = wandb.init(project="rlvla", name=folder.name, dir=str(folder))
+            # Its tables of the last values would bury the run's own; where the run went is told, unless --quiet.
+            settings = wandb.Settings(quiet=True, silent=is_quiet())
+            self._wandb = wandb.init(project="rlvla", name=folder.name, dir=str(folder), settings=settings)
 
-    def describe(self, configuration: dict[str, Any], outcomes: tuple[str, ...] = ("eval/success_at_end",)) -> None:
-        """Record the configuration (flag -> value) as text and as hyperparameters, and the command that was typed.
+    def describe(self, parts: Sequence[Any], outcomes: tuple[str, ...] = ("eval/success_at_end",)) -> None:
+        """Record the configuration as text and as hyperparameters, and the command that was typed.
 
         Args:
-            configuration: of the run, all of it: of several runs TensorBoard shows what the first one names.
+            parts: configuration dataclasses of the run.
             outcomes: scalars by which the HParams page compares runs.
         """
+        configuration = resolved_flags(parts)
         if self._writer:
             from torch.utils.tensorboard.summary import hparams
 
             lines = "\n".join(f"    {name}: {value}" for name, value in configuration.items())
             self._writer.add_text("configuration", lines)
             self._writer.add_text("command", _as_block(shlex.split(command_line())))
-            plain = {k: v if isinstance(v, (bool, int, float, str)) else str(v) for k, v in configuration.items()}
+            chosen = hyperparameters(parts)
+            plain = {k: v if isinstance(v, (bool, int, float, str)) else str(v) for k, v in chosen.items()}
             for summary in hparams(plain, dict.fromkeys(outcomes, 0.0)):
                 self._writer.file_writer.add_summary(summary)
             self._writer.flush()

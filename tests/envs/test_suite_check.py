@@ -60,6 +60,9 @@ def test_what_goes_wrong_is_one_line_and_the_next_task_is_tried(pool: WatchedPoo
 
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     sheet = tmp_path / "pictures" / "sheet.png"
+    main(["toy_reach", "--output", str(sheet), "--check_steps", "1", "--quiet"])
+    printed = capsys.readouterr().out
+    assert "reach: ok" not in printed and "reach the" in printed, "the table is the result"
     main(["toy_reach", "--output", str(sheet), "--image_size", "48"])
     printed = capsys.readouterr().out
     assert "reach: ok" in printed and str(sheet) in printed

@@ -126,8 +126,8 @@ def test_a_damaged_checkpoint_is_named_and_skipped(
     fault(tmp_path / "iteration_000002")
     state = load_checkpoint(tmp_path, {"net": trained_engine(strategy, 0)}, strategy)
     assert state["iteration"] == 1
-    printed = capsys.readouterr().out
-    assert "checkpoint iteration_000002 is skipped" in printed and named in printed
+    printed = capsys.readouterr().err
+    assert "warning: checkpoint iteration_000002 is skipped" in printed and named in printed
     for iteration in (2, 3):  # a damaged one takes no place among those kept
         save(strategy, tmp_path, iteration)
     assert {p.name for p in tmp_path.iterdir()} == {

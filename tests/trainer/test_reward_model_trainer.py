@@ -9,7 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import yaml
 from scipy import stats
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from cli import collect_demos, train_rm_vla
 from rlvla.experience import Sample
@@ -82,7 +84,7 @@ def test_rows_and_split(mixed_file: Path) -> None:
 @pytest.fixture(scope="module")
 def reward_model(mixed_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("rm") / "run"
-    words = ["--demos", str(mixed_file), "--save_path", str(folder), "--max_epochs", "2", "--no-use_tensorboard"]
+    words = ["--demos", str(mixed_file), "--save_path", str(folder), "--max_epochs", "2"]
     train_rm_vla.main([*words, "--tiny_vision_dim", "16", "--tiny_llm_dim", "32", "--tiny_llm_layers", "1"])
     return folder
 
@@ -133,6 +135,15 @@ def test_a_source_may_wait_on_the_host(reward_model: Path, mixed_file: Path, mon
     stages = {stage: waits_on_host(StrategyConfig(zero_stage=stage), OptimizationConfig()) for stage in (2, 3)}
     assert stages == {2: False, 3: True}
     assert waits_on_host(StrategyConfig(zero_stage=2), OptimizationConfig(offload_during_rollout=True))
+
+
+def test_what_was_run_is_noted(reward_model: Path) -> None:
+    saved = yaml.safe_load((reward_model / "config.yaml").read_text())
+    assert saved["max_epochs"] == 2 and saved["tiny_llm_dim"] == 32
+    events = EventAccumulator(str(reward_model / "tensorboard")).Reload()
+    assert {"configuration/text_summary", "command/text_summary"} <= set(events.Tags()["tensors"])
+    assert b"reward_model/auroc" in events.summary_metadata["_hparams_/experiment"].plugin_data.content
+    assert "reward_model/auroc" in events.Tags()["scalars"]
 
 
 def progress_of(model: RewardModel, image: torch.Tensor, sample: Sample) -> float:

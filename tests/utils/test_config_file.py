@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlvla.utils.arguments import Parser, add_arguments, arg, from_namespace
-from rlvla.utils.config_file import resolved_flags, write_config_file
+from rlvla.utils.config_file import hyperparameters, resolved_flags, write_config_file
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,12 @@ class Settings:
     clip: tuple[float, ...] = arg((), "widths")
     fast: bool = arg(True, "be fast")
     local_rank: int = arg(-1, "set by the launcher")
+
+
+@dataclass(frozen=True)
+class Places:
+    demos: tuple[str, ...] = arg(("d",), "files")
+    seed: int = arg(0, "a seed")
 
 
 def parse(*argv: object) -> Settings:
@@ -44,6 +50,14 @@ def test_what_is_written_is_what_was_read(tmp_path: Path) -> None:
     assert parse("--config", path) == Settings(2.5, -0.5, ("x", "y z"), (), False)
     emptied = Settings(names=())  # not the default
     assert parse("--config", write_config_file(tmp_path, [emptied])) == emptied
+
+
+def test_hyperparameters_are_all_flags_in_another_order() -> None:
+    parts = [Settings(rate=2.5, fast=False), Places(demos=("a", "b"), seed=7)]
+    found = hyperparameters(parts)
+    assert found == resolved_flags(parts)
+    assert list(found)[:4] == ["seed", "rate", "fast", "demos"]
+    assert list(hyperparameters([Settings(), Places()]))[0] == "seed"
 
 
 @pytest.mark.parametrize(

@@ -3,16 +3,32 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
+from rlvla.utils import logging
 from rlvla.utils.errors import MissingExtraError
 from rlvla.utils.logging import read_metrics
 from rlvla.utils.metrics_log import MetricsLogger
+
+
+@dataclass(frozen=True)
+class Settings:
+    gamma: float = 0.99
+    clip: float = 0.2
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Judges:
+    reward: tuple[str, ...] = ("success:1.0",)
+    server: str | None = None
 
 
 def test_metrics_are_written_for_people_and_for_tensorboard(tmp_path: Path) -> None:
@@ -47,7 +63,7 @@ def test_missing_tensorboard_names_the_extra(tmp_path: Path, monkeypatch: pytest
 def test_tensorboard_holds_configuration_layout_and_videos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     logger = MetricsLogger(tmp_path, use_tensorboard=True, layout={"learns?": {"success": ["rollout/s", "eval/s"]}})
     monkeypatch.setattr(sys, "argv", ["train.py", "--local_rank=1", "--seed", "3", "--note", "a b"])
-    logger.describe({"seed": 3, "reward": ["success:1.0"], "gamma": 0.99})
+    logger.describe([Settings(seed=3, clip=0.3), Judges()])
     logger.video("videos/reach/failure_state7", np.zeros((3, 16, 16, 3), np.uint8), 10, 5)
     logger.close()
     events = EventAccumulator(str(tmp_path / "tensorboard"), size_guidance={"tensors": 0}).Reload()
@@ -55,13 +71,16 @@ def test_tensorboard_holds_configuration_layout_and_videos(tmp_path: Path, monke
     def text(tag: str) -> str:
         return events.Tensors(tag)[0].tensor_proto.string_val[0].decode()
 
-    assert "gamma: 0.99" in text("configuration/text_summary")
+    assert text("configuration/text_summary").split("\n")[0] == "    gamma: 0.99"
     assert text("command/text_summary") == "    python train.py \\\n      --seed 3 \\\n      --note 'a b'"
     layout = events.Tensors("custom_scalars__config__")[0].tensor_proto.string_val[0]
     assert b"learns?" in layout and b"rollout/s" in layout and b"eval/s" in layout
     chosen = events.summary_metadata["_hparams_/session_start_info"].plugin_data.content
     assert b"seed" in chosen and b"success:1.0" in chosen and b"gamma" in chosen
-    assert b"eval/success_at_end" in events.summary_metadata["_hparams_/experiment"].plugin_data.content
+    page = HParamsPluginData.FromString(events.summary_metadata["_hparams_/experiment"].plugin_data.content).experiment
+    # The first five are shown unless asked for more: algorithm and seed, what is not default; the others are there.
+    assert [info.name for info in page.hparam_infos] == ["reward", "seed", "clip", "gamma"]
+    assert [info.name.tag for info in page.metric_infos] == ["eval/success_at_end"]
     (image,) = events.Images("videos/reach/failure_state7")
     assert image.step == 5 and image.encoded_image_string.startswith(b"GIF89a")
 
@@ -72,16 +91,22 @@ def test_wandb_gets_the_same_names(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     run = SimpleNamespace(
         config=config, log=lambda m, step: calls.append(("log", m, step)), finish=lambda: calls.append(("finish",))
     )
-    monkeypatch.setitem(
-        sys.modules, "wandb", SimpleNamespace(init=lambda **kw: calls.append(("init", kw["name"])) or run)
+    settings: list[dict] = []
+    stand_in = SimpleNamespace(
+        init=lambda **kw: calls.append(("init", kw["name"])) or run,
+        Settings=lambda **kw: settings.append(kw),
     )
+    monkeypatch.setitem(sys.modules, "wandb", stand_in)
     folder = tmp_path / "my_run"
     logger = MetricsLogger(folder, use_tensorboard=False, use_wandb=True)
-    logger.describe({"seed": 3})
+    logger.describe([Settings(seed=3)])
     logger.log({"rollout/success_at_end": 0.5}, 4)
     logger.close()
     assert calls == [("init", "my_run"), ("config", 3), ("log", {"rollout/success_at_end": 0.5}, 4), ("finish",)]
     assert read_metrics(folder)[0]["rollout/success_at_end"] == 0.5
+    monkeypatch.setattr(logging, "_quiet", True)
+    MetricsLogger(folder, use_tensorboard=False, use_wandb=True).close()
+    assert settings == [{"quiet": True, "silent": False}, {"quiet": True, "silent": True}]
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(MissingExtraError, match=r"rlvla\[wandb\]"):
         MetricsLogger(tmp_path, use_tensorboard=False, use_wandb=True)
