@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 import shlex
 import time
 from collections.abc import Sequence
@@ -25,7 +26,8 @@ class MetricsLogger:
     Args:
         folder: where `metrics.jsonl` and the event files go; None (ranks other than the main one) writes nothing.
         use_tensorboard: write event files too.
-        use_wandb: send the same scalars to Weights & Biases (project `rlvla`, run named like the folder).
+        use_wandb: send the same scalars to Weights & Biases (project `rlvla`, run named like the folder); a run that is
+            continued in its folder is continued there, too.
         layout: charts of TensorBoard's Custom Scalars page, in their order.
     """
 
@@ -53,7 +55,14 @@ class MetricsLogger:
             wandb = require("wandb", extra="wandb")
             # Its tables of the last values would bury the run's own; where the run went is told, unless --quiet.
             settings = wandb.Settings(quiet=True, silent=is_quiet())
-            self._wandb = wandb.init(project="rlvla", name=folder.name, dir=str(folder), settings=settings)
+            self._wandb = wandb.init(
+                project="rlvla",
+                name=folder.name,
+                dir=str(folder),
+                id=_wandb_id(folder),
+                resume="allow",
+                settings=settings,
+            )
 
     def describe(self, parts: Sequence[Any], outcomes: tuple[str, ...] = ("eval/success_at_end",)) -> None:
         """Record the configuration as text and as hyperparameters, and the command that was typed.
@@ -112,6 +121,14 @@ class MetricsLogger:
             self._writer.close()
         if self._wandb:
             self._wandb.finish()
+
+
+def _wandb_id(folder: Path) -> str:
+    """The folder's run at Weights & Biases, whether this process or an earlier one started it."""
+    file = folder / "wandb_run_id"
+    if not file.exists():
+        file.write_text(secrets.token_hex(8), encoding="utf-8")
+    return file.read_text(encoding="utf-8")
 
 
 def _as_block(words: Sequence[str]) -> str:

@@ -87,13 +87,14 @@ def test_tensorboard_holds_configuration_layout_and_videos(tmp_path: Path, monke
 
 def test_wandb_gets_the_same_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple] = []
+    runs: list[tuple] = []
     config = SimpleNamespace(update=lambda values, **kw: calls.append(("config", values["seed"])))
     run = SimpleNamespace(
         config=config, log=lambda m, step: calls.append(("log", m, step)), finish=lambda: calls.append(("finish",))
     )
     settings: list[dict] = []
     stand_in = SimpleNamespace(
-        init=lambda **kw: calls.append(("init", kw["name"])) or run,
+        init=lambda **kw: runs.append((kw["id"], kw["resume"])) or calls.append(("init", kw["name"])) or run,
         Settings=lambda **kw: settings.append(kw),
     )
     monkeypatch.setitem(sys.modules, "wandb", stand_in)
@@ -107,6 +108,9 @@ def test_wandb_gets_the_same_names(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(logging, "_quiet", True)
     MetricsLogger(folder, use_tensorboard=False, use_wandb=True).close()
     assert settings == [{"quiet": True, "silent": False}, {"quiet": True, "silent": True}]
+    MetricsLogger(tmp_path / "other", use_tensorboard=False, use_wandb=True).close()
+    (first, _), again, (other, _) = runs
+    assert again == (first, "allow") and first and other != first
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(MissingExtraError, match=r"rlvla\[wandb\]"):
         MetricsLogger(tmp_path, use_tensorboard=False, use_wandb=True)
