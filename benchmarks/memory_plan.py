@@ -1,6 +1,7 @@
 """The memory plan of --dry_run against what is measured.
 
 python benchmarks/memory_plan.py
+deepspeed --num_accelerators 2 benchmarks/memory_plan.py --sizes "2 M"
 
 Compared are bytes of live tensors on one rank: what `rlvla.trainer.memory_plan` says from the shapes alone, and what a
 real actor and critic hold between two updates, and at most during an optimizer step of the trainer. The measured figure
@@ -30,8 +31,8 @@ from rlvla.trainer.memory_probe import RowShape, probe
 from rlvla.trainer.metrics import Metrics
 from rlvla.trainer.updates import Updater
 from rlvla.utils.live_bytes import LiveBytes
-from rlvla.utils.logging import table
-from rlvla.utils.strategy import DeepspeedStrategy, StrategyConfig
+from rlvla.utils.logging import quiet_libraries, table
+from rlvla.utils.strategy import DeepspeedStrategy, StrategyConfig, launched_rank, launched_world_size
 
 ACTIONS = {"q01": [-1.0] * 7, "q99": [1.0] * 7, "min": [-1.0] * 7, "max": [1.0] * 7, "mask": [True] * 7}
 SIZES = {
@@ -80,7 +81,8 @@ def compare(
         "critic": probe(config, shape, ActorConfig(), scalar_head=True, **amounts),
     }
     accumulates = rows > micro
-    plan = MemoryPlan({n: engine_memory(p, strategy_config, 1, accumulates=accumulates) for n, p in probes.items()})
+    world = strategy.world_size
+    plan = MemoryPlan({n: engine_memory(p, strategy_config, world, accumulates=accumulates) for n, p in probes.items()})
     del actor
     gc.collect()
     live = LiveBytes()
@@ -100,7 +102,7 @@ def compare(
             updater.policy_step(engines["actor"], step, 0.0, metrics, first_of_iteration=False)
             updater.value_step(engines["critic"], step, metrics)
         gc.collect()
-    planned_rest = plan.at_rollout - plan.rollout_pass
+    planned_rest = sum(engine.at_rest - engine.on_host for engine in plan.engines.values())
     on_host = plan.on_host  # on a CPU it is all the same memory
     return Comparison(planned_rest + on_host, live.now, plan.at_update + on_host, live.peak)
 
@@ -110,25 +112,34 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", choices=tuple(SIZES), default=tuple(SIZES), help="models")
     parser.add_argument("--rows", type=int, default=16, help="decisions per optimizer step (default 16)")
     parser.add_argument("--micro", type=int, default=16, help="decisions per micro-batch (default 16)")
+    parser.add_argument("--only", default="", help="variants whose flags hold this, e.g. zero_stage=3 (default all)")
+    parser.add_argument("--local_rank", type=int, default=-1, help="set by the deepspeed launcher")
     flags = parser.parse_args()
     torch.set_num_threads(1)
+    quiet_libraries()
     variants = [({"zero_stage": stage, "bf16": bf16}, {}) for bf16 in (False, True) for stage in (0, 1, 2, 3)]
-    variants += [({"zero_stage": 2, "bf16": True, "adam_offload": True}, {}), ({"zero_stage": 2}, {"lora_rank": 16})]
-    variants += [({"zero_stage": 0}, {"gradient_checkpointing": True})]
+    variants += [({"zero_stage": stage, "bf16": True, "adam_offload": True}, {}) for stage in (2, 3)]
+    variants += [({"zero_stage": 3, "bf16": True, "param_offload": True}, {})]
+    variants += [({"zero_stage": stage}, {"lora_rank": 16}) for stage in (0, 2, 3)]
+    variants += [({"zero_stage": stage}, {"gradient_checkpointing": True}) for stage in (0, 2, 3)]
     found = []
     for size in flags.sizes:
         with tempfile.TemporaryDirectory() as folder:
             new_policy(Path(folder), size)
             for strategy, actor in variants:
+                name = " ".join(f"{key}={value}" for key, value in {**strategy, **actor}.items())
+                if flags.only not in name:
+                    continue
                 amounts = {"rows": flags.rows, "micro": flags.micro}
                 result = compare(Path(folder), StrategyConfig(**strategy), ActorConfig(**actor), **amounts)
-                name = " ".join(f"{key}={value}" for key, value in {**strategy, **actor}.items())
                 sizes = (result.planned_rest, result.measured_rest, result.planned_update, result.measured_update)
                 ratios = [f"{ratio:.2f}" for ratio in result.ratios]
                 found.append((size, name, *(f"{bytes_ / 2**20:.0f}" for bytes_ in sizes), *ratios))
-                print(*found[-1], flush=True)
+                if launched_rank() == 0:
+                    print(*found[-1], flush=True)
     headers = ("model", "flags", "rest: plan MiB", "measured", "update: plan MiB", "measured", "rest", "update")
-    print(table(headers, found))
+    if launched_rank() == 0:
+        print(f"{launched_world_size()} rank(s)\n{table(headers, found)}")
 
 
 if __name__ == "__main__":

@@ -118,6 +118,8 @@ def engine_memory(probe: Probe, strategy: StrategyConfig, world: int, *, accumul
         step = share * (width + FLOAT32 + (FLOAT32 if strategy.bf16 else 0))
     if strategy.adam_offload:
         master += FLOAT32 * share  # gradients as the optimizer on the host reads them
+        if stage < 3:  # new weights on their way back, and gradients of the micro-batches before the last
+            master += width * share * (1 + accumulates)
     return EngineMemory(
         weights=held.weights,
         master=master,

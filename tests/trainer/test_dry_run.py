@@ -178,7 +178,7 @@ def test_sharing_out() -> None:
     assert [e.gathered for e in engines] == [0, 0, 0, 4000]
     assert [e.master for e in engines] == [0, 800, 800, 800]
     offloaded = plan_of(4, zero_stage=2, adam_offload=True)
-    assert offloaded.at_rollout == 4000 and offloaded.on_host == 1600 + 2 * 800
+    assert offloaded.at_rollout == 4000 and offloaded.on_host == 1600 + 3 * 800
 
 
 def test_zero_3_brings_together_what_a_pass_needs_and_a_rollout_everything() -> None:
