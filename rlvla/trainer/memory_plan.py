@@ -21,12 +21,14 @@ class FrozenMemory:
 
     Attributes:
         weights: held all the time.
-        gathered: most of them that ZeRO-3 has brought together, or that have come from the host, for a pass.
+        small: whole copies of small parameters, which ZeRO-3 does not give up after their first use.
+        gathered: most of them that ZeRO-3 has brought together besides, or that have come from the host, for a pass.
         whole: the same for a rollout, which takes all of them.
         host: `weights`, if they are kept in host memory.
     """
 
     weights: int
+    small: int = 0
     gathered: int = 0
     whole: int = 0
     host: frozenset[str] = frozenset()
@@ -34,7 +36,7 @@ class FrozenMemory:
     @property
     def at_rest(self) -> int:
         """Bytes between passes, on device and host together."""
-        return self.weights
+        return self.weights + self.small
 
     @property
     def on_host(self) -> int:
@@ -48,11 +50,12 @@ class EngineMemory:
 
     Attributes:
         weights: held all the time.
+        small: as in `FrozenMemory`.
         master: float32 copies that the optimizer steps on.
         optimizer: Adam's two moments.
         gradients: held at the end of the backward pass.
         buffers: of the reduction of gradients over ranks.
-        gathered: as in `FrozenMemory`.
+        gathered: as there.
         whole: as there.
         activations: most that a micro-batch holds beyond all of these.
         step: most that the optimizer step holds beyond weights, master, optimizer and gradients.
@@ -61,6 +64,7 @@ class EngineMemory:
     """
 
     weights: int
+    small: int
     master: int
     optimizer: int
     gradients: int
@@ -80,12 +84,13 @@ class EngineMemory:
     @property
     def at_rest(self) -> int:
         """Bytes between updates, on device and host together."""
-        return self.weights + self.master + self.optimizer + self.keeps_buffers * (self.gradients + self.buffers)
+        states = self.weights + self.small + self.master + self.optimizer
+        return states + self.keeps_buffers * (self.gradients + self.buffers)
 
     @property
     def update_peak(self) -> int:
         """Most bytes while it is trained."""
-        held = self.weights + self.master + self.optimizer + self.gradients
+        held = self.weights + self.small + self.master + self.optimizer + self.gradients
         late = self.buffers if self.keeps_buffers else 0
         return held + max(self.buffers + self.gathered + self.activations, late + self.step)
 
@@ -122,6 +127,7 @@ def engine_memory(probe: Probe, strategy: StrategyConfig, world: int, *, accumul
             master += width * share * (1 + accumulates)
     return EngineMemory(
         weights=held.weights,
+        small=held.small,
         master=master,
         optimizer=2 * FLOAT32 * share,
         gradients=gradients,
@@ -142,9 +148,10 @@ def frozen_memory(probe: Probe, strategy: StrategyConfig, world: int) -> FrozenM
     width = 2 if strategy.bf16 else FLOAT32
     # With one rank, and all of it on the device, there is nothing to bring together.
     whole = probe.weight_bytes if world > 1 or strategy.param_offload else 0
-    gathered = min(whole, ZERO3_ELEMENTS * width)
+    small = min(whole, width * probe.small)
     host = frozenset({"weights"}) if strategy.param_offload else frozenset()
-    return FrozenMemory(-(-probe.weight_bytes // world), gathered, whole, host)
+    gathered = min(whole - small, ZERO3_ELEMENTS * width)
+    return FrozenMemory(-(-probe.weight_bytes // world), small, gathered, whole - small, host)
 
 
 @dataclass
@@ -203,6 +210,7 @@ class MemoryPlan:
         for name, e in self.engines.items():
             parts = {
                 "weights": e.weights,
+                "small parameters, whole": e.small,
                 "master": e.master,
                 "optimizer": e.optimizer,
                 "gradients": e.gradients,
@@ -218,6 +226,7 @@ class MemoryPlan:
             found.append(("actor: whole while it plays", self.engines["actor"].whole))
         for name, model in self.frozen.items():
             found.append((f"{name}: weights{' (host)' if model.host else ''}", model.weights))
+            found.append((f"{name}: small parameters, whole", model.small))
             found.append((f"{name}: gathered parameters", model.gathered))
         found += [("moving average of the actor", self.average), ("forward pass without gradients", self.rollout_pass)]
         found += [("episodes of an iteration (host)", self.episodes), ("demonstrations (host)", self.demonstrations)]

@@ -19,6 +19,8 @@ from rlvla.models.vla.configuration_openvla import OpenVLAConfig
 from rlvla.models.vla.openvla import OpenVLAForActionPrediction
 from rlvla.utils.live_bytes import LiveBytes
 
+ZERO3_SMALL = 100_000  # elements; up to here DeepSpeed's ZeRO-3 keeps a parameter whole once it was used
+
 
 @dataclass(frozen=True)
 class RowShape:
@@ -40,6 +42,7 @@ class Probe:
         backward_bytes: most that a micro-batch holds beyond weights and gradients that were there before.
         first_backward_bytes: the same where no gradients were there yet; the new ones are counted in.
         bare_backward_bytes: the same where each gradient is handed on as soon as it is there.
+        small: elements of parameters that ZeRO-3 keeps whole because they are small.
     """
 
     parameters: int
@@ -49,6 +52,7 @@ class Probe:
     backward_bytes: int
     first_backward_bytes: int
     bare_backward_bytes: int
+    small: int = 0
 
 
 class _NothingPadded(TorchDispatchMode):
@@ -99,7 +103,8 @@ def probe(
         backward = _backward_peaks(live, model.train(), forward, train_rows) if train_rows else (0, 0, 0)
         parameters = [(p.numel(), p.requires_grad) for p in model.parameters()]
         trainable = sum(n for n, wanted in parameters if wanted) if train_rows else 0
-        return Probe(sum(n for n, _ in parameters), trainable, weights, needed - weights, *backward)
+        small = sum(n for n, _ in parameters if n <= ZERO3_SMALL)
+        return Probe(sum(n for n, _ in parameters), trainable, weights, needed - weights, *backward, small)
 
 
 def _build(config: OpenVLAConfig, actor: ActorConfig, scalar_head: bool) -> nn.Module:

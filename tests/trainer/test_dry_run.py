@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -195,6 +196,10 @@ def test_zero_3_brings_together_what_a_pass_needs_and_a_rollout_everything() -> 
         shares = 0 if offload else 2 * size + 1000
         assert plan.on_host == (2 * size + 1000 if offload else 0)
         assert plan.at_rollout == states + shares + 4 * size + 2000, "the reward model judges while the actor is whole"
+    fine = dataclasses.replace(judge, small=200)
+    kept = frozen_memory(fine, StrategyConfig(zero_stage=3), 2)
+    assert (kept.at_rest, kept.gathered, kept.whole) == (1000 + 800, 1200, 1200), "small parameters stay whole"
+    assert frozen_memory(fine, StrategyConfig(zero_stage=3), 1).at_rest == 2000
     one_rank = plan_of(1, zero_stage=3, param_offload=True)
     assert one_rank.engines["actor"].gathered == 4000 and one_rank.on_host == 4000
     assert plan_of(1, zero_stage=3).engines["actor"].gathered == 0, "all of it is there"
@@ -230,3 +235,4 @@ def test_probe_sees_batch_size_and_recomputation(policy_folder: Path) -> None:
     sizes = [(p.numel(), p.requires_grad) for p in real.parameters()]
     assert few.parameters == sum(n for n, _ in sizes) and few.trainable == sum(n for n, wanted in sizes if wanted)
     assert few.weight_bytes >= 4 * few.parameters
+    assert few.small == few.parameters, "none of a tiny model is large"
