@@ -131,7 +131,7 @@ class Demonstrations:
     """All episodes of a file, in memory.
 
     Attributes:
-        env_args: how the episodes were made.
+        env_args: how the episodes were made; `cameras` are those of `images`, in their order.
         statistics: content of `dataset_statistics.json`.
         images: per episode [S, N, H, W, 3] uint8.
         proprio: per episode [S, P] float32, or None.
@@ -230,21 +230,22 @@ def _read(file: h5py.File, stats: dict[str, Any], path: Path, cameras: Sequence[
     unknown = [camera for camera in cameras or () if camera not in known]
     if unknown:
         raise ConfigError(f"{path} has no camera {', '.join(unknown)}; it has {', '.join(known)}")
+    wanted = list(cameras or known)
     demos = [data[name] for name in sorted(data, key=lambda name: int(name.split("_")[1]))]
     has_proprio = "proprio" in demos[0]["obs"]
     starts = [demo["decision_steps"][:] for demo in demos if "decision_steps" in demo]
     after = [demo[LAST_OBS] for demo in demos if LAST_OBS in demo]
     return Demonstrations(
-        env_args=env_args,
+        env_args=env_args | {"cameras": wanted},
         statistics=stats,
-        images=[np.stack([demo[f"obs/{c}_image"][:] for c in cameras or known], axis=1) for demo in demos],
+        images=[np.stack([demo[f"obs/{c}_image"][:] for c in wanted], axis=1) for demo in demos],
         proprio=[demo["obs/proprio"][:] for demo in demos] if has_proprio else None,
         actions=[demo["actions"][:] for demo in demos],
         instructions=[str(demo.attrs["instruction"]) for demo in demos],
         success=[bool(demo.attrs["success"]) for demo in demos],
         init_states=[(int(demo.attrs["task_id"]), int(demo.attrs["init_state_id"])) for demo in demos],
         decision_steps=starts or None,
-        last_images=[np.stack([obs[f"{c}_image"][:] for c in cameras or known]) for obs in after] or None,
+        last_images=[np.stack([obs[f"{c}_image"][:] for c in wanted]) for obs in after] or None,
         last_proprio=[obs["proprio"][:] for obs in after] if after and has_proprio else None,
         rewards=[demo["rewards"][:].astype(np.float32) for demo in demos] if "rewards" in demos[0] else None,
         seeds=[int(demo.attrs["seed"]) for demo in demos] if "seed" in demos[0].attrs else None,

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from cli.collect_demos import main as collect
+from cli.convert_demos import main as convert
 from rlvla.envs import make_env
 from rlvla.trainer.demonstrations import DemonstrationWriter, read_demonstrations, statistics
 from rlvla.utils.errors import ConfigError
@@ -52,6 +53,22 @@ def test_round_trip(tmp_path: Path) -> None:
         np.testing.assert_array_equal(demos.proprio[i], item["proprio"])
     one = read_demonstrations(tmp_path / "demos.hdf5", cameras=["right"])
     np.testing.assert_array_equal(one.images[0], episodes[0]["images"][:, 1:])
+
+
+def test_chosen_cameras_keep_their_names(tmp_path: Path) -> None:
+    item = episode(3, 0)
+    write(tmp_path / "demos.hdf5", [item])
+    for index, chosen in enumerate((["right", "left"], ["right"])):
+        converted = tmp_path / str(index)
+        argv = ["--demos", str(tmp_path / "demos.hdf5"), "--output", str(converted), "--format", "hdf5"]
+        convert([*argv, "--cameras", *chosen])
+        demos = read_demonstrations(converted / "demos.hdf5")
+        assert demos.env_args == ENV | {"cameras": chosen}
+        with h5py.File(converted / "demos.hdf5") as file:
+            assert set(file["data/demo_0/obs"]) == {"proprio", *(f"{camera}_image" for camera in chosen)}
+            for camera in chosen:
+                own = item["images"][:, ENV["cameras"].index(camera)]
+                np.testing.assert_array_equal(file[f"data/demo_0/obs/{camera}_image"][:], own)
 
 
 def test_layout_is_robomimic_style(tmp_path: Path) -> None:
