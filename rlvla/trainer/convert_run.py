@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from rlvla.trainer.demonstrations import UNKNOWN_STATE, Demonstrations, DemonstrationWriter
-from rlvla.trainer.joined_demonstrations import control_frequency, read_several
+from rlvla.trainer.joined_demonstrations import control_frequency, joined, read_parts
 from rlvla.trainer.lerobot import VERSIONS
 from rlvla.trainer.lerobot_writing import write_lerobot
 from rlvla.trainer.recorded_episodes import with_every_step
@@ -48,9 +48,10 @@ def run_convert(config: ConvertConfig) -> Path:
     if config.format != "hdf5":
         for module in ("pyarrow", "av"):
             require(module, extra="lerobot")
-    demos = None
+    demos, parts = None, []
     try:
-        demos = read_several(config.demos, config.cameras or None)
+        parts = read_parts(config.demos, config.cameras or None)
+        demos = joined(parts)
     except ConfigError as error:
         problems += [p if "--demos" in p else f"--demos: {p}" for p in error.problems]
     freq = config.control_freq
@@ -66,7 +67,8 @@ def run_convert(config: ConvertConfig) -> Path:
     if problems or demos is None:
         raise ConfigError(problems)
     if config.render_steps:
-        demos = with_every_step(" ".join(config.demos), demos)
+        # Each file tells the environment of its own episodes.
+        demos = joined([with_every_step(path, part) for path, part in zip(config.demos, parts)])
     output = Path(config.output)
     if config.format == "hdf5":
         _write_hdf5(output, demos, freq or demos.control_freq)

@@ -21,13 +21,24 @@ def read_several(
     same: Sequence[str] = (),
     prepared: Callable[[Demonstrations], Demonstrations] = lambda demos: demos,
 ) -> Demonstrations:
-    """Read one or more files as one; what it tells of the suite is what the first of them tells.
+    """Read one or more files as one: `read_parts`, then `joined`."""
+    return joined(read_parts(paths, cameras, same=same, prepared=prepared))
+
+
+def read_parts(
+    paths: Sequence[str],
+    cameras: Sequence[str] | None = None,
+    *,
+    same: Sequence[str] = (),
+    prepared: Callable[[Demonstrations], Demonstrations] = lambda demos: demos,
+) -> list[Demonstrations]:
+    """Read one or more files that can be joined.
 
     Args:
         paths: files or folders that `read_demonstrations` reads.
         cameras: which cameras, in which order; default all of the first file.
         same: entries of `env_args` that must agree as well.
-        prepared: done with each of them before they are joined.
+        prepared: done with each of them before they are compared.
 
     Raises:
         ConfigError: a file cannot be read or is given twice, or they differ in cameras, image size, proprio, action
@@ -49,34 +60,14 @@ def read_several(
         ]
     if problems:
         raise ConfigError(problems)
-    return parts[0] if len(parts) == 1 else _joined(parts)
+    return parts
 
 
-def control_frequency(demos: Demonstrations) -> float | None:
-    """Environment steps per second: as recorded, else the task's own; None where neither is known here."""
-    if demos.control_freq is not None:
-        return float(demos.control_freq)
-    try:
-        return EnvConfig().completed(demos.env_args).tasks()[0].control_freq
-    except (ConfigError, ImportError):  # a suite of another machine, or none
-        return None
-
-
-def _differences(first: Demonstrations, other: Demonstrations, same: Sequence[str]) -> list[tuple[str, Any, Any]]:
-    pairs = [(name, first.env_args.get(name), other.env_args.get(name)) for name in same]
-    pairs.append(("having proprio", first.proprio is not None, other.proprio is not None))
-    if first.proprio and other.proprio:
-        pairs.append(("the number of proprio values", first.proprio[0].shape[1], other.proprio[0].shape[1]))
-    pairs.append(("the shape of an observation", first.images[0].shape[1:], other.images[0].shape[1:]))
-    pairs.append(("the number of action dimensions", first.actions[0].shape[1], other.actions[0].shape[1]))
-    freqs = control_frequency(first), control_frequency(other)
-    if None not in freqs:
-        pairs.append(("control_freq", *freqs))
-    return [(name, own, others) for name, own, others in pairs if own != others]
-
-
-def _joined(parts: Sequence[Demonstrations]) -> Demonstrations:
+def joined(parts: Sequence[Demonstrations]) -> Demonstrations:
+    """The episodes of all parts as one data set; what it tells of the suite is what the first of them tells."""
     first = parts[0]
+    if len(parts) == 1:
+        return first
     actions = [a for part in parts for a in part.actions]
     proprio = _all(parts, lambda part: part.proprio)
     (entry,) = first.statistics.values()
@@ -105,6 +96,29 @@ def _joined(parts: Sequence[Demonstrations]) -> Demonstrations:
         seeds=_all(parts, lambda part: part.seeds),
         control_freq=first.control_freq,
     )
+
+
+def control_frequency(demos: Demonstrations) -> float | None:
+    """Environment steps per second: as recorded, else the task's own; None where neither is known here."""
+    if demos.control_freq is not None:
+        return float(demos.control_freq)
+    try:
+        return EnvConfig().completed(demos.env_args).tasks()[0].control_freq
+    except (ConfigError, ImportError):  # a suite of another machine, or none
+        return None
+
+
+def _differences(first: Demonstrations, other: Demonstrations, same: Sequence[str]) -> list[tuple[str, Any, Any]]:
+    pairs = [(name, first.env_args.get(name), other.env_args.get(name)) for name in same]
+    pairs.append(("having proprio", first.proprio is not None, other.proprio is not None))
+    if first.proprio and other.proprio:
+        pairs.append(("the number of proprio values", first.proprio[0].shape[1], other.proprio[0].shape[1]))
+    pairs.append(("the shape of an observation", first.images[0].shape[1:], other.images[0].shape[1:]))
+    pairs.append(("the number of action dimensions", first.actions[0].shape[1], other.actions[0].shape[1]))
+    freqs = control_frequency(first), control_frequency(other)
+    if None not in freqs:
+        pairs.append(("control_freq", *freqs))
+    return [(name, own, others) for name, own, others in pairs if own != others]
 
 
 def _init_states(parts: Sequence[Demonstrations]) -> list[tuple[int, int]]:

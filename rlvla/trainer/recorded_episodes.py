@@ -57,8 +57,8 @@ def play_again(where: str, demos: Demonstrations, episodes: Sequence[int]) -> It
         episodes: their numbers.
 
     Raises:
-        ConfigError: it is not recorded where an episode started, or one does not go as it was recorded (another version
-            of the simulator).
+        ConfigError: it is not recorded where an episode started, or one does not go as it was recorded or ends earlier
+            (another version of the simulator).
     """
     config = recorded_env(demos)
     if demos.seeds is None or not demos.init_states or UNKNOWN_STATE in demos.init_states:
@@ -72,6 +72,11 @@ def play_again(where: str, demos: Demonstrations, episodes: Sequence[int]) -> It
                     env.close()
                 env = make_env(config.suite, task_id, **config.env_kwargs())
             first, results = _play(env, demos.actions[index], state, demos.seeds[index])
+            if len(results) != len(demos.actions[index]):
+                raise ConfigError(
+                    f"{where}: demo_{index} ends after {len(results)} of its {len(demos.actions[index])} recorded "
+                    "steps; record it anew with this version of the simulator"
+                )
             if results[-1].success_at_end != demos.success[index]:
                 raise ConfigError(
                     f"{where}: demo_{index} does not go as it was recorded (success {demos.success[index]}); record it "
@@ -108,9 +113,7 @@ def with_every_step(where: str, demos: Demonstrations) -> Demonstrations:
     images, proprio = [], []
     with progress_bar(len(demos.actions), "render every step") as bar:
         for played in play_again(where, demos, range(len(demos.actions))):
-            seen = played.observations[: len(demos.actions[played.index])]
-            if len(seen) != len(demos.actions[played.index]):
-                raise ConfigError(f"{where}: demo_{played.index} ends earlier than recorded; record it anew")
+            seen = played.observations[:-1]
             images.append(np.stack([observation.images for observation in seen]))
             proprio.append([observation.proprio for observation in seen])
             _check_decisions(where, demos, played.index, images[-1])
