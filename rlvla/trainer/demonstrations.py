@@ -177,9 +177,12 @@ class Demonstrations:
 
         Pictures are most of the memory of a supervised run: they are held once.
         """
-        joined = np.concatenate(self.images)
-        ends = np.cumsum([len(images) for images in self.images])
-        self.images[:] = [joined[end - len(images) : end] for images, end in zip(self.images, ends)]
+        joined = np.empty((sum(map(len, self.images)), *self.images[0].shape[1:]), self.images[0].dtype)
+        start = 0
+        for position, images in enumerate(self.images):  # each is given up as soon as it has been copied
+            self.images[position] = joined[start : start + len(images)]
+            self.images[position][:] = images
+            start += len(images)
         return joined
 
 

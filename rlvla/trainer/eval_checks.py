@@ -118,6 +118,13 @@ def check(
             plans[plan.entrants[0].setting.env.suite] = plan
         except ConfigError as error:
             found[suite] = error.problems
+    if len(plans) > 1:  # --allow_unpaired would let another suite's figures stand in a suite's row
+        problems += [
+            f"--compare {name} is an evaluation of {earlier.suite} alone; compare with one of all these suites"
+            for suite, plan in plans.items()
+            for name, earlier in plan.earlier.items()
+            if earlier.suite != suite
+        ]
     if problems or found:
         raise ConfigError(dict.fromkeys([*problems, *_merged(found, len(set(suites)))]))
     return plans
@@ -128,7 +135,8 @@ def _merged(found: Mapping[str | None, Sequence[str]], suites: int) -> list[str]
     lists = list(found.values())
     common = [p for p in lists[0] if len(lists) == suites and all(p in more for more in lists)] if lists else []
     named = [(suite, p) for suite, more in found.items() for p in more if p not in common]
-    return [*common, *(p if suite is None or suite in p else f"{suite}: {p}" for suite, p in named)]
+    told = {suite: (str(suite), f"suite {suite} ", "unknown task suite ") for suite in found}  # how such a one begins
+    return [*common, *(p if suite is None or p.startswith(told[suite]) else f"{suite}: {p}" for suite, p in named)]
 
 
 def _plan(policy: PolicyConfig, env: EnvConfig, split: SplitConfig, config: EvalConfig) -> SuitePlan:
@@ -141,7 +149,8 @@ def _plan(policy: PolicyConfig, env: EnvConfig, split: SplitConfig, config: Eval
         try:
             if label and Path(name).is_file():
                 suite = entrants[0].setting.env.suite if entrants else env.task_suite_name
-                earlier[name] = PolicyEvaluation.read(Path(name), suite)
+                if suite is not None:  # otherwise the policy itself is not there, which is said already
+                    earlier[name] = PolicyEvaluation.read(Path(name), suite)
                 continue
             setting, more = check_setting(replace(policy, pretrain=name), env, split, config.eval_episodes)
             problems += [f"{label}{problem}" for problem in more]

@@ -125,6 +125,8 @@ def test_an_earlier_file_must_hold_the_suites(
     argv = ["--pretrain", policy_folder, "--compare", earlier, *ARGS]
     err = refused(capsys, *argv, *BOTH)
     assert "suite mirrored_reach and toy_reach" in err and err.count("  - ") == 1
+    err = refused(capsys, *argv, *BOTH, "--allow_unpaired")
+    assert f"--compare {earlier} is an evaluation of toy_reach alone" in err and err.count("  - ") == 1
     both = {"suites": {"mirrored_reach": json.loads(earlier.read_text())}}
     earlier.write_text(json.dumps(both))
     assert f"{earlier} holds mirrored_reach, not toy_reach" in refused(capsys, *argv)

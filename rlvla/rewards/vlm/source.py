@@ -15,6 +15,7 @@ from rlvla.rewards.vlm.client import Answer, Failure, VLMClient
 from rlvla.rewards.vlm.scorers import Score, Scorer
 from rlvla.rewards.vlm.server_check import server_problem
 from rlvla.utils.errors import ConfigError, TrainingHalted, require
+from rlvla.utils.logging import log
 
 if TYPE_CHECKING:
     from rlvla.envs.base import Observation, TaskSpec
@@ -88,7 +89,9 @@ class VLMSource:
         requests, failures = metrics["reward/vlm_requests"], metrics["reward/vlm_failures"]
         if failures > self._config.vlm_max_failures * requests:
             last = self.client.last_failure
-            why = f"{last.kind}: {last.message}" if last else "see the other ranks"
+            why = f"{last.kind}: {last.message}" if last else "see the warnings of the other ranks"
+            if last:  # one rank tells for all how the run ended, and it may have had no failure itself
+                log.warning("the last failing request to %s: %s: %s", self._config.vlm_url, last.kind, last.message)
             raise VLMFailuresError(
                 f"{failures:.0f} of {requests:.0f} requests to --vlm_url {self._config.vlm_url} failed in this "
                 f"iteration, more than --vlm_max_failures {self._config.vlm_max_failures} allows. The last one: {why}"
