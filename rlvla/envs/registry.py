@@ -67,7 +67,10 @@ def get_suite(name: str) -> Suite:
     if name not in _SUITES and name in _BUILTIN:
         importlib.import_module(_BUILTIN[name])
     if name not in _SUITES:
-        raise ConfigError(f"unknown task suite '{name}'; known suites: {', '.join(suite_names())}")
+        raise ConfigError(
+            f"unknown task suite '{name}'; known suites: {', '.join(suite_names())}; one of your own is known once its "
+            "module is named with --custom_module FILE.py"
+        )
     return _SUITES[name]
 
 

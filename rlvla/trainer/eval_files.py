@@ -3,22 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from rlvla.trainer.eval_comparison import Comparison
 from rlvla.trainer.eval_record import SUITES_KEY
 from rlvla.trainer.eval_suites import Findings
-from rlvla.utils.logging import markdown_table
-from rlvla.utils.runs import write_atomic, write_json
+from rlvla.utils.logging import log, markdown_table
+from rlvla.utils.runs import json_text, write_atomic, write_json
 
 
 def write_figures(output: Path, findings: Findings) -> Path:
-    """Write the JSON file and the Markdown file beside it, whose path is returned."""
-    write_json(output, as_json(findings))
+    """Write the JSON file and the Markdown file beside it, whose path is returned.
+
+    Other figures that lie there are kept under the next free number: `eval.json` becomes `eval_1.json`.
+    """
+    content = as_json(findings)
+    _keep_others(output, content)
+    write_json(output, content)
     markdown = output.with_suffix(".md")
     write_atomic(markdown, as_markdown(findings).encode())
     return markdown
+
+
+def _keep_others(output: Path, content: dict[str, Any]) -> None:
+    """Rename figures that are not those about to be written."""
+    if not output.exists() or output.read_text(encoding="utf-8") == json_text(content):
+        return
+    numbered = (output.with_stem(f"{output.stem}_{number}") for number in count(1))
+    kept = next(path for path in numbered if not path.exists())
+    for suffix in (output.suffix, ".md"):
+        earlier = output.with_suffix(suffix)
+        if earlier.exists():
+            earlier.rename(kept.with_suffix(suffix))
+    log.info("earlier figures are kept: %s", kept)
 
 
 def as_json(findings: Findings) -> dict[str, Any]:

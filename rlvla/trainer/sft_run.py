@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -76,7 +77,13 @@ def run_sft(
             new_tiny(pretrain, demos, run, tiny, run.model_variant)
         strategy.barrier()
     overrides = _overrides(pretrain, run, tiny)
-    actor = Actor.from_pretrained(pretrain, actor_config, unnorm_key=run.unnorm_key, **overrides)
+    try:
+        actor = Actor.from_pretrained(pretrain, actor_config, unnorm_key=run.unnorm_key, **overrides)
+    except ConfigError:
+        strategy.barrier()
+        if run.pretrain == "tiny" and strategy.is_main:  # the corrected command may use the folder
+            shutil.rmtree(save_path)
+        raise
     actor.forget_action_heads()
     record = _record(demos, run, actor, recorded_environment(pretrain).get("learned_from", []))
     parts = (run, tiny, config, actor_config, strategy_config, custom)

@@ -39,8 +39,13 @@ def write_atomic(path: Path, data: bytes) -> None:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write JSON atomically, indented."""
-    write_atomic(path, (json.dumps(content, indent=2) + "\n").encode())
+    """Write JSON atomically, as `json_text`."""
+    write_atomic(path, json_text(content).encode())
+
+
+def json_text(content: Any) -> str:
+    """JSON as a person reads it: indented."""
+    return json.dumps(content, indent=2) + "\n"
 
 
 def fsync_folder(folder: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 from cli.eval_vla import main
 from rlvla.rollout import RolloutEngine
 from rlvla.trainer import eval_run
+from rlvla.trainer.eval_record import PolicyEvaluation
 
 ARGS = ["--num_envs", "2", "--eval_episodes", "6"]
 
@@ -123,3 +124,13 @@ def test_states_from_a_file(policy_folder: Path, tmp_path: Path, capsys: pytest.
     (result,) = json.loads(output.read_text())["results"]
     assert [e["init_state_id"] for e in result["episodes"]] == [9001, 9003, 9005]
     assert result["protocol"] == "states of states.yaml, trained on heldout"
+
+
+def test_other_figures_are_kept(policy_folder: Path, tmp_path: Path) -> None:
+    output = tmp_path / "mine.json"
+    argv = ["--pretrain", str(policy_folder), "--output", str(output), "--num_envs", "1", "--eval_episodes"]
+    for episodes in ("3", "2", "2", "1"):
+        main([*argv, episodes])
+    found = {path.name: len(PolicyEvaluation.read(path).results[0].episodes) for path in tmp_path.glob("*.json")}
+    assert found == {"mine_1.json": 3, "mine_2.json": 2, "mine.json": 1}, "what is the same again is kept once"
+    assert sorted(path.name for path in tmp_path.glob("*.md")) == ["mine.md", "mine_1.md", "mine_2.md"]

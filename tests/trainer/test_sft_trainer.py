@@ -168,3 +168,16 @@ def test_the_policy_knows_what_it_saw(policy_folder: Path, demos: Demonstrations
     assert record["learned_from"] == [[min(states), max(states) + 1]]
     assert record["task_suite_name"] == "toy_reach" and record["use_proprio"] is True
     assert json.loads((policy_folder / "dataset_statistics.json").read_text()) == demos.statistics
+
+
+def test_statistics_that_cannot_be_used_leave_nothing_behind(
+    demos_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """Otherwise the corrected command would be refused, as the folder holds another run."""
+    copied = shutil.copytree(demos_file.parent, tmp_path / "demos")
+    statistics = copied / "dataset_statistics.json"
+    statistics.write_text(json.dumps(json.loads(statistics.read_text())["toy_reach"]))
+    with pytest.raises(SystemExit):
+        main(["--demos", str(copied / "demos.hdf5"), "--save_path", str(tmp_path / "run"), "--action_chunk_len", "4"])
+    assert "statistics" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
