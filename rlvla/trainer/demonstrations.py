@@ -168,6 +168,12 @@ class Demonstrations:
         return sum(len(actions) for actions in self.actions)
 
     @property
+    def states_learned_from(self) -> list[tuple[int, int]]:
+        """[start, stop) of the initial states of the episodes, as far as they are known: one range, or none."""
+        states = [state for known in self.init_states if known != UNKNOWN_STATE for state in known[1:]]
+        return [(min(states), max(states) + 1)] if states else []
+
+    @property
     def image_bytes(self) -> int:
         """Memory of the pictures."""
         return sum(images.nbytes for images in self.images)

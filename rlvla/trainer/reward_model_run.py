@@ -54,9 +54,8 @@ def run_reward_model(run: Any, tiny: Any, config: RewardModelConfig, strategy_co
             new_tiny(pretrain, demos, run, tiny)
         strategy.barrier()
     model = RewardModel.from_policy(pretrain, run.unnorm_key)
-    states = [state for _, state in demos.init_states]
     env = EnvConfig().completed(demos.env_args | {"cameras": list(run.cameras or demos.env_args["cameras"])})
-    record = PolicyRecord(env, ((min(states), max(states) + 1),))
+    record = PolicyRecord(env, tuple(demos.states_learned_from))
     parts = (run, tiny, config, strategy_config)
     trainer = RewardModelTrainer(model, demos, strategy, config, save_path, record)
     if strategy.is_main:

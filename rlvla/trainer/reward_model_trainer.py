@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from rlvla.experience import Experience
 from rlvla.models.value_models import RewardModel
-from rlvla.trainer.demonstrations import Demonstrations
+from rlvla.trainer.demonstrations import UNKNOWN_STATE, Demonstrations
 from rlvla.trainer.metrics_layout import REWARD_MODEL_LAYOUT
 from rlvla.trainer.policy_export import PolicyRecord, export_policy
 from rlvla.utils.arguments import arg
@@ -113,15 +113,14 @@ def reward_model_loss(
 
 
 def split_episodes(demos: Demonstrations, share: float, seed: int) -> tuple[list[int], list[int]]:
-    """(training, held-out) episodes; episodes from one initial state stay together."""
-    states = sorted(set(demos.init_states))
+    """(training, held-out) episodes; those of one initial state stay together, unknown states count as different."""
+    everything = range(len(demos.actions))
+    known = demos.init_states or [UNKNOWN_STATE] * len(everything)
+    start = [(task, state, i if (task, state) == UNKNOWN_STATE else 0) for i, (task, state) in enumerate(known)]
+    states = sorted(set(start))
     order = derive_rng(seed, "reward model split").permutation(len(states))
     kept = {states[i] for i in order[: max(1, round(share * len(states)))]}
-    everything = range(len(demos.actions))
-    return (
-        [i for i in everything if demos.init_states[i] not in kept],
-        [i for i in everything if demos.init_states[i] in kept],
-    )
+    return [i for i in everything if start[i] not in kept], [i for i in everything if start[i] in kept]
 
 
 class RewardModelTrainer:

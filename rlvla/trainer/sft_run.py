@@ -14,7 +14,7 @@ from rlvla.models.actor import Actor, ActorConfig
 from rlvla.models.inputs import VLAInputs
 from rlvla.models.vla.tiny import LLM_HEAD_WIDTH, build_tiny, default_heads
 from rlvla.trainer.custom_modules import CustomConfig, words_for_later_commands
-from rlvla.trainer.demonstrations import UNKNOWN_STATE, Demonstrations
+from rlvla.trainer.demonstrations import Demonstrations
 from rlvla.trainer.dry_run import sft_report
 from rlvla.trainer.joined_demonstrations import read_several
 from rlvla.trainer.model_checks import actor_problems, checkpoint_overrides, mismatch_with_policy
@@ -119,11 +119,8 @@ def _record(demos: Demonstrations, run: Any, actor: Actor, before: list[list[int
         "cameras": list(run.cameras or demos.env_args["cameras"]),
         "use_proprio": bool(actor.inputs.config.use_proprio),
     }
-    states = [state for known in demos.init_states if known != UNKNOWN_STATE for state in known[1:]]
-    learned_from = [tuple(bounds) for bounds in before]
-    if states:
-        learned_from.append((min(states), max(states) + 1))
-    return PolicyRecord(EnvConfig().completed(demos.env_args | seen_as), tuple(learned_from))
+    learned_from = (*(tuple(bounds) for bounds in before), *demos.states_learned_from)
+    return PolicyRecord(EnvConfig().completed(demos.env_args | seen_as), learned_from)
 
 
 def _problems(run: Any, config: SFTConfig) -> list[str]:

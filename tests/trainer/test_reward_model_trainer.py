@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -18,7 +21,7 @@ from rlvla.experience import Sample
 from rlvla.models.value_models import RewardModel
 from rlvla.rewards import RewardConfig, RewardPlan
 from rlvla.trainer.config import AlgorithmConfig, OptimizationConfig
-from rlvla.trainer.demonstrations import read_demonstrations
+from rlvla.trainer.demonstrations import UNKNOWN_STATE, read_demonstrations
 from rlvla.trainer.reward_model_source import RewardModelSource, _changes
 from rlvla.trainer.reward_model_trainer import FrameRows, RewardModelConfig, reward_model_loss, split_episodes
 from rlvla.trainer.reward_setup import tie_to_learner, waits_on_host
@@ -79,6 +82,30 @@ def test_rows_and_split(mixed_file: Path) -> None:
         len(rows.failed) - steps
     )
     assert rows.progress[0] == 0 and rows.progress[steps - 1] == 1
+
+
+def test_episodes_of_unknown_states_are_split_one_by_one(mixed_file: Path) -> None:
+    demos = read_demonstrations(mixed_file)
+    foreign = replace(demos, init_states=[])  # as a LeRobot folder made elsewhere
+    train, heldout = split_episodes(foreign, 0.2, 0)
+    assert sorted(train + heldout) == list(range(150)) and len(heldout) == 30
+    states = [UNKNOWN_STATE, UNKNOWN_STATE, (0, 7), (0, 7)]
+    few = replace(demos, actions=demos.actions[:4], init_states=states)
+    held = [split_episodes(few, 0.3, seed)[1] for seed in range(20)]
+    assert {tuple(part) for part in held} == {(0,), (1,), (2, 3)}
+
+
+@pytest.mark.parametrize("known", [0, 30])
+def test_only_known_states_are_noted_as_learned_from(mixed_file: Path, tmp_path: Path, known: int) -> None:
+    path = Path(shutil.copytree(mixed_file.parent, tmp_path / "copy")) / "demos.hdf5"
+    states = {state for _, state in read_demonstrations(mixed_file).init_states[:known]}
+    with h5py.File(path, "r+") as file:  # as a conversion from LeRobot writes it
+        for index in range(known, 150):
+            file[f"data/demo_{index}"].attrs["init_state_id"] = -1
+    words = ["--demos", str(path), "--save_path", str(tmp_path / "rm"), "--max_epochs", "1", "--no-use_tensorboard"]
+    train_rm_vla.main([*words, "--tiny_vision_dim", "16", "--tiny_llm_dim", "32", "--tiny_llm_layers", "1"])
+    noted = json.loads((tmp_path / "rm" / "reward_model" / "rlvla_environment.json").read_text())["learned_from"]
+    assert noted == ([[min(states), max(states) + 1]] if known else [])
 
 
 @pytest.fixture(scope="module")
