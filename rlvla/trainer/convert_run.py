@@ -56,12 +56,15 @@ def run_convert(config: ConvertConfig) -> Path:
         problems += [p if "--demos" in p else f"--demos: {p}" for p in error.problems]
     freq = config.control_freq
     if demos is not None and config.format != "hdf5":
-        freq = freq or control_frequency(demos)
-        if freq is None:
-            problems.append(
-                f"--control_freq: {' '.join(config.demos)} does not tell its environment steps per second, and suite "
-                f"{demos.env_args.get('task_suite_name')} is not known here; give them"
-            )
+        try:
+            freq = freq or control_frequency(demos)
+            if freq is None:
+                problems.append(
+                    f"--control_freq: {' '.join(config.demos)} does not tell its environment steps per second, and "
+                    f"suite {demos.env_args.get('task_suite_name')} is not known here; give them"
+                )
+        except ConfigError as error:
+            problems += [f"--control_freq: {p}; or give the environment steps per second" for p in error.problems]
     if demos is not None and config.render_steps and demos.decision_steps is None:
         problems.append(f"--render_steps: {' '.join(config.demos)} already holds a picture of every step; leave it out")
     if problems or demos is None:

@@ -53,11 +53,8 @@ def read_parts(
             parts.append(prepared(read_demonstrations(path, cameras)))
         except ConfigError as error:
             problems += error.problems
-    for path, part in zip(paths, parts) if not problems else ():
-        problems += [
-            f"--demos {path}: {name} is {other!r}, but {own!r} in {paths[0]}; only files that agree make one data set"
-            for name, own, other in _differences(parts[0], part, same if cameras else (*same, "cameras"))
-        ]
+    if not problems and len(parts) > 1:
+        problems += _disagreements(paths, parts, same if cameras else (*same, "cameras"))
     if problems:
         raise ConfigError(problems)
     return parts
@@ -78,6 +75,7 @@ def joined(parts: Sequence[Demonstrations]) -> Demonstrations:
     env_args = dict(first.env_args)
     if all(part.env_args.get("task_suite_name") == first.env_args["task_suite_name"] for part in parts):
         task_ids = [set(part.env_args.get("task_ids") or ()) for part in parts]
+        env_args.pop("task_ids", None)
         if all(task_ids):  # a file without them holds those that the suite means by default
             env_args["task_ids"] = sorted(set().union(*task_ids))
     return Demonstrations(
@@ -99,13 +97,39 @@ def joined(parts: Sequence[Demonstrations]) -> Demonstrations:
 
 
 def control_frequency(demos: Demonstrations) -> float | None:
-    """Environment steps per second: as recorded, else the task's own; None where neither is known here."""
+    """Environment steps per second: as recorded, else the task's own; None where neither is known here.
+
+    Raises:
+        ConfigError: the suite is known here, but what is recorded does not fit it, a camera for instance.
+    """
     if demos.control_freq is not None:
         return float(demos.control_freq)
+    config = EnvConfig().completed(demos.env_args)
     try:
-        return EnvConfig().completed(demos.env_args).tasks()[0].control_freq
+        config.suite_tasks({})
     except (ConfigError, ImportError):  # a suite of another machine, or none
         return None
+    return config.tasks()[0].control_freq
+
+
+def _disagreements(paths: Sequence[str], parts: Sequence[Demonstrations], same: Sequence[str]) -> list[str]:
+    """In what the files differ from the first, as problems."""
+    problems, freqs = [], []
+    for path, part in zip(paths, parts):
+        try:
+            freqs.append(control_frequency(part))
+        except ConfigError as error:
+            problems += [f"--demos {path}: {problem}" for problem in error.problems]
+            freqs.append(None)
+    for path, part, freq in zip(paths, parts, freqs):
+        found = _differences(parts[0], part, same)
+        if None not in (freqs[0], freq) and freq != freqs[0]:
+            found.append(("control_freq", freqs[0], freq))
+        problems += [
+            f"--demos {path}: {name} is {other!r}, but {own!r} in {paths[0]}; only files that agree make one data set"
+            for name, own, other in found
+        ]
+    return problems
 
 
 def _differences(first: Demonstrations, other: Demonstrations, same: Sequence[str]) -> list[tuple[str, Any, Any]]:
@@ -115,9 +139,6 @@ def _differences(first: Demonstrations, other: Demonstrations, same: Sequence[st
         pairs.append(("the number of proprio values", first.proprio[0].shape[1], other.proprio[0].shape[1]))
     pairs.append(("the shape of an observation", first.images[0].shape[1:], other.images[0].shape[1:]))
     pairs.append(("the number of action dimensions", first.actions[0].shape[1], other.actions[0].shape[1]))
-    freqs = control_frequency(first), control_frequency(other)
-    if None not in freqs:
-        pairs.append(("control_freq", *freqs))
     return [(name, own, others) for name, own, others in pairs if own != others]
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from cli.collect_demos import main as collect
+from cli.convert_demos import main as convert
 from cli.train_sft_vla import main as sft
 from rlvla.trainer.demonstrations import STATISTICS_FILE, read_demonstrations
 from rlvla.trainer.joined_demonstrations import control_frequency, read_several
@@ -135,6 +136,18 @@ def test_what_does_not_agree_is_told_at_once(
         read_several([])
 
 
+@pytest.mark.parametrize("ids", [([2], [0]), ([2], None), (None, [0]), (None, None)])
+def test_the_tasks_of_all_files_in_any_order(
+    changed: Callable[..., Path], ids: tuple[list[int] | None, list[int] | None]
+) -> None:
+    paths = []
+    for index, own in enumerate(ids):  # the frequency is recorded: no suite is asked for its tasks
+        noted = {"control_freq": 10.0, "task_ids": own or []}
+        paths.append(str(changed(str(index), lambda file, noted=noted: record(file, **noted))))
+    joined = read_several(paths).env_args.get("task_ids", "the suite's own")
+    assert joined == ([0, 2] if all(ids) else "the suite's own")
+
+
 def test_chosen_cameras_need_not_be_all(more_demos: Path, changed: Callable[..., Path]) -> None:
     def another_camera(file: h5py.File) -> None:
         record(file, cameras=["side", "top"])
@@ -153,3 +166,28 @@ def test_the_control_frequency_is_recorded_or_the_suites(more_demos: Path, chang
     assert control_frequency(read_demonstrations(fast)) == 25.0
     elsewhere = changed("elsewhere", lambda file: record(file, task_suite_name="kitchen"))
     assert control_frequency(read_demonstrations(elsewhere)) is None
+
+
+def test_a_known_suite_that_does_not_fit_the_record_is_told(
+    more_demos: Path, changed: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    for module in ("pyarrow", "av"):
+        pytest.importorskip(module, reason="LeRobot data sets need the extra rlvla[lerobot]")
+
+    def another_camera(file: h5py.File) -> None:
+        record(file, cameras=["wrist"], max_steps=0)
+        for demo in file["data"].values():
+            demo.move("obs/top_image", "obs/wrist_image")
+
+    path = changed("renamed", another_camera)
+    argv = ["--demos", str(path), "--output", str(tmp_path / "l"), "--format", "lerobot-v3.0"]
+    with pytest.raises(SystemExit):
+        convert(argv)
+    err = capsys.readouterr().err
+    assert "wrist" in err and "max_steps must be at least 1" in err and err.count("  - --control_freq: ") == 2, err
+    assert "is not known here" not in err
+    with pytest.raises(ConfigError) as error:
+        read_several([str(more_demos), str(path)])
+    assert any(p.startswith(f"--demos {path}: ") and "max_steps" in p for p in error.value.problems)
+    convert([*argv, "--control_freq", "10"])  # what the suite says is not needed
+    assert read_demonstrations(tmp_path / "l").env_args["cameras"] == ["wrist"]
