@@ -20,6 +20,7 @@ from rlvla.envs.suite_check import CheckConfig, run_check
 from rlvla.envs.worker_config import WorkerConfig
 from rlvla.trainer.custom_modules import CustomConfig, modules_with_suites, parse_command_line
 from rlvla.utils.arguments import Parser, add_arguments, fail, from_namespace
+from rlvla.utils.commands import command
 from rlvla.utils.errors import ConfigError, MissingExtraError
 
 
@@ -41,6 +42,7 @@ def build_parser() -> Parser:
     return parser
 
 
+@command()
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point; exits with status 1 where a task does not work."""
     parser, namespace = parse_command_line(build_parser, argv)

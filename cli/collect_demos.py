@@ -20,6 +20,7 @@ from rlvla.envs.experts import ExpertConfig, make_expert
 from rlvla.envs.worker_config import WorkerConfig
 from rlvla.trainer.custom_modules import CustomConfig, modules_with_suites, parse_command_line, words_for_later_commands
 from rlvla.utils.arguments import Parser, add_arguments, arg, fail, from_namespace, range_problems
+from rlvla.utils.commands import command
 from rlvla.utils.errors import ConfigError, MissingExtraError
 from rlvla.utils.runs import output_folder_problem
 
@@ -75,6 +76,7 @@ def validate(env: EnvConfig, config: CollectConfig, split: SplitConfig, namespac
     return expert
 
 
+@command()
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point."""
     parser, namespace = parse_command_line(build_parser, argv)

@@ -12,6 +12,7 @@ if not __package__:  # run as a file, not as part of the installed package
 from rlvla.trainer.convert_run import ConvertConfig, run_convert
 from rlvla.trainer.custom_modules import CustomConfig, parse_command_line
 from rlvla.utils.arguments import Parser, add_arguments, fail, from_namespace
+from rlvla.utils.commands import command
 from rlvla.utils.errors import ConfigError, MissingExtraError
 
 
@@ -23,6 +24,7 @@ def build_parser() -> Parser:
     return parser
 
 
+@command()
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point."""
     parser, namespace = parse_command_line(build_parser, argv)

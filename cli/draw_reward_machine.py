@@ -17,6 +17,7 @@ if not __package__:  # run as a file, not as part of the installed package
 from rlvla.rewards.machine_drawing import draw_machine, to_dot
 from rlvla.rewards.machines import TASKS, formula_graph, machine_graph
 from rlvla.utils.arguments import Parser, add_arguments, arg, fail, from_namespace
+from rlvla.utils.commands import command
 from rlvla.utils.errors import ConfigError
 
 FORMATS = (".png", ".svg", ".pdf", ".dot")
@@ -63,6 +64,7 @@ def draw(config: DrawConfig) -> None:
     print(f"{len(graph.states)} states: {path}")
 
 
+@command()
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point."""
     parser = build_parser()

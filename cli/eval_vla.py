@@ -26,6 +26,7 @@ from rlvla.trainer.eval_checks import EvalConfig
 from rlvla.trainer.eval_run import run_eval
 from rlvla.trainer.setup import PolicyConfig
 from rlvla.utils.arguments import Parser, add_arguments, fail, from_namespace
+from rlvla.utils.commands import command
 from rlvla.utils.errors import ConfigError, MissingExtraError
 
 # Other commands take one suite: here it is a flag of `EvalConfig`.
@@ -45,6 +46,7 @@ def build_parser() -> Parser:
     return parser
 
 
+@command(after_interrupt="the same command continues where it stopped")
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point."""
     parser, namespace = parse_command_line(build_parser, argv)

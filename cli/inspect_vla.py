@@ -21,6 +21,7 @@ from rlvla.models.vla.configuration_openvla import MODEL_VARIANTS
 from rlvla.models.vla.platforms import PLATFORMS
 from rlvla.trainer.setup import PLATFORM_HELP, VARIANT_HELP
 from rlvla.utils.arguments import Parser, add_arguments, arg, from_namespace
+from rlvla.utils.commands import command
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ def build_parser() -> Parser:
     return parser
 
 
+@command()
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point; exits with status 1 where the folder cannot be trained."""
     config = from_namespace(InspectConfig, build_parser().parse_args(argv))

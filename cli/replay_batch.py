@@ -17,6 +17,7 @@ limit_threads()
 
 from rlvla.trainer.replay_batch import ReplayConfig, run_replay
 from rlvla.utils.arguments import Parser, add_arguments, fail, from_namespace
+from rlvla.utils.commands import command
 from rlvla.utils.errors import ConfigError, MissingExtraError
 
 
@@ -27,6 +28,7 @@ def build_parser() -> Parser:
     return parser
 
 
+@command()
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point."""
     parser = build_parser()

@@ -24,6 +24,7 @@ from rlvla.trainer.demonstrations import read_demonstrations
 from rlvla.trainer.recorded_episodes import recorded_env
 from rlvla.trainer.scored_episodes import draw_episode, score_recorded
 from rlvla.utils.arguments import Parser, add_arguments, arg, fail, from_namespace, range_problems
+from rlvla.utils.commands import command
 from rlvla.utils.errors import ConfigError, MissingExtraError
 from rlvla.utils.logging import table
 from rlvla.utils.runs import output_folder_problem, write_json
@@ -86,6 +87,7 @@ def run(config: ScoreConfig, rewards: RewardConfig) -> None:
     print(f"pictures and scores.json: {output}")
 
 
+@command()
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point."""
     parser, namespace = parse_command_line(build_parser, argv)

@@ -36,6 +36,7 @@ from rlvla.trainer.guards import GuardConfig
 from rlvla.trainer.ppo_run import PPORun, RunConfig, run_ppo
 from rlvla.trainer.setup import PolicyConfig
 from rlvla.utils.arguments import Parser, add_arguments, fail, from_namespace
+from rlvla.utils.commands import command
 from rlvla.utils.errors import ConfigError, MissingExtraError, TrainingHalted
 from rlvla.utils.stopping import StopRequested, resume_command
 from rlvla.utils.strategy import StrategyConfig
@@ -69,6 +70,7 @@ def build_parser() -> Parser:
     return parser
 
 
+@command(after_interrupt="no training was under way, and no iteration is lost")
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point."""
     parser, namespace = parse_command_line(build_parser, argv)

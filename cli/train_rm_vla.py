@@ -21,6 +21,7 @@ limit_threads()
 from cli.train_sft_vla import TinyConfig
 from rlvla.trainer.reward_model_trainer import RewardModelConfig
 from rlvla.utils.arguments import Parser, add_arguments, arg, fail, from_namespace
+from rlvla.utils.commands import command
 from rlvla.utils.errors import ConfigError, MissingExtraError
 from rlvla.utils.strategy import StrategyConfig
 
@@ -53,6 +54,7 @@ def build_parser() -> Parser:
     return parser
 
 
+@command()
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point."""
     parser = build_parser()

@@ -25,6 +25,7 @@ from rlvla.trainer.custom_modules import CustomConfig, parse_command_line
 from rlvla.trainer.setup import PLATFORM_HELP, VARIANT_HELP
 from rlvla.trainer.sft_trainer import SFTConfig
 from rlvla.utils.arguments import Parser, add_arguments, arg, fail, from_namespace
+from rlvla.utils.commands import command
 from rlvla.utils.errors import ConfigError, MissingExtraError
 from rlvla.utils.strategy import StrategyConfig
 
@@ -79,6 +80,7 @@ def build_parser() -> Parser:
     return parser
 
 
+@command()
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point."""
     parser, namespace = parse_command_line(build_parser, argv)

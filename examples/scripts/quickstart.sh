@@ -34,7 +34,12 @@ stage() {
 note_seconds() {
   echo "$1 $(echo "$started $(date +%s.%N)" | awk '{printf "%.1f", $2 - $1}')" >>"$OUT/seconds.txt"
 }
-trap '[ -z "$running" ] || note_seconds "$running"' EXIT
+ended_early() {
+  [ -n "$running" ] || return 0
+  note_seconds "$running"
+  echo "== ${running%/interrupted}: not finished; the same command continues" >&2
+}
+trap ended_early EXIT
 
 demos() {
   rm -rf "$OUT/demos" # an interrupted recording starts anew

@@ -177,6 +177,11 @@ class WatchedPool:
         self._working -= {worker for worker, _ in results}
         return results
 
+    def settle(self) -> None:
+        """Wait until no worker owes an answer; what they answer is thrown away."""
+        while self._working:
+            self.wait()
+
     def abandon(self) -> None:
         """Forget what is being done: workers that owe an answer are replaced."""
         for worker in sorted(self._working):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -97,10 +96,8 @@ def _record_task(
         )
         for attempt in range(config.num_demos * config.max_attempts)
     )
-    with (
-        progress_bar(config.num_demos, f"demonstrations of {task.name}") as bar,
-        contextlib.closing(expert_episodes(pool, commands)) as episodes,
-    ):
+    episodes = expert_episodes(pool, commands)
+    with progress_bar(config.num_demos, f"demonstrations of {task.name}") as bar:
         while kept < config.num_demos:
             episode = next(episodes, None)
             if episode is None or failed > MAX_FAILED_EPISODES:
@@ -120,4 +117,5 @@ def _record_task(
                 steps += len(episode["actions"])
                 bar.set_postfix_str(f"expert success {successes / played:.2f}", refresh=False)
                 bar.update(1)
+    pool.settle()  # for the next task; after an error or an interrupt the pool is closed as it is
     return task.name, kept, played, f"{successes / played:.2f}", f"{steps / kept:.1f}"

@@ -1,0 +1,67 @@
+"""What all commands do alike around their own work."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+Main = Callable[[Sequence[str] | None], None]
+STARTS_ANEW = "the same command starts anew"
+_AGAIN_SECONDS = 0.05
+
+
+def command(after_interrupt: str = STARTS_ANEW) -> Callable[[Main], Main]:
+    """Decorator of a command's `main`: Ctrl-C ends it with one line instead of a traceback, with exit status 130.
+
+    Only the first of several ranks tells. Workers and unfinished files are cleared away on the way, as after an error.
+
+    Args:
+        after_interrupt: what the user finds when the command is given again.
+    """
+
+    def decorate(main: Main) -> Main:
+        @functools.wraps(main)
+        def run(argv: Sequence[str] | None = None) -> None:
+            try:
+                with _no_interrupt_lost():
+                    main(argv)
+            except KeyboardInterrupt:
+                if os.environ.get("RANK", "0") == "0":
+                    print(f"\n{Path(sys.argv[0]).name}: interrupted; {after_interrupt}", file=sys.stderr, flush=True)
+                raise SystemExit(128 + signal.SIGINT) from None
+
+        return run
+
+    return decorate
+
+
+@contextmanager
+def _no_interrupt_lost() -> Iterator[None]:
+    """Interrupt again where Python drops the exception: in a finalizer or a weak reference's callback.
+
+    h5py runs such callbacks so often that one Ctrl-C in a few would do nothing.
+    """
+    before = sys.unraisablehook
+
+    def again(dropped: Any) -> None:
+        if not issubclass(dropped.exc_type, KeyboardInterrupt):
+            before(dropped)
+            return
+        # Not at once: the exception would be raised, and dropped, in this very function.
+        main_thread = threading.main_thread().ident  # a signal for it also ends what it waits for
+        timer = threading.Timer(_AGAIN_SECONDS, signal.pthread_kill, (main_thread, signal.SIGINT))
+        timer.daemon = True
+        timer.start()
+
+    sys.unraisablehook = again
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before

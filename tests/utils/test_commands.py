@@ -1,0 +1,95 @@
+"""Ctrl-C: one line, exit status 130, nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from rlvla.utils.commands import command
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@command("what was done is kept")
+def interrupted(argv: object = None) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(("rank", "told"), [(None, True), ("0", True), ("1", False)])
+def test_one_rank_tells_in_one_line(
+    rank: str | None, told: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    if rank is not None:
+        monkeypatch.setenv("RANK", rank)
+    monkeypatch.setattr(sys, "argv", ["/somewhere/cli/eval_vla.py"])
+    with pytest.raises(SystemExit) as end:
+        interrupted()
+    assert end.value.code == 130
+    assert capsys.readouterr().err == ("\neval_vla.py: interrupted; what was done is kept\n" if told else "")
+
+
+def test_an_interrupt_in_a_finalizer_is_not_lost() -> None:
+    class Finalized:
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGINT)
+            time.sleep(0)  # the handler runs here, and Python drops what it raises
+
+    went_on = []
+
+    @command()
+    def main(argv: object = None) -> None:
+        Finalized()
+        went_on.append(True)
+        time.sleep(10)
+
+    hook, start = sys.unraisablehook, time.monotonic()
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 130 and went_on
+    assert time.monotonic() - start < 5
+    assert sys.unraisablehook is hook
+
+
+def test_every_command_is_decorated() -> None:
+    for path in sorted(ROOT.glob("cli/[a-z]*.py")):
+        lines = path.read_text().splitlines()
+        (number,) = (i for i, line in enumerate(lines) if line.startswith("def main("))
+        assert lines[number - 1].startswith("@command("), path
+
+
+def test_an_interrupted_recording_ends_at_once_and_leaves_nothing(tmp_path: Path) -> None:
+    """SIGINT for the whole process group, as from a terminal, while episodes are written."""
+    flags = ["--task_suite_name", "toy_reach", "--num_demos", "400000", "--keep", "all", "--output", tmp_path / "demos"]
+    process = subprocess.Popen(
+        [sys.executable, ROOT / "cli" / "collect_demos.py", *flags],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    part = tmp_path / "demos" / ".demos.hdf5.part"
+    try:
+        deadline = time.monotonic() + 120
+        while not (part.is_file() and part.stat().st_size > 1_000_000):
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.02)
+        os.killpg(process.pid, signal.SIGINT)
+        _, errors = process.communicate(timeout=30)
+        with pytest.raises(ProcessLookupError):  # no worker is left in the group
+            os.killpg(process.pid, 0)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+    assert process.returncode == 130
+    assert errors.endswith("collect_demos.py: interrupted; the same command starts anew\n")
+    assert "Traceback" not in errors
+    assert list((tmp_path / "demos").iterdir()) == []
