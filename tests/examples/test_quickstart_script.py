@@ -25,7 +25,9 @@ def noted(folder: Path) -> list[str]:
 
 def test_an_interrupted_stage_runs_again_and_both_attempts_are_counted(tmp_path: Path) -> None:
     assert run_stages(tmp_path, "stage demos true; stage sft kill -INT $$").returncode != 0
-    assert run_stages(tmp_path, "stage demos true; stage sft false").returncode == 1
+    failed = run_stages(tmp_path, "stage demos true; stage sft false")
+    assert failed.returncode == 1
+    assert failed.stderr == "== sft: not finished; the same command continues\n"
     last = run_stages(tmp_path, "stage demos true; stage sft sleep .3; stage sft false")
     assert last.returncode == 0, last.stderr
     assert noted(tmp_path) == ["demos", "sft/interrupted", "sft/interrupted", "sft"]
