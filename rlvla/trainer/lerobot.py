@@ -26,6 +26,7 @@ STATE, ACTION = "observation.state", "action"
 REWARD, DONE = "next.reward", "next.done"
 # In rollouts written by rlvla: whether the row's picture and state are new. They are those of the last decision.
 DECISION = "is_decision"
+_CHUNK_ROWS = "steps_executed"  # rollouts whose rows are decisions have this feature
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,8 @@ def read_lerobot(folder: str | Path, cameras: Sequence[str] | None = None) -> De
         cameras: names behind `observation.images.`, in the order wanted; default: all, sorted.
 
     Raises:
-        ConfigError: another version, a missing camera, feature or file, pictures of different sizes.
+        ConfigError: another version, a missing camera, feature or file, pictures of different sizes, or rows
+            of whole chunks.
         MissingExtraError: pyarrow or PyAV is not installed.
     """
     folder = Path(folder)
@@ -88,6 +90,11 @@ def _read(folder: Path, info: dict[str, Any], cameras: Sequence[str] | None) -> 
         raise ConfigError(f"{folder} has no camera {', '.join(unknown)}; it has {', '.join(known) or 'none'}")
     if ACTION not in features:
         raise ConfigError(f"{folder} has no feature 'action'; it has {', '.join(sorted(features))}")
+    if _CHUNK_ROWS in features and "rlvla" in info:
+        raise ConfigError(
+            f"{folder} holds rollouts with a whole chunk of actions in each row, which are no longer read; write the "
+            "folder anew from the dumped rollouts with cli/convert_demos.py"
+        )
     keys = [IMAGE_PREFIX + camera for camera in wanted]
     sizes = {tuple(features[key]["shape"]) for key in keys}
     if len(sizes) > 1:
