@@ -22,7 +22,9 @@ from rlvla.envs.config import EnvConfig, SplitConfig
 from rlvla.envs.worker_config import WorkerConfig
 from rlvla.models.actor import ActorConfig
 from rlvla.rewards.config import RewardConfig
-from rlvla.rollout import RolloutConfig
+from rlvla.rewards.function import RewardFunctionError
+from rlvla.rewards.remote import RemoteRewardError
+from rlvla.rollout import RolloutConfig, TooManyDroppedError
 from rlvla.trainer.config import (
     AlgorithmConfig,
     BatchConfig,
@@ -82,6 +84,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     except TrainingHalted as error:
         if os.environ.get("RANK", "0") == "0":
             print(f"{parser.prog}: training was ended: {error}", file=sys.stderr, flush=True)
+        raise SystemExit(1) from None
+    except (RewardFunctionError, RemoteRewardError, TooManyDroppedError) as error:
+        # Perhaps this rank alone has found it; the launcher then ends the others.
+        print(f"{parser.prog}: training was ended: {error}", file=sys.stderr, flush=True)
         raise SystemExit(1) from None
     except StopRequested:
         if os.environ.get("RANK", "0") == "0":
