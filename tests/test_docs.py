@@ -237,11 +237,12 @@ def test_the_example_environment_keeps_the_contract(tmp_path: Path) -> None:
     (tmp_path / "test_button_suite.py").write_text(
         class_of_contract + "class TestButton(EnvContract):\n    suite = 'button'\n", encoding="utf-8"
     )
-    (check,) = [words for words in shell_commands(text) if "slider_suite.py" in words]
-    check[1] = str(ROOT / check[1])
+    check, collect = [words for words in shell_commands(text) if "slider_suite.py" in words]
+    check[1], collect[1] = str(ROOT / check[1]), str(ROOT / collect[1])
     for words in (
         ["first_steps.py"],
         check[1:],
+        collect[1:],
         ["-m", "pytest", "-q", "-p", "no:cacheprovider"],
     ):
         done = subprocess.run(
@@ -250,3 +251,4 @@ def test_the_example_environment_keeps_the_contract(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stdout + done.stderr
     assert " passed" in done.stdout
     assert (tmp_path / "slider.png").is_file()
+    assert (tmp_path / "runs" / "slider" / "demos" / "demos.hdf5").is_file()

@@ -10,10 +10,13 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlvla.envs.base import Env, TaskSpec
 from rlvla.utils.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rlvla.envs.experts.base import Expert, ExpertConfig
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,7 @@ class Suite:
         image_size: side of the images where none is asked for, in pixels.
         requires: modules that its simulator needs, named by what `import` calls them.
         default_tasks: the tasks that are meant where none are named; empty: all.
+        expert: `(task, config) -> Expert`, a scripted expert for `cli/collect_demos.py`; None: there is none.
     """
 
     list_tasks: Callable[..., list[TaskSpec]]
@@ -35,6 +39,7 @@ class Suite:
     default_tasks: tuple[int, ...] = ()
     image_size: int = 64
     requires: tuple[str, ...] = ()
+    expert: Callable[[TaskSpec, ExpertConfig], Expert] | None = None
 
 
 _SUITES: dict[str, Suite] = {}
@@ -60,6 +65,11 @@ def ships_with_rlvla(name: str) -> bool:
 def suite_names() -> list[str]:
     """All names that `get_suite` accepts, sorted."""
     return sorted({*_SUITES, *_BUILTIN})
+
+
+def registered_suites() -> dict[str, Suite]:
+    """What has been registered so far, those that ship with rlvla once they were asked for."""
+    return dict(_SUITES)
 
 
 def get_suite(name: str) -> Suite:

@@ -11,6 +11,7 @@ import numpy as np
 
 from rlvla.envs.base import ChunkResult, Observation, TaskSpec, check_actions, check_init_state_id
 from rlvla.envs.chunks import ChunkRunner
+from rlvla.envs.experts.base import Expert, ExpertConfig
 from rlvla.envs.registry import Suite, register_suite
 from rlvla.envs.robosuite_import import import_robosuite
 from rlvla.envs.robosuite_tasks import TASKS
@@ -236,6 +237,12 @@ def make(task_id: int, **kw) -> RobosuiteEnv:
     return RobosuiteEnv(specs[task_id], options)
 
 
+def _expert(task: TaskSpec, config: ExpertConfig) -> Expert:
+    from rlvla.envs.experts.robosuite import make_robosuite_expert
+
+    return make_robosuite_expert(task.name, config)
+
+
 # Lift alone unless others are named: the tasks differ in length and action dimensions.
 register_suite(
     SUITE,
@@ -245,5 +252,6 @@ register_suite(
         cameras=tuple(CAMERAS),
         default_tasks=(0,),
         requires=("robosuite", "mujoco", "numba"),
+        expert=_expert,
     ),
 )

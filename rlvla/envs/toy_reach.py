@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rlvla.envs.base import ChunkResult, Observation, SuccessTracker, TaskSpec, check_actions, check_init_state_id
+from rlvla.envs.experts.base import Expert, ExpertConfig
 from rlvla.envs.registry import Suite, register_suite
 from rlvla.utils.errors import ConfigError
 
@@ -270,4 +271,10 @@ def _make(
     )
 
 
-register_suite("toy_reach", Suite(list_tasks=_list_tasks, make=_make, cameras=CAMERAS))
+def _expert(task: TaskSpec, config: ExpertConfig) -> Expert:
+    from rlvla.envs.experts.toy_reach import ToyReachExpert
+
+    return ToyReachExpert(config)
+
+
+register_suite("toy_reach", Suite(list_tasks=_list_tasks, make=_make, cameras=CAMERAS, expert=_expert))

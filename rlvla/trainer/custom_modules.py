@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlvla.envs.registry import load_custom_module, suite_names
+from rlvla.envs.registry import load_custom_module, registered_suites, ships_with_rlvla
 from rlvla.utils.arguments import Parser, arg, fail, given_flags
 from rlvla.utils.config_file import words_of_config_file
 from rlvla.utils.errors import ConfigError
@@ -55,7 +55,7 @@ def parse_command_line(
     return parser, namespace
 
 
-_with_suites: dict[str, str] = {}  # modules whose import made a suite known, as they were given
+_with_suites: dict[str, str] = {}  # modules whose import made or changed a suite, as they were given
 
 
 def load_custom_modules(argv: Sequence[str]) -> None:
@@ -72,14 +72,15 @@ def load_custom_modules(argv: Sequence[str]) -> None:
         return  # the flag stands last, without a value: the command's own parser says so
     problems = []
     for source in sources:
-        before = suite_names()
+        before = registered_suites()
         try:
             load_custom_module(source)
         except ConfigError as error:
             problems += [f"--custom_module: {problem}" for problem in error.problems]
         except Exception as error:
             problems.append(f"--custom_module {source}: {_where(error)}{type(error).__name__}: {error}")
-        if suite_names() != before:
+        made = [name for name, suite in registered_suites().items() if before.get(name) is not suite]
+        if any(name in before or not ships_with_rlvla(name) for name in made):  # or it has only asked for one of ours
             _with_suites[_key(source)] = source
     if problems:
         raise ConfigError(problems)

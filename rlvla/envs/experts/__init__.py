@@ -15,16 +15,13 @@ def make_expert(suite: str, task_id: int, config: ExpertConfig) -> Expert:
     Raises:
         ConfigError: unknown suite or task, a task without an expert, or a setting that has no meaning for it.
     """
-    get_suite(suite)  # an unknown name is reported with the known ones
+    expert = get_suite(suite).expert
     tasks = {task.task_id: task for task in list_tasks(suite)}
     if task_id not in tasks:
         raise ConfigError(f"{suite} has no task {task_id}; known tasks: {', '.join(map(str, tasks))}")
-    if suite == "toy_reach":
-        from rlvla.envs.experts.toy_reach import ToyReachExpert
-
-        return ToyReachExpert(config)
-    if suite == "robosuite":
-        from rlvla.envs.experts.robosuite import make_robosuite_expert
-
-        return make_robosuite_expert(tasks[task_id].name, config)
-    raise ConfigError(f"suite '{suite}' has no scripted expert; suites that have one: robosuite, toy_reach")
+    if expert is None:
+        raise ConfigError(
+            f"suite '{suite}' has no scripted expert; train on recorded demonstrations, or register one with "
+            "Suite(expert=...)"
+        )
+    return expert(tasks[task_id], config)
