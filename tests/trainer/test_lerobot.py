@@ -155,6 +155,7 @@ def test_what_cannot_be_read_is_one_clear_error(tmp_path: Path, capsys: pytest.C
 
     assert "format v1.6" in problem(lambda f, i: i.update(codebase_version="v1.6"))
     assert "no feature 'action'" in problem(lambda f, i: i["features"].pop("action"))
+
     def decisions(folder: Path, info: dict) -> None:  # rollouts as the first versions wrote them
         info["features"]["steps_executed"] = {"dtype": "int64", "shape": [1], "names": None}
         info["rlvla"] = {"task_suite_name": "kitchen", "cameras": ["front"], "action_chunk_len": 3}
