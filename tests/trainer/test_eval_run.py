@@ -106,7 +106,7 @@ def test_a_killed_evaluation_continues(
     output = tmp_path / "parts.json"
     with monkeypatch.context() as patch:
         patch.setattr(RolloutEngine, "run", dying)
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(SystemExit, match="130"):
             main([*argv, "--output", str(output)])
         assert not output.exists() and not output.with_suffix(".md").exists()
         main([*argv, "--output", str(output)])  # what is left is 3 of 12

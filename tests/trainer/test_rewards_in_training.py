@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from cli import train_ppo_vla
-from rlvla.rewards.vlm.source import VLMFailuresError
 from rlvla.trainer import experience_maker
 from tests.rewards.judge_server import completion, judge_server
 
@@ -61,13 +60,15 @@ def test_gdpo_weighs_components_by_the_weights_of_the_iteration(
     assert seen == [{"success": 1.0, "rm": 0.5}, {"success": 1.0, "rm": 0.25}]
 
 
-def test_a_judge_that_fails_stops_training(train: Callable) -> None:
+def test_a_judge_that_fails_stops_training(train: Callable, capsys: pytest.CaptureFixture) -> None:
     pytest.importorskip("openai", reason="the extra vlm is not installed")
     with judge_server() as server:
         server.answer = lambda request: (200, completion("no idea"))
         flags = ["--reward", "vlm:1", "--vlm_url", f"{server.url}/v1", "--vlm_model", "judge"]
-        with pytest.raises(VLMFailuresError, match="AnswerError: no JSON object"):
+        with pytest.raises(SystemExit, match="1"):
             train(*flags)
+    err = capsys.readouterr().err
+    assert "training was ended: 24 of 24 requests" in err and "AnswerError: no JSON object" in err
 
 
 def test_bad_rewards_are_refused_before_anything_starts(train: Callable, capsys: pytest.CaptureFixture) -> None:
