@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -47,12 +48,18 @@ from rlvla.utils.arguments import arg, range_problems
 from rlvla.utils.config_file import write_config_file
 from rlvla.utils.errors import ConfigError, require
 from rlvla.utils.logging import log, quiet_libraries
-from rlvla.utils.runs import output_folder_problem, write_json
+from rlvla.utils.run_folder import (
+    CHECKPOINTS,
+    RUN_FILE,
+    checkpoint_folder_problem,
+    claimed_run_folder,
+    ended_early,
+    run_folder_problem,
+)
+from rlvla.utils.runs import write_json
 from rlvla.utils.seeding import seed_everything
 from rlvla.utils.stopping import StopSignals
 from rlvla.utils.strategy import DeepspeedStrategy, StrategyConfig, launched_rank
-
-RUN_FILE = "run_config.json"  # every flag of a run; marks its folder
 
 
 @dataclass(frozen=True)
@@ -113,7 +120,7 @@ class PPORun:
     @property
     def ckpt_path(self) -> Path:
         """Where training checkpoints go."""
-        return Path(self.run.ckpt_path) if self.run.ckpt_path else Path(self.run.save_path) / "checkpoints"
+        return Path(self.run.ckpt_path) if self.run.ckpt_path else Path(self.run.save_path) / CHECKPOINTS
 
 
 def check(flags: PPORun) -> Setting:
@@ -122,11 +129,11 @@ def check(flags: PPORun) -> Setting:
     out_of_range = {problem.split()[0] for problem in problems}  # one message for each of them is enough
     problems += batch_problems(flags) + flags.workers.problems(flags.env.env_python) + flags.strategy.problems()
     problems += [p for p in algorithm_problems(flags) if p.split()[0].rstrip(":") not in out_of_range]
-    for name, folder in (("save_path", flags.run.save_path), ("ckpt_path", str(flags.ckpt_path))):
-        problem = output_folder_problem(folder, resuming=flags.run.load_checkpoint)
-        # Checkpoints of a run live below its folder: one message is enough.
-        if problem and not (name == "ckpt_path" and flags.run.ckpt_path is None):
-            problems.append(f"--{name}: {problem}")
+    problem = run_folder_problem(flags.run.save_path, resuming=flags.run.load_checkpoint)
+    problems += [f"--save_path: {problem}"] if problem else []
+    if flags.run.ckpt_path is not None:
+        problem = checkpoint_folder_problem(flags.run.ckpt_path, resuming=flags.run.load_checkpoint)
+        problems += [f"--ckpt_path: {problem}"] if problem else []
     if flags.schedule.num_videos:
         require("av", extra="video")
     if flags.schedule.use_wandb:
@@ -157,7 +164,7 @@ _FREE_FLAGS = {
 def _changed_flags(flags: PPORun, setting: Setting) -> list[str]:
     """Flags that differ from those the run to be continued was started with."""
     path = Path(flags.run.save_path) / RUN_FILE
-    if not flags.run.load_checkpoint or not path.is_file():
+    if not flags.run.load_checkpoint or not path.is_file() or ended_early(path.parent):
         return []
     try:
         before = json.loads(path.read_text(encoding="utf-8"))
@@ -253,11 +260,13 @@ def run_ppo(flags: PPORun) -> PPOTrainer | None:
     with (
         signals.caught(),
         start_workers(flags.run.num_envs, setting.env, setting.tasks[0], modules, flags.workers) as pool,
+        ExitStack() as stack,
     ):
         seed_everything(flags.run.seed)  # LoRA adapters start from random numbers
         models = load_models(flags, setting)
         strategy = DeepspeedStrategy(flags.strategy, seed=flags.run.seed)
         save_path = Path(flags.run.save_path)
+        stack.enter_context(claimed_run_folder(save_path, is_main=strategy.is_main))
         if strategy.is_main:
             write_json(save_path / RUN_FILE, describe(flags, setting))
             write_config_file(save_path, list(flags.groups.values()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +18,18 @@ from rlvla.utils.arguments import range_problems
 from rlvla.utils.config_file import write_config_file
 from rlvla.utils.errors import ConfigError, require
 from rlvla.utils.logging import quiet_libraries, table
-from rlvla.utils.runs import output_folder_problem, write_json
+from rlvla.utils.run_folder import claimed_run_folder, run_folder_problem
+from rlvla.utils.runs import write_json
 from rlvla.utils.seeding import seed_everything
 from rlvla.utils.strategy import DeepspeedStrategy, StrategyConfig, launched_world_size
 
 
 def run_reward_model(run: Any, tiny: Any, config: RewardModelConfig, strategy_config: StrategyConfig) -> Path:
     """Train and return the folder of the reward model. Configuration problems are raised before anything is started."""
-    problems = [p for part in (run, tiny, config, strategy_config) for p in range_problems(part)]
+    parts = (run, tiny, config, strategy_config)
+    problems = [p for part in parts for p in range_problems(part)]
     problems += strategy_config.problems()
-    folder = output_folder_problem(run.save_path)
+    folder = run_folder_problem(run.save_path)
     problems += [f"--save_path: {folder}"] if folder else []
     if config.train_batch_size % launched_world_size():
         problems.append(
@@ -47,7 +50,22 @@ def run_reward_model(run: Any, tiny: Any, config: RewardModelConfig, strategy_co
     quiet_libraries()
     strategy = DeepspeedStrategy(strategy_config, seed=run.seed)
     seed_everything(run.seed)
+    with claimed_run_folder(Path(run.save_path), is_main=strategy.is_main):
+        return _train(run, tiny, config, strategy, demos, parts)
+
+
+def _train(
+    run: Any,
+    tiny: Any,
+    config: RewardModelConfig,
+    strategy: DeepspeedStrategy,
+    demos: Demonstrations,
+    parts: Sequence[Any],
+) -> Path:
+    """Of a configuration that has been checked; `parts` are all groups of flags."""
     save_path, pretrain = Path(run.save_path), Path(run.pretrain)
+    if strategy.is_main:
+        write_config_file(save_path, parts)
     if run.pretrain == "tiny":
         pretrain = save_path / "start"
         if strategy.is_main:
@@ -56,10 +74,7 @@ def run_reward_model(run: Any, tiny: Any, config: RewardModelConfig, strategy_co
     model = RewardModel.from_policy(pretrain, run.unnorm_key)
     env = EnvConfig().completed(demos.env_args | {"cameras": list(run.cameras or demos.env_args["cameras"])})
     record = PolicyRecord(env, tuple(demos.states_learned_from))
-    parts = (run, tiny, config, strategy_config)
     trainer = RewardModelTrainer(model, demos, strategy, config, save_path, record)
-    if strategy.is_main:
-        write_config_file(save_path, parts)
     trainer.logger.describe(parts, outcomes=("reward_model/auroc",))
     metrics = trainer.fit()
     result = save_path / "reward_model"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
@@ -25,7 +25,7 @@ from rlvla.utils.arguments import range_problems
 from rlvla.utils.config_file import write_config_file
 from rlvla.utils.errors import ConfigError, require
 from rlvla.utils.logging import duration, quiet_libraries, table
-from rlvla.utils.runs import output_folder_problem
+from rlvla.utils.run_folder import claimed_run_folder, run_folder_problem
 from rlvla.utils.seeding import seed_everything
 from rlvla.utils.strategy import DeepspeedStrategy, StrategyConfig, launched_rank, launched_world_size
 
@@ -42,7 +42,8 @@ def run_sft(
 
     Every configuration problem is raised before anything is started.
     """
-    problems = [p for part in (run, tiny, config, actor_config, strategy_config) for p in range_problems(part)]
+    parts = (run, tiny, config, actor_config, strategy_config)
+    problems = [p for part in parts for p in range_problems(part)]
     problems += _problems(run, config) + strategy_config.problems()
     demos = None
     try:
@@ -66,30 +67,37 @@ def run_sft(
     if config.use_wandb:
         require("wandb", extra="wandb")
     quiet_libraries()
-    start = time.perf_counter()
     strategy = DeepspeedStrategy(strategy_config, seed=run.seed)
     seed_everything(run.seed)
+    with claimed_run_folder(Path(run.save_path), is_main=strategy.is_main):
+        return _train(run, tiny, config, actor_config, strategy, demos, [*parts, custom])
+
+
+def _train(
+    run: Any,
+    tiny: Any,
+    config: SFTConfig,
+    actor_config: ActorConfig,
+    strategy: DeepspeedStrategy,
+    demos: Demonstrations,
+    parts: Sequence[Any],
+) -> Path:
+    """Of a configuration that has been checked; `parts` are all groups of flags."""
+    start = time.perf_counter()
     save_path = Path(run.save_path)
     pretrain = Path(run.pretrain)
+    if strategy.is_main:
+        write_config_file(save_path, parts)
     if run.pretrain == "tiny":
         pretrain = save_path / "start"
         if strategy.is_main:
             new_tiny(pretrain, demos, run, tiny, run.model_variant)
         strategy.barrier()
     overrides = _overrides(pretrain, run, tiny)
-    try:
-        actor = Actor.from_pretrained(pretrain, actor_config, unnorm_key=run.unnorm_key, **overrides)
-    except ConfigError:
-        strategy.barrier()
-        if run.pretrain == "tiny" and strategy.is_main:  # the corrected command may use the folder
-            shutil.rmtree(save_path)
-        raise
+    actor = Actor.from_pretrained(pretrain, actor_config, unnorm_key=run.unnorm_key, **overrides)
     actor.forget_action_heads()
     record = _record(demos, run, actor, recorded_environment(pretrain).get("learned_from", []))
-    parts = (run, tiny, config, actor_config, strategy_config, custom)
     trainer = SFTTrainer(actor, demos, strategy, config, save_path, record)
-    if strategy.is_main:
-        write_config_file(save_path, parts)
     trainer.logger.describe(parts, outcomes=("sft/accuracy",))
     metrics = trainer.fit()
     policy = save_path / "policy"
@@ -125,7 +133,7 @@ def _record(demos: Demonstrations, run: Any, actor: Actor, before: list[list[int
 
 def _problems(run: Any, config: SFTConfig) -> list[str]:
     problems = []
-    folder = output_folder_problem(run.save_path)
+    folder = run_folder_problem(run.save_path)
     if folder:
         problems.append(f"--save_path: {folder}")
     world = launched_world_size()

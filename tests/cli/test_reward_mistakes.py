@@ -42,9 +42,17 @@ def test_a_reward_function_that_raises(policy_folder: Path, tmp_path: Path) -> N
     mine.write_text("def score(samples):\n    best = samples[0].finish_step / 0\n    return [best]\n")
     words = ["--pretrain", str(policy_folder), "--save_path", str(tmp_path / "ppo"), "--num_episodes", "8"]
     words += ["--rollout_batch_size", "8", "--train_batch_size", "8", "--num_envs", "1", "--eval_episodes", "1"]
-    words += ["--no-val_before_train", "--no-use_tensorboard", "--reward", "reward_fn:1"]
+    words += ["--no-val_before_train", "--no-use_tensorboard"]
     done = subprocess.run(
-        [sys.executable, str(ROOT / "cli" / "train_ppo_vla.py"), *words, "--reward_fn", f"{mine}:score"],
+        [
+            sys.executable,
+            str(ROOT / "cli" / "train_ppo_vla.py"),
+            *words,
+            "--reward",
+            "reward_fn:1",
+            "--reward_fn",
+            f"{mine}:score",
+        ],
         capture_output=True,
         text=True,
         timeout=300,
@@ -54,3 +62,8 @@ def test_a_reward_function_that_raises(policy_folder: Path, tmp_path: Path) -> N
     assert done.stderr.count("Traceback") == 0 and "ppo_trainer.py" not in done.stderr
     assert f'File "{mine}", line 2, in score' in done.stderr and "ZeroDivisionError" in done.stderr
     assert "best = samples[0].finish_step / 0" in done.stderr
+    assert (tmp_path / "ppo" / "metrics.jsonl").exists()
+    with (tmp_path / "ppo" / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 1, "of_the_run": "before"}\n')
+    train_ppo_vla.main([*words, "--reward", "success"])  # the corrected command, in the same folder
+    assert (tmp_path / "ppo" / "policy").is_dir() and "before" not in (tmp_path / "ppo" / "metrics.jsonl").read_text()

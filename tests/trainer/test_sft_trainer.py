@@ -170,14 +170,19 @@ def test_the_policy_knows_what_it_saw(policy_folder: Path, demos: Demonstrations
     assert json.loads((policy_folder / "dataset_statistics.json").read_text()) == demos.statistics
 
 
-def test_statistics_that_cannot_be_used_leave_nothing_behind(
+def test_statistics_that_cannot_be_used_do_not_block_the_folder(
     demos_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    """Otherwise the corrected command would be refused, as the folder holds another run."""
     copied = shutil.copytree(demos_file.parent, tmp_path / "demos")
     statistics = copied / "dataset_statistics.json"
-    statistics.write_text(json.dumps(json.loads(statistics.read_text())["toy_reach"]))
+    right = statistics.read_text()
+    statistics.write_text(json.dumps(json.loads(right)["toy_reach"]))
+    words = ["--demos", str(copied / "demos.hdf5"), "--save_path", str(tmp_path / "run"), "--action_chunk_len", "4"]
+    words += ["--tiny_vision_dim", "16", "--tiny_llm_dim", "32", "--tiny_llm_layers", "1", "--max_epochs", "1"]
     with pytest.raises(SystemExit):
-        main(["--demos", str(copied / "demos.hdf5"), "--save_path", str(tmp_path / "run"), "--action_chunk_len", "4"])
+        main([*words, "--no-use_tensorboard"])
     assert "statistics" in capsys.readouterr().err
-    assert not (tmp_path / "run").exists()
+    statistics.write_text(right)
+    main([*words, "--no-use_tensorboard"])
+    assert (tmp_path / "run" / "policy").is_dir()
+    assert "it is replaced" in capsys.readouterr().out
