@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 import subprocess
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -56,23 +59,52 @@ def test_started_on_each_machine_without_ssh(policy_folder: Path, tmp_path: Path
     trained_on_two_ranks(tmp_path / "run")
 
 
-def why_no_ssh() -> str | None:
-    """What is missing for the launcher to reach this machine over ssh, or None."""
-    for program in ("ssh", "pdsh"):
-        if shutil.which(program) is None:
-            return f"{program} is not installed"
-    words = ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=3", "localhost", "true"]
-    done = subprocess.run(words, capture_output=True, text=True, stdin=subprocess.DEVNULL)
-    return None if done.returncode == 0 else f"ssh localhost does not work: {done.stderr.strip().splitlines()[-1:]}"
+def as_options(settings: list[str]) -> list[str]:
+    return [word for setting in settings for word in ("-o", setting)]
 
 
-def test_over_ssh(policy_folder: Path, tmp_path: Path) -> None:
-    missing = why_no_ssh()
-    if missing:
-        pytest.skip(missing)
-    (tmp_path / "hosts").write_text("localhost slots=2\n")
-    command = [LAUNCHER, "--hostfile", str(tmp_path / "hosts"), "--force_multi", "--master_addr", "127.0.0.1"]
-    command += ["--master_port", free_port(), *training(policy_folder, tmp_path / "run")]
+@pytest.fixture
+def ssh_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The port of an ssh server of this test's own, on this machine, that pdsh enters with a key of this test's own."""
+    server = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin:/usr/local/sbin")
+    missing = [name for name in ("ssh", "ssh-keygen", "pdsh") if shutil.which(name) is None] + ["sshd"] * (not server)
+    if missing or server is None:
+        pytest.skip(f"{', '.join(missing)} not installed (apt-get install openssh-server pdsh)")
+    keys, port = tmp_path / "keys", free_port()
+    keys.mkdir(mode=0o700)
+    for name in ("host", "user"):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(keys / name)], check=True)
+    client = ["UserKnownHostsFile=/dev/null", "StrictHostKeyChecking=no", "BatchMode=yes", "LogLevel=ERROR"]
+    options = ["-i", str(keys / "user"), *as_options(client)]
+    settings = [f"ListenAddress=127.0.0.1:{port}", f"HostKey={keys}/host", f"AuthorizedKeysFile={keys}/user.pub"]
+    settings += ["StrictModes=no", "PidFile=none", "UsePAM=no", "PasswordAuthentication=no", "PermitRootLogin=yes"]
+    if os.geteuid() == 0:
+        Path("/run/sshd").mkdir(exist_ok=True)  # where a server that is root's separates its privileges
+    command = [server, "-D", "-e", "-f", "/dev/null", *as_options(settings)]
+    entering = ["ssh", "-p", port, *options, "127.0.0.1", "true"]
+    log = tmp_path / "sshd.log"
+    with log.open("w") as printed, subprocess.Popen(command, stdout=printed, stderr=printed) as process:
+        try:
+            for _ in range(20):
+                if subprocess.run(entering, stdin=subprocess.DEVNULL).returncode == 0:
+                    break
+                time.sleep(0.2)
+            else:
+                pytest.skip(f"no way in over ssh: {log.read_text().strip()[-300:]}")
+            monkeypatch.setenv("PDSH_SSH_ARGS_APPEND", " ".join(options))
+            yield port
+        finally:
+            process.terminate()
+
+
+def test_over_ssh(policy_folder: Path, tmp_path: Path, ssh_port: str) -> None:
+    """Started once; the launcher enters both "machines" over ssh."""
+    (tmp_path / "hosts").write_text("127.0.0.1 slots=1\nlocalhost slots=1\n")
+    command = [LAUNCHER, "--hostfile", str(tmp_path / "hosts"), "--master_addr", "127.0.0.1", "--no_ssh_check"]
+    command += ["--ssh_port", ssh_port, "--master_port", free_port(), *training(policy_folder, tmp_path / "run")]
     done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     trained_on_two_ranks(tmp_path / "run")
+    printed = done.stdout + done.stderr
+    speaking = {line.split(":")[0] for line in printed.splitlines()}  # pdsh writes the machine before each line
+    assert {"127.0.0.1", "localhost"} <= speaking
