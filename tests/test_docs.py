@@ -28,6 +28,8 @@ OTHER_FLAGS = LAUNCHER_FLAGS | {
     "--master_addr",
     "--log_level",
     "--no_ssh",
+    "--no_ssh_check",
+    "--ssh_port",
     "--node_rank",
     "--help",
     "--logdir",
