@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -21,6 +21,7 @@ from rlvla.trainer.task_sampler import TaskSampler
 from rlvla.utils.strategy import DeepspeedStrategy
 
 Play = Callable[[list[EpisodeRequest]], list[Sample]]
+T = TypeVar("T")
 REASONS = ("accuracy_low", "accuracy_high", "zero_variance", "truncated", "stale", "incomplete")
 
 
@@ -42,7 +43,7 @@ class Collected:
     """What an iteration has to train on, on this rank.
 
     Attributes:
-        samples: the episodes to train on; none (on every rank) if fewer groups than ranks were kept.
+        samples: the episodes to train on; at least one, or none on every rank if fewer groups than ranks were kept.
         played: all episodes played for it.
         counts: kept_groups, carried_groups, dropped_<reason> of this rank, and rounds, which are equal on all.
         groups: groups to train on, over all ranks.
@@ -62,6 +63,30 @@ class _Round:
     played: list[Sample] = field(default_factory=list)
     dropped: dict[str, float] = field(default_factory=lambda: dict.fromkeys(REASONS, 0.0))
     rounds: int = 0
+
+
+def some_for_everyone(samples: Sequence[Sample], strategy: DeepspeedStrategy) -> tuple[list[Sample], int]:
+    """The samples of this rank, and the number of groups of all; where a rank has none, all groups are dealt out anew.
+
+    Ranks train together: one without samples would leave the others waiting. If there are fewer groups than ranks,
+    there are no samples on any rank, and 0 groups.
+    """
+    groups: dict[str, list[Sample]] = {}
+    for sample in samples:
+        groups.setdefault(sample.uid, []).append(sample)
+    fewest = -strategy.all_reduce({"n": -float(len(groups))}, "max")["n"]
+    if fewest:
+        return list(samples), int(strategy.all_reduce({"n": float(len(groups))}, "sum")["n"])
+    own, total = _dealt_out(list(groups.values()), strategy)
+    return [sample for group in own for sample in group], total
+
+
+def _dealt_out(items: Sequence[T], strategy: DeepspeedStrategy) -> tuple[list[T], int]:
+    """This rank's part of what all ranks pass, and the number of all; nothing and 0 if there is not one for each."""
+    everywhere = [item for part in strategy.gather_objects(items) for item in part]
+    if len(everywhere) < strategy.world_size:
+        return [], 0
+    return everywhere[strategy.rank :: strategy.world_size], len(everywhere)
 
 
 class GroupCollector:
@@ -87,8 +112,10 @@ class GroupCollector:
             groups = range(first, first + self._quota)
             played = play(self._sampler.draw(iteration, groups, self._batch.rollout_batch_size))
             samples, incomplete = self._comparable(played)
-            counts = {"kept_groups": float(self._quota - incomplete), "dropped_incomplete": incomplete, "rounds": 1.0}
-            return Collected(samples, played, counts, self._batch.rollout_batch_size)
+            kept = float(len({sample.uid for sample in samples}))
+            counts = {"kept_groups": kept, "dropped_incomplete": incomplete, "rounds": 1.0}
+            samples, total = some_for_everyone(samples, self._strategy)
+            return Collected(samples, played, counts, total)
         work = _Round([])
         for group in self._carried:
             self._keep_if_fresh(group, iteration, work)
@@ -151,11 +178,7 @@ class GroupCollector:
         chosen = work.kept[: self._quota]
         total = self._batch.rollout_batch_size
         if not complete:  # some rank lacks groups: all are shared out anew
-            everywhere = [group for part in self._strategy.gather_objects(chosen) for group in part]
-            total = len(everywhere)
-            chosen = everywhere[self._strategy.rank :: self._strategy.world_size]
-            if total < self._strategy.world_size:
-                chosen, total = [], 0
+            chosen, total = _dealt_out(chosen, self._strategy)
         counts = {"kept_groups": float(len(chosen)), "carried_groups": float(len(self._carried))}
         counts |= {f"dropped_{reason}": number for reason, number in work.dropped.items()}
         counts["rounds"] = float(work.rounds)

@@ -34,7 +34,7 @@ from rlvla.trainer.ema import WeightAverage
 from rlvla.trainer.eval_videos import record_videos
 from rlvla.trainer.evaluation import EvalResult, SuccessOnBar, evaluate
 from rlvla.trainer.experience_maker import ExperienceMaker
-from rlvla.trainer.group_collector import Collected, GroupCollector
+from rlvla.trainer.group_collector import Collected, GroupCollector, some_for_everyone
 from rlvla.trainer.guards import GuardConfig, Guards
 from rlvla.trainer.metrics import Metrics
 from rlvla.trainer.metrics_layout import ppo_layout
@@ -378,7 +378,7 @@ class PPOTrainer:
                 collected, baselines = self._collect(total, metrics)
         except BrokenOff:
             return  # a signal; the iteration starts anew when the run is continued
-        if self.config.schedule.dump_rollouts:
+        if self.config.schedule.dump_rollouts and collected.played:
             folder, rank, env = self._save_path / "rollouts", self.strategy.rank, self.config.record.env
             dump_rollouts(folder, self.iteration + 1, rank, collected.played, env, self._actor.module)
         of_rewards = self.strategy.all_reduce(self.rollout.rewards.metrics(), "sum")
@@ -442,20 +442,24 @@ class PPOTrainer:
             if self.config.algorithm.needs_greedy_episodes and collected.samples:
                 firsts = {sample.uid: sample for sample in reversed(collected.samples)}
                 greedy = {sample.uid: sample.score for sample in play(_requests(list(firsts.values())), greedy=True)}
-                # A greedy episode whose environment kept failing takes its group with it.
-                collected.samples = [sample for sample in collected.samples if sample.uid in greedy]
-                baselines = torch.tensor([greedy[sample.uid] for sample in collected.samples])
                 greedy_episodes = len(greedy)
-                metrics.mean({"rollout/greedy_score": sum(greedy.values()) / len(greedy)}, len(greedy))
-        measure_rollout(collected, stats, metrics)
+                mean_score = sum(greedy.values()) / max(1, greedy_episodes)
+                metrics.mean({"rollout/greedy_score": mean_score}, greedy_episodes)
+                # A greedy episode whose environment kept failing takes its group with it.
+                comparable = [sample for sample in collected.samples if sample.uid in greedy]
+                collected.samples, collected.groups = some_for_everyone(comparable, self.strategy)
+                greedy = {uid: score for part in self.strategy.gather_objects(greedy) for uid, score in part.items()}
+                baselines = torch.tensor([greedy[sample.uid] for sample in collected.samples])
+        measure_rollout(collected, stats, metrics, self.strategy)
         self._throughput.measure_rollout(collected.played, stats, metrics)
         metrics.total({"episodes": len(collected.played) + greedy_episodes})
         wanted = self.config.batch.rollout_batch_size
         if collected.groups < wanted:
-            rounds = self.config.filters.max_rollout_rounds
+            filters = self.config.filters
+            how = f"passed the filters in {filters.max_rollout_rounds} rounds" if filters.active else "did not fail"
             what = f"training on these {collected.groups}" if collected.groups else "no update"
             kept = "fewer groups than ranks" if not collected.groups else f"{collected.groups} of {wanted} groups"
-            self._say(f"iteration {self.iteration + 1}: {kept} passed the filters in {rounds} rounds; {what}")
+            self._say(f"iteration {self.iteration + 1}: {kept} {how}; {what}")
         return collected, baselines
 
     # ------------------------------------------------------------------ helpers

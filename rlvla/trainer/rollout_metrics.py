@@ -5,9 +5,10 @@ from __future__ import annotations
 from rlvla.rollout.stats import SUMMED, RolloutStats
 from rlvla.trainer.group_collector import Collected
 from rlvla.trainer.metrics import Metrics
+from rlvla.utils.strategy import DeepspeedStrategy
 
 
-def measure_rollout(collected: Collected, stats: RolloutStats, metrics: Metrics) -> None:
+def measure_rollout(collected: Collected, stats: RolloutStats, metrics: Metrics, strategy: DeepspeedStrategy) -> None:
     """Of all episodes played, whether they are trained on or not."""
     measured = stats.as_metrics()
     metrics.total({name: measured.pop(name) for name in SUMMED})
@@ -22,10 +23,14 @@ def measure_rollout(collected: Collected, stats: RolloutStats, metrics: Metrics)
         "rollout/episode_length": sum(s.finish_step for s in samples),
         "rollout/truncated": sum(s.truncated for s in samples),
     }
+    of_rewards: dict[str, float] = {}
     for name in samples[0].reward_components if samples else ():
-        sums[f"reward/{name}"] = float(sum(s.reward_components[name].sum() for s in samples))
+        of_rewards[f"reward/{name}"] = float(sum(s.reward_components[name].sum() for s in samples))
     for name in samples[0].reward_info if samples else ():
-        sums[f"reward/{name}"] = float(sum(s.reward_info[name] for s in samples))
+        of_rewards[f"reward/{name}"] = float(sum(s.reward_info[name] for s in samples))
+    # A rank without episodes does not know what is paid, and all must declare the same names.
+    known = {name for names in strategy.gather_objects(list(of_rewards)) for name in names}
+    sums |= {name: of_rewards.get(name, 0.0) for name in known}
     metrics.mean({name: value / max(1, n) for name, value in sums.items()}, n)
 
 

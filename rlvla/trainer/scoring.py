@@ -13,6 +13,7 @@ from rlvla.algorithms.kl import kl_penalty
 from rlvla.experience import Experience, Sample
 from rlvla.models.actor import Actor
 from rlvla.models.actor_critic import ActorCritic
+from rlvla.models.inputs import VLAInputs
 from rlvla.models.reference import ReferenceModel
 from rlvla.models.value_models import Critic, RewardModel
 from rlvla.trainer.algorithm_config import AlgorithmConfig
@@ -114,11 +115,15 @@ class Scorer:
         return self._passes(rows, lambda micro: {"values": engine(**inputs(micro))})["values"]
 
     def judge(self, samples: Sequence[Sample], coef: float, action_dim: int) -> list[Sample]:
-        """The episodes with the reward model's weighted score as a further component, at the last executed action."""
+        """The episodes with the reward model's weighted score as a further component, at the last executed action.
+
+        A rank without episodes takes part in the passes of the others.
+        """
         model = self.judges.reward_model
-        if model is None:
+        if model is None or not self._strategy.all_reduce({"n": float(len(samples))}, "max")["n"]:
             return list(samples)
-        opinion = self._passes(last_observations(samples), lambda micro: {"score": model.success_probability(micro)})
+        rows = last_observations(samples) if samples else _no_observation(model.inputs)
+        opinion = self._passes(rows, lambda micro: {"score": model.success_probability(micro)})
         judged = []
         for sample, score in zip(samples, opinion["score"]):
             component = torch.zeros_like(sample.rewards)
@@ -138,8 +143,23 @@ class Scorer:
         return {name: torch.cat([part[name] for part in parts])[: len(rows)] for name in parts[0]}
 
 
+def _no_observation(inputs: VLAInputs) -> Experience:
+    """A row that a model with these inputs can look at, and that means nothing."""
+    config = inputs.config
+    pictures = (1, config.num_images_in_input or 1, config.image_size, config.image_size, 3)
+    blank = torch.zeros(1, config.num_action_tokens, dtype=torch.bool)
+    return Experience(
+        images=torch.zeros(pictures, dtype=torch.uint8),
+        proprio=torch.zeros(1, config.proprio_dim) if config.use_proprio else None,
+        instructions=[""],
+        action_mask=blank,
+        policy_mask=blank,
+        value_mask=blank,
+    )
+
+
 def last_observations(samples: Sequence[Sample]) -> Experience:
-    """One row per episode with what came after its last action; only the observation fields matter."""
+    """One row per episode (at least one) with what came after its last action; only observation fields matter."""
     has_proprio = samples[0].last_proprio is not None
     blank = torch.zeros(len(samples), samples[0].action_mask.shape[1], dtype=torch.bool)
     return Experience(
