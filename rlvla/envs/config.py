@@ -17,6 +17,7 @@ from rlvla.envs.interpreter import (
 from rlvla.envs.registry import get_suite, list_tasks, ships_with_rlvla, suite_names
 from rlvla.envs.splits import (
     EVAL_PROTOCOLS,
+    LearnedStates,
     check_disjoint,
     eval_init_states,
     read_state_file,
@@ -237,20 +238,20 @@ class SplitConfig:
             )
         return range(start, stop)
 
-    def problems(self, tasks: Sequence[TaskSpec], n: int, learned_from: Sequence[range] = ()) -> list[str]:
+    def problems(self, tasks: Sequence[TaskSpec], n: int, learned_from: Sequence[LearnedStates] = ()) -> list[str]:
         """What is wrong with the split for these tasks and n evaluation states.
 
         Args:
             tasks: the tasks.
             n: evaluation states per task.
-            learned_from: states that the policy has already seen (demonstrations), checked as well.
+            learned_from: states that the policy has already seen; those of these tasks are checked as well.
         """
         found = []
         for task in tasks:
             try:
                 evaluated, trained = self.eval_states(task, n), self.train_states(task)
                 if self.eval_protocol != "shared":
-                    for seen in [trained, *learned_from]:
+                    for seen in [trained, *(seen.states for seen in learned_from if seen.of(task))]:
                         check_disjoint(seen, evaluated)
             except ConfigError as error:
                 found += error.problems

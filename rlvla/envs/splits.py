@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -12,6 +13,47 @@ from rlvla.utils.errors import ConfigError
 # heldout: evaluation states are never trained on. shared: both use all of them, as most published results do.
 EVAL_PROTOCOLS = ("heldout", "shared")
 HELD_OUT_FRACTION = 0.2
+
+
+@dataclass(frozen=True)
+class LearnedStates:
+    """Initial states `start`..`stop - 1` of a task, from which a policy has learned.
+
+    Attributes:
+        suite: the task's suite.
+        task_id: the task; None: it may be any of the suite.
+        start, stop: the states.
+    """
+
+    suite: str
+    task_id: int | None
+    start: int
+    stop: int
+
+    def of(self, task: TaskSpec) -> bool:
+        """Whether they are states of this task; equal numbers in another one are other states."""
+        return self.suite == task.suite and self.task_id in (None, task.task_id)
+
+    @property
+    def states(self) -> range:
+        """Their numbers."""
+        return range(self.start, self.stop)
+
+
+def learned_from_words(tasks: Sequence[TaskSpec], learned_from: Sequence[LearnedStates] | None) -> str:
+    """Where the training states of a policy lie, seen from the tasks that it is evaluated on; None: not recorded."""
+    if learned_from is None:
+        return "which initial states it was trained on is not recorded"
+    own = [seen for seen in learned_from if any(seen.of(task) for task in tasks)]
+    if own:
+        span = f"{min(seen.start for seen in own)}..{max(seen.stop for seen in own) - 1}"
+        known = sum(any(seen.of(task) for seen in own) for task in tasks)
+        which = f"{known} of these {len(tasks)} tasks" if known < len(tasks) else "each task"
+        return f"trained on initial states {span} of {tasks[0].name if len(tasks) == 1 else which}"
+    elsewhere = sorted({seen.suite for seen in learned_from} - {tasks[0].suite})
+    if elsewhere:
+        return f"trained in {', '.join(elsewhere)}; no initial state of these tasks was trained on"
+    return "no initial state of these tasks is recorded as trained on"
 
 
 def train_init_states(task: TaskSpec, protocol: str = "heldout") -> range:

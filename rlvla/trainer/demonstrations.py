@@ -19,6 +19,7 @@ from typing import Any
 import h5py
 import numpy as np
 
+from rlvla.envs.splits import LearnedStates
 from rlvla.trainer.libero_demonstrations import GRIPPER_DIM, is_libero, read_libero_episodes
 from rlvla.utils.errors import ConfigError
 from rlvla.utils.runs import write_json
@@ -145,6 +146,7 @@ class Demonstrations:
         rewards: per episode [S] float32; None where they are not recorded.
         seeds: per episode the seed it was played with; None where that is not known.
         control_freq: environment steps per second, where the files tell; see `control_frequency`.
+        learned_from: known initial states of several files, whose suites may differ; None: see `init_states`.
     """
 
     env_args: dict[str, Any]
@@ -161,6 +163,7 @@ class Demonstrations:
     rewards: list[np.ndarray] | None = None
     seeds: list[int] | None = None
     control_freq: float | None = None
+    learned_from: list[LearnedStates] | None = None
 
     @property
     def num_steps(self) -> int:
@@ -168,10 +171,16 @@ class Demonstrations:
         return sum(len(actions) for actions in self.actions)
 
     @property
-    def states_learned_from(self) -> list[tuple[int, int]]:
-        """[start, stop) of the initial states of the episodes, as far as they are known: one range, or none."""
-        states = [state for known in self.init_states if known != UNKNOWN_STATE for state in known[1:]]
-        return [(min(states), max(states) + 1)] if states else []
+    def states_learned_from(self) -> list[LearnedStates]:
+        """The initial states of the episodes, as far as they are known: one range for each task."""
+        if self.learned_from is not None:
+            return self.learned_from
+        states: dict[int, list[int]] = {}
+        for known in self.init_states:
+            if known != UNKNOWN_STATE:
+                states.setdefault(known[0], []).append(known[1])
+        suite = str(self.env_args.get("task_suite_name"))
+        return [LearnedStates(suite, task_id, min(own), max(own) + 1) for task_id, own in states.items()]
 
     @property
     def image_bytes(self) -> int:

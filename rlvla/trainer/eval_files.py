@@ -76,7 +76,7 @@ def as_markdown(findings: Findings) -> str:
                 parts += [
                     f"## {where}{evaluation.policy}, {result.mode}",
                     f"Protocol {result.protocol}, seed {evaluation.protocols[result.mode]['seed']}; "
-                    f"95 % Wilson intervals.{dropped}",
+                    f"{evaluation.trained_on + '; ' if evaluation.trained_on else ''}95 % Wilson intervals.{dropped}",
                     markdown_table(result.HEADERS, result.rows()),
                 ]
         parts += _comparisons(suite.comparisons, where)

@@ -30,6 +30,7 @@ class PolicyEvaluation:
         results: one per mode.
         videos: mode -> files.
         versions: of the packages that it was measured with.
+        trained_on: what is known of its training states (`learned_from_words`).
     """
 
     policy: str
@@ -38,6 +39,7 @@ class PolicyEvaluation:
     results: list[EvalResult]
     videos: dict[str, list[Path]] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=lambda: package_versions())
+    trained_on: str = ""
 
     def result(self, mode: str) -> EvalResult | None:
         """The figures of a mode, if it was evaluated."""
@@ -51,6 +53,7 @@ class PolicyEvaluation:
             "seed": next(iter(self.protocols.values()))["seed"],
             "temperature": next((p["temperature"] for p in self.protocols.values() if "temperature" in p), None),
             "versions": self.versions,
+            "trained_on": self.trained_on,
             "protocols": self.protocols,
             "videos": {mode: [str(path) for path in paths] for mode, paths in self.videos.items()},
             "results": [result.as_dict() for result in self.results],
@@ -66,6 +69,7 @@ class PolicyEvaluation:
             results=[EvalResult.from_dict(result) for result in content["results"]],
             videos={mode: [Path(p) for p in paths] for mode, paths in content.get("videos", {}).items()},
             versions=content.get("versions", {}),
+            trained_on=content.get("trained_on", ""),
         )
 
     @property

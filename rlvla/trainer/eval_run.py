@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlvla.envs.config import EnvConfig, SplitConfig
+from rlvla.envs.splits import learned_from_words
 from rlvla.envs.watchdog import WatchedPool
 from rlvla.envs.worker_config import WorkerConfig
 from rlvla.models.actor import Actor
@@ -22,6 +23,7 @@ from rlvla.trainer.eval_report import write_report
 from rlvla.trainer.eval_suites import Findings, SuiteEvaluation
 from rlvla.trainer.eval_videos import record_videos
 from rlvla.trainer.evaluation import EvalResult, evaluate
+from rlvla.trainer.policy_export import learned_states, recorded_environment
 from rlvla.trainer.setup import PolicyConfig, start_workers
 from rlvla.utils.logging import quiet_libraries
 from rlvla.utils.strategy import DeepspeedStrategy, StrategyConfig
@@ -90,7 +92,7 @@ def _evaluate_suite(suite: str, plan: SuitePlan, evaluation: _Evaluation) -> Sui
     found = SuiteEvaluation.of(played[0], [by_name[name] for name in config.compare])
     if strategy.is_main:
         for comparison in found.comparisons:
-            print(f"{suite}: {comparison.as_table()}" if evaluation.several else comparison.as_table())
+            print(f"{suite}: {comparison.as_table()}\n" if evaluation.several else f"{comparison.as_table()}\n")
     return found
 
 
@@ -104,6 +106,7 @@ def _play(
     rollout = RolloutEngine(
         pool, setting.env.env_kwargs(), {"success": 1.0}, evaluation.rollout, setting.tasks, setting.state_input
     )
+    trained_on = learned_from_words(setting.tasks, learned_states(recorded_environment(entrant.folder)))
     results: list[EvalResult] = []
     videos: dict[str, list[Path]] = {}
     for mode, temperature in modes_of(config).items():
@@ -142,9 +145,10 @@ def _play(
             videos[mode] = [video.path for video in recorded]
         if strategy.is_main:
             heading = [suite] * evaluation.several + [entrant.folder] * bool(config.compare)
-            print("\n".join([*([", ".join(heading)] if heading else []), result.as_table()]))
+            print("\n".join([*([", ".join(heading)] if heading else []), f"{result.as_table(trained_on)}\n"]))
     versions = package_versions(setting.env.simulator_versions())
-    return PolicyEvaluation(entrant.folder, setting.env.as_dict(), entrant.protocols, results, videos, versions)
+    environment = setting.env.as_dict()
+    return PolicyEvaluation(entrant.folder, environment, entrant.protocols, results, videos, versions, trained_on)
 
 
 def _all_videos(output: Path) -> Path:
@@ -161,7 +165,7 @@ def _video_folder(suite: str, policy: str, evaluation: _Evaluation) -> Path:
 def _finish(findings: Findings, evaluation: _Evaluation) -> None:
     """Tables over several suites, and the files."""
     for over_all in [*findings.results, *findings.comparisons]:
-        print(over_all.as_table())
+        print(f"{over_all.as_table()}\n")
     output = evaluation.output
     markdown = write_figures(output, findings)
     remove_journals(output)

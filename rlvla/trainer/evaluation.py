@@ -10,7 +10,7 @@ from rlvla.envs.base import TaskSpec
 from rlvla.envs.config import SplitConfig
 from rlvla.experience import Sample
 from rlvla.rollout import EpisodeRequest, RolloutEngine, RolloutPolicy
-from rlvla.utils.logging import progress_bar, table
+from rlvla.utils.logging import log, progress_bar, table
 from rlvla.utils.seeding import derive_seed
 from rlvla.utils.statistics import mean_interval, wilson_interval
 from rlvla.utils.stopping import BrokenOff
@@ -162,10 +162,11 @@ class EvalResult:
 
     HEADERS = ("task", "n", "success at end [95 %]", "success once [95 %]", "steps", "lost again")
 
-    def as_table(self) -> str:
-        """For the terminal."""
-        dropped = f"; {self.dropped} EPISODES COULD NOT BE PLAYED and are in no figure" if self.dropped else ""
-        return f"{table(self.HEADERS, self.rows())}\n({self.mode}, protocol {self.protocol}{dropped})"
+    def as_table(self, note: str = "") -> str:
+        """For the terminal; the note stands below it, behind mode and protocol."""
+        notes = [f"{self.mode}, protocol {self.protocol}", *filter(None, [note])]
+        notes += [f"{self.dropped} EPISODES COULD NOT BE PLAYED and are in no figure"] if self.dropped else []
+        return f"{table(self.HEADERS, self.rows())}\n({'; '.join(notes)})"
 
 
 class Journal(Protocol):
@@ -213,8 +214,11 @@ def evaluate(
     known = {(outcome.task_id, outcome.init_state_id) for outcome in done}
     open_requests = [r for r in requests if (r.task_id, r.init_state_id) not in known]
     own = open_requests[strategy.rank :: strategy.world_size]
-    with progress_bar(len(own), description, enabled=strategy.is_main) as bar:
-        show = SuccessOnBar(bar)
+    if done and strategy.is_main:
+        log.info(f"{description}: {len(done)} of {len(requests)} episodes are those of the interrupted evaluation")
+    taken_over = len(done) // strategy.world_size  # the bar is that of one rank
+    with progress_bar(taken_over + len(own), description, enabled=strategy.is_main, initial=taken_over) as bar:
+        show = SuccessOnBar(bar, [outcome.success_at_end for outcome in done])
 
         def on_sample(sample: Sample) -> None:
             show(sample)
@@ -300,11 +304,11 @@ def _figures(outcomes: Sequence[EpisodeOutcome]) -> tuple[Rate, Rate, float, flo
 
 
 class SuccessOnBar:
-    """Advances a progress bar by an episode and shows the success rate so far."""
+    """Advances a progress bar by an episode and shows the success rate so far, earlier outcomes included."""
 
-    def __init__(self, bar: Any):
+    def __init__(self, bar: Any, earlier: Sequence[bool] = ()):
         self._bar = bar
-        self._outcomes: list[bool] = []
+        self._outcomes = list(earlier)
 
     def __call__(self, sample: Sample) -> None:
         """Take in a finished episode."""

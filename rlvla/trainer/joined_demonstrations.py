@@ -93,6 +93,7 @@ def joined(parts: Sequence[Demonstrations]) -> Demonstrations:
         rewards=_all(parts, lambda part: part.rewards),
         seeds=_all(parts, lambda part: part.seeds),
         control_freq=first.control_freq,
+        learned_from=[states for part in parts for states in part.states_learned_from],
     )
 
 

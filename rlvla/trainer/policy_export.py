@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from rlvla.envs.config import EnvConfig
+from rlvla.envs.splits import LearnedStates
 from rlvla.rewards import StateInputSettings
 from rlvla.utils.durable_files import put_in_place
 from rlvla.utils.errors import ConfigError
@@ -26,17 +27,18 @@ class PolicyRecord:
 
     Attributes:
         env: suite, cameras and options.
-        learned_from: [start, stop) of the initial states, so that no evaluation can reuse them unnoticed.
+        learned_from: initial states, so that no evaluation can reuse them unnoticed.
         machine_state: how it was told the state of a reward machine; None: not at all.
     """
 
     env: EnvConfig
-    learned_from: tuple[tuple[int, int], ...]
+    learned_from: tuple[LearnedStates, ...]
     machine_state: StateInputSettings | None = None
 
     def write(self, folder: Path) -> None:
         """Note it in a checkpoint folder."""
-        seen = sorted({tuple(bounds) for bounds in self.learned_from})
+        order = sorted(set(self.learned_from), key=lambda s: (s.suite, -1 if s.task_id is None else s.task_id, s.start))
+        seen = [asdict(states) for states in order]
         content = self.env.as_dict() | {"cameras": list(self.env.camera_names), "learned_from": seen}
         if self.machine_state is not None:
             content[MACHINE_STATE] = self.machine_state.as_dict()
@@ -65,3 +67,17 @@ def recorded_environment(folder: str | Path) -> dict[str, Any]:
         return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     except ValueError as error:
         raise ConfigError(f"{path} is not valid JSON ({error}); copy the checkpoint again") from error
+
+
+def learned_states(recorded: dict[str, Any]) -> list[LearnedStates] | None:
+    """Initial states that a policy has learned from, out of its `recorded_environment`; None where nothing tells.
+
+    Records written before suite and task were noted hold pairs [start, stop): states of any task of their suite.
+    """
+    if "learned_from" not in recorded:
+        return None
+    suite = str(recorded.get("task_suite_name"))
+    return [
+        LearnedStates(**seen) if isinstance(seen, dict) else LearnedStates(suite, None, *seen)
+        for seen in recorded["learned_from"]
+    ]

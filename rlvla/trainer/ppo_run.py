@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvla.envs.config import EnvConfig, SplitConfig
+from rlvla.envs.splits import LearnedStates
 from rlvla.envs.worker_config import WorkerConfig
 from rlvla.models.actor import ActorConfig
 from rlvla.models.inputs import VLAInputs
@@ -30,7 +31,7 @@ from rlvla.trainer.early_stopping import early_stopping_problems
 from rlvla.trainer.guards import GuardConfig
 from rlvla.trainer.micro_batching import row_tokens
 from rlvla.trainer.model_checks import actor_problems, check_tokens_mean_something, mismatch_with_policy
-from rlvla.trainer.policy_export import PolicyRecord, recorded_environment
+from rlvla.trainer.policy_export import PolicyRecord, learned_states, recorded_environment
 from rlvla.trainer.ppo_checks import algorithm_problems, batch_problems
 from rlvla.trainer.ppo_trainer import PPOConfig, PPOTrainer
 from rlvla.trainer.reward_setup import reward_problems, tie_to_learner, waits_on_host
@@ -310,11 +311,11 @@ def run_ppo(flags: PPORun) -> PPOTrainer | None:
 
 def _record(flags: PPORun, setting: Setting) -> PolicyRecord:
     """What the trained policy sees, and the initial states it and its start have learned from."""
-    before = recorded_environment(flags.policy.pretrain).get("learned_from", [])
-    states = [flags.split.train_states(task) for task in setting.tasks]
-    learned_from = [*(tuple(bounds) for bounds in before), *((s.start, s.stop) for s in states)]
+    before = learned_states(recorded_environment(flags.policy.pretrain)) or []
+    now = [(task, flags.split.train_states(task)) for task in setting.tasks]
+    own = [LearnedStates(task.suite, task.task_id, states.start, states.stop) for task, states in now]
     told = setting.state_input.settings if setting.state_input else None
-    return PolicyRecord(setting.env, tuple(learned_from), told)
+    return PolicyRecord(setting.env, (*before, *own), told)
 
 
 def _conclude(trainer: PPOTrainer, flags: PPORun, save_path: Path) -> None:

@@ -410,7 +410,7 @@ class PPOTrainer:
         values |= {f"total/{name}": value for name, value in self.totals.items()}
         if self.iteration % self.config.schedule.logging_steps == 0:
             self.logger.log(values, self.iteration)
-            self._say(iteration_line(self.iteration, total, values))
+            self._say(iteration_line(self.iteration, total, values, self.config.reward_weights()))
 
     def _collect(self, total: int, metrics: Metrics) -> tuple[Collected, torch.Tensor | None]:
         """Play the groups of an iteration, and the greedy episodes that `remax` compares them with."""

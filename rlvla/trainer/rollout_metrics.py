@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from rlvla.rollout.stats import SUMMED, RolloutStats
 from rlvla.trainer.group_collector import Collected
 from rlvla.trainer.metrics import Metrics
@@ -34,10 +36,16 @@ def measure_rollout(collected: Collected, stats: RolloutStats, metrics: Metrics,
     metrics.mean({name: value / max(1, n) for name, value in sums.items()}, n)
 
 
-def iteration_line(iteration: int, total: int, metrics: dict[str, float]) -> str:
-    """What is printed after an iteration, counted from 1, of so many."""
+SUCCESS_ALONE = {"success": 1.0}  # weights of the rewards, with which reward and success are one number
+
+
+def iteration_line(
+    iteration: int, total: int, metrics: dict[str, float], weights: Mapping[str, float] = SUCCESS_ALONE
+) -> str:
+    """What is printed after an iteration, counted from 1, of so many; `weights` are those of the reward sources."""
     shown = {
         "success": ("rollout/success_at_end", ".2f"),
+        **({} if weights == SUCCESS_ALONE else {"reward": ("reward/total", ".3g")}),
         "entropy": ("actor/entropy", ".3f"),
         "kl": ("actor/ppo_kl", ".4f"),
         "clipped": ("actor/pg_clipfrac", ".3f"),

@@ -24,7 +24,7 @@ from rlvla.models.vla.processing_openvla import load_tokenizer
 from rlvla.rewards import RewardConfig, StateInput
 from rlvla.trainer.machine_state import state_input_of
 from rlvla.trainer.model_checks import checkpoint_overrides, statistics_problems
-from rlvla.trainer.policy_export import recorded_environment
+from rlvla.trainer.policy_export import learned_states, recorded_environment
 from rlvla.utils.arguments import arg
 from rlvla.utils.errors import ConfigError
 
@@ -112,8 +112,7 @@ def check_setting(
         # A checkpoint that is not there cannot tell the suite: one problem, not two.
         if env.task_suite_name is not None or config is not None:
             tasks = env.tasks()
-            seen = [range(*bounds) for bounds in recorded.get("learned_from", [])]
-            problems += split.problems(tasks, eval_episodes, seen)
+            problems += split.problems(tasks, eval_episodes, learned_states(recorded) or ())
     except ConfigError as error:
         problems += error.problems
     if config is not None and tasks:

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from rlvla.envs.config import EnvConfig
+from rlvla.envs.splits import LearnedStates
 from rlvla.models.actor import Actor, ActorConfig
 from rlvla.models.inputs import VLAInputs
 from rlvla.models.vla.tiny import LLM_HEAD_WIDTH, build_tiny, default_heads
@@ -18,7 +19,7 @@ from rlvla.trainer.demonstrations import Demonstrations
 from rlvla.trainer.dry_run import sft_report
 from rlvla.trainer.joined_demonstrations import read_several
 from rlvla.trainer.model_checks import actor_problems, checkpoint_overrides, mismatch_with_policy
-from rlvla.trainer.policy_export import PolicyRecord, recorded_environment
+from rlvla.trainer.policy_export import PolicyRecord, learned_states, recorded_environment
 from rlvla.trainer.setup import check_checkpoint
 from rlvla.trainer.sft_trainer import SFTConfig, SFTTrainer
 from rlvla.utils.arguments import range_problems
@@ -96,7 +97,7 @@ def _train(
     overrides = _overrides(pretrain, run, tiny)
     actor = Actor.from_pretrained(pretrain, actor_config, unnorm_key=run.unnorm_key, **overrides)
     actor.forget_action_heads()
-    record = _record(demos, run, actor, recorded_environment(pretrain).get("learned_from", []))
+    record = _record(demos, run, actor, learned_states(recorded_environment(pretrain)) or [])
     trainer = SFTTrainer(actor, demos, strategy, config, save_path, record)
     trainer.logger.describe(parts, outcomes=("sft/accuracy",))
     metrics = trainer.fit()
@@ -121,14 +122,13 @@ def _inputs_of(run: Any, tiny: Any, demos: Demonstrations) -> VLAInputs:
         return VLAInputs.from_pretrained(folder, config=config, unnorm_key=key)
 
 
-def _record(demos: Demonstrations, run: Any, actor: Actor, before: list[list[int]]) -> PolicyRecord:
+def _record(demos: Demonstrations, run: Any, actor: Actor, before: Sequence[LearnedStates]) -> PolicyRecord:
     """What the trained policy sees, and the initial states it and its start have learned from."""
     seen_as = {
         "cameras": list(run.cameras or demos.env_args["cameras"]),
         "use_proprio": bool(actor.inputs.config.use_proprio),
     }
-    learned_from = (*(tuple(bounds) for bounds in before), *demos.states_learned_from)
-    return PolicyRecord(EnvConfig().completed(demos.env_args | seen_as), learned_from)
+    return PolicyRecord(EnvConfig().completed(demos.env_args | seen_as), (*before, *demos.states_learned_from))
 
 
 def _problems(run: Any, config: SFTConfig) -> list[str]:

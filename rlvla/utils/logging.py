@@ -79,8 +79,11 @@ def read_metrics(folder: Path) -> list[dict[str, float]]:
     return [by_step[step] for step in sorted(by_step)]
 
 
-def progress_bar(total: int, description: str, *, enabled: bool = True, unit: str = "episode") -> Any:
-    """A tqdm bar on standard error; silent when disabled (ranks other than the main one) or with --quiet."""
+def progress_bar(total: int, description: str, *, enabled: bool = True, unit: str = "episode", initial: int = 0) -> Any:
+    """A tqdm bar on standard error; silent when disabled (ranks other than the main one) or with --quiet.
+
+    `initial` of the total have been done before; the speed is that of the others.
+    """
     from tqdm import tqdm
 
     # Without a terminal a bar would fill a log file: one refresh every half minute is enough there.
@@ -89,6 +92,7 @@ def progress_bar(total: int, description: str, *, enabled: bool = True, unit: st
         total=total,
         desc=description,
         unit=unit,
+        initial=initial,
         disable=not enabled or _quiet,
         mininterval=interval,
         leave=False,

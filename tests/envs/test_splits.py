@@ -1,4 +1,4 @@
-import dataclasses
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,14 +7,14 @@ from hypothesis import strategies as st
 
 from rlvla.envs import list_tasks
 from rlvla.envs.config import SplitConfig
-from rlvla.envs.splits import check_disjoint, eval_init_states, train_init_states
+from rlvla.envs.splits import LearnedStates, check_disjoint, eval_init_states, learned_from_words, train_init_states
 from rlvla.utils.errors import ConfigError
 
 TOY = list_tasks("toy_reach")[0]
 
 
 def task_with(count):
-    return dataclasses.replace(TOY, num_init_states=count)
+    return replace(TOY, num_init_states=count)
 
 
 def test_the_last_fifth_is_held_out():
@@ -82,3 +82,25 @@ def test_states_from_a_file(tmp_path: Path) -> None:
         SplitConfig(eval_states_file="x", eval_init_states=(0, 9)).eval_states(TOY, 1)
     with pytest.raises(ConfigError, match="cannot be read"):
         SplitConfig(eval_states_file=str(tmp_path / "none")).eval_states(TOY, 1)
+
+
+def test_states_of_other_tasks_are_other_states() -> None:
+    evaluated = eval_init_states(TOY, "heldout", 10)
+    same = LearnedStates("toy_reach", 0, evaluated[0], evaluated[-1] + 1)
+    others = [replace(same, suite="other"), replace(same, task_id=1)]
+    assert SplitConfig().problems([TOY], 10, others) == []
+    for seen in (same, replace(same, task_id=None)):
+        (problem,) = SplitConfig().problems([TOY], 10, [*others, seen])
+        assert "10 initial states are used for training and for evaluation" in problem
+    assert SplitConfig(eval_protocol="shared").problems([TOY], 10, [same]) == []
+
+
+def test_it_is_said_where_a_policy_was_trained() -> None:
+    seen = LearnedStates("toy_reach", 0, 0, 8000)
+    tasks = [TOY, replace(TOY, task_id=1, name="push")]
+    assert learned_from_words([TOY], [seen]) == "trained on initial states 0..7999 of reach"
+    assert learned_from_words(tasks, [seen]).endswith("0..7999 of 1 of these 2 tasks")
+    assert learned_from_words(tasks, [seen, replace(seen, task_id=1, stop=9)]).endswith("0..7999 of each task")
+    assert learned_from_words([TOY], [replace(seen, suite="lift")]).startswith("trained in lift; no initial state")
+    assert learned_from_words([TOY], [replace(seen, task_id=1)]).startswith("no initial state")
+    assert "not recorded" in learned_from_words([TOY], None)

@@ -50,7 +50,10 @@ def test_baselines_play_the_same_episodes(
     text = output.with_suffix(".md").read_text()
     assert f"## {policy_folder}, greedy" in text and f"## {policy_folder} minus {other_policy} (sampled" in text
     assert "| reach | 6 |" in text and "Measured with rlvla" in text
-    assert "minus" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "minus" in told and told.count(")\n\n") == 6, "a blank line after each table"
+    assert content["trained_on"].startswith("trained on initial states") and f"{content['trained_on']})\n\n" in told
+    assert content["trained_on"] in text
     # An earlier result takes the place of its policy.
     main(["--pretrain", str(other_policy), "--compare", str(output), *ARGS])
     again = json.loads((other_policy / "eval.json").read_text())
@@ -109,8 +112,12 @@ def test_a_killed_evaluation_continues(
         with pytest.raises(SystemExit, match="130"):
             main([*argv, "--output", str(output)])
         assert not output.exists() and not output.with_suffix(".md").exists()
+        capsys.readouterr()
         main([*argv, "--output", str(output)])  # what is left is 3 of 12
     assert len(played) == 12
+    told, bars = capsys.readouterr()
+    assert "evaluate greedy: 6 of 6 episodes are those of the interrupted evaluation" in told
+    assert "evaluate sampled: 3 of 6 episodes" in told and "| 3/6 [" in bars and "| 0/" not in bars
     assert json.loads(output.read_text())["results"] == json.loads((tmp_path / "whole.json").read_text())["results"]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["parts.json", "parts.md", "whole.json", "whole.md"]
 

@@ -52,6 +52,8 @@ def test_each_suite_is_as_if_it_were_alone(policy_folder: Path, tmp_path: Path, 
     ]
     videos = [path.relative_to(output.parent / "all_videos").parts for path in output.parent.rglob("*.mp4")]
     assert {parts[0] for parts in videos} == {"toy_reach", "mirrored_reach"} and {len(parts) for parts in videos} == {4}
+    trained_on = {suite: found["trained_on"] for suite, found in content["suites"].items()}
+    assert trained_on["toy_reach"].endswith("of reach") and "trained in toy_reach; no" in trained_on["mirrored_reach"]
     (comparison,) = content["comparisons"]
     at_end = [d for d in comparison["differences"] if d["measure"] == "success_at_end"]
     assert [(d["task"], d["n"], d["p_value"]) for d in at_end] == [
@@ -188,3 +190,17 @@ def test_a_suite_without_pairs_leaves_no_test_over_all() -> None:
     assert not comparison.paired and comparison.overall().p_value is None
     assert "THE PROTOCOLS DIFFER" in comparison.note() and "two: seed 0 and 5" in comparison.note()
     assert comparison.overall().low < 0.5 < comparison.overall().high
+
+
+def test_only_states_of_the_same_suite_were_trained_on(
+    policy_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    policy = Path(shutil.copytree(policy_folder, tmp_path / "policy"))
+    record = json.loads((policy / "rlvla_environment.json").read_text())
+    (seen,) = record["learned_from"]
+    record["learned_from"] = [seen | {"start": 0, "stop": 9000}]  # as training with --train_init_states notes it
+    (policy / "rlvla_environment.json").write_text(json.dumps(record))
+    argv = ["--pretrain", policy, *ARGS]
+    assert "are used for training and for evaluation" in refused(capsys, *argv)
+    main([str(word) for word in [*argv, "--task_suite_name", "mirrored_reach"]])
+    assert "no initial state of these tasks was trained on" in capsys.readouterr().out

@@ -62,8 +62,9 @@ def test_sft_learns_from_several_files(demos_file: Path, more_demos: Path, tmp_p
     kept = json.loads((tmp_path / "sft" / "policy" / STATISTICS_FILE).read_text())["toy_reach"]
     assert kept["num_trajectories"] == 46 and kept["num_transitions"] == joined.num_steps
     noted = json.loads((tmp_path / "sft" / "policy" / "rlvla_environment.json").read_text())["learned_from"]
-    states = [state for _, state in joined.init_states]
-    assert noted == [[min(states), max(states) + 1]]
+    states = [[state for _, state in part.init_states] for part in parts]
+    spans = sorted((min(own), max(own) + 1) for own in states)
+    assert [(seen["start"], seen["stop"]) for seen in noted] == spans
 
 
 def test_steps_and_decisions_are_mixed(more_demos: Path, changed: Callable[..., Path]) -> None:
@@ -102,7 +103,7 @@ def test_states_known_of_some_files_are_still_noted(
     sft([*argv, *TINY, "--action_chunk_len", "4", "--max_epochs", "1"])
     noted = json.loads((tmp_path / "sft" / "policy" / "rlvla_environment.json").read_text())["learned_from"]
     states = [state for _, state in known]
-    assert noted == [[min(states), max(states) + 1]] and min(states) >= 100
+    assert [(seen["start"], seen["stop"]) for seen in noted] == [(min(states), max(states) + 1)] and min(states) >= 100
 
 
 def test_what_does_not_agree_is_told_at_once(

@@ -2,25 +2,40 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from rlvla.envs import list_tasks
 from rlvla.envs.config import EnvConfig
-from rlvla.trainer.policy_export import ENVIRONMENT_FILE, PolicyRecord, recorded_environment
+from rlvla.envs.splits import LearnedStates
+from rlvla.trainer.policy_export import ENVIRONMENT_FILE, PolicyRecord, learned_states, recorded_environment
 from rlvla.utils.errors import ConfigError
+
+
+def seen(start: int, stop: int) -> LearnedStates:
+    return LearnedStates("toy_reach", 0, start, stop)
 
 
 def test_what_is_recorded_is_read_back(tmp_path: Path) -> None:
     env = EnvConfig(task_suite_name="toy_reach", image_size=32, use_proprio=True, max_steps=9)
-    PolicyRecord(env, ((0, 5), (7, 9), (0, 5))).write(tmp_path)
+    PolicyRecord(env, (seen(0, 5), seen(7, 9), LearnedStates("lift", None, 1, 2), seen(0, 5))).write(tmp_path)
     recorded = recorded_environment(tmp_path)
-    assert recorded["learned_from"] == [[0, 5], [7, 9]]
+    assert learned_states(recorded) == [LearnedStates("lift", None, 1, 2), seen(0, 5), seen(7, 9)]
     assert EnvConfig().completed(recorded) == EnvConfig(**{**env.as_dict(), "cameras": ("top",)})
 
 
 def test_nothing_recorded_is_nothing_known(tmp_path: Path) -> None:
-    assert recorded_environment(tmp_path) == {}
+    assert recorded_environment(tmp_path) == {} and learned_states({}) is None
+
+
+def test_records_of_before_name_states_of_any_task_of_their_suite() -> None:
+    recorded = {"task_suite_name": "toy_reach", "learned_from": [[9000, 9100]]}
+    (states,) = learned_states(recorded) or []
+    (task,) = list_tasks("toy_reach")
+    assert states.states == range(9000, 9100)
+    assert states.of(task) and states.of(replace(task, task_id=7)) and not states.of(replace(task, suite="robosuite"))
 
 
 def test_a_damaged_record_is_named(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from cli import train_ppo_vla
 from rlvla.trainer import experience_maker
+from rlvla.trainer.rollout_metrics import iteration_line
 from tests.rewards.judge_server import completion, judge_server
 
 
@@ -26,7 +27,9 @@ def train(policy_folder: Path, tmp_path: Path) -> Callable[..., list[dict]]:
     return run
 
 
-def test_components_are_logged_and_scheduled(train: Callable, tmp_path: Path) -> None:
+def test_components_are_logged_and_scheduled(
+    train: Callable, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     pytest.importorskip("openai", reason="the extra vlm is not installed")
     mine = tmp_path / "mine.py"
     mine.write_text("def score(samples):\n    return [1.0 for _ in samples]\n")
@@ -41,6 +44,14 @@ def test_components_are_logged_and_scheduled(train: Callable, tmp_path: Path) ->
     assert 0 <= first["reward/rm_progress"] <= 1 and first["reward/rm_regressions"] == 0
     parts = sum(first[f"reward/{name}"] for name in ("success", "rm", "reward_fn", "vlm"))
     assert first["reward/total"] == pytest.approx(parts, abs=1e-4)
+    assert f"success 0.00, reward {first['reward/total']:.3g}, " in capsys.readouterr().out
+
+
+def test_the_line_of_an_iteration_tells_the_reward_where_it_is_not_success() -> None:
+    values = {"rollout/success_at_end": 0.5, "reward/total": 0.5, "timing_s/rollout": 1.0, "timing_s/update": 1.0}
+    assert "success 0.50 (" in iteration_line(1, 2, values, {"success": 1.0})
+    for weights in ({"success": 2.0}, {"success": 1.0, "rm": 0.5}, {"rm": 1.0}):
+        assert "success 0.50, reward 0.5 (" in iteration_line(1, 2, values, weights)
 
 
 def test_gdpo_weighs_components_by_the_weights_of_the_iteration(

@@ -152,7 +152,9 @@ def test_what_was_learned_from_before_is_not_forgotten(
     policy = train(tmp_path / "run", demos_file, "--pretrain", str(start), "--max_epochs", "1")
     states = [state for _, state in demos.init_states]
     after = json.loads((policy / "rlvla_environment.json").read_text())
-    assert after["learned_from"] == [[min(states), max(states) + 1], [9000, 9100]]
+    before = {"suite": "toy_reach", "task_id": None, "start": 9000, "stop": 9100}
+    own = {"suite": "toy_reach", "task_id": 0, "start": min(states), "stop": max(states) + 1}
+    assert after["learned_from"] == [before, own]
 
 
 def test_a_policy_without_proprio_is_recorded_as_such(demos_file: Path, demos: Demonstrations, tmp_path: Path) -> None:
@@ -165,7 +167,8 @@ def test_a_policy_without_proprio_is_recorded_as_such(demos_file: Path, demos: D
 def test_the_policy_knows_what_it_saw(policy_folder: Path, demos: Demonstrations) -> None:
     record = json.loads((policy_folder / "rlvla_environment.json").read_text())
     states = [state for _, state in demos.init_states]
-    assert record["learned_from"] == [[min(states), max(states) + 1]]
+    span = {"start": min(states), "stop": max(states) + 1}
+    assert record["learned_from"] == [{"suite": "toy_reach", "task_id": 0, **span}]
     assert record["task_suite_name"] == "toy_reach" and record["use_proprio"] is True
     assert json.loads((policy_folder / "dataset_statistics.json").read_text()) == demos.statistics
 
