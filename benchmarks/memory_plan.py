@@ -32,7 +32,8 @@ from rlvla.trainer.metrics import Metrics
 from rlvla.trainer.updates import Updater
 from rlvla.utils.live_bytes import LiveBytes
 from rlvla.utils.logging import quiet_libraries, table
-from rlvla.utils.strategy import DeepspeedStrategy, StrategyConfig, launched_rank, launched_world_size
+from rlvla.utils.strategy import DeepspeedStrategy, StrategyConfig
+from rlvla.utils.strategy_config import launched_rank, launched_world_size
 
 ACTIONS = {"q01": [-1.0] * 7, "q99": [1.0] * 7, "min": [-1.0] * 7, "max": [1.0] * 7, "mask": [True] * 7}
 SIZES = {

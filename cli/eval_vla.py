@@ -20,11 +20,10 @@ limit_threads()
 
 from rlvla.envs.config import EnvConfig, SplitConfig
 from rlvla.envs.worker_config import WorkerConfig
-from rlvla.rollout import RolloutConfig
+from rlvla.rollout.config import RolloutConfig
 from rlvla.trainer.custom_modules import CustomConfig, parse_command_line
-from rlvla.trainer.eval_checks import EvalConfig
-from rlvla.trainer.eval_run import run_eval
-from rlvla.trainer.setup import PolicyConfig
+from rlvla.trainer.eval_config import EvalConfig
+from rlvla.trainer.policy_config import PolicyConfig
 from rlvla.utils.arguments import Parser, add_arguments, fail, from_namespace
 from rlvla.utils.commands import command
 from rlvla.utils.errors import ConfigError, MissingExtraError
@@ -52,6 +51,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser, namespace = parse_command_line(build_parser, argv)
     kinds = (PolicyConfig, EnvConfig, SplitConfig, EvalConfig, WorkerConfig, RolloutConfig, CustomConfig)
     parts = [from_namespace(kind, namespace, _SEVERAL_SUITES if kind is EnvConfig else ()) for kind in kinds]
+    from rlvla.trainer.eval_run import run_eval  # seconds of imports, which no mistyped flag should cost
+
     try:
         run_eval(*parts)
     except (ConfigError, MissingExtraError) as error:

@@ -17,9 +17,9 @@ from rlvla.utils.threads import limit_threads
 
 limit_threads()
 
-from rlvla.models.vla.configuration_openvla import MODEL_VARIANTS
+from rlvla.models.vla.choices import MODEL_VARIANTS
 from rlvla.models.vla.platforms import PLATFORMS
-from rlvla.trainer.setup import PLATFORM_HELP, VARIANT_HELP
+from rlvla.trainer.policy_config import PLATFORM_HELP, VARIANT_HELP
 from rlvla.utils.arguments import Parser, add_arguments, arg, from_namespace
 from rlvla.utils.commands import command
 
@@ -44,7 +44,7 @@ def build_parser() -> Parser:
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point; exits with status 1 where the folder cannot be trained."""
     config = from_namespace(InspectConfig, build_parser().parse_args(argv))
-    from rlvla.models import describe
+    from rlvla.models import describe  # seconds of imports, which no mistyped flag should cost
 
     described = describe(config.pretrain, model_variant=config.model_variant, platform=config.platform)
     print(described)

@@ -7,18 +7,30 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+if not __package__:  # run as a file, not as part of the installed package
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from rlvla.utils.threads import limit_threads
 
 limit_threads()
 
-from rlvla.trainer.replay_batch import ReplayConfig, run_replay
-from rlvla.utils.arguments import Parser, add_arguments, fail, from_namespace
+from rlvla.utils.arguments import Parser, add_arguments, arg, fail, from_namespace
 from rlvla.utils.commands import command
 from rlvla.utils.errors import ConfigError, MissingExtraError
+
+
+@dataclass(frozen=True)
+class ReplayConfig:
+    """What is looked at."""
+
+    batch: str = arg("runs/ppo/bad_batches/batch.pt", "file below bad_batches/ of a run folder", metavar="FILE")
+    pretrain: str = arg(
+        "runs/ppo/policy", "checkpoint folder of the policy (or critic) that the batch is given to", metavar="DIR"
+    )
+    unnorm_key: str | None = arg(None, "entry of the dataset statistics (default: the only one)", metavar="KEY")
 
 
 def build_parser() -> Parser:
@@ -32,9 +44,11 @@ def build_parser() -> Parser:
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point."""
     parser = build_parser()
-    namespace = parser.parse_args(argv)
+    config = from_namespace(ReplayConfig, parser.parse_args(argv))
+    from rlvla.trainer.replay_batch import run_replay  # seconds of imports, which no mistyped flag should cost
+
     try:
-        run_replay(from_namespace(ReplayConfig, namespace))
+        run_replay(Path(config.batch), Path(config.pretrain), config.unnorm_key)
     except (ConfigError, MissingExtraError) as error:
         fail(parser.prog, error)
 

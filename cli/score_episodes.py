@@ -17,12 +17,10 @@ from rlvla.utils.threads import limit_threads
 
 limit_threads()
 
-import rlvla.trainer.reward_setup  # noqa: F401  registers the learned source
 from rlvla.rewards import RewardConfig, RewardPlan
 from rlvla.trainer.custom_modules import CustomConfig, parse_command_line
 from rlvla.trainer.demonstrations import read_demonstrations
 from rlvla.trainer.recorded_episodes import recorded_env
-from rlvla.trainer.scored_episodes import draw_episode, score_recorded
 from rlvla.utils.arguments import Parser, add_arguments, arg, fail, from_namespace, range_problems
 from rlvla.utils.commands import command
 from rlvla.utils.errors import ConfigError, MissingExtraError
@@ -50,6 +48,10 @@ def build_parser() -> Parser:
 
 def run(config: ScoreConfig, rewards: RewardConfig) -> None:
     """Check everything, score, draw."""
+    # Seconds of imports, which no mistyped flag should cost; the first registers the learned source.
+    import rlvla.trainer.reward_setup  # noqa: F401
+    from rlvla.trainer.scored_episodes import draw_episode, score_recorded
+
     problems = range_problems(config) + range_problems(rewards)
     demos = plan = None
     try:

@@ -6,7 +6,6 @@ or without a launcher: python cli/train_ppo_vla.py ...
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,46 +19,45 @@ limit_threads()
 
 from rlvla.envs.config import EnvConfig, SplitConfig
 from rlvla.envs.worker_config import WorkerConfig
-from rlvla.models.actor import ActorConfig
+from rlvla.models.config import ActorConfig
 from rlvla.rewards.config import RewardConfig
-from rlvla.rewards.function import RewardFunctionError
-from rlvla.rewards.remote import RemoteRewardError
-from rlvla.rollout import RolloutConfig, TooManyDroppedError
+from rlvla.rollout.config import RolloutConfig
 from rlvla.trainer.config import (
     AlgorithmConfig,
     BatchConfig,
     CorrectionConfig,
     FilterConfig,
+    GuardConfig,
     OptimizationConfig,
+    RunConfig,
     ScheduleConfig,
 )
 from rlvla.trainer.custom_modules import CustomConfig, parse_command_line
-from rlvla.trainer.guards import GuardConfig
-from rlvla.trainer.ppo_run import PPORun, RunConfig, run_ppo
-from rlvla.trainer.setup import PolicyConfig
+from rlvla.trainer.policy_config import PolicyConfig
 from rlvla.utils.arguments import Parser, add_arguments, fail, from_namespace
 from rlvla.utils.commands import command
-from rlvla.utils.errors import ConfigError, MissingExtraError, TrainingHalted
+from rlvla.utils.errors import ConfigError, MissingExtraError, RunEnded
 from rlvla.utils.stopping import StopRequested, resume_command
-from rlvla.utils.strategy import StrategyConfig
+from rlvla.utils.strategy_config import StrategyConfig, launched_rank
 
+# From what is trained where, over how it learns, to how it runs: the order of --help.
 GROUPS = {
     "run": (RunConfig, "run"),
-    "rewards": (RewardConfig, "rewards"),
     "policy": (PolicyConfig, "policy"),
     "env": (EnvConfig, "environment"),
     "split": (SplitConfig, "initial states"),
+    "rewards": (RewardConfig, "rewards"),
     "batch": (BatchConfig, "amounts"),
     "algorithm": (AlgorithmConfig, "algorithm"),
     "filters": (FilterConfig, "choice of groups (dynamic sampling)"),
     "correction": (CorrectionConfig, "correction of the gap between rollout and training"),
     "optimization": (OptimizationConfig, "optimization"),
-    "schedule": (ScheduleConfig, "evaluation, checkpoints, logging (in iterations)"),
     "actor": (ActorConfig, "adapters and memory"),
-    "guards": (GuardConfig, "what ends a run early"),
     "strategy": (StrategyConfig, "DeepSpeed"),
-    "workers": (WorkerConfig, "environment workers"),
+    "schedule": (ScheduleConfig, "evaluation, checkpoints, logging (in iterations)"),
+    "guards": (GuardConfig, "what ends a run early"),
     "rollout": (RolloutConfig, "rollout engine"),
+    "workers": (WorkerConfig, "environment workers"),
     "custom": (CustomConfig, "own code"),
 }
 
@@ -76,21 +74,19 @@ def build_parser() -> Parser:
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point."""
     parser, namespace = parse_command_line(build_parser, argv)
+    groups = {name: from_namespace(config, namespace) for name, (config, _) in GROUPS.items()}
+    from rlvla.trainer.ppo_run import PPORun, run_ppo  # seconds of imports, which no mistyped flag should cost
+
     try:
-        groups = {name: from_namespace(config, namespace) for name, (config, _) in GROUPS.items()}
         run_ppo(PPORun(**groups, given=namespace.given))
     except (ConfigError, MissingExtraError) as error:
         fail(parser.prog, error)
-    except TrainingHalted as error:
-        if os.environ.get("RANK", "0") == "0":
+    except RunEnded as error:
+        if error.one_rank or launched_rank() == 0:  # the launcher ends the other ranks
             print(f"{parser.prog}: training was ended: {error}", file=sys.stderr, flush=True)
         raise SystemExit(1) from None
-    except (RewardFunctionError, RemoteRewardError, TooManyDroppedError) as error:
-        # Perhaps this rank alone has found it; the launcher then ends the others.
-        print(f"{parser.prog}: training was ended: {error}", file=sys.stderr, flush=True)
-        raise SystemExit(1) from None
     except StopRequested:
-        if os.environ.get("RANK", "0") == "0":
+        if launched_rank() == 0:
             print(f"continue with: {resume_command(sys.argv)}", flush=True)
         raise
 

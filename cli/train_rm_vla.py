@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 if not __package__:  # run as a file, not as part of the installed package
@@ -18,30 +17,12 @@ from rlvla.utils.threads import limit_threads
 
 limit_threads()
 
-from cli.train_sft_vla import TinyConfig
-from rlvla.trainer.reward_model_trainer import RewardModelConfig
-from rlvla.utils.arguments import Parser, add_arguments, arg, fail, from_namespace
+from rlvla.trainer.reward_model_config import RewardModelConfig, RewardRunConfig
+from rlvla.trainer.sft_config import TinyConfig
+from rlvla.utils.arguments import Parser, add_arguments, fail, from_namespace
 from rlvla.utils.commands import command
 from rlvla.utils.errors import ConfigError, MissingExtraError
-from rlvla.utils.strategy import StrategyConfig
-
-
-@dataclass(frozen=True)
-class RewardRunConfig:
-    """What is trained on what."""
-
-    demos: tuple[str, ...] = arg(
-        ("runs/demos/demos.hdf5",),
-        "one or more files with episodes: of cli/collect_demos.py --keep all, and of training with --dump_rollouts",
-        metavar="FILE",
-    )
-    pretrain: str = arg("tiny", "policy folder to start from, or 'tiny' for a new small model", metavar="DIR")
-    save_path: str = arg("runs/rm", "run folder; the result goes to its subfolder reward_model/", metavar="DIR")
-    cameras: tuple[str, ...] = arg((), "cameras of the file to use (default: all of them)", metavar="NAME")
-    use_proprio: bool = arg(False, "a new tiny model reads proprio, too")
-    center_crop: bool | None = arg(None, "a new tiny model crops images to 90 % of their area (default: no)")
-    unnorm_key: str | None = arg(None, "entry of the dataset statistics (default: the only one)", metavar="KEY")
-    seed: int = arg(0, "seed of weights, batches and the split", minimum=0)
+from rlvla.utils.strategy_config import StrategyConfig
 
 
 def build_parser() -> Parser:
@@ -62,7 +43,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parts = [
         from_namespace(kind, namespace) for kind in (RewardRunConfig, TinyConfig, RewardModelConfig, StrategyConfig)
     ]
-    from rlvla.trainer.reward_model_run import run_reward_model
+    from rlvla.trainer.reward_model_run import (
+        run_reward_model,  # seconds of imports, which no mistyped flag should cost
+    )
 
     try:
         run_reward_model(*parts)

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from rlvla.algorithms.checks import check_mask, check_number, clean, working_dtype
+from rlvla.algorithms.choices import KL_KINDS
 
-KL_KINDS = ("k1", "kl", "abs", "k2", "mse", "k3", "low_var_kl", "full")
 _K3_LOG_RATIO_BOUND = 20.0
 _K3_VALUE_BOUND = 10.0
 _ADAPTIVE_ERROR_BOUND = 0.2

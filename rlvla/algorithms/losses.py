@@ -22,17 +22,10 @@ from rlvla.algorithms.checks import (
     count_valid_per_row,
     working_dtype,
 )
+from rlvla.algorithms.choices import AGGREGATION_MODES
 from rlvla.algorithms.groups import GroupIds, Groups
 from rlvla.algorithms.masking import EPSILON, masked_mean, masked_var
 
-AGGREGATION_MODES = (
-    "token-mean",
-    "token-sum",
-    "seq-mean-token-sum",
-    "seq-mean-token-mean",
-    "seq-mean-token-sum-norm",
-    "traj-mean-token-mean",
-)
 _NEEDS_TOKENS = {"token-mean"}
 _NEEDS_SEQUENCES = {"seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm", "traj-mean-token-mean"}
 

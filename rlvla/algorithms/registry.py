@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Generic, TypeVar
 
 F = TypeVar("F", bound=Callable)
@@ -14,11 +15,14 @@ class Registry(Generic[F]):
 
     Args:
         kind: what the functions are, in words, for the error messages ("policy loss").
+        shipped: module -> names of the functions that it registers. It is imported when one of them is first asked
+            for: names can be listed without torch.
     """
 
-    def __init__(self, kind: str):
+    def __init__(self, kind: str, shipped: Mapping[str, Sequence[str]] | None = None):
         self.kind = kind
         self._functions: dict[str, F] = {}
+        self._homes = {name: module for module, names in (shipped or {}).items() for name in names}
 
     def register(self, name: str) -> Callable[[F], F]:
         """Decorator that files a function under `name`.
@@ -32,7 +36,7 @@ class Registry(Generic[F]):
             raise ValueError(f"a {self.kind} needs a non-empty name")
 
         def decorate(function: F) -> F:
-            known = self._functions.get(name)
+            known = self._find(name)
             if known is not None and _origin(known) != _origin(function):
                 raise ValueError(
                     f"{self.kind} {name!r} already belongs to {'.'.join(_origin(known))}; register under another name"
@@ -48,9 +52,10 @@ class Registry(Generic[F]):
         Raises:
             ValueError: unknown name; the message lists the known ones.
         """
-        if name not in self._functions:
+        function = self._find(name)
+        if function is None:
             raise ValueError(f"unknown {self.kind} {name!r}; known: {', '.join(self.names())}")
-        return self._functions[name]
+        return function
 
     def options(self, name: str) -> frozenset[str]:
         """The keyword arguments that the function filed under `name` reads: those its signature names.
@@ -62,8 +67,13 @@ class Registry(Generic[F]):
         return frozenset(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
 
     def names(self) -> list[str]:
-        """All registered names, sorted."""
-        return sorted(self._functions)
+        """All names, sorted."""
+        return sorted({*self._homes, *self._functions})
+
+    def _find(self, name: str) -> F | None:
+        if name not in self._functions and name in self._homes:
+            importlib.import_module(self._homes[name])
+        return self._functions.get(name)
 
 
 def _origin(function: Callable) -> tuple[str, str]:

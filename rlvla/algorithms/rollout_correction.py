@@ -12,11 +12,9 @@ import torch
 from torch import Tensor
 
 from rlvla.algorithms.checks import check_matrix, check_same_shape, clean, working_dtype
+from rlvla.algorithms.choices import CORRECTION_LEVELS, CORRECTION_MODES, REJECTION_STATISTICS
 from rlvla.algorithms.masking import EPSILON, all_reduce_sum, masked_mean
 
-LEVELS = ("token", "sequence")
-MODES = ("tis", "icepop", "seq_mask_tis")
-REJECTION_STATISTICS = ("k1", "k2", "k3")
 _LOG_RATIO_BOUND = 20.0
 
 
@@ -44,7 +42,7 @@ def rollout_correction_weights(
         rollout_log_probs: [B, T], recorded while sampling.
         response_mask: [B, T] bool.
         level: "token", or "sequence" for the product over a row's valid tokens.
-        mode: one of `MODES`; `seq_mask_tis` has token level.
+        mode: one of `CORRECTION_MODES`; `seq_mask_tis` has token level.
         low: lower bound of the weights, not negative.
         high: upper bound of the weights, at least `low`.
         batch_normalize: divide by the mean weight (over valid tokens, or over rows with a valid token at sequence
@@ -58,8 +56,8 @@ def rollout_correction_weights(
     Raises:
         ValueError: unknown level or mode, bounds out of order, shapes differ, mask not bool.
     """
-    _check_choice("level", level, LEVELS)
-    _check_choice("mode", mode, MODES)
+    _check_choice("level", level, CORRECTION_LEVELS)
+    _check_choice("mode", mode, CORRECTION_MODES)
     _check_bounds(low, high)
     if (mode, level) == ("seq_mask_tis", "sequence"):
         raise ValueError("mode 'seq_mask_tis' weighs tokens and masks rows; use level='token'")
@@ -117,7 +115,7 @@ def rejection_mask(
         ValueError: unknown statistic or level, bounds out of order, shapes differ, mask not bool.
     """
     _check_choice("statistic", statistic, REJECTION_STATISTICS)
-    _check_choice("level", level, LEVELS)
+    _check_choice("level", level, CORRECTION_LEVELS)
     _check_bounds(low, high)
     bounded = _log_ratio(old_log_probs, rollout_log_probs, response_mask).clamp(-_LOG_RATIO_BOUND, _LOG_RATIO_BOUND)
     if statistic == "k1":

@@ -7,7 +7,7 @@ from typing import Any
 
 _HOMES = {
     "Actor": "actor",
-    "ActorConfig": "actor",
+    "ActorConfig": "config",
     "ActorCritic": "actor_critic",
     "Critic": "value_models",
     "ReferenceModel": "reference",

@@ -13,34 +13,11 @@ import torch
 from torch import nn
 
 from rlvla.experience import Experience
+from rlvla.models.config import ActorConfig
 from rlvla.models.inputs import VLAInputs
 from rlvla.models.lora import MergedWeights, add_adapters, lora_layers, save_adapter
-from rlvla.models.vla.attention import IMPLEMENTATIONS
 from rlvla.models.vla.checkpoint_files import ADAPTER_FOLDER
 from rlvla.models.vla.openvla import OpenVLAForActionPrediction
-from rlvla.utils.arguments import arg
-
-
-@dataclass(frozen=True)
-class ActorConfig:
-    """How a policy checkpoint is prepared for training."""
-
-    lora_rank: int = arg(0, "rank of LoRA adapters on the layers of --lora_targets (0: train all weights)", minimum=0)
-    lora_alpha: int = arg(16, "LoRA scale is lora_alpha / lora_rank", minimum=1)
-    lora_targets: tuple[str, ...] = arg(
-        ("language",),
-        "what gets adapters: language (every linear layer of the language model), all-linear (those of towers and "
-        "projectors too), or names of layers such as q_proj v_proj",
-        nargs="+",
-        metavar="NAME",
-    )
-    freeze_vision_backbone: bool = arg(False, "train neither the vision towers nor adapters on them")
-    gradient_checkpointing: bool = arg(False, "recompute activations of towers and decoder in the backward pass")
-    attn_implementation: str = arg(
-        "sdpa",
-        "attention kernel of the decoder; flash_attention_2 needs a GPU and the flash-attn package",
-        choices=IMPLEMENTATIONS,
-    )
 
 
 @dataclass

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from rlvla.experience import Experience
-from rlvla.models.actor import Actor, ActorConfig
+from rlvla.models.actor import Actor
+from rlvla.models.config import ActorConfig
 from rlvla.models.inputs import VLAInputs
 from rlvla.models.value_models import scalar_head
 from rlvla.models.vla.openvla import OpenVLAForActionPrediction

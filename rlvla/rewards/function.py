@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from rlvla.rewards.background import BackgroundJudge, Judgement, steps_checked
 from rlvla.rewards.base import register_reward
-from rlvla.utils.errors import ConfigError
+from rlvla.utils.errors import ConfigError, RunEnded
 
 if TYPE_CHECKING:
     from rlvla.experience import Sample
     from rlvla.rewards.config import RewardConfig
 
 
-class RewardFunctionError(RuntimeError):
+class RewardFunctionError(RunEnded):
     """The user's function raised, or returned what is no reward."""
 
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from rlvla.rewards.background import BackgroundJudge, Judgement, steps_checked
 from rlvla.rewards.base import register_reward
-from rlvla.utils.errors import ConfigError
+from rlvla.utils.errors import ConfigError, RunEnded
 
 if TYPE_CHECKING:
     from rlvla.experience import Sample
@@ -44,7 +44,7 @@ _FIELDS = (
 )
 
 
-class RemoteRewardError(RuntimeError):
+class RemoteRewardError(RunEnded):
     """The server gave no usable answer, however often it was asked."""
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from rlvla.envs.pool import EnvWorkerError
 from rlvla.rollout.episode import EpisodeRequest
+from rlvla.utils.errors import RunEnded
 
 SUMMED = ("rollout/env_steps", "rollout/env_steps_per_s", "rollout/env_retries", "rollout/dropped")
 
@@ -64,7 +65,7 @@ class RolloutStats:
         }
 
 
-class TooManyDroppedError(RuntimeError):
+class TooManyDroppedError(RunEnded):
     """More episodes had to be dropped than `max_dropped_fraction` allows.
 
     Args:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rlvla.algorithms.advantages import advantage_estimator_options, list_advantage_estimators
-from rlvla.algorithms.kl import KL_KINDS
-from rlvla.algorithms.losses import AGGREGATION_MODES
+from rlvla.algorithms.choices import (
+    AGGREGATION_MODES,
+    CORRECTION_LEVELS,
+    CORRECTION_MODES,
+    KL_KINDS,
+    REJECTION_STATISTICS,
+)
 from rlvla.algorithms.policy_losses import list_policy_losses, policy_loss_options
-from rlvla.algorithms.rollout_correction import LEVELS as CORRECTION_LEVELS
-from rlvla.algorithms.rollout_correction import MODES as CORRECTION_MODES
-from rlvla.algorithms.rollout_correction import REJECTION_STATISTICS
 from rlvla.utils.arguments import arg
 
 LEVELS = ("token", "action", "chunk")

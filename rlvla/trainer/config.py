@@ -6,21 +6,53 @@ Those of the mathematics stand in `rlvla.trainer.algorithm_config`.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from rlvla.trainer.algorithm_config import AlgorithmConfig, CorrectionConfig, FilterConfig
 from rlvla.utils.arguments import arg
-from rlvla.utils.strategy import SCHEDULERS
+from rlvla.utils.strategy_config import SCHEDULERS
 
 __all__ = [
     "AlgorithmConfig",
     "BatchConfig",
     "CorrectionConfig",
     "FilterConfig",
+    "GuardConfig",
     "OptimizationConfig",
+    "RunConfig",
     "ScheduleConfig",
+    "dry_run_flag",
 ]
 
 RANK_BALANCES = ("none", "tokens", "rows")
+
+
+def dry_run_flag() -> Any:
+    """The field `dry_run` of every command that trains a policy."""
+    return arg(
+        False, "check the configuration, print the step arithmetic and the memory per rank, and stop: starts nothing"
+    )
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Folders, workers, seed."""
+
+    save_path: str = arg("runs/ppo", "run folder: policy/, metrics, TensorBoard files, learning curve", metavar="DIR")
+    ckpt_path: str | None = arg(
+        None, "folder of the training checkpoints (default: checkpoints/ below --save_path)", metavar="DIR"
+    )
+    load_checkpoint: bool = arg(False, "continue from the newest checkpoint; start anew if there is none")
+    critic_pretrain: str | None = arg(
+        None, "checkpoint folder the critic starts from (default: --pretrain)", metavar="DIR"
+    )
+    reward_pretrain: str | None = arg(
+        None, "reward model folder; its score is added at the end of each episode", metavar="DIR"
+    )
+    reward_model_coef: float = arg(1.0, "weight of the reward model's score (0..1)")
+    num_envs: int = arg(4, "environment processes per rank, each playing one episode at a time", minimum=1)
+    seed: int = arg(0, "seed of everything random", minimum=0)
+    dry_run: bool = dry_run_flag()
 
 
 @dataclass(frozen=True)
@@ -129,3 +161,19 @@ class ScheduleConfig:
     )
     use_tensorboard: bool = arg(True, "write TensorBoard event files below --save_path")
     use_wandb: bool = arg(False, "send the same scalars to Weights & Biases (extra rlvla[wandb])")
+
+
+@dataclass(frozen=True)
+class GuardConfig:
+    """When a run that does not learn is ended."""
+
+    check_start: bool = arg(
+        True,
+        "end the run in its first iteration if the policy or the reward is such that nothing can be learned; off: warn",
+    )
+    max_idle_iterations: int = arg(
+        50, "end the run after so many iterations in a row whose advantages were all zero; 0: never", minimum=0
+    )
+    max_bad_steps: int = arg(
+        3, "end the run after so many optimizer steps in a row with NaN or infinity (each is left out)", minimum=1
+    )

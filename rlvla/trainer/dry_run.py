@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rlvla.models.actor import ActorConfig
+from rlvla.models.config import ActorConfig
 from rlvla.models.inputs import VLAInputs
 from rlvla.models.vla.configuration_openvla import OpenVLAConfig
 from rlvla.trainer.demonstrations import Demonstrations, read_demonstrations
@@ -18,11 +18,11 @@ from rlvla.trainer.micro_batching import row_tokens
 from rlvla.trainer.reward_setup import waits_on_host
 from rlvla.trainer.setup import Setting, check_checkpoint
 from rlvla.utils.logging import table
-from rlvla.utils.strategy import StrategyConfig, launched_world_size
+from rlvla.utils.strategy_config import StrategyConfig, launched_world_size
 
 if TYPE_CHECKING:
     from rlvla.trainer.ppo_run import PPORun
-    from rlvla.trainer.sft_trainer import SFTConfig
+    from rlvla.trainer.sft_config import SFTConfig
 
 
 def ppo_report(flags: PPORun, setting: Setting) -> str:

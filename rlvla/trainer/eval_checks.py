@@ -8,55 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from rlvla.envs.config import EnvConfig, SplitConfig
-from rlvla.envs.registry import suite_names
 from rlvla.envs.worker_config import WorkerConfig
 from rlvla.trainer.eval_comparison import describe_differences
+from rlvla.trainer.eval_config import EvalConfig
 from rlvla.trainer.eval_record import PolicyEvaluation, describe_protocol
-from rlvla.trainer.setup import PolicyConfig, Setting, check_setting
-from rlvla.utils.arguments import arg, range_problems
+from rlvla.trainer.policy_config import PolicyConfig
+from rlvla.trainer.setup import Setting, check_setting
+from rlvla.utils.arguments import range_problems
 from rlvla.utils.errors import ConfigError, require
-
-
-@dataclass(frozen=True)
-class EvalConfig:
-    """How much is played, what with, and where the figures go."""
-
-    task_suite_name: tuple[str, ...] = arg(
-        (),
-        lambda: (
-            "one or more task suites; --task_ids and all other flags hold in each of them "
-            f"(default: that of the checkpoint); known: {', '.join(suite_names())}"
-        ),
-        metavar="SUITE",
-    )
-    compare: tuple[str, ...] = arg(
-        (),
-        "baselines: further checkpoint folders, which play the same episodes, or JSON files of earlier evaluations",
-        metavar="DIR_OR_FILE",
-    )
-    allow_unpaired: bool = arg(
-        False, "compare with a baseline of another protocol too; the difference is then marked and not tested"
-    )
-    eval_episodes: int = arg(100, "episodes per task, each from another initial state", minimum=1)
-    sampled: bool = arg(False, "also sample actions, on the same initial states")
-    temperature: float = arg(1.0, "sampling temperature (with --sampled)", above=0)
-    num_envs: int = arg(4, "environment processes per rank", minimum=1)
-    output: str | None = arg(
-        None,
-        "JSON file for the figures, with a Markdown file beside it (default: eval.json in the checkpoint folder)",
-        metavar="FILE",
-    )
-    num_videos: int = arg(
-        0,
-        "episodes per policy and mode that are recorded as mp4, half of them failures where there are any; they are "
-        "played again with every frame",
-        minimum=0,
-    )
-    report: str | None = arg(
-        None, "folder for report.html, a single file with tables, curves, videos and configuration", metavar="DIR"
-    )
-    seed: int = arg(0, "seed of the episodes", minimum=0)
-    local_rank: int = arg(-1, "set by the deepspeed launcher")
 
 
 @dataclass(frozen=True)

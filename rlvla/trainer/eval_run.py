@@ -15,7 +15,8 @@ from rlvla.models.actor import Actor
 from rlvla.models.vla.checkpoint import EVALUATION_FILE
 from rlvla.rollout import RolloutConfig, RolloutEngine
 from rlvla.trainer.custom_modules import CustomConfig, modules_with_suites
-from rlvla.trainer.eval_checks import Entrant, EvalConfig, SuitePlan, check, modes_of
+from rlvla.trainer.eval_checks import Entrant, SuitePlan, check, modes_of
+from rlvla.trainer.eval_config import EvalConfig
 from rlvla.trainer.eval_files import write_figures
 from rlvla.trainer.eval_journal import EpisodeJournal, fingerprint, journal_folder, remove_journals
 from rlvla.trainer.eval_record import PolicyEvaluation, package_versions
@@ -23,10 +24,12 @@ from rlvla.trainer.eval_report import write_report
 from rlvla.trainer.eval_suites import Findings, SuiteEvaluation
 from rlvla.trainer.eval_videos import record_videos
 from rlvla.trainer.evaluation import EvalResult, evaluate
+from rlvla.trainer.policy_config import PolicyConfig
 from rlvla.trainer.policy_export import learned_states, recorded_environment
-from rlvla.trainer.setup import PolicyConfig, start_workers
+from rlvla.trainer.setup import start_workers
 from rlvla.utils.logging import quiet_libraries
-from rlvla.utils.strategy import DeepspeedStrategy, StrategyConfig
+from rlvla.utils.strategy import DeepspeedStrategy
+from rlvla.utils.strategy_config import StrategyConfig
 
 
 @dataclass(frozen=True)

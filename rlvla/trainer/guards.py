@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rlvla.experience import Experience, Sample
 from rlvla.models.inputs import VLAInputs
-from rlvla.utils.arguments import arg
+from rlvla.trainer.config import GuardConfig
 from rlvla.utils.durable_files import checked_file
 from rlvla.utils.errors import TrainingHalted
 from rlvla.utils.logging import log
@@ -24,22 +24,6 @@ from rlvla.utils.strategy import DeepspeedStrategy
 FOREIGN_PROPRIO = 0.5
 # Fewer episodes without a success prove nothing.
 ENOUGH_EPISODES = 20
-
-
-@dataclass(frozen=True)
-class GuardConfig:
-    """When a run that does not learn is ended."""
-
-    check_start: bool = arg(
-        True,
-        "end the run in its first iteration if the policy or the reward is such that nothing can be learned; off: warn",
-    )
-    max_idle_iterations: int = arg(
-        50, "end the run after so many iterations in a row whose advantages were all zero; 0: never", minimum=0
-    )
-    max_bad_steps: int = arg(
-        3, "end the run after so many optimizer steps in a row with NaN or infinity (each is left out)", minimum=1
-    )
 
 
 class StartCheck:

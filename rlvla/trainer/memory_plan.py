@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from rlvla.trainer.memory_probe import Probe
-from rlvla.utils.strategy import StrategyConfig, bucket_elements
+from rlvla.utils.strategy import bucket_elements
+from rlvla.utils.strategy_config import StrategyConfig
 
 FLOAT32 = 4  # bytes; optimizer states and master copies
 # DeepSpeed's ZeRO-3 steps on parts of at most so many elements, and holds at most so many gathered ones for a pass.

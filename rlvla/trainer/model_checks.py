@@ -12,7 +12,8 @@ import torch
 
 from rlvla.envs.base import Observation
 from rlvla.experience import Experience
-from rlvla.models.actor import Actor, ActorConfig
+from rlvla.models.actor import Actor
+from rlvla.models.config import ActorConfig
 from rlvla.models.lora import lora_layers
 from rlvla.models.vla.attention import require_flash_attention
 from rlvla.models.vla.checkpoint import read_config

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from rlvla.trainer.algorithm_config import ONE_ADVANTAGE_PER_EPISODE, AlgorithmConfig
 from rlvla.trainer.levels import LEVEL_ORDER
-from rlvla.utils.strategy import has_accelerator, launched_world_size
+from rlvla.utils.strategy import has_accelerator
+from rlvla.utils.strategy_config import launched_world_size
 
 if TYPE_CHECKING:
     from rlvla.trainer.ppo_run import PPORun

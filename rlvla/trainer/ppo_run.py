@@ -11,7 +11,7 @@ from typing import Any
 from rlvla.envs.config import EnvConfig, SplitConfig
 from rlvla.envs.splits import LearnedStates
 from rlvla.envs.worker_config import WorkerConfig
-from rlvla.models.actor import ActorConfig
+from rlvla.models.config import ActorConfig
 from rlvla.models.inputs import VLAInputs
 from rlvla.models.value_models import REWARD_HEAD_FILE
 from rlvla.rewards import RewardConfig, RewardPlan
@@ -21,31 +21,26 @@ from rlvla.trainer.config import (
     BatchConfig,
     CorrectionConfig,
     FilterConfig,
+    GuardConfig,
     OptimizationConfig,
+    RunConfig,
     ScheduleConfig,
 )
 from rlvla.trainer.custom_modules import CustomConfig, modules_with_suites
 from rlvla.trainer.demonstrations import read_demonstrations
 from rlvla.trainer.dry_run import ppo_report
 from rlvla.trainer.early_stopping import early_stopping_problems
-from rlvla.trainer.guards import GuardConfig
 from rlvla.trainer.micro_batching import row_tokens
 from rlvla.trainer.model_checks import actor_problems, check_tokens_mean_something, mismatch_with_policy
+from rlvla.trainer.policy_config import PolicyConfig
 from rlvla.trainer.policy_export import PolicyRecord, learned_states, recorded_environment
 from rlvla.trainer.ppo_checks import algorithm_problems, batch_problems
 from rlvla.trainer.ppo_trainer import PPOConfig, PPOTrainer
 from rlvla.trainer.reward_setup import reward_problems, tie_to_learner, waits_on_host
 from rlvla.trainer.run_models import load_models
-from rlvla.trainer.setup import (
-    PolicyConfig,
-    Setting,
-    check_checkpoint,
-    check_setting,
-    first_observations,
-    start_workers,
-)
+from rlvla.trainer.setup import Setting, check_checkpoint, check_setting, first_observations, start_workers
 from rlvla.trainer.summary import closing_words, save_learning_curve
-from rlvla.utils.arguments import arg, range_problems
+from rlvla.utils.arguments import range_problems
 from rlvla.utils.config_file import write_config_file
 from rlvla.utils.errors import ConfigError, require
 from rlvla.utils.logging import log, quiet_libraries
@@ -60,30 +55,8 @@ from rlvla.utils.run_folder import (
 from rlvla.utils.runs import write_json
 from rlvla.utils.seeding import seed_everything
 from rlvla.utils.stopping import StopSignals
-from rlvla.utils.strategy import DeepspeedStrategy, StrategyConfig, launched_rank
-
-
-@dataclass(frozen=True)
-class RunConfig:
-    """Folders, workers, seed."""
-
-    save_path: str = arg("runs/ppo", "run folder: policy/, metrics, TensorBoard files, learning curve", metavar="DIR")
-    ckpt_path: str | None = arg(
-        None, "folder of the training checkpoints (default: checkpoints/ below --save_path)", metavar="DIR"
-    )
-    load_checkpoint: bool = arg(False, "continue from the newest checkpoint; start anew if there is none")
-    critic_pretrain: str | None = arg(
-        None, "checkpoint folder the critic starts from (default: --pretrain)", metavar="DIR"
-    )
-    reward_pretrain: str | None = arg(
-        None, "reward model folder; its score is added at the end of each episode", metavar="DIR"
-    )
-    reward_model_coef: float = arg(1.0, "weight of the reward model's score (0..1)")
-    num_envs: int = arg(4, "environment processes per rank, each playing one episode at a time", minimum=1)
-    seed: int = arg(0, "seed of everything random", minimum=0)
-    dry_run: bool = arg(
-        False, "check the configuration, print the step arithmetic and the memory per rank, and stop: starts nothing"
-    )
+from rlvla.utils.strategy import DeepspeedStrategy
+from rlvla.utils.strategy_config import StrategyConfig, launched_rank
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from rlvla.trainer.config import (
     BatchConfig,
     CorrectionConfig,
     FilterConfig,
+    GuardConfig,
     OptimizationConfig,
     ScheduleConfig,
 )
@@ -35,7 +36,7 @@ from rlvla.trainer.eval_videos import record_videos
 from rlvla.trainer.evaluation import EvalResult, SuccessOnBar, evaluate
 from rlvla.trainer.experience_maker import ExperienceMaker
 from rlvla.trainer.group_collector import Collected, GroupCollector, some_for_everyone
-from rlvla.trainer.guards import GuardConfig, Guards
+from rlvla.trainer.guards import Guards
 from rlvla.trainer.metrics import Metrics
 from rlvla.trainer.metrics_layout import ppo_layout
 from rlvla.trainer.offloading import Offloading

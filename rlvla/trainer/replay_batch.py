@@ -13,22 +13,10 @@ from rlvla.models.actor import Actor
 from rlvla.models.value_models import Critic
 from rlvla.trainer.guards import read_batch
 from rlvla.trainer.setup import check_checkpoint
-from rlvla.utils.arguments import arg
 from rlvla.utils.errors import ConfigError
 from rlvla.utils.logging import table
 
 _SHOWN_ROWS = 20
-
-
-@dataclass(frozen=True)
-class ReplayConfig:
-    """What is looked at."""
-
-    batch: str = arg("runs/ppo/bad_batches/batch.pt", "file below bad_batches/ of a run folder", metavar="FILE")
-    pretrain: str = arg(
-        "runs/ppo/policy", "checkpoint folder of the policy (or critic) that the batch is given to", metavar="DIR"
-    )
-    unnorm_key: str | None = arg(None, "entry of the dataset statistics (default: the only one)", metavar="KEY")
 
 
 @dataclass(frozen=True)
@@ -47,24 +35,28 @@ class Findings:
     weights: list[str]
 
 
-def run_replay(config: ReplayConfig) -> Findings:
+def run_replay(path: Path, pretrain: Path, unnorm_key: str | None = None) -> Findings:
     """Look, print what was found, return it.
+
+    Args:
+        path: file below bad_batches/ of a run folder.
+        pretrain: checkpoint folder of the policy (or critic) that the batch is given to.
+        unnorm_key: entry of its dataset statistics; needed only where there are several.
 
     Raises:
         ConfigError: the file or the checkpoint cannot be used.
     """
-    path = Path(config.batch)
     try:
         rows, model, settings = read_batch(path)
     except (OSError, KeyError, TypeError, RuntimeError, ValueError, EOFError, UnpicklingError) as error:
         why = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ConfigError(f"--batch {path} cannot be read as a batch of a left-out step ({why})") from error
-    _, key = check_checkpoint(Path(config.pretrain), config.unnorm_key)
+    _, key = check_checkpoint(pretrain, unnorm_key)
     network: Actor | Critic
     if model == "actor":
-        network = Actor.from_pretrained(config.pretrain, unnorm_key=key)
+        network = Actor.from_pretrained(pretrain, unnorm_key=key)
     else:
-        network = Critic.from_pretrained(config.pretrain, key)
+        network = Critic.from_pretrained(pretrain, key)
     found = inspect(rows, network, float(settings.get("temperature", 1.0)))
     print(f"{path}: {len(rows)} rows for the {model}")
     print(table(("not finite", "rows"), [(name, _shown(bad)) for name, bad in found.fields.items()]))

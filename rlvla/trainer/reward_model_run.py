@@ -10,9 +10,11 @@ from rlvla.envs.config import EnvConfig
 from rlvla.models.value_models import RewardModel
 from rlvla.trainer.demonstrations import Demonstrations
 from rlvla.trainer.policy_export import PolicyRecord
+from rlvla.trainer.reward_model_config import RewardModelConfig, RewardRunConfig
 from rlvla.trainer.reward_model_data import read_outcomes
-from rlvla.trainer.reward_model_trainer import RewardModelConfig, RewardModelTrainer, split_episodes
+from rlvla.trainer.reward_model_trainer import RewardModelTrainer, split_episodes
 from rlvla.trainer.setup import check_checkpoint
+from rlvla.trainer.sft_config import TinyConfig
 from rlvla.trainer.sft_run import new_tiny
 from rlvla.utils.arguments import range_problems
 from rlvla.utils.config_file import write_config_file
@@ -21,10 +23,13 @@ from rlvla.utils.logging import quiet_libraries, table
 from rlvla.utils.run_folder import claimed_run_folder, run_folder_problem
 from rlvla.utils.runs import write_json
 from rlvla.utils.seeding import seed_everything
-from rlvla.utils.strategy import DeepspeedStrategy, StrategyConfig, launched_world_size
+from rlvla.utils.strategy import DeepspeedStrategy
+from rlvla.utils.strategy_config import StrategyConfig, launched_world_size
 
 
-def run_reward_model(run: Any, tiny: Any, config: RewardModelConfig, strategy_config: StrategyConfig) -> Path:
+def run_reward_model(
+    run: RewardRunConfig, tiny: TinyConfig, config: RewardModelConfig, strategy_config: StrategyConfig
+) -> Path:
     """Train and return the folder of the reward model. Configuration problems are raised before anything is started."""
     parts = (run, tiny, config, strategy_config)
     problems = [p for part in parts for p in range_problems(part)]
@@ -55,8 +60,8 @@ def run_reward_model(run: Any, tiny: Any, config: RewardModelConfig, strategy_co
 
 
 def _train(
-    run: Any,
-    tiny: Any,
+    run: RewardRunConfig,
+    tiny: TinyConfig,
     config: RewardModelConfig,
     strategy: DeepspeedStrategy,
     demos: Demonstrations,
@@ -85,7 +90,7 @@ def _train(
     return result
 
 
-def _data_problems(demos: Demonstrations, config: RewardModelConfig, run: Any) -> list[str]:
+def _data_problems(demos: Demonstrations, config: RewardModelConfig, run: RewardRunConfig) -> list[str]:
     """Outcomes that are all alike teach nothing."""
     parts = zip(("training", "held-out"), split_episodes(demos, config.heldout_share, run.seed))
     return [

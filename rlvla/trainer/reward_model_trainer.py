@@ -15,32 +15,14 @@ from rlvla.models.value_models import RewardModel
 from rlvla.trainer.demonstrations import UNKNOWN_STATE, Demonstrations
 from rlvla.trainer.metrics_layout import REWARD_MODEL_LAYOUT
 from rlvla.trainer.policy_export import PolicyRecord, export_policy
-from rlvla.utils.arguments import arg
+from rlvla.trainer.reward_model_config import RewardModelConfig
 from rlvla.utils.logging import progress_bar
 from rlvla.utils.metrics_log import MetricsLogger
 from rlvla.utils.seeding import derive_rng
 from rlvla.utils.statistics import auroc, calibration_error, spearman
-from rlvla.utils.strategy import SCHEDULERS, DeepspeedStrategy, OptimConfig
+from rlvla.utils.strategy import DeepspeedStrategy, OptimConfig
 
 _EARLY = 0.5  # frames of a success before this share of it show that it has not happened yet
-
-
-@dataclass(frozen=True)
-class RewardModelConfig:
-    """How long and how fast, and what counts."""
-
-    max_epochs: int = arg(6, "passes over the frames", minimum=1)
-    train_batch_size: int = arg(64, "frames per optimizer step, over all ranks", minimum=1)
-    learning_rate: float = arg(2e-3, "peak learning rate (a 7B model wants about 2e-5 with LoRA)", minimum=0)
-    lr_warmup_ratio: float = arg(0.05, "share of the optimizer steps spent warming up", minimum=0, maximum=1)
-    lr_scheduler: str = arg("cosine", "learning-rate schedule", choices=SCHEDULERS)
-    l2: float = arg(0.01, "AdamW weight decay", minimum=0)
-    progress_coef: float = arg(1.0, "weight of the regression of progress beside the cross-entropy", minimum=0)
-    failure_progress_cap: float = arg(0.5, "progress that frames of failures may have at most", minimum=0, maximum=1)
-    heldout_share: float = arg(0.2, "share of the episodes that is kept for the metrics", above=0, below=1)
-    logging_steps: int = arg(20, "log metrics every so many optimizer steps", minimum=1)
-    use_tensorboard: bool = arg(True, "write TensorBoard event files below --save_path")
-    use_wandb: bool = arg(False, "send the same scalars to Weights & Biases (extra rlvla[wandb])")
 
 
 @dataclass

@@ -11,7 +11,7 @@ from rlvla.rewards import RewardConfig, RewardPlan
 from rlvla.trainer import reward_model_source as _rm_model  # noqa: F401  registers the source
 from rlvla.trainer.config import AlgorithmConfig, OptimizationConfig
 from rlvla.utils.errors import ConfigError
-from rlvla.utils.strategy import StrategyConfig
+from rlvla.utils.strategy_config import StrategyConfig
 
 
 def learner_gamma(algorithm: AlgorithmConfig) -> float:

@@ -11,7 +11,8 @@ from typing import Any
 
 from rlvla.envs.config import EnvConfig
 from rlvla.envs.splits import LearnedStates
-from rlvla.models.actor import Actor, ActorConfig
+from rlvla.models.actor import Actor
+from rlvla.models.config import ActorConfig
 from rlvla.models.inputs import VLAInputs
 from rlvla.models.vla.tiny import LLM_HEAD_WIDTH, build_tiny, default_heads
 from rlvla.trainer.custom_modules import CustomConfig, words_for_later_commands
@@ -20,20 +21,23 @@ from rlvla.trainer.dry_run import sft_report
 from rlvla.trainer.joined_demonstrations import read_several
 from rlvla.trainer.model_checks import actor_problems, checkpoint_overrides, mismatch_with_policy
 from rlvla.trainer.policy_export import PolicyRecord, learned_states, recorded_environment
+from rlvla.trainer.reward_model_config import RewardRunConfig
 from rlvla.trainer.setup import check_checkpoint
-from rlvla.trainer.sft_trainer import SFTConfig, SFTTrainer
+from rlvla.trainer.sft_config import SFTConfig, SFTRunConfig, TinyConfig
+from rlvla.trainer.sft_trainer import SFTTrainer
 from rlvla.utils.arguments import range_problems
 from rlvla.utils.config_file import write_config_file
 from rlvla.utils.errors import ConfigError, require
 from rlvla.utils.logging import duration, quiet_libraries, table
 from rlvla.utils.run_folder import claimed_run_folder, run_folder_problem
 from rlvla.utils.seeding import seed_everything
-from rlvla.utils.strategy import DeepspeedStrategy, StrategyConfig, launched_rank, launched_world_size
+from rlvla.utils.strategy import DeepspeedStrategy
+from rlvla.utils.strategy_config import StrategyConfig, launched_rank, launched_world_size
 
 
 def run_sft(
-    run: Any,
-    tiny: Any,
+    run: SFTRunConfig,
+    tiny: TinyConfig,
     config: SFTConfig,
     actor_config: ActorConfig,
     strategy_config: StrategyConfig,
@@ -110,7 +114,7 @@ def _train(
     return policy
 
 
-def _inputs_of(run: Any, tiny: Any, demos: Demonstrations) -> VLAInputs:
+def _inputs_of(run: SFTRunConfig, tiny: TinyConfig, demos: Demonstrations) -> VLAInputs:
     """Prompts, statistics and configuration of the model that would be trained."""
     if run.pretrain != "tiny":
         overrides = _overrides(run.pretrain, run, tiny)
@@ -122,7 +126,7 @@ def _inputs_of(run: Any, tiny: Any, demos: Demonstrations) -> VLAInputs:
         return VLAInputs.from_pretrained(folder, config=config, unnorm_key=key)
 
 
-def _record(demos: Demonstrations, run: Any, actor: Actor, before: Sequence[LearnedStates]) -> PolicyRecord:
+def _record(demos: Demonstrations, run: SFTRunConfig, actor: Actor, before: Sequence[LearnedStates]) -> PolicyRecord:
     """What the trained policy sees, and the initial states it and its start have learned from."""
     seen_as = {
         "cameras": list(run.cameras or demos.env_args["cameras"]),
@@ -131,7 +135,7 @@ def _record(demos: Demonstrations, run: Any, actor: Actor, before: Sequence[Lear
     return PolicyRecord(EnvConfig().completed(demos.env_args | seen_as), (*before, *demos.states_learned_from))
 
 
-def _problems(run: Any, config: SFTConfig) -> list[str]:
+def _problems(run: SFTRunConfig, config: SFTConfig) -> list[str]:
     problems = []
     folder = run_folder_problem(run.save_path)
     if folder:
@@ -144,7 +148,7 @@ def _problems(run: Any, config: SFTConfig) -> list[str]:
     return problems
 
 
-def _new_model_problems(run: Any, tiny: Any, demos: Demonstrations | None) -> list[str]:
+def _new_model_problems(run: SFTRunConfig, tiny: TinyConfig, demos: Demonstrations | None) -> list[str]:
     """Sizes that no tiny model can have, and a statistics key that the demonstrations do not have."""
     problems = []
     if tiny.tiny_vision_dim % 4:
@@ -171,7 +175,7 @@ def _new_model_problems(run: Any, tiny: Any, demos: Demonstrations | None) -> li
     return problems
 
 
-def _overrides(folder: str | Path, run: Any, tiny: Any) -> dict[str, Any]:
+def _overrides(folder: str | Path, run: SFTRunConfig, tiny: TinyConfig) -> dict[str, Any]:
     flags = SimpleNamespace(
         center_crop=run.center_crop,
         model_variant=run.model_variant,
@@ -181,7 +185,9 @@ def _overrides(folder: str | Path, run: Any, tiny: Any) -> dict[str, Any]:
     return checkpoint_overrides(Path(folder), flags)
 
 
-def _start_problems(run: Any, tiny: Any, demos: Demonstrations | None, actor_config: ActorConfig) -> list[str]:
+def _start_problems(
+    run: SFTRunConfig, tiny: TinyConfig, demos: Demonstrations | None, actor_config: ActorConfig
+) -> list[str]:
     """Whether the checkpoint to start from is whole and fits the demonstrations."""
     config, _ = check_checkpoint(Path(run.pretrain), run.unnorm_key, overrides=_overrides(run.pretrain, run, tiny))
     problems = actor_problems(config, actor_config)
@@ -195,7 +201,13 @@ def _start_problems(run: Any, tiny: Any, demos: Demonstrations | None, actor_con
     return problems
 
 
-def new_tiny(folder: Path, demos: Demonstrations, run: Any, tiny: Any, model_variant: str | None = None) -> None:
+def new_tiny(
+    folder: Path,
+    demos: Demonstrations,
+    run: SFTRunConfig | RewardRunConfig,
+    tiny: TinyConfig,
+    model_variant: str | None = None,
+) -> None:
     """Build the tiny model that fits the demonstrations; `model_variant` by default oft."""
     with_proprio = run.use_proprio and demos.proprio is not None
     build_tiny(

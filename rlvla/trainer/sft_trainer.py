@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -18,36 +17,12 @@ from rlvla.trainer.metrics_layout import SFT_LAYOUT
 from rlvla.trainer.policy_export import PolicyRecord, export_policy
 from rlvla.trainer.profiling import Stopwatch
 from rlvla.trainer.replay import micro_batches, take
+from rlvla.trainer.sft_config import SFTConfig
 from rlvla.trainer.throughput import Throughput
-from rlvla.utils.arguments import arg
 from rlvla.utils.logging import progress_bar
 from rlvla.utils.metrics_log import MetricsLogger
 from rlvla.utils.seeding import derive_rng
-from rlvla.utils.strategy import SCHEDULERS, DeepspeedStrategy, OptimConfig
-
-
-@dataclass(frozen=True)
-class SFTConfig:
-    """How long and how fast."""
-
-    max_epochs: int = arg(10, "passes over all steps of the demonstrations", minimum=1)
-    train_batch_size: int = arg(64, "decisions per optimizer step, over all ranks", minimum=1)
-    micro_train_batch_size: int = arg(64, "decisions per forward and backward pass on one rank", minimum=1)
-    learning_rate: float = arg(1e-3, "peak learning rate (a 7B model wants about 5e-5 with LoRA)", minimum=0)
-    lr_warmup_ratio: float = arg(0.03, "share of the optimizer steps spent warming up", minimum=0, maximum=1)
-    lr_scheduler: str = arg("cosine", "learning-rate schedule", choices=SCHEDULERS)
-    adam_betas: tuple[float, ...] = arg((0.9, 0.95), "AdamW betas", minimum=0, below=1, nargs=2, metavar="BETA")
-    l2: float = arg(0.01, "AdamW weight decay", minimum=0)
-    label_smoothing: float = arg(
-        0.0, "share of each label spread evenly over all action tokens", minimum=0, maximum=0.9
-    )
-    logging_steps: int = arg(20, "log metrics every so many optimizer steps", minimum=1)
-    use_tensorboard: bool = arg(True, "write TensorBoard event files below --save_path")
-    use_wandb: bool = arg(False, "send the same scalars to Weights & Biases (extra rlvla[wandb])")
-
-    def optimizer_steps(self, num_rows: int) -> int:
-        """Of the whole run; the last batch of an epoch is dropped if it is not full."""
-        return self.max_epochs * max(1, num_rows // self.train_batch_size)
+from rlvla.utils.strategy import DeepspeedStrategy, OptimConfig
 
 
 class DemonstrationRows:

@@ -22,11 +22,21 @@ class ConfigError(ValueError):
         super().__init__("\n".join(self.problems))
 
 
-class TrainingHalted(RuntimeError):
-    """The run was ended because going on would be a waste; the message says why and what to try.
+class RunEnded(RuntimeError):
+    """The run cannot or should not go on; the message, shown without a traceback, says why and what to try.
 
-    Raised on every rank at the same point, so that one of them can tell for all.
+    Attributes:
+        one_rank: perhaps this process alone has found it, and tells by itself; otherwise every rank raises it at the
+            same point, and one of them tells.
     """
+
+    one_rank = True
+
+
+class TrainingHalted(RunEnded):
+    """Going on would be a waste; raised on every rank at the same point."""
+
+    one_rank = False
 
 
 class MissingExtraError(ImportError):

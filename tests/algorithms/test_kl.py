@@ -4,7 +4,8 @@ import pytest
 import torch
 from algorithm_cases import random_batch
 
-from rlvla.algorithms.kl import KL_KINDS, AdaptiveKLController, FixedKLController, kl_penalty
+from rlvla.algorithms.choices import KL_KINDS
+from rlvla.algorithms.kl import AdaptiveKLController, FixedKLController, kl_penalty
 
 ESTIMATES = [kind for kind in KL_KINDS if kind != "full"]
 

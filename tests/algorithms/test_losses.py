@@ -3,13 +3,8 @@ import slow_reference as slow
 import torch
 from algorithm_cases import random_batch
 
-from rlvla.algorithms.losses import (
-    AGGREGATION_MODES,
-    aggregate_loss,
-    count_trajectory_tokens,
-    explained_variance,
-    value_loss,
-)
+from rlvla.algorithms.choices import AGGREGATION_MODES
+from rlvla.algorithms.losses import aggregate_loss, count_trajectory_tokens, explained_variance, value_loss
 
 ROW_MODES = [mode for mode in AGGREGATION_MODES if mode != "traj-mean-token-mean"]
 

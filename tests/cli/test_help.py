@@ -25,10 +25,9 @@ from cli import (
 from rlvla.envs.config import EnvConfig, SplitConfig
 from rlvla.envs.experts import ExpertConfig
 from rlvla.models.actor import ActorConfig
-from rlvla.trainer.replay_batch import ReplayConfig
-from rlvla.trainer.reward_model_trainer import RewardModelConfig
-from rlvla.trainer.setup import PolicyConfig
-from rlvla.trainer.sft_trainer import SFTConfig
+from rlvla.trainer.policy_config import PolicyConfig
+from rlvla.trainer.reward_model_config import RewardModelConfig
+from rlvla.trainer.sft_config import SFTConfig
 from rlvla.utils.arguments import Parser
 from rlvla.utils.strategy import StrategyConfig
 
@@ -49,9 +48,9 @@ CONFIGS = [
     *(config for config, _ in train_ppo_vla.GROUPS.values()),
     check_env.CheckConfig,
     convert_demos.ConvertConfig,
-    ReplayConfig,
+    replay_batch.ReplayConfig,
     *(draw_reward_machine.DrawConfig, score_episodes.ScoreConfig, train_rm_vla.RewardRunConfig, RewardModelConfig),
-    *(collect_demos.CollectConfig, eval_vla.EvalConfig, train_sft_vla.RunConfig, train_sft_vla.TinyConfig),
+    *(collect_demos.CollectConfig, eval_vla.EvalConfig, train_sft_vla.SFTRunConfig, train_sft_vla.TinyConfig),
     *(EnvConfig, SplitConfig, ExpertConfig, ActorConfig, PolicyConfig, SFTConfig, StrategyConfig),
 ]
 # The deepspeed launcher passes it; the same number reaches the process as LOCAL_RANK, which is what is read.

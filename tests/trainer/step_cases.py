@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 
-from rlvla.algorithms.losses import AGGREGATION_MODES
+from rlvla.algorithms.choices import AGGREGATION_MODES
 from rlvla.experience import Experience
 from rlvla.models.actor import Actor
 from rlvla.models.value_models import Critic

@@ -13,7 +13,7 @@ from cli.replay_batch import main as replay
 from cli.train_ppo_vla import main as train
 from rlvla.experience import Experience
 from rlvla.trainer.guards import BadSteps, IdleCheck, StartCheck, read_batch, saturated_share
-from rlvla.trainer.replay_batch import ReplayConfig, run_replay
+from rlvla.trainer.replay_batch import run_replay
 from rlvla.utils.errors import TrainingHalted
 from rlvla.utils.logging import read_metrics
 from rlvla.utils.strategy import DeepspeedStrategy, OptimConfig, StrategyConfig
@@ -204,7 +204,7 @@ def test_a_run_whose_gradients_are_not_finite_ends_and_its_batch_can_be_replayed
     content = torch.load(batches[0], weights_only=True)
     content["experience"]["advantages"][1] = math.inf
     torch.save(content, tmp_path / "broken.pt")
-    found = run_replay(ReplayConfig(str(tmp_path / "broken.pt"), str(policy_folder)))
+    found = run_replay(tmp_path / "broken.pt", policy_folder)
     assert found.fields == {"advantages": [1]} and list(found.rows) == [1] and not found.weights
 
 

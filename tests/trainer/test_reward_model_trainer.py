@@ -22,8 +22,9 @@ from rlvla.models.value_models import RewardModel
 from rlvla.rewards import RewardConfig, RewardPlan
 from rlvla.trainer.config import AlgorithmConfig, OptimizationConfig
 from rlvla.trainer.demonstrations import UNKNOWN_STATE, read_demonstrations
+from rlvla.trainer.reward_model_config import RewardModelConfig
 from rlvla.trainer.reward_model_source import RewardModelSource, _changes
-from rlvla.trainer.reward_model_trainer import FrameRows, RewardModelConfig, reward_model_loss, split_episodes
+from rlvla.trainer.reward_model_trainer import FrameRows, reward_model_loss, split_episodes
 from rlvla.trainer.reward_setup import tie_to_learner, waits_on_host
 from rlvla.utils.errors import ConfigError
 from rlvla.utils.statistics import auroc, calibration_error, spearman

@@ -14,7 +14,8 @@ from safetensors.torch import load_file
 from cli.train_sft_vla import main
 from rlvla.models.actor import Actor
 from rlvla.trainer.demonstrations import Demonstrations, read_demonstrations
-from rlvla.trainer.sft_trainer import DemonstrationRows, SFTConfig
+from rlvla.trainer.sft_config import SFTConfig
+from rlvla.trainer.sft_trainer import DemonstrationRows
 from rlvla.utils.logging import read_metrics
 
 A, D = 4, 2

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from rlvla.algorithms.registry import Registry
 
-AdvantageEstimator = Callable[..., tuple[Tensor, Tensor]]
+if TYPE_CHECKING:
+    from torch import Tensor
 
-_ESTIMATORS: Registry[AdvantageEstimator] = Registry("advantage estimator")
+AdvantageEstimator = Callable[..., "tuple[Tensor, Tensor]"]
+
+_SHIPPED = {
+    "rlvla.algorithms.advantages.group": ("gdpo", "gpg", "grpo", "grpo_passk", "opo", "reinforce_baseline", "rloo"),
+    "rlvla.algorithms.advantages.temporal": ("gae", "reinforce", "reinforce_plus_plus", "remax"),
+    "rlvla.algorithms.advantages.token_baseline": ("optimal_token_baseline",),
+}
+_ESTIMATORS: Registry[AdvantageEstimator] = Registry("advantage estimator", _SHIPPED)
 
 
 def register_advantage_estimator(name: str) -> Callable[[Any], Any]:

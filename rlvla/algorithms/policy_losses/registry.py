@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from rlvla.algorithms.registry import Registry
 
-PolicyLoss = Callable[..., tuple[Tensor, dict[str, Tensor]]]
+if TYPE_CHECKING:
+    from torch import Tensor
 
-_LOSSES: Registry[PolicyLoss] = Registry("policy loss")
+PolicyLoss = Callable[..., "tuple[Tensor, dict[str, Tensor]]"]
+
+_SHIPPED = {
+    "rlvla.algorithms.policy_losses.clipped": ("geo_mean", "gspo", "ppo"),
+    "rlvla.algorithms.policy_losses.covariance": ("clip_cov", "kl_cov"),
+    "rlvla.algorithms.policy_losses.score": ("cispo", "dro", "gpg", "sapo"),
+    "rlvla.algorithms.policy_losses.trust_region": ("dppo_kl", "dppo_tv"),
+}
+_LOSSES: Registry[PolicyLoss] = Registry("policy loss", _SHIPPED)
 
 
 def register_policy_loss(name: str) -> Callable[[Any], Any]:

@@ -11,8 +11,6 @@ from torch import Tensor
 
 from rlvla.utils.errors import ConfigError
 
-IMPLEMENTATIONS = ("sdpa", "flash_attention_2")
-
 
 @dataclass(frozen=True)
 class Attention:

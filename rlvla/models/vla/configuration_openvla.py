@@ -7,13 +7,13 @@ from typing import Any
 
 from transformers import LlamaConfig, PretrainedConfig
 
+from rlvla.models.vla.choices import MODEL_VARIANTS
 from rlvla.models.vla.vision import TowerConfig, tower_config
 from rlvla.utils.errors import ConfigError
 
 # Token of the Llama-2 vocabulary that stands for a lone space; public checkpoints were trained with it after "Out:".
 LLAMA_PROMPT_END_TOKEN_ID = 29871
 PUBLIC_TIMM_MODEL_IDS = ("vit_large_patch14_reg4_dinov2.lvd142m", "vit_so400m_patch14_siglip_224")
-MODEL_VARIANTS = ("oft", "autoregressive")
 PROMPT_STYLES = ("openvla", "vicuna")
 IMAGE_PREPROCESSING = ("libero", "none")
 ACTION_NORMALIZATION_MODES = ("q99", "bounds")

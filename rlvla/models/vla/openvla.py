@@ -12,9 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel
 
-from rlvla.models.vla.attention import IMPLEMENTATIONS, Attention, require_flash_attention
+from rlvla.models.vla.attention import Attention, require_flash_attention
 from rlvla.models.vla.checkpoint import CheckpointFolder, load_folder
 from rlvla.models.vla.checkpoint_writing import save_folder
+from rlvla.models.vla.choices import ATTENTION_IMPLEMENTATIONS
 from rlvla.models.vla.configuration_openvla import OpenVLAConfig
 from rlvla.models.vla.decoder import LayerCache, build_language_model, decode, decode_next, rotary_tables
 from rlvla.models.vla.sequence import arrange
@@ -104,7 +105,7 @@ class OpenVLAForActionPrediction(nn.Module):
         self.dataset_statistics: dict[str, Any] = dict(config.norm_stats or {})
         self.folder: CheckpointFolder | None = None
         self.gradient_checkpointing = False
-        self.attn_implementation = IMPLEMENTATIONS[0]
+        self.attn_implementation = ATTENTION_IMPLEMENTATIONS[0]
         self._rotary: dict[tuple[int, torch.device, torch.dtype], tuple[Tensor, Tensor]] = {}
 
     @classmethod
@@ -173,8 +174,9 @@ class OpenVLAForActionPrediction(nn.Module):
         Raises:
             ConfigError: an unknown one, or flash-attn is not installed.
         """
-        if implementation not in IMPLEMENTATIONS:
-            raise ConfigError(f"attn_implementation {implementation!r} is unknown; use one of {list(IMPLEMENTATIONS)}")
+        if implementation not in ATTENTION_IMPLEMENTATIONS:
+            known = list(ATTENTION_IMPLEMENTATIONS)
+            raise ConfigError(f"attn_implementation {implementation!r} is unknown; use one of {known}")
         if implementation == "flash_attention_2":
             require_flash_attention()
         self.attn_implementation = implementation

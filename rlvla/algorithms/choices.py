@@ -1,0 +1,17 @@
+"""The names that functions of this room take for what they offer, told without importing torch."""
+
+from __future__ import annotations
+
+KL_KINDS = ("k1", "kl", "abs", "k2", "mse", "k3", "low_var_kl", "full")
+AGGREGATION_MODES = (
+    "token-mean",
+    "token-sum",
+    "seq-mean-token-sum",
+    "seq-mean-token-mean",
+    "seq-mean-token-sum-norm",
+    "traj-mean-token-mean",
+)
+# Of `rlvla.algorithms.rollout_correction`.
+CORRECTION_LEVELS = ("token", "sequence")
+CORRECTION_MODES = ("tis", "icepop", "seq_mask_tis")
+REJECTION_STATISTICS = ("k1", "k2", "k3")
