@@ -55,6 +55,9 @@ class StateInputSettings:
         return cls(**content)
 
 
+STATE_FLAGS = tuple(field.name for field in fields(StateInputSettings) if field.name.startswith("rm_"))
+
+
 class StateInput:
     """Tells policies the states of the machines of a run's tasks.
 
@@ -67,16 +70,14 @@ class StateInput:
 
     def __init__(self, settings: StateInputSettings):
         self.settings = settings
-        names = [field.name for field in fields(settings) if field.name.startswith("rm_")]
-        self._source = MachineSource(RewardConfig(**{name: getattr(settings, name) for name in names}))
+        self._source = MachineSource(RewardConfig(**{name: getattr(settings, name) for name in STATE_FLAGS}))
 
     @classmethod
     def from_config(cls, config: RewardConfig, tasks: Sequence[TaskSpec]) -> StateInput | None:
         """Of the flags; None for `--rm_state_input none`. ConfigError also for a task without a machine."""
         if config.rm_state_input == "none":
             return None
-        names = [field.name for field in fields(StateInputSettings) if field.name.startswith("rm_")]
-        settings = StateInputSettings(**{name: getattr(config, name) for name in names})
+        settings = StateInputSettings(**{name: getattr(config, name) for name in STATE_FLAGS})
         made = cls(settings)
         if settings.rm_state_input == "proprio":
             settings = replace(settings, width=max(len(made.states(task)) for task in tasks))

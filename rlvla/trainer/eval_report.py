@@ -12,11 +12,14 @@ from rlvla.trainer.eval_comparison import MEAN_OF_SUITES
 from rlvla.trainer.eval_record import PolicyEvaluation
 from rlvla.trainer.eval_suites import Findings, SuiteEvaluation, SuitesResult
 from rlvla.trainer.report_charts import learning_charts
+from rlvla.utils.config_file import command_line
 from rlvla.utils.logging import read_metrics
+from rlvla.utils.run_folder import RUN_FILE
 from rlvla.utils.runs import write_atomic
+from rlvla.utils.video import video_size
 
 REPORT_FILE = "report.html"
-_RUN_FILES = ("run_config.json", "totals.json")  # of the training run that a policy came from
+_RUN_FILES = (RUN_FILE, "totals.json")  # of the training run that a policy came from
 
 
 def write_report(folder: Path, findings: Findings) -> Path:
@@ -62,7 +65,7 @@ def render_report(findings: Findings) -> str:
                 "bars": _bars(suite.own, suite.baselines),
                 "comparisons": suite.comparisons,
                 "everyone": suite.everyone,
-                "videos": [video for evaluation in suite.everyone for video in _videos(evaluation)],
+                "videos": _videos(suite.everyone),
             }
             for name, suite in suites.items()
         ],
@@ -72,6 +75,7 @@ def render_report(findings: Findings) -> str:
         table=_table,
         percent=lambda rate: f"{100 * rate:.1f} %",
         points=lambda difference: f"{100 * difference:+.1f}",
+        counted=lambda number, what: f"{number} {what}" + "s" * (number != 1),
     )
 
 
@@ -118,23 +122,30 @@ def _bars_of_suites(over_all: Sequence[SuitesResult]) -> list[dict[str, Any]]:
     return groups
 
 
-def _videos(evaluation: PolicyEvaluation) -> list[dict[str, Any]]:
-    return [
-        {
-            "name": path.stem.rpartition("_")[0].replace("_", " "),
-            "success": path.stem.endswith("_success"),
-            "policy": evaluation.policy,
-            "mode": mode,
-            "data": base64.b64encode(path.read_bytes()).decode(),
-        }
+def _videos(evaluations: Sequence[PolicyEvaluation]) -> dict[str, list[dict[str, Any]]]:
+    """By policy and mode; those of an earlier result may have been removed since."""
+    found = {
+        f"{evaluation.policy}, {mode}": [_video(path) for path in paths if path.is_file()]
+        for evaluation in evaluations
         for mode, paths in evaluation.videos.items()
-        for path in paths
-        if path.is_file()  # those of an earlier result may have been removed since
-    ]
+    }
+    return {heading: videos for heading, videos in found.items() if videos}
+
+
+def _video(path: Path) -> dict[str, Any]:
+    """What the page needs of a file that `record_videos` has named."""
+    task, _, state = path.stem.rpartition("_")[0].rpartition("_state")
+    size = video_size(path)
+    return {
+        "name": f"{task.replace('_', ' ')}, initial state {state}",
+        "success": path.stem.endswith("_success"),
+        "tall": None if size is None else f"{size[1] / size[0]:.4f}",
+        "data": base64.b64encode(path.read_bytes()).decode(),
+    }
 
 
 def _configurations(suites: Mapping[str, SuiteEvaluation], run_folder: Path) -> list[tuple[str, str]]:
-    found = []
+    found = [("command", command_line())]
     for name, suite in suites.items():
         label = f"{name}: " if len(suites) > 1 else ""
         protocols = {mode: _shortened(protocol) for mode, protocol in suite.own.protocols.items()}
@@ -164,8 +175,12 @@ def _span(states: Sequence[int]) -> str:
 def _table(headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> Any:
     from markupsafe import Markup, escape
 
+    words = [not any(char.isdigit() for row in rows for char in str(row[i])) for i in range(len(headers))]
+    words[0] = True  # names of tasks
+
     def line(tag: str, cells: Sequence[Any]) -> str:
-        return "<tr>" + "".join(f"<{tag}>{escape(str(cell))}</{tag}>" for cell in cells) + "</tr>"
+        kinds = [' class="words"' if kind else "" for kind in words]
+        return "<tr>" + "".join(f"<{tag}{kind}>{escape(str(c))}</{tag}>" for c, kind in zip(cells, kinds)) + "</tr>"
 
     body = "".join(line("td", row) for row in rows)
     return Markup(f"<table><thead>{line('th', headers)}</thead><tbody>{body}</tbody></table>")

@@ -22,7 +22,7 @@ from rlvla.trainer.eval_journal import EpisodeJournal, fingerprint, journal_fold
 from rlvla.trainer.eval_record import PolicyEvaluation, package_versions
 from rlvla.trainer.eval_report import write_report
 from rlvla.trainer.eval_suites import Findings, SuiteEvaluation
-from rlvla.trainer.eval_videos import record_videos
+from rlvla.trainer.eval_videos import machines_of_run, record_videos
 from rlvla.trainer.evaluation import EvalResult, evaluate
 from rlvla.trainer.policy_config import PolicyConfig
 from rlvla.trainer.policy_export import learned_states, recorded_environment
@@ -144,6 +144,7 @@ def _play(
                 split=split,
                 seed=config.seed,
                 temperature=temperature or 1.0,
+                machines=machines_of_run(Path(entrant.folder)),
             )
             videos[mode] = [video.path for video in recorded]
         if strategy.is_main:

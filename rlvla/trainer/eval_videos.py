@@ -5,6 +5,7 @@ Every frame is rendered for these episodes only, and failures can be chosen beca
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,9 +19,11 @@ from rlvla.experience import Sample
 from rlvla.rewards import RewardConfig, StepInfo
 from rlvla.rewards.base import EpisodeStart
 from rlvla.rewards.machine_source import MachineSource
+from rlvla.rewards.state_input import STATE_FLAGS
 from rlvla.rollout import RolloutEngine, RolloutPolicy
 from rlvla.trainer.evaluation import EpisodeOutcome, EvalResult, eval_requests
 from rlvla.utils.errors import ConfigError
+from rlvla.utils.run_folder import RUN_FILE
 from rlvla.utils.strategy import DeepspeedStrategy
 from rlvla.utils.video import caption_frames, write_mp4
 
@@ -76,6 +79,7 @@ def record_videos(
     split: SplitConfig,
     seed: int,
     temperature: float,
+    machines: MachineSource | None = None,
 ) -> list[EvalVideo]:
     """Play chosen episodes of an evaluation again, with every frame, and write them as mp4; called on every rank.
 
@@ -90,6 +94,7 @@ def record_videos(
         split: as in the evaluation.
         seed: as in the evaluation.
         temperature: as in the evaluation (of no matter for greedy ones).
+        machines: whose states are drawn in; default: those of the engine's rewards, if it has any.
 
     Returns:
         The videos of all ranks, on the main rank; [] on the others.
@@ -105,14 +110,14 @@ def record_videos(
     )
     own = requests[strategy.rank :: strategy.world_size]
     samples = engine.run(own, policy, temperature=temperature, greedy=result.greedy, success_only=True)
-    machines = engine.rewards.sources.get("rm") or MachineSource(RewardConfig())
+    machines = machines or engine.rewards.sources.get("rm")
     by_id = {task.task_id: task for task in tasks}
     videos = [_write(folder, by_id[sample.task_id], sample, machines) for sample in samples]
     gathered = [video for part in strategy.gather_objects(videos) for video in part]
     return gathered if strategy.is_main else []
 
 
-def _write(folder: Path, task: TaskSpec, sample: Sample, machines: MachineSource) -> EvalVideo:
+def _write(folder: Path, task: TaskSpec, sample: Sample, machines: MachineSource | None) -> EvalVideo:
     frames = captioned(sample, machine_states(sample, task, machines))
     outcome = "success" if sample.success_at_end else "failure"
     name = re.sub(r"[^\w.-]+", "_", task.name)
@@ -121,9 +126,20 @@ def _write(folder: Path, task: TaskSpec, sample: Sample, machines: MachineSource
     return EvalVideo(path, task.name, sample.init_state_id, bool(sample.success_at_end), frames, task.control_freq)
 
 
-def machine_states(sample: Sample, task: TaskSpec, machines: MachineSource) -> list[str] | None:
+def machines_of_run(policy: Path) -> MachineSource | None:
+    """The reward machines that a policy was trained with, as its run's folder tells; None without `rm` among them."""
+    try:
+        flags = json.loads((policy.parent / RUN_FILE).read_text(encoding="utf-8"))["rewards"]
+        if not any(spec.partition(":")[0] == "rm" for spec in flags["reward"]):
+            return None
+        return MachineSource(RewardConfig(**{name: flags[name] for name in STATE_FLAGS}))
+    except (OSError, ValueError, KeyError, TypeError):  # another program's folder, or of another version
+        return None
+
+
+def machine_states(sample: Sample, task: TaskSpec, machines: MachineSource | None) -> list[str] | None:
     """State of the task's reward machine at the start and after each step; None where the task has no machine."""
-    if sample.trace is None:
+    if sample.trace is None or machines is None:
         return None
     try:
         machine = machines.create(task, EpisodeStart(None, sample.init_state_id, sample.seed))

@@ -38,7 +38,7 @@ def learning_charts(records: Sequence[dict[str, float]]) -> list[Chart]:
         charts.append(_success_chart(played, evaluated))
     if not played:
         return charts
-    series = {name: f"reward/{name}" for name in _reward_sources(played)}
+    series = _reward_series(played)
     for title, unit, wanted in (
         ("reward per episode, by source", "", series),
         ("entropy of the policy", "nats per token", {"entropy": "actor/entropy"}),
@@ -47,6 +47,8 @@ def learning_charts(records: Sequence[dict[str, float]]) -> list[Chart]:
     ):
         lines = {label: _points(played, name) for label, name in wanted.items()}
         lines = {label: points for label, points in lines.items() if points[0]}
+        if wanted is series and len(lines) == 1:  # without a legend
+            title = f"reward per episode: {next(iter(lines))}"
         if lines:
             charts.append(_line_chart(title, unit, lines))
     return charts
@@ -57,6 +59,15 @@ def _reward_sources(records: Sequence[dict[str, float]]) -> list[str]:
     names = {name.removeprefix("reward/") for r in records for name in r if name.startswith("reward/")}
     counts = {name for name in names for source in names if name.startswith(f"{source}_")}
     return sorted(names - (counts - {*reward_names(), _LATE_SOURCE}), key=lambda name: (name != "total", name))
+
+
+def _reward_series(records: Sequence[dict[str, float]]) -> dict[str, str]:
+    """Label -> scalar of each source; one that is all of the total has no curve of its own."""
+    names = _reward_sources(records)
+    total = _points(records, "reward/total")
+    same = [name for name in names if name != "total" and _points(records, f"reward/{name}") == total]
+    label = " = ".join(["total", *same])
+    return {label if name == "total" else name: f"reward/{name}" for name in names if name not in same}
 
 
 def _points(records: Sequence[dict[str, float]], name: str) -> tuple[list[float], list[float]]:

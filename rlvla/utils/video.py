@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from rlvla.utils.errors import require
+from rlvla.utils.errors import MissingExtraError, require
 from rlvla.utils.runs import write_atomic
 
 _SMALLEST_SIDE = 288  # small camera images are enlarged to at least this, so that the caption can be read
@@ -128,6 +128,20 @@ def encode_mp4(frames: np.ndarray, fps: float, *, crf: int = 20) -> bytes:
 def write_mp4(path: Path, frames: np.ndarray, fps: float) -> None:
     """`encode_mp4` into a file, which appears complete or not at all."""
     write_atomic(path, encode_mp4(frames, fps))
+
+
+def video_size(path: Path) -> tuple[int, int] | None:
+    """Width and height in pixels; None where it cannot be told: no video, or no PyAV."""
+    try:
+        av = require("av", extra="video")
+    except MissingExtraError:
+        return None
+    try:
+        with av.open(str(path)) as container:
+            stream = container.streams.video[0]
+            return stream.width, stream.height
+    except (av.FFmpegError, IndexError):
+        return None
 
 
 def read_video(path: Path, start_s: float = 0.0, end_s: float | None = None) -> np.ndarray:

@@ -14,13 +14,15 @@ import pytest
 
 from rlvla.envs import list_tasks
 from rlvla.envs.config import SplitConfig
+from rlvla.envs.splits import LearnedStates, learned_from_words
 from rlvla.trainer.eval_record import PolicyEvaluation, describe_protocol
 from rlvla.trainer.eval_report import write_report
 from rlvla.trainer.eval_suites import Findings, SuiteEvaluation
 from rlvla.trainer.evaluation import EpisodeOutcome, summarise
-from rlvla.trainer.report_charts import _reward_sources, learning_charts
+from rlvla.trainer.report_charts import _reward_series, _reward_sources, learning_charts
 
 TASK = list_tasks("toy_reach")[0]
+TRAINED_ON = learned_from_words([TASK], [LearnedStates("toy_reach", 0, 0, 8000)])
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
@@ -28,7 +30,9 @@ def evaluation(policy: str, successes: int, videos: list[Path] | None = None, n:
     protocol = describe_protocol([TASK], SplitConfig(), n, 0, None)
     outcomes = [EpisodeOutcome(0, s, i < successes, True, 9) for i, s in enumerate(protocol["tasks"][0]["init_states"])]
     result = summarise(outcomes, [TASK], "heldout", True, requested=n + 1)
-    return PolicyEvaluation(policy, {"cameras": ["top"]}, {"greedy": protocol}, [result], {"greedy": videos or []})
+    return PolicyEvaluation(
+        policy, {"cameras": ["top"]}, {"greedy": protocol}, [result], {"greedy": videos or []}, trained_on=TRAINED_ON
+    )
 
 
 @pytest.fixture
@@ -62,9 +66,21 @@ def report(run_folder: Path, tmp_path: Path) -> Path:
 def test_everything_is_on_the_page_and_nothing_elsewhere(report: Path) -> None:
     assert [p.name for p in report.parent.iterdir()] == ["report.html"]
     text = report.read_text()
-    for word in ("75.0 %", "30.0 %", "+45.0", "reach state8003", "McNemar", "protocol heldout", "8000..8019", "torch"):
+    for word in (
+        "75.0 %",
+        "30.0 %",
+        "+45.0 ",
+        ">points<",
+        "reach, initial state 8003",
+        "Training of",
+        "McNemar",
+        "protocol heldout",
+        "8000..8019",
+        "torch",
+    ):
         assert word in text, word
-    assert "1 episodes could not be played" in text
+    assert "1 episode could not be played, and is in no figure" in text
+    assert "trained on initial states 0..7999 of reach" in text and "<summary>command</summary>" in text
     assert text.count("<svg") == 5 and "reward per episode" in text and "gradient norm" in text
     assert "data:video/mp4;base64," in text
     assert "<script" not in text and "a &lt;run&gt; &amp; more" in text, "names and files are text, not markup"
@@ -104,6 +120,20 @@ def test_what_a_source_counts_is_no_reward() -> None:
     assert _reward_sources(records) == ["total", "own", "rm", "rm_model", "success"]
 
 
+def test_a_source_that_is_all_of_the_total_has_no_curve_of_its_own() -> None:
+    records = [
+        {"step": i, "rollout/success_at_end": 0.5, "total/episodes": 8.0 * i}
+        | {"reward/total": 0.1 * i, "reward/success": 0.1 * i, "reward/own": 0.0}
+        for i in (1, 2)
+    ]
+    assert _reward_series(records) == {"total = success": "reward/total", "own": "reward/own"}
+    for record in records:
+        del record["reward/own"]
+    assert learning_charts(records)[1].title == "reward per episode: total = success"
+    records[1]["reward/total"] = 0.3
+    assert list(_reward_series(records)) == ["total", "success"]
+
+
 def test_curves_are_reproducible_and_show_what_there_is() -> None:
     records = [{"step": 1, "rollout/success_at_end": 0.5, "total/episodes": 8.0, "actor/entropy": 1.0}]
     first, second = learning_charts(records), learning_charts(records)
@@ -129,6 +159,7 @@ def test_a_browser_renders_it(report: Path, tmp_path: Path, width: int) -> None:
             scroll: root.scrollWidth, height: root.scrollHeight,
             smallest: Math.min(...sizes.map(s => Math.min(s.width, s.height))),
             widest: Math.max(...sizes.map(s => s.width)), video: video.videoWidth,
+            below: video.clientHeight - video.clientWidth * video.videoHeight / video.videoWidth,
             loaded: event.target.contentWindow.performance.getEntriesByType('resource').length}})
         }}
         </script>"""
@@ -142,4 +173,4 @@ def test_a_browser_renders_it(report: Path, tmp_path: Path, width: int) -> None:
     assert measured["scroll"] <= width, "the page can be moved sideways"
     assert measured["smallest"] > 100 and measured["widest"] <= width and measured["height"] > 1000
     pytest.importorskip("av", reason="the video of this test was not made: needs PyAV, the extra rlvla[video]")
-    assert measured["video"] == 64
+    assert measured["video"] == 64 and 60 < measured["below"] < 80, "the controls have a bar below the picture"

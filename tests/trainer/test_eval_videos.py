@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from rlvla.models.actor import Actor
 from rlvla.rewards import RewardConfig
 from rlvla.rewards.machine_source import MachineSource
 from rlvla.rollout import RolloutEngine
-from rlvla.trainer.eval_videos import choose_episodes, machine_states, record_videos
+from rlvla.trainer.eval_videos import choose_episodes, machine_states, machines_of_run, record_videos
 from rlvla.trainer.evaluation import EpisodeOutcome, evaluate, summarise
 from rlvla.utils.strategy import DeepspeedStrategy, StrategyConfig
 from rlvla.utils.video import read_video
@@ -76,5 +77,18 @@ def test_machine_states_follow_the_propositions() -> None:
         Recorded(), replace(TOY, name="nothing", suite="elsewhere"), MachineSource(RewardConfig())
     )
     assert no_machine is None
+    assert machine_states(Recorded(), TOY, None) is None, "nobody asked for a machine"
     Recorded.trace = None
     assert machine_states(Recorded(), TOY, formula) is None
+
+
+def test_the_machines_are_those_the_policy_was_trained_with(tmp_path: Path) -> None:
+    policy = tmp_path / "policy"
+    assert machines_of_run(policy) is None, "no run's folder"
+    flags = asdict(RewardConfig(reward=("success:1", "rm:0.5"), rm_formula="F(near & F reached)"))
+    (tmp_path / "run_config.json").write_text(json.dumps({"rewards": flags}))
+    machines = machines_of_run(policy)
+    assert machines is not None and machines.graph(TOY).states == MachineSource(RewardConfig(**flags)).graph(TOY).states
+    for content in ({"rewards": flags | {"reward": ["success:1"]}}, {"rewards": {"reward": ["rm:1"]}}, {}, []):
+        (tmp_path / "run_config.json").write_text(json.dumps(content))
+        assert machines_of_run(policy) is None
