@@ -21,10 +21,10 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.train_step import OPTIM, random_rows
+from benchmarks.random_policies import SIZES, new_policy, random_rows
+from benchmarks.train_step import OPTIM
 from rlvla.models.actor import Actor, ActorConfig
 from rlvla.models.value_models import Critic
-from rlvla.models.vla.tiny import build_tiny
 from rlvla.trainer.config import AlgorithmConfig, BatchConfig
 from rlvla.trainer.memory_plan import MemoryPlan, engine_memory
 from rlvla.trainer.memory_probe import RowShape, probe
@@ -34,12 +34,6 @@ from rlvla.utils.live_bytes import LiveBytes
 from rlvla.utils.logging import quiet_libraries, table
 from rlvla.utils.strategy import DeepspeedStrategy, StrategyConfig
 from rlvla.utils.strategy_config import launched_rank, launched_world_size
-
-ACTIONS = {"q01": [-1.0] * 7, "q99": [1.0] * 7, "min": [-1.0] * 7, "max": [1.0] * 7, "mask": [True] * 7}
-SIZES = {
-    "2 M": {"vision_dim": 96, "llm_dim": 192, "llm_mlp_dim": 576, "llm_layers": 4},
-    "31 M": {"vision_dim": 256, "vision_depth": 4, "llm_dim": 512, "llm_mlp_dim": 1536, "llm_layers": 6},
-}
 
 
 @dataclass(frozen=True)
@@ -55,12 +49,6 @@ class Comparison:
     def ratios(self) -> tuple[float, float]:
         """Planned / measured: between updates, in an update."""
         return self.planned_rest / self.measured_rest, self.planned_update / self.measured_update
-
-
-def new_policy(folder: Path, size: str) -> Path:
-    """A checkpoint with random weights."""
-    statistics = {"toy": {"action": ACTIONS}}
-    return build_tiny(folder, sentences=["reach the red disc"], dataset_statistics=statistics, **SIZES[size])
 
 
 def compare(

@@ -1,7 +1,7 @@
 """Optimizer steps of a policy: the trainer against a plain PyTorch loop, only real decisions against padded episodes.
 
+    python benchmarks/train_step.py --size "11 M" --zero_stage 2
     python benchmarks/train_step.py --pretrain runs/sft/policy
-    python benchmarks/train_step.py --pretrain runs/sft/policy --zero_stage 2
 
 Repetitions of the variants alternate, and ratios are of CPU time within a repetition, so that other work on the machine
 hardly counts. On a GPU CPU time says nothing; this benchmark is for CPUs.
@@ -13,6 +13,7 @@ import argparse
 import copy
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +22,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.random_policies import SIZES, new_policy, random_rows
 from rlvla.algorithms.policy_losses import get_policy_loss
 from rlvla.experience import Experience
 from rlvla.models.actor import Actor
@@ -33,25 +35,6 @@ from rlvla.utils.logging import table
 from rlvla.utils.strategy import DeepspeedStrategy, OptimConfig, StrategyConfig
 
 OPTIM = OptimConfig(1e-5, (0.9, 0.999), 0.0, "constant", 0.0, 1000)
-
-
-def random_rows(actor: Actor, count: int) -> Experience:
-    """Decisions with random pictures and tokens, of episodes of eight, all tokens valid."""
-    config, generator = actor.inputs.config, torch.Generator().manual_seed(0)
-    size, width = config.image_size, config.num_action_tokens
-    mask = torch.ones(count, width, dtype=torch.bool)
-    cameras = config.num_images_in_input or 1
-    rows = Experience(
-        images=torch.randint(0, 256, (count, cameras, size, size, 3), dtype=torch.uint8, generator=generator),
-        proprio=torch.rand(count, config.proprio_dim, generator=generator) if config.use_proprio else None,
-        instructions=["reach the red disc"] * count,
-        episode_index=torch.arange(count) // 8,
-        action_tokens=torch.randint(0, 256, (count, width), generator=generator),
-        action_mask=mask,
-        policy_mask=mask,
-        advantages=torch.randn(count, width, generator=generator),
-    )
-    return rows.with_fields(old_log_probs=torch.full((count, width), -5.5))
 
 
 def half_masked(rows: Experience) -> Experience:
@@ -94,7 +77,9 @@ def void(_: object) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pretrain", required=True, help="checkpoint folder of a policy", metavar="DIR")
+    policy = parser.add_mutually_exclusive_group(required=True)
+    policy.add_argument("--pretrain", help="checkpoint folder of a policy", metavar="DIR")
+    policy.add_argument("--size", choices=tuple(SIZES), help="a policy with random weights, by its number of parameters")
     parser.add_argument("--rows", type=int, default=64, help="decisions per optimizer step (default 64)")
     parser.add_argument("--micro", type=int, default=32, help="decisions per forward pass (default 32)")
     parser.add_argument("--repeats", type=int, default=7, help="repetitions; medians are reported (default 7)")
@@ -102,7 +87,8 @@ def main() -> None:
     flags = parser.parse_args()
     torch.set_num_threads(1)
     strategy = DeepspeedStrategy(StrategyConfig(zero_stage=flags.zero_stage))
-    actor = Actor.from_pretrained(flags.pretrain)
+    with tempfile.TemporaryDirectory() as folder:
+        actor = Actor.from_pretrained(flags.pretrain or new_policy(Path(folder), flags.size))
     rows = random_rows(actor, flags.rows)
     padded = half_masked(rows)
     real = rows.index(torch.arange(0, flags.rows, 2))
