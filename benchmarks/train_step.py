@@ -79,7 +79,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     policy = parser.add_mutually_exclusive_group(required=True)
     policy.add_argument("--pretrain", help="checkpoint folder of a policy", metavar="DIR")
-    policy.add_argument("--size", choices=tuple(SIZES), help="a policy with random weights, by its number of parameters")
+    policy.add_argument("--size", choices=tuple(SIZES), help="random weights, by the number of parameters")
     parser.add_argument("--rows", type=int, default=64, help="decisions per optimizer step (default 64)")
     parser.add_argument("--micro", type=int, default=32, help="decisions per forward pass (default 32)")
     parser.add_argument("--repeats", type=int, default=7, help="repetitions; medians are reported (default 7)")
