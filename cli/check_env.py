@@ -14,7 +14,7 @@ from pathlib import Path
 if not __package__:  # run as a file, not as part of the installed package
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from rlvla.envs.config import EnvConfig
+from rlvla.envs.config import EnvConfig, without_checkpoint
 from rlvla.envs.pool import EnvWorkerError
 from rlvla.envs.suite_check import CheckConfig, run_check
 from rlvla.envs.worker_config import WorkerConfig
@@ -35,7 +35,7 @@ def build_parser() -> Parser:
         default=argparse.SUPPRESS,  # what --task_suite_name says stands
         help="the suite, e.g. robosuite; the same as --task_suite_name",
     )
-    add_arguments(parser, EnvConfig, "environment")
+    add_arguments(parser, EnvConfig, "environment", reword=without_checkpoint)
     add_arguments(parser, CheckConfig, "check")
     add_arguments(parser, WorkerConfig, "environment workers")
     add_arguments(parser, CustomConfig, "own code")

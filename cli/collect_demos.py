@@ -15,7 +15,7 @@ from rlvla.utils.threads import limit_threads
 
 limit_threads()
 
-from rlvla.envs.config import EnvConfig, SplitConfig
+from rlvla.envs.config import EnvConfig, SplitConfig, without_checkpoint
 from rlvla.envs.experts import ExpertConfig, make_expert
 from rlvla.envs.worker_config import WorkerConfig
 from rlvla.trainer.custom_modules import CustomConfig, modules_with_suites, parse_command_line, words_for_later_commands
@@ -40,7 +40,7 @@ class CollectConfig:
 def build_parser() -> Parser:
     """The command line."""
     parser = Parser(__doc__ or "")
-    add_arguments(parser, EnvConfig, "environment")
+    add_arguments(parser, EnvConfig, "environment", reword=without_checkpoint)
     add_arguments(parser, CollectConfig, "recording")
     add_arguments(parser, SplitConfig, "initial states")
     add_arguments(parser, ExpertConfig, "expert")

@@ -175,6 +175,11 @@ class EnvConfig:
         return installed_versions(get_suite(self.suite).requires)
 
 
+def without_checkpoint(help_text: str) -> str:
+    """The help of a flag of `EnvConfig` in a command that starts from no checkpoint."""
+    return help_text.replace("the checkpoint's, else ", "").replace(" (default: that of the checkpoint)", "")
+
+
 @dataclass(frozen=True)
 class SplitConfig:
     """Which initial states are learned from, and which are kept for evaluation."""

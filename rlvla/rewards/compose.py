@@ -20,6 +20,7 @@ from rlvla.rewards.base import (
 from rlvla.rewards.config import RewardConfig
 from rlvla.rewards.schedule import WeightSchedule, fraction_done, parse_schedules
 from rlvla.rewards.truncation import ProgressWatch
+from rlvla.utils.arguments import as_typed
 from rlvla.utils.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -167,7 +168,10 @@ def _without_effect(config: RewardConfig, weights: Mapping[str, float]) -> list[
     for field in fields(config):
         users = next((names for prefix, names in _USERS.items() if field.name.startswith(prefix)), ())
         if users and not set(users) & set(weights) and getattr(config, field.name) != field.default:
-            found.append(f"--{field.name} has no effect: add {' or '.join(users)} to --reward, or leave it out")
+            found.append(
+                f"--{field.name} has no effect: add {' or '.join(users)} to --reward, or leave it out (against a "
+                f"--config file: {as_typed(field.name, field.default)})"
+            )
     return found
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlvla.trainer.algorithm_config import ONE_ADVANTAGE_PER_EPISODE, AlgorithmConfig
 from rlvla.trainer.levels import LEVEL_ORDER
+from rlvla.utils.arguments import as_typed
 from rlvla.utils.strategy import has_accelerator
 from rlvla.utils.strategy_config import launched_world_size
 
@@ -215,7 +216,7 @@ def _without_effect(flags: PPORun) -> list[str]:
     def check(group: str, names: Any, unread: Callable[[str], bool] | bool, reason: str) -> None:
         for name in names:
             if (unread(name) if callable(unread) else unread) and _is_set(flags, group, name):
-                found.append(f"--{_typed(flags, group, name)}: {reason}; leave it out")
+                found.append(f"{as_typed(name, getattr(getattr(flags, group), name))}: {reason}; leave it out")
 
     estimator, loss = f"--advantage_estimator {algorithm.advantage_estimator}", f"--policy_loss {algorithm.policy_loss}"
     check(
@@ -263,12 +264,5 @@ def _unread_in_other_groups(flags: PPORun, check: Callable[..., None]) -> None:
 def _is_set(flags: PPORun, group: str, name: str) -> bool:
     config = getattr(flags, group)
     default = next(field.default for field in dataclasses.fields(config) if field.name == name)
-    return name in flags.given or getattr(config, name) != default
-
-
-def _typed(flags: PPORun, group: str, name: str) -> str:
-    """The flag as it would be typed, without the leading dashes."""
-    value = getattr(getattr(flags, group), name)
-    if isinstance(value, bool):
-        return name if value else f"no-{name}"
-    return f"{name} {' '.join(map(str, value)) if isinstance(value, tuple) else value}"
+    value = getattr(config, name)
+    return value != default or (name in flags.given and value is not None)  # "--kl_target none" sets nothing

@@ -18,9 +18,12 @@ import typing
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NoReturn
 
-from rlvla.utils.config_file import words_of_config_file
+from rlvla.utils.config_file import config_file_of, words_of_config_file
 from rlvla.utils.errors import ConfigError, MissingExtraError
 from rlvla.utils.logging import LEVELS, set_output
+
+NONE = "none"  # given for a flag without a value of its own by default, it takes back what a configuration file says
+_SUGGESTIONS = 3
 
 
 def arg(default: Any, help: str | Callable[[], str], **metadata: Any) -> Any:
@@ -52,7 +55,11 @@ class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescrip
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser that suggests the nearest flag for a mistyped one."""
+    """An argument parser that tells all mistakes at once and suggests a flag for a mistyped one.
+
+    Attributes:
+        configs: the dataclasses whose fields are flags, each with the fields that are not.
+    """
 
     def __init__(self, description: str):
         super().__init__(
@@ -60,10 +67,15 @@ class Parser(argparse.ArgumentParser):
             description=description,
             formatter_class=_HelpFormatter,
             allow_abbrev=False,
+            exit_on_error=False,
         )
+        self.configs: list[tuple[type, Collection[str]]] = []
         terminal = self.add_argument_group("terminal and configuration file")
         terminal.add_argument(
-            "--config", metavar="FILE", help="YAML file of flags and values; flags of the command line win over it"
+            "--config",
+            metavar="FILE",
+            help="YAML file of flags and values; flags of the command line win over it, and "
+            f"{NONE!r} stands for no value",
         )
         terminal.add_argument(
             "--log_level", choices=LEVELS, default="info", help="messages of this level and above are shown"
@@ -78,27 +90,70 @@ class Parser(argparse.ArgumentParser):
         self._negative_number_matcher = re.compile(r"-(\d+\.?\d*|\.\d+)(e[-+]?\d+)?$|-(inf|nan)$", re.IGNORECASE)
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> argparse.Namespace:
-        """Parse, naming every unknown flag with its nearest known neighbour; flags of `--config` come first."""
+        """Parse; every mistake is told at once, values out of their range too. Flags of `--config` come first."""
         given = list(sys.argv[1:] if args is None else args)
+        parsed = argparse.Namespace() if namespace is None else namespace
+        words, problems = [], []
         try:
             repeated = [a.dest for a in self._actions if isinstance(a, argparse._AppendAction)]
-            args = words_of_config_file(given, repeated) + given
+            words = words_of_config_file(given, repeated)
         except ConfigError as error:
-            self.error("\n  ".join(error.problems))
-        parsed, unknown = self.parse_known_args(args, namespace)
-        if unknown:
-            known = [option for action in self._actions for option in action.option_strings]
-            self.error(
-                "\n  ".join(self._unknown(word, known) for word in unknown if word.startswith("-"))
-                or f"unexpected value(s): {' '.join(unknown)}"
-            )
+            problems += error.problems
+        problems += [f"--config {config_file_of(given)}: {problem}" for problem in self._parse(words, parsed)]
+        problems += self._parse(given, parsed)
+        if problems:
+            self.error("\n  ".join([*problems, *self._value_problems(parsed)]))
         set_output(parsed.log_level, quiet=parsed.quiet)
         return parsed
 
-    @staticmethod
-    def _unknown(word: str, known: list[str]) -> str:
-        near = difflib.get_close_matches(word.split("=")[0], known, n=1)
-        return f"unknown flag {word}" + (f"; did you mean {near[0]}?" if near else "")
+    def _parse(self, words: Sequence[str], namespace: argparse.Namespace) -> list[str]:
+        """Take over every flag that can be understood; returns what is wrong with the others.
+
+        One flag after the other: argparse ends at the first mistake.
+        """
+        parts: list[list[str]] = [[]]
+        for word in words:
+            if self._is_flag(word):
+                parts.append([])
+            parts[-1].append(word)
+        problems = []
+        for part in parts:
+            try:
+                _, unknown = self.parse_known_args(part, namespace)
+            except argparse.ArgumentError as error:
+                problems.append(f"{error.argument_name}: {error.message}")
+                continue
+            if unknown and unknown[0].startswith("-"):
+                problems.append(self._unknown(unknown[0]))
+            elif unknown:
+                behind = f"{part[0]}: " if part[0].startswith("-") else ""
+                problems.append(f"{behind}unexpected value(s): {' '.join(unknown)}")
+        return problems
+
+    def _is_flag(self, word: str) -> bool:
+        """As argparse sees it: a lone dash, a negative number and a text with a blank are values."""
+        number = self._negative_number_matcher.match(word)
+        return len(word) > 1 and word.startswith("-") and not number and " " not in word.partition("=")[0]
+
+    def _unknown(self, word: str) -> str:
+        """Flags that begin with the word, else hold it, else look like it."""
+        typed = word.partition("=")[0]
+        known = [o for a in self._actions for o in a.option_strings if typed.startswith("--no-") or o[:5] != "--no-"]
+        name = typed.lstrip("-")
+        near = [option for option in known if option.startswith(f"--{name}")]
+        near = near or [option for option in known if len(name) > 1 and name in option]
+        near = near or difflib.get_close_matches(typed, known, n=1)
+        return f"unknown flag {word}" + (f"; did you mean {' or '.join(near[:_SUGGESTIONS])}?" if near else "")
+
+    def _value_problems(self, namespace: argparse.Namespace) -> list[str]:
+        """Of the flags that could be understood."""
+        found = []
+        for config, without in self.configs:
+            try:
+                found += range_problems(from_namespace(config, namespace, without))
+            except ConfigError as error:
+                found += error.problems
+        return found
 
     def error(self, message: str) -> NoReturn:
         """Print the message alone (no usage wall) and exit with status 2."""
@@ -115,26 +170,46 @@ def _base_type(annotation: Any) -> tuple[type, bool]:
     return annotation, False
 
 
-def add_arguments(parser: argparse.ArgumentParser, config: type, title: str, without: Collection[str] = ()) -> None:
-    """Add one flag per field of the dataclass `config`, except `without`, under a group heading `title`."""
+def _or_none(kind: Callable[[str], Any]) -> Callable[[str], Any]:
+    def convert(text: str) -> Any:
+        return text if text == NONE else kind(text)
+
+    convert.__name__ = getattr(kind, "__name__", "value")  # argparse names it where a text cannot be converted
+    return convert
+
+
+def add_arguments(
+    parser: Parser,
+    config: type,
+    title: str,
+    without: Collection[str] = (),
+    reword: Callable[[str], str] = str,
+) -> None:
+    """Add one flag per field of the dataclass `config`, except `without`, under a group heading `title`.
+
+    `reword` fits the help texts to a command where they would not be quite true.
+    """
     group = parser.add_argument_group(title)
+    parser.configs.append((config, without))
     hints = typing.get_type_hints(config)
     for field in dataclasses.fields(config):
         if field.name in without:
             continue
         kind, several = _base_type(hints[field.name])
         text = field.metadata["help"]
-        text = text() if callable(text) else text
+        text = reword(text() if callable(text) else text)
         options: dict[str, Any] = {"default": field.default, "help": text.replace("%", "%%")}
         if kind is bool:
             options["action"] = argparse.BooleanOptionalAction
         else:
-            options["type"] = kind
+            optional = field.default is None and not several
+            options["type"] = _or_none(kind) if optional else kind
             options["metavar"] = field.metadata.get("metavar", kind.__name__.upper())
             if "choices" in field.metadata:
                 choices = field.metadata["choices"]
-                options["choices"] = choices() if callable(choices) else choices
-                del options["metavar"]
+                choices = tuple(choices() if callable(choices) else choices)
+                options["metavar"] = "{" + ",".join(map(str, choices)) + "}"
+                options["choices"] = (*choices, NONE) if optional else choices
             if "action" in field.metadata:
                 options["action"], options["default"] = field.metadata["action"], None
             elif several:
@@ -149,7 +224,7 @@ def from_namespace(config: type, namespace: argparse.Namespace, without: Collect
         if field.name in without:
             continue
         value = getattr(namespace, field.name)
-        if value is None:  # a repeatable flag that was not given
+        if value is None or (value == NONE and field.default is None):  # None: a repeatable flag that was not given
             value = field.default
         values[field.name] = tuple(value) if isinstance(value, list) else value
     return config(**values)
@@ -159,6 +234,15 @@ def given_flags(parser: argparse.ArgumentParser, argv: Sequence[str]) -> frozens
     """Names of the flags that stand on a command line, whatever their values."""
     words = {word.split("=")[0] for word in argv if word.startswith("--")}
     return frozenset(action.dest for action in parser._actions if words & set(action.option_strings))
+
+
+def as_typed(name: str, value: Any) -> str:
+    """A flag with its value as it would be typed, e.g. `--gamma 0.9`, `--no-quiet`."""
+    if isinstance(value, bool):
+        return f"--{name}" if value else f"--no-{name}"
+    if value is None:
+        return f"--{name} {NONE}"
+    return f"--{name} {' '.join(map(str, value)) if isinstance(value, tuple) else value}"
 
 
 def range_problems(config: Any) -> list[str]:

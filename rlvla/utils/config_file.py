@@ -33,7 +33,7 @@ def words_of_config_file(words: Sequence[str], repeated: Collection[str] = ()) -
     Raises:
         ConfigError: the file is missing, is no YAML, or holds something else than flags with values.
     """
-    path = _named(words)
+    path = config_file_of(words)
     if path is None:
         return []
     import yaml
@@ -60,7 +60,8 @@ def words_of_config_file(words: Sequence[str], repeated: Collection[str] = ()) -
     return found
 
 
-def _named(words: Sequence[str]) -> str | None:
+def config_file_of(words: Sequence[str]) -> str | None:
+    """What `--config` names on a command line; None without one."""
     for index, word in enumerate(words):
         if word == "--config" and index + 1 < len(words):
             return words[index + 1]

@@ -115,6 +115,13 @@ def test_ppo_speaks_the_vocabulary_of_the_field(capsys: pytest.CaptureFixture) -
         assert "(default:" in entries[name], f"{name} has no default of its own: the help must say what happens"
 
 
+@pytest.mark.parametrize("command", [check_env, collect_demos], ids=lambda c: c.__name__)
+def test_where_there_is_no_checkpoint_none_is_spoken_of(command: object, capsys: pytest.CaptureFixture) -> None:
+    entries = help_entries(command.build_parser(), capsys)
+    assert not [name for name, entry in entries.items() if "checkpoint" in entry]
+    assert entries["cameras"].endswith("(default: the suite's first)")
+
+
 def attribute_reads() -> set[str]:
     """Names read as attributes anywhere in the product; a dataclass field's own definition is no read."""
     found = set()

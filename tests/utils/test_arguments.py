@@ -19,6 +19,8 @@ class Settings:
     fast: bool = arg(True, "be fast")
     careful: bool | None = arg(None, "be careful (default: as it comes)")
     kind: str = arg("x", "a kind", choices=("x", "y"))
+    shape: str | None = arg(None, "a shape (default: any)", choices=("round", "square"))
+    place: str | None = arg(None, "a place (default: nowhere)", metavar="DIR")
 
 
 def parse(*argv: str) -> Settings:
@@ -53,6 +55,64 @@ def test_all_mistyped_flags_at_once(capsys: pytest.CaptureFixture) -> None:
         parse("--ratee", "1", "--knd=y", "--zzz")
     err = capsys.readouterr().err
     assert "--ratee; did you mean --rate?" in err and "--knd=y; did you mean --kind?" in err and "--zzz" in err
+
+
+def told(capsys: pytest.CaptureFixture, *argv: str) -> list[str]:
+    with pytest.raises(SystemExit) as stop:
+        parse(*argv)
+    assert stop.value.code == 2
+    *problems, hint = capsys.readouterr().err.splitlines()
+    assert hint == "(run with --help for all flags)"
+    return [problem.partition("error: ")[2] or problem.strip() for problem in problems]
+
+
+def test_a_mistyped_flag_hides_no_other_mistake(capsys: pytest.CaptureFixture) -> None:
+    argv = ("--ratee", "1", "--kind", "z", "--share", "-1", "--pair", "1", "--fast", "on", "--careful", "stray")
+    assert told(capsys, *argv) == [
+        "unknown flag --ratee; did you mean --rate?",
+        "--kind: invalid choice: 'z' (choose from 'x', 'y')",
+        "--pair: expected 2 arguments",
+        "--fast: unexpected value(s): on",
+        "--careful: unexpected value(s): stray",
+        "--share -1.0: must be at least 0",
+    ]
+    assert told(capsys, "first", "--names", "-", "-1", "a b") == ["unexpected value(s): first"]
+    assert told(capsys, "-r", "1", "--rate") == [
+        "unknown flag -r; did you mean --rate?",
+        "--rate: expected one argument",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("--ra", "--rate"),  # begins with it
+        ("--car", "--careful"),
+        ("--hare", "--share"),  # holds it
+        ("--knid", "--kind"),  # looks like it
+        ("--no-car", "--no-careful"),
+        ("--s", "--share or --shape"),
+        ("--n", "--names"),
+        ("--f", "--fast"),
+        ("--qq", None),
+    ],
+)
+def test_what_is_suggested(typed: str, meant: str | None, capsys: pytest.CaptureFixture) -> None:
+    (problem,) = told(capsys, typed, "1")
+    assert problem == f"unknown flag {typed}" + (f"; did you mean {meant}?" if meant else "")
+
+
+def test_none_takes_a_value_back() -> None:
+    assert parse("--share", "0.5", "--share", "none").share is None
+    assert parse("--place", "a", "--place", "none").place is None
+    assert parse("--shape", "round", "--shape", "none") == Settings()
+    parser = Parser("what it does")
+    add_arguments(parser, Settings, "settings")
+    assert "--shape {round,square}\n" in parser.format_help()
+
+
+def test_none_is_no_value_where_there_is_a_default(capsys: pytest.CaptureFixture) -> None:
+    assert told(capsys, "--rate", "none") == ["--rate: invalid float value: 'none'"]
 
 
 @pytest.mark.parametrize(

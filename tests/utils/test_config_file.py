@@ -43,6 +43,23 @@ def test_the_file_holds_flags_and_the_command_line_wins(tmp_path: Path) -> None:
     assert parse("--config", path) == Settings()
 
 
+def test_the_command_line_takes_back_what_the_file_says(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("offset: 3\nclip: [0.2, 0.28]\n")
+    assert parse("--config", path, "--offset", "none", "--clip") == Settings()
+
+
+def test_mistakes_of_file_and_command_line_are_told_together(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("ratee: 3\nnames: [b]\n")
+    with pytest.raises(SystemExit):
+        parse("--config", path, "--fasst", "--rate", "x")
+    first, second, third, _ = capsys.readouterr().err.splitlines()
+    assert first.endswith(f"error: --config {path}: unknown flag --ratee=3; did you mean --rate?")
+    assert second.strip() == "unknown flag --fasst; did you mean --fast?"
+    assert third.strip() == "--rate: invalid float value: 'x'"
+
+
 def test_what_is_written_is_what_was_read(tmp_path: Path) -> None:
     settings = Settings(2.5, -0.5, ("x", "y z"), (), False, local_rank=1)
     assert resolved_flags([settings]) == {"rate": 2.5, "offset": -0.5, "names": ["x", "y z"], "fast": False}
@@ -63,8 +80,8 @@ def test_hyperparameters_are_all_flags_in_another_order() -> None:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("ratee: 3", "--ratee=3; did you mean --rate?"),
-        ("rate: fast", "invalid float"),
+        ("ratee: 3", "run.yaml: unknown flag --ratee=3; did you mean --rate?"),
+        ("rate: fast", "run.yaml: --rate: invalid float value: 'fast'"),
         ("[1, 2]", "must hold lines"),
         ("a: [", "cannot be read"),
         ("rate: {x: 1}", "rate must be a value"),
