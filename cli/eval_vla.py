@@ -25,7 +25,7 @@ from rlvla.trainer.custom_modules import CustomConfig, parse_command_line
 from rlvla.trainer.eval_config import EvalConfig
 from rlvla.trainer.policy_config import PolicyConfig
 from rlvla.utils.arguments import Parser, add_arguments, fail, from_namespace
-from rlvla.utils.commands import command
+from rlvla.utils.commands import command, heavy_imports
 from rlvla.utils.errors import ConfigError, MissingExtraError
 
 # Other commands take one suite: here it is a flag of `EvalConfig`.
@@ -51,7 +51,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser, namespace = parse_command_line(build_parser, argv)
     kinds = (PolicyConfig, EnvConfig, SplitConfig, EvalConfig, WorkerConfig, RolloutConfig, CustomConfig)
     parts = [from_namespace(kind, namespace, _SEVERAL_SUITES if kind is EnvConfig else ()) for kind in kinds]
-    from rlvla.trainer.eval_run import run_eval  # seconds of imports, which no mistyped flag should cost
+    with heavy_imports():
+        from rlvla.trainer.eval_run import run_eval
 
     try:
         run_eval(*parts)

@@ -21,7 +21,7 @@ from rlvla.models.vla.choices import MODEL_VARIANTS
 from rlvla.models.vla.platforms import PLATFORMS
 from rlvla.trainer.policy_config import PLATFORM_HELP, VARIANT_HELP
 from rlvla.utils.arguments import Parser, add_arguments, arg, from_namespace
-from rlvla.utils.commands import command
+from rlvla.utils.commands import command, heavy_imports
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,8 @@ def build_parser() -> Parser:
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point; exits with status 1 where the folder cannot be trained."""
     config = from_namespace(InspectConfig, build_parser().parse_args(argv))
-    from rlvla.models import describe  # seconds of imports, which no mistyped flag should cost
+    with heavy_imports():
+        from rlvla.models import describe
 
     described = describe(config.pretrain, model_variant=config.model_variant, platform=config.platform)
     print(described)

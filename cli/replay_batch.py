@@ -18,7 +18,7 @@ from rlvla.utils.threads import limit_threads
 limit_threads()
 
 from rlvla.utils.arguments import Parser, add_arguments, arg, fail, from_namespace
-from rlvla.utils.commands import command
+from rlvla.utils.commands import command, heavy_imports
 from rlvla.utils.errors import ConfigError, MissingExtraError
 
 
@@ -45,7 +45,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Entry point."""
     parser = build_parser()
     config = from_namespace(ReplayConfig, parser.parse_args(argv))
-    from rlvla.trainer.replay_batch import run_replay  # seconds of imports, which no mistyped flag should cost
+    with heavy_imports():
+        from rlvla.trainer.replay_batch import run_replay
 
     try:
         run_replay(Path(config.batch), Path(config.pretrain), config.unnorm_key)

@@ -22,7 +22,7 @@ from rlvla.trainer.custom_modules import CustomConfig, parse_command_line
 from rlvla.trainer.demonstrations import read_demonstrations
 from rlvla.trainer.recorded_episodes import recorded_env
 from rlvla.utils.arguments import Parser, add_arguments, arg, fail, from_namespace, range_problems
-from rlvla.utils.commands import command
+from rlvla.utils.commands import command, heavy_imports
 from rlvla.utils.errors import ConfigError, MissingExtraError
 from rlvla.utils.logging import table
 from rlvla.utils.runs import output_folder_problem, write_json
@@ -48,9 +48,9 @@ def build_parser() -> Parser:
 
 def run(config: ScoreConfig, rewards: RewardConfig) -> None:
     """Check everything, score, draw."""
-    # Seconds of imports, which no mistyped flag should cost; the first registers the learned source.
-    import rlvla.trainer.reward_setup  # noqa: F401
-    from rlvla.trainer.scored_episodes import draw_episode, score_recorded
+    with heavy_imports():
+        import rlvla.trainer.reward_setup  # noqa: F401  registers the learned source
+        from rlvla.trainer.scored_episodes import draw_episode, score_recorded
 
     problems = range_problems(config) + range_problems(rewards)
     demos = plan = None

@@ -35,7 +35,7 @@ from rlvla.trainer.config import (
 from rlvla.trainer.custom_modules import CustomConfig, parse_command_line
 from rlvla.trainer.policy_config import PolicyConfig
 from rlvla.utils.arguments import Parser, add_arguments, fail, from_namespace
-from rlvla.utils.commands import command
+from rlvla.utils.commands import command, heavy_imports
 from rlvla.utils.errors import ConfigError, MissingExtraError, RunEnded
 from rlvla.utils.stopping import StopRequested, resume_command
 from rlvla.utils.strategy_config import StrategyConfig, launched_rank
@@ -75,7 +75,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Entry point."""
     parser, namespace = parse_command_line(build_parser, argv)
     groups = {name: from_namespace(config, namespace) for name, (config, _) in GROUPS.items()}
-    from rlvla.trainer.ppo_run import PPORun, run_ppo  # seconds of imports, which no mistyped flag should cost
+    with heavy_imports():
+        from rlvla.trainer.ppo_run import PPORun, run_ppo
 
     try:
         run_ppo(PPORun(**groups, given=namespace.given))

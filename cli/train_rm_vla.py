@@ -20,7 +20,7 @@ limit_threads()
 from rlvla.trainer.reward_model_config import RewardModelConfig, RewardRunConfig
 from rlvla.trainer.sft_config import TinyConfig
 from rlvla.utils.arguments import Parser, add_arguments, fail, from_namespace
-from rlvla.utils.commands import command
+from rlvla.utils.commands import command, heavy_imports
 from rlvla.utils.errors import ConfigError, MissingExtraError
 from rlvla.utils.strategy_config import StrategyConfig
 
@@ -43,9 +43,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parts = [
         from_namespace(kind, namespace) for kind in (RewardRunConfig, TinyConfig, RewardModelConfig, StrategyConfig)
     ]
-    from rlvla.trainer.reward_model_run import (
-        run_reward_model,  # seconds of imports, which no mistyped flag should cost
-    )
+    with heavy_imports():
+        from rlvla.trainer.reward_model_run import run_reward_model
 
     try:
         run_reward_model(*parts)

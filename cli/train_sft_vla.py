@@ -21,7 +21,7 @@ from rlvla.models.config import ActorConfig
 from rlvla.trainer.custom_modules import CustomConfig, parse_command_line
 from rlvla.trainer.sft_config import SFTConfig, SFTRunConfig, TinyConfig
 from rlvla.utils.arguments import Parser, add_arguments, fail, from_namespace
-from rlvla.utils.commands import command
+from rlvla.utils.commands import command, heavy_imports
 from rlvla.utils.errors import ConfigError, MissingExtraError
 from rlvla.utils.strategy_config import StrategyConfig
 
@@ -44,7 +44,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser, namespace = parse_command_line(build_parser, argv)
     kinds = (SFTRunConfig, TinyConfig, SFTConfig, ActorConfig, StrategyConfig, CustomConfig)
     parts = [from_namespace(kind, namespace) for kind in kinds]
-    from rlvla.trainer.sft_run import run_sft  # seconds of imports, which no mistyped flag should cost
+    with heavy_imports():
+        from rlvla.trainer.sft_run import run_sft
 
     try:
         run_sft(*parts)

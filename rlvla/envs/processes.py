@@ -9,7 +9,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from multiprocessing import connection as mp_connection
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -114,13 +115,14 @@ class ProcessBackend:
                 command += ["--parent_pid", str(os.getpid())]
             command += ["--custom_modules", *options.custom_modules]
             try:
-                process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=2,  # what simulators print belongs among the diagnostics
-                    env=worker_environment(options.environment),
-                    pass_fds=(theirs.fileno(), slab_fd),
-                )
+                with _interrupts_blocked():
+                    process = subprocess.Popen(
+                        command,
+                        stdin=subprocess.DEVNULL,
+                        stdout=2,  # what simulators print belongs among the diagnostics
+                        env=worker_environment(options.environment),
+                        pass_fds=(theirs.fileno(), slab_fd),
+                    )
             except OSError as error:
                 ours.close()
                 os.close(slab_fd)
@@ -148,6 +150,19 @@ class ProcessBackend:
                 send_signal(process)  # does nothing to a process that has ended
         for process in processes:
             process.wait()
+
+
+@contextmanager
+def _interrupts_blocked() -> Iterator[None]:
+    """A process started in the block sees no SIGINT until it unblocks it.
+
+    Ctrl-C reaches the whole process group, and a worker that still imports modules would end with a traceback.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def resident_bytes(pid: int | str) -> int:

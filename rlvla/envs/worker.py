@@ -163,8 +163,10 @@ def die_with_parent(parent_pid: int) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point of the process; the arguments are for `EnvPool` alone."""
-    # Ctrl-C reaches the whole process group: the parent decides what it means and closes the connection.
+    # Ctrl-C reaches the whole process group: the parent decides what it means and closes the connection. It has started
+    # this process with the signal blocked.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     parser = argparse.ArgumentParser(description="Environment worker, started by rlvla.envs.pool.EnvPool.")
     parser.add_argument("--connection_fd", type=int, required=True)
     parser.add_argument("--slab_fd", type=int, required=True)

@@ -10,11 +10,13 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 Main = Callable[[Sequence[str] | None], None]
 STARTS_ANEW = "the same command starts anew"
 _AGAIN_SECONDS = 0.05
+_INTERRUPTED = 128 + signal.SIGINT
 
 
 def command(after_interrupt: str = STARTS_ANEW) -> Callable[[Main], Main]:
@@ -33,13 +35,39 @@ def command(after_interrupt: str = STARTS_ANEW) -> Callable[[Main], Main]:
                 with _no_interrupt_lost():
                     main(argv)
             except KeyboardInterrupt:
-                if os.environ.get("RANK", "0") == "0":
-                    print(f"\n{Path(sys.argv[0]).name}: interrupted; {after_interrupt}", file=sys.stderr, flush=True)
-                raise SystemExit(128 + signal.SIGINT) from None
+                _tell(after_interrupt)
+                raise SystemExit(_INTERRUPTED) from None
 
         return run
 
     return decorate
+
+
+@contextmanager
+def heavy_imports() -> Iterator[None]:
+    """Around imports that take seconds, before anything is under way: Ctrl-C ends the process at once.
+
+    An exception could come in the middle of torch's own start, which makes of it an abort with a core dump.
+    """
+    alone = threading.current_thread() is threading.main_thread()
+    if not alone or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+
+    def end(number: int, frame: FrameType | None) -> None:
+        _tell("nothing had begun")
+        os._exit(_INTERRUPTED)
+
+    signal.signal(signal.SIGINT, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _tell(after_interrupt: str) -> None:
+    if os.environ.get("RANK", "0") == "0":
+        print(f"\n{Path(sys.argv[0]).name}: interrupted; {after_interrupt}", file=sys.stderr, flush=True)
 
 
 @contextmanager

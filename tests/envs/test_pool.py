@@ -12,11 +12,14 @@ import pytest
 
 from rlvla.envs import make_env
 from rlvla.envs import pool as pool_module
+from rlvla.envs.backend import WorkerOptions
 from rlvla.envs.experts import ExpertConfig, make_expert
 from rlvla.envs.experts.episode import play_expert_episode
 from rlvla.envs.messages import EnvSpec, Make, Reset, RunExpert, StepChunk
 from rlvla.envs.pool import EnvPool, EnvWorkerError, WorkerState
+from rlvla.envs.processes import ProcessBackend
 from rlvla.envs.testing import assert_same_observation, assert_same_result
+from rlvla.envs.worker import hello
 from rlvla.utils.errors import ConfigError
 
 FAKE_SUITES = str(Path(__file__).parent / "fake_suites.py")
@@ -247,6 +250,23 @@ def test_worker_ignores_ctrl_c(pool):
     pool.call(0, Reset(TOY, 0, 0))
     os.kill(pool.pid(0), signal.SIGINT)
     assert pool.call(0, NOOP).steps_executed == 2
+
+
+def test_a_worker_that_is_still_starting_ignores_ctrl_c(capfd):
+    channel = ProcessBackend().start(WorkerOptions())
+    try:
+        for _ in range(200):
+            os.kill(channel.pid, signal.SIGINT)
+            if channel.connection.poll(0.002):
+                break
+        assert channel.connection.poll(60)
+        assert channel.receive() == hello()
+        channel.send(Reset(TOY, 0, 0))  # the signal is ignored, no longer held back
+        assert channel.receive().instruction
+    finally:
+        ProcessBackend().close([channel], [])
+    assert "KeyboardInterrupt" not in capfd.readouterr().err
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
 PARENT = """

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rlvla.utils.commands import command
+from rlvla.utils.commands import command, heavy_imports
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -55,6 +55,36 @@ def test_an_interrupt_in_a_finalizer_is_not_lost() -> None:
     assert end.value.code == 130 and went_on
     assert time.monotonic() - start < 5
     assert sys.unraisablehook is hook
+
+
+def test_an_interrupt_while_heavy_modules_are_imported_ends_at_once() -> None:
+    """SIGINT in the middle of torch's own start, where an exception may become an abort."""
+    process = subprocess.Popen(
+        [sys.executable, ROOT / "cli" / "eval_vla.py"],
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    try:
+        deadline = time.monotonic() + 120
+        while "libtorch" not in Path(f"/proc/{process.pid}/maps").read_text():
+            assert process.poll() is None and time.monotonic() < deadline
+        os.killpg(process.pid, signal.SIGINT)
+        _, errors = process.communicate(timeout=30)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
+    assert errors == "\neval_vla.py: interrupted; nothing had begun\n"
+    assert process.returncode == 130
+
+
+def test_after_heavy_imports_an_interrupt_is_an_exception_again() -> None:
+    with heavy_imports():
+        assert signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
 
 
 def test_every_command_is_decorated() -> None:
