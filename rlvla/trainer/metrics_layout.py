@@ -25,18 +25,33 @@ REWARD_MODEL_LAYOUT: Layout = {
 }
 
 
+# TensorBoard opens with all scalars by the alphabet: under these names what matters comes first, in this order.
+PPO_OVERVIEW = {
+    "rollout/success_at_end": "0_overview/1_success_at_end",
+    "eval/success_at_end": "0_overview/2_success_at_end_evaluated",
+    "reward/total": "0_overview/3_reward_per_episode",
+    "actor/entropy": "0_overview/4_entropy",
+    "actor/ppo_kl": "0_overview/5_kl",
+    "actor/pg_clipfrac": "0_overview/6_clip_fraction",
+    "actor/grad_norm": "0_overview/7_gradient_norm",
+    "rollout/env_steps_per_s": "0_overview/8_env_steps_per_s",
+    "timing_s/iteration": "0_overview/9_seconds_per_iteration",
+}
+
+
 def ppo_layout(rewards: Iterable[str]) -> Layout:
     """Three questions with a few charts each.
 
     Args:
         rewards: the sources that are paid; what they count (`reward/success_regressions`) is no reward.
     """
-    sources = "|".join(map(re.escape, ["total", *rewards]))
+    names = list(rewards)
+    sources = "|".join(map(re.escape, ["total", *names] if len(names) > 1 else ["total"]))
     return {
         "does it learn?": {
             "success at end": ["rollout/success_at_end", "eval/success_at_end"],
             "success once": ["rollout/success_once", "eval/success_once"],
-            "reward per episode, by source": [f"reward/({sources})$"],
+            "reward per episode" + ", by source" * (len(names) > 1): [f"reward/({sources})$"],
             "episode length": ["rollout/episode_length", "eval/episode_length"],
         },
         "is it stable?": {

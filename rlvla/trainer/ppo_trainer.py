@@ -38,7 +38,7 @@ from rlvla.trainer.experience_maker import ExperienceMaker
 from rlvla.trainer.group_collector import Collected, GroupCollector, some_for_everyone
 from rlvla.trainer.guards import Guards
 from rlvla.trainer.metrics import Metrics
-from rlvla.trainer.metrics_layout import ppo_layout
+from rlvla.trainer.metrics_layout import PPO_OVERVIEW, ppo_layout
 from rlvla.trainer.offloading import Offloading
 from rlvla.trainer.policy_export import PolicyRecord, export_policy
 from rlvla.trainer.profiling import IterationProfiler, Stopwatch
@@ -133,6 +133,7 @@ class PPOTrainer:
             use_tensorboard=config.schedule.use_tensorboard,
             use_wandb=config.schedule.use_wandb,
             layout=ppo_layout(config.reward_weights()),
+            overview=PPO_OVERVIEW,
         )
         self.iteration = 0
         self.totals = {"episodes": 0.0, "env_steps": 0.0, "seconds": 0.0}
@@ -395,7 +396,9 @@ class PPOTrainer:
             values = measured.reduce(self.strategy)
         else:
             values = {}
-        values |= of_rewards | {"actor/lr": self._actor.learning_rate, "actor/kl_coef": self._kl.value}
+        values |= of_rewards | {"actor/lr": self._actor.learning_rate}
+        if self.config.algorithm.init_kl_coef:
+            values["actor/kl_coef"] = self._kl.value
         self._guards.look_at_update(values)
         if "actor/ref_kl" in values:
             self._kl.update(values["actor/ref_kl"], collected.groups * self.config.batch.n_samples_per_prompt)

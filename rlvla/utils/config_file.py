@@ -92,19 +92,14 @@ def resolved_flags(parts: Sequence[Any]) -> dict[str, Any]:
     return found
 
 
-def hyperparameters(parts: Sequence[Any]) -> dict[str, Any]:
-    """All of `resolved_flags` in another order: algorithm, learning rates, seed, what is not at its default, the rest.
-
-    All of them, because TensorBoard knows of several runs only the flags that the first one names; in this order,
-    because it shows the first five of them unless asked for more.
-    """
+def telling_flags(parts: Sequence[Any]) -> list[str]:
+    """Flags that tell runs apart: algorithm, learning rates, seed, and what is not at its default, except for paths."""
     flags = resolved_flags(parts)
     defaults = resolved_flags([type(part)() for part in parts])
     changed = [name for name, value in flags.items() if name not in defaults or value != defaults[name]]
     leading = [name for name in _LEADING if name in flags]
-    paths = [name for name in changed if name in _PLACES]  # different in every run, and wide
-    order = dict.fromkeys([*leading, *(name for name in changed if name not in paths), *paths, *flags])
-    return {name: flags[name] for name in order}
+    # Paths are different in every run, and wide.
+    return list(dict.fromkeys([*leading, *(name for name in changed if name not in _PLACES)]))
 
 
 def write_config_file(folder: Path, parts: Sequence[Any]) -> Path:

@@ -6,13 +6,13 @@ import json
 import secrets
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from rlvla.utils.config_file import command_line, hyperparameters, resolved_flags
+from rlvla.utils.config_file import command_line, resolved_flags, telling_flags
 from rlvla.utils.errors import require
 from rlvla.utils.logging import METRICS_FILE, is_quiet, open_lines
 from rlvla.utils.video import encode_gif
@@ -29,11 +29,19 @@ class MetricsLogger:
         use_wandb: send the same scalars to Weights & Biases (project `rlvla`, run named like the folder); a run that is
             continued in its folder is continued there, too.
         layout: charts of TensorBoard's Custom Scalars page, in their order.
+        overview: scalar -> second name in TensorBoard; by these the page that it opens with begins with what matters.
     """
 
     def __init__(
-        self, folder: Path | None, *, use_tensorboard: bool, use_wandb: bool = False, layout: Layout | None = None
+        self,
+        folder: Path | None,
+        *,
+        use_tensorboard: bool,
+        use_wandb: bool = False,
+        layout: Layout | None = None,
+        overview: Mapping[str, str] | None = None,
     ):
+        self._overview = overview or {}
         self._writer: Any = None
         self._lines: Any = None
         self._wandb: Any = None
@@ -78,9 +86,9 @@ class MetricsLogger:
             lines = "\n".join(f"    {name}: {value}" for name, value in configuration.items())
             self._writer.add_text("configuration", lines)
             self._writer.add_text("command", _as_block(shlex.split(command_line())))
-            chosen = hyperparameters(parts)
-            plain = {k: v if isinstance(v, (bool, int, float, str)) else str(v) for k, v in chosen.items()}
-            for summary in hparams(plain, dict.fromkeys(outcomes, 0.0)):
+            plain = {name: _as_number_or_text(value) for name, value in configuration.items()}
+            experiment, *others = hparams(plain, dict.fromkeys(outcomes, 0.0))
+            for summary in (_in_front(experiment, telling_flags(parts)), *others):
                 self._writer.file_writer.add_summary(summary)
             self._writer.flush()
         if self._wandb:
@@ -95,6 +103,8 @@ class MetricsLogger:
         if self._writer:
             for name, value in metrics.items():
                 self._writer.add_scalar(name, value, step)
+                if name in self._overview:
+                    self._writer.add_scalar(self._overview[name], value, step)
             self._writer.flush()
         if self._wandb:
             self._wandb.log(metrics, step=step)
@@ -121,6 +131,29 @@ class MetricsLogger:
             self._writer.close()
         if self._wandb:
             self._wandb.finish()
+
+
+def _as_number_or_text(value: Any) -> float | str:
+    """As TensorBoard's table of hyperparameters shows it: switches by their words, as it would write 0.0000."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return value if isinstance(value, (int, float)) else str(value)
+
+
+def _in_front(experiment: Any, names: Sequence[str]) -> Any:
+    """The summary of hyperparameters with these first: TensorBoard shows five of them unless asked for more.
+
+    It puts those first that are said to differ between runs, then goes by the alphabet. All flags are in it, because it
+    knows of several runs only the flags that the first one names.
+    """
+    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+
+    metadata = experiment.value[0].metadata.plugin_data
+    content = HParamsPluginData.FromString(metadata.content)
+    for info in content.experiment.hparam_infos:
+        info.differs = info.name in names
+    metadata.content = content.SerializeToString()
+    return experiment
 
 
 def _wandb_id(folder: Path) -> str:

@@ -17,3 +17,8 @@ def test_what_a_source_counts_is_no_reward() -> None:
     paid = ["reward/total", "reward/success", "reward/rm"]
     counts = ["reward/success_regressions", "reward/rm_progress", "reward/vlm_failures", "critic/score/mean"]
     assert taken(chart, [*paid, *counts]) == paid
+
+
+def test_a_reward_of_one_source_is_drawn_once() -> None:
+    chart = ppo_layout(["success"])["does it learn?"]["reward per episode"]
+    assert taken(chart, ["reward/total", "reward/success", "reward/success_regressions"]) == ["reward/total"]

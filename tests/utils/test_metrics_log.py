@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams import backend_context
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from rlvla.utils import logging
@@ -23,6 +24,7 @@ class Settings:
     gamma: float = 0.99
     clip: float = 0.2
     seed: int = 0
+    fast: bool = False
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ class Judges:
 
 
 def test_metrics_are_written_for_people_and_for_tensorboard(tmp_path: Path) -> None:
-    logger = MetricsLogger(tmp_path, use_tensorboard=True)
+    logger = MetricsLogger(tmp_path, use_tensorboard=True, overview={"a/x": "0_overview/x"})
     logger.log({"a/x": 1.0}, 1)
     logger.log({"a/x": 2.0}, 2)
     logger.log({"eval/y": 5.0}, 2)
@@ -45,6 +47,8 @@ def test_metrics_are_written_for_people_and_for_tensorboard(tmp_path: Path) -> N
     assert records[1]["eval/y"] == 5.0
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     assert [(e.step, e.value) for e in events.Scalars("a/x")] == [(1, 1.0), (2, 2.0)]
+    assert [(e.step, e.value) for e in events.Scalars("0_overview/x")] == [(1, 1.0), (2, 2.0)]
+    assert "overview" not in (tmp_path / "metrics.jsonl").read_text()
 
 
 def test_other_ranks_write_nothing(tmp_path: Path) -> None:
@@ -78,8 +82,10 @@ def test_tensorboard_holds_configuration_layout_and_videos(tmp_path: Path, monke
     chosen = events.summary_metadata["_hparams_/session_start_info"].plugin_data.content
     assert b"seed" in chosen and b"success:1.0" in chosen and b"gamma" in chosen
     page = HParamsPluginData.FromString(events.summary_metadata["_hparams_/experiment"].plugin_data.content).experiment
+    backend_context._sort_and_reduce_to_hparams_limit(page)
     # The first five are shown unless asked for more: algorithm and seed, what is not default; the others are there.
-    assert [info.name for info in page.hparam_infos] == ["reward", "seed", "clip", "gamma"]
+    assert [info.name for info in page.hparam_infos] == ["clip", "reward", "seed", "fast", "gamma"]
+    assert b"false" in chosen
     assert [info.name.tag for info in page.metric_infos] == ["eval/success_at_end"]
     (image,) = events.Images("videos/reach/failure_state7")
     assert image.step == 5 and image.encoded_image_string.startswith(b"GIF89a")
