@@ -78,6 +78,7 @@ def joined(parts: Sequence[Demonstrations]) -> Demonstrations:
         env_args.pop("task_ids", None)
         if all(task_ids):  # a file without them holds those that the suite means by default
             env_args["task_ids"] = sorted(set().union(*task_ids))
+        env_args["max_steps"] = _longest(parts)
     return Demonstrations(
         env_args=env_args,
         statistics={str(first.env_args["task_suite_name"]): dataset_entry(actions, proprio, unnormalised)},
@@ -95,6 +96,23 @@ def joined(parts: Sequence[Demonstrations]) -> Demonstrations:
         control_freq=first.control_freq,
         learned_from=[states for part in parts for states in part.states_learned_from],
     )
+
+
+def _longest(parts: Sequence[Demonstrations]) -> int | None:
+    """The largest step limit of the files of a suite, so that no episode is longer than it; None: the suite's own."""
+    recorded = [part.env_args.get("max_steps") for part in parts]
+    if len(set(recorded)) == 1:
+        return recorded[0]
+    limits = [limit if limit is not None else _own_limit(part) for limit, part in zip(recorded, parts)]
+    return max((limit for limit in limits if limit is not None), default=None)
+
+
+def _own_limit(demos: Demonstrations) -> int | None:
+    """The suite's own step limit, the largest of the recorded tasks; None where the suite is not known here."""
+    try:
+        return max(task.max_steps for task in EnvConfig().completed(demos.env_args).tasks())
+    except (ConfigError, ImportError):
+        return None
 
 
 def control_frequency(demos: Demonstrations) -> float | None:

@@ -125,6 +125,10 @@ def _read(folder: Path, info: dict[str, Any], cameras: Sequence[str] | None) -> 
 def _add_episode(demos: Demonstrations, place: EpisodePlace, features: dict[str, Any], keys: Sequence[str]) -> None:
     rows = _rows(place, [ACTION, *(name for name in (STATE, REWARD, DECISION) if name in features), *keys])
     actions = np.array(rows[ACTION], dtype=np.float32)
+    seen = np.arange(len(actions))
+    if demos.decision_steps is not None:
+        seen = np.flatnonzero(rows[DECISION])
+        demos.decision_steps.append(seen)
     images = []
     for key in keys:
         if features[key]["dtype"] == "video":
@@ -133,12 +137,8 @@ def _add_episode(demos: Demonstrations, place: EpisodePlace, features: dict[str,
             frames = np.stack([_picture(cell) for cell in rows[key]])
         if len(frames) < len(actions):
             raise ConfigError(f"episode {place.index} has {len(actions)} rows and {len(frames)} frames of {key}")
-        images.append(frames[: len(actions)])
-    seen = np.arange(len(actions))
-    if demos.decision_steps is not None:
-        seen = np.flatnonzero(rows[DECISION])
-        demos.decision_steps.append(seen)
-    demos.images.append(np.stack(images, axis=1)[seen])
+        images.append(frames[seen])
+    demos.images.append(np.stack(images, axis=1))
     demos.actions.append(actions)
     if demos.proprio is not None:
         demos.proprio.append(np.array(rows[STATE], dtype=np.float32)[seen])

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import numpy as np
 from rlvla.trainer.demonstrations import Demonstrations
 from rlvla.trainer.lerobot import ACTION, DECISION, DONE, IMAGE_PREFIX, REWARD, STATE
 from rlvla.utils.errors import require
-from rlvla.utils.video import encode_mp4
+from rlvla.utils.video import encode_frames
 
 _CHUNKS_SIZE = 1000
 _PICTURES = 10  # of each episode, from which the statistics of the cameras are taken
@@ -38,13 +39,21 @@ _PATHS = {
 
 @dataclass(frozen=True)
 class _Rows:
-    """The steps of one episode: actions [S, D], images [S, N, H, W, 3], the others [S, ...] or None."""
+    """The steps of one episode: actions [S, D], the others [S, ...] or None.
+
+    A picture is held once, however many rows show it: `shown` [S] are their positions in `pictures` [P, N, H, W, 3].
+    """
 
     actions: np.ndarray
-    images: np.ndarray
+    pictures: np.ndarray
+    shown: np.ndarray
     proprio: np.ndarray | None
     rewards: np.ndarray | None
     decision: np.ndarray | None
+
+    def frames(self, column: int) -> Iterator[np.ndarray]:
+        """[H, W, 3] of one camera, row by row."""
+        return (self.pictures[position, column] for position in self.shown)
 
 
 def write_lerobot(folder: Path, demos: Demonstrations, control_freq: float, version: str = "v3.0") -> None:
@@ -79,17 +88,17 @@ def _rows_of(demos: Demonstrations, index: int) -> _Rows:
     actions, images = demos.actions[index], demos.images[index]
     proprio = None if demos.proprio is None else demos.proprio[index]
     rewards = None if demos.rewards is None else demos.rewards[index]
-    if demos.decision_steps is None:
-        return _Rows(actions, images, proprio, rewards, None)
     steps = np.arange(len(actions))
+    if demos.decision_steps is None:
+        return _Rows(actions, images, steps, proprio, rewards, None)
     last = np.searchsorted(demos.decision_steps[index], steps, side="right") - 1  # the decision a step belongs to
     decision = np.isin(steps, demos.decision_steps[index])
-    return _Rows(actions, images[last], None if proprio is None else proprio[last], rewards, decision)
+    return _Rows(actions, images, last, None if proprio is None else proprio[last], rewards, decision)
 
 
 def _info(demos: Demonstrations, episodes: list[_Rows], tasks: list[str], fps: float, version: str) -> dict[str, Any]:
     first, cameras = episodes[0], demos.env_args["cameras"]
-    height, width = first.images.shape[2:4]
+    height, width = first.pictures.shape[2:4]
     features: dict[str, Any] = {ACTION: _feature("float32", [first.actions.shape[1]])}
     if first.proprio is not None:
         features[STATE] = _feature("float32", [first.proprio.shape[1]])
@@ -130,25 +139,37 @@ def _feature(dtype: str, shape: list[int]) -> dict[str, Any]:
 
 def _statistics(episodes: list[_Rows], cameras: Sequence[str]) -> dict[str, Any]:
     """min, max, mean, std, count of some episodes: [D] of actions and proprio, [3, 1, 1] in 0..1 of each camera."""
-    found = {ACTION: _moments(np.concatenate([rows.actions for rows in episodes]), 0)}
+    found = {ACTION: _moments(np.concatenate([rows.actions for rows in episodes]))}
     if episodes[0].proprio is not None:
-        found[STATE] = _moments(np.concatenate([rows.proprio for rows in episodes if rows.proprio is not None]), 0)
-    # A few evenly spaced pictures of each episode tell as much as all of them.
-    sampled = [
-        rows.images[np.unique(np.linspace(0, len(rows.images) - 1, _PICTURES).round().astype(int))] for rows in episodes
-    ]
-    pictures = np.concatenate(sampled)  # [F, N, H, W, 3]
+        found[STATE] = _moments(np.concatenate([rows.proprio for rows in episodes if rows.proprio is not None]))
     for column, camera in enumerate(cameras):
-        channels = pictures[:, column].transpose(0, 3, 1, 2).astype(np.float32) / 255
-        found[IMAGE_PREFIX + camera] = _moments(channels, (0, 2, 3))
+        # A few evenly spaced pictures of each episode tell as much as all of them.
+        found[IMAGE_PREFIX + camera] = _picture_moments(
+            rows.pictures[rows.shown[row], column]
+            for rows in episodes
+            for row in np.unique(np.linspace(0, len(rows.shown) - 1, _PICTURES).round().astype(int))
+        )
     return found
 
 
-def _moments(values: np.ndarray, axes: int | tuple[int, ...]) -> dict[str, Any]:
-    keep = axes != 0
+def _moments(values: np.ndarray) -> dict[str, Any]:
     numbers = {"min": values.min, "max": values.max, "mean": values.mean, "std": values.std}
-    found = {name: number(axis=axes, keepdims=keep) for name, number in numbers.items()}
-    return {name: (v[0] if keep else v).tolist() for name, v in found.items()} | {"count": [len(values)]}
+    return {name: number(axis=0).tolist() for name, number in numbers.items()} | {"count": [len(values)]}
+
+
+def _picture_moments(pictures: Iterable[np.ndarray]) -> dict[str, Any]:
+    """Of the channels of [H, W, 3] uint8, from exact counts of their 256 values."""
+    counts = np.zeros((3, 256), np.int64)
+    number = 0
+    for picture in pictures:
+        counts += [np.bincount(picture[..., channel].ravel(), minlength=256) for channel in range(3)]
+        number += 1
+    values = np.arange(256) / 255
+    mean = counts @ values / counts.sum(1)
+    variance = (counts * (values - mean[:, None]) ** 2).sum(1) / counts.sum(1)
+    present = [values[row > 0] for row in counts]
+    moments = {"min": [v[0] for v in present], "max": [v[-1] for v in present], "mean": mean, "std": variance**0.5}
+    return {name: [[[float(v)]] for v in channels] for name, channels in moments.items()} | {"count": [number]}
 
 
 def _table(rows: _Rows, episode: int, first_index: int, task_index: int, fps: float) -> Any:
@@ -199,7 +220,7 @@ def _write_v2(
         for column, camera in enumerate(demos.env_args["cameras"]):
             video = folder / info["video_path"].format(video_key=IMAGE_PREFIX + camera, **where)
             video.parent.mkdir(parents=True, exist_ok=True)
-            video.write_bytes(encode_mp4(rows.images[:, column], fps, crf=_CRF))
+            encode_frames(video, rows.frames(column), fps, crf=_CRF)
         lines.append(_episode_facts(demos, index, rows))
         numbers.append({"episode_index": index, "stats": _statistics([rows], demos.env_args["cameras"])})
     _write_lines(folder / "meta" / "episodes.jsonl", lines)
@@ -240,7 +261,7 @@ def _write_v3(
     for column, key in enumerate(keys):
         video = folder / info["video_path"].format(video_key=key, **first)
         video.parent.mkdir(parents=True, exist_ok=True)
-        video.write_bytes(encode_mp4(np.concatenate([rows.images[:, column] for rows in episodes]), fps, crf=_CRF))
+        encode_frames(video, chain.from_iterable(rows.frames(column) for rows in episodes), fps, crf=_CRF)
 
 
 def _task_table(tasks: list[str]) -> Any:

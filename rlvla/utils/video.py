@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -106,23 +106,41 @@ def encode_mp4(frames: np.ndarray, fps: float, *, crf: int = 20) -> bytes:
         raise ValueError(f"frames must be [F, H, W, 3] uint8 with F >= 1, got {list(frames.shape)} {frames.dtype}")
     if not fps > 0:
         raise ValueError(f"fps must be positive, not {fps}")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "video.mp4"
+        encode_frames(path, frames, fps, crf=crf)
+        return path.read_bytes()
+
+
+def encode_frames(path: Path, frames: Iterable[np.ndarray], fps: float, *, crf: int = 20) -> None:
+    """As `encode_mp4`, into a file and frame by frame: a long video is never held as a whole.
+
+    Args:
+        path: the file; a part of it is left where something is raised.
+        frames: one or more [H, W, 3] uint8, all of one size.
+        fps: frames per second.
+        crf: see `encode_mp4`.
+
+    Raises:
+        MissingExtraError: PyAV is not installed.
+    """
     av = require("av", extra="video")
     from fractions import Fraction
 
-    frames = np.pad(frames, ((0, 0), (0, frames.shape[1] % 2), (0, frames.shape[2] % 2), (0, 0)), mode="edge")
     # The index can be moved to the front in a file only: the muxer opens it a second time.
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "video.mp4"
-        with av.open(str(path), "w", options={"movflags": "+faststart"}) as container:
-            stream = container.add_stream("libx264", rate=Fraction(fps).limit_denominator(1000))
-            stream.width, stream.height, stream.pix_fmt = frames.shape[2], frames.shape[1], "yuv420p"
-            stream.options = {"crf": str(crf), "preset": "veryfast", "threads": "1"}
-            for frame in frames:
-                for packet in stream.encode(av.VideoFrame.from_ndarray(np.ascontiguousarray(frame), format="rgb24")):
-                    container.mux(packet)
-            for packet in stream.encode():
+    with av.open(str(path), "w", options={"movflags": "+faststart"}) as container:
+        stream = container.add_stream("libx264", rate=Fraction(fps).limit_denominator(1000))
+        stream.pix_fmt, stream.options = "yuv420p", {"crf": str(crf), "preset": "veryfast", "threads": "1"}
+        for index, frame in enumerate(frames):
+            height, width = frame.shape[:2]
+            if height % 2 or width % 2:
+                frame = np.pad(frame, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")
+            if index == 0:
+                stream.height, stream.width = frame.shape[:2]
+            for packet in stream.encode(av.VideoFrame.from_ndarray(np.ascontiguousarray(frame), format="rgb24")):
                 container.mux(packet)
-        return path.read_bytes()
+        for packet in stream.encode():
+            container.mux(packet)
 
 
 def write_mp4(path: Path, frames: np.ndarray, fps: float) -> None:

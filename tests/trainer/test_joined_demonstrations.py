@@ -192,3 +192,25 @@ def test_a_known_suite_that_does_not_fit_the_record_is_told(
     assert any(p.startswith(f"--demos {path}: ") and "max_steps" in p for p in error.value.problems)
     convert([*argv, "--control_freq", "10"])  # what the suite says is not needed
     assert read_demonstrations(tmp_path / "l").env_args["cameras"] == ["wrist"]
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [((20, 15), 20), ((15, 20), 20), ((20, None), 20), ((None, 7), 12), ((None, None), None), ((9, 9), 9)],
+)
+def test_no_episode_is_longer_than_the_joined_limit(
+    changed: Callable[..., Path], tmp_path: Path, limits: tuple[int | None, int | None], expected: int | None
+) -> None:
+    """toy_reach itself allows 12 steps."""
+    paths = [
+        str(changed(str(index), lambda file, limit=limit: record(file, max_steps=limit)))
+        for index, limit in enumerate(limits)
+    ]
+    convert(["--demos", *paths, "--output", str(tmp_path / "h"), "--format", "hdf5"])
+    assert read_demonstrations(tmp_path / "h" / "demos.hdf5").env_args["max_steps"] == expected
+
+
+def test_limits_of_other_suites_do_not_count(changed: Callable[..., Path]) -> None:
+    noted = {"task_suite_name": "kitchen", "max_steps": 500, "control_freq": 10.0}
+    paths = [changed("0", lambda file: record(file, max_steps=15)), changed("1", lambda file: record(file, **noted))]
+    assert read_several([str(path) for path in paths]).env_args["max_steps"] == 15

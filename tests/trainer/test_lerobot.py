@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import shutil
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from cli.convert_demos import main as convert
 from cli.train_sft_vla import main as sft
 from rlvla.trainer.demonstrations import Demonstrations, read_demonstrations
 from rlvla.trainer.lerobot import read_lerobot
+from rlvla.trainer.lerobot_writing import _picture_moments, write_lerobot
 from rlvla.utils.errors import ConfigError
 
 pa = pytest.importorskip("pyarrow", reason="LeRobot data sets need the extra rlvla[lerobot]")
@@ -81,6 +83,45 @@ def test_the_files_are_where_the_format_wants_them(demos_file: Path, tmp_path: P
         texts = pq.read_table(folder / "meta/tasks.parquet").to_pydict()
         assert texts["task"] == sorted(set(demos.instructions)) and texts["task_index"] == [0, 1, 2]
     assert not (tmp_path / ".l.part").exists()
+
+
+@pytest.mark.parametrize("version", ["v2.1", "v3.0"])
+def test_a_picture_of_a_decision_is_held_once(tmp_path: Path, version: str) -> None:
+    """Its chunk's rows all show it, but memory has no copy for each of them."""
+    episodes, decisions, chunk = 12, 4, 16
+    rng = np.random.default_rng(0)
+    images = [rng.integers(0, 255, (decisions, 1, 128, 128, 3), np.uint8) for _ in range(episodes)]
+    demos = Demonstrations(
+        env_args={"task_suite_name": "kitchen", "cameras": ["front"], "image_size": 128},
+        statistics={},
+        images=images,
+        proprio=None,
+        actions=[rng.normal(size=(decisions * chunk, 2)).astype(np.float32) for _ in range(episodes)],
+        instructions=["tidy up"] * episodes,
+        success=[True] * episodes,
+        init_states=[],
+        decision_steps=[np.arange(0, decisions * chunk, chunk)] * episodes,
+    )
+    write_lerobot(tmp_path / "warm", demos, 10.0, version)  # imports count, too
+    tracemalloc.start()
+    write_lerobot(tmp_path / "l", demos, 10.0, version)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < demos.image_bytes, "the pictures themselves were there before"
+    back = read_lerobot(tmp_path / "l")
+    assert [len(own) for own in back.images] == [decisions] * episodes and back.num_steps == demos.num_steps
+    channels = np.concatenate(images)[:, 0].transpose(3, 0, 1, 2).reshape(3, -1) / 255
+    stats = json.loads((tmp_path / "l" / "meta/stats.json").read_text())["observation.images.front"]
+    np.testing.assert_allclose(np.ravel(stats["mean"]), channels.mean(1), atol=0.02)  # ten rows of each episode
+    np.testing.assert_allclose(np.ravel(stats["std"]), channels.std(1), atol=0.02)
+    assert np.shape(stats["std"]) == (3, 1, 1) and stats["count"] == [10 * episodes]
+
+
+def test_statistics_of_pictures_are_exact() -> None:
+    pictures = np.random.default_rng(1).integers(3, 200, (5, 6, 7, 3), np.uint8)
+    found, channels = _picture_moments(iter(pictures)), pictures.transpose(3, 0, 1, 2).reshape(3, -1) / 255
+    for name in ("min", "max", "mean", "std"):
+        np.testing.assert_allclose(np.ravel(found[name]), getattr(channels, name)(axis=1), rtol=1e-12)
 
 
 def foreign(folder: Path, *, size: tuple[int, int] = (32, 32), camera: str = "front") -> Path:

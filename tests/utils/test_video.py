@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from rlvla.utils.errors import MissingExtraError
-from rlvla.utils.video import caption_frames, encode_gif, encode_mp4, read_video, write_mp4
+from rlvla.utils.video import caption_frames, encode_frames, encode_gif, encode_mp4, read_video, video_size, write_mp4
 
 av = pytest.importorskip("av", reason="videos need PyAV: the extra rlvla[video]")
 
@@ -39,6 +39,12 @@ def test_frames_come_back(tmp_path: Path) -> None:
     assert np.abs(frames.mean((1, 2, 3)) - 20 * np.arange(8)).max() < 3
     part = read_video(path, 3 / 5, 6 / 5)
     assert np.abs(part.mean((1, 2, 3)) - [60, 80, 100]).max() < 3
+
+
+def test_a_video_is_written_frame_by_frame(tmp_path: Path) -> None:
+    encode_frames(tmp_path / "v.mp4", (frame for frame in ramp(9)), fps=5)
+    assert (tmp_path / "v.mp4").read_bytes() == encode_mp4(ramp(9), 5)
+    assert video_size(tmp_path / "v.mp4") == (96, 64) and video_size(tmp_path / "none") is None
 
 
 def test_what_is_no_video_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
