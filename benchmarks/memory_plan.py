@@ -1,7 +1,7 @@
 """The memory plan of --dry_run against what is measured.
 
 python benchmarks/memory_plan.py
-deepspeed --num_accelerators 2 benchmarks/memory_plan.py --sizes "2 M"
+deepspeed -q --num_accelerators 2 benchmarks/memory_plan.py --sizes "2 M"
 
 Compared are bytes of live tensors on one rank: what `rlvla.trainer.memory_plan` says from the shapes alone, and what a
 real actor and critic hold between two updates, and at most during an optimizer step of the trainer. The measured figure

@@ -2,7 +2,7 @@
 
     python benchmarks/models.py                 tiny and middle sizes on this machine's CPU
     python benchmarks/models.py --sizes 7b      full size with random bfloat16 weights; needs a GPU
-    deepspeed --num_accelerators 8 benchmarks/models.py --sizes 7b --offload    and the memory of full training
+    deepspeed -q --num_accelerators 8 benchmarks/models.py --sizes 7b --offload    and the memory of full training
 
 Figures of a CPU are CPU seconds of one thread, so that other work on the machine does not count.
 """

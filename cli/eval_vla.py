@@ -2,7 +2,7 @@
 
 Launch: python cli/eval_vla.py --pretrain runs/ppo/policy
 several suites: python cli/eval_vla.py --pretrain runs/ppo/policy --task_suite_name libero_spatial libero_object
-or with several ranks: deepspeed --num_accelerators 2 cli/eval_vla.py ...
+or with several ranks: deepspeed -q --num_accelerators 2 cli/eval_vla.py ...
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Reinforcement-learning post-training of a VLA policy in a simulator (PPO, GRPO and their relatives).
 
-Launch: deepspeed --num_accelerators 2 cli/train_ppo_vla.py --pretrain runs/sft/policy --save_path runs/ppo
+Launch: deepspeed -q --num_accelerators 2 cli/train_ppo_vla.py --pretrain runs/sft/policy --save_path runs/ppo
 or without a launcher: python cli/train_ppo_vla.py ...
 """
 

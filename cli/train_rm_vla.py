@@ -1,6 +1,6 @@
 """Training of a reward model: success and progress from frames, on recorded successes and failures.
 
-Launch: deepspeed --num_accelerators 2 cli/train_rm_vla.py --demos runs/demos/demos.hdf5 --save_path runs/rm
+Launch: deepspeed -q --num_accelerators 2 cli/train_rm_vla.py --demos runs/demos/demos.hdf5 --save_path runs/rm
 or without a launcher: python cli/train_rm_vla.py ...
 """
 

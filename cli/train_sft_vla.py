@@ -1,6 +1,6 @@
 """Supervised fine-tuning of a VLA policy on demonstrations.
 
-Launch: deepspeed --num_accelerators 2 cli/train_sft_vla.py --demos runs/demos/demos.hdf5 --save_path runs/sft
+Launch: deepspeed -q --num_accelerators 2 cli/train_sft_vla.py --demos runs/demos/demos.hdf5 --save_path runs/sft
 or without a launcher: python cli/train_sft_vla.py ...
 """
 

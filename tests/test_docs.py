@@ -77,7 +77,8 @@ def check_command(words: list[str]) -> None:
     before = words[: places[0]]
     assert (ROOT / script).is_file(), f"{script} does not exist"
     if before[0] == "deepspeed":
-        assert set(before[1::2]) <= LAUNCHER_FLAGS and all(value.isdigit() for value in before[2::2]), words
+        assert before[1] == "-q", f"{words}: the launcher would begin with a screen of its own"
+        assert set(before[2::2]) <= LAUNCHER_FLAGS and all(value.isdigit() for value in before[3::2]), words
     else:
         assert before in (["python"], ["bash"], ["source"]), words
     if script != "examples/scripts/test.sh":  # its arguments are pytest's
@@ -88,12 +89,17 @@ def test_the_check_of_commands_sees_mistakes(capsys: pytest.CaptureFixture) -> N
     for command in (
         "python cli/eval_vla.py --pretrian x",
         "python cli/eval_vla.py --eval_protocol heldin",
-        "deepspeed --num_accelerators 2 cli/train_sft_vla.py --train_batch_size many",
+        "deepspeed -q --num_accelerators 2 cli/train_sft_vla.py --train_batch_size many",
         "bash examples/scripts/toy_reach.sh --rollout_batch 3",
     ):
         with pytest.raises(SystemExit):
             check_command(shlex.split(command))
-    for command in ("python cli/nothing.py", "deepspeed --ranks 2 cli/eval_vla.py", "bash examples/scripts/no.sh"):
+    for command in (
+        "python cli/nothing.py",
+        "deepspeed -q --ranks 2 cli/eval_vla.py",
+        "deepspeed --num_accelerators 2 cli/eval_vla.py",
+        "bash examples/scripts/no.sh",
+    ):
         with pytest.raises(AssertionError):
             check_command(shlex.split(command))
     capsys.readouterr()

@@ -29,7 +29,8 @@ install_packages() {
   .venv/bin/python -m pip install --quiet --upgrade pip "setuptools<81" wheel
   # torch first: DeepSpeed looks for it while it is built.
   .venv/bin/python -m pip install --quiet -c constraints.txt torch numpy
-  DS_BUILD_OPS=0 .venv/bin/python -m pip install --quiet -c constraints.txt \
+  # pip shows setuptools' warning that an editable installation is one.
+  DS_BUILD_OPS=0 PYTHONWARNINGS="ignore:Editable installation" .venv/bin/python -m pip install --quiet -c constraints.txt \
     -e ".[robosuite,libero,vlm,video,lerobot,ray,dev]"
   # With their dependencies these two would bring torchvision and another torch.
   .venv/bin/python -m pip install --quiet --no-deps -c constraints.txt hf-libero bddl
@@ -65,7 +66,9 @@ install_gl() {
 launch() {
   local port
   port="$(python -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')"
-  deepspeed --log_level error --num_accelerators "${RANKS:-2}" --master_port "$port" "$@"
+  # The launcher would warn, twice, that it has found no accelerator.
+  [ -e /dev/nvidiactl ] || [ -e /dev/kfd ] || [ -e /dev/dxg ] || export DS_ACCELERATOR="${DS_ACCELERATOR:-cpu}"
+  deepspeed -q --num_accelerators "${RANKS:-2}" --master_port "$port" "$@"
 }
 
 install_packages

@@ -11,6 +11,7 @@ from rlvla.envs.ray_backend import FRAMES, RayBackend, ray_problems
 from rlvla.envs.watchdog import WatchdogLimits, WatchedPool, run_everywhere
 from rlvla.utils.arguments import arg
 from rlvla.utils.errors import ConfigError
+from rlvla.utils.logging import passing_note
 
 
 @dataclass(frozen=True)
@@ -108,10 +109,11 @@ def start_pool(
         ConfigError: the environment cannot be built here (no working GL, extra not installed).
         EnvWorkerError: a worker failed otherwise.
     """
-    pool = watched_pool(num_envs, config, custom_modules, python)
-    try:
-        run_everywhere(pool, Make(first))
-    except BaseException:
-        pool.close()
-        raise
+    with passing_note(f"starting {num_envs} environment worker(s) for {first.suite}"):
+        pool = watched_pool(num_envs, config, custom_modules, python)
+        try:
+            run_everywhere(pool, Make(first))
+        except BaseException:
+            pool.close()
+            raise
     return pool

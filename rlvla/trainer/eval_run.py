@@ -27,7 +27,7 @@ from rlvla.trainer.evaluation import EvalResult, evaluate
 from rlvla.trainer.policy_config import PolicyConfig
 from rlvla.trainer.policy_export import learned_states, recorded_environment
 from rlvla.trainer.setup import start_workers
-from rlvla.utils.logging import quiet_libraries
+from rlvla.utils.logging import passing_note, quiet_libraries
 from rlvla.utils.strategy import DeepspeedStrategy
 from rlvla.utils.strategy_config import StrategyConfig
 
@@ -104,8 +104,9 @@ def _play(
 ) -> PolicyEvaluation:
     """All modes of one policy in one suite."""
     setting, config, split, output = entrant.setting, evaluation.config, evaluation.split, evaluation.output
-    actor = Actor.from_pretrained(entrant.folder, unnorm_key=setting.unnorm_key, **setting.overrides).eval()
-    actor.to(strategy.device)
+    with passing_note(f"loading {entrant.folder}"):
+        actor = Actor.from_pretrained(entrant.folder, unnorm_key=setting.unnorm_key, **setting.overrides).eval()
+        actor.to(strategy.device)
     rollout = RolloutEngine(
         pool, setting.env.env_kwargs(), {"success": 1.0}, evaluation.rollout, setting.tasks, setting.state_input
     )

@@ -43,7 +43,7 @@ from rlvla.trainer.summary import closing_words, save_learning_curve
 from rlvla.utils.arguments import range_problems
 from rlvla.utils.config_file import write_config_file
 from rlvla.utils.errors import ConfigError, require
-from rlvla.utils.logging import log, quiet_libraries
+from rlvla.utils.logging import log, passing_note, quiet_libraries
 from rlvla.utils.run_folder import (
     CHECKPOINTS,
     RUN_FILE,
@@ -237,8 +237,9 @@ def run_ppo(flags: PPORun) -> PPOTrainer | None:
         ExitStack() as stack,
     ):
         seed_everything(flags.run.seed)  # LoRA adapters start from random numbers
-        models = load_models(flags, setting)
-        strategy = DeepspeedStrategy(flags.strategy, seed=flags.run.seed)
+        with passing_note(f"loading {flags.policy.pretrain}"):
+            models = load_models(flags, setting)
+            strategy = DeepspeedStrategy(flags.strategy, seed=flags.run.seed)
         save_path = Path(flags.run.save_path)
         stack.enter_context(claimed_run_folder(save_path, is_main=strategy.is_main))
         if strategy.is_main:

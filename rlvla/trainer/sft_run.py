@@ -28,7 +28,7 @@ from rlvla.trainer.sft_trainer import SFTTrainer
 from rlvla.utils.arguments import range_problems
 from rlvla.utils.config_file import write_config_file
 from rlvla.utils.errors import ConfigError, require
-from rlvla.utils.logging import duration, quiet_libraries, table
+from rlvla.utils.logging import duration, passing_note, quiet_libraries, table
 from rlvla.utils.run_folder import claimed_run_folder, run_folder_problem
 from rlvla.utils.seeding import seed_everything
 from rlvla.utils.strategy import DeepspeedStrategy
@@ -79,8 +79,8 @@ def run_sft(
 
 
 def _train(
-    run: Any,
-    tiny: Any,
+    run: SFTRunConfig,
+    tiny: TinyConfig,
     config: SFTConfig,
     actor_config: ActorConfig,
     strategy: DeepspeedStrategy,
@@ -99,7 +99,8 @@ def _train(
             new_tiny(pretrain, demos, run, tiny, run.model_variant)
         strategy.barrier()
     overrides = _overrides(pretrain, run, tiny)
-    actor = Actor.from_pretrained(pretrain, actor_config, unnorm_key=run.unnorm_key, **overrides)
+    with passing_note(f"loading {pretrain}"):
+        actor = Actor.from_pretrained(pretrain, actor_config, unnorm_key=run.unnorm_key, **overrides)
     actor.forget_action_heads()
     record = _record(demos, run, actor, learned_states(recorded_environment(pretrain)) or [])
     trainer = SFTTrainer(actor, demos, strategy, config, save_path, record)

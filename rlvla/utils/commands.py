@@ -13,6 +13,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from rlvla.utils.logging import passing_note
+
 Main = Callable[[Sequence[str] | None], None]
 STARTS_ANEW = "the same command starts anew"
 _AGAIN_SECONDS = 0.05
@@ -49,20 +51,21 @@ def heavy_imports() -> Iterator[None]:
 
     An exception could come in the middle of torch's own start, which makes of it an abort with a core dump.
     """
-    alone = threading.current_thread() is threading.main_thread()
-    if not alone or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield
-        return
+    with passing_note("loading torch, transformers, deepspeed"):
+        alone = threading.current_thread() is threading.main_thread()
+        if not alone or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+            yield
+            return
 
-    def end(number: int, frame: FrameType | None) -> None:
-        _tell("nothing had begun")
-        os._exit(_INTERRUPTED)
+        def end(number: int, frame: FrameType | None) -> None:
+            _tell("nothing had begun")
+            os._exit(_INTERRUPTED)
 
-    signal.signal(signal.SIGINT, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, end)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _tell(after_interrupt: str) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,9 @@ METRICS_FILE = "metrics.jsonl"
 LEVELS = ("debug", "info", "warning", "error")
 log = logging.getLogger("rlvla")
 _quiet = False
+# How a log file hears of what takes longer than this.
+_LOG_SECONDS = 30.0
+_CLEAR_LINE = "\r\x1b[K"
 
 
 class _StandardOutput(logging.Handler):
@@ -82,22 +87,42 @@ def read_metrics(folder: Path) -> list[dict[str, float]]:
 def progress_bar(total: int, description: str, *, enabled: bool = True, unit: str = "episode", initial: int = 0) -> Any:
     """A tqdm bar on standard error; silent when disabled (ranks other than the main one) or with --quiet.
 
+    Where standard error is no terminal, no bar is drawn: what takes long says in a line of its own how far it has come.
+
     `initial` of the total have been done before; the speed is that of the others.
     """
     from tqdm import tqdm
 
-    # Without a terminal a bar would fill a log file: one refresh every half minute is enough there.
-    interval = 0.2 if sys.stderr.isatty() else 30.0
-    return tqdm(
-        total=total,
-        desc=description,
-        unit=unit,
-        initial=initial,
-        disable=not enabled or _quiet,
-        mininterval=interval,
-        leave=False,
-        dynamic_ncols=True,
-    )
+    options: dict[str, Any] = {"total": total, "desc": description, "unit": unit, "initial": initial, "leave": False}
+    options["disable"] = not enabled or _quiet
+    if sys.stderr.isatty():
+        return tqdm(**options, mininterval=0.2, dynamic_ncols=True)
+    return tqdm(**options, file=_LogLines(), delay=_LOG_SECONDS, mininterval=_LOG_SECONDS, ncols=0)
+
+
+class _LogLines(io.StringIO):
+    """Makes a line of every state of a bar, which tqdm would write over the one before."""
+
+    def write(self, text: str) -> int:
+        if text.strip():
+            print(text.strip(), file=sys.stderr, flush=True)
+        return len(text)
+
+
+@contextmanager
+def passing_note(text: str) -> Iterator[None]:
+    """A line on the terminal for the time of the block: what is done where there is no bar.
+
+    Nothing on ranks other than the first, with --quiet, or where standard error is no terminal.
+    """
+    shown = sys.stderr.isatty() and not _quiet and os.environ.get("RANK", "0") == "0"
+    if shown:
+        print(f"\r{text} ...", end="", file=sys.stderr, flush=True)
+    try:
+        yield
+    finally:
+        if shown:
+            print(_CLEAR_LINE, end="", file=sys.stderr, flush=True)
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:

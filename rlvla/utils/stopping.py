@@ -94,5 +94,5 @@ def resume_command(argv: Sequence[str]) -> str:
     world = int(os.environ.get("WORLD_SIZE", "1"))
     launcher = ["python"]
     if world > 1 or len(words) < len(argv):
-        launcher = ["deepspeed", "--num_accelerators", str(world)]
+        launcher = ["deepspeed", "-q", "--num_accelerators", str(world)]
     return shlex.join([*launcher, *words])

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from rlvla.utils import logging
 from rlvla.utils.errors import MissingExtraError, require
 from rlvla.utils.logging import (
     METRICS_FILE,
@@ -15,6 +20,7 @@ from rlvla.utils.logging import (
     log,
     markdown_table,
     open_lines,
+    passing_note,
     progress_bar,
     read_metrics,
     set_output,
@@ -52,6 +58,43 @@ def test_a_disabled_bar_is_silent(capsys: pytest.CaptureFixture) -> None:
     with progress_bar(3, "x", enabled=False) as bar:
         bar.update(1)
     assert capsys.readouterr().err == ""
+
+
+def test_without_a_terminal_a_short_bar_says_nothing(capsys: pytest.CaptureFixture) -> None:
+    with progress_bar(3, "x") as bar:
+        bar.update(1)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_without_a_terminal_a_long_bar_says_lines(
+    capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging, "_LOG_SECONDS", 0.02)
+    with progress_bar(4, "evaluate", initial=1) as bar:
+        for done in range(3):
+            time.sleep(0.05)
+            bar.set_postfix_str(f"success {done}", refresh=False)
+            bar.update(1)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert re.fullmatch(r"(evaluate: +\d+% [234]/4 \[[^\n]+episode/s, success [012]\]\n){1,3}", err), err
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_note_passes_on_a_terminal_of_the_first_rank_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def shown(rank: str, stream: io.StringIO) -> str:
+        monkeypatch.setenv("RANK", rank)
+        monkeypatch.setattr(sys, "stderr", stream)
+        with pytest.raises(ValueError), passing_note("loading"):
+            raise ValueError
+        return stream.getvalue()
+
+    assert shown("0", Terminal()) == "\rloading ...\r\x1b[K"
+    assert shown("1", Terminal()) == "" == shown("0", io.StringIO())
 
 
 def test_require_names_module_and_extra() -> None:
