@@ -26,8 +26,8 @@ class StepInfo:
 
     Attributes:
         success: the success predicate after the step.
-        terminated: the episode ended with this step, by itself.
-        truncated: the episode ended with this step, by the step limit.
+        terminated: the environment ended the episode with this step, by itself.
+        truncated: the environment ended the episode with this step, by the step limit.
     """
 
     success: bool
@@ -53,8 +53,9 @@ class EpisodeStart:
 class EpisodeReward(Protocol):
     """One source of reward during one episode.
 
-    It may also have `progress` (float in [0, 1], how near the goal is; None while unknown) for dynamic truncation, and
-    `failed` (bool), which ends the episode.
+    It may also have `progress` (float in [0, 1], how near the goal is; None while unknown) for dynamic truncation,
+    `failed` (bool), which ends the episode, and `end(*, terminated, truncated)`, which is called once, after the last
+    step and before `finish`, whoever ended the episode: the environment, a failed source, or dynamic truncation.
     """
 
     def step(self, observation: Observation | None, events: frozenset[str], info: StepInfo) -> float | None:

@@ -232,6 +232,12 @@ class EpisodeRewards:
         self.stalled |= self._watch is not None and self._watch.stalled
         return rewards
 
+    def end(self, *, terminated: bool, truncated: bool) -> None:
+        """The episode is over: sources that look at its end are told at once, so that they can begin with it."""
+        for source in self._episodes.values():
+            if hasattr(source, "end"):
+                source.end(terminated=terminated, truncated=truncated)
+
     def source(self, name: str) -> Any:
         """The episode's part of a source."""
         return self._episodes[name]

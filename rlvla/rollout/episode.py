@@ -125,10 +125,13 @@ class Episode:
         if self._state is not None:
             self._state.follow(result)
         self._observations.append(result.observation if self._state is None else self._state.told(result.observation))
-        # A reward source may end an episode that the environment would go on with, at the end of a chunk.
-        self._terminated = result.terminated or (self._rewards.failed and not result.truncated)
+        # A reward source may end an episode that the environment would go on with, at the end of a chunk. What has
+        # failed is worth nothing more, even where the step limit comes with the same chunk.
+        self._terminated = result.terminated or self._rewards.failed
         self._truncated = not self._terminated and (result.truncated or self._rewards.stalled)
         self.phase = Phase.COMPLETED if self._terminated or self._truncated else Phase.READY
+        if self.phase is Phase.COMPLETED:
+            self._rewards.end(terminated=self._terminated, truncated=self._truncated)
 
     def fail(self) -> None:
         """Its environment failed: nothing of this attempt is kept."""

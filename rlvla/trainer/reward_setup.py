@@ -9,6 +9,7 @@ import torch
 from rlvla.envs.base import TaskSpec
 from rlvla.rewards import RewardConfig, RewardPlan
 from rlvla.trainer import reward_model_source as _rm_model  # noqa: F401  registers the source
+from rlvla.trainer.algorithm_config import ONE_ADVANTAGE_PER_EPISODE
 from rlvla.trainer.config import AlgorithmConfig, OptimizationConfig
 from rlvla.utils.errors import ConfigError
 from rlvla.utils.strategy_config import StrategyConfig
@@ -41,6 +42,12 @@ def reward_problems(config: RewardConfig, algorithm: AlgorithmConfig, tasks: Seq
             f"--advantage_level {algorithm.advantage_level}: shaping discounts per environment step; take action, or "
             "--gamma 1"
         )
+    if _vlm_potential(config) and algorithm.advantage_estimator in ONE_ADVANTAGE_PER_EPISODE:
+        problems.append(
+            f"--vlm_progress_term potential adds up to the same for all episodes of an initial state, and "
+            f"--advantage_estimator {algorithm.advantage_estimator} compares their sums: nothing would be learned from "
+            "it; take --vlm_progress_term delta"
+        )
     if config.dynamic_truncation and algorithm.needs_critic and not algorithm.bootstrap_truncated:
         problems.append(
             "--dynamic_truncation with --no-bootstrap_truncated would count an episode that was cut short as worth "
@@ -50,9 +57,15 @@ def reward_problems(config: RewardConfig, algorithm: AlgorithmConfig, tasks: Seq
 
 
 def _shapes(config: RewardConfig) -> bool:
-    sources = {spec.partition(":")[0] for spec in config.reward}
-    by_machine = "rm" in sources and config.rm_mode == "hybrid"
-    return by_machine or ("vlm" in sources and config.vlm_progress_term == "potential")
+    return ("rm" in _sources(config) and config.rm_mode == "hybrid") or _vlm_potential(config)
+
+
+def _vlm_potential(config: RewardConfig) -> bool:
+    return "vlm" in _sources(config) and config.vlm_progress_term == "potential"
+
+
+def _sources(config: RewardConfig) -> set[str]:
+    return {spec.partition(":")[0] for spec in config.reward}
 
 
 def waits_on_host(strategy: StrategyConfig, optimization: OptimizationConfig) -> bool:
@@ -64,6 +77,7 @@ def tie_to_learner(
     plan: RewardPlan, algorithm: AlgorithmConfig, device: torch.device | str, *, waits_on_host: bool = False
 ) -> None:
     """Give the sources the learner's discount, its view of what a truncated episode is, its device, and their place."""
+    bootstraps = algorithm.needs_critic and algorithm.bootstrap_truncated
     for source in plan.sources.values():
         if hasattr(source, "gamma"):
             source.gamma = learner_gamma(algorithm)
@@ -72,4 +86,8 @@ def tie_to_learner(
         if hasattr(source, "waits_on_host"):
             source.waits_on_host = waits_on_host
         if hasattr(source, "truncation_ends"):
-            source.truncation_ends = algorithm.needs_critic and not algorithm.bootstrap_truncated
+            # A machine's potential is nowhere above that of the goal: without a critic it may stay where a truncated
+            # episode has come to. What a model thinks of a frame near the goal would be paid above success.
+            source.truncation_ends = algorithm.needs_critic and not bootstraps
+        if hasattr(source, "bootstraps"):
+            source.bootstraps = bootstraps

@@ -70,6 +70,8 @@ def _score(name: str, played: PlayedEpisode, plan: RewardPlan, rewards: Any) -> 
     first, results = played.first, played.results
     chunks = [rewards.score_chunk(result) for result in results]
     images, last = torch.from_numpy(np.stack([o.images for o in played.observations])), results[-1]
+    terminated = last.terminated or rewards.failed
+    rewards.end(terminated=terminated, truncated=last.truncated and not terminated)
     steps = len(results)
     sample = Sample(
         images=images[:-1],
@@ -83,8 +85,8 @@ def _score(name: str, played: PlayedEpisode, plan: RewardPlan, rewards: Any) -> 
         finish_step=steps,
         success_once=any(bool(result.successes.any()) for result in results),
         success_at_end=last.success_at_end,
-        terminated=last.terminated,
-        truncated=last.truncated,
+        terminated=terminated,
+        truncated=last.truncated and not terminated,
         last_images=images[-1],
         last_proprio=None,
         uid=name,

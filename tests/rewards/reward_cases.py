@@ -76,9 +76,14 @@ def make_sample(components: dict[str, np.ndarray], executed: Sequence[int], **fi
 
 
 def play(plan: RewardPlan, task: TaskSpec, chunks: Sequence[ChunkResult]) -> tuple[Sample, EpisodeRewards]:
-    """An episode as the rollout engine plays it: score the chunks, submit the sample, collect, settle, release."""
+    """An episode as the rollout engine plays it: score the chunks, end, submit the sample, collect, settle, release.
+
+    The last chunk says how it ended; where it says neither, the episode was truncated for want of progress.
+    """
     rewards = plan.begin(task, EpisodeStart(make_observation()))
     scored = [rewards.score_chunk(chunk) for chunk in chunks]
+    terminated = chunks[-1].terminated or rewards.failed
+    rewards.end(terminated=terminated, truncated=not terminated)
     executed = [chunk.steps_executed for chunk in chunks]
     sample = make_sample({name: np.stack([s[name] for s in scored]) for name in scored[0]}, executed)
     plan.submit(sample)

@@ -51,16 +51,16 @@ def test_back_and_forth_pays_only_when_clipped() -> None:
 
 
 @pytest.mark.parametrize("gamma", [0.9, 0.99, 1.0])
-@pytest.mark.parametrize("terminated", [True, False])
-def test_the_potential_telescopes_with_a_changing_weight(gamma: float, terminated: bool) -> None:
+@pytest.mark.parametrize("ends", [True, False])
+def test_the_potential_telescopes_with_a_changing_weight(gamma: float, ends: bool) -> None:
     rng = random.Random(3)
     settings = ChainSettings(term="potential", gamma=gamma, progress_weight=0.8, scale=2.0)
     for _ in range(50):
         judged = [Judgement(rng.randrange(1, 7), rng.random(), 0.0, rng.random()) for _ in range(rng.randrange(2, 9))]
-        rewards = chain_rewards(judged[0], judged[1:], settings, terminated)
+        rewards = chain_rewards(judged[0], judged[1:], settings, ends)
         steps = sum(j.steps for j in judged[1:])
         assert len(rewards) == steps
-        end = 0.0 if terminated else gamma**steps * judged[-1].weight * judged[-1].progress
+        end = 0.0 if ends else gamma**steps * judged[-1].weight * judged[-1].progress
         discounted = sum(gamma**t * r for t, r in enumerate(rewards))
         assert discounted == pytest.approx(1.6 * (end - judged[0].weight * judged[0].progress))
 
@@ -71,6 +71,21 @@ def test_failures_hold_the_last_progress() -> None:
     assert rewards == pytest.approx([0.08] * 5 + [0] * 5 + [2 * 0.8 * 0.25 / 3] * 3)
     rewards = chain_rewards(Judgement(0, None), [Judgement(5, 0.5), Judgement(5, 0.75)], ChainSettings(), False)
     assert rewards == pytest.approx([0] * 5 + [0.08] * 5), "without a first frame there is nothing to compare with"
+
+
+@pytest.mark.parametrize("gamma", [0.9, 1.0])
+def test_the_end_of_an_episode_is_known_without_an_answer(gamma: float) -> None:
+    """The potential is paid back although the request for the last frame failed."""
+    settings = ChainSettings(term="potential", gamma=gamma, progress_weight=1.0, scale=1.0, action_weight=0.5)
+    later = [Judgement(5, 0.5), Judgement(5, None), Judgement(3, None)]
+    rewards = chain_rewards(Judgement(0, 0.25), later, settings, True)
+    assert rewards[5:10] == [0.0] * 5 and len(rewards) == 13
+    after = sum(gamma**t * r for t, r in enumerate(rewards[10:]))
+    assert after == pytest.approx(-0.5), "from the last frame that was judged"
+    assert chain_rewards(Judgement(0, 0.25), later, settings, False)[5:] == [0.0] * 8, "it may go on"
+    assert chain_rewards(Judgement(0, None), later[1:], settings, True) == [0.0] * 8, "nothing was ever judged"
+    delta = ChainSettings(term="delta", action_weight=0.5)
+    assert chain_rewards(Judgement(0, 0.25), later, delta, True)[5:] == [0.0] * 8
 
 
 def test_spread_is_worth_its_value() -> None:

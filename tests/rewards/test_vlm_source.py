@@ -88,6 +88,34 @@ def test_frames_are_judged_at_decisions_far_enough_apart(server: JudgeServer) ->
     plan.close()
 
 
+def test_the_last_window_of_an_episode_that_a_source_ended(server: JudgeServer) -> None:
+    """Dynamic truncation or a reject come without a word of the environment: the frame is judged all the same."""
+    server.answer = lambda r: (200, completion(json.dumps({"action_score": 0, "progress": brightness(r)})))
+    plan = make_plan(server, vlm_eval_frequency=5)
+    sample, _ = play(plan, TASK, chunks(10, 20, 30, steps=3))
+    rates = [0.2 / 6] * 6 + [0.1 / 3] * 3
+    assert sample.rewards.flatten().numpy() == pytest.approx(1.6 * np.array(rates))
+    assert sample.reward_info["vlm_progress"] == 0.3
+    plan.close()
+
+
+def test_nearly_there_is_not_worth_more_than_success(server: JudgeServer) -> None:
+    """A potential that stayed where a truncated episode came to would be paid on top, where nothing follows it."""
+    server.answer = lambda r: (200, completion(json.dumps({"action_score": 0, "progress": brightness(r)})))
+    plan = make_plan(server, vlm_progress_term="potential")
+    plan.sources["vlm"].gamma = 1.0
+    scores = {}
+    for bootstraps in (True, False):
+        plan.sources["vlm"].bootstraps = bootstraps
+        for ended in ("terminated", "truncated"):
+            last = make_chunk([set()] * 5, value=90, **{ended: True})
+            scores[ended, bootstraps] = play(plan, TASK, [*chunks(10, 50), last])[0].score
+    assert scores["terminated", False] == scores["truncated", False] == pytest.approx(0.0, abs=1e-6)
+    assert scores["terminated", True] == pytest.approx(0.0, abs=1e-6)
+    assert scores["truncated", True] == pytest.approx(1.6 * 0.9)
+    plan.close()
+
+
 def test_curriculum_reaches_its_end(server: JudgeServer) -> None:
     server.answer = lambda r: (200, completion(json.dumps({"action_score": 0, "progress": brightness(r)})))
     plan = make_plan(server)
@@ -232,6 +260,7 @@ def test_the_rollout_never_waits(server: JudgeServer) -> None:
     assert len(server.requests) <= 2, "no more at a time than allowed"
     sample = make_sample({"vlm": np.stack(scored)}, [5] * 4)
     release.set()
+    rewards.end(terminated=False, truncated=True)
     rewards.settle(sample, {})
     assert sample.score == pytest.approx(1.6 * 0.4) and len(server.requests) == 5
     plan.close()
@@ -265,6 +294,10 @@ def test_a_client_that_is_closed_leaves_nothing_behind(server: JudgeServer) -> N
     [
         ({}, ["--vlm_url", "--vlm_model"]),
         ({"vlm_url": "http://127.0.0.1:9", "vlm_model": "m"}, ["--vlm_url http://127.0.0.1:9 does not answer"]),
+        (
+            {"vlm_url": "x", "vlm_model": "m", "vlm_scorer": "pairwise", "vlm_progress_term": "potential"},
+            ["--vlm_progress_term potential has no effect with --vlm_scorer pairwise", "--vlm_url x"],
+        ),
         ({"vlm_url": "localhost", "vlm_model": "m"}, ["--vlm_url localhost is not a URL"]),
         ({"vlm_url": "http://127.0.0.1:9", "vlm_prompt": "none.txt"}, ["--vlm_model", "does not answer", "none.txt"]),
     ],

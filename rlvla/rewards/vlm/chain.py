@@ -67,19 +67,17 @@ def spread(value: float, steps: int, gamma: float) -> float:
     return value / sum(gamma**k for k in range(steps))
 
 
-def chain_rewards(
-    first: Judgement, later: Sequence[Judgement], settings: ChainSettings, terminated: bool
-) -> list[float]:
+def chain_rewards(first: Judgement, later: Sequence[Judgement], settings: ChainSettings, ends: bool) -> list[float]:
     """Reward of every environment step of the judged windows.
 
     A failed judgement pays nothing for its window, and the progress before it stays. As long as no frame has been
-    judged there is nothing to compare with. The last potential of a terminated episode is 0.
+    judged there is nothing to compare with. A potential ends at 0 with the episode, whatever its last frame was judged.
 
     Args:
         first: of the frame after the reset (its `steps` do not matter).
         later: of the frames after it, in order.
         settings: how they are paid.
-        terminated: the episode ended by itself with the last window.
+        ends: nothing comes after the last window, as the learner sees it.
 
     Returns:
         As many floats as the windows have steps together. A window's sum is its value; with "potential" its
@@ -89,12 +87,11 @@ def chain_rewards(
     known = first if first.progress is not None else None
     gamma = settings.gamma if settings.term == "potential" else 1.0
     for index, now in enumerate(later):
-        if now.progress is None:
+        over = ends and settings.term == "potential" and index == len(later) - 1
+        after = 0.0 if over else now.progress
+        if after is None:
             rewards += [0.0] * now.steps
             continue
-        after = now.progress
-        if settings.term == "potential" and terminated and index == len(later) - 1:
-            after = 0.0
         term = 0.0
         if settings.term == "change":
             term = progress_term(settings, now.steps, 0.0, after, now.weight, now.weight)

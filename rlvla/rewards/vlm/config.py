@@ -8,6 +8,7 @@ from rlvla.utils.arguments import arg
 
 SCORERS = ("progress", "success", "grasp", "affordance", "pairwise", "episode", "logprob")
 PROGRESS_TERMS = ("delta", "potential", "clipped_delta")
+WITHOUT_PROGRESS_TERM = ("pairwise", "episode")  # scorers that judge a change, or a whole episode
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,8 @@ class VLMConfig:
     )
     vlm_progress_term: str = arg(
         "delta",
-        "vlm: p - p0; or gamma^n p - p0, which leaves the best policy as it is; or max(0, p - p0), which can be farmed",
+        "vlm: p - p0; or gamma^n p - p0, which leaves the best policy as it is (not for methods that give an episode "
+        "one advantage: it adds up to the same for all); or max(0, p - p0), which can be farmed",
         choices=PROGRESS_TERMS,
     )
     vlm_action_weight: float = arg(

@@ -12,6 +12,7 @@ from rlvla.rewards.base import EpisodeStart, StepInfo, register_reward
 from rlvla.rewards.remote import url_problem
 from rlvla.rewards.vlm.chain import ChainSettings, Judgement, chain_rewards
 from rlvla.rewards.vlm.client import Answer, Failure, VLMClient
+from rlvla.rewards.vlm.config import WITHOUT_PROGRESS_TERM
 from rlvla.rewards.vlm.scorers import Score, Scorer
 from rlvla.rewards.vlm.server_check import server_problem
 from rlvla.utils.errors import ConfigError, TrainingHalted, require
@@ -32,10 +33,16 @@ class VLMSource:
 
     Attributes:
         gamma: discount of the potential term; the trainer sets it to the learner's.
+        bootstraps: the learner values what comes after a truncated episode; if not, the potential ends at 0 there, too.
     """
 
     def __init__(self, config: RewardConfig):
         problems = [f"--reward vlm needs --{name}" for name in ("vlm_url", "vlm_model") if not getattr(config, name)]
+        if config.vlm_scorer in WITHOUT_PROGRESS_TERM and config.vlm_progress_term != "delta":
+            problems.append(
+                f"--vlm_progress_term {config.vlm_progress_term} has no effect with --vlm_scorer {config.vlm_scorer}; "
+                "leave it out"
+            )
         require("openai", extra="vlm")
         if config.vlm_url:
             problem = url_problem(config.vlm_url, "--vlm_url")
@@ -52,6 +59,7 @@ class VLMSource:
         self._client: VLMClient | None = None
         self._weight = config.vlm_curriculum[0]
         self.gamma = 0.99 if config.gamma_shaping is None else config.gamma_shaping
+        self.bootstraps = True
 
     @property
     def client(self) -> VLMClient:
@@ -67,7 +75,15 @@ class VLMSource:
 
     def create(self, task: TaskSpec, episode: EpisodeStart) -> VLMReward:
         """For one episode; its first frame is judged at once."""
-        return VLMReward(self.client, self._scorer, self._settings(), self._config, self._weight, episode.observation)
+        return VLMReward(
+            self.client,
+            self._scorer,
+            self._settings(),
+            self._config,
+            self._weight,
+            episode.observation,
+            bootstraps=self.bootstraps,
+        )
 
     def _settings(self) -> ChainSettings:
         config = self._config
@@ -114,6 +130,7 @@ class VLMReward:
         config: when frames are judged.
         weight: of the curriculum.
         first: the observation after the reset.
+        bootstraps: see `VLMSource`.
     """
 
     def __init__(
@@ -124,16 +141,19 @@ class VLMReward:
         config: RewardConfig,
         weight: float,
         first: Observation | None,
+        *,
+        bootstraps: bool,
     ):
         if first is None:
             raise ValueError("the vlm reward needs the episode's first observation")
         self._client, self._scorer, self._settings, self._config = client, scorer, settings, config
-        self._weight, self._task = weight, first.instruction
+        self._weight, self._task, self._bootstraps = weight, first.instruction, bootstraps
         self._frames = [first.images[0]]
+        self._latest = first.images[0]
         self._since = 0  # steps since the last judged frame
         self._windows: list[int] = []
         self._asked: list[Future[Answer]] = []
-        self._terminated = False
+        self._ends = False
         if scorer.frames == 1:
             self._asked.append(client.ask(self._task, self._frames))
 
@@ -148,15 +168,24 @@ class VLMReward:
     def step(self, observation: Observation | None, events: frozenset[str], info: StepInfo) -> None:
         """Count the step; where there is a frame and enough steps have passed, ask."""
         self._since += 1
-        ended = info.terminated or info.truncated
-        self._terminated |= info.terminated
-        if observation is None or (self._since < self._config.vlm_eval_frequency and not ended):
+        if observation is None:
             return
-        self._frames.append(observation.images[0])
+        self._latest = observation.images[0]
+        if self._since >= self._config.vlm_eval_frequency:
+            self._close_window()
+
+    def end(self, *, terminated: bool, truncated: bool) -> None:
+        """Ask about the last frame, however few steps it is after the one before."""
+        if self._since:
+            self._close_window()
+        if not self._scorer.frames:
+            self._judge_episode()
+        self._ends = terminated or (truncated and not self._bootstraps)
+
+    def _close_window(self) -> None:
+        self._frames.append(self._latest)
         if self._scorer.frames:
             self._asked.append(self._client.ask(self._task, self._frames[-self._scorer.frames :]))
-        elif ended:
-            self._judge_episode()
         self._windows.append(self._since)
         self._since = 0
 
@@ -167,8 +196,6 @@ class VLMReward:
 
     def finish(self) -> dict[str, Any]:
         """Wait for the answers (each has its time limit) and turn them into rewards."""
-        if not self._scorer.frames and not self._asked:  # ended by a reward source, not by the environment
-            self._judge_episode()
         answers = [future.result() for future in self._asked]
         progress = [answer.progress if isinstance(answer, Score) else None for answer in answers]
         rewards = self._whole_episode(progress[-1]) if not self._scorer.frames else self._chain(answers)
@@ -187,13 +214,11 @@ class VLMReward:
             Judgement(n, s.progress if s else None, s.action_score if s else 0.0, self._weight)
             for n, s in zip([0, *self._windows], scores)
         ]
-        rewards = chain_rewards(judged[0], judged[1:], self._settings, self._terminated)
-        return rewards + [0.0] * self._since
+        return chain_rewards(judged[0], judged[1:], self._settings, self._ends)
 
     def _whole_episode(self, score: float | None) -> list[float]:
-        steps = sum(self._windows) + self._since
         value = 0.0 if score is None else self._config.vlm_reward_scale * self._weight * score
-        return [0.0] * (steps - 1) + [value]
+        return [0.0] * (sum(self._windows) - 1) + [value]
 
     def release(self) -> None:
         """Forget the frames."""
