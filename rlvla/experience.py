@@ -41,6 +41,7 @@ class Sample:
         reward_info: numbers that reward sources say of the episode, e.g. how often a machine fell back.
         uid: the group: episodes of one uid started from the same task instance.
         suite, task_id, init_state_id, seed: where the episode came from.
+        rows_from_below: see `TaskSpec`.
     """
 
     images: torch.Tensor
@@ -69,6 +70,7 @@ class Sample:
     trace: list[tuple[frozenset[str], bool]] | None = None
     told: list[str] | None = None
     state_width: int = 0
+    rows_from_below: bool = False
 
     @property
     def env_proprio(self) -> torch.Tensor | None:

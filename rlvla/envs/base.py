@@ -28,6 +28,8 @@ class TaskSpec:
         control_freq: environment steps per simulated second.
         propositions: every name that `ChunkResult.events` may contain, for reward machines.
         action_limit: actions are clipped to [-action_limit, action_limit]; more than 1 where they are joint targets.
+        rows_from_below: the first row of its images is the lowest of the scene, as policies for LIBERO were trained;
+            what people and judges see is turned over.
     """
 
     suite: str
@@ -41,6 +43,7 @@ class TaskSpec:
     control_freq: float
     propositions: tuple[str, ...] = ()
     action_limit: float = 1.0
+    rows_from_below: bool = False
 
 
 @dataclass

@@ -133,6 +133,7 @@ def list_tasks(suite: str, **kw) -> list[TaskSpec]:
                 proprio_dim=PROPRIO_DIM,
                 control_freq=CONTROL_FREQ,
                 propositions=tuple(dict.fromkeys(map(proposition_of, goal))),
+                rows_from_below=True,
             )
         )
     return specs

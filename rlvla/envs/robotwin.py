@@ -11,6 +11,7 @@ import importlib
 import json
 import math
 import os
+import random
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -184,23 +185,33 @@ class Scenes:
         simulator.setup_demo(now_ep_num=init_state_id, seed=scene_seed, is_test=held_out, **settings)
 
     def _search(self, simulator: Any, init_state_id: int) -> tuple[int, str]:
-        unstable = importlib.import_module("envs.utils.create_actor").UnStableError
+        problem: Exception | None = None
         for scene in range(MAX_SCENES):
             scene_seed = simulator_seed(init_state_id, scene)
-            try:
+            try:  # an unstable scene, or one that the planner fails in: RoboTwin goes to the next one, too
                 self._set_up(simulator, init_state_id, scene_seed)
-            except unstable:
+                played = simulator.play_once()
+                solved = simulator.plan_success and simulator.check_success()
+            except Exception as error:
+                problem = error
                 continue
-            played = simulator.play_once()
-            if simulator.plan_success and simulator.check_success():
+            if solved:
                 return scene_seed, self._sentence(played["info"], init_state_id)
-        raise RuntimeError(f"none of {MAX_SCENES} scenes of {self._name}, initial state {init_state_id}, can be solved")
+        last = f"; the last error: {type(problem).__name__}: {problem}" if problem else ""
+        raise RuntimeError(
+            f"none of {MAX_SCENES} scenes of {self._name}, initial state {init_state_id}, can be solved{last}"
+        ) from problem
 
     def _sentence(self, info: Mapping[str, Any], init_state_id: int) -> str:
+        """A sentence of the initial state's own: RoboTwin draws from Python's global generator."""
         describe = importlib.import_module("generate_episode_instructions").generate_episode_descriptions
         kind = "unseen" if init_state_id >= FIRST_EVAL_STATE else "seen"
-        sentences = describe(self._name, [info], 1)[0][kind]
-        return str(sentences[int(np.random.default_rng(init_state_id).integers(len(sentences)))])
+        before = random.getstate()
+        random.seed(init_state_id)
+        try:
+            return str(describe(self._name, [info], 1)[0][kind][0])
+        finally:
+            random.setstate(before)
 
 
 @contextlib.contextmanager

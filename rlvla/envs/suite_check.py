@@ -26,6 +26,7 @@ from rlvla.utils.contact_sheet import contact_sheet
 from rlvla.utils.errors import ConfigError
 from rlvla.utils.logging import log, table
 from rlvla.utils.runs import write_atomic
+from rlvla.utils.video import upright
 
 # Actions of the chunk are uniform in +- this: large enough to be seen, too small to throw things about.
 _ACTION_SIZE = 0.3
@@ -218,5 +219,5 @@ def _pictures(checks: Sequence[TaskCheck], cameras: Sequence[str]) -> list[tuple
         seen = check.start if check.end is None else check.end
         for index, camera in enumerate(cameras):
             caption = f"{check.task.task_id} {camera}: {check.problem or check.instruction}"
-            pictures.append((caption, None if seen is None else seen[index]))
+            pictures.append((caption, None if seen is None else upright(seen[index], check.task.rows_from_below)))
     return pictures

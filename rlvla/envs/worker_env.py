@@ -54,7 +54,7 @@ class WorkerEnv:
     def step_chunk(self, actions: np.ndarray, *, record_frames: bool = False) -> ChunkResult:
         """Execute actions [A, D] until done; see `Env.step_chunk`."""
         # Here already: a worker throws its environment away after an exception.
-        actions = check_actions(actions, self.task.action_dim)
+        actions = check_actions(actions, self.task.action_dim, self.task.action_limit)
         self._require_present()
         return self._call(StepChunk(actions, record_frames), ChunkResult)
 

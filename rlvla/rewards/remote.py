@@ -23,6 +23,7 @@ import numpy as np
 from rlvla.rewards.background import BackgroundJudge, Judgement, steps_checked
 from rlvla.rewards.base import register_reward
 from rlvla.utils.errors import ConfigError, RunEnded
+from rlvla.utils.video import upright
 
 if TYPE_CHECKING:
     from rlvla.experience import Sample
@@ -61,7 +62,8 @@ def describe_episode(sample: Sample, *, images: bool) -> dict[str, Any]:
     """What the server is told of an episode."""
     content = {name: getattr(sample, name) for name in _FIELDS}
     if images:
-        content["images"] = [encode_png(frame) for frame in sample.images[:, 0].numpy()]
+        frames = upright(sample.images[:, 0].numpy(), sample.rows_from_below)
+        content["images"] = [encode_png(frame) for frame in frames]
     return content
 
 

@@ -191,4 +191,5 @@ class Episode:
             trace=self._trace or None,
             told=None if self._state is None else [o.instruction for o in self._observations],
             state_width=0 if self._state is None else self._state.width,
+            rows_from_below=self._task.rows_from_below,
         )

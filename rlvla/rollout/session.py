@@ -73,13 +73,13 @@ class RolloutSession:
         self._config, self._policy, self._state_input = config, policy, state_input
         self._pending = PendingEpisodes([(request.suite, request.task_id) for request in requests])
         self._running: dict[int, _Running] = {}
+        self._largest_batch = config.rollout_max_batch or pool.num_workers
         if config.deterministic_rollout:
             self._batcher = Batcher(pool.num_workers, _FOREVER_S)
         else:
             # Half of the workers simulate while the other half is answered.
-            largest = config.rollout_max_batch or pool.num_workers
-            worth = min(largest, max(1, pool.num_workers // 2))
-            self._batcher = Batcher(largest, config.rollout_max_wait_ms / 1000.0, worth)
+            worth = min(self._largest_batch, max(1, pool.num_workers // 2))
+            self._batcher = Batcher(self._largest_batch, config.rollout_max_wait_ms / 1000.0, worth)
         self._attempts = [0] * len(requests)
         self._samples: list[Sample | None] = [None] * len(requests)
         self._finished: list[tuple[Episode, Sample]] = []  # in order of completion
@@ -91,11 +91,13 @@ class RolloutSession:
         """All finished episodes, in the order of their requests."""
         start = time.perf_counter()
         while len(self._pending) or self._running:
-            if len(self._pending):
+            if len(self._pending) and self._may_start():
                 self._start_episodes()
             workers = self._batcher.take(time.perf_counter(), len(self._running) - len(self._batcher))
-            if workers:
-                self._decide(workers, temperature, greedy)
+            # The size of a batch and a row's place in it may change the last bits of its log-probs.
+            workers.sort(key=lambda worker: self._running[worker].index)
+            for first in range(0, len(workers), self._largest_batch):
+                self._decide(workers[first : first + self._largest_batch], temperature, greedy)
             self._listen(on_sample)
         played = time.perf_counter()
         self.stats.wall_s = played - start
@@ -103,6 +105,10 @@ class RolloutSession:
             episode.settle(sample, judged)
         self.stats.rewards_s = time.perf_counter() - played
         return [sample for sample in self._samples if sample is not None]
+
+    def _may_start(self) -> bool:
+        """Who gets which episode must not depend on who is free first, where batches are to be the same."""
+        return not self._config.deterministic_rollout or len(self._running) == len(self._batcher)
 
     def _start_episodes(self) -> None:
         for worker in self._pool.idle():
@@ -135,8 +141,6 @@ class RolloutSession:
 
     def _decide(self, workers: Sequence[int], temperature: float, greedy: bool) -> None:
         start = time.perf_counter()
-        # The size of a batch and a row's place in it may change the last bits of its log-probs.
-        workers = sorted(workers, key=lambda worker: self._running[worker].index)
         episodes = [self._running[worker].episode for worker in workers]
         observations = [episode.observation for episode in episodes]
         uniforms = None

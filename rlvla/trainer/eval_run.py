@@ -142,7 +142,6 @@ def _play(
                 result,
                 _video_folder(suite, entrant.folder, evaluation) / mode,
                 count=config.num_videos,
-                split=split,
                 seed=config.seed,
                 temperature=temperature or 1.0,
                 machines=machines_of_run(Path(entrant.folder)),

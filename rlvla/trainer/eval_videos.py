@@ -14,18 +14,18 @@ from pathlib import Path
 import numpy as np
 
 from rlvla.envs.base import TaskSpec
-from rlvla.envs.config import SplitConfig
 from rlvla.experience import Sample
 from rlvla.rewards import RewardConfig, StepInfo
 from rlvla.rewards.base import EpisodeStart
 from rlvla.rewards.machine_source import MachineSource
 from rlvla.rewards.state_input import STATE_FLAGS
-from rlvla.rollout import RolloutEngine, RolloutPolicy
-from rlvla.trainer.evaluation import EpisodeOutcome, EvalResult, eval_requests
+from rlvla.rollout import RolloutEngine, RolloutPolicy, TooManyDroppedError
+from rlvla.trainer.evaluation import EpisodeOutcome, EvalResult, eval_request
 from rlvla.utils.errors import ConfigError
+from rlvla.utils.logging import log
 from rlvla.utils.run_folder import RUN_FILE
 from rlvla.utils.strategy import DeepspeedStrategy
-from rlvla.utils.video import caption_frames, write_mp4
+from rlvla.utils.video import caption_frames, upright, write_mp4
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,6 @@ def record_videos(
     folder: Path,
     *,
     count: int,
-    split: SplitConfig,
     seed: int,
     temperature: float,
     machines: MachineSource | None = None,
@@ -91,7 +90,6 @@ def record_videos(
         result: what came out.
         folder: receives the files.
         count: how many.
-        split: as in the evaluation.
         seed: as in the evaluation.
         temperature: as in the evaluation (of no matter for greedy ones).
         machines: whose states are drawn in; default: those of the engine's rewards, if it has any.
@@ -99,19 +97,16 @@ def record_videos(
     Returns:
         The videos of all ranks, on the main rank; [] on the others.
     """
-    chosen = {(e.task_id, e.init_state_id) for e in choose_episodes(result, count)}
-    requests = eval_requests(
-        tasks,
-        split,
-        len([e for e in result.episodes if e.task_id == tasks[0].task_id]) + result.dropped,
-        seed,
-        chosen=lambda task_id, state: (task_id, state) in chosen,
-        record_frames=True,
-    )
-    own = requests[strategy.rank :: strategy.world_size]
-    samples = engine.run(own, policy, temperature=temperature, greedy=result.greedy, success_only=True)
-    machines = machines or engine.rewards.sources.get("rm")
     by_id = {task.task_id: task for task in tasks}
+    chosen = sorted({(e.task_id, e.init_state_id) for e in choose_episodes(result, count)})
+    requests = [eval_request(by_id[task_id], state, seed, record_frames=True) for task_id, state in chosen]
+    own = requests[strategy.rank :: strategy.world_size]
+    try:
+        samples = engine.run(own, policy, temperature=temperature, greedy=result.greedy, success_only=True)
+    except TooManyDroppedError as error:  # the evaluation itself is complete
+        log.warning("some videos are missing: %s", error)
+        samples = []
+    machines = machines or engine.rewards.sources.get("rm")
     videos = [_write(folder, by_id[sample.task_id], sample, machines) for sample in samples]
     gathered = [video for part in strategy.gather_objects(videos) for video in part]
     return gathered if strategy.is_main else []
@@ -160,7 +155,7 @@ def captioned(sample: Sample, states: Sequence[str] | None = None) -> np.ndarray
     start = sample.images[0, :1].numpy()
     frames = np.concatenate([start, sample.frames]) if sample.frames is not None else start
     return caption_frames(
-        frames,
+        upright(frames, sample.rows_from_below),
         sample.instruction,
         success=[False, *(success for _, success in sample.trace or ())],
         states=states,

@@ -245,22 +245,20 @@ def eval_requests(
     seed: int,
     *,
     chosen: Callable[[int, int], bool] = lambda task_id, state: True,
-    record_frames: bool = False,
 ) -> list[EpisodeRequest]:
     """The episodes of an evaluation, task by task; `chosen` (task id, initial state id) picks some of them."""
     return [
-        EpisodeRequest(
-            task.suite,
-            task.task_id,
-            state,
-            derive_seed(seed, "eval", task.task_id, state),
-            f"eval/{task.task_id}/{state}",
-            record_frames,
-        )
+        eval_request(task, state, seed)
         for task in tasks
         for state in split.eval_states(task, episodes_per_task)
         if chosen(task.task_id, state)
     ]
+
+
+def eval_request(task: TaskSpec, state: int, seed: int, *, record_frames: bool = False) -> EpisodeRequest:
+    """The episode of an evaluation with `seed` that starts in an initial state of a task."""
+    own_seed, uid = derive_seed(seed, "eval", task.task_id, state), f"eval/{task.task_id}/{state}"
+    return EpisodeRequest(task.suite, task.task_id, state, own_seed, uid, record_frames)
 
 
 def summarise(

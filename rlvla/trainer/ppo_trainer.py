@@ -360,7 +360,6 @@ class PPOTrainer:
             result,
             self._save_path / "videos" / f"iteration_{self.iteration:06d}",
             count=schedule.num_videos,
-            split=self.config.split,
             seed=self.strategy.seed,
             temperature=1.0,
         )

@@ -14,6 +14,7 @@ from rlvla.experience import Sample
 from rlvla.rewards import EpisodeStart, RewardPlan
 from rlvla.trainer.demonstrations import Demonstrations
 from rlvla.trainer.recorded_episodes import PlayedEpisode, play_again
+from rlvla.utils.video import upright
 
 _MOST_FRAMES = 10
 
@@ -104,7 +105,7 @@ def _score(name: str, played: PlayedEpisode, plan: RewardPlan, rewards: Any) -> 
         instruction=first.instruction,
         components={n: grid.flatten().numpy() for n, grid in sample.reward_components.items()},
         states=states,
-        frames=images[:, 0].numpy(),
+        frames=upright(images[:, 0].numpy(), played.task.rows_from_below),
         numbers=sample.reward_info,
         success_at_end=sample.success_at_end,
     )

@@ -19,6 +19,11 @@ _BAND = (24, 26, 30)
 _TEXT, _SUCCESS, _FAILURE = (235, 235, 235), (112, 214, 122), (240, 128, 110)
 
 
+def upright(images: np.ndarray, rows_from_below: bool) -> np.ndarray:
+    """Images [..., H, W, 3] as people, and models that judge, should see them: the highest row of the scene first."""
+    return np.ascontiguousarray(images[..., ::-1, :, :]) if rows_from_below else images
+
+
 def caption_frames(
     frames: np.ndarray,
     instruction: str,

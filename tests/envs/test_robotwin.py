@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
@@ -18,6 +19,7 @@ from rlvla.envs.pool import EnvPool
 from rlvla.envs.robotwin import CAMERAS, FIRST_EVAL_STATE, SEED_STRIDE, simulator_seed
 from rlvla.envs.splits import eval_init_states, train_init_states
 from rlvla.envs.testing import EnvContract
+from rlvla.envs.worker_env import WorkerEnv
 from rlvla.utils.errors import ConfigError
 
 ROOT = Path(__file__).parent / "small_robotwin"
@@ -73,7 +75,7 @@ def test_training_and_evaluation_have_seeds_and_sentences_of_their_own(env: Olde
 
 
 def test_scenes_that_cannot_be_solved_are_passed_over_once(env: OlderNamesEnv) -> None:
-    for state in (3, 5):  # unstable; no plan
+    for state in (3, 5, 1):  # unstable; no plan; the planner raises
         env.reset(state, seed=0)
         seeds = [call[1] for call in env._simulator.calls if call[0] == "setup_demo"]
         assert seeds[0] == state and seeds[1] == seeds[-1] == state + SEED_STRIDE
@@ -107,6 +109,35 @@ def test_working_directory_stays(env: OlderNamesEnv) -> None:
     before = os.getcwd()
     env.reset(1, seed=0)
     assert os.getcwd() == before
+
+
+def test_a_state_has_one_sentence_whoever_draws_it() -> None:
+    """RoboTwin's sentences come from the global generator: that of a worker must not decide."""
+
+    def said(state: int, draws: int) -> str:
+        random.seed(draws)
+        made = make_env("robotwin", 0)
+        try:
+            following = random.getstate()
+            instruction = made.reset(state, seed=0).instruction
+            assert random.getstate() == following, "the generator of others is left alone"
+            return instruction
+        finally:
+            made.close()
+
+    first = [said(state, 0) for state in (0, 1, 2, 4, 7, 8)]
+    assert first == [said(state, draws) for state, draws in zip((0, 1, 2, 4, 7, 8), range(1, 7))]
+    assert len({sentence.split()[0] for sentence in first}) == 2, "both sentences are drawn"
+
+
+def test_targets_beyond_one_reach_the_environment_of_another_process() -> None:
+    with EnvPool(1) as pool:
+        env = WorkerEnv(pool, 0, EnvSpec("robotwin", 0, {"robotwin_root": str(ROOT), "use_proprio": True}))
+        env.reset(FIRST_EVAL_STATE, seed=0)
+        far = np.abs(env.step_chunk(np.full((12, 14), 3.0, dtype=np.float32)).observation.proprio[0])
+        env.reset(FIRST_EVAL_STATE, seed=0)
+        other = np.abs(env.step_chunk(np.full((12, 14), -3.0, dtype=np.float32)).observation.proprio[0])
+    assert max(far, other) > 2.9, "a target was clipped"
 
 
 def test_in_a_worker() -> None:

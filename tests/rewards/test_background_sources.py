@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from rlvla.rewards import RewardConfig, RewardPlan, remote
@@ -120,6 +121,13 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[JudgeServer]:
 
 def remote_plan(server: JudgeServer, **options) -> RewardPlan:
     return RewardPlan.from_config(RewardConfig(reward=("remote",), remote_rm_url=server.url, **options))
+
+
+def test_images_for_the_server_stand_upright() -> None:
+    image = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
+    below = make_sample({"x": np.zeros((1, 1))}, [1], images=torch.from_numpy(image)[None, None], rows_from_below=True)
+    (sent,) = remote.describe_episode(below, images=True)["images"]
+    assert np.array_equal(np.asarray(Image.open(io.BytesIO(base64.b64decode(sent)))), image[::-1])
 
 
 def test_the_contract_of_the_server(server: JudgeServer) -> None:

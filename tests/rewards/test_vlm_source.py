@@ -7,6 +7,7 @@ import math
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -74,6 +75,17 @@ def test_an_episode_from_frames_to_rewards(server: JudgeServer) -> None:
     schema = server.requests[0]["response_format"]["json_schema"]["schema"]
     assert set(schema["required"]) == {"action_score", "progress"}
     plan.close()
+
+
+def test_the_judge_sees_scenes_upright(server: JudgeServer) -> None:
+    server.answer = lambda r: (200, completion(json.dumps({"action_score": 0, "progress": brightness(r)})))
+    chunk = make_chunk([set()] * 5, value=10)
+    chunk.observation.images[:, -1] = 90  # the first row of the picture, where rows come from below
+    for below, progress in ((False, 0.1), (True, 0.9)):
+        plan = make_plan(server)
+        sample, _ = play(plan, replace(TASK, rows_from_below=below), [chunk])
+        assert sample.reward_info["vlm_progress"] == progress
+        plan.close()
 
 
 def test_frames_are_judged_at_decisions_far_enough_apart(server: JudgeServer) -> None:

@@ -98,7 +98,8 @@ class FaultyEnv:
     def step_chunk(self, actions: np.ndarray, *, record_frames: bool = False) -> ChunkResult:
         actions = check_actions(actions, 1)
         if self._delay:
-            time.sleep(self._delay * np.random.default_rng(self._seed + self._steps).uniform(0, 2))
+            share = np.random.default_rng(self._seed + self._steps).uniform(0, 2)
+            time.sleep(self._delay * share if self._delay > 0 else -self._delay * (2 - share))
         fault = self._now("step")
         count = min(len(actions), length_of(self._seed) - self._steps)
         self._steps += count

@@ -5,18 +5,21 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from rlvla.envs import list_tasks
 from rlvla.envs.config import SplitConfig
-from rlvla.envs.pool import EnvPool
+from rlvla.envs.pool import EnvPool, EnvWorkerError
 from rlvla.models.actor import Actor
 from rlvla.rewards import RewardConfig
 from rlvla.rewards.machine_source import MachineSource
-from rlvla.rollout import RolloutEngine
-from rlvla.trainer.eval_videos import choose_episodes, machine_states, machines_of_run, record_videos
+from rlvla.rollout import RolloutEngine, TooManyDroppedError
+from rlvla.rollout.stats import DroppedEpisode
+from rlvla.trainer.eval_videos import captioned, choose_episodes, machine_states, machines_of_run, record_videos
 from rlvla.trainer.evaluation import EpisodeOutcome, evaluate, summarise
 from rlvla.utils.strategy import DeepspeedStrategy, StrategyConfig
 from rlvla.utils.video import read_video
@@ -40,7 +43,14 @@ def test_failures_are_always_among_them() -> None:
     assert len(chosen("01", 99)) == 4 and chosen("01", 0) == []
 
 
-def test_the_evaluated_episodes_are_recorded(policy_folder: Path, tmp_path: Path) -> None:
+def too_many_dropped(requests: list, *args: object, **kw: object) -> None:
+    error = EnvWorkerError("broken", worker_id=0, phase="step_chunk")
+    raise TooManyDroppedError([DroppedEpisode(requests[0], error)], len(requests), 0.05)
+
+
+def test_the_evaluated_episodes_are_recorded(
+    policy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     pytest.importorskip("av", reason="videos need PyAV: the extra rlvla[video]")
     actor, strategy = Actor.from_pretrained(policy_folder).eval(), DeepspeedStrategy(StrategyConfig())
     kwargs = {"cameras": ("top",), "image_size": 64, "use_proprio": True}
@@ -48,7 +58,12 @@ def test_the_evaluated_episodes_are_recorded(policy_folder: Path, tmp_path: Path
         engine = RolloutEngine(pool, kwargs, {"success": 1.0})
         options = {"split": SplitConfig(), "seed": 3, "temperature": 1.0}
         result = evaluate(engine, actor, [TOY], strategy, episodes_per_task=6, greedy=False, **options)
-        videos = record_videos(engine, actor, [TOY], strategy, result, tmp_path, count=3, **options)
+        del options["split"]
+        more = replace(result, dropped=5000)  # of other tasks, or of this one: what there is can be played
+        videos = record_videos(engine, actor, [TOY], strategy, more, tmp_path, count=3, **options)
+        monkeypatch.setattr(engine, "run", too_many_dropped)
+        assert record_videos(engine, actor, [TOY], strategy, result, tmp_path / "no", count=3, **options) == []
+    assert "some videos are missing: 1 of 3" in caplog.text
     played = {e.init_state_id: e for e in result.episodes}
     assert len(videos) == 3
     for video in videos:
@@ -59,6 +74,17 @@ def test_the_evaluated_episodes_are_recorded(policy_folder: Path, tmp_path: Path
         frames = read_video(video.path)
         assert len(frames) == outcome.length + 1, "the initial state and every step"
         assert video.frames.shape == frames.shape and np.abs(frames.astype(int) - video.frames).mean() < 8
+
+
+def test_captioned_frames_stand_upright() -> None:
+    lower = torch.zeros(1, 1, 64, 64, 3, dtype=torch.uint8)
+    lower[:, :, 32:] = 200
+
+    def frames(images: torch.Tensor, below: bool) -> np.ndarray:
+        fields = {"frames": None, "instruction": "do it", "trace": None, "success_at_end": True}
+        return captioned(SimpleNamespace(images=images, rows_from_below=below, **fields))
+
+    np.testing.assert_array_equal(frames(lower.flip(2), True), frames(lower, False))
 
 
 def test_machine_states_follow_the_propositions() -> None:

@@ -17,6 +17,7 @@ from rlvla.rewards.vlm.scorers import Score, Scorer
 from rlvla.rewards.vlm.server_check import server_problem
 from rlvla.utils.errors import ConfigError, TrainingHalted, require
 from rlvla.utils.logging import log
+from rlvla.utils.video import upright
 
 if TYPE_CHECKING:
     from rlvla.envs.base import Observation, TaskSpec
@@ -83,6 +84,7 @@ class VLMSource:
             self._weight,
             episode.observation,
             bootstraps=self.bootstraps,
+            rows_from_below=task.rows_from_below,
         )
 
     def _settings(self) -> ChainSettings:
@@ -131,6 +133,7 @@ class VLMReward:
         weight: of the curriculum.
         first: the observation after the reset.
         bootstraps: see `VLMSource`.
+        rows_from_below: see `TaskSpec`.
     """
 
     def __init__(
@@ -143,13 +146,15 @@ class VLMReward:
         first: Observation | None,
         *,
         bootstraps: bool,
+        rows_from_below: bool,
     ):
         if first is None:
             raise ValueError("the vlm reward needs the episode's first observation")
         self._client, self._scorer, self._settings, self._config = client, scorer, settings, config
         self._weight, self._task, self._bootstraps = weight, first.instruction, bootstraps
-        self._frames = [first.images[0]]
-        self._latest = first.images[0]
+        self._from_below = rows_from_below
+        self._latest = upright(first.images[0], rows_from_below)
+        self._frames = [self._latest]
         self._since = 0  # steps since the last judged frame
         self._windows: list[int] = []
         self._asked: list[Future[Answer]] = []
@@ -170,19 +175,6 @@ class VLMReward:
         self._since += 1
         if observation is None:
             return
-        self._latest = observation.images[0]
-        if self._since >= self._config.vlm_eval_frequency:
-            self._close_window()
-
-    def end(self, *, terminated: bool, truncated: bool) -> None:
-        """Ask about the last frame, however few steps it is after the one before."""
-        if self._since:
-            self._close_window()
-        if not self._scorer.frames:
-            self._judge_episode()
-        self._ends = terminated or (truncated and not self._bootstraps)
-
-    def _close_window(self) -> None:
         self._frames.append(self._latest)
         if self._scorer.frames:
             self._asked.append(self._client.ask(self._task, self._frames[-self._scorer.frames :]))
