@@ -175,6 +175,19 @@ class VLMReward:
         self._since += 1
         if observation is None:
             return
+        self._latest = upright(observation.images[0], self._from_below)
+        if self._since >= self._config.vlm_eval_frequency:
+            self._close_window()
+
+    def end(self, *, terminated: bool, truncated: bool) -> None:
+        """Ask about the last frame, however few steps it is after the one before."""
+        if self._since:
+            self._close_window()
+        if not self._scorer.frames:
+            self._judge_episode()
+        self._ends = terminated or (truncated and not self._bootstraps)
+
+    def _close_window(self) -> None:
         self._frames.append(self._latest)
         if self._scorer.frames:
             self._asked.append(self._client.ask(self._task, self._frames[-self._scorer.frames :]))
