@@ -251,6 +251,17 @@ def test_a_run_killed_while_it_wrote_its_first_file_is_started_anew(policy_folde
         run(policy_folder, tmp_path / "foreign", "--load_checkpoint", *flags)
 
 
+def test_a_run_that_saved_nothing_is_started_anew_with_any_flags(policy_folder: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    run_and_stop_after(policy_folder, folder, 0)
+    assert (folder / "run_config.json").is_file() and not (folder / "checkpoints").exists()
+    flags = ["--num_episodes", "4", "--eval_episodes", "2", "--no-val_before_train", "--gamma", "0.5", "--seed", "9"]
+    for more in (["--load_checkpoint"], []):
+        copy = shutil.copytree(folder, tmp_path / f"copy{len(more)}")
+        assert run(policy_folder, copy, *flags, *more).iteration == 1
+        assert json.loads((copy / "run_config.json").read_text())["run"]["seed"] == 9
+
+
 def test_a_finished_run_is_only_evaluated_again(whole: tuple, policy_folder: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(whole[0], tmp_path / "run")
     before = load_file(folder / "policy" / "model.safetensors")
