@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import inspect
-import sys
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlvla.envs.base import Env, TaskSpec
 from rlvla.utils.errors import ConfigError
+from rlvla.utils.modules import load_file
 
 if TYPE_CHECKING:
     from rlvla.envs.experts.base import Expert, ExpertConfig
@@ -116,22 +114,10 @@ def load_custom_module(source: str) -> None:
         except ModuleNotFoundError as error:
             raise ConfigError(f"cannot import custom module '{source}': {error}") from error
         return
-    path = Path(source).resolve()
+    path = Path(source)
     if not path.is_file():
         raise ConfigError(f"custom module '{source}' does not exist")
-    # Named after its whole path: two files of the same name may both be loaded, the same file only once.
-    name = f"rlvla_custom_{path.stem}_{zlib.crc32(str(path).encode()):08x}"
-    if name in sys.modules:
-        return
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
+    load_file(path)
 
 
 def _call_with_options(suite: str, function: Callable[..., Any], *args, **kw) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rlvla.rewards.background import BackgroundJudge, Judgement, steps_checked
 from rlvla.rewards.base import register_reward
 from rlvla.utils.errors import ConfigError, RunEnded
+from rlvla.utils.modules import load_file
 
 if TYPE_CHECKING:
     from rlvla.experience import Sample
@@ -33,12 +33,10 @@ def load_function(spec: str) -> Callable[..., Any]:
         raise ConfigError(f"--reward_fn {spec}: write FILE.py:FUNCTION")
     if not path.is_file():
         raise ConfigError(f"--reward_fn {spec}: {path} does not exist")
-    found = importlib.util.spec_from_file_location(f"rlvla_reward_fn_{path.stem}", path)
-    if found is None or found.loader is None:
+    if path.suffix != ".py":
         raise ConfigError(f"--reward_fn {spec}: {path} is not a Python file")
-    module = importlib.util.module_from_spec(found)
     try:
-        found.loader.exec_module(module)
+        module = load_file(path)
     except Exception as error:
         raise ConfigError(f"--reward_fn {spec}: the file cannot be executed:\n{own_traceback(error, path)}") from error
     function = getattr(module, name, None)
@@ -51,7 +49,8 @@ def load_function(spec: str) -> Callable[..., Any]:
 def own_traceback(error: BaseException, path: Path) -> str:
     """The traceback from the first line of the user's file on, indented."""
     frames = traceback.extract_tb(error.__traceback__)
-    first = next((i for i, frame in enumerate(frames) if Path(frame.filename).name == path.name), 0)
+    own = path.resolve()
+    first = next((i for i, frame in enumerate(frames) if Path(frame.filename).resolve() == own), 0)
     lines = traceback.format_list(frames[first:]) + traceback.format_exception_only(error)
     return "".join(f"      {line}\n" for line in "".join(lines).splitlines()).rstrip("\n")
 

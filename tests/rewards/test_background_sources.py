@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import pickle
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
+from rlvla.envs.registry import load_custom_module
 from rlvla.rewards import RewardConfig, RewardPlan, remote
 from rlvla.rewards.function import RewardFunctionError, load_function
 from rlvla.rewards.remote import RemoteRewardError
@@ -98,13 +100,42 @@ def test_what_is_no_reward(tmp_path: Path, body: str, words: str) -> None:
     plan.close()
 
 
+def test_a_file_is_a_module_like_any_other(tmp_path: Path) -> None:
+    """Dataclasses with postponed annotations look their module up, and so does pickle; it is executed once."""
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "from __future__ import annotations\nfrom dataclasses import dataclass\n\n\n"
+        "@dataclass\nclass Weights:\n    near: float = 2.0\n\n\n"
+        "def score(samples):\n    return [Weights().near for _ in samples]\n"
+    )
+    function = load_function(f"{path}:score")
+    assert function([None]) == [2.0]
+    assert load_function(f"{path}:score") is function
+    weights = function.__globals__["Weights"](3.0)
+    assert pickle.loads(pickle.dumps(weights)) == weights
+    load_custom_module(str(path))
+    assert load_function(f"{path}:score") is function, "named twice, it is still one module"
+
+
+def test_a_file_behind_a_link_shows_its_own_traceback(tmp_path: Path) -> None:
+    (tmp_path / "real.py").write_text("def score(samples):\n    return samples.nothing\n")
+    (tmp_path / "linked.py").symlink_to(tmp_path / "real.py")
+    plan = RewardPlan.from_config(RewardConfig(reward=("reward_fn",), reward_fn=f"{tmp_path}/linked.py:score"))
+    with pytest.raises(RewardFunctionError, match="real.py.*line 2") as error:
+        play(plan, TASK, CHUNKS)
+    assert "function.py" not in str(error.value)
+    plan.close()
+
+
 def test_functions_that_cannot_be_loaded(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.write_text("import nothing_of_that_name\n")
+    (tmp_path / "notes.txt").write_text("score\n")
     (tmp_path / "empty.py").write_text("def other(samples):\n    pass\n")
     for spec, words in (
         ("mine.py", "write FILE.py:FUNCTION"),
         (f"{tmp_path}/absent.py:score", "does not exist"),
+        (f"{tmp_path}/notes.txt:score", "notes.txt is not a Python file"),
         (f"{path}:score", "(?s)cannot be executed:.*mine.py.*line 1.*nothing_of_that_name"),
         (f"{tmp_path}/empty.py:score", "has no function score; it has: other"),
     ):
