@@ -36,7 +36,7 @@ from rlvla.trainer.custom_modules import CustomConfig, parse_command_line
 from rlvla.trainer.policy_config import PolicyConfig
 from rlvla.utils.arguments import Parser, add_arguments, fail, from_namespace
 from rlvla.utils.commands import command, heavy_imports
-from rlvla.utils.errors import ConfigError, MissingExtraError, RunEnded
+from rlvla.utils.errors import ConfigError, MissingExtraError
 from rlvla.utils.stopping import StopRequested, resume_command
 from rlvla.utils.strategy_config import StrategyConfig, launched_rank
 
@@ -82,10 +82,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         run_ppo(PPORun(**groups, given=namespace.given))
     except (ConfigError, MissingExtraError) as error:
         fail(parser.prog, error)
-    except RunEnded as error:
-        if error.one_rank or launched_rank() == 0:  # the launcher ends the other ranks
-            print(f"{parser.prog}: training was ended: {error}", file=sys.stderr, flush=True)
-        raise SystemExit(1) from None
     except StopRequested:
         if launched_rank() == 0:
             print(f"continue with: {resume_command(sys.argv)}", flush=True)

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from rlvla.utils.errors import RunEnded
 from rlvla.utils.logging import passing_note
 
 Main = Callable[[Sequence[str] | None], None]
@@ -22,9 +23,10 @@ _INTERRUPTED = 128 + signal.SIGINT
 
 
 def command(after_interrupt: str = STARTS_ANEW) -> Callable[[Main], Main]:
-    """Decorator of a command's `main`: Ctrl-C ends it with one line instead of a traceback, with exit status 130.
+    """Decorator of a command's `main`: Ctrl-C and `RunEnded` end it with a message instead of a traceback.
 
-    Only the first of several ranks tells. Workers and unfinished files are cleared away on the way, as after an error.
+    The exit status is 130 or 1. Of what all ranks know only the first one tells. Workers and unfinished files are
+    cleared away on the way, as after an error.
 
     Args:
         after_interrupt: what the user finds when the command is given again.
@@ -39,6 +41,10 @@ def command(after_interrupt: str = STARTS_ANEW) -> Callable[[Main], Main]:
             except KeyboardInterrupt:
                 _tell(after_interrupt)
                 raise SystemExit(_INTERRUPTED) from None
+            except RunEnded as error:
+                if error.one_rank or _is_first_rank():  # the launcher ends the other ranks
+                    print(f"{Path(sys.argv[0]).name}: the run was ended: {error}", file=sys.stderr, flush=True)
+                raise SystemExit(1) from None
 
         return run
 
@@ -69,8 +75,12 @@ def heavy_imports() -> Iterator[None]:
 
 
 def _tell(after_interrupt: str) -> None:
-    if os.environ.get("RANK", "0") == "0":
+    if _is_first_rank():
         print(f"\n{Path(sys.argv[0]).name}: interrupted; {after_interrupt}", file=sys.stderr, flush=True)
+
+
+def _is_first_rank() -> bool:
+    return os.environ.get("RANK", "0") == "0"
 
 
 @contextmanager

@@ -58,7 +58,7 @@ def test_a_reward_function_that_raises(policy_folder: Path, tmp_path: Path) -> N
         timeout=300,
     )
     assert done.returncode == 1
-    assert f"training was ended: --reward_fn {mine}:score raised ZeroDivisionError" in done.stderr
+    assert f"the run was ended: --reward_fn {mine}:score raised ZeroDivisionError" in done.stderr
     assert done.stderr.count("Traceback") == 0 and "ppo_trainer.py" not in done.stderr
     assert f'File "{mine}", line 2, in score' in done.stderr and "ZeroDivisionError" in done.stderr
     assert "best = samples[0].finish_step / 0" in done.stderr

@@ -77,7 +77,7 @@ def test_a_judge_that_fails_stops_training(train: Callable, capsys: pytest.Captu
         with pytest.raises(SystemExit, match="1"):
             train(*flags)
     err = capsys.readouterr().err
-    assert "training was ended: 24 of 24 requests" in err and "AnswerError: no JSON object" in err
+    assert "the run was ended: 24 of 24 requests" in err and "AnswerError: no JSON object" in err
 
 
 def test_bad_rewards_are_refused_before_anything_starts(train: Callable, capsys: pytest.CaptureFixture) -> None:

@@ -43,7 +43,7 @@ def test_both_ranks_stop_when_too_many_answers_of_both_together_are_bad(policy_f
         command = launch_command(PPO_SCRIPT, *flags(policy_folder, tmp_path / "run", server.url))
         done = subprocess.run(command, capture_output=True, text=True, timeout=200)
     assert done.returncode == 1
-    assert "training was ended: 16 of 16 requests" in done.stderr and "--vlm_max_failures 0.2 allows" in done.stderr
+    assert "the run was ended: 16 of 16 requests" in done.stderr and "--vlm_max_failures 0.2 allows" in done.stderr
     assert "the last failing request to" in done.stderr + done.stdout
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "run" / "policy").exists()

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from rlvla.utils.commands import command, heavy_imports
+from rlvla.utils.errors import RunEnded, TrainingHalted
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -33,6 +34,24 @@ def test_one_rank_tells_in_one_line(
         interrupted()
     assert end.value.code == 130
     assert capsys.readouterr().err == ("\neval_vla.py: interrupted; what was done is kept\n" if told else "")
+
+
+@pytest.mark.parametrize(
+    ("error", "rank", "told"),
+    [(TrainingHalted, "0", True), (TrainingHalted, "1", False), (RunEnded, "0", True), (RunEnded, "1", True)],
+)
+def test_the_end_of_a_run_is_told_once(
+    error: type, rank: str, told: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @command()
+    def main(argv: object = None) -> None:
+        raise error("all rewards are equal")
+
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setattr(sys, "argv", ["/somewhere/cli/eval_vla.py"])
+    with pytest.raises(SystemExit, match="1"):
+        main()
+    assert capsys.readouterr().err == ("eval_vla.py: the run was ended: all rewards are equal\n" if told else "")
 
 
 def test_an_interrupt_in_a_finalizer_is_not_lost() -> None:
