@@ -67,7 +67,7 @@ launch() {
   local port
   port="$(python -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')"
   # The launcher would warn, twice, that it has found no accelerator.
-  [ -e /dev/nvidiactl ] || [ -e /dev/kfd ] || [ -e /dev/dxg ] || export DS_ACCELERATOR="${DS_ACCELERATOR:-cpu}"
+  [ -e /dev/nvidiactl ] || [ -e /dev/nvmap ] || [ -e /dev/kfd ] || [ -e /dev/dxg ] || export DS_ACCELERATOR="${DS_ACCELERATOR:-cpu}"
   deepspeed -q --num_accelerators "${RANKS:-2}" --master_port "$port" "$@"
 }
 
