@@ -27,7 +27,7 @@ from rlvla.trainer.config import (
     ScheduleConfig,
 )
 from rlvla.trainer.custom_modules import CustomConfig, modules_with_suites
-from rlvla.trainer.demonstrations import read_demonstrations
+from rlvla.trainer.demonstrations import Demonstrations, read_demonstrations
 from rlvla.trainer.dry_run import ppo_report
 from rlvla.trainer.early_stopping import early_stopping_problems
 from rlvla.trainer.micro_batching import row_tokens
@@ -192,6 +192,7 @@ def _demonstration_problems(flags: PPORun, setting: Setting) -> list[str]:
     except ConfigError as error:
         return [f"--ptx_demos: {problem}" for problem in error.problems]
     found = mismatch_with_policy(demos, path, setting.config, flags.policy.pretrain, flags.policy.center_crop)
+    found += flags.split.problems(setting.tasks, flags.schedule.eval_episodes, demos.states_learned_from)
     return [f"--ptx_demos: {problem}" for problem in found]
 
 
@@ -249,22 +250,22 @@ def run_ppo(flags: PPORun) -> PPOTrainer | None:
         waits = waits_on_host(flags.strategy, flags.optimization)
         tie_to_learner(plan, flags.algorithm, strategy.device, waits_on_host=waits)
         rollout = RolloutEngine(pool, setting.env.env_kwargs(), plan, flags.rollout, setting.tasks, setting.state_input)
+        demos = None
+        if flags.optimization.ptx_demos is not None:
+            demos = read_demonstrations(flags.optimization.ptx_demos, setting.env.camera_names)
         config = PPOConfig(
             flags.batch,
             flags.algorithm,
             flags.optimization,
             flags.schedule,
             flags.split,
-            _record(flags, setting),
+            _record(flags, setting, demos),
             flags.filters,
             flags.correction,
             plan.weights,
             flags.run.reward_model_coef,
             flags.guards,
         )
-        demos = None
-        if flags.optimization.ptx_demos is not None:
-            demos = read_demonstrations(flags.optimization.ptx_demos, setting.env.camera_names)
         folders = (save_path, flags.ckpt_path)
         trainer = PPOTrainer(models, strategy, rollout, setting.tasks, config, *folders, signals, demos)
         trainer.logger.describe(list(flags.groups.values()))
@@ -283,13 +284,14 @@ def run_ppo(flags: PPORun) -> PPOTrainer | None:
     return trainer
 
 
-def _record(flags: PPORun, setting: Setting) -> PolicyRecord:
-    """What the trained policy sees, and the initial states it and its start have learned from."""
+def _record(flags: PPORun, setting: Setting, demos: Demonstrations | None) -> PolicyRecord:
+    """What the trained policy sees, and the initial states it, its start and its demonstrations know."""
     before = learned_states(recorded_environment(flags.policy.pretrain)) or []
     now = [(task, flags.split.train_states(task)) for task in setting.tasks]
     own = [LearnedStates(task.suite, task.task_id, states.start, states.stop) for task, states in now]
     told = setting.state_input.settings if setting.state_input else None
-    return PolicyRecord(setting.env, (*before, *own), told)
+    mixed_in = demos.states_learned_from if demos is not None else []
+    return PolicyRecord(setting.env, (*before, *own, *mixed_in), told)
 
 
 def _conclude(trainer: PPOTrainer, flags: PPORun, save_path: Path) -> None:

@@ -528,6 +528,15 @@ def test_demonstrations_made_on_the_evaluation_states(policy_of_shared_demos: Pa
         the_only(problems, "initial states are used for training and for evaluation", "--eval_protocol shared")
 
 
+def test_mixed_in_demonstrations_made_on_the_evaluation_states(
+    policy_of_shared_demos: Path, policy: Path, refused: Refused
+) -> None:
+    demos = policy_of_shared_demos.parents[1] / "demos" / "demos.hdf5"
+    problems = refused(PPO, "--pretrain", policy, "--ptx_coef", 0.1, "--ptx_demos", demos)
+    overlap = [problem for problem in problems if "initial states are used for training and for evaluation" in problem]
+    assert len(overlap) == 1 and overlap[0].startswith("--ptx_demos: ")
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [

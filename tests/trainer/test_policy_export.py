@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from rlvla.envs import list_tasks
-from rlvla.envs.config import EnvConfig
+from rlvla.envs.config import EnvConfig, SplitConfig
 from rlvla.envs.splits import LearnedStates
 from rlvla.trainer.policy_export import ENVIRONMENT_FILE, PolicyRecord, learned_states, recorded_environment
+from rlvla.trainer.ppo_run import _record
 from rlvla.utils.errors import ConfigError
 
 
@@ -42,3 +44,14 @@ def test_a_damaged_record_is_named(tmp_path: Path) -> None:
     (tmp_path / ENVIRONMENT_FILE).write_text("{")
     with pytest.raises(ConfigError, match=f"{ENVIRONMENT_FILE} is not valid JSON"):
         recorded_environment(tmp_path)
+
+
+def test_training_notes_the_states_of_its_start_its_tasks_and_its_demonstrations(tmp_path: Path) -> None:
+    (task,) = list_tasks("toy_reach")
+    env, mixed_in = EnvConfig(task_suite_name="toy_reach"), LearnedStates("kitchen", 3, 5, 6)
+    PolicyRecord(env, (seen(100, 120),)).write(tmp_path)
+    flags = SimpleNamespace(policy=SimpleNamespace(pretrain=tmp_path), split=SplitConfig())
+    setting = SimpleNamespace(tasks=[task], env=env, state_input=None)
+    record = _record(flags, setting, SimpleNamespace(states_learned_from=[mixed_in]))
+    assert record.learned_from == (seen(100, 120), seen(0, 8000), mixed_in)
+    assert _record(flags, setting, None).learned_from == (seen(100, 120), seen(0, 8000))
