@@ -172,7 +172,10 @@ class GuardConfig:
         "end the run in its first iteration if the policy or the reward is such that nothing can be learned; off: warn",
     )
     max_idle_iterations: int = arg(
-        50, "end the run after so many iterations in a row whose advantages were all zero; 0: never", minimum=0
+        50,
+        "end the run after so many iterations in a row whose advantages were all zero (no error if everything "
+        "succeeds); 0: never",
+        minimum=0,
     )
     max_bad_steps: int = arg(
         3, "end the run after so many optimizer steps in a row with NaN or infinity (each is left out)", minimum=1

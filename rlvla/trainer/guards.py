@@ -81,25 +81,45 @@ def advantages_vanish(metrics: Mapping[str, float]) -> bool:
     return all(abs(metrics.get(name, 0.0)) < 1e-12 for name in names)
 
 
+def everything_succeeded(metrics: Mapping[str, float]) -> bool:
+    """Whether all episodes of an iteration succeeded, or every group was left out because it succeeded too often."""
+    if metrics.get("rollout/success_at_end") == 1.0:
+        return True
+    reasons = ("kept_groups", "dropped_accuracy_low", "dropped_zero_variance", "dropped_truncated")
+    others = any(metrics.get(f"rollout/{reason}", 0.0) for reason in reasons)
+    return metrics.get("rollout/dropped_accuracy_high", 0.0) > 0 and not others
+
+
 class IdleCheck:
     """Counts iterations in a row that could not change the policy.
 
     Args:
         limit: so many are too many; 0: never.
+
+    Attributes:
+        count: iterations in a row until now.
+        succeeded: those of them in which everything succeeded.
     """
 
     def __init__(self, limit: int):
         self._limit = limit
-        self.count = 0
+        self.count = self.succeeded = 0
+
+    @property
+    def nothing_left(self) -> bool:
+        """Whether the limit is reached because everything succeeds: the run is at its goal."""
+        return self._limit > 0 and self.count >= self._limit and self.succeeded == self.count
 
     def look(self, metrics: Mapping[str, float]) -> None:
         """Take in an iteration.
 
         Raises:
-            TrainingHalted: the limit is reached.
+            TrainingHalted: the limit is reached, and not everything succeeds.
         """
-        self.count = self.count + 1 if advantages_vanish(metrics) else 0
-        if self._limit and self.count >= self._limit:
+        idle = advantages_vanish(metrics)
+        self.count = self.count + 1 if idle else 0
+        self.succeeded = self.succeeded + everything_succeeded(metrics) if idle else 0
+        if self._limit and self.count >= self._limit and not self.nothing_left:
             raise TrainingHalted(
                 f"in {self.count} iterations in a row all advantages were zero: the episodes of a group (with a "
                 "critic: all episodes) got equal rewards, so nothing was learned. Start from a better policy, add a "
@@ -194,11 +214,19 @@ class Guards:
         self._tell(self._start.of_rollout(metrics, first_evaluation))
 
     def look_at_update(self, metrics: Mapping[str, float]) -> None:
-        """The metrics of any iteration; those of the policy's first update are judged as the start of the run."""
+        """The metrics of any update; those of the policy's first are judged as the start of the run."""
         if not self._update_seen and "actor/grad_norm" in metrics:
             self._update_seen = True
             self._tell(self._start.of_update(metrics))
+
+    def look_at_iteration(self, metrics: Mapping[str, float]) -> None:
+        """All metrics of an iteration at its end, rollout and update; as `IdleCheck.look`."""
         self._idle.look(metrics)
+
+    @property
+    def nothing_left(self) -> bool:
+        """As `IdleCheck.nothing_left`."""
+        return self._idle.nothing_left
 
     def look_at_step(self, model: str, norm: float, step: Experience, iteration: int) -> bool:
         """As `BadSteps.look`."""
@@ -213,12 +241,15 @@ class Guards:
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint must hold."""
-        return {"idle": self._idle.count, "update_seen": self._update_seen, "bad_steps": self._bad.in_a_row}
+        idle = {"idle": self._idle.count, "succeeded": self._idle.succeeded}
+        return idle | {"update_seen": self._update_seen, "bad_steps": self._bad.in_a_row}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a `state_dict`."""
         self._idle.count, self._update_seen = int(state["idle"]), bool(state["update_seen"])
-        self._bad.in_a_row = dict(state.get("bad_steps", {}))  # checkpoints of earlier versions have none
+        # Checkpoints of earlier versions have neither.
+        self._idle.succeeded = int(state.get("succeeded", 0))
+        self._bad.in_a_row = dict(state.get("bad_steps", {}))
 
 
 def read_batch(path: Path) -> tuple[Experience, str, dict[str, Any]]:

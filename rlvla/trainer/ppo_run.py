@@ -35,7 +35,8 @@ from rlvla.trainer.model_checks import actor_problems, check_tokens_mean_somethi
 from rlvla.trainer.policy_config import PolicyConfig
 from rlvla.trainer.policy_export import PolicyRecord, learned_states, recorded_environment
 from rlvla.trainer.ppo_checks import algorithm_problems, batch_problems
-from rlvla.trainer.ppo_trainer import PPOConfig, PPOTrainer
+from rlvla.trainer.ppo_config import PPOConfig
+from rlvla.trainer.ppo_trainer import PPOTrainer
 from rlvla.trainer.reward_setup import reward_problems, tie_to_learner, waits_on_host
 from rlvla.trainer.run_models import load_models
 from rlvla.trainer.setup import Setting, check_checkpoint, check_setting, first_observations, start_workers

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +13,12 @@ from torch.profiler import record_function
 
 from rlvla.algorithms.kl import AdaptiveKLController, FixedKLController
 from rlvla.envs.base import TaskSpec
-from rlvla.envs.config import SplitConfig
 from rlvla.experience import Sample
 from rlvla.models.actor import Actor
 from rlvla.rollout import EpisodeRequest, RolloutEngine
 from rlvla.rollout.stats import RolloutStats
 from rlvla.trainer.checkpoints import CheckpointError, load_checkpoint, save_checkpoint
-from rlvla.trainer.config import (
-    AlgorithmConfig,
-    BatchConfig,
-    CorrectionConfig,
-    FilterConfig,
-    GuardConfig,
-    OptimizationConfig,
-    ScheduleConfig,
-)
+from rlvla.trainer.config import AlgorithmConfig
 from rlvla.trainer.demonstration_loss import DemonstrationLoss
 from rlvla.trainer.demonstrations import Demonstrations
 from rlvla.trainer.early_stopping import good_enough
@@ -40,7 +31,8 @@ from rlvla.trainer.guards import Guards
 from rlvla.trainer.metrics import Metrics
 from rlvla.trainer.metrics_layout import PPO_OVERVIEW, ppo_layout
 from rlvla.trainer.offloading import Offloading
-from rlvla.trainer.policy_export import PolicyRecord, export_policy
+from rlvla.trainer.policy_export import export_policy
+from rlvla.trainer.ppo_config import PPOConfig
 from rlvla.trainer.profiling import IterationProfiler, Stopwatch
 from rlvla.trainer.rollout_dump import dump_rollouts
 from rlvla.trainer.rollout_metrics import iteration_line, measure_rollout
@@ -50,28 +42,12 @@ from rlvla.trainer.task_sampler import TaskSampler
 from rlvla.trainer.throughput import Throughput
 from rlvla.trainer.update_phase import UpdatePhase
 from rlvla.trainer.updates import Updater
+from rlvla.utils.errors import TrainingHalted
 from rlvla.utils.logging import log, progress_bar
 from rlvla.utils.metrics_log import MetricsLogger
 from rlvla.utils.seeding import seed_everything
 from rlvla.utils.stopping import BrokenOff, StopRequested, StopSignals
 from rlvla.utils.strategy import DeepspeedStrategy, Engine, OptimConfig
-
-
-@dataclass(frozen=True)
-class PPOConfig:
-    """All settings of a run."""
-
-    batch: BatchConfig
-    algorithm: AlgorithmConfig
-    optimization: OptimizationConfig
-    schedule: ScheduleConfig
-    split: SplitConfig
-    record: PolicyRecord
-    filters: FilterConfig = field(default_factory=FilterConfig)
-    correction: CorrectionConfig = field(default_factory=CorrectionConfig)
-    reward_weights: Callable[[], dict[str, float]] = dict
-    reward_model_coef: float = 1.0
-    guards: GuardConfig = GuardConfig()
 
 
 class PPOTrainer:
@@ -213,9 +189,26 @@ class PPOTrainer:
 
         Raises:
             StopRequested: a signal asked for the end; what is needed to go on has been saved.
+            TrainingHalted: going on would be a waste; checkpoint and policy of a run past its first iteration are kept.
         """
-        schedule, total = self.config.schedule, self.config.batch.iterations
         self._evaluate_if_due()
+        try:
+            self._train(self.config.batch.iterations)
+        except TrainingHalted as error:
+            if self.iteration == 0:
+                raise
+            raise TrainingHalted(f"{error}\n{self._keep()}") from error
+        if self._guards.nothing_left:
+            self._say(f"iteration {self.iteration}: everything succeeds, nothing is left to learn; the run ends")
+        if not self.config.schedule.val_only:
+            self._export("policy")
+            self.evaluate()
+        self.logger.close()
+        return dict(self.totals)
+
+    def _train(self, total: int) -> None:
+        """Iterate to the end of the run, evaluate and save where it is due."""
+        schedule = self.config.schedule
         while not self._ended():
             self._stop_if_asked()
             with self._profiler.recorded(self.iteration + 1):
@@ -227,11 +220,18 @@ class PPOTrainer:
             new_best = schedule.save_steps and self._best is not None and self._best["iteration"] == self.iteration
             if due or new_best or ended:
                 self._try_to_save()
-        if not schedule.val_only:
-            self._export("policy")
-            self.evaluate()
+
+    def _keep(self) -> str:
+        """Save and export what a halted run has learned; returns where it is."""
+        checkpoint = f"the checkpoint is in {self._ckpt_path}"
+        if self._saved != self.iteration:
+            try:
+                self.save()
+            except CheckpointError as error:
+                checkpoint = f"no checkpoint ({error})"
+        self._export("policy")
         self.logger.close()
-        return dict(self.totals)
+        return f"Kept after iteration {self.iteration}: the policy is in {self._save_path / 'policy'}, {checkpoint}"
 
     def save(self) -> None:
         """Write a checkpoint of the state after the current iteration.
@@ -262,7 +262,7 @@ class PPOTrainer:
     def _ended(self) -> bool:
         """Whether nothing is left to train, by number of iterations or because the policy is good enough."""
         schedule = self.config.schedule
-        if schedule.val_only or self.iteration >= self.config.batch.iterations:
+        if schedule.val_only or self._guards.nothing_left or self.iteration >= self.config.batch.iterations:
             return True
         evaluated = bool(self.evaluations) and self.evaluations[-1][0] == self.iteration > 0
         return schedule.early_stopping and evaluated and good_enough([e for _, e in self.evaluations], schedule)
@@ -414,6 +414,7 @@ class PPOTrainer:
         if self.iteration % self.config.schedule.logging_steps == 0:
             self.logger.log(values, self.iteration)
             self._say(iteration_line(self.iteration, total, values, self.config.reward_weights()))
+        self._guards.look_at_iteration(values)
 
     def _collect(self, total: int, metrics: Metrics) -> tuple[Collected, torch.Tensor | None]:
         """Play the groups of an iteration, and the greedy episodes that `remax` compares them with."""
