@@ -50,6 +50,7 @@ def run(config: ScoreConfig, rewards: RewardConfig) -> None:
     """Check everything, score, draw."""
     with heavy_imports():
         import rlvla.trainer.reward_setup  # noqa: F401  registers the learned source
+        from rlvla.trainer.judge_checks import recorded_source_problems
         from rlvla.trainer.scored_episodes import draw_episode, score_recorded
 
     problems = range_problems(config) + range_problems(rewards)
@@ -70,6 +71,7 @@ def run(config: ScoreConfig, rewards: RewardConfig) -> None:
             )
         if plan is not None:
             chosen = {demos.init_states[n][0] for n in config.episodes if n < len(demos.actions)}
+            problems += recorded_source_problems(rewards, demos)
             problems += plan.problems([task for task in recorded_env(demos).tasks() if task.task_id in chosen])
     folder = output_folder_problem(config.output)
     problems += [f"--output: {folder}"] if folder else []

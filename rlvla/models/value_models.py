@@ -61,8 +61,9 @@ class _ScalarHead(nn.Module):
         return self.head(hidden).squeeze(-1).float()
 
     def score(self, batch: Experience) -> dict[str, object]:
-        """Keyword arguments of `forward` for a batch of decisions, on the model's device."""
-        return self.inputs.to_device(batch, next(self.parameters()).device)
+        """Keyword arguments of `forward` for a batch of decisions, on its device; proprio only where it reads any."""
+        inputs = self.inputs.to_device(batch, next(self.parameters()).device)
+        return inputs if self.inputs.config.use_proprio else {**inputs, "proprio": None}
 
     def _save(self, folder: str | Path, head_file: str, state: dict[str, torch.Tensor] | None) -> None:
         state = self.state_dict() if state is None else state
@@ -105,11 +106,6 @@ class RewardModel(_ScalarHead):
 
     The success logit is read at the first action position, the progress logit at the second.
     """
-
-    def score(self, batch: Experience) -> dict[str, object]:
-        """Keyword arguments of `forward`; proprio only where the model was trained with it."""
-        inputs = super().score(batch)
-        return inputs if self.inputs.config.use_proprio else {**inputs, "proprio": None}
 
     @torch.inference_mode()
     def progress(self, batch: Experience) -> torch.Tensor:

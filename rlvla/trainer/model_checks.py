@@ -127,4 +127,7 @@ def mismatch_with_policy(
         problems.append(f"{path} has images of {size} pixels; {folder} takes {config.image_size}")
     if config.use_proprio and demos.proprio is None:
         problems.append(f"{folder} takes proprioception, which {path} does not hold")
+    elif config.use_proprio and demos.proprio and demos.proprio[0].shape[1] != config.proprio_dim:
+        length = demos.proprio[0].shape[1]
+        problems.append(f"{path} has {length} numbers of proprioception; {folder} takes {config.proprio_dim}")
     return problems

@@ -13,7 +13,6 @@ from rlvla.envs.splits import LearnedStates
 from rlvla.envs.worker_config import WorkerConfig
 from rlvla.models.config import ActorConfig
 from rlvla.models.inputs import VLAInputs
-from rlvla.models.value_models import REWARD_HEAD_FILE
 from rlvla.rewards import RewardConfig, RewardPlan
 from rlvla.rollout import RolloutConfig, RolloutEngine
 from rlvla.trainer.config import (
@@ -30,6 +29,7 @@ from rlvla.trainer.custom_modules import CustomConfig, modules_with_suites
 from rlvla.trainer.demonstrations import Demonstrations, read_demonstrations
 from rlvla.trainer.dry_run import ppo_report
 from rlvla.trainer.early_stopping import early_stopping_problems
+from rlvla.trainer.judge_checks import judge_problems
 from rlvla.trainer.micro_batching import row_tokens
 from rlvla.trainer.model_checks import actor_problems, check_tokens_mean_something, mismatch_with_policy
 from rlvla.trainer.policy_config import PolicyConfig
@@ -113,9 +113,9 @@ def check(flags: PPORun) -> Setting:
         require("av", extra="video")
     if flags.schedule.use_wandb:
         require("wandb", extra="wandb")
-    problems += _resume_problems(flags) + _judge_problems(flags)
+    problems += _resume_problems(flags)
     setting, more = check_setting(flags.policy, flags.env, flags.split, flags.schedule.eval_episodes, flags.rewards)
-    problems += more
+    problems += more + judge_problems(flags, setting)
     problems += early_stopping_problems(flags.schedule, len(setting.tasks) if setting is not None else 0)
     problems += reward_problems(flags.rewards, flags.algorithm, setting.tasks if setting is not None else [])
     if setting is not None:
@@ -195,29 +195,6 @@ def _demonstration_problems(flags: PPORun, setting: Setting) -> list[str]:
     found = mismatch_with_policy(demos, path, setting.config, flags.policy.pretrain, flags.policy.center_crop)
     found += flags.split.problems(setting.tasks, flags.schedule.eval_episodes, demos.states_learned_from)
     return [f"--ptx_demos: {problem}" for problem in found]
-
-
-def _judge_problems(flags: PPORun) -> list[str]:
-    """Folders of the critic and the reward model."""
-    found = []
-    if flags.run.critic_pretrain:
-        try:
-            check_checkpoint(Path(flags.run.critic_pretrain), flags.policy.unnorm_key, flags.env.task_suite_name)
-        except ConfigError as error:
-            found += [f"--critic_pretrain: {problem}" for problem in error.problems]
-    if flags.run.reward_pretrain:
-        folder = Path(flags.run.reward_pretrain)
-        try:
-            check_checkpoint(folder, None)
-            if flags.rewards.rm_state_input != "none":
-                found.append(
-                    "--reward_pretrain judges what the policy sees: with --rm_state_input use --reward rm_model"
-                )
-            if not (folder / REWARD_HEAD_FILE).is_file():
-                found.append(f"--reward_pretrain: {folder} is not a reward model, {REWARD_HEAD_FILE} is missing there")
-        except ConfigError as error:
-            found += [f"--reward_pretrain: {problem}" for problem in error.problems]
-    return found
 
 
 def run_ppo(flags: PPORun) -> PPOTrainer | None:

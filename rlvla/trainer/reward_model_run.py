@@ -9,6 +9,7 @@ from typing import Any
 from rlvla.envs.config import EnvConfig
 from rlvla.models.value_models import RewardModel
 from rlvla.trainer.demonstrations import Demonstrations
+from rlvla.trainer.model_checks import mismatch_with_policy
 from rlvla.trainer.policy_export import PolicyRecord
 from rlvla.trainer.reward_model_config import RewardModelConfig, RewardRunConfig
 from rlvla.trainer.reward_model_data import read_outcomes
@@ -45,7 +46,8 @@ def run_reward_model(
         demos = read_outcomes(run.demos, run.cameras or None)
         problems += _data_problems(demos, config, run)
         if run.pretrain != "tiny":
-            check_checkpoint(Path(run.pretrain), run.unnorm_key)
+            model, _ = check_checkpoint(Path(run.pretrain), run.unnorm_key)
+            problems += mismatch_with_policy(demos, " ".join(run.demos), model, run.pretrain, None)
     except ConfigError as error:
         problems += error.problems
     if problems or demos is None:

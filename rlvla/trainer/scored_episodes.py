@@ -73,10 +73,12 @@ def _score(name: str, played: PlayedEpisode, plan: RewardPlan, rewards: Any) -> 
     images, last = torch.from_numpy(np.stack([o.images for o in played.observations])), results[-1]
     terminated = last.terminated or rewards.failed
     rewards.end(terminated=terminated, truncated=last.truncated and not terminated)
-    steps = len(results)
+    steps, proprio = len(results), None
+    if first.proprio is not None:
+        proprio = torch.from_numpy(np.stack([o.proprio for o in played.observations]))
     sample = Sample(
         images=images[:-1],
-        proprio=None,
+        proprio=None if proprio is None else proprio[:-1],
         instruction=first.instruction,
         action_tokens=torch.zeros(steps, 0, dtype=torch.int64),
         rollout_log_probs=torch.zeros(steps, 0),
@@ -89,7 +91,7 @@ def _score(name: str, played: PlayedEpisode, plan: RewardPlan, rewards: Any) -> 
         terminated=terminated,
         truncated=last.truncated and not terminated,
         last_images=images[-1],
-        last_proprio=None,
+        last_proprio=None if proprio is None else proprio[-1],
         uid=name,
         suite=played.task.suite,
         task_id=played.task.task_id,

@@ -89,7 +89,8 @@ def check_setting(
     state_input = None
     if config is not None and tasks:
         state_input, more = state_input_of(recorded, rewards, config, tasks)
-        problems += more
+        told = state_input is not None and bool(state_input.settings.width)  # then it has checked the length itself
+        problems += more if more or told else _proprio_problems(env, config, tasks)
     if problems or config is None:
         return None, problems
     return Setting(env, tasks, config, key, overrides, state_input), []
@@ -159,6 +160,17 @@ def _contradictions(
             f"suite {env.suite} has {sorted(dims)} action dimensions; the checkpoint predicts {config.action_dim}"
         )
     return found
+
+
+def _proprio_problems(env: EnvConfig, config: OpenVLAConfig, tasks: Sequence[TaskSpec]) -> list[str]:
+    """A projector for another number of values than the tasks have."""
+    if not config.use_proprio or not env.use_proprio:
+        return []
+    other = sorted({task.proprio_dim for task in tasks} - {config.proprio_dim})
+    return [
+        f"suite {env.suite} has {length} numbers of proprioception; the checkpoint takes {config.proprio_dim}"
+        for length in other
+    ]
 
 
 def start_workers(

@@ -232,11 +232,15 @@ def test_unknown_statistics_key(refused: Refused, policy: Path, demos_file: Path
         (["--num_images_in_input", 2], "takes 1"),
         (["--no-use_proprio"], "takes proprioception"),
         (["--image_size", 48], "takes 64"),
-        (["--task_suite_name", "robosuite", "--cameras", "wrist"], "[7] action dimensions"),
     ],
 )
 def test_policy_and_environment_contradict_each_other(refused: Refused, policy: Path, flags: list, words: str) -> None:
     the_only(refused(PPO, "--pretrain", policy, *flags), words)
+
+
+def test_a_policy_of_another_robot(refused: Refused, policy: Path) -> None:
+    actions, proprio = refused(PPO, "--pretrain", policy, "--task_suite_name", "robosuite", "--cameras", "wrist")
+    assert "[7] action dimensions" in actions and "6 numbers of proprioception" in proprio
 
 
 def test_demonstrations_that_do_not_fit_the_checkpoint(
