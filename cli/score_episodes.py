@@ -20,7 +20,7 @@ limit_threads()
 from rlvla.rewards import RewardConfig, RewardPlan
 from rlvla.trainer.custom_modules import CustomConfig, parse_command_line
 from rlvla.trainer.demonstrations import read_demonstrations
-from rlvla.trainer.recorded_episodes import recorded_env
+from rlvla.trainer.recorded_episodes import recorded_env, replay_problem
 from rlvla.utils.arguments import Parser, add_arguments, arg, fail, from_namespace, range_problems
 from rlvla.utils.commands import command, heavy_imports
 from rlvla.utils.errors import ConfigError, MissingExtraError
@@ -69,7 +69,10 @@ def run(config: ScoreConfig, rewards: RewardConfig) -> None:
             problems.append(
                 f"--episodes {' '.join(map(str, missing))}: {config.demos} has {len(demos.actions)} episodes"
             )
-        if plan is not None:
+        unplayable = replay_problem(config.demos, demos)
+        if unplayable:
+            problems.append(f"--demos: {unplayable}")
+        elif plan is not None:
             chosen = {demos.init_states[n][0] for n in config.episodes if n < len(demos.actions)}
             problems += recorded_source_problems(rewards, demos)
             problems += plan.problems([task for task in recorded_env(demos).tasks() if task.task_id in chosen])

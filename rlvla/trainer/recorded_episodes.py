@@ -48,6 +48,19 @@ def recorded_env(demos: Demonstrations) -> EnvConfig:
     return EnvConfig().completed(demos.env_args)
 
 
+def replay_problem(where: str, demos: Demonstrations) -> str | None:
+    """Why these episodes cannot be played again at all; None where they can.
+
+    Demonstrations made elsewhere (LIBERO's files, most LeRobot folders) have actions and pictures only.
+    """
+    if demos.seeds is None or not demos.init_states or UNKNOWN_STATE in demos.init_states:
+        return (
+            f"{where} does not tell from which initial state and seed each episode started, so that none can be played "
+            "again; those of cli/collect_demos.py and --dump_rollouts can"
+        )
+    return None
+
+
 def play_again(where: str, demos: Demonstrations, episodes: Sequence[int]) -> Iterator[PlayedEpisode]:
     """Play recorded episodes again, one action per call, so that every step is rendered.
 
@@ -61,8 +74,10 @@ def play_again(where: str, demos: Demonstrations, episodes: Sequence[int]) -> It
             (another version of the simulator).
     """
     config = recorded_env(demos)
-    if demos.seeds is None or not demos.init_states or UNKNOWN_STATE in demos.init_states:
-        raise ConfigError(f"{where} does not tell from which initial state and seed each episode started")
+    problem = replay_problem(where, demos)
+    if problem:
+        raise ConfigError(problem)
+    assert demos.seeds is not None
     env: Env | None = None
     try:
         for index in episodes:

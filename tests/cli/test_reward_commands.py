@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 from PIL import Image
 
 from cli import draw_reward_machine, score_episodes
+from tests.trainer.libero_files import write_demos
 
 
 @pytest.mark.parametrize(
@@ -59,6 +62,26 @@ def refused(main, capsys: pytest.CaptureFixture, *flags: object) -> str:
         main([str(word) for word in flags])
     assert stop.value.code == 2
     return capsys.readouterr().err
+
+
+@pytest.mark.parametrize("origin", ["libero", "no seeds"])
+def test_episodes_that_cannot_be_played_again(
+    demos_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture, origin: str
+) -> None:
+    """Demonstrations made elsewhere tell neither initial states nor seeds: said beside whatever else is wrong."""
+    path = tmp_path / "libero_object"
+    if origin == "libero":
+        pytest.importorskip("libero", reason="the extra libero is not installed")
+        write_demos(path / "pick_up_the_alphabet_soup_and_place_it_in_the_basket_demo.hdf5")
+    else:
+        path = Path(shutil.copytree(demos_file.parent, path)) / "demos.hdf5"
+        with h5py.File(path, "r+") as file:
+            for demo in file["data"].values():
+                del demo.attrs["seed"]
+    flags = ("--demos", path, "--episodes", 0, 999, "--reward", "success", "rm:x", "--output", tmp_path / "o")
+    err = refused(score_episodes.main, capsys, *flags)
+    assert f"--demos: {path} does not tell from which initial state and seed" in err
+    assert "--episodes 999" in err and "rm:x" in err
 
 
 def test_bad_input_all_at_once(demos_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
