@@ -96,10 +96,11 @@ def _read(folder: Path, info: dict[str, Any], cameras: Sequence[str] | None) -> 
             "folder anew from the dumped rollouts with cli/convert_demos.py"
         )
     keys = [IMAGE_PREFIX + camera for camera in wanted]
-    sizes = {tuple(features[key]["shape"]) for key in keys}
+    sizes = {_picture_size(features[key]) for key in keys}
     if len(sizes) > 1:
-        raise ConfigError(f"{folder}: the cameras {', '.join(wanted)} have pictures of different sizes {sorted(sizes)}")
-    height, width = sorted(sizes)[0][:2]
+        found = ", ".join(f"{height}x{width}" for height, width in sorted(sizes))
+        raise ConfigError(f"{folder}: the cameras {', '.join(wanted)} have pictures of different sizes: {found}")
+    height, width = sizes.pop()
     if height != width:
         raise ConfigError(
             f"{folder} has pictures of {height}x{width} pixels; policies take square ones: crop or resize the data set"
@@ -120,6 +121,15 @@ def _read(folder: Path, info: dict[str, Any], cameras: Sequence[str] | None) -> 
     env_args.pop("action_mask", None)
     demos.statistics = {str(env_args["task_suite_name"]): entry}
     return demos
+
+
+def _picture_size(feature: dict[str, Any]) -> tuple[int, int]:
+    """(height, width) of a camera's feature.
+
+    Its `names` tell which axis is which: some data sets put the channels first. Without names the channels are last.
+    """
+    named = dict(zip(feature.get("names") or (), feature["shape"]))
+    return named.get("height", feature["shape"][0]), named.get("width", feature["shape"][1])
 
 
 def _add_episode(demos: Demonstrations, place: EpisodePlace, features: dict[str, Any], keys: Sequence[str]) -> None:

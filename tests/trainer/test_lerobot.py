@@ -172,6 +172,36 @@ def test_a_data_set_made_elsewhere(tmp_path: Path) -> None:
     assert demos.statistics["kitchen"]["num_trajectories"] == 2
 
 
+@pytest.mark.parametrize(
+    ("shape", "names"),
+    [
+        ([3, 32, 32], ["channels", "height", "width"]),
+        ([3, 32, 32], ["channel", "height", "width"]),
+        ([32, 32, 3], ["h", "w", "c"]),
+        ([32, 32, 3], None),
+    ],
+)
+def test_axes_of_pictures_go_by_their_names(tmp_path: Path, shape: list[int], names: list[str] | None) -> None:
+    folder = relabelled(foreign(tmp_path / "kitchen"), shape, names)
+    demos = read_lerobot(folder)
+    assert demos.env_args["image_size"] == 32 and demos.images[0].shape == (12, 1, 32, 32, 3)
+
+
+def test_channels_first_are_not_taken_for_a_wrong_size(tmp_path: Path) -> None:
+    folder = relabelled(foreign(tmp_path / "wide", size=(32, 40)), [3, 32, 40], ["channels", "height", "width"])
+    with pytest.raises(ConfigError, match="pictures of 32x40 pixels"):
+        read_lerobot(folder)
+
+
+def relabelled(folder: Path, shape: list[int], names: list[str] | None) -> Path:
+    """The same pictures; `info.json` says something else of them."""
+    path = folder / "meta" / "info.json"
+    info = json.loads(path.read_text())
+    info["features"]["observation.images.front"] |= {"shape": shape, "names": names}
+    path.write_text(json.dumps(info))
+    return folder
+
+
 def test_sft_learns_from_it(tmp_path: Path) -> None:
     sft(
         ["--demos", str(foreign(tmp_path / "kitchen")), "--save_path", str(tmp_path / "sft"), "--max_epochs", "1"]
