@@ -12,6 +12,7 @@ from cli.eval_vla import main
 from rlvla.rollout import RolloutEngine
 from rlvla.trainer import eval_run
 from rlvla.trainer.eval_record import PolicyEvaluation
+from rlvla.utils import logging
 
 ARGS = ["--num_envs", "2", "--eval_episodes", "6"]
 
@@ -113,11 +114,12 @@ def test_a_killed_evaluation_continues(
             main([*argv, "--output", str(output)])
         assert not output.exists() and not output.with_suffix(".md").exists()
         capsys.readouterr()
+        patch.setattr(logging, "_LOG_SECONDS", 0)
         main([*argv, "--output", str(output)])  # what is left is 3 of 12
     assert len(played) == 12
     told, bars = capsys.readouterr()
     assert "evaluate greedy: 6 of 6 episodes are those of the interrupted evaluation" in told
-    assert "evaluate sampled: 3 of 6 episodes" in told and "| 3/6 [" in bars and "| 0/" not in bars
+    assert "evaluate sampled: 3 of 6 episodes" in told and " 3/6 [" in bars and " 0/6 [" not in bars
     assert json.loads(output.read_text())["results"] == json.loads((tmp_path / "whole.json").read_text())["results"]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["parts.json", "parts.md", "whole.json", "whole.md"]
 

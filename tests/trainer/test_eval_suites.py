@@ -113,8 +113,8 @@ def test_mistakes_are_told_before_anything_starts(
     assert "--task_suite_name names toy_reach twice" in refused(capsys, *argv, "toy_reach", "toy_reach")
     err = refused(capsys, *argv, "toy_reach", "mirrored_reach", "--task_ids", 1)
     assert "toy_reach has no task 1" in err and err.count("  - ") == 1, "the other suite has it"
-    err = refused(capsys, *argv, "toy_reach", "mirrored_reach", "--unnorm_key", "none")
-    assert "no action statistics for 'none'" in err and err.count("  - ") == 1, "what all suites share is told once"
+    err = refused(capsys, *argv, "toy_reach", "mirrored_reach", "--unnorm_key", "other")
+    assert "no action statistics for 'other'" in err and err.count("  - ") == 1, "what all suites share is told once"
     err = refused(capsys, *argv, "toy_reach", "mirrored_reach", "--max_steps", 0, "--control_freq", 3)
     assert "--max_steps 0" in err and "toy_reach has no option control_freq" in err
 
