@@ -86,7 +86,7 @@ class Updater:
             The norm of the gradient; if it is not finite, the step was left out.
 
         Raises:
-            RatioError: at the first step of an iteration, if the probability ratio is not 1.
+            RatioError: on every rank, at the first step of an iteration, if the probability ratio is not 1 on any.
         """
         actor, check_ratio = engine.module, first_of_iteration
         width = tokens_per_column(self._algorithm.log_prob_level, step.action_mask.shape[1], self._action_dim)
@@ -195,9 +195,12 @@ class Updater:
         metrics.mean({name: loss.detach() * count}, 1.0 / count)
 
     def _check_ratio(self, new: Tensor, old: Tensor, mask: Tensor, dtype: torch.dtype) -> None:
-        deviation = float((new.detach() - old)[mask].exp().sub(1).abs().max()) if bool(mask.any()) else 0.0
+        own = float((new.detach() - old)[mask].exp().sub(1).abs().max()) if bool(mask.any()) else 0.0
+        # All ranks judge the largest: one that stopped alone would leave the others waiting. A maximum may lose NaN.
+        own = math.inf if math.isnan(own) else own
+        deviation = self._strategy.all_reduce({"deviation": own}, "max")["deviation"]
         tolerance = RATIO_TOLERANCE.get(dtype, 1e-3)
-        if not deviation <= tolerance:
+        if deviation > tolerance:
             raise RatioError(
                 "at the first update of an iteration the probability ratio must be 1, but it is off by "
                 f"{deviation:.2g} (tolerance {tolerance:g} for {dtype}). The forward pass of the update differs from "

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
+import os
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from rlvla.trainer.config import AlgorithmConfig, BatchConfig
 from rlvla.trainer.metrics import Metrics
 from rlvla.trainer.updates import RatioError, Updater
 from rlvla.utils.strategy import DeepspeedStrategy, OptimConfig, StrategyConfig
+from tests.algorithms.two_ranks import run
 
 A, D, T = 4, 2, 8
 OPTIM = OptimConfig(0.1, (0.9, 0.999), 0.0, "constant", 0.0, 10)
@@ -116,6 +119,31 @@ def test_a_ratio_that_is_not_one_stops_the_run(strategy, actor) -> None:
     shifted = rows.with_fields(old_log_probs=rows.old_log_probs + 0.01)
     with pytest.raises(RatioError, match="must be 1"):
         step(strategy, actor, shifted, micro=7)
+
+
+def ratios_on_a_rank(rank: int, policy: str) -> list[str]:
+    """What each rank is told where the old log-probs of rank 1 alone, of rank 0 alone, and of none are wrong."""
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+    strategy, actor = DeepspeedStrategy(StrategyConfig()), Actor.from_pretrained(policy)
+    told = []
+    for wrong_rank, shift in ((1, -0.01), (0, math.nan), (None, 0.0)):
+        rows = batch(actor)
+        if rank == wrong_rank:
+            rows = rows.with_fields(old_log_probs=rows.old_log_probs + shift)
+        try:
+            step(strategy, actor, rows, micro=4)
+            told.append("")
+        except RatioError as error:
+            told.append(str(error))
+    return told
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_a_ratio_that_is_not_one_on_one_rank_stops_all_of_them(policy_folder: Path) -> None:
+    first, second = run(ratios_on_a_rank, str(policy_folder))
+    assert first == second, "nobody waits for a rank that has left the others"
+    assert "off by 0.01 (" in first[0] and "off by inf (" in first[1] and first[2] == ""
 
 
 def test_value_step_moves_values_towards_returns(strategy, actor, policy_folder: Path) -> None:
