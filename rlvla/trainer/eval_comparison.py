@@ -1,4 +1,4 @@
-"""Two policies on the same initial states: paired differences, exact McNemar test, paired bootstrap."""
+"""Two policies on the same initial states: paired differences with score intervals, exact McNemar test."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlvla.utils.statistics import (
     mean_interval,
     newcombe_interval,
     paired_bootstrap,
-    stratified_bootstrap,
+    tango_interval,
 )
 
 MEASURES = ("success_at_end", "success_once")
@@ -28,10 +28,12 @@ class Difference:
         measure: "success_at_end" or "success_once".
         n: pairs of episodes (unpaired: episodes of the smaller side).
         difference: rate of the policy minus rate of the baseline.
-        low, high: 95 % interval: paired bootstrap, or Newcombe's for independent samples where there are no pairs.
+        low, high: 95 % score interval: Tango's for pairs, Newcombe's for independent samples where there are none; for
+            a mean of suites joined from theirs.
         gained: pairs in which only the policy succeeded; None where unpaired.
         lost: pairs in which only the baseline succeeded; None where unpaired.
         p_value: two-sided exact McNemar test; None where unpaired.
+        bootstrap: 95 % interval of the paired bootstrap; None where unpaired, and where too few pairs differ.
     """
 
     task: str
@@ -43,6 +45,7 @@ class Difference:
     gained: int | None = None
     lost: int | None = None
     p_value: float | None = None
+    bootstrap: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -97,7 +100,7 @@ class Comparison:
     def note(self) -> str:
         """How the intervals were obtained, and in what the protocols differ."""
         if self.paired:
-            return "paired on the same initial states: 95 % paired bootstrap, exact McNemar test"
+            return "paired on the same initial states: 95 % score interval (Tango), exact McNemar test"
         differing = "; ".join(self.protocol_differences)
         return f"THE PROTOCOLS DIFFER, so this is no paired comparison (Newcombe interval, no test): {differing}"
 
@@ -128,6 +131,8 @@ def compare(
     """
     names = {task.task_id: task.name for task in result.tasks}
     pairs = _pairs(result, base_result)
+    if not pairs and not protocol_differences:
+        protocol_differences = ["no initial state from which both could be played"]
     scopes: list[tuple[str, int | None]] = [(name, i) for i, name in names.items()] if len(names) > 1 else []
     scopes += [("all", None)]
     found: list[Difference | None] = []
@@ -156,7 +161,7 @@ class SuitesComparison(Comparison):
 
     def note(self) -> str:
         """How the intervals were obtained, and in what the protocols differ."""
-        return super().note() + "; in the mean every suite has the same weight"
+        return super().note() + "; in the mean every suite has the same weight, and the intervals are joined (MOVER)"
 
 
 MEAN_OF_SUITES = "mean of suites"
@@ -167,8 +172,8 @@ def compare_over_suites(
 ) -> SuitesComparison:
     """Join the comparisons of one mode in each of several suites.
 
-    The mean's interval is a bootstrap of pairs within their suites; its test is McNemar's on the pairs of all suites.
-    Where a suite has no pairs, there is no test, and the interval is joined from those of the suites.
+    The mean's interval is joined from those of the suites; its test is McNemar's on the pairs of all suites. Where a
+    suite has no pairs, there is no test.
 
     Args:
         comparisons: by suite.
@@ -183,9 +188,9 @@ def compare_over_suites(
         total = Difference(MEAN_OF_SUITES, measure, sum(d.n for d in rows), mean, low, high)
         if not differing:
             strata = [[_sign(measure, *pair) for pair in _pairs(*results[suite])] for suite in comparisons]
-            low, high = stratified_bootstrap(strata)
             gained, lost = sum(s.count(1) for s in strata), sum(s.count(-1) for s in strata)
-            total = replace(total, low=low, high=high, gained=gained, lost=lost, p_value=mcnemar_exact(gained, lost))
+            p_value, bootstrap = mcnemar_exact(gained, lost), paired_bootstrap(strata)
+            total = replace(total, gained=gained, lost=lost, p_value=p_value, bootstrap=bootstrap)
         found += [*rows, total]
     return SuitesComparison(first.policy, first.baseline, first.mode, tuple(differing), tuple(found), ())
 
@@ -201,12 +206,14 @@ def _sign(measure: str, own: EpisodeOutcome, base: EpisodeOutcome) -> int:
     return int(getattr(own, measure)) - int(getattr(base, measure))
 
 
-def _paired(task: str, measure: str, pairs: Sequence[tuple[EpisodeOutcome, EpisodeOutcome]]) -> Difference:
+def _paired(task: str, measure: str, pairs: Sequence[tuple[EpisodeOutcome, EpisodeOutcome]]) -> Difference | None:
+    if not pairs:
+        return None  # of this task each side lacks what the other has
     signs = [_sign(measure, own, base) for own, base in pairs]
     gained, lost = signs.count(1), signs.count(-1)
-    low, high = paired_bootstrap(signs)
-    p_value = mcnemar_exact(gained, lost)
-    return Difference(task, measure, len(pairs), sum(signs) / len(pairs), low, high, gained, lost, p_value)
+    low, high = tango_interval(gained, lost, len(signs))
+    p_value, bootstrap = mcnemar_exact(gained, lost), paired_bootstrap([signs])
+    return Difference(task, measure, len(pairs), sum(signs) / len(pairs), low, high, gained, lost, p_value, bootstrap)
 
 
 def _unpaired(

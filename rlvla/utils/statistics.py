@@ -7,8 +7,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+Z_95 = 1.959963984540054  # quantile of the standard normal distribution for two-sided 95 %
 
-def wilson_interval(successes: int, n: int, z: float = 1.959963984540054) -> tuple[float, float]:
+
+def wilson_interval(successes: int, n: int, z: float = Z_95) -> tuple[float, float]:
     """Wilson score interval of a proportion (Wilson 1927); `z` is the normal quantile, default 95 %.
 
     Raises:
@@ -43,44 +45,79 @@ def mcnemar_exact(only_first: int, only_second: int) -> float:
     return float(binomtest(only_first, discordant, 0.5).pvalue)
 
 
-def paired_bootstrap(
-    differences: Sequence[float] | np.ndarray, *, resamples: int = 10_000, seed: int = 0, level: float = 0.95
-) -> tuple[float, float]:
-    """Percentile bootstrap interval of the mean of paired differences (Efron and Tibshirani 1993).
+def tango_interval(only_first: int, only_second: int, n: int, z: float = Z_95) -> tuple[float, float]:
+    """Score interval of the difference of two paired proportions (Tango 1998, Statistics in Medicine 17:891-908).
+
+    The differences that the score test does not reject; for a difference of 0 that test is McNemar's. It stays inside
+    [-1, 1] and does not vanish where no pair is discordant, or all are. Fagerland, Lydersen and Laake 2014 (Statistics
+    in Medicine 33:2850-2875) compare it with others and work out examples.
 
     Args:
-        differences: [n], one per pair.
-        resamples: how often n pairs are drawn with replacement.
-        seed: of the drawing; equal input gives an equal interval.
-        level: of confidence.
+        only_first: pairs in which only the first succeeded.
+        only_second: pairs in which only the second did.
+        n: all pairs.
+        z: the normal quantile, default 95 %.
 
     Raises:
-        ValueError: there are no pairs.
+        ValueError: there are no pairs, or the counts do not fit.
     """
-    return stratified_bootstrap([differences], resamples=resamples, seed=seed, level=level)
+    if n < 1 or min(only_first, only_second) < 0 or only_first + only_second > n:
+        raise ValueError(f"need n >= 1 pairs, {only_first} and {only_second} of them discordant, got n = {n}")
+
+    def accepted(difference: float) -> bool:
+        """Whether the score test keeps it; q is the likeliest share of `only_second` under this difference."""
+        b = (2 * n - only_first + only_second) * difference - only_first - only_second
+        c = -only_second * difference * (1 - difference)
+        q = (math.sqrt(max(0.0, b * b - 8 * n * c)) - b) / (4 * n)
+        variance = n * max(0.0, 2 * q + difference * (1 - difference))
+        return abs(only_first - only_second - n * difference) <= z * math.sqrt(variance)
+
+    estimate = (only_first - only_second) / n
+
+    def end(outside: float) -> float:
+        inside = estimate
+        for _ in range(60):  # halvings, more than doubles resolve
+            middle = (inside + outside) / 2
+            inside, outside = (middle, outside) if accepted(middle) else (inside, middle)
+        return inside
+
+    return end(-1.0), end(1.0)
 
 
-def stratified_bootstrap(
-    strata: Sequence[Sequence[float] | np.ndarray], *, resamples: int = 10_000, seed: int = 0, level: float = 0.95
-) -> tuple[float, float]:
-    """The same for the mean over strata of each stratum's mean; pairs are drawn within their stratum.
+# With fewer pairs that differ from the others the values of a resampled mean are too few for their quantiles to mean
+# anything; without any the bootstrap claims to be certain.
+BOOTSTRAP_MIN_PAIRS = 10
+
+
+def paired_bootstrap(
+    strata: Sequence[Sequence[int]], *, resamples: int = 10_000, seed: int = 0, level: float = 0.95
+) -> tuple[float, float] | None:
+    """Percentile bootstrap interval of a paired difference of proportions (Efron and Tibshirani 1993).
+
+    Pairs are drawn with replacement within their stratum, and every stratum has the same weight. The interval is too
+    narrow where few pairs are discordant, which `tango_interval` is not.
 
     Args:
-        strata: paired differences of each stratum, [n_i]; every stratum has the same weight.
-        resamples: how often the pairs of every stratum are drawn with replacement.
+        strata: for each stratum its pairs: 1 where only the first succeeded, -1 where only the second did, else 0.
+        resamples: how often the pairs of every stratum are drawn.
         seed: of the drawing; equal input gives an equal interval.
         level: of confidence.
+
+    Returns:
+        (low, high); None where fewer than `BOOTSTRAP_MIN_PAIRS` pairs differ from the most frequent outcome of their
+        stratum.
 
     Raises:
         ValueError: there is no stratum, or one without pairs.
     """
-    values = [np.asarray(stratum, dtype=np.float64) for stratum in strata]
-    if not values or not all(stratum.size for stratum in values):
+    if not strata or not all(len(stratum) for stratum in strata):
         raise ValueError("a paired bootstrap needs at least one pair in each stratum")
+    counts = [np.array([stratum.count(sign) for sign in (1, -1, 0)]) for stratum in strata]
+    if sum(count.sum() - count.max() for count in counts) < BOOTSTRAP_MIN_PAIRS:
+        return None
     rng = np.random.default_rng(seed)
-    means = np.array(
-        [sum(v[rng.integers(v.size, size=v.size)].mean() for v in values) / len(values) for _ in range(resamples)]
-    )
+    drawn = [rng.multinomial(count.sum(), count / count.sum(), size=resamples) / count.sum() for count in counts]
+    means = np.mean([rates[:, 0] - rates[:, 1] for rates in drawn], axis=0)
     tail = (1 - level) / 2
     low, high = np.quantile(means, [tail, 1 - tail])
     return float(low), float(high)
@@ -90,7 +127,7 @@ def mean_interval(estimates: Sequence[tuple[float, float, float]]) -> tuple[floa
     """Mean of independent estimates with an interval, from theirs (MOVER: Zou and Donner 2008).
 
     Distances to the ends of the intervals are added as squares, on each side for itself; so did Newcombe for the
-    difference of two proportions. Ends of Wilson intervals give an interval that does not vanish at rates of 0 and 1.
+    difference of two proportions. Ends of score intervals give an interval that does not vanish at rates of 0 and 1.
 
     Args:
         estimates: (estimate, low, high) of each, all of the same level.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 from scipy.stats import binom
@@ -14,6 +15,7 @@ from rlvla.trainer.eval_record import describe_protocol
 from rlvla.trainer.evaluation import EpisodeOutcome, EvalResult, summarise
 
 TOY = list_tasks("toy_reach")[0]
+TWO = [TOY, replace(TOY, task_id=1, name="reach again")]
 
 
 def result(successes: list[bool], states: list[int] | None = None) -> EvalResult:
@@ -36,10 +38,41 @@ def test_pairs_are_formed_by_initial_state() -> None:
     assert comparison.lost_states == ((0, 9),)
     text = comparison.as_table()
     assert "new minus old (greedy" in text and "+60.0 [" in text and "exact McNemar" in text
+    assert "score interval (Tango)" in text and "bootstrap" not in text
+
+
+def test_no_paired_difference_is_shown_as_certain() -> None:
+    """Nothing discordant, and everything gained: a bootstrap would be a single point."""
+    equal = compare("a", result([True, False] * 5), "b", result([True, False] * 5)).overall()
+    assert (equal.low, equal.high) == pytest.approx((-0.2775, 0.2775), abs=1e-4)
+    gained = compare("a", result([True] * 10), "b", result([False] * 10)).overall()
+    assert (gained.low, gained.high) == pytest.approx((0.4449, 1.0), abs=1e-4)
+    assert equal.bootstrap is gained.bootstrap is None
+
+
+def test_the_bootstrap_stands_beside_the_interval_where_it_means_something() -> None:
+    own, base = [True] * 30 + [False] * 20, [False] * 20 + [True] * 20 + [False] * 10
+    found = compare("a", result(own), "b", result(base))
+    overall = found.overall()
+    assert overall.bootstrap == pytest.approx((overall.low, overall.high), abs=0.04)
+    assert found.as_dict()["differences"][0]["bootstrap"] == overall.bootstrap
 
 
 def test_an_episode_that_one_side_lacks_is_no_pair() -> None:
     assert compare("a", result([True] * 5), "b", result([True, False, True])).overall().n == 3
+
+
+def test_episodes_that_only_one_side_could_play_make_no_pair() -> None:
+    comparison = compare("a", result([True], [0]), "b", result([True], [1]))
+    assert not comparison.paired and comparison.overall().p_value is None
+    assert "no initial state from which both could be played" in comparison.note()
+    # Of the second task each side has what the other lacks: it gets no row.
+    own, base = (
+        summarise([EpisodeOutcome(0, 0, True, True, 5), EpisodeOutcome(1, state, True, True, 5)], TWO, "heldout", True)
+        for state in (0, 1)
+    )
+    comparison = compare("a", own, "b", base)
+    assert comparison.paired and [(d.task, d.n) for d in comparison.differences[:2]] == [(TOY.name, 1), ("all", 1)]
 
 
 def test_different_protocols_are_never_paired_and_say_so() -> None:

@@ -17,7 +17,7 @@ from rlvla.trainer import eval_run
 from rlvla.trainer.eval_record import PolicyEvaluation, describe_protocol
 from rlvla.trainer.eval_suites import Findings, SuiteEvaluation
 from rlvla.trainer.evaluation import EpisodeOutcome, summarise
-from rlvla.utils.statistics import mcnemar_exact, wilson_interval
+from rlvla.utils.statistics import mcnemar_exact, tango_interval, wilson_interval
 
 MODULE = str(Path(__file__).parent / "mirrored_reach.py")
 ARGS = ["--num_envs", "1", "--eval_episodes", "4", "--custom_module", MODULE]
@@ -172,9 +172,12 @@ def test_suites_have_the_same_weight() -> None:
     mean = findings.comparisons[0].overall()
     assert mean.difference == pytest.approx((1.0 - 0.25) / 2)
     assert (mean.n, mean.gained, mean.lost, mean.p_value) == (44, 4, 10, mcnemar_exact(4, 10))
-    # Half of the spread of the second suite, 40 pairs of which 10 are lost; the first has none.
+    # Half of the spread of the second suite, 40 pairs of which 10 are lost; the first has none, and four pairs only.
     half = 1.96 * math.sqrt(0.25 * 0.75 / 40) / 2
-    assert (mean.low, mean.high) == pytest.approx((0.375 - half, 0.375 + half), abs=0.01)
+    assert mean.bootstrap == pytest.approx((0.375 - half, 0.375 + half), abs=0.01)
+    (low_1, high_1), (low_2, high_2) = tango_interval(4, 0, 4), tango_interval(0, 10, 40)
+    assert mean.low == pytest.approx(0.375 - math.hypot(1 - low_1, -0.25 - low_2) / 2) and high_1 == 1.0
+    assert mean.high == pytest.approx(0.375 + (high_2 + 0.25) / 2)
 
 
 def test_a_suite_without_pairs_leaves_no_test_over_all() -> None:
