@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch import nn
 
 from rlvla.utils.durable_files import checked_file
-from rlvla.utils.errors import require
+from rlvla.utils.errors import RunEnded, require
 from rlvla.utils.strategy_config import SCHEDULERS, StrategyConfig
 
 
@@ -45,6 +45,16 @@ class OptimConfig:
 def bucket_elements(trainable: int) -> int:
     """Size of the buffer through which ZeRO reduces gradients: DeepSpeed's own, or less for a model below that."""
     return max(1, min(500_000_000, trainable))
+
+
+def _no_meeting(error: Exception) -> str:
+    place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+    if "address already in use" in str(error):
+        return (
+            f"port {place} is taken, perhaps by another run on this machine; give the launcher another one: "
+            "deepspeed --master_port 29600 ..."
+        )
+    return f"the ranks do not meet at {place} ({error}); --master_addr and --master_port of the launcher say where"
 
 
 def has_accelerator() -> bool:
@@ -84,7 +94,10 @@ class DeepspeedStrategy:
             if "RANK" not in os.environ:
                 # A store of its own and not the launcher's variables: these would reach every process started later.
                 dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
-            deepspeed.init_distributed(dist_backend=backend, verbose=False)
+            try:
+                deepspeed.init_distributed(dist_backend=backend, verbose=False)
+            except dist.DistNetworkError as error:
+                raise RunEnded(_no_meeting(error)) from error
             atexit.register(_leave_process_group)
         self._deepspeed = deepspeed
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()

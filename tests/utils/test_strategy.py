@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 
@@ -36,3 +37,22 @@ def test_a_launcher_that_is_there_is_obeyed() -> None:
     done = subprocess.run([sys.executable, "-c", code], env=os.environ | variables, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split()[-3:] == ["1", "0", "0"]
+
+
+def test_a_port_that_is_taken_is_told_in_a_sentence() -> None:
+    code = """
+from rlvla.utils.commands import command
+from rlvla.utils.strategy import DeepspeedStrategy, StrategyConfig
+
+@command()
+def main(argv=None):
+    DeepspeedStrategy(StrategyConfig())
+
+main()
+"""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        launched = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        done = subprocess.run([sys.executable, "-c", code], env=os.environ | launched, capture_output=True, text=True)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert f"port 127.0.0.1:{port} is taken" in done.stderr and "--master_port" in done.stderr
