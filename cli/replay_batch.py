@@ -28,7 +28,9 @@ class ReplayConfig:
 
     batch: str = arg("runs/ppo/bad_batches/batch.pt", "file below bad_batches/ of a run folder", metavar="FILE")
     pretrain: str = arg(
-        "runs/ppo/policy", "checkpoint folder of the policy (or critic) that the batch is given to", metavar="DIR"
+        "runs/ppo/policy",
+        "checkpoint folder of the policy (or critic, or reward model) that the batch is given to",
+        metavar="DIR",
     )
     unnorm_key: str | None = arg(None, "entry of the dataset statistics (default: the only one)", metavar="KEY")
 

@@ -22,6 +22,7 @@ __all__ = [
     "RunConfig",
     "ScheduleConfig",
     "dry_run_flag",
+    "max_bad_steps_flag",
 ]
 
 RANK_BALANCES = ("none", "tokens", "rows")
@@ -31,6 +32,13 @@ def dry_run_flag() -> Any:
     """The field `dry_run` of every command that trains a policy."""
     return arg(
         False, "check the configuration, print the step arithmetic and the memory per rank, and stop: starts nothing"
+    )
+
+
+def max_bad_steps_flag() -> Any:
+    """The field `max_bad_steps` of every command that trains a model."""
+    return arg(
+        3, "end the run after so many optimizer steps in a row with NaN or infinity (each is left out)", minimum=1
     )
 
 
@@ -177,6 +185,4 @@ class GuardConfig:
         "succeeds); 0: never",
         minimum=0,
     )
-    max_bad_steps: int = arg(
-        3, "end the run after so many optimizer steps in a row with NaN or infinity (each is left out)", minimum=1
-    )
+    max_bad_steps: int = max_bad_steps_flag()

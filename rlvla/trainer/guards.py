@@ -135,21 +135,22 @@ class BadSteps:
         folder: receives the batches.
         limit: so many in a row end the run.
         strategy: the rank.
+        unit: what `number` of `look` counts; the files are named by it.
     """
 
-    def __init__(self, folder: Path, limit: int, strategy: DeepspeedStrategy):
-        self._folder, self._limit, self._strategy = folder, limit, strategy
+    def __init__(self, folder: Path, limit: int, strategy: DeepspeedStrategy, unit: str = "iteration"):
+        self._folder, self._limit, self._strategy, self._unit = folder, limit, strategy, unit
         self.in_a_row: dict[str, int] = {}
         self.total = 0
 
-    def look(self, model: str, norm: float, step: Experience, iteration: int, settings: Mapping[str, Any]) -> bool:
+    def look(self, model: str, norm: float, step: Experience, number: int, settings: Mapping[str, Any]) -> bool:
         """Whether a step was taken; the batch of one that was not is written to the folder.
 
         Args:
-            model: "actor" or "critic".
+            model: "actor", "critic" or "reward_model".
             norm: its gradient norm, equal on all ranks.
             step: the rows of this rank.
-            iteration: of the run.
+            number: of the iteration, or of what `unit` says.
             settings: whatever a replay needs to know (temperature, ...).
 
         Raises:
@@ -161,16 +162,16 @@ class BadSteps:
         self.total += 1
         self.in_a_row[model] = count = self.in_a_row.get(model, 0) + 1
         self._folder.mkdir(parents=True, exist_ok=True)
-        path = self._new_file(f"iteration_{iteration:06d}_{model}", f"rank{self._strategy.rank}.pt")
+        path = self._new_file(f"{self._unit}_{number:06d}_{model}", f"rank{self._strategy.rank}.pt")
         content = {f.name: getattr(step, f.name) for f in fields(step)}
         with checked_file(path, {}) as file:
             torch.save({"experience": content, "model": model, "settings": dict(settings)}, file)
         if count >= self._limit:
             raise TrainingHalted(
-                f"{count} optimizer steps of the {model} in a row had NaN or infinity in their loss or gradient and "
-                f"were left out. The batches are in {self._folder}; see which rows do it with: python "
+                f"{count} optimizer steps of the {model.replace('_', ' ')} in a row had NaN or infinity in their loss "
+                f"or gradient and were left out. The batches are in {self._folder}; see which rows do it with: python "
                 f"cli/replay_batch.py --batch {path} --pretrain DIR. Mostly the learning rate is too high (halve it), "
-                "a reward or return is not finite, or bf16 overflows (try without)"
+                "the batch itself is not finite (a reward, a return, proprio), or bf16 overflows (try without)"
             )
         return False
 

@@ -21,7 +21,11 @@ SFT_LAYOUT: Layout = {
 }
 
 REWARD_MODEL_LAYOUT: Layout = {
-    "reward model": {"loss": ["reward_model/loss"], "learning rate": ["reward_model/lr"]},
+    "reward model": {
+        "loss": ["reward_model/loss"],
+        "gradient norm": ["reward_model/grad_norm"],
+        "learning rate": ["reward_model/lr"],
+    }
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rlvla.trainer.config import max_bad_steps_flag
 from rlvla.utils.arguments import arg
 from rlvla.utils.strategy_config import SCHEDULERS
 
@@ -39,6 +40,7 @@ class RewardModelConfig:
     progress_coef: float = arg(1.0, "weight of the regression of progress beside the cross-entropy", minimum=0)
     failure_progress_cap: float = arg(0.5, "progress that frames of failures may have at most", minimum=0, maximum=1)
     heldout_share: float = arg(0.2, "share of the episodes that is kept for the metrics", above=0, below=1)
+    max_bad_steps: int = max_bad_steps_flag()
     logging_steps: int = arg(20, "log metrics every so many optimizer steps", minimum=1)
     use_tensorboard: bool = arg(True, "write TensorBoard event files below --save_path")
     use_wandb: bool = arg(False, "send the same scalars to Weights & Biases (extra rlvla[wandb])")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,8 @@ from torch.nn import functional
 from rlvla.experience import Experience
 from rlvla.models.value_models import RewardModel
 from rlvla.trainer.demonstrations import UNKNOWN_STATE, Demonstrations
+from rlvla.trainer.guards import BadSteps
+from rlvla.trainer.metrics import Metrics
 from rlvla.trainer.metrics_layout import REWARD_MODEL_LAYOUT
 from rlvla.trainer.policy_export import PolicyRecord, export_policy
 from rlvla.trainer.reward_model_config import RewardModelConfig
@@ -138,6 +141,7 @@ class RewardModelTrainer:
             config.learning_rate, (0.9, 0.95), config.l2, config.lr_scheduler, config.lr_warmup_ratio, self._total
         )
         self._engine = strategy.prepare(model, optim)
+        self._bad = BadSteps(save_path / "bad_batches", config.max_bad_steps, strategy, "step")
         self.logger = MetricsLogger(
             save_path if strategy.is_main else None,
             use_tensorboard=config.use_tensorboard,
@@ -146,19 +150,23 @@ class RewardModelTrainer:
         )
 
     def fit(self) -> dict[str, float]:
-        """Train, export, and return the metrics on the held-out episodes."""
-        step, size = 0, self._batch
+        """Train, export, and return the metrics on the held-out episodes.
+
+        Raises:
+            TrainingHalted: too many steps in a row had NaN or infinity; nothing is exported.
+        """
+        step, size, means = 0, self._batch, Metrics()
         with progress_bar(self._total, "reward model", enabled=self._strategy.is_main, unit="step") as bar:
             for epoch in range(self._config.max_epochs):
                 order = derive_rng(self._strategy.seed, "reward model", epoch).permutation(len(self._rows.inputs))
                 for start in range(0, len(order) - size + 1, size):
                     step += 1
-                    loss = self._step(torch.from_numpy(order[start : start + size]))
+                    self._step(step, torch.from_numpy(order[start : start + size]), means)
                     if step % self._config.logging_steps == 0 or step == self._total:
-                        self.logger.log(
-                            {"reward_model/loss": loss, "reward_model/lr": self._engine.learning_rate}, step
-                        )
-                        bar.set_postfix_str(f"loss {loss:.3f}", refresh=False)
+                        values = means.reduce(self._strategy)
+                        self.logger.log(values | {"reward_model/lr": self._engine.learning_rate}, step)
+                        bar.set_postfix_str(f"loss {values['reward_model/loss']:.3f}", refresh=False)
+                        means = Metrics()
                     bar.update(1)
         metrics = self.evaluate()
         self.logger.log(metrics, step)
@@ -166,16 +174,22 @@ class RewardModelTrainer:
         export_policy(self._engine, self._save_path / "reward_model", self._strategy, self._record)
         return metrics
 
-    def _step(self, rows: torch.Tensor) -> float:
+    def _step(self, step: int, rows: torch.Tensor, means: Metrics) -> None:
+        """Train on these rows of all ranks."""
         self._engine.train()
         rows = rows[self._strategy.rank :: self._strategy.world_size]
         model: RewardModel = self._engine.module
         device, data = self._strategy.device, self._rows
-        logits = self._engine(**model.score(data.inputs.index(rows).to(device)))
-        labels = [column[rows].to(device) for column in (data.success, data.progress, data.failed)]
-        loss = reward_model_loss(logits, *labels, self._config, self._balance)
-        self._engine.backward(loss, last=True)
-        return self._strategy.all_reduce({"loss": float(loss.detach())})["loss"]
+        inputs = data.inputs.index(rows)
+        labels = {"success": data.success[rows], "progress": data.progress[rows], "failed": data.failed[rows]}
+        logits = self._engine(**model.score(inputs.to(device)))
+        on_device = {name: label.to(device) for name, label in labels.items()}
+        loss = reward_model_loss(logits, **on_device, config=self._config, balance=self._balance)
+        norm = self._engine.backward(loss, last=True)
+        means.mean({"reward_model/loss": loss}, 1.0)
+        means.mean({"reward_model/grad_norm": norm}, float(math.isfinite(norm)))
+        if not self._bad.look("reward_model", norm, inputs, step, labels):
+            means.total({"reward_model/skipped_steps": 1.0 / self._strategy.world_size})
 
     def evaluate(self) -> dict[str, float]:
         """On the held-out episodes: AUROC and calibration of the last frame, Spearman of progress with time."""

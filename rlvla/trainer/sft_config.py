@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from rlvla.models.vla.choices import MODEL_VARIANTS
 from rlvla.models.vla.platforms import PLATFORMS
-from rlvla.trainer.config import dry_run_flag
+from rlvla.trainer.config import dry_run_flag, max_bad_steps_flag
 from rlvla.trainer.policy_config import PLATFORM_HELP, VARIANT_HELP
 from rlvla.utils.arguments import arg
 from rlvla.utils.strategy_config import SCHEDULERS
@@ -63,6 +63,7 @@ class SFTConfig:
     label_smoothing: float = arg(
         0.0, "share of each label spread evenly over all action tokens", minimum=0, maximum=0.9
     )
+    max_bad_steps: int = max_bad_steps_flag()
     logging_steps: int = arg(20, "log metrics every so many optimizer steps", minimum=1)
     use_tensorboard: bool = arg(True, "write TensorBoard event files below --save_path")
     use_wandb: bool = arg(False, "send the same scalars to Weights & Biases (extra rlvla[wandb])")

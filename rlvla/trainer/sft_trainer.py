@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from rlvla.algorithms.losses import aggregate_loss
 from rlvla.experience import Experience
 from rlvla.models.actor import Actor
 from rlvla.trainer.demonstrations import Demonstrations
+from rlvla.trainer.guards import BadSteps
 from rlvla.trainer.metrics import Metrics
 from rlvla.trainer.metrics_layout import SFT_LAYOUT
 from rlvla.trainer.policy_export import PolicyRecord, export_policy
@@ -105,6 +107,7 @@ class SFTTrainer:
             ),
         )
         self._throughput = Throughput(strategy, actor.inputs)
+        self._bad = BadSteps(save_path / "bad_batches", config.max_bad_steps, strategy, "step")
         self.logger = MetricsLogger(
             save_path if strategy.is_main else None,
             use_tensorboard=config.use_tensorboard,
@@ -113,14 +116,18 @@ class SFTTrainer:
         )
 
     def fit(self) -> dict[str, float]:
-        """Run all optimiser steps, export the policy, return the metrics of the last steps."""
+        """Run all optimiser steps, export the policy, return the metrics of the last steps.
+
+        Raises:
+            TrainingHalted: too many steps in a row had NaN or infinity; nothing is exported.
+        """
         self._engine.train()
         means, watch, last = Metrics(), Stopwatch(), {}
         with progress_bar(self._total, "SFT", enabled=self._strategy.is_main, unit="step") as bar:
             for step, batch in enumerate(self._rows.batches(self._config, self._strategy), start=1):
                 self._throughput.count_step([self._engine], batch, means)
                 with watch.phase("update"):
-                    self._train_step(batch, means)
+                    self._train_step(step, batch, means)
                 if step % self._config.logging_steps == 0 or step == self._total:
                     self._throughput.measure_update(watch.seconds["update"], means)
                     self._throughput.measure_memory(means)
@@ -133,7 +140,7 @@ class SFTTrainer:
         export_policy(self._engine, self._save_path / "policy", self._strategy, self._record)
         return last
 
-    def _train_step(self, batch: Experience, means: Metrics) -> None:
+    def _train_step(self, step: int, batch: Experience, means: Metrics) -> None:
         strategy, config = self._strategy, self._config
         actor: Actor = self._engine.module
         tokens = strategy.all_reduce({"n": float(batch.action_mask.sum())}, "sum")["n"]
@@ -149,4 +156,6 @@ class SFTTrainer:
             right = (output.argmax(-1) == micro.action_tokens)[mask].float()
             values = {"sft/loss": -chosen[mask].mean(), "sft/accuracy": right.mean()}
             means.mean(values, float(mask.sum()))
-        means.mean({"sft/grad_norm": norm}, 1.0)
+        means.mean({"sft/grad_norm": norm}, float(math.isfinite(norm)))
+        if not self._bad.look("actor", norm, batch, step, {"temperature": 1.0}):
+            means.total({"sft/skipped_steps": 1.0 / strategy.world_size})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import shutil
 from dataclasses import replace
@@ -20,13 +21,16 @@ from cli import collect_demos, train_rm_vla
 from rlvla.experience import Sample
 from rlvla.models.value_models import RewardModel
 from rlvla.rewards import RewardConfig, RewardPlan
+from rlvla.trainer import reward_model_trainer
 from rlvla.trainer.config import AlgorithmConfig, OptimizationConfig
 from rlvla.trainer.demonstrations import UNKNOWN_STATE, read_demonstrations
+from rlvla.trainer.replay_batch import run_replay
 from rlvla.trainer.reward_model_config import RewardModelConfig
 from rlvla.trainer.reward_model_source import RewardModelSource, _changes
 from rlvla.trainer.reward_model_trainer import FrameRows, reward_model_loss, split_episodes
 from rlvla.trainer.reward_setup import tie_to_learner, waits_on_host
 from rlvla.utils.errors import ConfigError
+from rlvla.utils.logging import read_metrics
 from rlvla.utils.statistics import auroc, calibration_error, spearman
 from rlvla.utils.strategy import StrategyConfig
 from tests.rewards.reward_cases import make_sample
@@ -172,6 +176,44 @@ def test_what_was_run_is_noted(reward_model: Path) -> None:
     assert {"configuration/text_summary", "command/text_summary"} <= set(events.Tags()["tensors"])
     assert b"reward_model/auroc" in events.summary_metadata["_hparams_/experiment"].plugin_data.content
     assert "reward_model/auroc" in events.Tags()["scalars"]
+
+
+def test_steps_that_are_not_finite_are_left_out_counted_and_end_the_run(
+    mixed_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loss is NaN, its gradient is not: as in PPO."""
+    calls = []
+
+    def sometimes_nan(*args: object, **kw: object) -> torch.Tensor:
+        calls.append(1)
+        return reward_model_loss(*args, **kw) + (math.nan if len(calls) in bad else 0.0)
+
+    monkeypatch.setattr(reward_model_trainer, "reward_model_loss", sometimes_nan)
+    words = ["--demos", str(mixed_file), "--max_epochs", "1", "--logging_steps", "999", "--no-use_tensorboard"]
+    words += ["--tiny_vision_dim", "16", "--tiny_llm_dim", "32", "--tiny_llm_layers", "1"]
+    bad = {1, 2, 4}
+    run = tmp_path / "survives"
+    train_rm_vla.main([*words, "--save_path", str(run)])
+    trained = next(r for r in read_metrics(run) if "reward_model/loss" in r)
+    assert trained["step"] == len(calls) >= 5 and trained["reward_model/skipped_steps"] == 3
+    assert trained["reward_model/grad_norm"] > 0 and (run / "reward_model").is_dir()
+    batches = sorted((run / "bad_batches").iterdir())
+    assert [path.name for path in batches] == [f"step_00000{n}_reward_model_1_rank0.pt" for n in (1, 2, 4)]
+    for folder in ("start", "reward_model"):
+        found = run_replay(batches[0], run / folder)
+        assert not (found.fields or found.rows or found.weights)
+    content = torch.load(batches[0], weights_only=True)
+    assert {len(content["settings"][name]) for name in ("success", "progress", "failed")} == {64}
+    assert "64 rows for the reward model" in capsys.readouterr().out
+
+    calls.clear()
+    bad = {2, 4, 5}
+    with pytest.raises(SystemExit) as ended:
+        train_rm_vla.main([*words, "--save_path", str(tmp_path / "ends"), "--max_bad_steps", "2"])
+    told = capsys.readouterr().err
+    assert ended.value.code == 1 and len(calls) == 5 and "Traceback" not in told
+    assert "2 optimizer steps of the reward model in a row had NaN or infinity in their loss or gradient" in told
+    assert not (tmp_path / "ends" / "reward_model").exists()
 
 
 def progress_of(model: RewardModel, image: torch.Tensor, sample: Sample) -> float:

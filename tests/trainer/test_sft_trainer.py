@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from pathlib import Path
 
@@ -11,8 +12,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from cli.replay_batch import main as replay
 from cli.train_sft_vla import main
 from rlvla.models.actor import Actor
+from rlvla.trainer import sft_trainer
 from rlvla.trainer.demonstrations import Demonstrations, read_demonstrations
 from rlvla.trainer.sft_config import SFTConfig
 from rlvla.trainer.sft_trainer import DemonstrationRows
@@ -105,6 +108,42 @@ def test_training_lowers_the_loss_and_the_micro_batch_changes_nothing(demos_file
     start = load_file(tmp_path / "one" / "start" / "model.safetensors")
     moved, other = (torch.cat([(w[name] - start[name]).flatten() for name in sorted(start)]) for w in (a, b))
     assert float(torch.cosine_similarity(moved, other, dim=0)) > 0.999
+
+
+def test_steps_that_are_not_finite_are_left_out_counted_and_end_the_run(
+    demos_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loss is NaN, its gradient is not: as in PPO."""
+    calls, aggregate_loss = [], sft_trainer.aggregate_loss
+
+    def sometimes_nan(*args: object, **kw: object) -> torch.Tensor:
+        calls.append(1)
+        return aggregate_loss(*args, **kw) + (math.nan if len(calls) in bad else 0.0)
+
+    monkeypatch.setattr(sft_trainer, "aggregate_loss", sometimes_nan)
+    flags = ("--max_epochs", "1", "--train_batch_size", "40", "--logging_steps", "999")  # steps of one micro-batch
+    bad = {1, 2, 4}
+    policy = train(tmp_path / "survives", demos_file, *flags)
+    (record,) = read_metrics(tmp_path / "survives")
+    assert record["step"] == len(calls) >= 5 and record["sft/skipped_steps"] == 3 and record["sft/grad_norm"] > 0
+    assert all(tensor.isfinite().all() for tensor in load_file(policy / "model.safetensors").values())
+    batches = sorted((tmp_path / "survives" / "bad_batches").iterdir())
+    assert [path.name for path in batches] == [f"step_00000{n}_actor_1_rank0.pt" for n in (1, 2, 4)]
+    replay(["--batch", str(batches[2]), "--pretrain", str(tmp_path / "survives" / "start")])
+    assert "40 rows for the actor" in (told := capsys.readouterr().out) and "everything is finite" in told
+
+    calls.clear()
+    bad = {2, 4, 5}
+    with pytest.raises(SystemExit) as ended:
+        train(tmp_path / "ends", demos_file, *flags, "--max_bad_steps", "2")
+    told = capsys.readouterr().err
+    assert ended.value.code == 1 and len(calls) == 5 and "Traceback" not in told
+    assert "2 optimizer steps of the actor in a row had NaN or infinity in their loss or gradient" in told
+    assert not (tmp_path / "ends" / "policy").exists()
+    bad = set(range(99))
+    with pytest.raises(SystemExit):
+        train(tmp_path / "never", demos_file, *flags)
+    assert "3 optimizer steps of the actor in a row" in capsys.readouterr().err, "the default is that of PPO"
 
 
 def test_equal_seeds_give_equal_policies(demos_file: Path, tmp_path: Path) -> None:
