@@ -146,7 +146,7 @@ class ScheduleConfig:
     eval_steps: int = arg(0, "evaluate every so many iterations; 0: only at the end", minimum=0)
     eval_episodes: int = arg(100, "evaluation episodes per task (initial states never trained on)", minimum=1)
     val_before_train: bool = arg(True, "evaluate the start policy first")
-    val_only: bool = arg(False, "evaluate the start policy and stop")
+    val_only: bool = arg(False, "evaluate the start policy, or with --load_checkpoint the newest checkpoint, and stop")
     save_steps: int = arg(0, "write a checkpoint every so many iterations; 0: only at the end", minimum=0)
     max_ckpt_num: int = arg(2, "checkpoints kept", minimum=1)
     logging_steps: int = arg(1, "log metrics every so many iterations", minimum=1)

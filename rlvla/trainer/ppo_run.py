@@ -15,6 +15,7 @@ from rlvla.models.config import ActorConfig
 from rlvla.models.inputs import VLAInputs
 from rlvla.rewards import RewardConfig, RewardPlan
 from rlvla.rollout import RolloutConfig, RolloutEngine
+from rlvla.trainer.checkpoints import list_checkpoints
 from rlvla.trainer.config import (
     AlgorithmConfig,
     BatchConfig,
@@ -162,6 +163,8 @@ def _changed_flags(flags: PPORun, setting: Setting) -> list[str]:
 def _resume_problems(flags: PPORun) -> list[str]:
     """A folder to continue in must be this command's: its policy/ will be replaced."""
     folder = Path(flags.run.save_path)
+    if _evaluates_a_checkpoint(flags) and not list_checkpoints(flags.ckpt_path):
+        return [_nothing_to_evaluate(flags)]
     if not flags.run.load_checkpoint or not folder.is_dir() or (folder / RUN_FILE).is_file():
         return []
     # A kill while that file is written leaves a part of it under a hidden name, and nothing else.
@@ -221,7 +224,7 @@ def run_ppo(flags: PPORun) -> PPOTrainer | None:
             strategy = DeepspeedStrategy(flags.strategy, seed=flags.run.seed)
         save_path = Path(flags.run.save_path)
         stack.enter_context(claimed_run_folder(save_path, is_main=strategy.is_main))
-        if strategy.is_main:
+        if strategy.is_main and not _evaluates_a_checkpoint(flags):  # the records are those of the training
             write_json(save_path / RUN_FILE, describe(flags, setting))
             write_config_file(save_path, list(flags.groups.values()))
         plan = RewardPlan.from_config(flags.rewards)
@@ -247,8 +250,8 @@ def run_ppo(flags: PPORun) -> PPOTrainer | None:
         folders = (save_path, flags.ckpt_path)
         trainer = PPOTrainer(models, strategy, rollout, setting.tasks, config, *folders, signals, demos)
         trainer.logger.describe(list(flags.groups.values()))
-        if flags.run.load_checkpoint and trainer.resume() and strategy.is_main:
-            log.info(f"continuing after iteration {trainer.iteration} of {flags.batch.iterations}")
+        if flags.run.load_checkpoint:
+            _resume(trainer, flags)
         if trainer.iteration == 0:
             check_tokens_mean_something(models.actor, first_observations(pool, setting))
         plan.start()
@@ -260,6 +263,27 @@ def run_ppo(flags: PPORun) -> PPOTrainer | None:
             _conclude(trainer, flags, save_path)
         strategy.barrier()
     return trainer
+
+
+def _resume(trainer: PPOTrainer, flags: PPORun) -> None:
+    """Continue from the newest intact checkpoint; without one only training may begin anew."""
+    resumed, alone = trainer.resume(), _evaluates_a_checkpoint(flags)
+    if alone and not resumed:  # those there are have turned out to be damaged
+        raise ConfigError(_nothing_to_evaluate(flags))
+    if resumed and trainer.strategy.is_main:
+        what = "evaluating the checkpoint" if alone else "continuing"
+        log.info(f"{what} after iteration {trainer.iteration} of {flags.batch.iterations}")
+
+
+def _evaluates_a_checkpoint(flags: PPORun) -> bool:
+    return flags.schedule.val_only and flags.run.load_checkpoint
+
+
+def _nothing_to_evaluate(flags: PPORun) -> str:
+    return (
+        f"--val_only --load_checkpoint: there is no checkpoint in {flags.ckpt_path}; name the run with --save_path, or "
+        "leave out --load_checkpoint to evaluate --pretrain"
+    )
 
 
 def _record(flags: PPORun, setting: Setting, demos: Demonstrations | None) -> PolicyRecord:

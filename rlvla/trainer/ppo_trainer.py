@@ -292,10 +292,12 @@ class PPOTrainer:
 
     def _evaluate_if_due(self) -> None:
         schedule = self.config.schedule
-        if any(iteration == self.iteration for iteration, _ in self.evaluations):
-            return
-        if self.iteration == 0:
-            due = schedule.val_only or schedule.val_before_train
+        if schedule.val_only:  # also what was evaluated before: perhaps with other episodes
+            due = True
+        elif any(iteration == self.iteration for iteration, _ in self.evaluations):
+            due = False
+        elif self.iteration == 0:
+            due = schedule.val_before_train
         else:
             steps = schedule.eval_steps
             due = steps and self.iteration % steps == 0 and self.iteration < self.config.batch.iterations
@@ -303,9 +305,9 @@ class PPOTrainer:
             self.evaluate()
 
     def evaluate(self) -> EvalResult:
-        """Greedy success on the evaluation states; logged and kept in `evaluations`.
+        """Greedy success on the evaluation states; logged and kept in `evaluations`, one for each iteration.
 
-        The policy of the best evaluation (success at end, the earliest of equals) is exported to `best_policy/`.
+        The policy of the best evaluation (success at end, the earliest of equals) of training goes to `best_policy/`.
 
         Raises:
             StopRequested: a signal asked for the end meanwhile.
@@ -328,12 +330,13 @@ class PPOTrainer:
         except BrokenOff:
             self._stop_if_asked()
             raise
-        self.evaluations.append((self.iteration, result))
+        before = [known for known in self.evaluations if known[0] != self.iteration]
+        self.evaluations = [*before, (self.iteration, result)]
         metrics = result.as_metrics() | {f"total/{name}": value for name, value in self.totals.items()}
         self.logger.log(metrics, self.iteration)
         self._say(f"iteration {self.iteration}: evaluation, success at end {result.success_at_end}")
         rate = result.success_at_end.rate
-        if self._best is None or rate > self._best["success_at_end"]:
+        if not schedule.val_only and (self._best is None or rate > self._best["success_at_end"]):
             self._best = {"iteration": self.iteration, "success_at_end": rate}
             if self.iteration:  # the start policy has a folder already
                 self._export("best_policy")

@@ -19,8 +19,11 @@ from test_checkpoint_folders import save
 from cli.train_ppo_vla import GROUPS, build_parser
 from cli.train_ppo_vla import main as train
 from rlvla.envs.base import TaskSpec
+from rlvla.models.actor import Actor
 from rlvla.rewards import base as reward_base
+from rlvla.trainer import ppo_trainer
 from rlvla.trainer.checkpoints import list_checkpoints
+from rlvla.trainer.evaluation import EvalResult, evaluate
 from rlvla.trainer.ppo_run import PPORun, run_ppo
 from rlvla.trainer.ppo_trainer import PPOTrainer
 from rlvla.utils.arguments import from_namespace
@@ -268,6 +271,36 @@ def test_a_finished_run_is_only_evaluated_again(whole: tuple, policy_folder: Pat
     trainer = run(policy_folder, folder, "--load_checkpoint", "--eval_steps", "2", *EVERYTHING)
     after = load_file(folder / "policy" / "model.safetensors")
     assert trainer.iteration == 4 and all(torch.equal(after[name], before[name]) for name in before)
+
+
+def test_val_only_evaluates_the_checkpoint_and_changes_nothing_else(
+    whole: tuple, policy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    folder, seen = shutil.copytree(whole[0], tmp_path / "run"), []
+
+    def looked_at(engine: object, policy: Actor, *args: object, **kw: object) -> EvalResult:
+        seen.append({name: tensor.clone() for name, tensor in policy.state_dict().items()})
+        return evaluate(engine, policy, *args, **kw)
+
+    monkeypatch.setattr(ppo_trainer, "evaluate", looked_at)
+    kept = [folder / name for name in ("run_config.json", "config.yaml", "policy/model.safetensors")]
+    before = [path.read_bytes() for path in kept]
+    flags = ("--load_checkpoint", "--val_only", *EVERYTHING)
+    trainer = run(policy_folder, folder, *flags)
+    assert "evaluating the checkpoint after iteration 4 of 4" in capsys.readouterr().out
+    trained, start = (Actor.from_pretrained(path).state_dict() for path in (folder / "policy", policy_folder))
+    assert len(seen) == 1 and all(torch.equal(seen[0][name], trained[name]) for name in trained)
+    assert any(not torch.equal(seen[0][name], start[name]) for name in start)
+    assert [iteration for iteration, _ in trainer.evaluations] == [0, 2, 4]
+    assert trainer.evaluations[-1][1].as_dict() == whole[1].evaluations[-1][1].as_dict()
+
+    shutil.rmtree(folder / "checkpoints" / "iteration_000004")
+    recorded = run(policy_folder, folder, *flags, "--eval_episodes", "3").evaluations
+    assert [(iteration, result.success_at_end.n) for iteration, result in recorded] == [(0, 4), (2, 4), (3, 3)]
+    assert [path.read_bytes() for path in kept] == before
+    shutil.rmtree(folder / "checkpoints")
+    with pytest.raises(ConfigError, match="--val_only --load_checkpoint: there is no checkpoint in"):
+        run(policy_folder, folder, *flags)
 
 
 def test_checkpoints_of_another_model_are_refused_in_one_line(
