@@ -68,7 +68,9 @@ class AlgorithmConfig:
     tau_pos: float = arg(1.0, "sapo: steepness of the gate for positive advantages", above=0)
     tau_neg: float = arg(1.05, "sapo: steepness of the gate for the other advantages", above=0)
     beta: float = arg(0.1, "dro: weight of the squared log-ratio", minimum=0)
-    cov_ratio: float = arg(2e-4, "clip_cov, kl_cov: share of the tokens that are treated", above=0, maximum=1)
+    cov_ratio: float = arg(
+        2e-4, "clip_cov, kl_cov: share of the tokens of a step that are treated, at least one", above=0, maximum=1
+    )
     cov_low: float = arg(1.0, "clip_cov: smallest covariance that is treated")
     cov_high: float = arg(5.0, "clip_cov: largest covariance that is treated")
     kl_cov_coef: float = arg(1.0, "kl_cov: weight of the penalty |log-ratio|", minimum=0)

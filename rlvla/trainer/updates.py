@@ -7,7 +7,7 @@ that equal data gives an equal update for any micro-batch size and any number of
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 from rlvla.algorithms.kl import kl_penalty
 from rlvla.algorithms.losses import aggregate_loss, value_loss
 from rlvla.algorithms.policy_losses import get_policy_loss
+from rlvla.algorithms.policy_losses.covariance import TOKEN_CHOICES
 from rlvla.experience import Experience
 from rlvla.models.inputs import VLAInputs
 from rlvla.trainer.config import AlgorithmConfig, BatchConfig
@@ -24,6 +25,7 @@ from rlvla.trainer.metrics import Metrics
 from rlvla.trainer.micro_batching import MicroBatchPlanner
 from rlvla.trainer.normalizer import StepNormalizer
 from rlvla.trainer.replay import take
+from rlvla.trainer.token_choice import choose_over_ranks
 from rlvla.utils.errors import TrainingHalted
 from rlvla.utils.strategy import DeepspeedStrategy, Engine
 
@@ -95,12 +97,11 @@ class Updater:
         value_counts = token_counts
         if self._algorithm.share_backbone:
             value_counts = self._normalizer.count(step.value_mask, step.episode_index)
+        chosen = self._choose_tokens(engine, step, width)
         engine.train()
         for micro, rows, count, last in self._micro_batches(step):
             log_probs, entropy, every, values = self._forward(engine, micro)
-            new = sum_columns(log_probs, micro.policy_mask, width)
-            old = sum_columns(micro.old_log_probs, micro.policy_mask, width)
-            column_mask = any_of_column(micro.policy_mask, width)
+            new, old, advantages, column_mask = _columns(micro, log_probs, width)
             if check_ratio:
                 self._check_ratio(new, old, column_mask, next(actor.parameters()).dtype)
                 check_ratio = False
@@ -108,9 +109,10 @@ class Updater:
             loss, found = self._policy_loss(
                 new,
                 old,
-                first_of_column(micro.advantages, width),
+                advantages,
                 column_mask,
                 rollout_weights=weights,
+                **chosen(rows),
                 **self._loss_arguments,
                 **self._normalizer.options(column_counts, rows, own_mode=self._own_mode),
             )
@@ -124,6 +126,26 @@ class Updater:
             norm = engine.backward(loss, last=last)
         metrics.mean({"actor/grad_norm": norm}, float(math.isfinite(norm)))
         return norm
+
+    def _choose_tokens(self, engine: Engine, step: Experience, width: int) -> Callable[[Tensor], dict[str, Tensor]]:
+        """Tokens that the loss treats apart, chosen over the whole step after a pass without gradients.
+
+        Returns:
+            From row numbers of a micro-batch to the argument of its loss; no argument where all tokens are alike.
+        """
+        choose = TOKEN_CHOICES.get(self._algorithm.policy_loss)
+        if choose is None:
+            return lambda rows: {}
+        engine.train(False)
+        log_probs = torch.zeros(step.action_mask.shape)
+        with torch.no_grad():
+            for micro, rows, _, _ in self._micro_batches(step):
+                found = engine(**engine.module.score(micro, self._batch.temperature))[0]
+                log_probs[rows] = found[: len(rows)].cpu()
+        columns = _columns(step, log_probs, width)
+        chosen = choose_over_ranks(self._strategy, choose, columns, self._loss_arguments)
+        blank = torch.zeros_like(chosen[:1])
+        return lambda rows: {"chosen": (chosen[rows] if len(rows) else blank).to(self._strategy.device)}
 
     def _loss_options(self) -> dict[str, Any]:
         """The arguments of the policy loss; those that its signature does not name are left out."""
@@ -228,3 +250,13 @@ class Updater:
         metrics.mean({f"critic/{name}": value for name, value in found.items()}, float(micro.value_mask.sum()))
         self._add_up(metrics, "critic/vf_loss", loss, count)
         return loss
+
+
+def _columns(rows: Experience, log_probs: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The first arguments of a policy loss, all [B, L]: new and old log-probs, advantages, mask."""
+    return (
+        sum_columns(log_probs, rows.policy_mask, width),
+        sum_columns(rows.old_log_probs, rows.policy_mask, width),
+        first_of_column(rows.advantages, width),
+        any_of_column(rows.policy_mask, width),
+    )

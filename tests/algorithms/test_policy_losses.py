@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlvla.algorithms import get_policy_loss, list_policy_losses
+from rlvla.algorithms.policy_losses.covariance import TOKEN_CHOICES
 
 ALL = [
     "cispo", "clip_cov", "dppo_kl", "dppo_tv", "dro", "geo_mean", "gpg", "gspo", "kl_cov", "ppo", "sapo",
@@ -126,6 +127,28 @@ def test_clip_cov_drops_at_least_one_candidate_and_none_without_candidates():
     _, metrics = compute("clip_cov", b, cov_low=0.2, cov_high=1.0, cov_ratio=1e-9)
     assert round(float(metrics["pg_clipfrac"]) * int(b["mask"].sum())) == 1
     assert float(compute("clip_cov", b, cov_low=50.0, cov_high=60.0)[1]["pg_clipfrac"]) == 0.0
+
+
+@pytest.mark.parametrize("name", ["clip_cov", "kl_cov"])
+def test_tokens_chosen_of_the_whole_make_its_parts_sum_to_it(name):
+    b = random_batch(9, rows=12)
+    b = {k: v for k, v in b.items() if isinstance(v, torch.Tensor)}
+    options = {"cov_ratio": 0.05, "cov_low": 0.1, "cov_high": 2.0, "num_tokens": int(b["mask"].sum())}
+    whole, metrics = compute(name, b, **options)
+    generator = torch.Generator().manual_seed(0)
+    chosen = TOKEN_CHOICES[name](b["new"], b["old"], b["adv"], b["mask"], generator=generator, **options)
+    assert float(metrics["pg_clipfrac"]) * options["num_tokens"] == pytest.approx(int(chosen.sum()))
+    assert int(chosen.sum()) == int(0.05 * options["num_tokens"]) > 1 and not chosen[~b["mask"]].any()
+
+    def total(given):
+        rows = [slice(0, 1), slice(1, 5), slice(5, 12)]
+        return sum(compute(name, {k: v[r] for k, v in b.items()}, **given(r), **options)[0] for r in rows)
+
+    torch.testing.assert_close(total(lambda r: {"chosen": chosen[r]}), whole)
+    assert not torch.allclose(total(lambda r: {}), whole), "each part by itself chooses others"
+    for wrong in (chosen[:5], chosen.double()):
+        with pytest.raises(ValueError, match="chosen"):
+            compute(name, b, chosen=wrong, **options)
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -45,6 +45,9 @@ def settings() -> dict[str, Setting]:
         found[f"{level} level"] = (0, 2, {"log_prob_level": level, "loss_agg_mode": "traj-mean-token-mean"}, {})
     for loss in ("gspo", "sapo", "geo_mean", "cispo"):
         found[loss] = (2, 2, {"policy_loss": loss, "loss_agg_mode": "traj-mean-token-mean"}, {})
+    # The choice of clip_cov is not left to chance: all of a band.
+    for loss, amounts in (("kl_cov", {"cov_ratio": 0.1}), ("clip_cov", {"cov_ratio": 1.0, "cov_low": 0.1})):
+        found[loss] = (2, 2, {"policy_loss": loss, **amounts}, {"balance_ranks": "rows"})
     for balance in ("tokens", "rows"):
         found[f"balanced by {balance}"] = (0, 2, {"loss_agg_mode": "traj-mean-token-mean"}, {"balance_ranks": balance})
     found["horizon"] = (0, 3, {"loss_agg_mode": "seq-mean-token-sum-norm", "loss_horizon": 30.0}, {})

@@ -15,6 +15,7 @@ from rlvla.experience import Experience
 from rlvla.models.actor import Actor
 from rlvla.models.value_models import Critic
 from rlvla.trainer.config import AlgorithmConfig, BatchConfig
+from rlvla.trainer.levels import any_of_column
 from rlvla.trainer.metrics import Metrics
 from rlvla.trainer.updates import RatioError, Updater
 from rlvla.utils.strategy import DeepspeedStrategy, OptimConfig, StrategyConfig
@@ -66,14 +67,14 @@ def plain_gradient_descent(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def step(
-    strategy, actor, rows, micro: int, level: str = "token", mode: str = "token-mean", **kw
+    strategy, actor, rows, micro: int, level: str = "token", mode: str = "token-mean", first: bool = True, **kw
 ) -> tuple[dict, Metrics]:
     """Parameters after one policy step."""
     engine = strategy.prepare(copy.deepcopy(actor), OPTIM)
     algorithm = AlgorithmConfig(log_prob_level=level, loss_agg_mode=mode, entropy_loss_coef=0.1, **kw)
     means = Metrics()
     updater = Updater(strategy, BatchConfig(micro_train_batch_size=micro), algorithm, D, actor.inputs)
-    updater.policy_step(engine, rows, 0.2, means, first_of_iteration=True)
+    updater.policy_step(engine, rows, 0.2, means, first_of_iteration=first)
     return {k: v.clone() for k, v in engine.module.state_dict().items()}, means.reduce(strategy)
 
 
@@ -90,6 +91,34 @@ def test_the_micro_batch_size_changes_nothing(strategy, actor, level: str, mode:
     assert all(torch.allclose(one[k], many[k], atol=1e-6) for k in one)
     for name in metrics_one:
         assert metrics_many[name] == pytest.approx(metrics_one[name], rel=1e-3, abs=1e-5), name
+
+
+@pytest.mark.parametrize("level", ["token", "action"])
+@pytest.mark.parametrize(
+    ("loss", "share"), [("kl_cov", 0.1), ("clip_cov", 0.1), ("clip_cov", 1e-9)], ids=lambda value: str(value)
+)
+def test_tokens_are_chosen_over_the_whole_step(strategy, actor, loss: str, share: float, level: str) -> None:
+    """Each micro-batch would choose one token at least, and others by its own means."""
+    rows = batch(actor)
+    rows = rows.with_fields(old_log_probs=rows.old_log_probs + torch.linspace(-0.3, 0.3, T))
+    results, shares = [], set()
+    for micro in (7, 2, 1):
+        torch.manual_seed(5)
+        flags = {"policy_loss": loss, "cov_ratio": share, "cov_low": -100.0, "cov_high": 100.0}
+        after, metrics = step(strategy, actor, rows, micro, level, first=False, **flags)
+        results.append(after)
+        shares.add(round(metrics["actor/pg_clipfrac"], 6))
+    columns = any_of_column(rows.policy_mask, {"token": 1, "action": D}[level])
+    assert shares == {round(max(1, int(share * int(columns.sum()))) / int(columns.sum()), 6)}
+    for many in results[1:]:
+        assert all(torch.allclose(results[0][k], many[k], atol=1e-6) for k in many)
+
+
+def test_the_choice_of_tokens_is_drawn_anew_in_every_step(strategy, actor) -> None:
+    flags = {"policy_loss": "clip_cov", "cov_ratio": 0.3, "cov_low": -100.0, "cov_high": 100.0}
+    torch.manual_seed(5)
+    first, again = (step(strategy, actor, batch(actor), 7, **flags)[0] for _ in range(2))
+    assert any(not torch.allclose(first[k], again[k], atol=1e-6) for k in first)
 
 
 def test_an_empty_row_contributes_nothing(strategy, actor) -> None:
