@@ -1,10 +1,11 @@
-"""All settings of a reinforcement-learning run in one place."""
+"""All settings of a reinforcement-learning run in one place, and the controller of the KL coefficient they ask for."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from rlvla.algorithms.kl import AdaptiveKLController, FixedKLController
 from rlvla.envs.config import SplitConfig
 from rlvla.trainer.config import (
     AlgorithmConfig,
@@ -47,3 +48,10 @@ class PPOConfig:
     reward_weights: Callable[[], dict[str, float]] = dict
     reward_model_coef: float = 1.0
     guards: GuardConfig = GuardConfig()
+
+
+def kl_controller(algorithm: AlgorithmConfig) -> FixedKLController:
+    """Adaptive where there is a target, else a constant coefficient."""
+    if algorithm.kl_target is not None:
+        return AdaptiveKLController(algorithm.init_kl_coef, algorithm.kl_target, algorithm.kl_horizon)
+    return FixedKLController(algorithm.init_kl_coef)

@@ -11,14 +11,12 @@ from typing import Any
 import torch
 from torch.profiler import record_function
 
-from rlvla.algorithms.kl import AdaptiveKLController, FixedKLController
 from rlvla.envs.base import TaskSpec
 from rlvla.experience import Sample
 from rlvla.models.actor import Actor
 from rlvla.rollout import EpisodeRequest, RolloutEngine
 from rlvla.rollout.stats import RolloutStats
 from rlvla.trainer.checkpoints import CheckpointError, load_checkpoint, save_checkpoint
-from rlvla.trainer.config import AlgorithmConfig
 from rlvla.trainer.demonstration_loss import DemonstrationLoss
 from rlvla.trainer.demonstrations import Demonstrations
 from rlvla.trainer.early_stopping import good_enough
@@ -32,7 +30,7 @@ from rlvla.trainer.metrics import Metrics
 from rlvla.trainer.metrics_layout import PPO_OVERVIEW, ppo_layout
 from rlvla.trainer.offloading import Offloading
 from rlvla.trainer.policy_export import export_policy
-from rlvla.trainer.ppo_config import PPOConfig
+from rlvla.trainer.ppo_config import PPOConfig, kl_controller
 from rlvla.trainer.profiling import IterationProfiler, Stopwatch
 from rlvla.trainer.rollout_dump import dump_rollouts
 from rlvla.trainer.rollout_metrics import iteration_line, measure_rollout
@@ -103,7 +101,7 @@ class PPOTrainer:
         states = [config.split.train_states(task) for task in tasks]
         sampler = TaskSampler(tasks, states, batch.n_samples_per_prompt, strategy.seed)
         self._collector = GroupCollector(sampler, strategy, batch, config.filters)
-        self._kl = _kl_controller(config.algorithm)
+        self._kl = kl_controller(config.algorithm)
         self.logger = MetricsLogger(
             save_path if strategy.is_main else None,
             use_tensorboard=config.schedule.use_tensorboard,
@@ -202,7 +200,8 @@ class PPOTrainer:
             self._say(f"iteration {self.iteration}: everything succeeds, nothing is left to learn; the run ends")
         if not self.config.schedule.val_only:
             self._export("policy")
-            self.evaluate()
+            if not self._evaluated:  # an early end may be due to an evaluation
+                self.evaluate()
         self.logger.close()
         return dict(self.totals)
 
@@ -264,8 +263,13 @@ class PPOTrainer:
         schedule = self.config.schedule
         if schedule.val_only or self._guards.nothing_left or self.iteration >= self.config.batch.iterations:
             return True
-        evaluated = bool(self.evaluations) and self.evaluations[-1][0] == self.iteration > 0
-        return schedule.early_stopping and evaluated and good_enough([e for _, e in self.evaluations], schedule)
+        judged = schedule.early_stopping and self.iteration > 0 and self._evaluated
+        return judged and good_enough([e for _, e in self.evaluations], schedule)
+
+    @property
+    def _evaluated(self) -> bool:
+        """Whether the policy as it is now has been evaluated."""
+        return any(iteration == self.iteration for iteration, _ in self.evaluations)
 
     def _try_to_save(self) -> None:
         """A disk that is full now may have room later: only the last checkpoint of a run must succeed."""
@@ -294,7 +298,7 @@ class PPOTrainer:
         schedule = self.config.schedule
         if schedule.val_only:  # also what was evaluated before: perhaps with other episodes
             due = True
-        elif any(iteration == self.iteration for iteration, _ in self.evaluations):
+        elif self._evaluated:
             due = False
         elif self.iteration == 0:
             due = schedule.val_before_train
@@ -488,9 +492,3 @@ class PPOTrainer:
 def _requests(samples: Sequence[Sample]) -> list[EpisodeRequest]:
     """Episodes from the same states as these."""
     return [EpisodeRequest(s.suite, s.task_id, s.init_state_id, s.seed, s.uid) for s in samples]
-
-
-def _kl_controller(algorithm: AlgorithmConfig) -> FixedKLController:
-    if algorithm.kl_target is not None:
-        return AdaptiveKLController(algorithm.init_kl_coef, algorithm.kl_target, algorithm.kl_horizon)
-    return FixedKLController(algorithm.init_kl_coef)

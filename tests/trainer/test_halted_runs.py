@@ -80,6 +80,24 @@ def test_a_run_that_always_succeeds_ends_well(
     assert evaluations(folder) == [(3, 1.0)]
 
 
+def test_the_last_iteration_is_evaluated_once_where_it_is_the_end(
+    policy_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture, outcomes: dict[str, bool]
+) -> None:
+    """The run ends in the second of three iterations, in which an evaluation is due; it is done again if asked for."""
+    outcomes["success"] = True
+    folder = tmp_path / "run"
+    flags = ["--pretrain", str(policy_folder), "--save_path", str(folder), *FLAGS, "--max_idle_iterations", "2"]
+    train([*flags, "--eval_steps", "2"])
+    assert capsys.readouterr().out.count("iteration 2: evaluation") == 1
+    assert evaluations(folder) == [(2, 1.0)]
+    outcomes["success"] = False
+    train([*flags, "--load_checkpoint"])
+    assert "evaluation" not in capsys.readouterr().out and evaluations(folder) == [(2, 1.0)]
+    train([*flags, "--load_checkpoint", "--val_only"])
+    assert capsys.readouterr().out.count("iteration 2: evaluation") == 1
+    assert evaluations(folder) == [(2, 0.0)], "the later one stands for the iteration"
+
+
 def test_a_run_whose_steps_turn_bad_later_keeps_what_it_had(
     policy_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
