@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -131,8 +133,10 @@ class AdaptiveKLController(FixedKLController):
         """Value *= 1 + clip(current_kl / target - 1, -0.2, 0.2) * n_steps / horizon.
 
         Args:
-            current_kl: KL measured over the last iteration.
+            current_kl: KL measured over the last iteration; NaN says nothing and leaves the value as it is.
             n_steps: how many steps (samples) that iteration had.
         """
+        if math.isnan(current_kl):
+            return
         error = min(max(float(current_kl) / self.target - 1.0, -_ADAPTIVE_ERROR_BOUND), _ADAPTIVE_ERROR_BOUND)
         self.value *= 1.0 + error * n_steps / self.horizon

@@ -117,7 +117,8 @@ class OptimizationConfig:
     freezing_actor_steps: int = arg(0, "iterations at the start in which only the critic is trained", minimum=0)
     target_kl: float | None = arg(
         None,
-        "leave the policy alone for the rest of an iteration once actor/ppo_kl of an optimizer step exceeds this",
+        "leave the policy alone for the rest of an iteration once actor/ppo_kl of an optimizer step exceeds this "
+        "or is NaN",
         above=0,
     )
     ema_beta: float = arg(

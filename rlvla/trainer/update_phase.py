@@ -50,14 +50,15 @@ class UpdatePhase:
     def run(self, iteration: int, experience: Experience, kl_coef: float, metrics: Metrics) -> None:
         """All epochs of an iteration, counted from 0; measurements go to `metrics`.
 
-        Once `actor/ppo_kl` of a step exceeds `target_kl`, which all ranks see alike, the policy is left alone until
-        the next iteration; a critic of its own goes on.
+        Once `actor/ppo_kl` of a step exceeds `target_kl`, or is NaN or infinite, which all ranks see alike, the policy
+        is left alone until the next iteration; a critic of its own goes on.
         """
         batch, replay = self.batch, ReplayList()
         replay.append(experience)
         per_step = batch.train_batch_size // self.strategy.world_size
         own = len(experience.episode_index.unique())
         num_steps = int(self.strategy.all_reduce({"n": -(-own // per_step)}, "max")["n"])
+        target_kl = self.optimization.target_kl
         train_actor, first = iteration >= self.optimization.freezing_actor_steps, True
         phase = f"iteration {iteration + 1}/{batch.iterations} update"
         with progress_bar(batch.max_epochs * num_steps, phase, enabled=self.strategy.is_main, unit="step") as bar:
@@ -69,7 +70,7 @@ class UpdatePhase:
                     self.throughput.count_step(trained, step, metrics)
                     if train_actor:
                         kl = self._policy_step((iteration, epoch, number), step, kl_coef, metrics, first)
-                        train_actor = self.optimization.target_kl is None or not kl > self.optimization.target_kl
+                        train_actor = target_kl is None or (math.isfinite(kl) and kl <= target_kl)
                     if self.critic is not None:
                         norm = self.updater.value_step(self.critic, step, metrics)
                         self._look("critic", norm, step, iteration, metrics)

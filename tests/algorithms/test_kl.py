@@ -120,6 +120,8 @@ def test_controllers():
     adaptive.update(1.0, 10)
     resumed.update(1.0, 10)
     assert resumed.value == adaptive.value
+    adaptive.update(math.nan, 10)
+    assert adaptive.value == resumed.value, "what was not measured steers nothing"
     for wrong in (lambda: FixedKLController(-0.1), lambda: FixedKLController(math.nan)):
         with pytest.raises(ValueError, match="init_kl_coef"):
             wrong()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -27,9 +28,10 @@ def strategy() -> DeepspeedStrategy:
 
 
 class FakeUpdater:
-    """Moves the policy by a KL of 0.1 per step."""
+    """Moves the policy by a KL of 0.1 per step; one step, counted from 0, measures another one."""
 
-    def __init__(self) -> None:
+    def __init__(self, odd_step: int = -1, odd_kl: float = 0.0) -> None:
+        self._odd_step, self._odd_kl = odd_step, odd_kl
         self.policy_steps = self.value_steps = 0
 
     def spread(self, step: Experience) -> Experience:
@@ -37,7 +39,8 @@ class FakeUpdater:
 
     def policy_step(self, engine, step, kl_coef, metrics: Metrics, *, first_of_iteration: bool) -> float:
         assert first_of_iteration == (self.policy_steps == 0)
-        metrics.mean({"actor/ppo_kl": 0.1 * self.policy_steps}, float(len(step)))
+        kl = self._odd_kl if self.policy_steps == self._odd_step else 0.1 * self.policy_steps
+        metrics.mean({"actor/ppo_kl": kl}, float(len(step)))
         self.policy_steps += 1
         return 1.0
 
@@ -74,6 +77,18 @@ def test_the_policy_is_left_alone_beyond_the_target(strategy, target_kl: float |
     phase.run(0, rows(), 0.0, metrics)
     assert updater.policy_steps == steps and updater.value_steps == 6, "KLs of the steps: 0, 0.1, 0.2, 0.3, ..."
     assert metrics.reduce(strategy)["actor/optimizer_steps"] == steps
+
+
+@pytest.mark.parametrize("kl", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize(("target_kl", "steps"), [(None, 6), (9.0, 2)])
+def test_a_kl_that_is_not_finite_is_not_within_the_target(
+    strategy, kl: float, target_kl: float | None, steps: int
+) -> None:
+    updater, optimization = FakeUpdater(1, kl), OptimizationConfig(target_kl=target_kl)
+    batch = BatchConfig(train_batch_size=2, max_epochs=3)
+    phase = UpdatePhase(strategy, batch, optimization, updater, NoGuards(), object(), object(), NoThroughput())
+    phase.run(0, rows(), 0.0, Metrics())
+    assert updater.policy_steps == steps and updater.value_steps == 6
 
 
 def engine_of(strategy: DeepspeedStrategy) -> Engine:
