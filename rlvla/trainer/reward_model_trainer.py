@@ -69,6 +69,11 @@ class FrameRows:
         return cls(inputs, columns[0].float(), columns[1].float(), columns[2])
 
 
+def label_weights(success: torch.Tensor, balance: float) -> torch.Tensor:
+    """What each frame [M] counts in the cross-entropy: positive ones `balance`, negative ones 1, unknown ones 0."""
+    return torch.where(success == 1, balance, 1.0) * ~success.isnan()
+
+
 def reward_model_loss(
     logits: torch.Tensor,
     success: torch.Tensor,
@@ -76,8 +81,12 @@ def reward_model_loss(
     failed: torch.Tensor,
     config: RewardModelConfig,
     balance: float,
+    *,
+    total_weight: float | None = None,
+    num_frames: float | None = None,
+    dp_size: int = 1,
 ) -> torch.Tensor:
-    """Binary cross-entropy for success plus a squared error for progress.
+    """Binary cross-entropy for success plus a squared error for progress, both means over the optimizer step.
 
     Args:
         logits: [M, T], success at column 0, progress at column 1.
@@ -86,15 +95,19 @@ def reward_model_loss(
         failed: [M] bool.
         config: weights.
         balance: weight of a positive frame (there are few: one for each success).
+        total_weight: sum of `label_weights` of the step over all ranks; by default of these frames.
+        num_frames: of the step over all ranks; by default these.
+        dp_size: number of ranks, whose gradients are averaged: the mean of their losses is that of the step.
     """
-    known = ~success.isnan()
-    target = success.nan_to_num()
-    bce = functional.binary_cross_entropy_with_logits(logits[:, 0], target, reduction="none")
-    weight = torch.where(target > 0, torch.full_like(target, balance), torch.ones_like(target)) * known
+    weight = label_weights(success, balance)
+    bce = functional.binary_cross_entropy_with_logits(logits[:, 0], success.nan_to_num(), reduction="none")
     predicted = torch.sigmoid(logits[:, 1])
     over = (predicted - config.failure_progress_cap).clamp(min=0.0)
     error = torch.where(failed, over, predicted - progress).square()
-    return (bce * weight).sum() / weight.sum().clamp(min=1e-8) + config.progress_coef * error.mean()
+    total_weight = float(weight.sum()) if total_weight is None else total_weight
+    num_frames = len(error) if num_frames is None else num_frames
+    of_success, of_progress = (bce * weight).sum() / max(total_weight, 1e-8), error.sum() / max(num_frames, 1)
+    return dp_size * (of_success + config.progress_coef * of_progress)
 
 
 def split_episodes(demos: Demonstrations, share: float, seed: int) -> tuple[list[int], list[int]]:
@@ -184,7 +197,9 @@ class RewardModelTrainer:
         labels = {"success": data.success[rows], "progress": data.progress[rows], "failed": data.failed[rows]}
         logits = self._engine(**model.score(inputs.to(device)))
         on_device = {name: label.to(device) for name, label in labels.items()}
-        loss = reward_model_loss(logits, **on_device, config=self._config, balance=self._balance)
+        own = {"total_weight": float(label_weights(labels["success"], self._balance).sum()), "num_frames": len(rows)}
+        totals = self._strategy.all_reduce(own, "sum") | {"dp_size": self._strategy.world_size}
+        loss = reward_model_loss(logits, **on_device, config=self._config, balance=self._balance, **totals)
         norm = self._engine.backward(loss, last=True)
         means.mean({"reward_model/loss": loss}, 1.0)
         means.mean({"reward_model/grad_norm": norm}, float(math.isfinite(norm)))

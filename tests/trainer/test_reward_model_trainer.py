@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import random
 import shutil
 from dataclasses import replace
@@ -12,6 +13,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+import step_cases
 import torch
 import yaml
 from scipy import stats
@@ -32,7 +34,8 @@ from rlvla.trainer.reward_setup import tie_to_learner, waits_on_host
 from rlvla.utils.errors import ConfigError
 from rlvla.utils.logging import read_metrics
 from rlvla.utils.statistics import auroc, calibration_error, spearman
-from rlvla.utils.strategy import StrategyConfig
+from rlvla.utils.strategy import DeepspeedStrategy, StrategyConfig
+from tests.algorithms.two_ranks import run as run_on_two_ranks
 from tests.rewards.reward_cases import make_sample
 
 
@@ -62,6 +65,49 @@ def test_loss() -> None:
     assert reward_model_loss(logits, success, progress, failed, config, 4.0).item() == pytest.approx(expected)
     low = reward_model_loss(torch.full((1, 2), -1.0), torch.zeros(1), torch.ones(1), torch.tensor([True]), config, 1.0)
     assert low.item() == pytest.approx(np.log(1 + np.exp(-1))), "a failure's progress is free below the cap"
+
+
+def test_the_loss_of_a_step_is_the_mean_of_that_of_unequal_ranks() -> None:
+    """Three frames on one rank, two on the other; positives and unknown labels on one of them only."""
+    config, generator = RewardModelConfig(progress_coef=2.0), torch.Generator().manual_seed(0)
+    logits = torch.randn(5, 4, generator=generator, requires_grad=True)
+    success = torch.tensor([1.0, 0.0, float("nan"), 0.0, 0.0])
+    progress, failed = torch.rand(5, generator=generator), torch.tensor([False, True, False, True, False])
+    whole = reward_model_loss(logits, success, progress, failed, config, 4.0)
+    totals = {"total_weight": 7.0, "num_frames": 5.0, "dp_size": 2}
+    shares = [
+        reward_model_loss(logits[part], success[part], progress[part], failed[part], config, 4.0, **totals)
+        for part in (slice(0, 3), slice(3, 5))
+    ]
+    assert sum(shares).item() / 2 == pytest.approx(whole.item(), rel=1e-6)
+    wanted, found = (torch.autograd.grad(loss, logits)[0] for loss in (whole, sum(shares) / 2))
+    assert torch.allclose(wanted, found, atol=1e-7) and float(wanted.abs().max()) > 0.01
+
+
+def train_on_a_rank(rank: int, words: list[str]) -> None:
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+    DeepspeedStrategy(StrategyConfig())  # imports DeepSpeed, which derives from the real AdamW
+    step_cases.plain_gradient_descent()
+    train_rm_vla.main(words)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_two_ranks_learn_what_one_does(mixed_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["--demos", str(mixed_file), "--max_epochs", "1", "--no-use_tensorboard", "--learning_rate", "0.1"]
+    words += ["--tiny_vision_dim", "16", "--tiny_llm_dim", "32", "--tiny_llm_layers", "1", "--logging_steps", "1"]
+    run_on_two_ranks(train_on_a_rank, [*words, "--save_path", str(tmp_path / "two")])
+    DeepspeedStrategy(StrategyConfig())
+    monkeypatch.setattr(torch.optim, "AdamW", lambda p, lr, betas, weight_decay: torch.optim.SGD(p, lr=lr))
+    train_rm_vla.main([*words, "--save_path", str(tmp_path / "one")])
+    one, two = (RewardModel.from_pretrained(tmp_path / name / "reward_model") for name in ("one", "two"))
+    start = RewardModel.from_policy(tmp_path / "one" / "start").state_dict()
+    change = max(float((tensor - start[name]).abs().max()) for name, tensor in one.state_dict().items())
+    apart = max(float((tensor - two.state_dict()[name]).abs().max()) for name, tensor in one.state_dict().items())
+    assert change > 1e-3 and apart < 1e-5
+    names = ("reward_model/loss", "reward_model/grad_norm")
+    logged = [[r[n] for r in read_metrics(tmp_path / f) for n in names if n in r] for f in ("one", "two")]
+    assert len(logged[0]) >= 10 and logged[0] == pytest.approx(logged[1], rel=1e-3)
 
 
 @pytest.fixture(scope="module")
