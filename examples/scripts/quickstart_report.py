@@ -10,6 +10,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from rlvla.trainer.eval_comparison import compare
+from rlvla.trainer.eval_record import PolicyEvaluation
 from rlvla.utils.logging import duration, table
 from rlvla.utils.runs import write_json
 
@@ -31,6 +33,14 @@ def rates(result: dict[str, Any]) -> dict[str, float]:
     }
 
 
+def difference(folder: Path) -> dict[str, Any]:
+    """RL minus SFT, greedy and paired by initial state, as report.json holds it."""
+    rl, sft = (PolicyEvaluation.read(folder / f"eval_{name}.json").results[0] for name in ("rl", "sft"))
+    found = compare("rl", rl, "sft", sft).overall()
+    names = ("n", "difference", "low", "high", "gained", "lost", "p_value")
+    return {name: getattr(found, name) for name in names}
+
+
 def build_report(folder: Path) -> dict[str, Any]:
     """report.json of a finished quickstart folder."""
     evaluations = {name: read_json(folder / f"eval_{name}.json") for name in ("sft", "rl")}
@@ -44,6 +54,7 @@ def build_report(folder: Path) -> dict[str, Any]:
     report: dict[str, Any] = {name: rates(result["results"][0]) for name, result in evaluations.items()}
     report |= {f"{name}_sampled": rates(result["results"][1]) for name, result in evaluations.items()}
     report |= {
+        "difference": difference(folder),
         "seconds": seconds,
         "env_steps": int(totals["env_steps"]),
         "episodes": int(totals["episodes"]),
@@ -62,12 +73,14 @@ def describe(report: dict[str, Any]) -> str:
         interval = f"{100 * r['success_at_end']:.1f}% [{100 * r['low']:.1f}, {100 * r['high']:.1f}]"
         rows.append((policy, mode, r["n"], interval, f"{100 * r['success_once']:.1f}%"))
     seconds = {name: duration(value) for name, value in report["seconds"].items()}
-    apart = report["rl"]["low"] > report["sft"]["high"]
+    d = report["difference"]
+    shown = "" if d["low"] > 0 else "; NO IMPROVEMENT IS SHOWN"
     return "\n".join(
         [
             table(("policy", "actions", "n", "success at end [95 %]", "success once"), rows),
             f"protocol {report['protocol']}: initial states that neither demonstrations nor training have seen",
-            f"the intervals of SFT and RL {'do not overlap' if apart else 'OVERLAP: no improvement is shown'}",
+            f"RL minus SFT on the same states, greedy: {100 * d['difference']:+.1f} [{100 * d['low']:+.1f}, "
+            f"{100 * d['high']:+.1f}] percentage points, p = {d['p_value']:.2g} (exact McNemar){shown}",
             f"{report['episodes']} training episodes, {report['env_steps']} environment steps; "
             + ", ".join(f"{name} {value}" for name, value in seconds.items()),
         ]
