@@ -78,7 +78,8 @@ setup(
         "transformers>=4.50",
         "tokenizers>=0.21",
         "safetensors>=0.4",
-        "deepspeed>=0.16",
+        # 0.19.0 sums gradients of bfloat16 weights in bfloat16 under ZeRO-2, whatever it is told.
+        "deepspeed>=0.19.8",
         "peft>=0.14",
         "tensorboard>=2.16",
         "pillow>=10",

@@ -255,6 +255,11 @@ def _check(path: Path, state: dict[str, Any], engines: dict[str, Engine]) -> Non
         stored, ours = state["models"].get(name), engine.parameter_shapes()
         if stored is None:
             raise ConfigError(f"{path} holds no {name}; it belongs to another run: name another --save_path")
+        if engine.config.engine_stage and not any((path / name).glob("*_optim_states.pt")):
+            raise ConfigError(
+                f"{path} was written without ZeRO, but stage {engine.config.engine_stage} runs here (with --bf16 at "
+                "least 2); name another --save_path"
+            )
         for parameter in sorted(stored.keys() ^ ours.keys()) or [p for p in ours if stored[p] != ours[p]]:
             raise ConfigError(
                 f"{path} belongs to another model: parameter {parameter} of the {name} has shape "

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from rlvla.trainer.ppo_run import PPORun
     from rlvla.trainer.sft_config import SFTConfig
 
+_STAGE = "ZeRO stage (with --bf16 at least 2)"
+
 
 def ppo_report(flags: PPORun, setting: Setting) -> str:
     """The tables of `cli/train_ppo_vla.py --dry_run`."""
@@ -59,6 +61,7 @@ def ppo_arithmetic(flags: PPORun, setting: Setting, inputs: VLAInputs) -> list[t
     actor_iterations = batch.iterations - flags.optimization.freezing_actor_steps
     rows = [
         ("ranks", world),
+        (_STAGE, flags.strategy.engine_stage),
         ("iterations", batch.iterations),
         ("episodes of the run", batch.num_episodes),
         ("episodes per iteration", batch.episodes_per_iteration),
@@ -157,6 +160,7 @@ def sft_report(
     own = -(-min(sft.train_batch_size, rows) // world)
     arithmetic = [
         ("ranks", world),
+        (_STAGE, strategy.engine_stage),
         ("episodes", len(demos.actions)),
         ("decisions", rows),
         ("action tokens per decision", config.num_action_tokens),

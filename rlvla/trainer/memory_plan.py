@@ -105,17 +105,16 @@ def engine_memory(probe: Probe, strategy: StrategyConfig, world: int, *, accumul
         world: ranks.
         accumulates: an optimizer step has several micro-batches.
     """
-    stage, width, trainable = strategy.zero_stage, 2 if strategy.bf16 else FLOAT32, probe.trainable
+    stage, width, trainable = strategy.engine_stage, 2 if strategy.bf16 else FLOAT32, probe.trainable
     share = trainable if stage == 0 else -(-trainable // world)
     held = frozen_memory(probe, strategy, world)
-    master = FLOAT32 * share if stage or strategy.bf16 else 0
-    gradients = width * (share if stage >= 2 else trainable)
+    master = FLOAT32 * share if stage else 0
+    gradients = FLOAT32 * (share if stage >= 2 else trainable)
     buffers = width * bucket_elements(trainable)
     if stage == 0:
         activations = probe.backward_bytes if accumulates else max(0, probe.first_backward_bytes - gradients)
         # The reduction flattens the gradients when the activations are gone already.
-        step = max(buffers, FLOAT32 * trainable if strategy.bf16 else 0)
-        buffers = 0
+        step, buffers = buffers, 0
     elif stage == 3:
         activations = probe.bare_backward_bytes
         step = 3 * FLOAT32 * min(share, ZERO3_ELEMENTS)
@@ -124,8 +123,8 @@ def engine_memory(probe: Probe, strategy: StrategyConfig, world: int, *, accumul
         step = share * (width + FLOAT32 + (FLOAT32 if strategy.bf16 else 0))
     if strategy.adam_offload:
         master += FLOAT32 * share  # gradients as the optimizer on the host reads them
-        if stage < 3:  # new weights on their way back, and gradients of the micro-batches before the last
-            master += width * share * (1 + accumulates)
+        if stage < 3:  # new weights on their way back; in float32 also gradients of the micro-batches before the last
+            master += width * share * (1 + (accumulates and not strategy.bf16))
     return EngineMemory(
         weights=held.weights,
         small=held.small,
@@ -144,7 +143,7 @@ def engine_memory(probe: Probe, strategy: StrategyConfig, world: int, *, accumul
 
 def frozen_memory(probe: Probe, strategy: StrategyConfig, world: int) -> FrozenMemory:
     """Memory of the parameters of a model alone, trained or not."""
-    if strategy.zero_stage < 3:
+    if strategy.engine_stage < 3:
         return FrozenMemory(probe.weight_bytes)
     width = 2 if strategy.bf16 else FLOAT32
     # With one rank, and all of it on the device, there is nothing to bring together.

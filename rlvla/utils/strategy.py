@@ -27,6 +27,7 @@ from torch import nn
 
 from rlvla.utils.durable_files import checked_file
 from rlvla.utils.errors import RunEnded, require
+from rlvla.utils.logging import log
 from rlvla.utils.strategy_config import SCHEDULERS, StrategyConfig
 
 
@@ -107,6 +108,9 @@ class DeepspeedStrategy:
             local_rank = int(os.environ["LOCAL_RANK"])
             accelerator.set_device(local_rank)
             self.device = torch.device(accelerator.device_name(local_rank))
+        if self.is_main and config.engine_stage != config.zero_stage:
+            stages = f"{config.zero_stage} runs as {config.engine_stage}"
+            log.info(f"--bf16: ZeRO stage {stages}, which sums gradients in float32")
 
     @property
     def is_main(self) -> bool:
@@ -120,7 +124,7 @@ class DeepspeedStrategy:
         There parameters pass through the device one by one: a model that is larger than the device can be shared out.
         """
         model.to(dtype=torch.bfloat16 if self.config.bf16 else torch.float32)
-        if self.config.zero_stage == 3:
+        if self.config.engine_stage == 3:
             self._deepspeed.zero.Init(module=model, config_dict_or_path=settings)
         model.to(self.device)  # parameters that are shared out are empty now; buffers are whole on every rank
 
@@ -154,7 +158,7 @@ class DeepspeedStrategy:
         model.requires_grad_(False).eval()
         settings = self._deepspeed_config(trainable=0)
         self._place(model, settings)
-        if self.config.zero_stage == 3:
+        if self.config.engine_stage == 3:
             self._deepspeed.initialize(model=model, config=settings)  # its hooks on the modules gather and give up
 
     def move_frozen(self, model: nn.Module, device: torch.device) -> None:
@@ -166,7 +170,7 @@ class DeepspeedStrategy:
                 share.data = share.data.to(device)
 
     def _deepspeed_config(self, trainable: int) -> dict[str, Any]:
-        zero: dict[str, Any] = {"stage": self.config.zero_stage, "reduce_bucket_size": bucket_elements(trainable)}
+        zero: dict[str, Any] = {"stage": self.config.engine_stage, "reduce_bucket_size": bucket_elements(trainable)}
         if self.config.adam_offload:
             zero["offload_optimizer"] = {"device": "cpu"}
         if self.config.param_offload:
@@ -181,6 +185,7 @@ class DeepspeedStrategy:
             # torch's AdamW steps on offloaded states as well; DeepSpeed's own would be compiled at first use.
             "zero_force_ds_cpu_optimizer": False,
             "bf16": {"enabled": self.config.bf16},
+            "data_types": {"grad_accum_dtype": "fp32"},  # see `StrategyConfig.engine_stage`
             "steps_per_print": 10**9,
         }
 
@@ -272,7 +277,7 @@ class Engine:
         # A loss that is not finite may have a gradient that is; through this factor it never has, on any rank.
         self.engine.backward(loss * torch.where(loss.detach().isfinite(), 1.0, math.nan))
         norm = None
-        if last and self.config.zero_stage == 0:  # only then are whole gradients at hand, and no norm is kept
+        if last and self.config.engine_stage == 0:  # only then are whole gradients at hand, and no norm is kept
             grads = [p.grad for p in self.module.parameters() if p.grad is not None]
             norm = float(torch.nn.utils.get_total_norm(grads)) if grads else 0.0
             if not math.isfinite(norm):
@@ -295,7 +300,7 @@ class Engine:
         ZeRO-3 gathers them once, for the time of the block. Inside it the module takes part in no collective operation,
         so that ranks may call it at their own pace and differently often.
         """
-        if self.config.zero_stage < 3:
+        if self.config.engine_stage < 3:
             yield self.module
             return
         import deepspeed
@@ -315,7 +320,7 @@ class Engine:
         Args:
             weights: the parameters as well, with ZeRO-1 and 2; with ZeRO-3 they are shards and stay.
         """
-        if self.config.zero_stage == 3:
+        if self.config.engine_stage == 3:
             self._move_moments(torch.device("cpu"))
             return
         from deepspeed.runtime.zero.offload_config import OffloadStateTypeEnum as Kind
@@ -324,7 +329,7 @@ class Engine:
 
     def reload_states(self) -> None:
         """Bring back what `offload_states` has moved; nothing, if that is nothing."""
-        if self.config.zero_stage == 3:
+        if self.config.engine_stage == 3:
             self._move_moments(self.engine.device)
             return
         optimizer = self.engine.optimizer
@@ -384,7 +389,7 @@ class Engine:
         """
         settings = self.engine._config
         # Without ZeRO every rank holds everything, and DeepSpeed reads it whatever the number of ranks was.
-        settings.load_universal_checkpoint = universal and self.config.zero_stage > 0
+        settings.load_universal_checkpoint = universal and self.config.engine_stage > 0
         try:
             path, _ = self.engine.load_checkpoint(str(folder), tag=tag)
         finally:
@@ -394,7 +399,7 @@ class Engine:
 
     def convert(self, source: Path, target: Path) -> None:
         """Bring what `save` wrote into a form that any number of ranks can load; called on one rank."""
-        if self.config.zero_stage == 0:
+        if self.config.engine_stage == 0:
             shutil.copytree(source, target)
             return
         from deepspeed.checkpoint import ds_to_universal

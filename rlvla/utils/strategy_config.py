@@ -17,7 +17,8 @@ class StrategyConfig:
 
     zero_stage: int = arg(
         0,
-        "DeepSpeed ZeRO stage: 0 replicates, 1 shards optimizer states, 2 gradients, 3 parameters",
+        "DeepSpeed ZeRO stage: 0 replicates, 1 shards optimizer states, 2 gradients, 3 parameters (with --bf16 0 and 1 "
+        "run as 2)",
         choices=(0, 1, 2, 3),
     )
     bf16: bool = arg(False, "train in bfloat16 (pays on GPUs, and on CPUs only from about 10 M parameters)")
@@ -29,6 +30,16 @@ class StrategyConfig:
     )
     max_norm: float = arg(1.0, "gradient norm is clipped to this", above=0)
     local_rank: int = arg(-1, "set by the deepspeed launcher")
+
+    @property
+    def engine_stage(self) -> int:
+        """The ZeRO stage that runs.
+
+        A step with many micro-batches needs a float32 sum of their gradients: in bfloat16 the 257th of equal ones adds
+        nothing any more. With bfloat16 weights DeepSpeed has that sum from stage 2 on. Below, stage 0 refuses it, and
+        stage 1 takes an optimizer for it whose states cannot be moved to the host.
+        """
+        return max(self.zero_stage, 2) if self.bf16 else self.zero_stage
 
     def problems(self) -> list[str]:
         """What contradicts itself; every command that trains asks."""

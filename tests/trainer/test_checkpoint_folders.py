@@ -180,6 +180,9 @@ def test_another_model_is_an_error(strategy: DeepspeedStrategy, tmp_path: Path) 
     deeper = strategy.prepare(torch.nn.Sequential(torch.nn.Linear(3, 2)), OPTIM)
     with pytest.raises(ConfigError, match=r"parameter 0.bias of the net has shape none there and \[2\] here"):
         load_checkpoint(tmp_path, {"net": deeper}, strategy)
+    sharing = DeepspeedStrategy(StrategyConfig(bf16=True)).prepare(torch.nn.Linear(3, 2), OPTIM)
+    with pytest.raises(ConfigError, match="was written without ZeRO, but stage 2 runs here"):
+        load_checkpoint(tmp_path, {"net": sharing}, strategy)
     assert [p.name[-1] for p in list_checkpoints(tmp_path)] == ["1"], "it is not damaged"
 
 

@@ -182,6 +182,13 @@ def test_sharing_out() -> None:
     assert offloaded.at_rollout == 4000 and offloaded.on_host == 1600 + 3 * 800
 
 
+def test_bf16_halves_weights_and_buffers_but_not_the_sum_of_gradients() -> None:
+    engines = [plan_of(4, zero_stage=stage, bf16=True).engines["actor"] for stage in range(4)]
+    assert [e.gradients for e in engines] == [800, 800, 800, 800], "stages 0 and 1 run as 2"
+    assert [e.master for e in engines] == [800, 800, 800, 800]
+    assert [e.buffers for e in engines] == [1600, 1600, 1600, 1600]
+
+
 def test_zero_3_brings_together_what_a_pass_needs_and_a_rollout_everything() -> None:
     size = 3 * ZERO3_ELEMENTS
     large = Probe(size, size, 4 * size, 100, 5000, 6000, 2000)
@@ -210,6 +217,9 @@ VARIANTS = {
     "ZeRO 0": ({}, {}, 16, 16),
     "ZeRO 2": ({"zero_stage": 2}, {}, 16, 16),
     "ZeRO 3": ({"zero_stage": 3}, {}, 16, 16),
+    "bf16, several micro-batches": ({"bf16": True}, {}, 8, 4),
+    "bf16 and offload, several micro-batches": ({"zero_stage": 2, "bf16": True, "adam_offload": True}, {}, 8, 4),
+    "ZeRO 3, bf16, several micro-batches": ({"zero_stage": 3, "bf16": True}, {}, 8, 4),
 }
 
 
