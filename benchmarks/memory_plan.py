@@ -65,9 +65,10 @@ def compare(
     inputs, config, batch = actor.inputs, actor.inputs.config, random_rows(actor, rows)
     shape = RowShape(1, inputs.prompt(batch.instructions[:1], torch.device("cpu"))[0].shape[1])
     amounts = {"bf16": strategy_config.bf16, "train_rows": micro, "forward_rows": micro}
+    beside = actor_config.without_adapters()
     probes = {
         "actor": probe(config, shape, actor_config, **amounts),
-        "critic": probe(config, shape, ActorConfig(), scalar_head=True, **amounts),
+        "critic": probe(config, shape, beside, scalar_head=True, **amounts),
     }
     accumulates = rows > micro
     world = strategy.world_size
@@ -78,7 +79,7 @@ def compare(
     with live:
         engines = {
             "actor": strategy.prepare(Actor.from_pretrained(folder, actor_config), OPTIM),
-            "critic": strategy.prepare(Critic.from_pretrained(folder), OPTIM),
+            "critic": strategy.prepare(Critic.from_pretrained(folder, config=beside), OPTIM),
         }
         for engine in engines.values():
             live.see(list(engine.module.parameters()), list(engine.module.buffers()))

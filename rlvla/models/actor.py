@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from rlvla.experience import Experience
+from rlvla.models.backbone import prepare_backbone
 from rlvla.models.config import ActorConfig
 from rlvla.models.inputs import VLAInputs
 from rlvla.models.lora import MergedWeights, add_adapters, lora_layers, save_adapter
@@ -51,11 +52,7 @@ class Actor(nn.Module):
         super().__init__()
         self.inputs = inputs
         self.config = config or ActorConfig()
-        vla.set_attention(self.config.attn_implementation)
-        if self.config.gradient_checkpointing:
-            vla.gradient_checkpointing_enable()
-        if self.config.freeze_vision_backbone:
-            vla.vision_backbone.requires_grad_(False)
+        prepare_backbone(vla, self.config)
         if self.config.lora_rank:
             targets = lora_layers(vla, self.config.lora_targets, vision=not self.config.freeze_vision_backbone)
             vla = add_adapters(vla, targets, self.config.lora_rank, self.config.lora_alpha)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rlvla.models.vla.choices import ATTENTION_IMPLEMENTATIONS
 from rlvla.utils.arguments import arg
@@ -21,10 +21,19 @@ class ActorConfig:
         nargs="+",
         metavar="NAME",
     )
-    freeze_vision_backbone: bool = arg(False, "train neither the vision towers nor adapters on them")
-    gradient_checkpointing: bool = arg(False, "recompute activations of towers and decoder in the backward pass")
+    freeze_vision_backbone: bool = arg(
+        False, "train neither the vision towers, those of a critic included, nor adapters on them"
+    )
+    gradient_checkpointing: bool = arg(
+        False, "recompute activations of towers and decoder in the backward pass, also of a critic"
+    )
     attn_implementation: str = arg(
         "sdpa",
-        "attention kernel of the decoder; flash_attention_2 needs a GPU and the flash-attn package",
+        "attention kernel of the decoder, also of critic, reference and --reward_pretrain; flash_attention_2 needs a "
+        "GPU and the flash-attn package",
         choices=ATTENTION_IMPLEMENTATIONS,
     )
+
+    def without_adapters(self) -> ActorConfig:
+        """The same for the networks beside the policy: they have no adapters."""
+        return replace(self, lora_rank=0, lora_targets=ActorConfig.lora_targets)

@@ -11,6 +11,7 @@ from torch import nn
 
 from rlvla.experience import Experience
 from rlvla.models.actor import Actor
+from rlvla.models.config import ActorConfig
 
 
 class ReferenceModel(nn.Module):
@@ -31,9 +32,11 @@ class ReferenceModel(nn.Module):
             self.actor = actor.requires_grad_(False).eval()
 
     @classmethod
-    def from_pretrained(cls, path: str | Path, unnorm_key: str | None = None, **overrides: Any) -> ReferenceModel:
+    def from_pretrained(
+        cls, path: str | Path, unnorm_key: str | None = None, config: ActorConfig | None = None, **overrides: Any
+    ) -> ReferenceModel:
         """Load a checkpoint folder; arguments and errors as `Actor.from_pretrained`."""
-        return cls(Actor.from_pretrained(path, unnorm_key=unnorm_key, **overrides))
+        return cls(Actor.from_pretrained(path, config, unnorm_key, **overrides))
 
     def log_probs(self, batch: Experience, temperature: float) -> torch.Tensor:
         """[B, T] log-probabilities of the batch's tokens."""

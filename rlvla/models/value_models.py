@@ -10,6 +10,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from rlvla.experience import Experience
+from rlvla.models.backbone import prepare_backbone
+from rlvla.models.config import ActorConfig
 from rlvla.models.inputs import VLAInputs
 from rlvla.models.vla.configuration_openvla import OpenVLAConfig
 from rlvla.models.vla.openvla import OpenVLAForActionPrediction
@@ -73,8 +75,11 @@ class _ScalarHead(nn.Module):
         save_file(head, str(Path(folder) / head_file))
 
 
-def _load(path: str | Path, unnorm_key: str | None, **overrides: Any) -> tuple[OpenVLAForActionPrediction, VLAInputs]:
+def _load(
+    path: str | Path, unnorm_key: str | None, config: ActorConfig | None = None, **overrides: Any
+) -> tuple[OpenVLAForActionPrediction, VLAInputs]:
     vla = OpenVLAForActionPrediction.from_pretrained(path, **overrides)
+    prepare_backbone(vla, config or ActorConfig())
     return vla, VLAInputs.from_pretrained(path, config=vla.config, unnorm_key=unnorm_key)
 
 
@@ -85,12 +90,15 @@ class Critic(_ScalarHead):
     """
 
     @classmethod
-    def from_pretrained(cls, path: str | Path, unnorm_key: str | None = None, **overrides: Any) -> Critic:
+    def from_pretrained(
+        cls, path: str | Path, unnorm_key: str | None = None, config: ActorConfig | None = None, **overrides: Any
+    ) -> Critic:
         """Load a policy or critic folder; without a stored value head the head starts at zero.
 
-        Arguments as for `Actor.from_pretrained`: a critic that sees other pixels than its actor judges another state.
+        Arguments as for `Actor.from_pretrained`, but for adapters, which a critic has none of. A critic that sees other
+        pixels than its actor judges another state.
         """
-        critic = cls(*_load(path, unnorm_key, **overrides))
+        critic = cls(*_load(path, unnorm_key, config, **overrides))
         head = Path(path) / VALUE_HEAD_FILE
         if head.exists():
             critic.load_state_dict(load_file(str(head)), strict=False)
@@ -118,8 +126,10 @@ class RewardModel(_ScalarHead):
         return cls(*_load(path, unnorm_key))
 
     @classmethod
-    def from_pretrained(cls, path: str | Path, unnorm_key: str | None = None) -> RewardModel:
-        """Load a folder written by `save_pretrained`.
+    def from_pretrained(
+        cls, path: str | Path, unnorm_key: str | None = None, config: ActorConfig | None = None
+    ) -> RewardModel:
+        """Load a folder written by `save_pretrained`; arguments as for `Critic.from_pretrained`.
 
         Raises:
             ConfigError: the folder has no reward head: it is a policy, not a reward model.
@@ -127,7 +137,7 @@ class RewardModel(_ScalarHead):
         head = Path(path) / REWARD_HEAD_FILE
         if not head.exists():
             raise ConfigError(f"{path} is not a reward model: {REWARD_HEAD_FILE} is missing there")
-        model = cls(*_load(path, unnorm_key))
+        model = cls(*_load(path, unnorm_key, config))
         model.load_state_dict(load_file(str(head)), strict=False)
         return model
 

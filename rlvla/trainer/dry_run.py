@@ -99,7 +99,8 @@ def ppo_memory(flags: PPORun, setting: Setting, inputs: VLAInputs) -> MemoryPlan
         config = setting.config
         if flags.run.critic_pretrain:
             config, _ = check_checkpoint(Path(flags.run.critic_pretrain), flags.policy.unnorm_key)
-        probes["critic"] = probe(config, row, ActorConfig(), train_rows=micro, scalar_head=True, **amounts)
+        beside = flags.actor.without_adapters()
+        probes["critic"] = probe(config, row, beside, train_rows=micro, scalar_head=True, **amounts)
     judges = _judges(flags, setting, row, amounts)
     size = setting.env.image_size or setting.config.image_size
     decision_bytes = cameras * size * size * 3 + setting.config.num_action_tokens * (8 + 4 * 6)

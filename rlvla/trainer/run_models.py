@@ -40,18 +40,20 @@ class Models:
 def load_models(flags: PPORun, setting: Setting) -> Models:
     """What a checked configuration asks for, on the host."""
     pretrain, key, overrides = flags.policy.pretrain, setting.unnorm_key, setting.overrides
-    shared = flags.algorithm.share_backbone
+    shared, beside = flags.algorithm.share_backbone, flags.actor.without_adapters()
     actor = (ActorCritic if shared else Actor).from_pretrained(pretrain, flags.actor, key, **overrides)
     critic = None
     if flags.algorithm.needs_critic and not shared:
-        critic = Critic.from_pretrained(flags.run.critic_pretrain or pretrain, key, **overrides)
+        critic = Critic.from_pretrained(flags.run.critic_pretrain or pretrain, key, beside, **overrides)
     reference = None
     if flags.algorithm.init_kl_coef:
         # With adapters the start policy is the trained one without them: no second copy.
         reference = (
             ReferenceModel(actor, without_adapters=True)
             if flags.actor.lora_rank
-            else ReferenceModel.from_pretrained(pretrain, key, **overrides)
+            else ReferenceModel.from_pretrained(pretrain, key, beside, **overrides)
         )
-    reward_model = RewardModel.from_pretrained(flags.run.reward_pretrain) if flags.run.reward_pretrain else None
+    reward_model = None
+    if flags.run.reward_pretrain:
+        reward_model = RewardModel.from_pretrained(flags.run.reward_pretrain, config=beside)
     return Models(actor, critic, reference, reward_model)

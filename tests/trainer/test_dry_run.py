@@ -75,6 +75,22 @@ def test_ppo(policy_folder: Path, tmp_path: Path, nothing_starts: None, capsys: 
     assert rows["total on the device at update, at most"] >= held + gradients + activations - 0.5
 
 
+def test_the_critic_is_planned_as_it_is_trained(
+    policy_folder: Path, tmp_path: Path, nothing_starts: None, capsys: pytest.CaptureFixture
+) -> None:
+    flags = ["--pretrain", str(policy_folder), "--save_path", str(tmp_path / "run"), *AMOUNTS, "--dry_run"]
+    found = []
+    for more in ([], ["--freeze_vision_backbone"], ["--gradient_checkpointing"], ["--lora_rank", "2"]):
+        train([*flags, *more])
+        found.append(numbers(capsys.readouterr().out))
+    plain, frozen, recomputing, adapted = found
+    part = "critic: optimizer states"
+    assert frozen[part] < plain[part] and frozen[part] == pytest.approx(frozen["actor: optimizer states"], abs=0.11)
+    assert adapted[part] == plain[part], "adapters are the actor's"
+    part = "critic: activations of a micro-batch"
+    assert recomputing[part] < plain[part]
+
+
 def test_judges_and_demonstrations_of_ppo(
     policy_folder: Path,
     demos_file: Path,
