@@ -1,11 +1,13 @@
 """The memory plan of --dry_run against what is measured.
 
 python benchmarks/memory_plan.py
-deepspeed -q --num_accelerators 2 benchmarks/memory_plan.py --sizes "2 M"
+deepspeed -q --num_accelerators 2 benchmarks/memory_plan.py --sizes "3 M"
 
 Compared are bytes of live tensors on one rank: what `rlvla.trainer.memory_plan` says from the shapes alone, and what a
-real actor and critic hold between two updates, and at most during an optimizer step of the trainer. The measured figure
-counts each storage once that any operation has touched, see `rlvla.utils.live_bytes`.
+real actor and critic (with `--judges` also a reference and a reward model) hold between two updates, and at most during
+an optimizer step of the trainer, while observations are answered, and while decisions are scored. The measured figure
+counts each storage once that any operation has touched, see `rlvla.utils.live_bytes`. What --offload_during_rollout
+sends to the host is counted in DeepSpeed's engines, tensor by tensor.
 """
 
 from __future__ import annotations
@@ -14,41 +16,53 @@ import argparse
 import gc
 import sys
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.random_policies import SIZES, new_policy, random_rows
 from benchmarks.train_step import OPTIM
+from rlvla.experience import Experience
 from rlvla.models.actor import Actor, ActorConfig
-from rlvla.models.value_models import Critic
+from rlvla.models.inputs import VLAInputs
+from rlvla.models.reference import ReferenceModel
+from rlvla.models.value_models import Critic, RewardModel
 from rlvla.trainer.config import AlgorithmConfig, BatchConfig
-from rlvla.trainer.memory_plan import MemoryPlan, engine_memory
+from rlvla.trainer.memory_plan import MemoryPlan, engine_memory, frozen_memory
 from rlvla.trainer.memory_probe import RowShape, probe
 from rlvla.trainer.metrics import Metrics
+from rlvla.trainer.run_models import Models
+from rlvla.trainer.scoring import Judges, Scorer
 from rlvla.trainer.updates import Updater
 from rlvla.utils.live_bytes import LiveBytes
 from rlvla.utils.logging import quiet_libraries, table
-from rlvla.utils.strategy import DeepspeedStrategy, StrategyConfig
+from rlvla.utils.strategy import DeepspeedStrategy, Engine, StrategyConfig
 from rlvla.utils.strategy_config import launched_rank, launched_world_size
+
+HEADERS = ("model", "flags", "between updates", "update", "playing", "scoring", "can wait on the host", "worst ratio")
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Planned and measured bytes, between updates and at most in an update."""
+    """Planned and measured bytes.
 
-    planned_rest: int
-    measured_rest: int
-    planned_update: int
-    measured_update: int
+    Attributes:
+        phases: between updates (rest), most in an update, while playing and scoring, and what can wait on the host
+            meanwhile, by name.
+    """
+
+    phases: dict[str, tuple[int, int]]
 
     @property
-    def ratios(self) -> tuple[float, float]:
-        """Planned / measured: between updates, in an update."""
-        return self.planned_rest / self.measured_rest, self.planned_update / self.measured_update
+    def ratios(self) -> dict[str, float]:
+        """Planned / measured by phase."""
+        return {name: planned / measured for name, (planned, measured) in self.phases.items()}
 
 
 def compare(
@@ -58,43 +72,148 @@ def compare(
     *,
     rows: int = 16,
     micro: int = 16,
+    judges: bool = False,
 ) -> Comparison:
-    """Plan, then train two optimizer steps of `rows` decisions in micro-batches of `micro`, and look."""
+    """Plan; then train two optimizer steps of `rows` decisions in micro-batches of `micro`, play and score, and look.
+
+    Args:
+        folder: of the policy from which all models are loaded.
+        strategy_config: DeepSpeed.
+        actor_config: adapters and memory options.
+        rows: decisions of an optimizer step; as many are scored.
+        micro: of a micro-batch, of a pass that scores, and answered at once.
+        judges: with a reference (a model of its own, whatever the adapters) and a reward model.
+    """
     strategy = DeepspeedStrategy(strategy_config)
     actor = Actor.from_pretrained(folder, actor_config)
-    inputs, config, batch = actor.inputs, actor.inputs.config, random_rows(actor, rows)
-    shape = RowShape(1, inputs.prompt(batch.instructions[:1], torch.device("cpu"))[0].shape[1])
-    amounts = {"bf16": strategy_config.bf16, "train_rows": micro, "forward_rows": micro}
-    beside = actor_config.without_adapters()
-    probes = {
-        "actor": probe(config, shape, actor_config, **amounts),
-        "critic": probe(config, shape, beside, scalar_head=True, **amounts),
-    }
-    accumulates = rows > micro
-    world = strategy.world_size
-    plan = MemoryPlan({n: engine_memory(p, strategy_config, world, accumulates=accumulates) for n, p in probes.items()})
+    inputs, batch = actor.inputs, random_rows(actor, rows)
+    plan, on_cpu = (
+        planned(
+            inputs, config, strategy.world_size, actor_config, batch.instructions[:1], micro, accumulates=rows > micro
+        )
+        for config in (strategy_config, replace(strategy_config, param_offload=False))  # there the host is the device
+    )
+    if not judges:
+        plan.frozen.clear()
+        on_cpu.frozen.clear()
     del actor
     gc.collect()
     live = LiveBytes()
     with live:
         engines = {
             "actor": strategy.prepare(Actor.from_pretrained(folder, actor_config), OPTIM),
-            "critic": strategy.prepare(Critic.from_pretrained(folder, config=beside), OPTIM),
+            "critic": strategy.prepare(Critic.from_pretrained(folder, config=actor_config.without_adapters()), OPTIM),
         }
+        reference = ReferenceModel(Actor.from_pretrained(folder)) if judges else None
+        reward_model = RewardModel.from_policy(folder) if judges else None
+        for model in Models(engines["actor"].module, None, reference, reward_model).frozen:
+            strategy.prepare_frozen(model)
+            live.see(list(model.parameters()), list(model.buffers()))
         for engine in engines.values():
             live.see(list(engine.module.parameters()), list(engine.module.buffers()))
-        updater = Updater(strategy, BatchConfig(micro_train_batch_size=micro), AlgorithmConfig(), 7, inputs)
+        settings = BatchConfig(micro_train_batch_size=micro, micro_rollout_batch_size=micro)
+        updater = Updater(strategy, settings, AlgorithmConfig(), 7, inputs)
         step = batch.with_fields(value_mask=batch.action_mask, values=batch.advantages, returns=batch.advantages)
-        for _ in range(2):  # Adam's moments are made in the first step
+        scorer = Scorer(
+            Judges(engines["actor"], engines["critic"], reference, reward_model), strategy, settings, AlgorithmConfig()
+        )
+        measured: dict[str, int] = {}
+        # Adam's moments are made in the first step; ZeRO-3 knows from its second pass on what is needed.
+        for _ in range(3):
+            with peak_of(live, "update", measured):
+                metrics = Metrics()
+                updater.policy_step(engines["actor"], step, 0.0, metrics, first_of_iteration=False)
+                updater.value_step(engines["critic"], step, metrics)
             gc.collect()
-            live.reset_peak()
-            metrics = Metrics()
-            updater.policy_step(engines["actor"], step, 0.0, metrics, first_of_iteration=False)
-            updater.value_step(engines["critic"], step, metrics)
-        gc.collect()
-    planned_rest = sum(engine.at_rest - engine.on_host for engine in plan.engines.values())
-    on_host = plan.on_host  # on a CPU it is all the same memory
-    return Comparison(planned_rest + on_host, live.now, plan.at_update + on_host, live.peak)
+            measured["rest"] = live.now
+            with peak_of(live, "playing", measured):
+                play(scorer, batch, micro)
+            with peak_of(live, "scoring", measured):
+                scorer.policy(batch)
+                scorer.values(batch)
+    if strategy_config.zero_stage > 0 and not strategy_config.adam_offload:  # otherwise a run is refused
+        measured["waiting"] = waiting_bytes(engines, Models(engines["actor"].module, None, reference, reward_model))
+    found = {**phase_bytes(on_cpu.in_one_place()), "waiting": replace(plan, offloads=True).away}
+    return Comparison({name: (size, measured[name]) for name, size in found.items() if name in measured})
+
+
+def phase_bytes(plan: MemoryPlan) -> dict[str, int]:
+    """What the plan says by phase."""
+    return {
+        "rest": sum(model.at_rest for model in (*plan.engines.values(), *plan.frozen.values())),
+        "update": plan.at_update,
+        "playing": plan.at_playing,
+        "scoring": plan.at_scoring,
+    }
+
+
+def planned(
+    inputs: VLAInputs,
+    strategy: StrategyConfig,
+    world: int,
+    actor_config: ActorConfig,
+    instructions: list[str],
+    micro: int,
+    *,
+    accumulates: bool,
+) -> MemoryPlan:
+    """The plan for actor, critic, reference and reward model."""
+    shape = RowShape(1, inputs.prompt(instructions, torch.device("cpu"))[0].shape[1])
+    config, beside = inputs.config, actor_config.without_adapters()
+    amounts = {"bf16": strategy.bf16, "forward_rows": micro}
+    trained = {
+        "actor": probe(config, shape, actor_config, train_rows=micro, play_rows=micro, **amounts),
+        "critic": probe(config, shape, beside, train_rows=micro, scalar_head=True, **amounts),
+    }
+    frozen = {
+        "reference": probe(config, shape, ActorConfig(), train_rows=0, **amounts),
+        "reward model": probe(config, shape, ActorConfig(), train_rows=0, scalar_head=True, **amounts),
+    }
+    return MemoryPlan(
+        {name: engine_memory(p, strategy, world, accumulates=accumulates) for name, p in trained.items()},
+        {name: frozen_memory(p, strategy, world) for name, p in frozen.items()},
+        passes={name: p.forward_bytes for name, p in {**trained, **frozen}.items()},
+        decision=trained["actor"].decision_bytes,
+    )
+
+
+def waiting_bytes(engines: dict[str, Engine], models: Models) -> int:
+    """Bytes on this rank of what `Offloading` sends to the host, as DeepSpeed's engines hold it; from ZeRO-1 on."""
+    found: list[torch.Tensor] = []
+    for name, engine in engines.items():
+        zero = engine.engine.optimizer
+        found += [value for state in zero.optimizer.state.values() for value in state.values() if value.dim()]
+        if engine.config.zero_stage < 3:
+            found += zero.single_partition_of_fp32_groups
+            found += zero.bit16_groups_flat if name == "critic" else []
+    for model in models.frozen:
+        found += model.buffers()
+        for parameter in model.parameters():
+            shared = engines["actor"].config.param_offload and hasattr(parameter, "ds_tensor")  # it is there already
+            found += [parameter, *([parameter.ds_tensor] if hasattr(parameter, "ds_tensor") and not shared else [])]
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in found}
+    return sum(storages.values())
+
+
+@contextmanager
+def peak_of(live: LiveBytes, name: str, measured: dict[str, int]) -> Iterator[None]:
+    """Notes the most bytes alive inside the block."""
+    gc.collect()
+    live.reset_peak()
+    yield
+    measured[name] = live.peak
+
+
+def play(scorer: Scorer, batch: Experience, rows: int) -> None:
+    """Answer as many observations as the rollout would, and let the reward model judge some."""
+    actor, reward_model = scorer.judges.actor, scorer.judges.reward_model
+    proprio = None if batch.proprio is None else batch.proprio[:rows].numpy()
+    draws = np.full((min(rows, len(batch)), batch.action_tokens.shape[1]), 0.5)
+    actor.train(False)
+    with actor.full_parameters() as policy, torch.no_grad():
+        policy.act(batch.images[:rows].numpy(), proprio, batch.instructions[:rows], uniforms=draws)
+        if reward_model is not None:
+            reward_model.success_probability(batch.index(torch.arange(rows)))
 
 
 def main() -> None:
@@ -102,7 +221,8 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", choices=tuple(SIZES), default=tuple(SIZES), help="models")
     parser.add_argument("--rows", type=int, default=16, help="decisions per optimizer step (default 16)")
     parser.add_argument("--micro", type=int, default=16, help="decisions per micro-batch (default 16)")
-    parser.add_argument("--only", default="", help="variants whose flags hold this, e.g. zero_stage=3 (default all)")
+    parser.add_argument("--judges", action="store_true", help="with a reference and a reward model")
+    parser.add_argument("--only", nargs="+", default=[""], help="variants with one of these, e.g. lora (default all)")
     parser.add_argument("--local_rank", type=int, default=-1, help="set by the deepspeed launcher")
     flags = parser.parse_args()
     torch.set_num_threads(1)
@@ -118,18 +238,18 @@ def main() -> None:
             new_policy(Path(folder), size)
             for strategy, actor in variants:
                 name = " ".join(f"{key}={value}" for key, value in {**strategy, **actor}.items())
-                if flags.only not in name:
+                if not any(part in name for part in flags.only):
                     continue
-                amounts = {"rows": flags.rows, "micro": flags.micro}
+                amounts = {"rows": flags.rows, "micro": flags.micro, "judges": flags.judges}
                 result = compare(Path(folder), StrategyConfig(**strategy), ActorConfig(**actor), **amounts)
-                sizes = (result.planned_rest, result.measured_rest, result.planned_update, result.measured_update)
-                ratios = [f"{ratio:.2f}" for ratio in result.ratios]
-                found.append((size, name, *(f"{bytes_ / 2**20:.0f}" for bytes_ in sizes), *ratios))
+                sizes = [f"{a / 2**20:.0f} / {b / 2**20:.0f}" for a, b in result.phases.values()]
+                sizes += [""] * (len(HEADERS) - 3 - len(sizes))  # nothing can wait
+                worst = max(result.ratios.values(), key=lambda ratio: abs(ratio - 1))
+                found.append((size, name, *sizes, f"{worst:.2f}"))
                 if launched_rank() == 0:
                     print(*found[-1], flush=True)
-    headers = ("model", "flags", "rest: plan MiB", "measured", "update: plan MiB", "measured", "rest", "update")
     if launched_rank() == 0:
-        print(f"{launched_world_size()} rank(s)\n{table(headers, found)}")
+        print(f"{launched_world_size()} rank(s); planned / measured MiB\n{table(HEADERS, found)}")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ ACTIONS = {"q01": [-1.0] * 7, "q99": [1.0] * 7, "min": [-1.0] * 7, "max": [1.0] 
 SIZES: dict[str, dict[str, Any]] = {
     "0.3 M": {"vision_dim": 32, "llm_dim": 48, "llm_mlp_dim": 144},  # that of the quickstart
     "0.5 M": {},
-    "2 M": {"vision_dim": 96, "llm_dim": 192, "llm_mlp_dim": 576, "llm_layers": 4},
+    "3 M": {"vision_dim": 96, "llm_dim": 192, "llm_mlp_dim": 576, "llm_layers": 4},
     "11 M": {"vision_dim": 192, "llm_dim": 320, "llm_mlp_dim": 960, "llm_layers": 5},
     "31 M": {"vision_dim": 256, "vision_depth": 4, "llm_dim": 512, "llm_mlp_dim": 1536, "llm_layers": 6},
 }

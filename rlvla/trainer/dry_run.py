@@ -94,7 +94,8 @@ def ppo_memory(flags: PPORun, setting: Setting, inputs: VLAInputs) -> MemoryPlan
     # The supervised loss has micro-batches of its own.
     supervised = min(flags.batch.micro_train_batch_size, -(-optimization.ptx_batch_size // world))
     actor_rows = max(micro, supervised) if optimization.ptx_coef else micro
-    probes = {"actor": probe(setting.config, row, flags.actor, train_rows=actor_rows, **amounts)}
+    asked = min(flags.rollout.rollout_max_batch or flags.run.num_envs, flags.run.num_envs)
+    probes = {"actor": probe(setting.config, row, flags.actor, train_rows=actor_rows, play_rows=asked, **amounts)}
     if flags.algorithm.needs_critic and not flags.algorithm.share_backbone:
         config = setting.config
         if flags.run.critic_pretrain:
@@ -108,7 +109,9 @@ def ppo_memory(flags: PPORun, setting: Setting, inputs: VLAInputs) -> MemoryPlan
         {name: engine_memory(p, strategy, world, accumulates=accumulates) for name, p in probes.items()},
         {name: _frozen(name, p, flags) for name, p in judges.items()},
         average=4 * probes["actor"].trainable if optimization.ema_beta else 0,
-        rollout_pass=max(p.forward_bytes for p in [*probes.values(), *judges.values()]),
+        passes={name: p.forward_bytes for name, p in {**probes, **judges}.items()},
+        decision=probes["actor"].decision_bytes,
+        offloads=optimization.offload_during_rollout,
         episodes=episodes * decisions * decision_bytes,
         demonstrations=_demonstration_bytes(flags, setting),
     )
@@ -200,7 +203,8 @@ def memory_table(plan: MemoryPlan, *, plays: bool = True) -> str:
     """The plan for a reader; with `plays` also the total while episodes are played."""
     rows = list(plan.rows())
     if plays:
-        rows.append(("total on the device at rollout", plan.at_rollout))
+        rows.append(("total on the device while episodes are played", plan.at_playing))
+        rows.append(("total on the device while they are scored", plan.at_scoring))
     rows.append(("total on the device at update, at most", plan.at_update))
     if plan.on_host:
         rows.append(("total in host memory (on a CPU: besides the above)", plan.on_host))

@@ -5,7 +5,7 @@ The sizes of DeepSpeed's own buffers were taken from engines of every stage (`be
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rlvla.trainer.memory_probe import Probe
 from rlvla.utils.strategy import bucket_elements
@@ -14,6 +14,10 @@ from rlvla.utils.strategy_config import StrategyConfig
 FLOAT32 = 4  # bytes; optimizer states and master copies
 # DeepSpeed's ZeRO-3 steps on parts of at most so many elements, and holds at most so many gathered ones for a pass.
 ZERO3_ELEMENTS = 1_000_000_000
+# So many elements ZeRO-3 gathers at once ahead of their use, into one buffer; each is then copied out of it.
+ZERO3_PREFETCH = 50_000_000
+# A gradient in float32, and the two intermediate results of AdamW (root of the second moment, divided).
+ADAM_BYTES = 3 * FLOAT32
 
 
 @dataclass(frozen=True)
@@ -24,13 +28,15 @@ class FrozenMemory:
         weights: held all the time.
         small: whole copies of small parameters, which ZeRO-3 does not give up after their first use.
         gathered: most of them that ZeRO-3 has brought together besides, or that have come from the host, for a pass.
-        whole: the same for a rollout, which takes all of them.
+        gathering: buffer through which the last of these came from other ranks, until all in it are used.
+        whole: as `gathered`, for a rollout, which takes all of them.
         host: `weights`, if they are kept in host memory.
     """
 
     weights: int
     small: int = 0
     gathered: int = 0
+    gathering: int = 0
     whole: int = 0
     host: frozenset[str] = frozenset()
 
@@ -41,8 +47,18 @@ class FrozenMemory:
 
     @property
     def on_host(self) -> int:
-        """Bytes in host memory."""
+        """Bytes in host memory, at any time."""
         return self.weights if self.host else 0
+
+    @property
+    def peak_on_host(self) -> int:
+        """Most bytes in host memory."""
+        return self.on_host
+
+    @property
+    def away(self) -> int:
+        """Bytes that leave the device with --offload_during_rollout."""
+        return self.at_rest - self.on_host
 
 
 @dataclass(frozen=True)
@@ -51,26 +67,34 @@ class EngineMemory:
 
     Attributes:
         weights: held all the time.
+        trained: those with a gradient.
         small: as in `FrozenMemory`.
         master: float32 copies that the optimizer steps on.
         optimizer: Adam's two moments.
         gradients: held at the end of the backward pass.
+        late: there are no gradients but those in `buffers` as long as there are activations.
         buffers: of the reduction of gradients over ranks.
-        gathered: as there.
+        reduction: most that is held beside `buffers` while gradients are reduced, when the activations are gone.
+        gathered: as in `FrozenMemory`.
+        gathering: as there.
         whole: as there.
         activations: most that a micro-batch holds beyond all of these.
-        step: most that the optimizer step holds beyond weights, master, optimizer and gradients.
+        step: most that the optimizer step holds beyond weights, master and optimizer; gradients are counted in.
         keeps_buffers: buffers (and gradients) are held between updates as well.
         host: names of the parts above that are kept in host memory.
     """
 
     weights: int
+    trained: int
     small: int
     master: int
     optimizer: int
     gradients: int
+    late: bool
     buffers: int
+    reduction: int
     gathered: int
+    gathering: int
     whole: int
     activations: int
     step: int
@@ -79,8 +103,19 @@ class EngineMemory:
 
     @property
     def on_host(self) -> int:
-        """Bytes of the parts in host memory."""
+        """Bytes of the parts in host memory between updates."""
+        return self.peak_on_host - (self.step if "step" in self.host else 0)
+
+    @property
+    def peak_on_host(self) -> int:
+        """Most bytes of the parts in host memory."""
         return sum(getattr(self, part) for part in self.host)
+
+    @property
+    def away(self) -> int:
+        """Bytes that leave the device with --offload_during_rollout; of a critic what is trained may go as well."""
+        parts = {"optimizer"} if self.keeps_buffers else {"optimizer", "master"}
+        return sum(getattr(self, part) for part in parts - self.host)
 
     @property
     def at_rest(self) -> int:
@@ -90,10 +125,15 @@ class EngineMemory:
 
     @property
     def update_peak(self) -> int:
-        """Most bytes while it is trained."""
-        held = self.weights + self.small + self.master + self.optimizer + self.gradients
-        late = self.buffers if self.keeps_buffers else 0
-        return held + max(self.buffers + self.gathered + self.activations, late + self.step)
+        """Most bytes while it is trained, beyond what waits in host memory."""
+        held = self.weights + self.small + self.master + self.optimizer
+        backward = self.buffers + self.gathered + self.gathering + self.activations
+        backward += 0 if self.late else self.gradients
+        kept = self.gradients + self.buffers if self.keeps_buffers else 0
+        step = max(kept, self.step + (self.buffers if self.keeps_buffers else 0))
+        if "step" in self.host:
+            step = kept
+        return held + max(backward, self.buffers + self.reduction, step)
 
 
 def engine_memory(probe: Probe, strategy: StrategyConfig, world: int, *, accumulates: bool) -> EngineMemory:
@@ -108,36 +148,50 @@ def engine_memory(probe: Probe, strategy: StrategyConfig, world: int, *, accumul
     stage, width, trainable = strategy.engine_stage, 2 if strategy.bf16 else FLOAT32, probe.trainable
     share = trainable if stage == 0 else -(-trainable // world)
     held = frozen_memory(probe, strategy, world)
+    host = held.host
     master = FLOAT32 * share if stage else 0
     gradients = FLOAT32 * (share if stage >= 2 else trainable)
-    buffers = width * bucket_elements(trainable)
-    if stage == 0:
+    buffers, reduction, late = width * bucket_elements(trainable), 0, False
+    if stage <= 1:
         activations = probe.backward_bytes if accumulates else max(0, probe.first_backward_bytes - gradients)
-        # The reduction flattens the gradients when the activations are gone already.
-        step, buffers = buffers, 0
-    elif stage == 3:
-        activations = probe.bare_backward_bytes
-        step = 3 * FLOAT32 * min(share, ZERO3_ELEMENTS)
     else:
         activations = probe.bare_backward_bytes
-        step = share * (width + FLOAT32 + (FLOAT32 if strategy.bf16 else 0))
+    if stage == 0:
+        # The reduction flattens the gradients when the activations are gone already.
+        step, buffers = gradients + buffers, 0
+    elif stage == 3:
+        step = gradients + ADAM_BYTES * min(share, ZERO3_ELEMENTS)
+    else:
+        step = ADAM_BYTES * share
+    if stage in (1, 2):
+        reduction = buffers  # what is sent to the other ranks is a copy
+    if stage == 2:
+        late = bucket_elements(trainable) >= trainable and not accumulates
+        reduction += 0 if late else gradients
+        if bucket_elements(trainable) < trainable:  # it is full, and sent, when there still are activations
+            buffers *= 2
     if strategy.adam_offload:
+        host |= {"master", "optimizer", "step"}
         master += FLOAT32 * share  # gradients as the optimizer on the host reads them
         if stage < 3:  # new weights on their way back; in float32 also gradients of the micro-batches before the last
             master += width * share * (1 + (accumulates and not strategy.bf16))
     return EngineMemory(
         weights=held.weights,
+        trained=width * (share if stage == 3 else trainable),
         small=held.small,
         master=master,
         optimizer=2 * FLOAT32 * share,
         gradients=gradients,
+        late=late,
         buffers=buffers,
+        reduction=reduction,
         gathered=held.gathered,
+        gathering=held.gathering,
         whole=held.whole,
         activations=activations,
         step=step,
         keeps_buffers=stage == 3,
-        host=held.host | (frozenset({"master", "optimizer"}) if strategy.adam_offload else frozenset()),
+        host=host,
     )
 
 
@@ -149,9 +203,14 @@ def frozen_memory(probe: Probe, strategy: StrategyConfig, world: int) -> FrozenM
     # With one rank, and all of it on the device, there is nothing to bring together.
     whole = probe.weight_bytes if world > 1 or strategy.param_offload else 0
     small = min(whole, width * probe.small)
-    host = frozenset({"weights"}) if strategy.param_offload else frozenset()
-    gathered = min(whole - small, ZERO3_ELEMENTS * width)
-    return FrozenMemory(-(-probe.weight_bytes // world), small, gathered, whole - small, host)
+    return FrozenMemory(
+        weights=-(-probe.weight_bytes // world),
+        small=small,
+        gathered=min(whole - small, ZERO3_ELEMENTS * width),
+        gathering=min(whole - small, ZERO3_PREFETCH * width) if world > 1 else 0,
+        whole=whole - small,
+        host=frozenset({"weights"}) if strategy.param_offload else frozenset(),
+    )
 
 
 @dataclass
@@ -162,7 +221,9 @@ class MemoryPlan:
         engines: trained models by name.
         frozen: models that are never trained, by name.
         average: moving average of the actor.
-        rollout_pass: most that a forward pass without gradients holds.
+        passes: most that a pass of a model without gradients holds, by name.
+        decision: most that the actor holds to answer a batch of observations.
+        offloads: what playing does not need waits in host memory (--offload_during_rollout).
         episodes: what the episodes of an iteration hold in host memory.
         demonstrations: what the demonstrations of a supervised loss hold in host memory.
     """
@@ -170,29 +231,48 @@ class MemoryPlan:
     engines: dict[str, EngineMemory]
     frozen: dict[str, FrozenMemory] = field(default_factory=dict)
     average: int = 0
-    rollout_pass: int = 0
+    passes: dict[str, int] = field(default_factory=dict)
+    decision: int = 0
+    offloads: bool = False
     episodes: int = 0
     demonstrations: int = 0
 
     @property
-    def _models(self) -> list[EngineMemory | FrozenMemory]:
-        return [*self.engines.values(), *self.frozen.values()]
+    def _models(self) -> dict[str, EngineMemory | FrozenMemory]:
+        return {**self.engines, **self.frozen}
 
     @property
     def _base(self) -> int:
-        return sum(model.at_rest - model.on_host for model in self._models) + self.average
+        return sum(model.at_rest - model.on_host for model in self._models.values()) + self.average
 
     @property
-    def at_rollout(self) -> int:
-        """Most bytes on the device while episodes are played and judged, and then scored by one model after the other.
+    def away(self) -> int:
+        """Bytes that wait in host memory while episodes are played; a reward model comes back to judge."""
+        if not self.offloads:
+            return 0
+        critic = self.engines.get("critic")
+        weights = critic.trained if critic is not None and not critic.keeps_buffers else 0
+        return weights + sum(model.away for model in self._models.values())
 
-        The actor stays whole while reward models judge.
-        """
-        playing = self.engines["actor"].whole if "actor" in self.engines else 0
-        playing += max(
-            (self.frozen[name].gathered for name in ("reward model", "rm_model") if name in self.frozen), default=0
-        )
-        return self._base + self.rollout_pass + max(playing, *(model.gathered for model in self._models))
+    def _pass(self, name: str) -> int:
+        """Most bytes on the device beyond `_base` while a model looks at rows."""
+        model = self._models[name]
+        return model.gathered + model.gathering + self.passes.get(name, 0)
+
+    @property
+    def at_playing(self) -> int:
+        """Most bytes on the device while episodes are played, and judged by reward models; the actor stays whole."""
+        judging = [0]
+        for name in ("reward model", "rm_model"):
+            if name in self.frozen:
+                judging.append(self._pass(name) + (self.frozen[name].away if self.offloads else 0))
+        actor = self.engines["actor"].whole if "actor" in self.engines else 0
+        return self._base - self.away + actor + max(self.decision, *judging)
+
+    @property
+    def at_scoring(self) -> int:
+        """Most bytes on the device while one model after the other looks at the episodes that were played."""
+        return self._base + max((self._pass(name) for name in self._models if name != "rm_model"), default=0)
 
     @property
     def at_update(self) -> int:
@@ -201,8 +281,13 @@ class MemoryPlan:
 
     @property
     def on_host(self) -> int:
-        """Bytes in host memory: episodes, demonstrations, and parts of models that were sent there."""
-        return self.episodes + self.demonstrations + sum(model.on_host for model in self._models)
+        """Most bytes in host memory: episodes, demonstrations, and parts of models that were sent there."""
+        return self.episodes + self.demonstrations + sum(model.peak_on_host for model in self._models.values())
+
+    def in_one_place(self) -> MemoryPlan:
+        """The same on a CPU, where the host is the device."""
+        engines = {name: replace(model, host=frozenset()) for name, model in self.engines.items()}
+        return replace(self, engines=engines, frozen={n: replace(m, host=frozenset()) for n, m in self.frozen.items()})
 
     def rows(self) -> list[tuple[str, int]]:
         """Name and bytes of every part, zeros left out."""
@@ -216,10 +301,12 @@ class MemoryPlan:
                 "gradients": e.gradients,
                 "buffers of the gradient reduction": e.buffers,
                 "gathered parameters": e.gathered,
+                "buffer of the gathering": e.gathering,
                 "activations of a micro-batch": e.activations,
-                "buffers of the optimizer step": e.step,
+                "step": e.step,
             }
             titles = {"master": "float32 master copy", "optimizer": "optimizer states"}
+            titles["step"] = "optimizer step, with its gradients"
             for part, size in parts.items():
                 found.append((f"{name}: {titles.get(part, part)}{' (host)' if part in e.host else ''}", size))
         if "actor" in self.engines:
@@ -228,6 +315,10 @@ class MemoryPlan:
             found.append((f"{name}: weights{' (host)' if model.host else ''}", model.weights))
             found.append((f"{name}: small parameters, whole", model.small))
             found.append((f"{name}: gathered parameters", model.gathered))
-        found += [("moving average of the actor", self.average), ("forward pass without gradients", self.rollout_pass)]
+            found.append((f"{name}: buffer of the gathering", model.gathering))
+        found.append(("moving average of the actor", self.average))
+        found.append(("answer to a batch of observations", self.decision))
+        found += [(f"{name}: pass without gradients", size) for name, size in self.passes.items()]
+        found.append(("away while episodes are played", self.away))
         found += [("episodes of an iteration (host)", self.episodes), ("demonstrations (host)", self.demonstrations)]
         return [(name, size) for name, size in found if size]

@@ -13,6 +13,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from rlvla.models.actor import pick_tokens
 from rlvla.models.config import ActorConfig
 from rlvla.models.lora import add_adapters, lora_layers
 from rlvla.models.vla.configuration_openvla import OpenVLAConfig
@@ -43,6 +44,7 @@ class Probe:
         first_backward_bytes: the same where no gradients were there yet; the new ones are counted in.
         bare_backward_bytes: the same where each gradient is handed on as soon as it is there.
         small: elements of parameters that ZeRO-3 keeps whole because they are small.
+        decision_bytes: most that a policy holds beyond the weights to answer a batch of observations.
     """
 
     parameters: int
@@ -53,6 +55,7 @@ class Probe:
     first_backward_bytes: int
     bare_backward_bytes: int
     small: int = 0
+    decision_bytes: int = 0
 
 
 class _NothingPadded(TorchDispatchMode):
@@ -72,6 +75,7 @@ def probe(
     bf16: bool,
     train_rows: int,
     forward_rows: int,
+    play_rows: int = 0,
     scalar_head: bool = False,
 ) -> Probe:
     """Build a model without memory and run it.
@@ -83,6 +87,7 @@ def probe(
         bf16: type of the weights, else float32.
         train_rows: decisions of a micro-batch; 0: the model is never trained.
         forward_rows: decisions of a pass without gradients.
+        play_rows: observations that a policy answers together; 0: it is never asked.
         scalar_head: a critic or reward model.
     """
     live = LiveBytes()
@@ -100,11 +105,16 @@ def probe(
         with torch.no_grad():
             forward(forward_rows)
         needed = live.peak
+        live.reset_peak()
+        if play_rows:
+            _decide(model, config, row, play_rows)
+        decision = live.peak
         backward = _backward_peaks(live, model.train(), forward, train_rows) if train_rows else (0, 0, 0)
         parameters = [(p.numel(), p.requires_grad) for p in model.parameters()]
         trainable = sum(n for n, wanted in parameters if wanted) if train_rows else 0
         small = sum(n for n, _ in parameters if n <= ZERO3_SMALL)
-        return Probe(sum(n for n, _ in parameters), trainable, weights, needed - weights, *backward, small)
+        passes = (needed - weights, *backward)
+        return Probe(sum(n for n, _ in parameters), trainable, weights, *passes, small, decision - weights)
 
 
 def _build(config: OpenVLAConfig, actor: ActorConfig, scalar_head: bool) -> nn.Module:
@@ -143,11 +153,8 @@ def _forward_pass(
     dtype = next(model.parameters()).dtype
 
     def forward(rows: int) -> torch.Tensor:
-        ids = torch.zeros(rows, row.prompt_tokens, dtype=torch.long)
-        pixels = torch.zeros(rows, 6 * row.num_images, config.image_size, config.image_size).to(dtype)
-        proprio = torch.zeros(rows, config.proprio_dim).to(dtype) if config.use_proprio else None
         actions = torch.zeros(rows, config.num_action_tokens, dtype=torch.long)
-        inputs = (ids, torch.ones_like(ids), pixels, proprio, actions)
+        inputs = (*_observations(config, row, rows, dtype), actions)
         if scalar_head:
             return model["head"](model["vla"].action_hidden_states(*inputs)).squeeze(-1).float().mean()
         log_probs = torch.log_softmax(model["vla"](*inputs).float(), dim=-1)
@@ -155,6 +162,30 @@ def _forward_pass(
         return (log_probs.gather(-1, actions.unsqueeze(-1)).squeeze(-1) + entropy).mean()
 
     return forward
+
+
+def _observations(config: OpenVLAConfig, row: RowShape, rows: int, dtype: torch.dtype) -> tuple[Any, ...]:
+    """ids, mask, pixels and proprio."""
+    ids = torch.zeros(rows, row.prompt_tokens, dtype=torch.long)
+    pixels = torch.zeros(rows, 6 * row.num_images, config.image_size, config.image_size).to(dtype)
+    proprio = torch.zeros(rows, config.proprio_dim).to(dtype) if config.use_proprio else None
+    return ids, torch.ones_like(ids), pixels, proprio
+
+
+@torch.no_grad()
+def _decide(model: nn.ModuleDict, config: OpenVLAConfig, row: RowShape, rows: int) -> None:
+    """Answer observations as the actor does, token by token with a cache or all at once."""
+    vla: Any = model["vla"]
+    inputs = _observations(config, row, rows, next(model.parameters()).dtype)
+    draws = torch.zeros(rows, config.num_action_tokens)
+    if config.is_autoregressive:
+
+        def choose(logits: torch.Tensor, step: int) -> torch.Tensor:
+            return pick_tokens(logits[:, None].float(), 1.0, draws[:, step : step + 1])[:, 0]
+
+        vla.act_step_by_step(*inputs, choose)
+    else:
+        pick_tokens(vla(*inputs).float(), 1.0, draws)
 
 
 def _backward_peaks(

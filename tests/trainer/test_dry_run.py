@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 
 import pytest
 import torch
 
-from benchmarks.memory_plan import compare, new_policy
+from benchmarks.memory_plan import OPTIM, compare, planned, waiting_bytes
+from benchmarks.random_policies import new_policy, random_rows
 from cli.train_ppo_vla import main as train
 from cli.train_sft_vla import main as sft
 from rlvla.models.actor import Actor, ActorConfig
-from rlvla.models.value_models import RewardModel
+from rlvla.models.reference import ReferenceModel
+from rlvla.models.value_models import Critic, RewardModel
 from rlvla.models.vla.openvla import OpenVLAForActionPrediction
 from rlvla.trainer.demonstrations import read_demonstrations
 from rlvla.trainer.memory_plan import ZERO3_ELEMENTS, MemoryPlan, engine_memory, frozen_memory
 from rlvla.trainer.memory_probe import Probe, RowShape, probe
+from rlvla.trainer.run_models import Models
 from rlvla.utils.live_bytes import LiveBytes
 from rlvla.utils.strategy import DeepspeedStrategy, StrategyConfig
+from tests.algorithms.two_ranks import run
 
 AMOUNTS = [
     "--num_episodes",
@@ -69,8 +74,10 @@ def test_ppo(policy_folder: Path, tmp_path: Path, nothing_starts: None, capsys: 
         assert rows[f"{model}: weights"] == pytest.approx(weights, abs=0.11)
     assert rows["actor: optimizer states"] == pytest.approx(2 * weights, abs=0.11)
     held = 2 * 3 * weights + weights  # two trained models with moments, and the reference
-    passing = rows["forward pass without gradients"]
-    assert rows["total on the device at rollout"] == pytest.approx(held + passing, abs=0.5)
+    passing = max(rows[f"{model}: pass without gradients"] for model in ("actor", "critic", "reference"))
+    assert rows["total on the device while they are scored"] == pytest.approx(held + passing, abs=0.5)
+    decision = rows["answer to a batch of observations"]
+    assert rows["total on the device while episodes are played"] == pytest.approx(held + decision, abs=0.5)
     gradients, activations = (rows[f"actor: {part}"] for part in ("gradients", "activations of a micro-batch"))
     assert rows["total on the device at update, at most"] >= held + gradients + activations - 0.5
 
@@ -112,7 +119,8 @@ def test_judges_and_demonstrations_of_ppo(
     weights = judged["reward model: weights"]
     assert weights == pytest.approx(plain["actor: weights"], abs=0.1)
     assert judged["rm_model: weights"] == pytest.approx(2 * weights, abs=0.15), "a source computes in float32"
-    assert judged["forward pass without gradients"] > plain["forward pass without gradients"], "256 frames at once"
+    own = [judged[f"{model}: pass without gradients"] for model in ("actor", "rm_model")]
+    assert own[0] == plain["actor: pass without gradients"] and own[1] > own[0], "256 frames at once"
 
     demos = ["--ptx_coef", "0.1", "--ptx_demos", str(demos_file)]
     learned, more = planned(*demos, "--ptx_batch_size", "4"), planned(*demos, "--ptx_batch_size", "64")
@@ -195,7 +203,9 @@ def test_sharing_out() -> None:
     assert [e.gathered for e in engines] == [0, 0, 0, 4000]
     assert [e.master for e in engines] == [0, 800, 800, 800]
     offloaded = plan_of(4, zero_stage=2, adam_offload=True)
-    assert offloaded.at_rollout == 4000 and offloaded.on_host == 1600 + 3 * 800
+    assert offloaded.at_playing == 4000 and offloaded.on_host == 1600 + 3 * 800 + 2400
+    assert offloaded.at_update == 4000 + 2 * 3200, "gradients and their copy; the step is on the host"
+    assert offloaded.in_one_place().at_update == 4000 + 4000 + 2 * 3200
 
 
 def test_bf16_halves_weights_and_buffers_but_not_the_sum_of_gradients() -> None:
@@ -218,7 +228,8 @@ def test_zero_3_brings_together_what_a_pass_needs_and_a_rollout_everything() -> 
         states = engine.master + engine.optimizer + engine.gradients + engine.buffers
         shares = 0 if offload else 2 * size + 1000
         assert plan.on_host == (2 * size + 1000 if offload else 0)
-        assert plan.at_rollout == states + shares + 4 * size + 2000, "the reward model judges while the actor is whole"
+        judging = 2 * 2000  # gathered, and the buffer through which it came
+        assert plan.at_playing == states + shares + 4 * size + judging, "the actor is whole while it is judged"
     fine = dataclasses.replace(judge, small=200)
     kept = frozen_memory(fine, StrategyConfig(zero_stage=3), 2)
     assert (kept.at_rest, kept.gathered, kept.whole) == (1000 + 800, 1200, 1200), "small parameters stay whole"
@@ -228,25 +239,65 @@ def test_zero_3_brings_together_what_a_pass_needs_and_a_rollout_everything() -> 
     assert plan_of(1, zero_stage=3).engines["actor"].gathered == 0, "all of it is there"
 
 
-# (strategy, actor, decisions of a step, of a micro-batch)
+@pytest.mark.parametrize("stage", [2, 3])
+def test_what_waits_on_the_host_while_episodes_are_played(policy_folder: Path, stage: int) -> None:
+    """The bytes that DeepSpeed's engines hold of what `Offloading` sends away."""
+    strategy = DeepspeedStrategy(StrategyConfig(zero_stage=stage))
+    actor = Actor.from_pretrained(policy_folder)
+    plan = planned(actor.inputs, strategy.config, 1, ActorConfig(), ["reach the red disc"], 2, accumulates=False)
+    assert plan.away == 0
+    plan.offloads = True
+    engines = [strategy.prepare(model, OPTIM) for model in (actor, Critic.from_pretrained(policy_folder))]
+    rows = random_rows(actor, 2)
+    inputs = (actor.score(rows, 1.0), engines[1].module.score(rows))
+    for engine, found in zip(engines, (engine(**given) for engine, given in zip(engines, inputs))):
+        engine.backward((found[0] if isinstance(found, tuple) else found).mean(), last=True)  # makes the moments
+    reference = ReferenceModel(Actor.from_pretrained(policy_folder))
+    frozen = Models(actor, None, reference, RewardModel.from_policy(policy_folder))
+    assert plan.away == pytest.approx(waiting_bytes(dict(zip(("actor", "critic"), engines)), frozen), rel=0.01)
+    held = plan.at_playing
+    plan.offloads = False
+    back = plan.frozen["reward model"].away + plan.passes["reward model"]
+    assert plan.at_playing - plan.decision >= held - back, "the reward model alone comes back, to judge"
+
+
+# (strategy, actor, decisions of a step, of a micro-batch, with reference and reward model)
 VARIANTS = {
-    "ZeRO 0": ({}, {}, 16, 16),
-    "ZeRO 2": ({"zero_stage": 2}, {}, 16, 16),
-    "ZeRO 3": ({"zero_stage": 3}, {}, 16, 16),
-    "bf16, several micro-batches": ({"bf16": True}, {}, 8, 4),
-    "bf16 and offload, several micro-batches": ({"zero_stage": 2, "bf16": True, "adam_offload": True}, {}, 8, 4),
-    "ZeRO 3, bf16, several micro-batches": ({"zero_stage": 3, "bf16": True}, {}, 8, 4),
+    "ZeRO 0": ({}, {}, 16, 16, False),
+    "ZeRO 2": ({"zero_stage": 2}, {}, 16, 16, True),
+    "ZeRO 2 accumulating": ({"zero_stage": 2}, {"gradient_checkpointing": True}, 4, 2, False),
+    "ZeRO 3": ({"zero_stage": 3}, {}, 16, 16, False),
+    "bf16, several micro-batches": ({"bf16": True}, {}, 8, 4, False),
+    "bf16 and offload, several micro-batches": ({"zero_stage": 2, "bf16": True, "adam_offload": True}, {}, 8, 4, False),
+    "ZeRO 3, bf16, several micro-batches": ({"zero_stage": 3, "bf16": True}, {}, 8, 4, False),
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", VARIANTS)
 def test_plan_is_within_a_tenth_of_what_is_measured(name: str, tmp_path: Path) -> None:
-    """Bytes of live tensors of actor and critic on one rank; `benchmarks/memory_plan.py` has a model of 31 M too."""
-    strategy, actor, rows, micro = VARIANTS[name]
-    folder = new_policy(tmp_path, "2 M")
-    found = compare(folder, StrategyConfig(**strategy), ActorConfig(**actor), rows=rows, micro=micro)
-    assert found.ratios == pytest.approx((1.0, 1.0), abs=0.1), found
+    """Bytes of live tensors on one rank; `benchmarks/memory_plan.py` has a model of 31 M too."""
+    found = compare_variant(new_policy(tmp_path, "3 M"), *VARIANTS[name])
+    assert found == pytest.approx(dict.fromkeys(found, 1.0), abs=0.1)
+
+
+def compare_variant(folder: Path, strategy: dict, actor: dict, rows: int, micro: int, judges: bool) -> dict[str, float]:
+    """Planned / measured by phase."""
+    amounts = {"rows": rows, "micro": micro, "judges": judges}
+    return compare(folder, StrategyConfig(**strategy), ActorConfig(**actor), **amounts).ratios
+
+
+def compare_on_a_rank(rank: int, folder: str) -> list[dict[str, float]]:
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+    variants = [({"zero_stage": stage}, {"lora_rank": 16}, 4, 4, False) for stage in (2, 3)]
+    return [compare_variant(Path(folder), *variant) for variant in variants]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(150)
+def test_plan_of_two_ranks(tmp_path: Path) -> None:
+    for ratios in run(compare_on_a_rank, str(new_policy(tmp_path, "3 M")))[0]:
+        assert ratios == pytest.approx(dict.fromkeys(ratios, 1.0), abs=0.1)
 
 
 def test_probe_sees_batch_size_and_recomputation(policy_folder: Path) -> None:
