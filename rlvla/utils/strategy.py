@@ -317,7 +317,7 @@ class Engine:
         ZeRO-3 keeps them for the backward pass, which it expects after each forward pass: up to 10^9 elements, and
         without this call until the next training step. Nothing in the other stages.
         """
-        if self.config.zero_stage == 3:
+        if self.config.engine_stage == 3:
             self.engine.empty_partition_cache()
 
     def offload_states(self, *, weights: bool = False) -> None:
