@@ -48,6 +48,7 @@ CASES = {
     "ppo zero1 shared": [*PPO, "--zero_stage", "1", "--share_backbone", "--vf_coef", "0.2"],
     "grpo zero0 lora": [*GRPO, "--zero_stage", "0", *LORA],
     "grpo zero2": [*GRPO, "--zero_stage", "2"],
+    "ppo zero0 bf16": [*PPO, "--zero_stage", "0", "--bf16"],
     # Last of all: its engine replaces torch's linear function for the rest of the process, which moves last bits.
     "grpo zero3": [*GRPO, "--zero_stage", "3", "--init_kl_coef", "0.1"],
 }
@@ -105,7 +106,7 @@ def whole_state(engine: Engine) -> dict[str, Any]:
     for name, parameter in engine.module.named_parameters():
         if not parameter.requires_grad:
             continue
-        if engine.config.zero_stage == 0:
+        if engine.config.engine_stage == 0:
             state = engine.engine.optimizer.state.get(parameter, {})
             parts = [parameter.detach(), state.get("exp_avg"), state.get("exp_avg_sq")]
         else:

@@ -199,9 +199,9 @@ def differences(ours: object, theirs: object, place: str = "") -> list[str]:
         assert len(ours) == len(theirs), place
         return [d for i, (a, b) in enumerate(zip(ours, theirs)) for d in differences(a, b, f"{place}/{i}")]
     if isinstance(ours, torch.Tensor):
-        ours, theirs = ours.detach(), theirs.detach()
-    if isinstance(ours, torch.Tensor | np.ndarray):
-        return [] if np.array_equal(np.asarray(ours), np.asarray(theirs)) else [place]
+        return [] if ours.dtype == theirs.dtype and torch.equal(ours, theirs) else [place]
+    if isinstance(ours, np.ndarray):
+        return [] if np.array_equal(ours, theirs) else [place]
     same = ours == theirs or (type(ours) is type(theirs) and vars_equal(ours, theirs))
     return [] if same else [f"{place}: {ours!r} != {theirs!r}"]
 

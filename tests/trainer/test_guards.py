@@ -129,10 +129,12 @@ def test_share_of_saturated_proprio() -> None:
     assert saturated_share(torch.zeros(4, 0)) == 0.0
 
 
+@pytest.mark.parametrize("bf16", [False, True])
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_step_that_is_not_finite_changes_nothing(stage: int, value: float) -> None:
-    strategy = DeepspeedStrategy(StrategyConfig(zero_stage=stage))
+def test_a_step_that_is_not_finite_changes_nothing(stage: int, value: float, bf16: bool) -> None:
+    strategy = DeepspeedStrategy(StrategyConfig(zero_stage=stage, bf16=bf16))
+    row = torch.ones(4, 3, dtype=torch.bfloat16 if bf16 else torch.float32)
     torch.manual_seed(0)
     engine = strategy.prepare(torch.nn.Linear(3, 2), OptimConfig(0.1, (0.9, 0.999), 0.0, "linear", 0.0, 10))
 
@@ -141,7 +143,7 @@ def test_a_step_that_is_not_finite_changes_nothing(stage: int, value: float) -> 
             return torch.cat([p.detach().flatten() for p in module.parameters()]).clone()
 
     def step(factor: float) -> float | None:
-        return engine.backward(engine(torch.full((4, 3), 1.0)).square().mean() * factor, last=True)
+        return engine.backward(engine(row).float().square().mean() * factor, last=True)
 
     assert math.isfinite(step(1.0))
     before, rate = weights(), engine.learning_rate

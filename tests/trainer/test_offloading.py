@@ -63,12 +63,13 @@ def assert_equal(one: object, other: object) -> None:
             assert_equal(left, right)
 
 
+@pytest.mark.parametrize("bf16", [False, True])
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_what_an_engine_moves(stage: int) -> None:
+def test_what_an_engine_moves(stage: int, bf16: bool) -> None:
     torch.manual_seed(0)
-    strategy = DeepspeedStrategy(StrategyConfig(zero_stage=stage))
+    strategy = DeepspeedStrategy(StrategyConfig(zero_stage=stage, bf16=bf16))
     engine = strategy.prepare(torch.nn.Linear(3, 2), OptimConfig(0.1, (0.9, 0.999), 0.0, "constant", 0.0, 10))
-    engine.backward(engine(torch.ones(1, 3)).sum(), last=True)
+    engine.backward(engine(torch.ones(1, 3, dtype=torch.bfloat16 if bf16 else None)).sum(), last=True)
     optimizer = engine.engine.optimizer
     moments = [v for state in optimizer.optimizer.state.values() for k, v in state.items() if k != "step"]
     assert len(moments) == 2 * len(optimizer.optimizer.state) > 0
