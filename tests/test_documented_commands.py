@@ -45,6 +45,9 @@ NOT_RUN = {
     "bash examples/scripts/serve_vlm_vllm.sh": "needs a GPU and the weights of a vision-language model",
     "python benchmarks/reward_machine_learning.py": "six learning runs of 6,144 episodes each",
     "python benchmarks/algorithm_curves.py": "84 learning runs",
+    "git worktree add ../first_engine": "makes a folder beside the repository",
+    "python benchmarks/memory_plan.py": "minutes; tests/trainer/test_dry_run.py compares the same",
+    "deepspeed -q --num_accelerators 2 benchmarks/memory_plan.py": "as above",
     "python benchmarks/lift_overlap.py": "plays with the policy of the quickstart",
     "python benchmarks/share_backbone.py": "six learning runs",
 }

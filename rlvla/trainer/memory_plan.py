@@ -271,8 +271,17 @@ class MemoryPlan:
 
     @property
     def at_scoring(self) -> int:
-        """Most bytes on the device while one model after the other looks at the episodes that were played."""
-        return self._base + max((self._pass(name) for name in self._models if name != "rm_model"), default=0)
+        """Most bytes on the device while one model after the other looks at the episodes that were played.
+
+        What ZeRO-3 has gathered for a pass of a trained model it keeps for a backward pass, which does not come.
+        """
+        kept, most = 0, 0
+        for name, model in self._models.items():
+            if name != "rm_model":
+                most = max(most, kept + self._pass(name))
+            if name in self.engines:
+                kept += model.gathered
+        return self._base + most
 
     @property
     def at_update(self) -> int:

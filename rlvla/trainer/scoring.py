@@ -65,12 +65,11 @@ class Scorer:
             is a loss, `ref_all_log_probs` [B, T, 256]; `sum_pi_squared` [B, T] if the estimator reads it; with a
             shared backbone `values` [B, T], from the same pass.
         """
-        engine = self.judges.actor
-        engine.train(False)
+        self.judges.actor.train(False)
         wants_squares = "sum_pi_squared" in self._algorithm.estimator_options
         if wants_squares or self._algorithm.exact_kl:
-            return self._passes(rows, lambda micro: self._all_columns(micro, wants_squares), engine)
-        return self._passes(rows, self._sampled_columns, engine)
+            return self._passes(rows, lambda micro: self._all_columns(micro, wants_squares))
+        return self._passes(rows, self._sampled_columns)
 
     def _sampled_columns(self, micro: Experience) -> dict[str, Tensor]:
         actor: Actor = self.judges.actor.module
@@ -113,7 +112,7 @@ class Scorer:
         engine.train(False)
         critic: Critic | ActorCritic = engine.module
         inputs = critic.score_values if isinstance(critic, ActorCritic) else critic.score
-        return self._passes(rows, lambda micro: {"values": engine(**inputs(micro))}, engine)["values"]
+        return self._passes(rows, lambda micro: {"values": engine(**inputs(micro))})["values"]
 
     def judge(self, samples: Sequence[Sample], coef: float, action_dim: int) -> list[Sample]:
         """The episodes with the reward model's weighted score as a further component, at the last executed action.
@@ -133,10 +132,7 @@ class Scorer:
             judged.append(replace(sample, rewards=sample.rewards + component, reward_components=components))
         return judged
 
-    def _passes(
-        self, rows: Experience, forward: Callable[[Experience], dict[str, Tensor]], engine: Engine | None = None
-    ) -> dict[str, Tensor]:
-        """`forward` of all rows, after which the engine that it ran gives up what it has gathered."""
+    def _passes(self, rows: Experience, forward: Callable[[Experience], dict[str, Tensor]]) -> dict[str, Tensor]:
         size = self._batch.micro_rollout_batch_size
         count = int(self._strategy.all_reduce({"n": -(-len(rows) // size)}, "max")["n"])
         with torch.no_grad():
@@ -144,8 +140,6 @@ class Scorer:
                 {name: value.cpu() for name, value in forward(micro).items()}
                 for micro in micro_batches(rows, size, count)
             ]
-        if engine is not None:
-            engine.release_parameters()
         return {name: torch.cat([part[name] for part in parts])[: len(rows)] for name in parts[0]}
 
 

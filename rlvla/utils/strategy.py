@@ -311,15 +311,6 @@ class Engine:
         ):
             yield self.module
 
-    def release_parameters(self) -> None:
-        """Give up the whole parameters that passes without gradients have left; every rank calls it.
-
-        ZeRO-3 keeps them for the backward pass, which it expects after each forward pass: up to 10^9 elements, and
-        without this call until the next training step. Nothing in the other stages.
-        """
-        if self.config.engine_stage == 3:
-            self.engine.empty_partition_cache()
-
     def offload_states(self, *, weights: bool = False) -> None:
         """Move what only a step needs to host memory until `reload_states`; not with ZeRO-0.
 

@@ -40,9 +40,6 @@ class PlainEngine:
     def train(self, mode=True):
         self.module.train(mode)
 
-    def release_parameters(self):
-        """Everything is whole, always."""
-
 
 def sample(decisions: int, last_executed: int, *, success: bool, uid: str, seed: int) -> Sample:
     generator = torch.Generator().manual_seed(seed)

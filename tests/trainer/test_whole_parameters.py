@@ -10,11 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.random_policies import random_rows
 from rlvla.models.actor import ActionBatch, Actor, ActorConfig
-from rlvla.models.value_models import Critic
-from rlvla.trainer.config import AlgorithmConfig, BatchConfig
-from rlvla.trainer.scoring import Judges, Scorer
 from rlvla.utils.strategy import DeepspeedStrategy, Engine, OptimConfig, StrategyConfig
 from tests.algorithms.two_ranks import run
 
@@ -61,23 +57,6 @@ def test_the_policy_is_the_trained_module(policy_folder: Path, stage: int, lora:
     train_step(engine)
     with engine.full_parameters() as module:
         assert not (act(module).log_probs == first.log_probs).all(), "the next rollout sees the next step"
-
-
-def test_what_scoring_has_gathered_is_given_up(policy_folder: Path) -> None:
-    """DeepSpeed expects a backward pass, and would keep parameters whole for it until the next training step."""
-    strategy = DeepspeedStrategy(StrategyConfig(zero_stage=3))
-    actor = strategy.prepare(Actor.from_pretrained(policy_folder), OPTIM)
-    critic = strategy.prepare(Critic.from_pretrained(policy_folder), OPTIM)
-    rows = random_rows(actor.module, 2)
-    train_step(actor)
-    critic.backward(critic(**critic.module.score(rows)).mean(), last=True)
-    scorer = Scorer(Judges(actor, critic, None, None), strategy, BatchConfig(), AlgorithmConfig())
-    found = []
-    for _ in range(2):
-        found.append((scorer.policy(rows)["old_log_probs"], scorer.values(rows)))
-        assert all(p.numel() == 0 for engine in (actor, critic) for p in engine.module.parameters())
-    for first, again in zip(*found):
-        assert torch.equal(first, again), "gathered anew for the next pass"
 
 
 def rank_at_its_own_pace(rank: int, policy: str) -> torch.Tensor:
