@@ -55,9 +55,7 @@ SCRIPTS = {
         500,
         f"--num_episodes {128 * LAST} --rollout_batch_size 128 --eval_episodes 100 --deterministic_rollout",
         {
-            "demonstrations": ("demonstrations of",),
-            "sft": ("SFT:",),
-            "ppo": (" rollout:",),
+            **{name: (f"== {name}\n",) for name in ("demos", "sft", "ppo")},
             "evaluation": (f"iteration {LAST}/{LAST}: ", f"continuing after iteration {LAST} of"),
         },
         ("ppo/evaluations.json",),

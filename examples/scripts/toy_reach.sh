@@ -17,16 +17,19 @@ esac
 
 if [ ! -d "$OUT/sft/policy" ]; then
   rm -rf "$OUT/demos" "$OUT/sft"
+  echo "== demos"
   python cli/collect_demos.py \
     --task_suite_name toy_reach --image_size 32 --use_proprio \
     --num_demos "$NUM_DEMOS" --keep all --offset_bias 0.0 -0.2 --noise_std 0.05 --action_quantum 0.25 \
     --num_envs 2 --seed "$SEED" --output "$OUT/demos"
+  echo "== sft"
   launch cli/train_sft_vla.py \
     --demos "$OUT/demos/demos.hdf5" --pretrain tiny --action_chunk_len 3 \
     --tiny_vision_dim 32 --tiny_llm_dim 48 --max_epochs 3 --train_batch_size 64 --learning_rate 2e-3 \
     --seed "$SEED" --save_path "$OUT/sft"
 fi
 
+echo "== $ALGO"
 launch cli/train_ppo_vla.py \
   --pretrain "$OUT/sft/policy" --save_path "$OUT/$ALGO" \
   --task_suite_name toy_reach --eval_episodes 200 --num_envs 2 \
