@@ -131,7 +131,7 @@ def compare(
             with peak_of(live, "scoring", measured):
                 scorer.policy(batch)
                 scorer.values(batch)
-    if strategy_config.zero_stage > 0 and not strategy_config.adam_offload:  # otherwise a run is refused
+    if strategy_config.engine_stage > 0 and not strategy_config.adam_offload:  # otherwise a run is refused
         measured["waiting"] = waiting_bytes(engines, Models(engines["actor"].module, None, reference, reward_model))
     found = {**phase_bytes(on_cpu.in_one_place()), "waiting": replace(plan, offloads=True).away}
     return Comparison({name: (size, measured[name]) for name, size in found.items() if name in measured})

@@ -131,7 +131,7 @@ class OptimizationConfig:
     offload_during_rollout: bool = arg(
         False,
         "keep optimizer states, critic, reference and reward model in host memory while episodes are played (needs an "
-        "accelerator and zero_stage >= 1)",
+        "accelerator, and zero_stage >= 1 or bf16)",
     )
     ptx_coef: float = arg(
         0.0, "weight of a supervised loss on --ptx_demos that is added to every step of the policy", minimum=0

@@ -110,7 +110,7 @@ def _offload_problems(flags: PPORun) -> list[str]:
     if not flags.optimization.offload_during_rollout:
         return []
     name, found = "--offload_during_rollout", []
-    if flags.strategy.zero_stage == 0:
+    if flags.strategy.engine_stage == 0:
         found.append(f"{name} needs --zero_stage 1, 2 or 3")
     if flags.strategy.adam_offload:
         found.append(f"{name}: --adam_offload keeps optimizer states in host memory all the time; choose one")

@@ -22,7 +22,7 @@ class StrategyConfig:
         choices=(0, 1, 2, 3),
     )
     bf16: bool = arg(False, "train in bfloat16 (pays on GPUs, and on CPUs only from about 10 M parameters)")
-    adam_offload: bool = arg(False, "keep optimizer states in host memory (needs zero_stage >= 1)")
+    adam_offload: bool = arg(False, "keep optimizer states in host memory (needs zero_stage >= 1, or bf16)")
     param_offload: bool = arg(
         False,
         "keep each rank's share of all parameters, frozen models too, in host memory between passes (needs "
@@ -44,7 +44,7 @@ class StrategyConfig:
     def problems(self) -> list[str]:
         """What contradicts itself; every command that trains asks."""
         found = []
-        if self.adam_offload and self.zero_stage == 0:
+        if self.adam_offload and self.engine_stage == 0:
             found.append("--adam_offload needs --zero_stage 1, 2 or 3")
         if self.param_offload and self.zero_stage != 3:
             found.append(

@@ -446,6 +446,7 @@ def test_flags_that_nothing_would_read_or_that_contradict(
     ("flags", "accelerator", "words"),
     [
         (["--zero_stage", "2"], False, "there is no accelerator"),
+        (["--bf16"], False, "there is no accelerator"),  # it runs as stage 2
         ([], True, "needs --zero_stage 1, 2 or 3"),
         (["--zero_stage", "2", "--adam_offload"], True, "choose one"),
     ],

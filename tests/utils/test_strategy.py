@@ -142,4 +142,7 @@ def test_the_stage_that_runs_is_told(asked: int, runs: int, capsys: pytest.Captu
         config = StrategyConfig(zero_stage=asked, bf16=bf16)
         DeepspeedStrategy(config)
         assert config.engine_stage == (runs if bf16 else asked)
+        assert bool(StrategyConfig(zero_stage=asked, bf16=bf16, adam_offload=True).problems()) == (
+            not config.engine_stage
+        )
         assert (f"ZeRO stage {asked} runs as {runs}" in capsys.readouterr().out) == (asked != config.engine_stage)
