@@ -35,7 +35,7 @@ from rlvla.models.reference import ReferenceModel
 from rlvla.models.value_models import Critic, RewardModel
 from rlvla.trainer.config import AlgorithmConfig, BatchConfig
 from rlvla.trainer.memory_plan import MemoryPlan, engine_memory, frozen_memory
-from rlvla.trainer.memory_probe import RowShape, probe
+from rlvla.trainer.memory_probe import Probe, RowShape, probe
 from rlvla.trainer.metrics import Metrics
 from rlvla.trainer.run_models import Models
 from rlvla.trainer.scoring import Judges, Scorer
@@ -87,15 +87,11 @@ def compare(
     strategy = DeepspeedStrategy(strategy_config)
     actor = Actor.from_pretrained(folder, actor_config)
     inputs, batch = actor.inputs, random_rows(actor, rows)
+    probes = probe_models(inputs, actor_config, batch.instructions[:1], micro, bf16=strategy_config.bf16, judges=judges)
     plan, on_cpu = (
-        planned(
-            inputs, config, strategy.world_size, actor_config, batch.instructions[:1], micro, accumulates=rows > micro
-        )
+        plan_for(*probes, config, strategy.world_size, accumulates=rows > micro)
         for config in (strategy_config, replace(strategy_config, param_offload=False))  # there the host is the device
     )
-    if not judges:
-        plan.frozen.clear()
-        on_cpu.frozen.clear()
     del actor
     gc.collect()
     live = LiveBytes()
@@ -147,28 +143,29 @@ def phase_bytes(plan: MemoryPlan) -> dict[str, int]:
     }
 
 
-def planned(
-    inputs: VLAInputs,
-    strategy: StrategyConfig,
-    world: int,
-    actor_config: ActorConfig,
-    instructions: list[str],
-    micro: int,
-    *,
-    accumulates: bool,
-) -> MemoryPlan:
-    """The plan for actor, critic, reference and reward model."""
+def probe_models(
+    inputs: VLAInputs, actor_config: ActorConfig, instructions: list[str], micro: int, *, bf16: bool, judges: bool
+) -> tuple[dict[str, Probe], dict[str, Probe]]:
+    """Actor and critic; reference and reward model, if there are `judges`."""
     shape = RowShape(1, inputs.prompt(instructions, torch.device("cpu"))[0].shape[1])
     config, beside = inputs.config, actor_config.without_adapters()
-    amounts = {"bf16": strategy.bf16, "forward_rows": micro}
+    amounts = {"bf16": bf16, "forward_rows": micro}
     trained = {
         "actor": probe(config, shape, actor_config, train_rows=micro, play_rows=micro, **amounts),
         "critic": probe(config, shape, beside, train_rows=micro, scalar_head=True, **amounts),
     }
+    heads = {"reference": False, "reward model": True} if judges else {}
     frozen = {
-        "reference": probe(config, shape, ActorConfig(), train_rows=0, **amounts),
-        "reward model": probe(config, shape, ActorConfig(), train_rows=0, scalar_head=True, **amounts),
+        name: probe(config, shape, ActorConfig(), train_rows=0, scalar_head=head, **amounts)
+        for name, head in heads.items()
     }
+    return trained, frozen
+
+
+def plan_for(
+    trained: dict[str, Probe], frozen: dict[str, Probe], strategy: StrategyConfig, world: int, *, accumulates: bool
+) -> MemoryPlan:
+    """The plan for models that were probed."""
     return MemoryPlan(
         {name: engine_memory(p, strategy, world, accumulates=accumulates) for name, p in trained.items()},
         {name: frozen_memory(p, strategy, world) for name, p in frozen.items()},

@@ -11,7 +11,8 @@ import torch.multiprocessing as mp
 def run(function, *arguments):
     """[function(rank, *arguments) of rank 0, of rank 1]; the function must be importable."""
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(_rank, args=(folder, function, arguments), nprocs=2)
+        mp.set_forkserver_preload(["deepspeed", "rlvla.trainer.ppo_run"])
+        mp.start_processes(_rank, args=(folder, function, arguments), nprocs=2, start_method="forkserver")
         return [torch.load(os.path.join(folder, f"{rank}.pt")) for rank in range(2)]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.memory_plan import OPTIM, compare, planned, waiting_bytes
+from benchmarks.memory_plan import OPTIM, compare, plan_for, probe_models, waiting_bytes
 from benchmarks.random_policies import new_policy, random_rows
 from cli.train_ppo_vla import main as train
 from cli.train_sft_vla import main as sft
@@ -244,7 +244,8 @@ def test_what_waits_on_the_host_while_episodes_are_played(policy_folder: Path, s
     """The bytes that DeepSpeed's engines hold of what `Offloading` sends away."""
     strategy = DeepspeedStrategy(StrategyConfig(zero_stage=stage))
     actor = Actor.from_pretrained(policy_folder)
-    plan = planned(actor.inputs, strategy.config, 1, ActorConfig(), ["reach the red disc"], 2, accumulates=False)
+    probes = probe_models(actor.inputs, ActorConfig(), ["reach the red disc"], 2, bf16=False, judges=True)
+    plan = plan_for(*probes, strategy.config, 1, accumulates=False)
     assert plan.away == 0
     plan.offloads = True
     engines = [strategy.prepare(model, OPTIM) for model in (actor, Critic.from_pretrained(policy_folder))]
