@@ -7,6 +7,7 @@ fixed, uniform or lognormal (sigma 1) time per chunk; the synthetic policy sleep
 """
 
 # ruff: noqa: D101, D102 (stand-ins of known interfaces)
+# Every worker process loads this file: what brings torch is imported where it is used.
 
 from __future__ import annotations
 
@@ -25,7 +26,6 @@ from rlvla.envs.base import ChunkResult, Observation, TaskSpec
 from rlvla.envs.messages import Make, Reset, StepChunk
 from rlvla.envs.pool import EnvPool, WorkerState
 from rlvla.envs.registry import Suite, register_suite
-from rlvla.rollout import Decision, EpisodeRequest, RolloutConfig, RolloutEngine
 from rlvla.utils.logging import table
 
 CHUNKS, SIZE = 16, 224
@@ -92,6 +92,8 @@ class SleepingPolicy:
         self._seconds = seconds
 
     def act(self, images, proprio, instructions, *, uniforms, temperature):
+        from rlvla.rollout import Decision
+
         if self._seconds:
             time.sleep(self._seconds)
         n = len(images)
@@ -100,6 +102,8 @@ class SleepingPolicy:
 
 def overlap(delay: str, workers: int, episodes: int, env_s: float, policy_s: float) -> dict[str, float]:
     """Efficiency with real worker processes."""
+    from rlvla.rollout import EpisodeRequest, RolloutConfig, RolloutEngine
+
     with EnvPool(workers, custom_modules=[__file__]) as pool:
         kwargs = {"delay": delay, "mean_s": env_s, "image_size": 64}
         engine = RolloutEngine(pool, kwargs, {"success": 1.0}, RolloutConfig(rollout_max_wait_ms=0.0), [TASK])
@@ -150,6 +154,7 @@ class InstantPool:
 def overhead() -> dict[str, float]:
     """CPU microseconds of the engine per decision; memory of one trajectory; bytes copied per decision."""
     from rlvla.envs.watchdog import WatchedPool
+    from rlvla.rollout import EpisodeRequest, RolloutConfig, RolloutEngine
 
     engine = RolloutEngine(
         WatchedPool(InstantPool()),

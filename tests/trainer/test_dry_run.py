@@ -267,7 +267,6 @@ VARIANTS = {
     "ZeRO 0": ({}, {}, 8, 8, False),
     "ZeRO 2": ({"zero_stage": 2}, {}, 8, 8, True),
     "ZeRO 2 accumulating": ({"zero_stage": 2}, {"gradient_checkpointing": True}, 4, 2, False),
-    "ZeRO 3": ({"zero_stage": 3}, {}, 8, 8, False),
     "bf16 and offload, several micro-batches": ({"zero_stage": 2, "bf16": True, "adam_offload": True}, {}, 8, 4, False),
 }
 
@@ -275,7 +274,7 @@ VARIANTS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", VARIANTS)
 def test_plan_is_within_a_tenth_of_what_is_measured(name: str, tmp_path: Path) -> None:
-    """Bytes of live tensors on one rank; `benchmarks/memory_plan.py` has a model of 31 M too."""
+    """Bytes of live tensors on one rank (ZeRO-3 on two, below); `benchmarks/memory_plan.py` has a model of 31 M too."""
     found = compare_variant(new_policy(tmp_path, "3 M"), *VARIANTS[name])
     assert found == pytest.approx(dict.fromkeys(found, 1.0), abs=0.1)
 

@@ -1,30 +1,38 @@
-"""The VLM reward under the deepspeed launcher: both ranks ask, the log counts for both, and both give up together."""
+"""The VLM reward on two ranks: both ask, the log counts for both, and both give up together."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 from itertools import count
 from pathlib import Path
 
 import pytest
 
+from cli.train_ppo_vla import main as ppo
 from rlvla.utils.logging import read_metrics
+from tests.algorithms.two_ranks import run
 from tests.rewards.judge_server import completion, judge_server
-from tests.trainer.test_launcher import PPO_FLAGS, PPO_SCRIPT, launch, launch_command
+from tests.trainer.test_launcher import PPO_FLAGS, PPO_SCRIPT, launch_command
 
 pytestmark = pytest.mark.slow
 pytest.importorskip("openai", reason="the extra vlm is not installed")
 
 
-def flags(policy: Path, folder: Path, url: str) -> list[object]:
-    words = ["--pretrain", policy, "--save_path", folder, *PPO_FLAGS, "--vlm_cache_size", "0"]
+def flags(policy: Path, folder: Path, url: str) -> list[str]:
+    words = ["--pretrain", str(policy), "--save_path", str(folder), *PPO_FLAGS, "--vlm_cache_size", "0"]
     return [*words, "--reward", "success:1", "vlm:0.3", "--vlm_url", f"{url}/v1", "--vlm_model", "judge"]
+
+
+def train_on_a_rank(rank: int, words: list[str]) -> None:
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+    ppo(words)
 
 
 def test_both_ranks_ask(policy_folder: Path, tmp_path: Path) -> None:
     with judge_server() as server:
         server.answer = lambda request: (200, completion('{"action_score": 0.5, "progress": 0.5}'))
-        launch(PPO_SCRIPT, *flags(policy_folder, tmp_path / "run", server.url))
+        run(train_on_a_rank, flags(policy_folder, tmp_path / "run", server.url))
     logged = [line for line in read_metrics(tmp_path / "run") if "reward/vlm_requests" in line]
     assert len(logged) == 2 and sum(line["reward/vlm_requests"] for line in logged) == len(server.requests) >= 2 * 16
     assert not any(line["reward/vlm_failures"] for line in logged)
