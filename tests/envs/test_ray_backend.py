@@ -43,38 +43,64 @@ test_same_as_in_process = contract.test_worker_gives_what_the_environment_gives_
 test_workers_are_light = contract.test_workers_hold_no_deep_learning_library_and_one_thread
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Any]:
-    """Two nodes of a cluster on this machine; the second one is `worker_node`."""
-    ray = pytest.importorskip("ray", reason='Ray is not installed; pip install "rlvla[ray]"')
+CLUSTER = """
+    import sys
     from ray.cluster_utils import Cluster
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        patch.setenv("RAY_worker_niceness", "0")
-        found = Cluster()
-        try:
-            add_node(found, include_dashboard=False)
-            found.worker_node = add_node(found)
-            yield found
-        finally:
-            ray.shutdown()
-            found.shutdown()
+    def add_node(**options):
+        for attempt in range(3):  # on a busy machine Ray's own patience of 30 s may not be enough
+            try:
+                return cluster.add_node(num_cpus=1, object_store_memory=80_000_000, **options)
+            except Exception as error:
+                if "timed out during startup" not in str(error) or attempt == 2:
+                    raise
+
+    cluster = Cluster()
+    try:
+        add_node(include_dashboard=False)
+        second = add_node()
+        print(cluster.address, second.node_id, flush=True)
+        if sys.stdin.readline():
+            cluster.remove_node(second, allow_graceful=False)
+            print("removed", flush=True)
+            sys.stdin.readline()
+    finally:
+        cluster.shutdown()
+"""
 
 
-def add_node(cluster: Any, **options: Any) -> Any:
-    """Another node; on a busy machine Ray's own patience of 30 s may not be enough."""
-    for attempt in range(3):
-        try:
-            return cluster.add_node(num_cpus=1, object_store_memory=80_000_000, **options)
-        except Exception as error:
-            if "timed out during startup" not in str(error) or attempt == 2:
-                raise
-    raise AssertionError
+class TwoNodes:
+    """A cluster on this machine, started by a small process: copying the big test process may fail."""
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(CLUSTER)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"},
+        )
+        self.address, self.second_node = self.process.stdout.readline().split()
+
+    def lose_second_node(self) -> None:
+        print(file=self.process.stdin, flush=True)
+        assert self.process.stdout.readline() == "removed\n"
 
 
 @pytest.fixture(scope="module")
-def module_pool(cluster: Any) -> Iterator[EnvPool]:
+def cluster() -> Iterator[TwoNodes]:
+    ray = pytest.importorskip("ray", reason='Ray is not installed; pip install "rlvla[ray]"')
+    nodes = TwoNodes()
+    try:
+        yield nodes
+    finally:
+        ray.shutdown()
+        nodes.process.stdin.close()
+        nodes.process.wait(timeout=60)
+
+
+@pytest.fixture(scope="module")
+def module_pool(cluster: TwoNodes) -> Iterator[EnvPool]:
     backend = RayBackend(cluster.address)
     with EnvPool(2, backend=backend, custom_modules=[FAKE_SUITES], start_timeout=START_SECONDS) as pool:
         yield pool
@@ -162,7 +188,7 @@ def test_a_killed_workers_episode_is_played_again_and_all_are_those_of_processes
         assert_same_episodes(samples, play(processes, 24)[0])
 
 
-def test_a_command_writes_the_same_file_with_both_backends(cluster: Any, tmp_path: Path) -> None:
+def test_a_command_writes_the_same_file_with_both_backends(cluster: TwoNodes, tmp_path: Path) -> None:
     start = [
         "--task_suite_name",
         "toy_reach",
@@ -202,7 +228,7 @@ TRAINER = """
 
 
 @pytest.mark.parametrize(("where", "end"), [("cluster", "SIGKILL"), ("local", "SIGKILL"), ("local", "exit")])
-def test_nothing_survives_the_trainer(cluster: Any, where: str, end: str) -> None:
+def test_nothing_survives_the_trainer(cluster: TwoNodes, where: str, end: str) -> None:
     """One worker is idle, the other hangs; a cluster of the trainer's own ends with it, too.
 
     After a SIGKILL two helpers of Ray need a minute to notice, which is not waited for here.
@@ -249,16 +275,16 @@ def descendants(pid: int) -> set[int]:
     return found
 
 
-def test_episodes_of_a_lost_node_are_played_elsewhere(cluster: Any, pool: EnvPool) -> None:
+def test_episodes_of_a_lost_node_are_played_elsewhere(cluster: TwoNodes, pool: EnvPool) -> None:
     """The last test with this cluster."""
-    lost = cluster.worker_node.node_id
+    lost = cluster.second_node
     assert lost in nodes_of(pool), "no worker lies on the node that is to be lost"
     victim = nodes_of(pool).index(lost)
     pid, seen = pool.pid(victim), []
 
     def lose_it(sample: Any) -> None:
         if not seen:
-            cluster.remove_node(cluster.worker_node, allow_graceful=False)
+            cluster.lose_second_node()
             assert wait_until_gone([pid])  # a process may outlive its node for a moment, and go on playing
         seen.append(sample)
 
