@@ -171,6 +171,11 @@ class Demonstrations:
         return sum(len(actions) for actions in self.actions)
 
     @property
+    def num_rows(self) -> int:
+        """Decisions that were pictured: what a model is trained on."""
+        return sum(len(images) for images in self.images)
+
+    @property
     def states_learned_from(self) -> list[LearnedStates]:
         """The initial states of the episodes, as far as they are known: one range for each task."""
         if self.learned_from is not None:

@@ -158,9 +158,7 @@ def sft_report(
     """The tables of `cli/train_sft_vla.py --dry_run` for a model with these inputs."""
     config = inputs.config
     world = launched_world_size()
-    rows = sum(len(actions) for actions in demos.actions)
-    if demos.decision_steps is not None:
-        rows = sum(len(steps) for steps in demos.decision_steps)
+    rows = demos.num_rows
     own = -(-min(sft.train_batch_size, rows) // world)
     arithmetic = [
         ("ranks", world),

@@ -93,11 +93,14 @@ def _train(
 
 
 def _data_problems(demos: Demonstrations, config: RewardModelConfig, run: RewardRunConfig) -> list[str]:
-    """Outcomes that are all alike teach nothing."""
-    parts = zip(("training", "held-out"), split_episodes(demos, config.heldout_share, run.seed))
-    return [
+    """Outcomes that are all alike teach nothing, and each rank needs a frame."""
+    train, heldout = split_episodes(demos, config.heldout_share, run.seed)
+    frames, world = sum(len(demos.images[i]) for i in train), launched_world_size()
+    too_few = f"--demos {' '.join(run.demos)}: {frames} training frames cannot be shared by {world} ranks"
+    problems = [] if frames >= world else [f"{too_few}; use fewer ranks or more episodes"]
+    return problems + [
         f"--demos {' '.join(run.demos)}: the {name} episodes hold {sum(demos.success[i] for i in part)} successes "
         f"among {len(part)}; both outcomes are needed: record with --keep all and an expert that errs"
-        for name, part in parts
+        for name, part in (("training", train), ("held-out", heldout))
         if len({demos.success[i] for i in part}) < 2
     ]

@@ -53,6 +53,11 @@ def run_sft(
     demos = None
     try:
         demos = read_several(run.demos, run.cameras or None)
+        if demos.num_rows < launched_world_size():
+            problems.append(
+                f"--demos {' '.join(run.demos)}: {demos.num_rows} decisions cannot be shared by "
+                f"{launched_world_size()} ranks; use fewer ranks or more demonstrations"
+            )
     except ConfigError as error:
         problems += error.problems
     try:

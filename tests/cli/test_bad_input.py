@@ -284,6 +284,13 @@ def test_sft_batch_over_ranks(refused: Refused, demos_file: Path, monkeypatch: p
     the_only(refused(SFT, "--demos", demos_file, "--train_batch_size", 64), "--train_batch_size 64", "ranks 3")
 
 
+def test_more_ranks_than_rows(refused: Refused, demos_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "1000000")
+    flags = ["--demos", demos_file, "--train_batch_size", 1000000]
+    the_only(refused(SFT, *flags), "decisions cannot be shared by 1000000 ranks", "use fewer ranks")
+    assert any("training frames cannot be shared by 1000000 ranks" in p for p in refused(REWARD_MODEL, *flags))
+
+
 BAD_NUMBERS = {
     PPO: {
         "--actor_learning_rate": "-1e-4",

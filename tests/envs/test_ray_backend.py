@@ -24,7 +24,7 @@ from rlvla.envs.ray_backend import RayBackend
 from rlvla.envs.watchdog import WatchedPool
 from rlvla.rollout import Decision, EpisodeRequest, RolloutEngine
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 ROOT = Path(__file__).resolve().parents[2]
 START_SECONDS = 200.0  # on a machine that is busy with other things
 
