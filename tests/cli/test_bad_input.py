@@ -30,7 +30,7 @@ def worker_processes() -> set[int]:
         for pid in (task / "children").read_text().split():
             try:
                 command = Path(f"/proc/{pid}/cmdline").read_bytes()
-            except FileNotFoundError:
+            except (FileNotFoundError, ProcessLookupError):
                 continue
             if b"rlvla.envs.worker" in command:
                 found.add(int(pid))
