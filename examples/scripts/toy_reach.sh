@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # First contact, without a simulator: a policy that aims 0.2 beside the named disc learns from its own episodes not to.
 # Run it again to continue where it was interrupted. Further flags are handed on to the training.
-#   ALGO=ppo|grpo OUT=runs/toy SEED=0 bash examples/scripts/toy_reach.sh      (about two minutes on two cores)
+#   ALGO=ppo|grpo OUT=runs/toy SEED=0 bash examples/scripts/toy_reach.sh      (about four minutes on two cores)
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 ALGO="${ALGO:-ppo}"
 OUT="${OUT:-runs/toy}"
