@@ -157,11 +157,11 @@ def test_neither_workers_nor_delays_nor_batches_change_the_episodes_or_their_ord
 
 
 def test_batches_keep_to_their_limit_and_fill_up() -> None:
-    policy = Recorder()
-    play_faulty(4, 16, 0.01, policy, rollout_max_batch=3, rollout_max_wait_ms=500.0)
+    policy = Recorder()  # half of six workers are a batch: nothing is due before three wait
+    play_faulty(6, 24, 0.01, policy, rollout_max_batch=3, rollout_max_wait_ms=500.0)
     assert max(policy.batches) == 3
     impatient = Recorder()
-    play_faulty(4, 16, 0.01, impatient, rollout_max_batch=3, rollout_max_wait_ms=0.0)
+    play_faulty(6, 24, 0.01, impatient, rollout_max_batch=3, rollout_max_wait_ms=0.0)
     assert sum(impatient.batches) == sum(policy.batches) and len(impatient.batches) > len(policy.batches)
 
 
