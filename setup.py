@@ -61,6 +61,32 @@ setup(
     description="Reinforcement-learning post-training of vision-language-action robot policies",
     long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
+    author="rlvla contributors",
+    license="Apache-2.0",
+    license_files=["LICENSE"],
+    keywords=[
+        "reinforcement learning",
+        "vision-language-action",
+        "robotics",
+        "PPO",
+        "GRPO",
+        "OpenVLA",
+        "robosuite",
+        "LIBERO",
+        "DeepSpeed",
+    ],
+    classifiers=[
+        "Development Status :: 4 - Beta",
+        "Intended Audience :: Developers",
+        "Intended Audience :: Science/Research",
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3",
+        "Programming Language :: Python :: 3 :: Only",
+        "Programming Language :: Python :: 3.10",
+        "Programming Language :: Python :: 3.11",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Typing :: Typed",
+    ],
     python_requires=">=3.10",
     # The commands travel as rlvla.cli and are called rlvla-train-ppo-vla, rlvla-eval-vla, ...
     packages=[*find_packages(include=["rlvla", "rlvla.*"]), "rlvla.cli"],
@@ -71,7 +97,11 @@ setup(
             for path in sorted(ROOT.glob("cli/[a-z]*.py"))
         ]
     },
-    package_data={"rlvla.rewards.vlm": ["prompts/*.txt"], "rlvla.trainer": ["templates/*.jinja"]},
+    package_data={
+        "rlvla": ["py.typed"],
+        "rlvla.rewards.vlm": ["prompts/*.txt"],
+        "rlvla.evaluation": ["templates/*.jinja"],
+    },
     install_requires=[
         "torch>=2.6",
         "numpy>=1.26",

@@ -4,8 +4,8 @@
     python benchmarks/algorithm_curves.py --out runs/algorithm_curves --draw      (pictures and tables only)
 
 One start per seed is shared by all runs of that seed: the main estimators x losses, every other estimator (with the ppo
-loss) and every other loss (with grpo), over three seeds. A run that is complete is not repeated, so that the script can
-be interrupted. Two runs go on at a time, each on one core; 84 runs take about half an hour.
+loss) and every other loss (with grpo), over three seeds. Complete runs are not repeated, so the script can be
+interrupted. Two runs at a time, each on one core; 84 runs take about half an hour.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def read(out: Path, run: Run) -> dict | None:
     folder = out / run.name
     if not (folder / "evaluations.json").exists():
         return None
-    from rlvla.utils.logging import read_metrics
+    from rlvla.utils.files import read_metrics
 
     records = [record for record in read_metrics(folder) if "rollout/success_at_end" in record]
     evaluation = json.loads((folder / "evaluations.json").read_text())[-1]["success_at_end"]
@@ -240,7 +240,7 @@ def draw(results: dict) -> None:
 
 def table(results: dict) -> str:
     """Held-out success of every combination as Markdown: per seed, and pooled over the seeds with a Wilson interval."""
-    from rlvla.utils.statistics import wilson_interval
+    from rlvla.evaluation.statistics import wilson_interval
 
     lines = ["| estimator | loss | " + " | ".join(f"seed {seed}" for seed in SEEDS) + " | pooled [95 %] |"]
     lines.append("|" + "---|" * (len(SEEDS) + 3))

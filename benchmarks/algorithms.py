@@ -2,9 +2,9 @@
 
     python benchmarks/algorithms.py --rows 100000 --tokens 56 --group_size 8 --repeats 5
 
-Processor time of one core, which other load on the machine hardly stretches. The loop is what one writes first: gather
-the rows of each group, do the arithmetic, scatter it back; it is timed on a part of the groups and scaled up. Group ids
-are strings in a shuffled order.
+CPU time of one core, which other load on the machine hardly affects. The loop is the straightforward one: gather the
+rows of each group, compute, scatter back; it is timed on a subset of the groups and scaled up. Group ids are strings in
+shuffled order.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
-"""Interrupts a quickstart at random moments and runs it again, until it comes to its end.
+"""Interrupts a quickstart at random moments and runs it again, until it completes.
 
     python benchmarks/interrupt_quickstart.py --script toy_reach --kills 8
     python benchmarks/interrupt_quickstart.py --script quickstart --kills 5
 
-SIGKILL and SIGINT in turn, to every process of the job, in each stage, of `examples/scripts/toy_reach.sh` or
-`quickstart.sh` (Lift), both with less to do than by default. Passed means: no attempt failed by itself, no process
-outlived its job by a minute, and in the end both policies, to the bit, and all evaluations are those of a run that
-nobody interrupted.
+SIGKILL and SIGINT in turn, to every process of the job, in each stage of `examples/scripts/toy_reach.sh` or
+`quickstart.sh` (Lift), both shortened. Passed means: no attempt failed by itself, no process outlived its job by a
+minute, and in the end both policies, to the bit, and all evaluations are those of an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from rlvla.trainer.checkpoints import list_checkpoints
+from rlvla.checkpoints.training import list_checkpoints
 
 ROOT = Path(__file__).resolve().parents[1]
 LAST = 8  # iteration of toy_reach

@@ -1,11 +1,10 @@
-"""SIGKILL at random moments of saving, over and over: the newest checkpoint is always intact and never an old one.
+"""SIGKILL at random moments while saving: the newest checkpoint is always intact and never an old one.
 
     python benchmarks/kill_while_saving.py --kills 50 --seed 0
 
-Each round starts a process that continues from the newest checkpoint and saves one iteration after the other with the
-function training uses; it is killed at a random moment. Then every checkpoint's checksums are read. Reported are the
-kills, how many of them came while a checkpoint was being written, and the iterations saved; a violation ends the script
-with status 1.
+Each round starts a process that resumes from the newest checkpoint and saves one iteration after the other with the
+function that training uses; it is killed at a random moment. Then all checksums are verified. It reports the kills, how
+many of them hit while a checkpoint was being written, and the iterations saved; a violation ends it with status 1.
 """
 
 from __future__ import annotations
@@ -31,9 +30,11 @@ import deepspeed  # noqa: F401  (imported once, before the processes are forked:
 import torch
 from transformers import get_scheduler  # noqa: F401
 
-from rlvla.trainer.checkpoints import list_checkpoints, load_checkpoint, save_checkpoint
-from rlvla.utils.durable_files import damage, recover
-from rlvla.utils.strategy import DeepspeedStrategy, OptimConfig, StrategyConfig
+from rlvla.checkpoints.training import list_checkpoints, load_checkpoint, save_checkpoint
+from rlvla.utils.deepspeed.config import StrategyConfig
+from rlvla.utils.deepspeed.engine import OptimConfig
+from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
+from rlvla.utils.files import damage, recover
 
 KEEP = 2
 

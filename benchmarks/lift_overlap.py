@@ -3,12 +3,12 @@
     python benchmarks/lift_overlap.py --pretrain runs/quickstart/sft/policy --num_envs 2 3 4
     python benchmarks/lift_overlap.py --pretrain runs/quickstart/sft/policy --num_envs 4 --episodes 256 --code ../old
 
-Simulation and inference share the cores here, so that the limit of the wall time is total CPU time / cores: overlap
+Simulation and inference share the cores here, so the lower bound of the wall time is total CPU time / cores: overlap
 efficiency = CPU seconds of this process and its workers during the rollout / cores / wall seconds. Other load on the
-machine lowers it; `nice -n -10` keeps that away where it is allowed.
+machine lowers it; `nice -n -10`, where allowed, avoids that.
 
 `--code` measures another checkout of the repository with the same script and the same policy, to see what has changed;
-everything that is used of rlvla here is as old as the first rollout engine (commit c5c4289).
+everything it uses of rlvla is as old as the first rollout engine (commit c5c4289).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def cpu_seconds(pids: list[int]) -> float:
 
 def measure(actor: Actor, env: EnvConfig, workers: int, episodes: int, cores: int) -> dict[str, float]:
     """One rollout, sampled, after a first one that builds the environments."""
-    from rlvla.envs.pool import EnvPool
+    from rlvla.envs.workers.pool import EnvPool
     from rlvla.rollout import EpisodeRequest, RolloutEngine
 
     requests = [EpisodeRequest(env.suite, 0, state, state, str(state)) for state in range(episodes)]
@@ -64,9 +64,9 @@ def measure(actor: Actor, env: EnvConfig, workers: int, episodes: int, cores: in
 
 def measure_all(pretrain: Path, num_envs: list[int], episodes: int, cores: int) -> dict[int, dict[str, float]]:
     """Figures by number of workers, of the code that is imported here."""
+    from rlvla.checkpoints.policy_folder import recorded_environment
     from rlvla.envs.config import EnvConfig
     from rlvla.models import Actor
-    from rlvla.trainer.policy_export import recorded_environment
 
     torch.set_num_threads(1)
     actor, env = Actor.from_pretrained(pretrain).eval(), EnvConfig().completed(recorded_environment(pretrain))
@@ -116,7 +116,7 @@ def main() -> None:
             walls = [repeat[name][n]["wall_s"] for repeat in found]
             rows.append((n, name, *(f"{m:.2f}" for m in medians), f"{min(walls):.2f} to {max(walls):.2f}"))
     sys.path.insert(0, str(THIS))
-    from rlvla.utils.logging import table
+    from rlvla.utils.terminal import table
 
     headers = ("workers", "code", "efficiency", "wall s", "CPU s", "episodes / s", "wall s of all")
     print(f"{args.episodes} episodes\n{table(headers, rows)}")

@@ -1,12 +1,12 @@
-"""Rollouts with the engine against the lock-step loop that peers use, on the same episodes.
+"""Rollouts with the engine against the common lock-step loop, on the same episodes.
 
     python benchmarks/lock_step.py --task_suite_name robosuite --episodes 8 [--json FILE]
 
-The baseline is written plainly: a fresh process per episode, every step rendered at 256 pixels as the simulator comes
-(full quality; LIBERO draws the scene and the wrist), every decision slot computed with the full batch, everybody waits
-for the slowest. With `--same_images` it renders one camera in the engine's quality instead: what is left is the loop.
-Both ask the same policy, which plays prepared actions and costs a few matrix products per episode of the batch. CPU
-seconds count this process and its children.
+The baseline is straightforward: a fresh process per episode, every step rendered at 256 pixels with the simulator's
+defaults (full quality; LIBERO renders scene and wrist), every decision slot computed with the full batch, all wait for
+the slowest. With `--same_images` it renders one camera in the engine's quality instead, which leaves only the loop.
+Both use the same policy, which plays prepared actions and costs a few matrix products per episode of the batch. CPU
+seconds include this process and its children.
 """
 
 from __future__ import annotations
@@ -27,29 +27,30 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from rlvla.envs import list_tasks, make_env
-from rlvla.envs.pool import EnvPool
-from rlvla.rollout import Decision, EpisodeRequest, RolloutEngine
-from rlvla.utils.logging import table
+from rlvla.envs.workers.pool import EnvPool
+from rlvla.rollout import EpisodeRequest, RolloutEngine
+from rlvla.utils.terminal import table
+from tests.support.policies import ScriptedPolicy
 
 CHUNK, LOCK_STEP_SIZE = 8, 256
 _WEIGHTS = np.random.default_rng(0).standard_normal((768, 768)).astype(np.float32)
 
 
-class PreparedPolicy:
+class PreparedPolicy(ScriptedPolicy):
     """Small random actions that depend on nothing; costs a few milliseconds per episode of the batch."""
 
     def __init__(self, action_dim: int):
-        self.tokens_per_decision = CHUNK * action_dim
+        super().__init__(CHUNK, action_dim)
         self._actions = np.random.default_rng(1).uniform(-0.3, 0.3, (CHUNK, action_dim)).astype(np.float32)
         self.rows = 0
 
-    def act(self, images, proprio, instructions, *, uniforms, temperature) -> Decision:  # noqa: D102
+    def actions(self, images, proprio, noise):
+        """The same for every row."""
         n = len(images)
         for _ in range(n):
             _WEIGHTS @ _WEIGHTS[:, :64]
         self.rows += n
-        tokens = np.zeros((n, self.tokens_per_decision), np.int64)
-        return Decision(tokens, tokens.astype(np.float32), np.repeat(self._actions[None], n, axis=0))
+        return np.repeat(self._actions[None], n, axis=0)
 
 
 def stock_images(suite: str) -> dict[str, Any]:
@@ -89,7 +90,7 @@ def lock_step(
         answers = [ours.recv() for ours in pairs]
         for _ in range(-(-options["max_steps"] // CHUNK)):  # all slots, whoever has ended
             images = np.stack([images for images, _, _ in answers])
-            decision = policy.act(images, None, [""] * len(pairs), uniforms=None, temperature=1.0)
+            decision = policy.act(images, None, [""] * len(pairs), noise=None, temperature=1.0)
             for ours, actions in zip(pairs, decision.actions):
                 ours.send(actions)
             answers = [ours.recv() for ours in pairs]

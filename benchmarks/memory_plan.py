@@ -1,13 +1,13 @@
-"""The memory plan of --dry_run against what is measured.
+"""The memory plan of --dry_run against measurements.
 
 python benchmarks/memory_plan.py
 deepspeed -q --num_accelerators 2 benchmarks/memory_plan.py --sizes "3 M"
 
-Compared are bytes of live tensors on one rank: what `rlvla.trainer.memory_plan` says from the shapes alone, and what a
-real actor and critic (with `--judges` also a reference and a reward model) hold between two updates, and at most during
-an optimizer step of the trainer, while observations are answered, and while decisions are scored. The measured figure
-counts each storage once that any operation has touched, see `rlvla.utils.live_bytes`. What --offload_during_rollout
-sends to the host is counted in DeepSpeed's engines, tensor by tensor.
+Bytes of live tensors on one rank: what `rlvla.memory.plan` predicts from shapes alone, and what a real actor and critic
+(with `--judges` also a reference and a reward model) hold between two updates, and at their peaks during an optimizer
+step, while playing, and while scoring decisions. The measurement counts each storage that any operation has touched
+once, see `rlvla.memory.probe`. What --offload_during_rollout moves to the host is counted in DeepSpeed's engines,
+tensor by tensor.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -29,21 +30,24 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.random_policies import SIZES, new_policy, random_rows
 from benchmarks.train_step import OPTIM
 from rlvla.experience import Experience
+from rlvla.memory.plan import FrozenMemory, MemoryPlan, engine_memory, frozen_memory
+from rlvla.memory.probe import LiveBytes, Probe, probe
 from rlvla.models.actor import Actor, ActorConfig
+from rlvla.models.families import RowShape
 from rlvla.models.inputs import VLAInputs
 from rlvla.models.reference import ReferenceModel
 from rlvla.models.value_models import Critic, RewardModel
-from rlvla.trainer.config import AlgorithmConfig, BatchConfig
-from rlvla.trainer.memory_plan import MemoryPlan, engine_memory, frozen_memory
-from rlvla.trainer.memory_probe import Probe, RowShape, probe
+from rlvla.models.vla.sketch import OpenVLASketch
+from rlvla.trainer.algorithm_config import AlgorithmConfig
+from rlvla.trainer.config import BatchConfig
 from rlvla.trainer.metrics import Metrics
-from rlvla.trainer.run_models import Models
-from rlvla.trainer.scoring import Judges, Scorer
-from rlvla.trainer.updates import Updater
-from rlvla.utils.live_bytes import LiveBytes
-from rlvla.utils.logging import quiet_libraries, table
-from rlvla.utils.strategy import DeepspeedStrategy, Engine, StrategyConfig
-from rlvla.utils.strategy_config import launched_rank, launched_world_size
+from rlvla.trainer.models import Models
+from rlvla.trainer.scoring import ModelPasses, Networks
+from rlvla.trainer.updater import Updater
+from rlvla.utils.deepspeed.config import StrategyConfig, launched_rank, launched_world_size
+from rlvla.utils.deepspeed.engine import Engine
+from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
+from rlvla.utils.terminal import quiet_libraries, table
 
 HEADERS = ("model", "flags", "between updates", "update", "playing", "scoring", "can wait on the host", "worst ratio")
 
@@ -101,17 +105,20 @@ def compare(
             "critic": strategy.prepare(Critic.from_pretrained(folder, config=actor_config.without_adapters()), OPTIM),
         }
         reference = ReferenceModel(Actor.from_pretrained(folder)) if judges else None
-        reward_model = RewardModel.from_policy(folder) if judges else None
-        for model in Models(engines["actor"].module, None, reference, reward_model).frozen:
+        frozen = Models(engines["actor"].module, None, reference)
+        for model in frozen.frozen:
             strategy.prepare_frozen(model)
             live.see(list(model.parameters()), list(model.buffers()))
+        reward_model = new_reward_model(folder, strategy) if judges else None
+        if reward_model is not None:
+            live.see(list(reward_model.parameters()), list(reward_model.buffers()))
         for engine in engines.values():
             live.see(list(engine.module.parameters()), list(engine.module.buffers()))
         settings = BatchConfig(micro_train_batch_size=micro, micro_rollout_batch_size=micro)
-        updater = Updater(strategy, settings, AlgorithmConfig(), 7, inputs)
+        updater = Updater(strategy, settings, AlgorithmConfig(), engines["actor"].module)
         step = batch.with_fields(value_mask=batch.action_mask, values=batch.advantages, returns=batch.advantages)
-        scorer = Scorer(
-            Judges(engines["actor"], engines["critic"], reference, reward_model), strategy, settings, AlgorithmConfig()
+        passes = ModelPasses(
+            Networks(engines["actor"], engines["critic"], reference), strategy, settings, AlgorithmConfig()
         )
         measured: dict[str, int] = {}
         # Adam's moments are made in the first step; ZeRO-3 knows from its second pass on what is needed.
@@ -123,14 +130,19 @@ def compare(
             gc.collect()
             measured["rest"] = live.now
             with peak_of(live, "playing", measured):
-                play(scorer, batch, micro)
+                play(passes, reward_model, batch, micro)
             with peak_of(live, "scoring", measured):
-                scorer.policy(batch)
-                scorer.values(batch)
+                passes.scores(batch)
     if strategy_config.engine_stage > 0 and not strategy_config.adam_offload:  # otherwise a run is refused
-        measured["waiting"] = waiting_bytes(engines, Models(engines["actor"].module, None, reference, reward_model))
+        measured["waiting"] = waiting_bytes(engines, frozen)
     found = {**phase_bytes(on_cpu.in_one_place()), "waiting": replace(plan, offloads=True).away}
     return Comparison({name: (size, measured[name]) for name, size in found.items() if name in measured})
+
+
+def new_reward_model(folder: Path, strategy: DeepspeedStrategy) -> RewardModel:
+    """As the source of `--reward_pretrain` holds it: whole, here always on the device."""
+    model = RewardModel.from_policy(folder).requires_grad_(False).eval().to(strategy.device)
+    return model.bfloat16() if strategy.config.bf16 else model
 
 
 def phase_bytes(plan: MemoryPlan) -> dict[str, int]:
@@ -148,15 +160,15 @@ def probe_models(
 ) -> tuple[dict[str, Probe], dict[str, Probe]]:
     """Actor and critic; reference and reward model, if there are `judges`."""
     shape = RowShape(1, inputs.prompt(instructions, torch.device("cpu"))[0].shape[1])
-    config, beside = inputs.config, actor_config.without_adapters()
+    sketch, beside = partial(OpenVLASketch, inputs.config, shape), actor_config.without_adapters()
     amounts = {"bf16": bf16, "forward_rows": micro}
     trained = {
-        "actor": probe(config, shape, actor_config, train_rows=micro, play_rows=micro, **amounts),
-        "critic": probe(config, shape, beside, train_rows=micro, scalar_head=True, **amounts),
+        "actor": probe(partial(sketch, actor_config), train_rows=micro, play_rows=micro, **amounts),
+        "critic": probe(partial(sketch, beside, scalar_head=True), train_rows=micro, **amounts),
     }
     heads = {"reference": False, "reward model": True} if judges else {}
     frozen = {
-        name: probe(config, shape, ActorConfig(), train_rows=0, scalar_head=head, **amounts)
+        name: probe(partial(sketch, ActorConfig(), scalar_head=head), train_rows=0, **amounts)
         for name, head in heads.items()
     }
     return trained, frozen
@@ -168,7 +180,12 @@ def plan_for(
     """The plan for models that were probed."""
     return MemoryPlan(
         {name: engine_memory(p, strategy, world, accumulates=accumulates) for name, p in trained.items()},
-        {name: frozen_memory(p, strategy, world) for name, p in frozen.items()},
+        {
+            name: frozen_memory(p, strategy, world)
+            if name == "reference"
+            else FrozenMemory(p.weight_bytes, source=True)
+            for name, p in frozen.items()
+        },
         passes={name: p.forward_bytes for name, p in {**trained, **frozen}.items()},
         decision=trained["actor"].decision_bytes,
     )
@@ -201,16 +218,16 @@ def peak_of(live: LiveBytes, name: str, measured: dict[str, int]) -> Iterator[No
     measured[name] = live.peak
 
 
-def play(scorer: Scorer, batch: Experience, rows: int) -> None:
+def play(passes: ModelPasses, reward_model: RewardModel | None, batch: Experience, rows: int) -> None:
     """Answer as many observations as the rollout would, and let the reward model judge some."""
-    actor, reward_model = scorer.judges.actor, scorer.judges.reward_model
+    actor = passes.networks.actor
     proprio = None if batch.proprio is None else batch.proprio[:rows].numpy()
-    draws = np.full((min(rows, len(batch)), batch.action_tokens.shape[1]), 0.5)
+    draws = np.full((min(rows, len(batch)), batch.action_mask.shape[1]), 0.5)
     actor.train(False)
     with actor.full_parameters() as policy, torch.no_grad():
-        policy.act(batch.images[:rows].numpy(), proprio, batch.instructions[:rows], uniforms=draws)
-        if reward_model is not None:
-            reward_model.success_probability(batch.index(torch.arange(rows)))
+        policy.act(batch.images[:rows].numpy(), proprio, batch.instructions[:rows], noise=draws)
+    if reward_model is not None:
+        reward_model.success_probability(batch.index(torch.arange(rows)))
 
 
 def main() -> None:

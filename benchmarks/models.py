@@ -1,10 +1,10 @@
-"""Speed and memory of OpenVLA models: decisions per second, update, share of the head that is not multiplied.
+"""Speed and memory of OpenVLA models: decisions per second, updates, and what skipping most of the head saves.
 
     python benchmarks/models.py                 tiny and middle sizes on this machine's CPU
     python benchmarks/models.py --sizes 7b      full size with random bfloat16 weights; needs a GPU
     deepspeed -q --num_accelerators 8 benchmarks/models.py --sizes 7b --offload    and the memory of full training
 
-Figures of a CPU are CPU seconds of one thread, so that other work on the machine does not count.
+On a CPU, times are CPU seconds of one thread, so other work on the machine does not count.
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from rlvla.models.lora import add_adapters, lora_layers
 from rlvla.models.vla.configuration_openvla import OpenVLAConfig
 from rlvla.models.vla.openvla import OpenVLAForActionPrediction
+from rlvla.utils.deepspeed.config import StrategyConfig
+from rlvla.utils.deepspeed.engine import OptimConfig
+from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
 from rlvla.utils.errors import ConfigError
-from rlvla.utils.logging import table
-from rlvla.utils.strategy import DeepspeedStrategy, OptimConfig, StrategyConfig
+from rlvla.utils.terminal import table
 
 PROMPT_TOKENS = 24
 # Dense bfloat16 peak in TFLOP/s by a part of the device's name.

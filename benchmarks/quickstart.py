@@ -1,9 +1,9 @@
-"""Runs the quickstart for several seeds and prints what came out, as a table and as JSON.
+"""Runs the quickstart for several seeds and prints the results as a table and as JSON.
 
     python benchmarks/quickstart.py --seeds 0 1 2 --output runs/benchmark_quickstart
 
-Passed means, for a seed: the supervised policy succeeds in at most 60 %, the trained one in at least 90 % of 100
-initial states never trained on (at end, greedy), the intervals do not overlap, and all of it took at most 25 minutes.
+A seed passes if the supervised policy succeeds from at most 60 % and the trained one from at least 90 % of 100 held-out
+initial states (at end, greedy), the intervals do not overlap, and the whole run took at most 25 minutes.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from rlvla.utils.logging import duration, table
-from rlvla.utils.runs import write_json
+from rlvla.utils.files import write_json
+from rlvla.utils.terminal import duration, table
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMIT_SECONDS = 25 * 60

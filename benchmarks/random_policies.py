@@ -39,7 +39,7 @@ def random_rows(actor: Actor, count: int) -> Experience:
         proprio=torch.rand(count, config.proprio_dim, generator=generator) if config.use_proprio else None,
         instructions=["reach the red disc"] * count,
         episode_index=torch.arange(count) // 8,
-        action_tokens=torch.randint(0, 256, (count, width), generator=generator),
+        trace={"tokens": torch.randint(0, 256, (count, width), generator=generator)},
         action_mask=mask,
         policy_mask=mask,
         advantages=torch.randn(count, width, generator=generator),

@@ -1,15 +1,15 @@
-"""Does a reward machine save episodes? From a start that hardly ever succeeds, with and without it.
+"""Does a reward machine save episodes? Training with and without one, from a start that hardly ever succeeds.
 
     python benchmarks/reward_machine_learning.py --out runs/reward_machine
     python benchmarks/reward_machine_learning.py --suite lift --out runs/reward_machine_lift --seeds 0
     python benchmarks/reward_machine_learning.py --out runs/reward_machine --draw      (picture and table only)
 
-One supervised start; learning from there, paid for success alone or for success and the machine in hybrid mode, all
-else equal, over several seeds. toy_reach: PPO with a critic, after an expert that aims more than a disc's width beside
-the disc. lift_beside: GRPO on Lift, after an expert that aims 6 cm beside the cube, so that no success is seen; the
-machine has a stage for reaching the cube. lift: the start of the quickstart, but 16 steps instead of 25 to lift and
-hold the cube, by GRPO, or by PPO with a critic (lift_ppo). A run that is complete is not repeated. Two runs go on at a
-time, each on one core.
+One supervised start; reinforcement learning from there on success alone, or on success and the machine in hybrid mode,
+all else equal, over several seeds. toy_reach: PPO with a critic, after an expert that aims more than a disc's width
+beside the disc. lift_beside: GRPO on Lift, after an expert that aims 6 cm beside the cube, so that no success is seen;
+the machine has a stage for reaching the cube. lift: the start of the quickstart, but 16 steps instead of 25 to lift and
+hold the cube, by GRPO, or by PPO with a critic (lift_ppo). Complete runs are not repeated. Two runs at a time, each on
+one core.
 """
 
 from __future__ import annotations

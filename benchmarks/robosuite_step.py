@@ -1,9 +1,9 @@
-"""CPU time of a robosuite Lift control step and of an image, ours and stock, in one run.
+"""CPU time of a robosuite Lift control step and of an image, rlvla's and stock, in one run.
 
     python benchmarks/robosuite_step.py [--steps 200] [--image_size 64] [--output result.json]
 
 Times are milliseconds of process CPU time, which a busy machine disturbs less than wall-clock time; each is the best of
-five repetitions. The software renderer is kept on this process's own thread (LP_NUM_THREADS=0).
+five repetitions. The software renderer stays on the main thread (LP_NUM_THREADS=0).
 """
 
 import argparse
@@ -17,7 +17,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 
 from rlvla.envs.registry import make_env
-from rlvla.envs.robosuite_import import import_robosuite
+from rlvla.envs.robosuite.importing import import_robosuite
 
 REPETITIONS = 5
 ACTION = np.array([0.1, 0.0, -0.1, 0.0, 0.0, 0.0, -1.0], dtype=np.float32)

@@ -1,4 +1,4 @@
-"""What the rollout engine costs and how well it overlaps simulation with inference, without a simulator or a model.
+"""Cost of the rollout engine and its overlap of simulation with inference, without a simulator or a model.
 
     python benchmarks/rollout.py [--json FILE]
 
@@ -6,7 +6,7 @@ Overlap efficiency = max(total env time / workers, total inference time) / wall 
 fixed, uniform or lognormal (sigma 1) time per chunk; the synthetic policy sleeps for a fixed time per batch.
 """
 
-# ruff: noqa: D101, D102 (stand-ins of known interfaces)
+# ruff: noqa: D102 (stand-ins of known interfaces)
 # Every worker process loads this file: what brings torch is imported where it is used.
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from rlvla.envs.base import ChunkResult, Observation, TaskSpec
-from rlvla.envs.messages import Make, Reset, StepChunk
-from rlvla.envs.pool import EnvPool, WorkerState
 from rlvla.envs.registry import Suite, register_suite
-from rlvla.utils.logging import table
+from rlvla.envs.workers.messages import Make, Reset, StepChunk
+from rlvla.envs.workers.pool import EnvPool, WorkerState
+from rlvla.utils.terminal import table
 
 CHUNKS, SIZE = 16, 224
 TASK = TaskSpec("synthetic", 0, "sleep", "sleep", 10_000, 10_000, 7, 0, 20.0)
@@ -85,31 +85,31 @@ def list_tasks(*, delay="fixed", mean_s=0.0, image_size=SIZE):
 register_suite("synthetic", Suite(list_tasks=list_tasks, make=make, cameras=("none",)))
 
 
-class SleepingPolicy:
-    tokens_per_decision = 8 * 7
+def sleeping_policy(seconds: float):
+    """A policy that takes this time for each batch and does nothing."""
+    from tests.support.policies import ScriptedPolicy
 
-    def __init__(self, seconds: float):
-        self._seconds = seconds
+    class SleepingPolicy(ScriptedPolicy):
+        def actions(self, images, proprio, noise):
+            if seconds:
+                time.sleep(seconds)
+            return super().actions(images, proprio, noise)
 
-    def act(self, images, proprio, instructions, *, uniforms, temperature):
-        from rlvla.rollout import Decision
-
-        if self._seconds:
-            time.sleep(self._seconds)
-        n = len(images)
-        return Decision(np.zeros((n, 56), np.int64), np.zeros((n, 56), np.float32), np.zeros((n, 8, 7), np.float32))
+    return SleepingPolicy(action_chunk_len=8, action_dim=7)
 
 
-def overlap(delay: str, workers: int, episodes: int, env_s: float, policy_s: float) -> dict[str, float]:
+def overlap(
+    delay: str, workers: int, episodes: int, env_s: float, policy_s: float, envs_per_worker: int = 1
+) -> dict[str, float]:
     """Efficiency with real worker processes."""
     from rlvla.rollout import EpisodeRequest, RolloutConfig, RolloutEngine
 
-    with EnvPool(workers, custom_modules=[__file__]) as pool:
+    with EnvPool(workers * envs_per_worker, envs_per_worker=envs_per_worker, custom_modules=[__file__]) as pool:
         kwargs = {"delay": delay, "mean_s": env_s, "image_size": 64}
         engine = RolloutEngine(pool, kwargs, {"success": 1.0}, RolloutConfig(rollout_max_wait_ms=0.0), [TASK])
         requests = [EpisodeRequest("synthetic", 0, 0, seed, "g") for seed in range(episodes)]
-        engine.run(requests[:workers], SleepingPolicy(0.0), temperature=1.0)  # processes are up
-        engine.run(requests, SleepingPolicy(policy_s), temperature=1.0)
+        engine.run(requests[:workers], sleeping_policy(0.0), temperature=1.0)  # processes are up
+        engine.run(requests, sleeping_policy(policy_s), temperature=1.0)
     stats = engine.stats
     # What the environments slept, from their own random numbers.
     slept = sum(
@@ -122,7 +122,7 @@ def overlap(delay: str, workers: int, episodes: int, env_s: float, policy_s: flo
 class InstantPool:
     """A pool in this process whose environments answer at once: what is left is the engine."""
 
-    num_workers = 8
+    num_slots = num_workers = 8
 
     def __init__(self):
         self._env = [SleepingEnv("fixed", 0.0, SIZE) for _ in range(self.num_workers)]
@@ -134,7 +134,14 @@ class InstantPool:
     def holds(self, worker):
         return self._held[worker]
 
-    def submit(self, worker, command):
+    def submit_all(self, commands):
+        for worker, command in commands:
+            self._submit(worker, command)
+
+    def slots_of(self, worker):
+        return range(worker, worker + 1)
+
+    def _submit(self, worker, command):
         env = self._env[worker]
         if isinstance(command, Make):
             self._held[worker], answer = command.env, TASK
@@ -153,7 +160,7 @@ class InstantPool:
 
 def overhead() -> dict[str, float]:
     """CPU microseconds of the engine per decision; memory of one trajectory; bytes copied per decision."""
-    from rlvla.envs.watchdog import WatchedPool
+    from rlvla.envs.workers.watchdog import WatchedPool
     from rlvla.rollout import EpisodeRequest, RolloutConfig, RolloutEngine
 
     engine = RolloutEngine(
@@ -164,9 +171,9 @@ def overhead() -> dict[str, float]:
         [TASK],  # type: ignore[arg-type]
     )
     requests = [EpisodeRequest("synthetic", 0, 0, seed, "g") for seed in range(64)]
-    engine.run(requests[:8], SleepingPolicy(0.0), temperature=1.0)
+    engine.run(requests[:8], sleeping_policy(0.0), temperature=1.0)
     start = time.process_time()
-    samples = engine.run(requests, SleepingPolicy(0.0), temperature=1.0)
+    samples = engine.run(requests, sleeping_policy(0.0), temperature=1.0)
     used = time.process_time() - start
     sample = samples[0]
     held = sum(v.numel() * v.element_size() for v in vars(sample).values() if hasattr(v, "element_size"))
@@ -182,12 +189,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", help="write the figures to this file")
     parser.add_argument("--workers", type=int, default=8)
+    parser.add_argument("--envs_per_worker", type=int, default=1, help="environments of each worker")
     parser.add_argument("--episodes", type=int, default=64)
     parser.add_argument("--env_ms", type=float, default=200.0, help="mean time of a chunk")
     parser.add_argument("--policy_ms", type=float, default=5.0, help="time of a forward pass")
     args = parser.parse_args()
     env_s, policy_s = args.env_ms / 1000, args.policy_ms / 1000
-    figures = {delay: overlap(delay, args.workers, args.episodes, env_s, policy_s) for delay in DELAYS}
+    figures = {
+        delay: overlap(delay, args.workers, args.episodes, env_s, policy_s, args.envs_per_worker) for delay in DELAYS
+    }
     figures["engine"] = overhead()
     scaling = {n: overlap("fixed", n, 4 * n, env_s, policy_s)["wall_s"] / 4 for n in (1, 2, 4)}
     figures["seconds_per_round"] = scaling

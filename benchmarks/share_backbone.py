@@ -3,7 +3,7 @@
     python benchmarks/share_backbone.py --out runs/share_backbone --seeds 0 1 2
 
 PPO with the flags of `examples/scripts/toy_reach.sh` from one supervised start, all else equal; then two iterations of
-a larger model, for time and memory alone. A run that is complete is not repeated. One run at a time, on one core.
+a larger model, for time and memory only. Complete runs are not repeated. One run at a time, on one core.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from rlvla.utils.runs import write_json
+from rlvla.utils.files import write_json
 
 ROOT = Path(__file__).resolve().parents[1]
 DEMOS = (

@@ -1,10 +1,10 @@
-"""Optimizer steps of a policy: the trainer against a plain PyTorch loop, only real decisions against padded episodes.
+"""Optimizer steps of a policy: the trainer against a plain PyTorch loop, real decisions against padded episodes.
 
     python benchmarks/train_step.py --size "11 M" --zero_stage 2
     python benchmarks/train_step.py --pretrain runs/sft/policy
 
-Repetitions of the variants alternate, and ratios are of CPU time within a repetition, so that other work on the machine
-hardly counts. On a GPU CPU time says nothing; this benchmark is for CPUs.
+Variants alternate, and ratios are of CPU time within a repetition, so other work on the machine hardly matters. For
+CPUs only: on a GPU, CPU time means nothing.
 """
 
 from __future__ import annotations
@@ -26,13 +26,16 @@ from benchmarks.random_policies import SIZES, new_policy, random_rows
 from rlvla.algorithms.policy_losses import get_policy_loss
 from rlvla.experience import Experience
 from rlvla.models.actor import Actor
-from rlvla.trainer.config import AlgorithmConfig, BatchConfig
+from rlvla.models.inputs import row_tokens
+from rlvla.trainer.algorithm_config import AlgorithmConfig
+from rlvla.trainer.config import BatchConfig
 from rlvla.trainer.metrics import Metrics
-from rlvla.trainer.micro_batching import row_tokens
 from rlvla.trainer.replay import consecutive
-from rlvla.trainer.updates import Updater
-from rlvla.utils.logging import table
-from rlvla.utils.strategy import DeepspeedStrategy, OptimConfig, StrategyConfig
+from rlvla.trainer.updater import Updater
+from rlvla.utils.deepspeed.config import StrategyConfig
+from rlvla.utils.deepspeed.engine import OptimConfig
+from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
+from rlvla.utils.terminal import table
 
 OPTIM = OptimConfig(1e-5, (0.9, 0.999), 0.0, "constant", 0.0, 1000)
 
@@ -46,7 +49,7 @@ def half_masked(rows: Experience) -> Experience:
 def trainer_step(actor: Actor, strategy: DeepspeedStrategy, rows: Experience, batch: BatchConfig) -> Callable[[], None]:
     """An optimizer step as the trainer does it."""
     engine, metrics = strategy.prepare(copy.deepcopy(actor), OPTIM), Metrics()
-    updater = Updater(strategy, batch, AlgorithmConfig(), 1, actor.inputs)
+    updater = Updater(strategy, batch, AlgorithmConfig(), actor)
     return lambda: void(updater.policy_step(engine, rows, 0.0, metrics, first_of_iteration=False))
 
 
@@ -59,7 +62,7 @@ def plain_step(actor: Actor, rows: Experience, micro: int) -> Callable[[], None]
     def step() -> None:
         for part in consecutive(len(rows), micro, -(-len(rows) // micro)):
             batch = rows.index(part)
-            new, _ = model(**model.score(batch, 1.0))
+            new = model(**model.score(batch, 1.0), wants=("log_probs",))["log_probs"]
             loss, _ = loss_function(
                 new, batch.old_log_probs, batch.advantages, batch.policy_mask, agg_mode="token-mean", num_tokens=total
             )

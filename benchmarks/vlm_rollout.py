@@ -1,8 +1,8 @@
 """Does a slow judge slow the rollout? Plays toy_reach with and without a VLM server that takes two seconds per answer.
 
 Launch: python benchmarks/vlm_rollout.py
-Prints seconds of the rollout without and with the judge (the fastest of several alternating runs), their ratio, and the
-seconds that were waited for the last answers after it.
+Prints the seconds of the rollout without and with the judge (the fastest of several alternating runs), their ratio, and
+the seconds waited for the last answers at its end.
 """
 
 from __future__ import annotations
@@ -14,30 +14,26 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import numpy as np
-
-from rlvla.envs.pool import EnvPool
+from rlvla.envs.workers.pool import EnvPool
 from rlvla.rewards import RewardConfig, RewardPlan
-from rlvla.rollout import Decision, EpisodeRequest, RolloutEngine
-from tests.rewards.judge_server import completion, judge_server
+from rlvla.rollout import EpisodeRequest, RolloutEngine
+from tests.support.judge_server import completion, judge_server
+from tests.support.policies import ScriptedPolicy
 
 KWARGS = {"cameras": ("top",), "image_size": 64, "use_proprio": True}
 
 
-class SlowPolicy:
+class SlowPolicy(ScriptedPolicy):
     """Random actions; every call takes as long as a model's forward pass would."""
 
-    tokens_per_decision = 6
-
     def __init__(self, seconds: float):
+        super().__init__(3, 2)
         self._seconds = seconds
 
-    def act(self, images, proprio, instructions, *, uniforms, temperature):
-        """See `RolloutPolicy`."""
+    def actions(self, images, proprio, noise):
+        """As drawn."""
         time.sleep(self._seconds)
-        n = len(images)
-        actions = (2 * uniforms - 1).reshape(n, 3, 2).astype(np.float32)
-        return Decision(np.zeros((n, 6), np.int64), np.zeros((n, 6), np.float32), actions)
+        return (2 * noise - 1).reshape(-1, 3, 2)
 
 
 def main() -> None:

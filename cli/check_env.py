@@ -1,7 +1,7 @@
-"""Build, reset, step and look at every task of a suite: a table, and a contact sheet of what the cameras see.
+"""Build, reset and step each task of a suite; prints a table and writes a contact sheet of the camera images.
 
 Launch: python cli/check_env.py robosuite
-The exit status is 0 if every task works, 1 if one does not, 2 for a mistake in the flags.
+The exit status is 0 if all tasks work, 1 if a task fails, 2 for a mistake in the flags.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from pathlib import Path
 if not __package__:  # run as a file, not as part of the installed package
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from rlvla.commands.check_env import CheckConfig, run_check
+from rlvla.commands.custom_modules import CustomConfig, modules_with_suites, parse_command_line
 from rlvla.envs.config import EnvConfig, without_checkpoint
-from rlvla.envs.pool import EnvWorkerError
-from rlvla.envs.suite_check import CheckConfig, run_check
-from rlvla.envs.worker_config import WorkerConfig
-from rlvla.trainer.custom_modules import CustomConfig, modules_with_suites, parse_command_line
-from rlvla.utils.arguments import Parser, add_arguments, fail, from_namespace
-from rlvla.utils.commands import command
+from rlvla.envs.suite_flags import add_suite_flags
+from rlvla.envs.workers.config import WorkerConfig
+from rlvla.envs.workers.pool import EnvWorkerError
+from rlvla.utils.cli.command import command
+from rlvla.utils.cli.flags import Parser, add_arguments, fail, from_namespace
 from rlvla.utils.errors import ConfigError, MissingExtraError
 
 
@@ -32,22 +33,24 @@ def build_parser() -> Parser:
         "task_suite_name",
         metavar="SUITE",
         nargs="?",
-        default=argparse.SUPPRESS,  # what --task_suite_name says stands
+        default=argparse.SUPPRESS,  # --task_suite_name applies
         help="the suite, e.g. robosuite; the same as --task_suite_name",
     )
     add_arguments(parser, EnvConfig, "environment", reword=without_checkpoint)
     add_arguments(parser, CheckConfig, "check")
     add_arguments(parser, WorkerConfig, "environment workers")
     add_arguments(parser, CustomConfig, "own code")
+    add_suite_flags(parser, reword=without_checkpoint)
     return parser
 
 
 @command()
 def main(argv: Sequence[str] | None = None) -> None:
-    """Entry point; exits with status 1 where a task does not work."""
+    """Entry point; exits with status 1 if a task does not work."""
     parser, namespace = parse_command_line(build_parser, argv)
     kinds = (EnvConfig, CheckConfig, WorkerConfig, CustomConfig)
     env, config, workers, custom = (from_namespace(kind, namespace) for kind in kinds)
+    env = env.with_suite_flags(namespace)
     try:
         checks = run_check(env, config, workers, modules_with_suites(custom))
     except (ConfigError, MissingExtraError) as error:

@@ -11,18 +11,25 @@ from pathlib import Path
 if not __package__:  # run as a file, not as part of the installed package
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from rlvla.commands.problem_texts import problem
 from rlvla.utils.threads import limit_threads
 
 limit_threads()
 
+from rlvla.commands.custom_modules import (
+    CustomConfig,
+    modules_with_suites,
+    parse_command_line,
+    words_for_later_commands,
+)
 from rlvla.envs.config import EnvConfig, SplitConfig, without_checkpoint
 from rlvla.envs.experts import ExpertConfig, make_expert
-from rlvla.envs.worker_config import WorkerConfig
-from rlvla.trainer.custom_modules import CustomConfig, modules_with_suites, parse_command_line, words_for_later_commands
-from rlvla.utils.arguments import Parser, add_arguments, arg, fail, from_namespace, range_problems
-from rlvla.utils.commands import command
+from rlvla.envs.suite_flags import add_suite_flags
+from rlvla.envs.workers.config import WorkerConfig
+from rlvla.utils.cli.command import command
+from rlvla.utils.cli.flags import Parser, add_arguments, arg, fail, from_namespace, range_problems
 from rlvla.utils.errors import ConfigError, MissingExtraError
-from rlvla.utils.runs import output_folder_problem
+from rlvla.utils.files import output_folder_problem
 
 
 @dataclass(frozen=True)
@@ -46,11 +53,12 @@ def build_parser() -> Parser:
     add_arguments(parser, ExpertConfig, "expert")
     add_arguments(parser, WorkerConfig, "environment workers")
     add_arguments(parser, CustomConfig, "own code")
+    add_suite_flags(parser, reword=without_checkpoint)
     return parser
 
 
 def validate(env: EnvConfig, config: CollectConfig, split: SplitConfig, namespace: Namespace) -> ExpertConfig:
-    """All problems at once, before any process is started; returns the expert's settings."""
+    """Raise all problems at once, before any process is started; returns the expert's settings."""
     workers = from_namespace(WorkerConfig, namespace)
     problems = [p for part in (env, config, split, workers) for p in range_problems(part)]
     problems += workers.problems(env.env_python)
@@ -70,7 +78,7 @@ def validate(env: EnvConfig, config: CollectConfig, split: SplitConfig, namespac
         except ConfigError as error:
             problems += error.problems
     folder = output_folder_problem(config.output)
-    problems += [f"--output: {folder}"] if folder else []
+    problems += [problem("output", "folder_in_use", why=folder)] if folder else []
     if problems:
         raise ConfigError(dict.fromkeys(problems))
     return expert
@@ -80,9 +88,10 @@ def validate(env: EnvConfig, config: CollectConfig, split: SplitConfig, namespac
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point."""
     parser, namespace = parse_command_line(build_parser, argv)
-    env, config = from_namespace(EnvConfig, namespace), from_namespace(CollectConfig, namespace)
+    env = from_namespace(EnvConfig, namespace).with_suite_flags(namespace)
+    config = from_namespace(CollectConfig, namespace)
     split = from_namespace(SplitConfig, namespace)
-    from rlvla.trainer.collect import collect_demonstrations
+    from rlvla.commands.collect_demos import collect_demonstrations
 
     try:
         expert = validate(env, config, split, namespace)

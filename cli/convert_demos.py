@@ -1,4 +1,4 @@
-"""Convert demonstrations or dumped rollouts between robomimic-style HDF5 and LeRobot folders (v2.1, v3.0)."""
+"""Convert demonstrations or rollouts between robomimic-style HDF5 and LeRobot folders (reads v2.1, writes v3.0)."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 if not __package__:  # run as a file, not as part of the installed package
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from rlvla.trainer.convert_run import ConvertConfig, run_convert
-from rlvla.trainer.custom_modules import CustomConfig, parse_command_line
-from rlvla.utils.arguments import Parser, add_arguments, fail, from_namespace
-from rlvla.utils.commands import command
+from rlvla.commands.convert_demos import ConvertConfig, run_convert
+from rlvla.commands.custom_modules import CustomConfig, parse_command_line
+from rlvla.utils.cli.command import command
+from rlvla.utils.cli.flags import Parser, add_arguments, fail, from_namespace
 from rlvla.utils.errors import ConfigError, MissingExtraError
 
 

@@ -1,7 +1,7 @@
-"""A reward machine as a picture (PNG, SVG, PDF) or as Graphviz text (DOT).
+"""Draw a reward machine as an image (PNG, SVG, PDF) or export it as Graphviz text (DOT).
 
 Launch: python cli/draw_reward_machine.py --machine stack --output stack.png
-or of a formula: python cli/draw_reward_machine.py --formula 'G(!collision) & F(grasped & F lifted)' --output lift.dot
+or for a formula: python cli/draw_reward_machine.py --formula 'G(!collision) & F(grasped & F lifted)' --output lift.dot
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ if not __package__:  # run as a file, not as part of the installed package
 
 from rlvla.rewards.machine_drawing import draw_machine, to_dot
 from rlvla.rewards.machines import TASKS, formula_graph, machine_graph
-from rlvla.utils.arguments import Parser, add_arguments, arg, fail, from_namespace
-from rlvla.utils.commands import command
+from rlvla.utils.cli.command import command
+from rlvla.utils.cli.flags import Parser, add_arguments, arg, fail, from_namespace
 from rlvla.utils.errors import ConfigError
 
 FORMATS = (".png", ".svg", ".pdf", ".dot")
@@ -25,7 +25,7 @@ FORMATS = (".png", ".svg", ".pdf", ".dot")
 
 @dataclass(frozen=True)
 class DrawConfig:
-    """Which machine, and where to."""
+    """Which machine to draw, and the output file."""
 
     machine: str | None = arg(None, f"one of {', '.join(TASKS)} (default: that of --formula)")
     formula: str | None = arg(None, "an LTLf formula, e.g. 'F(grasped & F lifted)' (default: that of --machine)")
@@ -40,7 +40,7 @@ def build_parser() -> Parser:
 
 
 def draw(config: DrawConfig) -> None:
-    """Check, compile, write."""
+    """Check the flags, build the machine, write the file."""
     problems, graph = [], None
     if (config.machine is None) == (config.formula is None):
         problems.append("give either --machine or --formula")

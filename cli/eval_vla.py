@@ -1,4 +1,4 @@
-"""Success of a VLA policy with 95 % intervals, on initial states it has never been trained on.
+"""Evaluate the success rate of a VLA policy, with 95 % intervals, on initial states it has not been trained on.
 
 Launch: python cli/eval_vla.py --pretrain runs/ppo/policy
 several suites: python cli/eval_vla.py --pretrain runs/ppo/policy --task_suite_name libero_spatial libero_object
@@ -18,17 +18,18 @@ from rlvla.utils.threads import limit_threads
 
 limit_threads()
 
+from rlvla.commands.custom_modules import CustomConfig, parse_command_line
 from rlvla.envs.config import EnvConfig, SplitConfig
-from rlvla.envs.worker_config import WorkerConfig
+from rlvla.envs.suite_flags import add_suite_flags
+from rlvla.envs.workers.config import WorkerConfig
+from rlvla.evaluation.config import EvalConfig
+from rlvla.models.config import PolicyConfig
 from rlvla.rollout.config import RolloutConfig
-from rlvla.trainer.custom_modules import CustomConfig, parse_command_line
-from rlvla.trainer.eval_config import EvalConfig
-from rlvla.trainer.policy_config import PolicyConfig
-from rlvla.utils.arguments import Parser, add_arguments, fail, from_namespace
-from rlvla.utils.commands import command, heavy_imports
+from rlvla.utils.cli.command import command, heavy_imports
+from rlvla.utils.cli.flags import Parser, add_arguments, fail, from_namespace
 from rlvla.utils.errors import ConfigError, MissingExtraError
 
-# Other commands take one suite: here it is a flag of `EvalConfig`.
+# Other commands take a single suite; here the flag belongs to `EvalConfig`.
 _SEVERAL_SUITES = ("task_suite_name",)
 
 
@@ -42,6 +43,7 @@ def build_parser() -> Parser:
     add_arguments(parser, WorkerConfig, "environment workers")
     add_arguments(parser, RolloutConfig, "rollout engine")
     add_arguments(parser, CustomConfig, "own code")
+    add_suite_flags(parser)
     return parser
 
 
@@ -51,8 +53,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser, namespace = parse_command_line(build_parser, argv)
     kinds = (PolicyConfig, EnvConfig, SplitConfig, EvalConfig, WorkerConfig, RolloutConfig, CustomConfig)
     parts = [from_namespace(kind, namespace, _SEVERAL_SUITES if kind is EnvConfig else ()) for kind in kinds]
+    parts[1] = parts[1].with_suite_flags(namespace)
     with heavy_imports():
-        from rlvla.trainer.eval_run import run_eval
+        from rlvla.commands.evaluate import run_eval
 
     try:
         run_eval(*parts)

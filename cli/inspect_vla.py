@@ -1,4 +1,4 @@
-"""What a checkpoint folder is, and whether it can be trained, without loading its weights.
+"""Describe a checkpoint folder and whether it can be trained, without loading its weights.
 
 Launch: python cli/inspect_vla.py --pretrain checkpoints/openvla-7b
 """
@@ -17,16 +17,16 @@ from rlvla.utils.threads import limit_threads
 
 limit_threads()
 
+from rlvla.models.config import PLATFORM_HELP, VARIANT_HELP
 from rlvla.models.vla.choices import MODEL_VARIANTS
 from rlvla.models.vla.platforms import PLATFORMS
-from rlvla.trainer.policy_config import PLATFORM_HELP, VARIANT_HELP
-from rlvla.utils.arguments import Parser, add_arguments, arg, from_namespace
-from rlvla.utils.commands import command, heavy_imports
+from rlvla.utils.cli.command import command, heavy_imports
+from rlvla.utils.cli.flags import Parser, add_arguments, arg, from_namespace
 
 
 @dataclass(frozen=True)
 class InspectConfig:
-    """Which folder, and what its config.json leaves open."""
+    """Which folder to inspect, and settings missing from its config.json."""
 
     pretrain: str = arg("runs/sft/policy", "checkpoint folder", metavar="DIR")
     model_variant: str | None = arg(None, VARIANT_HELP, choices=MODEL_VARIANTS)
@@ -42,7 +42,7 @@ def build_parser() -> Parser:
 
 @command()
 def main(argv: Sequence[str] | None = None) -> None:
-    """Entry point; exits with status 1 where the folder cannot be trained."""
+    """Entry point; exits with status 1 if the folder cannot be trained."""
     config = from_namespace(InspectConfig, build_parser().parse_args(argv))
     with heavy_imports():
         from rlvla.models import describe

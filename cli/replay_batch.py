@@ -1,4 +1,4 @@
-"""Looks at the batch of an optimizer step that was left out because of NaN or infinity: which row does it, and where.
+"""Find the rows of a batch that caused NaN or infinity, for an optimizer step that was skipped.
 
 python cli/replay_batch.py --batch runs/ppo/bad_batches/iteration_000003_actor_1_rank0.pt --pretrain runs/ppo/policy
 """
@@ -17,14 +17,14 @@ from rlvla.utils.threads import limit_threads
 
 limit_threads()
 
-from rlvla.utils.arguments import Parser, add_arguments, arg, fail, from_namespace
-from rlvla.utils.commands import command, heavy_imports
+from rlvla.utils.cli.command import command, heavy_imports
+from rlvla.utils.cli.flags import Parser, add_arguments, arg, fail, from_namespace
 from rlvla.utils.errors import ConfigError, MissingExtraError
 
 
 @dataclass(frozen=True)
 class ReplayConfig:
-    """What is looked at."""
+    """Which batch to replay, and on which checkpoint."""
 
     batch: str = arg("runs/ppo/bad_batches/batch.pt", "file below bad_batches/ of a run folder", metavar="FILE")
     pretrain: str = arg(
@@ -38,7 +38,7 @@ class ReplayConfig:
 def build_parser() -> Parser:
     """The command line."""
     parser = Parser(__doc__ or "")
-    add_arguments(parser, ReplayConfig, "what is looked at")
+    add_arguments(parser, ReplayConfig, "batch and checkpoint")
     return parser
 
 
@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = build_parser()
     config = from_namespace(ReplayConfig, parser.parse_args(argv))
     with heavy_imports():
-        from rlvla.trainer.replay_batch import run_replay
+        from rlvla.commands.replay_batch import run_replay
 
     try:
         run_replay(Path(config.batch), Path(config.pretrain), config.unnorm_key)

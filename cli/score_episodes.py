@@ -1,4 +1,4 @@
-"""Looks at a reward before it is trained on: applies it to recorded episodes, and draws its components over time.
+"""Inspect a reward before training on it: score recorded episodes and plot the reward components over time.
 
 Launch: python cli/score_episodes.py --demos runs/demos/demos.hdf5 --reward success:1.0 rm:0.5 --output runs/scores
 """
@@ -13,28 +13,29 @@ from pathlib import Path
 if not __package__:  # run as a file, not as part of the installed package
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from rlvla.commands.problem_texts import problem
 from rlvla.utils.threads import limit_threads
 
 limit_threads()
 
+from rlvla.commands.custom_modules import CustomConfig, parse_command_line
+from rlvla.data.reading import read_demonstrations
+from rlvla.data.replayed_episodes import recorded_env, replay_problem
 from rlvla.rewards import RewardConfig, RewardPlan
-from rlvla.trainer.custom_modules import CustomConfig, parse_command_line
-from rlvla.trainer.demonstrations import read_demonstrations
-from rlvla.trainer.recorded_episodes import recorded_env, replay_problem
-from rlvla.utils.arguments import Parser, add_arguments, arg, fail, from_namespace, range_problems
-from rlvla.utils.commands import command, heavy_imports
+from rlvla.utils.cli.command import command, heavy_imports
+from rlvla.utils.cli.flags import Parser, add_arguments, arg, fail, from_namespace, range_problems
 from rlvla.utils.errors import ConfigError, MissingExtraError
-from rlvla.utils.logging import table
-from rlvla.utils.runs import output_folder_problem, write_json
+from rlvla.utils.files import output_folder_problem, write_json
+from rlvla.utils.terminal import table
 
 
 @dataclass(frozen=True)
 class ScoreConfig:
-    """Which episodes, and where the results go."""
+    """Which episodes to score, and the output folder."""
 
     demos: str = arg("runs/demos/demos.hdf5", "recorded episodes (cli/collect_demos.py)", metavar="FILE")
     episodes: tuple[int, ...] = arg((0,), "numbers of the episodes in the file", minimum=0, metavar="N")
-    output: str = arg("runs/scores", "folder for a picture of each episode and scores.json", metavar="DIR")
+    output: str = arg("runs/scores", "folder for a plot of each episode and scores.json", metavar="DIR")
 
 
 def build_parser() -> Parser:
@@ -47,11 +48,11 @@ def build_parser() -> Parser:
 
 
 def run(config: ScoreConfig, rewards: RewardConfig) -> None:
-    """Check everything, score, draw."""
+    """Check the configuration, score the episodes, draw the plots."""
     with heavy_imports():
-        import rlvla.trainer.reward_setup  # noqa: F401  registers the learned source
-        from rlvla.trainer.judge_checks import recorded_source_problems
-        from rlvla.trainer.scored_episodes import draw_episode, score_recorded
+        import rlvla.trainer.reward_sources  # noqa: F401  registers the learned source
+        from rlvla.commands.model_checks import recorded_source_problems
+        from rlvla.commands.score_episodes import draw_episode, score_recorded
 
     problems = range_problems(config) + range_problems(rewards)
     demos = plan = None
@@ -66,18 +67,17 @@ def run(config: ScoreConfig, rewards: RewardConfig) -> None:
     if demos is not None:
         missing = [n for n in config.episodes if n >= len(demos.actions)]
         if missing:
-            problems.append(
-                f"--episodes {' '.join(map(str, missing))}: {config.demos} has {len(demos.actions)} episodes"
-            )
+            there = {"value": " ".join(map(str, missing)), "demos": config.demos, "episodes": len(demos.actions)}
+            problems.append(problem("episodes", "out_of_range", **there))
         unplayable = replay_problem(config.demos, demos)
         if unplayable:
-            problems.append(f"--demos: {unplayable}")
+            problems.append(problem("demos", "not_playable", why=unplayable))
         elif plan is not None:
             chosen = {demos.init_states[n][0] for n in config.episodes if n < len(demos.actions)}
             problems += recorded_source_problems(rewards, demos)
             problems += plan.problems([task for task in recorded_env(demos).tasks() if task.task_id in chosen])
     folder = output_folder_problem(config.output)
-    problems += [f"--output: {folder}"] if folder else []
+    problems += [problem("output", "folder_in_use", why=folder)] if folder else []
     if problems or demos is None or plan is None:
         raise ConfigError(problems)
     try:

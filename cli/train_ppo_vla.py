@@ -17,45 +17,37 @@ from rlvla.utils.threads import limit_threads
 
 limit_threads()
 
+from rlvla.commands.custom_modules import CustomConfig, parse_command_line
 from rlvla.envs.config import EnvConfig, SplitConfig
-from rlvla.envs.worker_config import WorkerConfig
-from rlvla.models.config import ActorConfig
+from rlvla.envs.suite_flags import add_suite_flags
+from rlvla.envs.workers.config import WorkerConfig
+from rlvla.models.config import ActorConfig, PolicyConfig
 from rlvla.rewards.config import RewardConfig
 from rlvla.rollout.config import RolloutConfig
-from rlvla.trainer.config import (
-    AlgorithmConfig,
-    BatchConfig,
-    CorrectionConfig,
-    FilterConfig,
-    GuardConfig,
-    OptimizationConfig,
-    RunConfig,
-    ScheduleConfig,
-)
-from rlvla.trainer.custom_modules import CustomConfig, parse_command_line
-from rlvla.trainer.policy_config import PolicyConfig
-from rlvla.utils.arguments import Parser, add_arguments, fail, from_namespace
-from rlvla.utils.commands import command, heavy_imports
+from rlvla.trainer.algorithm_config import AlgorithmConfig, CorrectionConfig, FilterConfig
+from rlvla.trainer.config import BatchConfig, GuardConfig, OptimizationConfig, RunConfig, ScheduleConfig
+from rlvla.utils.cli.command import command, heavy_imports
+from rlvla.utils.cli.flags import Parser, add_arguments, fail, from_namespace
+from rlvla.utils.deepspeed.config import StrategyConfig, launched_rank
 from rlvla.utils.errors import ConfigError, MissingExtraError
 from rlvla.utils.stopping import StopRequested, resume_command
-from rlvla.utils.strategy_config import StrategyConfig, launched_rank
 
-# From what is trained where, over how it learns, to how it runs: the order of --help.
+# In the order of --help: what is trained and where, how it learns, how it runs.
 GROUPS = {
     "run": (RunConfig, "run"),
     "policy": (PolicyConfig, "policy"),
     "env": (EnvConfig, "environment"),
     "split": (SplitConfig, "initial states"),
     "rewards": (RewardConfig, "rewards"),
-    "batch": (BatchConfig, "amounts"),
+    "batch": (BatchConfig, "batch sizes"),
     "algorithm": (AlgorithmConfig, "algorithm"),
-    "filters": (FilterConfig, "choice of groups (dynamic sampling)"),
-    "correction": (CorrectionConfig, "correction of the gap between rollout and training"),
+    "filters": (FilterConfig, "group filters (dynamic sampling)"),
+    "correction": (CorrectionConfig, "correction of the mismatch between rollout and training"),
     "optimization": (OptimizationConfig, "optimization"),
     "actor": (ActorConfig, "adapters and memory"),
     "strategy": (StrategyConfig, "DeepSpeed"),
     "schedule": (ScheduleConfig, "evaluation, checkpoints, logging (in iterations)"),
-    "guards": (GuardConfig, "what ends a run early"),
+    "guards": (GuardConfig, "early termination of failing runs"),
     "rollout": (RolloutConfig, "rollout engine"),
     "workers": (WorkerConfig, "environment workers"),
     "custom": (CustomConfig, "own code"),
@@ -67,6 +59,7 @@ def build_parser() -> Parser:
     parser = Parser(__doc__ or "")
     for config, title in GROUPS.values():
         add_arguments(parser, config, title)
+    add_suite_flags(parser)
     return parser
 
 
@@ -75,8 +68,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Entry point."""
     parser, namespace = parse_command_line(build_parser, argv)
     groups = {name: from_namespace(config, namespace) for name, (config, _) in GROUPS.items()}
+    groups["env"] = groups["env"].with_suite_flags(namespace)
     with heavy_imports():
-        from rlvla.trainer.ppo_run import PPORun, run_ppo
+        from rlvla.commands.ppo_flags import PPORun
+        from rlvla.commands.train_ppo import run_ppo
 
     try:
         run_ppo(PPORun(**groups, given=namespace.given))

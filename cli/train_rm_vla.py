@@ -1,4 +1,4 @@
-"""Training of a reward model: success and progress from frames, on recorded successes and failures.
+"""Train a reward model that predicts success and progress from frames, on recorded successes and failures.
 
 Launch: deepspeed -q --num_accelerators 2 cli/train_rm_vla.py --demos runs/demos/demos.hdf5 --save_path runs/rm
 or without a launcher: python cli/train_rm_vla.py ...
@@ -17,12 +17,11 @@ from rlvla.utils.threads import limit_threads
 
 limit_threads()
 
-from rlvla.trainer.reward_model_config import RewardModelConfig, RewardRunConfig
-from rlvla.trainer.sft_config import TinyConfig
-from rlvla.utils.arguments import Parser, add_arguments, fail, from_namespace
-from rlvla.utils.commands import command, heavy_imports
+from rlvla.trainer.supervised_config import RewardModelConfig, RewardRunConfig, TinyConfig
+from rlvla.utils.cli.command import command, heavy_imports
+from rlvla.utils.cli.flags import Parser, add_arguments, fail, from_namespace
+from rlvla.utils.deepspeed.config import StrategyConfig
 from rlvla.utils.errors import ConfigError, MissingExtraError
-from rlvla.utils.strategy_config import StrategyConfig
 
 
 def build_parser() -> Parser:
@@ -44,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         from_namespace(kind, namespace) for kind in (RewardRunConfig, TinyConfig, RewardModelConfig, StrategyConfig)
     ]
     with heavy_imports():
-        from rlvla.trainer.reward_model_run import run_reward_model
+        from rlvla.commands.train_reward_model import run_reward_model
 
     try:
         run_reward_model(*parts)

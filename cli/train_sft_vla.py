@@ -17,13 +17,13 @@ from rlvla.utils.threads import limit_threads
 
 limit_threads()
 
+from rlvla.commands.custom_modules import CustomConfig, parse_command_line
 from rlvla.models.config import ActorConfig
-from rlvla.trainer.custom_modules import CustomConfig, parse_command_line
-from rlvla.trainer.sft_config import SFTConfig, SFTRunConfig, TinyConfig
-from rlvla.utils.arguments import Parser, add_arguments, fail, from_namespace
-from rlvla.utils.commands import command, heavy_imports
+from rlvla.trainer.supervised_config import SFTConfig, SFTRunConfig, TinyConfig
+from rlvla.utils.cli.command import command, heavy_imports
+from rlvla.utils.cli.flags import Parser, add_arguments, fail, from_namespace
+from rlvla.utils.deepspeed.config import StrategyConfig
 from rlvla.utils.errors import ConfigError, MissingExtraError
-from rlvla.utils.strategy_config import StrategyConfig
 
 
 def build_parser() -> Parser:
@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     kinds = (SFTRunConfig, TinyConfig, SFTConfig, ActorConfig, StrategyConfig, CustomConfig)
     parts = [from_namespace(kind, namespace) for kind in kinds]
     with heavy_imports():
-        from rlvla.trainer.sft_run import run_sft
+        from rlvla.commands.train_sft import run_sft
 
     try:
         run_sft(*parts)

@@ -1,31 +1,39 @@
 """The two data types that travel from the simulator to the update.
 
-S = decisions (chunks) of an episode, A = actions per chunk, D = action dimensions, T = A * D tokens, N = cameras,
-P = proprio dimensions, B = rows (decisions) of a batch.
+S = decisions (chunks) of an episode, A = actions per chunk, D = action dimensions, K = log-probs of a decision
+(A * D for policies whose action dimensions are independent), N = cameras, P = proprio dimensions, B = rows
+(decisions) of a batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+import numpy as np
 import torch
+
+# Images [..., N, H, W, 3] and proprio [..., P] of the environment as a policy reads them; see `RolloutPolicy.prepare`.
+Prepare = Callable[[np.ndarray, np.ndarray | None], tuple[np.ndarray, np.ndarray | None]]
 
 
 @dataclass
 class Sample:
-    """One finished episode.
+    """One finished episode; nothing changes it once the rollout engine has returned it.
 
     Attributes:
-        images: [S, N, H, W, 3] uint8, what the policy saw at each decision.
-        proprio: [S, P] float32, or None.
+        images: [S, N, H, W, 3] uint8, what the policy saw at each decision, prepared as its network reads it.
+        proprio: [S, P] float32 as the network reads it (normalized), or None.
         instruction: the language command.
-        action_tokens: [S, T] int64, columns 0..255 of the action vocabulary, order (action index, dim).
-        rollout_log_probs: [S, T] float32, at sampling time and at the sampling temperature.
+        actions: [S, A, D] float32, what the environment was given.
+        executed: [S, A] bool, actions that were really executed.
+        trace: what the policy needs to score its decisions again, name -> [S, ...]; for token policies `tokens` [S, K]
+            int64, columns of the action vocabulary in the order (action index, dim).
+        log_probs: [S, K] float32, at sampling time and at the sampling temperature; K log-probs per decision, in the
+            order (action index, dim).
         rewards: [S, A] float32 per executed env step, the sum of the reward sources.
         reward_components: each source on its own, name -> [S, A].
-        action_mask: [S, T] bool, True for tokens of actions that were really executed.
         finish_step: environment steps executed.
         success_once: the success predicate held at some step.
         success_at_end: success was held (long enough) when the episode ended.
@@ -33,25 +41,30 @@ class Sample:
         terminated: the episode ended by itself; its value is not bootstrapped.
         truncated: the step limit was reached; its last value is bootstrapped.
         last_images, last_proprio: the observation after the last action, for that bootstrap.
+        observed_images: [S + 1, N, H, W, 3] uint8 as the environment rendered them, the one after the last action
+            included; None where the policy sees just that, or where nobody asked to keep them.
+        images_as_rendered: whether `images` are just what the environment rendered.
+        observed_proprio: [S + 1, P] float32 as the environment gave it, or None.
         frames: [F, H, W, 3] uint8 after each executed step, where they were asked for.
-        trace: per executed step the propositions that held and whether success did, kept beside frames.
-        told: S + 1 strings, the instruction as the policy was told it at each decision and after the last action, where
-            that is more than `instruction`.
-        state_width: so many of the last entries of `proprio` tell the state of a reward machine.
-        reward_info: numbers that reward sources say of the episode, e.g. how often a machine fell back.
+        step_events: per executed step the propositions that held and whether success did, kept beside frames.
+        prompted_instructions: S + 1 strings, the instruction as the policy was prompted with it at each decision and
+            after the last action, where that is more than `instruction`.
+        state_width: so many of the last entries of `proprio` are the state of a reward machine.
+        reward_info: numbers that reward sources report of the episode, e.g. how often a machine fell back.
         uid: the group: episodes of one uid started from the same task instance.
         suite, task_id, init_state_id, seed: where the episode came from.
-        rows_from_below: see `TaskSpec`.
+        images_flipped_vertically: see `TaskSpec`.
     """
 
     images: torch.Tensor
     proprio: torch.Tensor | None
     instruction: str
-    action_tokens: torch.Tensor
-    rollout_log_probs: torch.Tensor
+    actions: torch.Tensor | None
+    executed: torch.Tensor
+    trace: dict[str, torch.Tensor]
+    log_probs: torch.Tensor
     rewards: torch.Tensor
     reward_components: dict[str, torch.Tensor]
-    action_mask: torch.Tensor
     finish_step: int
     success_once: bool
     success_at_end: bool
@@ -64,28 +77,61 @@ class Sample:
     task_id: int
     init_state_id: int
     seed: int
+    observed_images: torch.Tensor | None = None
+    observed_proprio: torch.Tensor | None = None
+    images_as_rendered: bool = True
     frames: Any = None
     reward_info: dict[str, float] = field(default_factory=dict)
     regressions: int = 0
-    trace: list[tuple[frozenset[str], bool]] | None = None
-    told: list[str] | None = None
+    step_events: list[tuple[frozenset[str], bool]] | None = None
+    prompted_instructions: list[str] | None = None
     state_width: int = 0
-    rows_from_below: bool = False
+    images_flipped_vertically: bool = False
+
+    @property
+    def action_tokens(self) -> torch.Tensor:
+        """[S, K] int64 of a token policy; KeyError for others."""
+        return self.trace["tokens"]
+
+    @property
+    def rollout_log_probs(self) -> torch.Tensor:
+        """`log_probs`, by the name it has in `Experience`."""
+        return self.log_probs
+
+    @property
+    def action_mask(self) -> torch.Tensor:
+        """[S, K] bool: `executed` for each log-prob."""
+        return self.executed.repeat_interleave(self.log_probs.shape[1] // self.executed.shape[1], dim=1)
+
+    @property
+    def env_images(self) -> torch.Tensor:
+        """[S + 1, N, H, W, 3] uint8 as the environment rendered them, the one after the last action included.
+
+        Raises:
+            ValueError: the policy sees other images, and nobody asked to keep those of the environment.
+        """
+        if self.observed_images is not None:
+            return self.observed_images
+        if not self.images_as_rendered:
+            raise ValueError("the environment's images were not kept; play with RolloutEngine(keep_observed=True)")
+        return torch.cat([self.images, self.last_images[None]])
 
     @property
     def env_proprio(self) -> torch.Tensor | None:
-        """`proprio` as the environment gave it."""
-        return self.proprio[:, : self.proprio.shape[1] - self.state_width] if self.proprio is not None else None
+        """[S + 1, P] float32 as the environment gave it, without the state of a reward machine."""
+        seen = self.observed_proprio
+        return None if seen is None else seen[:, : seen.shape[1] - self.state_width]
 
     @property
     def decision_instructions(self) -> list[str]:
-        """S strings: what the policy was told at each decision."""
-        return [self.instruction] * self.num_decisions if self.told is None else self.told[:-1]
+        """S strings: what the policy was prompted with at each decision."""
+        prompted = self.prompted_instructions
+        return [self.instruction] * self.num_decisions if prompted is None else prompted[:-1]
 
     @property
     def last_instruction(self) -> str:
-        """What it would have been told after the last action."""
-        return self.instruction if self.told is None else self.told[-1]
+        """What it would have been prompted with after the last action."""
+        return self.instruction if self.prompted_instructions is None else self.prompted_instructions[-1]
 
     @property
     def num_decisions(self) -> int:
@@ -93,9 +139,53 @@ class Sample:
         return self.images.shape[0]
 
     @property
+    def last_action(self) -> int:
+        """Index of the last executed action in the flat [S * A] grid of the episode."""
+        return int(self.executed.flatten().nonzero()[-1])
+
+    @property
     def score(self) -> float:
         """Episode reward: the sum over executed steps."""
         return float(self.rewards.sum())
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore a pickled episode; those of checkpoints before version 0.2 had other fields (see `prepared`)."""
+        if "executed" not in state:
+            state = _fields_since_0_2(state)
+        self.__dict__.update(state)
+
+    def prepared(self, prepare: Prepare) -> Sample:
+        """The episode with prepared observations, where it comes from a checkpoint before version 0.2; else itself."""
+        if self.actions is not None:
+            return self
+        seen = torch.cat([self.images, self.last_images[None]])
+        state = None
+        if self.proprio is not None and self.last_proprio is not None:
+            state = torch.cat([self.proprio, self.last_proprio[None]])
+        images, proprio = prepare(seen.numpy(), None if state is None else state.numpy())
+        return replace(
+            self,
+            actions=torch.zeros(*self.executed.shape, 1),  # not kept then, and not needed any more
+            images=torch.from_numpy(images[:-1]),
+            last_images=torch.from_numpy(images[-1]),
+            proprio=None if proprio is None else torch.from_numpy(proprio[:-1]),
+            last_proprio=None if proprio is None else torch.from_numpy(proprio[-1]),
+            observed_images=seen,
+            observed_proprio=state,
+            images_as_rendered=False,
+        )
+
+
+def _fields_since_0_2(state: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a pickled `Sample` of earlier checkpoints under their names of today; actions were not kept."""
+    state = dict(state)
+    mask, steps = state.pop("action_mask"), state["rewards"].shape[1]
+    renamed = {"trace": "step_events", "told": "prompted_instructions", "rows_from_below": "images_flipped_vertically"}
+    state = {renamed.get(name, name): value for name, value in state.items()}
+    state["executed"] = mask.unflatten(1, (steps, -1)).any(-1)
+    state["trace"] = {"tokens": state.pop("action_tokens")}
+    state["log_probs"] = state.pop("rollout_log_probs")
+    return {"actions": None, "observed_images": None, "observed_proprio": None, **state}
 
 
 def _step(fill: float | bool = 0) -> Any:
@@ -103,73 +193,93 @@ def _step(fill: float | bool = 0) -> Any:
     return field(default=None, metadata={"role": "step", "fill": fill})
 
 
-def _episode() -> Any:
-    """A [B, ...] field: one entry per row, never padded."""
-    return field(default=None, metadata={"role": "episode"})
+def _decision() -> Any:
+    """A [B, ...] field: one entry per row, never padded; also a dict of such tensors."""
+    return field(default=None, metadata={"role": "decision"})
+
+
+def _each(value: Any, transform: Callable[[Any], Any]) -> Any:
+    """A tensor or list transformed, or every entry of a dict of them; None stays None."""
+    if isinstance(value, dict):
+        return {name: transform(entry) for name, entry in value.items()}
+    return None if value is None else transform(value)
 
 
 @dataclass
 class Experience:
-    """A batch of decisions, ready for an update. Every field is tagged "step" [B, T, ...] or "episode" [B, ...].
+    """A batch of decisions, ready for an update. Every field is tagged "step" [B, K, ...] or "decision" [B, ...].
 
     Stacking, padding, indexing and moving between devices follow the tag; a new field is declared once, here.
     Absent fields are None.
 
     Attributes:
-        images: [B, N, H, W, 3] uint8.
-        proprio: [B, P] float32.
+        images: [B, N, H, W, 3] uint8, as in `Sample`.
+        proprio: [B, P] float32, as in `Sample`.
         instructions: B strings.
         episode_index: [B] int64, which episode of the rollout a row belongs to.
-        action_tokens: [B, T] int64.
-        action_mask: [B, T] bool.
-        policy_mask: [B, T] bool, the tokens whose log-probs are trained: those of `action_mask` that can change what
-            the environment executes.
-        value_mask: [B, T] bool, tokens at which the critic is asked and trained.
-        old_log_probs: [B, T] of the actor before the update.
-        rollout_log_probs: [B, T] at sampling time.
-        ref_log_probs: [B, T] of the reference model.
-        ref_all_log_probs: [B, T, 256] of the reference model for every action id, where the exact KL is a loss.
-        rollout_weights: [B, T] factors on the policy loss that correct for the gap between rollout and training.
-        values: [B, T] of the critic before the update.
-        advantages: [B, T].
-        returns: [B, T].
+        trace: as in `Sample`, name -> [B, ...].
+        reference: parameters of the reference's distributions, name -> [B, ...], where the exact KL is a loss.
+        action_mask: [B, K] bool, log-probs of actions that were really executed.
+        policy_mask: [B, K] bool, the log-probs that are trained: those of `action_mask` that can change what the
+            environment executes.
+        value_mask: [B, K] bool, columns at which the critic is asked and trained.
+        old_log_probs: [B, K] of the actor before the update.
+        rollout_log_probs: [B, K] at sampling time.
+        ref_log_probs: [B, K] of the reference model.
+        rollout_weights: [B, K] factors on the policy loss that correct for the gap between rollout and training.
+        values: [B, K] of the critic before the update.
+        advantages: [B, K].
+        returns: [B, K].
     """
 
-    images: torch.Tensor = _episode()
-    proprio: torch.Tensor | None = _episode()
-    instructions: list[str] = _episode()
-    episode_index: torch.Tensor = _episode()
-    action_tokens: torch.Tensor = _step()
+    images: torch.Tensor = _decision()
+    proprio: torch.Tensor | None = _decision()
+    instructions: list[str] = _decision()
+    episode_index: torch.Tensor = _decision()
+    trace: dict[str, torch.Tensor] | None = _decision()
+    reference: dict[str, torch.Tensor] | None = _decision()
     action_mask: torch.Tensor = _step(False)
     policy_mask: torch.Tensor = _step(False)
     value_mask: torch.Tensor = _step(False)
     old_log_probs: torch.Tensor = _step()
     rollout_log_probs: torch.Tensor = _step()
     ref_log_probs: torch.Tensor | None = _step()
-    ref_all_log_probs: torch.Tensor | None = _step()
     rollout_weights: torch.Tensor | None = _step()
     values: torch.Tensor | None = _step()
     advantages: torch.Tensor = _step()
     returns: torch.Tensor = _step()
 
+    @property
+    def action_tokens(self) -> torch.Tensor:
+        """[B, K] int64 of a token policy; KeyError for others."""
+        if self.trace is None:
+            raise KeyError("these rows hold no trace of decisions")
+        return self.trace["tokens"]
+
     def __len__(self) -> int:
         """B."""
         return len(self.instructions)
 
-    def _map(self, transform: Any) -> Experience:
-        changed = {f.name: transform(f, getattr(self, f.name)) for f in fields(self)}
+    def _map(self, transform: Callable[[Any], Any]) -> Experience:
+        changed = {f.name: _each(getattr(self, f.name), transform) for f in fields(self)}
         return Experience(**{name: value for name, value in changed.items() if value is not None})
 
     def index(self, rows: torch.Tensor) -> Experience:
         """The rows [M] (int64) in that order."""
         picked = rows.tolist()
-        return self._map(
-            lambda f, v: v[rows] if isinstance(v, torch.Tensor) else None if v is None else [v[i] for i in picked]
-        )
+        return self._map(lambda v: v[rows] if isinstance(v, torch.Tensor) else [v[i] for i in picked])
+
+    def take(self, rows: torch.Tensor) -> Experience:
+        """The rows [M] (int64); one fully masked row, which contributes nothing to any loss, if `rows` is empty."""
+        if len(rows):
+            return self.index(rows)
+        blank = self.index(torch.zeros(1, dtype=torch.long))
+        masks = {name: getattr(blank, name) for name in ("action_mask", "policy_mask", "value_mask")}
+        return blank.with_fields(**{name: torch.zeros_like(m) for name, m in masks.items() if m is not None})
 
     def to(self, device: torch.device | str) -> Experience:
         """Every tensor on `device`."""
-        return self._map(lambda f, v: v.to(device) if isinstance(v, torch.Tensor) else v)
+        return self._map(lambda v: v.to(device) if isinstance(v, torch.Tensor) else v)
 
     def with_fields(self, **values: Any) -> Experience:
         """A copy with some fields replaced."""
@@ -194,6 +304,8 @@ class Experience:
                 continue
             if isinstance(values[0], list):
                 joined[f.name] = [item for value in values for item in value]
+            elif isinstance(values[0], dict):
+                joined[f.name] = {name: torch.cat([value[name] for value in values]) for name in values[0]}
             elif f.metadata["role"] == "step":
                 longest = max(v.shape[1] for v in values)
                 joined[f.name] = torch.cat([_pad(v, longest, f.metadata["fill"]) for v in values])

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Demonstrations of a mediocre expert on robosuite Lift: it sees the cube, but aims 2.5 cm beside it, in half of the
-# episodes up to 2 cm further. Failures are kept, so that the policy learned from them sees well and acts badly.
+# episodes up to 2 cm further. Failures are kept, so a policy trained on them sees well and acts badly.
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 python cli/collect_demos.py \
   --task_suite_name robosuite \

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs LIBERO into the active Python environment: hf-libero and bddl without their dependencies, which would bring
-# torchvision and another torch, and what environments really need. setup.sh does the same for .venv.
+# Installs LIBERO into the active Python environment: hf-libero and bddl without their dependencies, which would pull in
+# torchvision and another torch, and what the environments actually need. setup.sh does the same for .venv.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 python -m pip install --quiet -c constraints.txt -e ".[libero]"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The whole story on a laptop: demonstrations of a mediocre expert -> supervised policy -> PPO in robosuite Lift, judged on
-# 100 initial states that nothing was trained on. Run it again to continue where it was interrupted. Further flags are handed on
-# to the training.
+# The whole pipeline on a laptop: demonstrations of a mediocre expert -> supervised policy -> PPO in robosuite Lift, evaluated
+# on 100 held-out initial states. Run it again to continue where it was interrupted. Further flags are passed on to the
+# training.
 #   OUT=runs/quickstart SEED=0 bash examples/scripts/quickstart.sh
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 OUT="${OUT:-runs/quickstart}"

@@ -10,10 +10,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from rlvla.trainer.eval_comparison import compare
-from rlvla.trainer.eval_record import PolicyEvaluation
-from rlvla.utils.logging import duration, table
-from rlvla.utils.runs import write_json
+from rlvla.evaluation.comparison import compare
+from rlvla.evaluation.findings import PolicyEvaluation
+from rlvla.utils.files import write_json
+from rlvla.utils.terminal import duration, table
 
 
 def read_json(path: Path) -> Any:

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Serves a vision-language model for --reward vlm with vLLM, in an environment of its own (.venv-vllm): its pins fight
-# with the trainer's. Further flags go to vllm.
+# Serves a vision-language model for --reward vlm with vLLM, in its own environment (.venv-vllm), since its pins
+# conflict with the trainer's. Further flags go to vllm.
 #   MODEL=Qwen/Qwen2.5-VL-7B-Instruct PORT=8000 bash examples/scripts/serve_vlm_vllm.sh
 # then train with: --reward success:1.0 vlm:0.3 --vlm_url http://127.0.0.1:8000/v1 --vlm_model Qwen/Qwen2.5-VL-7B-Instruct
 set -euo pipefail

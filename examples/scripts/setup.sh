@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Prepares .venv in the repository (Python packages) and, where it may, the GL libraries for rendering without a screen.
-# Sourced by the other scripts; does nothing when everything is in place.
+# Sets up .venv in the repository (Python packages) and, with sufficient rights, the GL libraries for offscreen rendering.
+# Sourced by the other scripts; does nothing if everything is in place.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
@@ -32,7 +32,7 @@ install_packages() {
   # pip shows setuptools' warning that an editable installation is one.
   DS_BUILD_OPS=0 PYTHONWARNINGS="ignore:Editable installation" .venv/bin/python -m pip install --quiet -c constraints.txt \
     -e ".[robosuite,libero,vlm,video,lerobot,ray,dev]"
-  # With their dependencies these two would bring torchvision and another torch.
+  # With their dependencies these two would pull in torchvision and another torch.
   .venv/bin/python -m pip install --quiet --no-deps -c constraints.txt hf-libero bddl
   touch "$stamp"
 }
@@ -62,11 +62,11 @@ install_gl() {
   fi
 }
 
-# Two ranks on this machine, on a port of their own, so that several runs do not meet.
+# Two ranks on this machine, on a free port, so that several runs do not collide.
 launch() {
   local port
   port="$(python -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')"
-  # The launcher would warn, twice, that it has found no accelerator.
+  # Otherwise the launcher warns, twice, that it found no accelerator.
   [ -e /dev/nvidiactl ] || [ -e /dev/nvmap ] || [ -e /dev/kfd ] || [ -e /dev/dxg ] || export DS_ACCELERATOR="${DS_ACCELERATOR:-cpu}"
   deepspeed -q --num_accelerators "${RANKS:-2}" --master_port "$port" "$@"
 }

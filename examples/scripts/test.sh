@@ -2,7 +2,7 @@
 # Runs the linters and all tests, learning runs and multi-process training included, on two processes. Arguments go to
 # pytest:
 #   bash examples/scripts/test.sh -m "not slow"
-#   bash examples/scripts/test.sh -n 0 tests/envs/test_pool.py      (one process, to watch what is printed)
+#   bash examples/scripts/test.sh -n 0 tests/unit/envs/workers/test_pool.py      (one process, to see the output)
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 if [ -d ../shared/libero_assets ]; then
   export RLVLA_LIBERO_ASSETS="${RLVLA_LIBERO_ASSETS:-$PWD/../shared/libero_assets}"
@@ -10,5 +10,5 @@ fi
 ruff check .
 ruff format --check .
 mypy
-# The tests of a file share what they have prepared and stay together; in their order, as the longest of all come early.
+# Tests of a file share fixtures and stay together, in order, since the longest come first.
 exec python -m pytest -n 2 --dist loadfile --no-loadscope-reorder "$@"

@@ -1,11 +1,15 @@
 #!/usr/bin/env bash
-# First contact, without a simulator: a policy that aims 0.2 beside the named disc learns from its own episodes not to.
-# Run it again to continue where it was interrupted. Further flags are handed on to the training.
+# A first run, without a simulator: a policy that aims 0.2 beside the named disc corrects itself by reinforcement learning.
+# Run it again to continue where it was interrupted. Further flags are passed on to the training.
 #   ALGO=ppo|grpo OUT=runs/toy SEED=0 bash examples/scripts/toy_reach.sh      (about four minutes on two cores)
+# POLICY=gaussian uses continuous actions from a regression head instead of tokens; it needs longer supervised training, in
+# smaller batches, to see where a disc lies (5 to 6 minutes on one core), see docs/models.md. Its default OUT is runs/toy_gaussian.
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 ALGO="${ALGO:-ppo}"
-OUT="${OUT:-runs/toy}"
 SEED="${SEED:-0}"
+POLICY="${POLICY:-tokens}"
+# Each kind of policy has a folder of its own: what is there is not trained again.
+if [ "$POLICY" = tokens ]; then OUT="${OUT:-runs/toy}"; else OUT="${OUT:-runs/toy_$POLICY}"; fi
 NUM_DEMOS="${NUM_DEMOS:-4000}"
 
 case "$ALGO" in
@@ -13,6 +17,15 @@ case "$ALGO" in
     --gamma 0.99 --lambd 0.95 --critic_learning_rate 1e-3) ;;
   grpo) estimator=(--advantage_estimator grpo --n_samples_per_prompt 8 --rollout_batch_size 32) ;;
   *) echo "ALGO must be ppo or grpo, not $ALGO" >&2 && exit 2 ;;
+esac
+
+case "$POLICY" in
+  tokens) sft=(--max_epochs 3 --train_batch_size 64 --learning_rate 2e-3) rl=(--actor_learning_rate 5e-4) ;;
+  gaussian)
+    sft=(--max_epochs 5 --train_batch_size 32 --learning_rate 1.5e-3
+      --model_variant oft_regression --sft_loss nll --action_std_init 0.3)
+    rl=(--actor_learning_rate 3e-4 --action_std_init 0.2) ;;
+  *) echo "POLICY must be tokens or gaussian, not $POLICY" >&2 && exit 2 ;;
 esac
 
 if [ ! -d "$OUT/sft/policy" ]; then
@@ -25,8 +38,7 @@ if [ ! -d "$OUT/sft/policy" ]; then
   echo "== sft"
   launch cli/train_sft_vla.py \
     --demos "$OUT/demos/demos.hdf5" --pretrain tiny --action_chunk_len 3 \
-    --tiny_vision_dim 32 --tiny_llm_dim 48 --max_epochs 3 --train_batch_size 64 --learning_rate 2e-3 \
-    --seed "$SEED" --save_path "$OUT/sft"
+    --tiny_vision_dim 32 --tiny_llm_dim 48 "${sft[@]}" --seed "$SEED" --save_path "$OUT/sft"
 fi
 
 echo "== $ALGO"
@@ -36,5 +48,5 @@ launch cli/train_ppo_vla.py \
   "${estimator[@]}" \
   --num_episodes 4096 --train_batch_size 32 --max_epochs 2 --micro_train_batch_size 96 \
   --eps_clip_low_high 0.2 0.28 \
-  --actor_learning_rate 5e-4 --lr_scheduler linear --lr_warmup_ratio 0.1 \
+  "${rl[@]}" --lr_scheduler linear --lr_warmup_ratio 0.1 \
   --load_checkpoint --save_steps 4 --seed "$SEED" "$@"

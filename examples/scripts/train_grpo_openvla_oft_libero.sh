@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The published SimpleVLA-RL set-up on LIBERO, flag for flag, on 8 GPUs of 80 GB. Further flags are handed on.
+# The published SimpleVLA-RL settings on LIBERO, flag for flag, on 8 GPUs of 80 GB. Further flags are passed on.
 #   PRETRAIN=checkpoints/openvla-oft-sft SUITE=libero_10 bash examples/scripts/train_grpo_openvla_oft_libero.sh
 # 64 groups x 8 episodes per iteration at temperature 1.6, four optimizer steps of 128 episodes, one pass; groups in which
 # (nearly) all or no episodes succeed are replaced; 5 x success at the last action; mean over episodes of their token mean.

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# PPO with a critic on robosuite Lift, from a supervised start, on two ranks. Further flags are handed on.
+# PPO with a critic on robosuite Lift, from a supervised start, on two ranks. Further flags are passed on.
 #   PRETRAIN=runs/lift/sft/policy SAVE_PATH=runs/lift/ppo bash examples/scripts/train_ppo_vla.sh
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 launch cli/train_ppo_vla.py \

@@ -1,7 +1,7 @@
-"""The mathematics of the updates: pure functions on tensors.
+"""The math of the updates: pure functions on tensors.
 
-Advantages, policy and value losses, KL, aggregation, masked statistics, reward assembly, filtering, rollout correction
-and balancing. Imports torch and numpy only, and nothing else of rlvla.
+Advantages, policy and value losses, KL, aggregation, masked statistics, filtering, rollout correction and
+balancing. Depends on torch and numpy only, not on other packages of rlvla.
 """
 
 from rlvla.algorithms.advantages import (

@@ -1,4 +1,4 @@
-"""Spreading rows over ranks and micro-batches by their token counts. Plain integers, no tensors."""
+"""Balances rows over ranks and micro-batches by token count. Plain integers, no tensors."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Sequence
 def karmarkar_karp(sizes: Sequence[int], num_parts: int, equal_count: bool = False) -> list[list[int]]:
     """Partition rows into parts of nearly equal total size by the largest differencing method.
 
-    Karmarkar and Karp (1982): keep partial partitions ordered by their spread, and merge the two with the largest
-    spread, largest part of one with smallest part of the other.
+    Karmarkar and Karp (1982): repeatedly merge the two partial partitions of largest spread, pairing the largest part
+    of one with the smallest part of the other.
 
     Args:
         sizes: tokens of each row, not negative.
@@ -18,10 +18,10 @@ def karmarkar_karp(sizes: Sequence[int], num_parts: int, equal_count: bool = Fal
         equal_count: every part gets the same number of rows; len(sizes) must be a multiple of k.
 
     Returns:
-        k lists of row numbers, each ascending; parts may be empty without `equal_count` when there are few rows.
+        k lists of row indices in ascending order; without `equal_count` parts may be empty if there are few rows.
 
     Raises:
-        ValueError: k below 1, a negative size, or a number of rows that k does not divide with `equal_count`.
+        ValueError: k below 1, a negative size, or with `equal_count` a number of rows that is not a multiple of k.
     """
     _check_sizes(sizes)
     if num_parts < 1:
@@ -38,7 +38,7 @@ def karmarkar_karp(sizes: Sequence[int], num_parts: int, equal_count: bool = Fal
     serial = len(heap)
     while len(heap) > 1:
         first, second = heapq.heappop(heap)[2], heapq.heappop(heap)[2]
-        # first is sorted from large to small, second is taken from small to large
+        # both are sorted in descending order
         merged = [(a + b, rows + more) for (a, rows), (b, more) in zip(first, reversed(second))]
         heapq.heappush(heap, _entry(merged, serial))
         serial += 1
@@ -48,19 +48,18 @@ def karmarkar_karp(sizes: Sequence[int], num_parts: int, equal_count: bool = Fal
 
 
 def micro_batches(sizes: Sequence[int], max_tokens: int, num_batches: int | None = None) -> list[list[int]]:
-    """Cut rows into balanced micro-batches of at most `max_tokens` tokens.
+    """Split rows into balanced micro-batches of at most `max_tokens` tokens.
 
     Args:
         sizes: tokens of each row.
         max_tokens: hard cap per micro-batch.
-        num_batches: how many micro-batches to make, for ranks that must agree on a number; None for the smallest
-            number found.
+        num_batches: number of micro-batches, for ranks that must agree on one; None uses the smallest number found.
 
     Returns:
-        Lists of row numbers; a list is empty where `num_batches` exceeds the number of rows.
+        Lists of row indices; some are empty if `num_batches` exceeds the number of rows.
 
     Raises:
-        ValueError: a row above the cap, a negative size, or too few `num_batches` for the cap.
+        ValueError: a row above the cap, a negative size, or `num_batches` too small for the cap.
     """
     _check_sizes(sizes)
     if sizes and max(sizes) > max_tokens:
@@ -79,29 +78,6 @@ def micro_batches(sizes: Sequence[int], max_tokens: int, num_batches: int | None
     raise ValueError(
         f"{num_batches} micro-batches of {max_tokens} tokens cannot hold {sum(sizes)} tokens in whole rows"
     )
-
-
-def plan_ranks(sizes: Sequence[int], dp_size: int, max_tokens: int, equal_count: bool = False) -> list[list[list[int]]]:
-    """Balanced micro-batches for every data-parallel rank, the same number on each.
-
-    Args:
-        sizes: tokens of each row of the optimiser step.
-        dp_size: number of ranks.
-        max_tokens: hard cap per micro-batch.
-        equal_count: every rank gets the same number of rows.
-
-    Returns:
-        [rank][micro-batch] -> row numbers. A micro-batch is empty only where a rank has fewer rows than another needs
-        micro-batches; such a rank runs a fully masked row, so that collectives stay in step.
-
-    Raises:
-        ValueError: see `karmarkar_karp` and `micro_batches`.
-    """
-    ranks = karmarkar_karp(sizes, dp_size, equal_count)
-    own = [[sizes[row] for row in rows] for rows in ranks]
-    count = max(len(micro_batches(part, max_tokens)) for part in own)
-    plans = [micro_batches(part, max_tokens, count) for part in own]
-    return [[[rows[i] for i in batch] for batch in plan] for rows, plan in zip(ranks, plans)]
 
 
 def _entry(parts: list[tuple[int, list[int]]], serial: int) -> tuple[int, int, list[tuple[int, list[int]]]]:

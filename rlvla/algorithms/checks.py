@@ -1,4 +1,4 @@
-"""Checks of shapes, dtypes and numbers shared by the whole room."""
+"""Validation of shapes, dtypes and numbers."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ def check_mask(mask: Tensor, name: str = "response_mask") -> None:
     """Require a bool tensor.
 
     Raises:
-        ValueError: `mask` is no tensor or not of dtype bool.
+        ValueError: `mask` is not a tensor or not bool.
     """
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
-        found = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
-        raise ValueError(f"{name} must be a bool tensor, got {found}; convert it with .bool()")
+        actual = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
+        raise ValueError(f"{name} must be a bool tensor, got {actual}; convert it with .bool()")
 
 
 def check_same_shape(mask: Tensor, mask_name: str = "response_mask", **tensors: Tensor | None) -> None:
-    """Require a bool mask and that every given tensor has its shape; None entries are skipped.
+    """Require a bool mask and tensors of the same shape; None entries are skipped.
 
     Raises:
-        ValueError: the mask is not bool, an argument is no tensor, or two shapes differ (both are named).
+        ValueError: the mask is not bool, an argument is not a tensor, or shapes differ (both are named).
     """
     check_mask(mask, mask_name)
     for name, tensor in tensors.items():
@@ -39,7 +39,7 @@ def check_same_shape(mask: Tensor, mask_name: str = "response_mask", **tensors: 
 
 
 def check_matrix(mask: Tensor, mask_name: str = "response_mask") -> None:
-    """Require a bool mask of rows by tokens.
+    """Require a bool mask of shape [rows, tokens].
 
     Raises:
         ValueError: not bool or not two-dimensional.
@@ -60,7 +60,7 @@ def check_number(name: str, value: float, *, low: float = -math.inf, high: float
 
 
 def require_input(name: str, value: object, user: str) -> None:
-    """Require an optional argument that `user` cannot do without.
+    """Require an optional argument that `user` needs.
 
     Raises:
         ValueError: `value` is None.
@@ -77,15 +77,15 @@ def working_dtype(*tensors: Tensor | None) -> torch.dtype:
 
 
 def clean(tensor: Tensor, mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """`tensor` in `dtype` with zeros outside the mask: nothing in the padding can reach a result or a gradient."""
+    """`tensor` in `dtype`, 0 outside the mask, so that padding affects neither results nor gradients."""
     return tensor.to(dtype).masked_fill(~mask, 0.0)
 
 
 def count_valid(mask: Tensor) -> Tensor:
-    """How many entries of a bool tensor are True, as a scalar; much faster than the sum of a bool tensor."""
+    """Number of True entries as a scalar tensor; much faster than `sum` of a bool tensor."""
     return mask.count_nonzero()
 
 
 def count_valid_per_row(mask: Tensor) -> Tensor:
-    """[B, T] bool -> [B] float32 counts, exact below 16 million tokens; much faster than the sum of a bool tensor."""
+    """[B, T] bool -> [B] float32 counts, exact below 16 million tokens; much faster than `sum` of a bool tensor."""
     return mask.to(torch.float32).sum(-1)

@@ -1,4 +1,4 @@
-"""The names that functions of this room take for what they offer, told without importing torch."""
+"""Names of the options in this package; importing them does not import torch."""
 
 from __future__ import annotations
 

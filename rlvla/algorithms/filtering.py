@@ -13,14 +13,14 @@ from rlvla.algorithms.groups import GroupIds, Groups
 
 @dataclass(frozen=True)
 class FilterResult:
-    """What a filter decided.
+    """Outcome of `filter_groups`.
 
     Attributes:
         keep: [B] bool, True for the rows of kept groups.
-        num_groups: how many groups there were.
-        kept_groups: how many were kept.
-        dropped: reason -> number of groups it dropped. A group counts under the first reason that applies, in the
-            order `accuracy_low`, `accuracy_high`, `zero_variance`, `truncated`; filters that are off are absent.
+        num_groups: number of groups.
+        kept_groups: number of groups that are kept.
+        dropped: reason -> number of dropped groups, for the filters that are enabled. A group counts under the first
+            reason that applies, in the order `accuracy_low`, `accuracy_high`, `zero_variance`, `truncated`.
     """
 
     keep: Tensor
@@ -38,14 +38,14 @@ def filter_groups(
     scores: Tensor | None = None,
     truncated: Tensor | None = None,
 ) -> FilterResult:
-    """Keep the groups that pass every filter that is switched on.
+    """Keep the groups that pass all enabled filters.
 
     Args:
         group_ids: one hashable id per episode.
-        success: [B] bool or success rates in [0, 1], for `accuracy_bounds`.
-        accuracy_bounds: (lower, upper), both inclusive: keep a group if its mean success lies between them.
-        scores: [B]; when given, drop groups whose scores are all equal.
-        truncated: [B] bool; when given, drop groups with an episode that a time limit cut off.
+        success: [B] bool, or success rates in [0, 1]; required by `accuracy_bounds`.
+        accuracy_bounds: (lower, upper), inclusive; groups whose mean success is outside are dropped.
+        scores: [B]; if given, groups whose scores are all equal are dropped.
+        truncated: [B] bool; if given, groups with a truncated episode are dropped.
 
     Raises:
         ValueError: bounds out of order or outside [0, 1], bounds without success, or an input that is not [B].
@@ -91,11 +91,11 @@ def _num_rows(*tensors: Tensor | None) -> int:
 
 
 def groups_to_sample(missing: int, oversample_factor: float) -> int:
-    """How many groups to roll out when `missing` more must be kept.
+    """Number of groups to roll out so that `missing` more can be kept.
 
     Args:
-        missing: groups still to be kept, not negative.
-        oversample_factor: how many groups to start per group that is needed, at least 1.
+        missing: groups that are still needed, not negative.
+        oversample_factor: groups to start per group needed, at least 1.
 
     Raises:
         ValueError: a negative count or a factor below 1.

@@ -15,9 +15,9 @@ def group_index(group_ids: GroupIds, num_rows: int, device: torch.device | None 
     """Number the groups.
 
     Args:
-        group_ids: one hashable id per row: a list, a numpy array or a tensor of shape [B]. Equal ids are one group.
+        group_ids: one hashable id per row: a list, a numpy array or a tensor of shape [B]. Equal ids form a group.
         num_rows: B.
-        device: where the result lives.
+        device: device of the result.
 
     Returns:
         index: [B] int64 in [0, number of groups), and the number of groups.
@@ -46,14 +46,14 @@ def group_index(group_ids: GroupIds, num_rows: int, device: torch.device | None 
 
 
 class Groups:
-    """Rows sorted into groups, with the sums that estimators need.
+    """Grouped rows and the statistics that estimators need.
 
-    Statistics come back per row ([B] or [B, T], the value of the row's group) unless the name says per group.
+    Statistics are returned per row (the value of its group) unless the name says per group.
 
     Args:
         group_ids: see `group_index`.
         num_rows: B.
-        device: where the statistics are computed.
+        device: device on which statistics are computed.
     """
 
     def __init__(self, group_ids: GroupIds, num_rows: int, device: torch.device | None = None):
@@ -62,7 +62,7 @@ class Groups:
 
     @property
     def size(self) -> Tensor:
-        """[B] int64, how many rows share the row's group."""
+        """[B] int64, size of each row's group."""
         return self.sizes[self.index]
 
     def sum_per_group(self, values: Tensor) -> Tensor:

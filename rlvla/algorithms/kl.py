@@ -1,4 +1,4 @@
-"""KL divergence to the reference policy, and the controllers of its coefficient."""
+"""KL divergence to the reference policy and controllers of its coefficient."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def kl_penalty(log_probs: Tensor, ref_log_probs: Tensor, kind: str, mask: Tensor
 
     Kinds (Schulman, "Approximating KL divergence", 2020), with d = log_probs - ref_log_probs: `k1` or `kl`: d;
     `abs`: |d|; `k2` or `mse`: d^2 / 2; `k3` or `low_var_kl`: exp(-d) + d - 1 with d clamped to +-20 and the result to
-    +-10; `full`: the exact divergence, from logits. With the suffix `+` the value is that of the kind and the gradient
-    that of k2, whose expectation is the true gradient.
+    +-10; `full`: the exact divergence, from logits. With the suffix `+` the value is that of the kind, but the gradient
+    is that of k2, which is unbiased.
 
     Args:
         log_probs: [B, T] log-probs of the sampled tokens; for `full`, [B, T, V] logits.
-        ref_log_probs: the reference's, the same shape.
+        ref_log_probs: those of the reference policy, same shape.
         kind: one of `KL_KINDS`, optionally followed by `+` (not `full`).
-        mask: [B, T] bool; with it the result is 0 outside and NaN in the padding reaches neither value nor gradient.
+        mask: [B, T] bool; the result is 0 outside the mask, and NaN in the padding affects neither value nor gradient.
 
     Returns:
         [B, T].
@@ -72,7 +72,7 @@ def _estimate(log_probs: Tensor, ref_log_probs: Tensor, kind: str) -> Tensor:
     if kind in ("k2", "mse"):
         return 0.5 * difference.square()
     inverse = (-difference).clamp(-_K3_LOG_RATIO_BOUND, _K3_LOG_RATIO_BOUND)
-    # expm1 keeps the digits that exp(x) - 1 loses near x = 0, where this estimator lives
+    # exp(x) - 1 would cancel near x = 0, where this estimator operates.
     return (torch.expm1(inverse) - inverse).clamp(-_K3_VALUE_BOUND, _K3_VALUE_BOUND)
 
 
@@ -99,24 +99,24 @@ class FixedKLController:
         self.value = float(init_kl_coef)
 
     def update(self, current_kl: float, n_steps: int) -> None:
-        """Leave the coefficient as it is; the arguments are those of `AdaptiveKLController.update`."""
+        """No-op; same signature as `AdaptiveKLController.update`."""
 
     def state_dict(self) -> dict[str, float]:
-        """What a checkpoint must hold."""
+        """State to be saved in a checkpoint."""
         return {"value": self.value}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
-        """Continue from a `state_dict`."""
+        """Restore a `state_dict`."""
         self.value = float(state["value"])
 
 
 class AdaptiveKLController(FixedKLController):
-    """A KL coefficient that steers the measured KL to a target (Ziegler et al. 2019).
+    """Adapts the coefficient so that the measured KL approaches a target (Ziegler et al. 2019).
 
     Args:
-        init_kl_coef: first coefficient, not negative.
-        target: KL to hold, positive.
-        horizon: number of steps over which a persistent error of 20 % changes the coefficient by 20 %.
+        init_kl_coef: initial coefficient, not negative.
+        target: target KL, positive.
+        horizon: steps over which a constant relative error of 20 % changes the coefficient by 20 %.
 
     Raises:
         ValueError: a number out of range.
@@ -133,8 +133,8 @@ class AdaptiveKLController(FixedKLController):
         """Value *= 1 + clip(current_kl / target - 1, -0.2, 0.2) * n_steps / horizon.
 
         Args:
-            current_kl: KL measured over the last iteration; NaN says nothing and leaves the value as it is.
-            n_steps: how many steps (samples) that iteration had.
+            current_kl: KL measured over the last iteration; NaN is ignored.
+            n_steps: steps (samples) of that iteration.
         """
         if math.isnan(current_kl):
             return

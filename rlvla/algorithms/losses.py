@@ -1,9 +1,9 @@
-"""From per-token losses to the scalar that is differentiated, and the value loss.
+"""Aggregation of per-token losses, and the value loss.
 
-Every mode divides by counts of the whole optimiser step (all micro-batches of all ranks) when these are given, and
-multiplies by the number of data-parallel ranks, because gradients are averaged over ranks afterwards. The sum over
-micro-batches of these scalars, averaged over ranks, is then exactly the loss of the one big batch. Where the training
-engine divides each micro-batch by the number of gradient-accumulation steps, the caller multiplies it back.
+If counts of the whole optimizer step (all micro-batches of all ranks) are given, losses are divided by them and
+multiplied by the number of data-parallel ranks, because gradients are averaged over ranks. Summed over micro-batches
+and averaged over ranks, the result is then exactly the loss of the full batch. If the training engine divides each
+micro-batch by the number of gradient accumulation steps, the caller has to undo that.
 """
 
 from __future__ import annotations
@@ -46,24 +46,24 @@ def aggregate_loss(
 
     Modes: `token-mean`: sum / num_tokens; `token-sum`: sum; `seq-mean-token-sum`: sum / num_sequences;
     `seq-mean-token-mean`: mean over each row's valid tokens, summed / num_sequences; `seq-mean-token-sum-norm`:
-    seq-mean-token-sum / horizon; `traj-mean-token-mean`: mean over the valid tokens of each trajectory, which may
-    spread over many rows, then over trajectories (num_sequences counts trajectories there). All times dp_size.
+    seq-mean-token-sum / horizon; `traj-mean-token-mean`: mean over the valid tokens of each trajectory, which may span
+    several rows, then over trajectories (num_sequences counts trajectories). All are multiplied by dp_size.
 
     Args:
-        loss: [B, T]; what stands outside the mask is never read.
+        loss: [B, T]; entries outside the mask are ignored.
         mask: [B, T] bool.
         mode: one of `AGGREGATION_MODES`.
-        num_tokens: valid tokens of the whole optimiser step over all ranks; None counts the local ones.
-        num_sequences: rows with a valid token (trajectories in `traj-mean-token-mean`) of the whole optimiser step
+        num_tokens: valid tokens of the whole optimizer step over all ranks; None counts the local ones.
+        num_sequences: rows with a valid token (trajectories in `traj-mean-token-mean`) of the whole optimizer step
             over all ranks; None counts the local ones.
         dp_size: number of data-parallel ranks whose gradients are averaged.
         horizon: divisor of `seq-mean-token-sum-norm`, default T.
-        trajectory_ids: one hashable id per row, for `traj-mean-token-mean`; None makes every row a trajectory.
-        trajectory_tokens: [B], for `traj-mean-token-mean` with num_sequences: valid tokens of the whole trajectory each
-            row belongs to, counted over all micro-batches by `count_trajectory_tokens`.
+        trajectory_ids: one hashable id per row, for `traj-mean-token-mean`; None treats each row as a trajectory.
+        trajectory_tokens: [B], for `traj-mean-token-mean` with num_sequences: valid tokens of each row's trajectory
+            over all micro-batches, see `count_trajectory_tokens`.
 
     Returns:
-        A scalar with a graph; 0 for a batch without valid tokens.
+        Differentiable scalar; 0 for a batch without valid tokens.
 
     Raises:
         ValueError: unknown mode, shapes differ, mask not bool, a global count missing with dp_size > 1, or a count or
@@ -91,10 +91,10 @@ def aggregate_loss(
 
 
 def count_trajectory_tokens(mask: Tensor, trajectory_ids: GroupIds) -> Tensor:
-    """Valid tokens of the trajectory each row belongs to, [B] int64, for rows that are split up later.
+    """Valid tokens of each row's trajectory, [B] int64, to be computed before rows are split into micro-batches.
 
     Args:
-        mask: [B, T] bool, all rows of the optimiser step that share trajectories.
+        mask: [B, T] bool, all rows of the optimizer step.
         trajectory_ids: one hashable id per row.
 
     Raises:
@@ -119,16 +119,16 @@ def value_loss(
     trajectory_ids: GroupIds | None = None,
     trajectory_tokens: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Half the squared error of the critic, clipped around its rollout-time values (Schulman et al. 2017).
+    """Half the squared error of the critic, clipped around the old values (Schulman et al. 2017).
 
     0.5 * aggregate(max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2)).
 
     Args:
         values: [B, T], with gradient.
-        old_values: [B, T], the critic's values when the rollout was made.
+        old_values: [B, T], the critic's values before the update.
         returns: [B, T], regression targets.
         response_mask: [B, T] bool.
-        clip: c, in units of the return; None for the plain squared error.
+        clip: c, in units of the return; None disables clipping.
         agg_mode: see `aggregate_loss`.
         num_tokens: see `aggregate_loss`.
         num_sequences: see `aggregate_loss`.
@@ -138,7 +138,7 @@ def value_loss(
         trajectory_tokens: see `aggregate_loss`.
 
     Returns:
-        The scalar loss, and {"vf_clipfrac": share of valid tokens where the clipped error is the larger one}.
+        Scalar loss and {"vf_clipfrac": fraction of valid tokens where the clipped error is larger}.
 
     Raises:
         ValueError: shapes differ, mask not bool, negative clip, or see `aggregate_loss`.
@@ -163,7 +163,7 @@ def value_loss(
 
 
 def _clipped_error(values: Tensor, old_values: Tensor, returns: Tensor, clip: float | None) -> tuple[Tensor, Tensor]:
-    """Per-token squared error, and where the clipped one is the larger."""
+    """Per-token squared error, and where the clipped error is larger."""
     plain = torch.square(values - returns)
     if clip is None:
         return plain, torch.zeros_like(plain, dtype=torch.bool)
@@ -175,16 +175,16 @@ def _clipped_error(values: Tensor, old_values: Tensor, returns: Tensor, clip: fl
 
 @torch.no_grad()
 def explained_variance(values: Tensor, returns: Tensor, mask: Tensor, process_group: Any = None) -> Tensor:
-    """1 - Var(returns - values) / Var(returns) over the mask; 1 is a perfect critic, 0 one that knows only the mean.
+    """1 - Var(returns - values) / Var(returns) over the mask; 1 for a perfect critic, 0 for a constant one.
 
     Args:
         values: [B, T].
         returns: [B, T].
         mask: [B, T] bool.
-        process_group: variances over all ranks, see `masking.all_reduce_sum`.
+        process_group: variances are taken over all ranks, see `masking.all_reduce_sum`.
 
     Returns:
-        A scalar; 0 where the returns do not vary.
+        A scalar; 0 if the returns are constant.
 
     Raises:
         ValueError: shapes differ or mask not bool.
@@ -223,7 +223,7 @@ def _check_counts(
 
 
 def _count(local: Tensor, total: float | Tensor | None) -> float | Tensor:
-    """The given count, or the local one; at least 1 so that an empty batch gives 0 and not NaN."""
+    """The given count, or the local one, at least 1 so that an empty batch gives 0 rather than NaN."""
     return local.clamp(min=1) if total is None else total
 
 

@@ -1,4 +1,4 @@
-"""Masked statistics, local or over data-parallel ranks."""
+"""Masked statistics, local or over all data-parallel ranks."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ def all_reduce_sum(tensor: Tensor, process_group: Any = None) -> Tensor:
     """Sum of a tensor over the ranks of a process group.
 
     Args:
-        tensor: any shape; the same on every rank.
+        tensor: any shape, the same on all ranks.
         process_group: None for no communication, "world" for the default group, or a torch.distributed group.
 
     Returns:
-        The input itself without a process group, otherwise a new tensor without gradient, as the collective has none.
+        The input itself without a process group; otherwise a new tensor without gradient.
     """
     if process_group is None:
         return tensor
@@ -35,9 +35,9 @@ def masked_sum(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
     """Sum of the valid entries.
 
     Args:
-        values: any shape; what stands outside the mask is never read.
-        mask: bool, the same shape.
-        dim: dimension to reduce, None for all.
+        values: any shape; entries outside the mask are ignored.
+        mask: bool, same shape as `values`.
+        dim: dimension to reduce; None reduces all.
 
     Returns:
         A scalar, or the shape without `dim`; float64 for float64 input, float32 otherwise.
@@ -51,13 +51,13 @@ def masked_sum(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
 
 
 def masked_mean(values: Tensor, mask: Tensor, dim: int | None = None, process_group: Any = None) -> Tensor:
-    """Mean of the valid entries, sum / (count + 1e-8); 0 where nothing is valid.
+    """Mean of the valid entries, sum / (count + 1e-8); 0 if none is valid.
 
     Args:
         values: any shape.
-        mask: bool, the same shape.
-        dim: dimension to reduce, None for all.
-        process_group: see `all_reduce_sum`; the mean is then that of all ranks.
+        mask: bool, same shape as `values`.
+        dim: dimension to reduce; None reduces all.
+        process_group: the mean is taken over all ranks, see `all_reduce_sum`.
 
     Raises:
         ValueError: mask not bool, or shapes differ.
@@ -72,9 +72,9 @@ def masked_var(values: Tensor, mask: Tensor, unbiased: bool = True, process_grou
 
     Args:
         values: any shape.
-        mask: bool, the same shape.
-        unbiased: Bessel's correction, n / (n - 1).
-        process_group: see `all_reduce_sum`; the variance is then that of all ranks.
+        mask: bool, same shape as `values`.
+        unbiased: apply Bessel's correction, n / (n - 1).
+        process_group: the variance is taken over all ranks, see `all_reduce_sum`.
 
     Raises:
         ValueError: mask not bool, shapes differ, or fewer than 2 valid entries with `unbiased`.
@@ -87,14 +87,14 @@ def masked_whiten(
 ) -> Tensor:
     """(values - mean) / sqrt(var + 1e-8) with the masked moments.
 
-    The result is not masked again: entries outside the mask are whitened like the others.
+    The result is not masked: entries outside the mask are whitened as well.
 
     Args:
         values: any shape.
-        mask: bool, the same shape.
-        shift_mean: False adds the mean back.
+        mask: bool, same shape as `values`.
+        shift_mean: False keeps the original mean.
         unbiased: see `masked_var`.
-        process_group: see `all_reduce_sum`; the moments are then those of all ranks.
+        process_group: the moments are taken over all ranks, see `all_reduce_sum`.
 
     Raises:
         ValueError: mask not bool, shapes differ, or fewer than 2 valid entries with `unbiased`.
@@ -105,15 +105,15 @@ def masked_whiten(
 
 
 def whiten_rows(row_values: Tensor, counts: Tensor, process_group: Any = None) -> Tensor:
-    """`masked_whiten` of rows whose valid entries all have one value, without writing these entries out.
+    """`masked_whiten` for rows whose valid entries are all equal, without expanding them to [B, T].
 
     Args:
         row_values: [B].
-        counts: [B], valid entries of each row.
+        counts: [B], number of valid entries of each row.
         process_group: see `all_reduce_sum`.
 
     Returns:
-        [B], the whitened value of each row.
+        [B], whitened.
 
     Raises:
         ValueError: fewer than 2 valid entries.
@@ -122,8 +122,8 @@ def whiten_rows(row_values: Tensor, counts: Tensor, process_group: Any = None) -
     values = row_values.masked_fill(counts == 0, 0.0)
     total = all_reduce_sum((weight * values).sum(), process_group)
     count = all_reduce_sum(weight.sum(), process_group)
-    centred = values - total / count.clamp(min=1)
-    squares = all_reduce_sum((weight * centred.square()).sum(), process_group)
+    centered = values - total / count.clamp(min=1)
+    squares = all_reduce_sum((weight * centered.square()).sum(), process_group)
     mean, variance = _finish_moments(total, count, squares, unbiased=True)
     return (row_values - mean) * torch.rsqrt(variance + EPSILON)
 
@@ -133,8 +133,8 @@ def masked_moments(
 ) -> tuple[Tensor, Tensor]:
     """`masked_mean` and `masked_var` at once.
 
-    The values are centred by their exact mean before they are squared, so that a large offset costs no digits. Rows are
-    taken in blocks, because a copy of a large batch costs more time than the arithmetic.
+    Values are centered before they are squared, so that a large offset costs no precision. Rows are processed in
+    blocks: copying a large batch would take longer than the arithmetic.
     """
     check_same_shape(mask, "mask", values=values)
     dtype = working_dtype(values)
@@ -151,7 +151,7 @@ def masked_moments(
 
 
 def _finish_moments(total: Tensor, count: Tensor, squares: Tensor, unbiased: bool) -> tuple[Tensor, Tensor]:
-    """Mean and variance from the count, the sum and the sum of squared distances from the exact mean."""
+    """Mean and variance from the count, the sum and the sum of squared deviations from the exact mean."""
     if unbiased and count < 2:
         raise ValueError(
             f"the unbiased variance needs at least 2 valid entries, got {int(count)}; "

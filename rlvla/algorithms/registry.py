@@ -1,4 +1,4 @@
-"""Name -> function tables behind the estimator and loss options."""
+"""Registry of functions by name, behind the estimator and loss flags."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class Registry(Generic[F]):
     """Functions of one kind by name.
 
     Args:
-        kind: what the functions are, in words, for the error messages ("policy loss").
-        shipped: module -> names of the functions that it registers. It is imported when one of them is first asked
-            for: names can be listed without torch.
+        kind: what is registered, for error messages ("policy loss").
+        shipped: module -> names that it registers. A module is imported when one of its names is first requested, so
+            that names can be listed without torch.
     """
 
     def __init__(self, kind: str, shipped: Mapping[str, Sequence[str]] | None = None):
@@ -25,12 +25,12 @@ class Registry(Generic[F]):
         self._homes = {name: module for module, names in (shipped or {}).items() for name in names}
 
     def register(self, name: str) -> Callable[[F], F]:
-        """Decorator that files a function under `name`.
+        """Decorator that registers a function under `name`.
 
-        Loading the same source file twice replaces its own entries; taking the name of another function is an error.
+        Loading the same source file again replaces its entries; the name of another function is an error.
 
         Raises:
-            ValueError: the name is empty or belongs to another function.
+            ValueError: the name is empty or taken by another function.
         """
         if not name:
             raise ValueError(f"a {self.kind} needs a non-empty name")
@@ -47,7 +47,7 @@ class Registry(Generic[F]):
         return decorate
 
     def get(self, name: str) -> F:
-        """The function filed under `name`.
+        """The function registered under `name`.
 
         Raises:
             ValueError: unknown name; the message lists the known ones.
@@ -58,7 +58,7 @@ class Registry(Generic[F]):
         return function
 
     def options(self, name: str) -> frozenset[str]:
-        """The keyword arguments that the function filed under `name` reads: those its signature names.
+        """The keyword arguments in the signature of the function registered under `name`.
 
         Raises:
             ValueError: unknown name; the message lists the known ones.

@@ -1,7 +1,7 @@
-"""Correction of the gap between the policy that sampled and the policy that trains.
+"""Correction for the mismatch between the rollout policy and the training policy.
 
-Kernels, precision and caches make the log-probs at sampling time differ from those recomputed for training. Importance
-weights correct for the gap, rejection masks drop what lies too far off, and the metrics say how large it is.
+Different kernels, precision and caches make log-probs at sampling time differ from those recomputed for training.
+Importance weights correct for the mismatch, rejection masks drop outliers, and metrics measure it.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ def rollout_correction_weights(
     batch_normalize: bool = False,
     process_group: Any = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Importance weights exp(old_log_probs - rollout_log_probs), bounded.
+    """Bounded importance weights exp(old_log_probs - rollout_log_probs).
 
-    Modes: `tis` (truncated importance sampling) clamps the weights to [low, high]; `icepop` sets those outside to 0;
-    `seq_mask_tis` keeps token weights as they are and sets whole rows to 0 whose geometric-mean weight lies outside.
+    Modes: `tis` (truncated importance sampling) clamps weights to [low, high]; `icepop` zeroes weights outside the
+    bounds; `seq_mask_tis` keeps token weights but zeroes rows whose geometric-mean weight is outside the bounds.
     Log-ratios are clamped to +-20 first.
 
     Args:
@@ -42,16 +42,16 @@ def rollout_correction_weights(
         rollout_log_probs: [B, T], recorded while sampling.
         response_mask: [B, T] bool.
         level: "token", or "sequence" for the product over a row's valid tokens.
-        mode: one of `CORRECTION_MODES`; `seq_mask_tis` has token level.
+        mode: one of `CORRECTION_MODES`; `seq_mask_tis` requires token level.
         low: lower bound of the weights, not negative.
         high: upper bound of the weights, at least `low`.
-        batch_normalize: divide by the mean weight (over valid tokens, or over rows with a valid token at sequence
-            level), so that the weights change directions and not the step size.
-        process_group: take that mean over all ranks, see `masking.all_reduce_sum`.
+        batch_normalize: divide by the mean weight (over valid tokens, or at sequence level over rows with a valid
+            token), so that the correction does not change the effective step size.
+        process_group: the mean is taken over all ranks, see `masking.all_reduce_sum`.
 
     Returns:
         weights: [B, T], 0 outside the mask.
-        metrics: see `weight_metrics`, and `rollout_is_batch_norm_factor` with `batch_normalize`.
+        metrics: those of `weight_metrics`, plus `rollout_is_batch_norm_factor` with `batch_normalize`.
 
     Raises:
         ValueError: unknown level or mode, bounds out of order, shapes differ, mask not bool.
@@ -91,11 +91,11 @@ def rejection_mask(
     high: float,
     low: float = 0.0,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """A response mask without the tokens or rows whose divergence is too large.
+    """The response mask without tokens or rows whose divergence is out of bounds.
 
-    With d = old_log_probs - rollout_log_probs, clamped to +-20: k1 is d per token and |mean d| per row, compared by its
-    absolute value; k2 is d^2 / 2; k3 is exp(d) - d - 1; a row's k2 and k3 are means over its valid tokens. What lies in
-    [low, high] is kept.
+    With d = old_log_probs - rollout_log_probs, clamped to +-20, the statistic of a token is |d| (k1), d^2 / 2 (k2) or
+    exp(d) - d - 1 (k3). The statistic of a row is the mean over its valid tokens (|mean d| for k1). Values in
+    [low, high] are kept.
 
     Args:
         old_log_probs: [B, T], recomputed by the training policy.
@@ -107,9 +107,9 @@ def rejection_mask(
         low: smallest statistic to keep, not negative.
 
     Returns:
-        mask: [B, T] bool, part of `response_mask`.
-        metrics: `rollout_rs_mean`, `rollout_rs_max` (of the statistic), `rollout_rs_masked_fraction` (of valid tokens),
-            `rollout_rs_seq_masked_fraction` (rows that lost a token, of the rows that had one).
+        mask: [B, T] bool, a subset of `response_mask`.
+        metrics: `rollout_rs_mean` and `rollout_rs_max` of the statistic, `rollout_rs_masked_fraction` of valid tokens,
+            `rollout_rs_seq_masked_fraction` of non-empty rows that lost a token.
 
     Raises:
         ValueError: unknown statistic or level, bounds out of order, shapes differ, mask not bool.
@@ -139,7 +139,7 @@ def rejection_mask(
 
 @torch.no_grad()
 def mismatch_metrics(old_log_probs: Tensor, rollout_log_probs: Tensor, response_mask: Tensor) -> dict[str, Tensor]:
-    """How far the sampling and the training policy are apart.
+    """Divergence between the rollout policy and the training policy.
 
     Args:
         old_log_probs: [B, T], recomputed by the training policy.
@@ -147,9 +147,9 @@ def mismatch_metrics(old_log_probs: Tensor, rollout_log_probs: Tensor, response_
         response_mask: [B, T] bool.
 
     Returns:
-        `probs_diff_mean` and `probs_diff_max` (of |probability difference|), `kl` (of the sampling from the training
-        policy, mean of rollout - old), `k3_kl` (its low-variance estimate), `ess` (effective sample size of the
-        untruncated token weights, as a share of the valid tokens: 1 when the policies agree).
+        `probs_diff_mean` and `probs_diff_max` of |probability difference|, `kl` (KL(rollout || training), the mean of
+        rollout - old), `k3_kl` (its low-variance estimate), `ess` (effective sample size of the unbounded token
+        weights, as a fraction of the valid tokens; 1 if the policies agree).
 
     Raises:
         ValueError: shapes differ or mask not bool.
@@ -167,16 +167,16 @@ def mismatch_metrics(old_log_probs: Tensor, rollout_log_probs: Tensor, response_
         "probs_diff_max": difference.amax() if difference.numel() else difference.sum(),
         "kl": masked_mean(-log_ratio, response_mask),
         "k3_kl": masked_mean(torch.expm1(bounded) - bounded, response_mask),
-        "ess": _effective_share(bounded.exp(), response_mask),
+        "ess": _effective_sample_fraction(bounded.exp(), response_mask),
     }
 
 
 def weight_metrics(raw: Tensor, weights: Tensor, mask: Tensor, low: float, high: float) -> dict[str, Tensor]:
-    """What the bounds did to the weights, over the valid tokens.
+    """Statistics of the weights over the valid tokens.
 
     Args:
-        raw: [B, T], weights before the bounds.
-        weights: [B, T], weights after them.
+        raw: [B, T], weights before the bounds are applied.
+        weights: [B, T], weights after that.
         mask: [B, T] bool.
         low: lower bound.
         high: upper bound.
@@ -184,7 +184,7 @@ def weight_metrics(raw: Tensor, weights: Tensor, mask: Tensor, low: float, high:
     Returns:
         `rollout_is_mean`, `rollout_is_min`, `rollout_is_max` (of the bounded weights), `rollout_is_fraction_low` and
         `rollout_is_fraction_high` (raw weights outside the bounds), `rollout_is_ess` (effective sample size of the
-        bounded weights, as a share of the valid tokens).
+        bounded weights, as a fraction of the valid tokens).
     """
     inf = torch.full((), torch.inf, dtype=weights.dtype, device=weights.device)
     empty = not bool(mask.any())
@@ -195,18 +195,18 @@ def weight_metrics(raw: Tensor, weights: Tensor, mask: Tensor, low: float, high:
         "rollout_is_max": zero if empty else torch.where(mask, weights, -inf).amax(),
         "rollout_is_fraction_low": masked_mean((raw < low).to(raw.dtype), mask),
         "rollout_is_fraction_high": masked_mean((raw > high).to(raw.dtype), mask),
-        "rollout_is_ess": _effective_share(weights, mask),
+        "rollout_is_ess": _effective_sample_fraction(weights, mask),
     }
 
 
-def _effective_share(weights: Tensor, mask: Tensor) -> Tensor:
-    """mean(w)^2 / mean(w^2) over the mask; 0 when every weight is 0."""
+def _effective_sample_fraction(weights: Tensor, mask: Tensor) -> Tensor:
+    """mean(w)^2 / mean(w^2) over the mask; 0 if all weights are 0."""
     square = masked_mean(weights.square(), mask)
     return masked_mean(weights, mask).square() / square.clamp(min=torch.finfo(square.dtype).tiny)
 
 
 def _mean_weight(weights: Tensor, mask: Tensor, level: str, process_group: Any) -> Tensor:
-    """Mean over the valid tokens or over the rows that have one; 1 where every weight is 0."""
+    """Mean over the valid tokens, or over the rows that have one; 1 if all weights are 0."""
     if level == "token":
         mean = masked_mean(weights, mask, process_group=process_group)
     else:

@@ -1,4 +1,4 @@
-"""Running normalisation of the critic's targets."""
+"""Running normalization of the critic's targets."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from rlvla.algorithms.masking import all_reduce_sum, masked_sum
 
 
 class ValueNormalizer:
-    """Running mean and standard deviation of the returns, without rescaling the value head.
+    """Normalizes returns by their running mean and standard deviation; the value head is not rescaled.
 
-    The critic is trained on `normalize(returns)` and read through `denormalize(values)`.
+    The critic is trained on `normalize(returns)`; its predictions are `denormalize(values)`.
 
     Args:
-        epsilon: lower bound of the standard deviation, in units of the return.
+        epsilon: lower bound of the standard deviation.
     """
 
     def __init__(self, epsilon: float = 1e-4):
@@ -30,19 +30,19 @@ class ValueNormalizer:
 
     @property
     def std(self) -> float:
-        """Standard deviation (ddof 0) of everything seen; 1 before two values have been seen."""
+        """Standard deviation (ddof 0) of all returns so far; 1 with fewer than two."""
         if self.count < 2:
             return 1.0
         return max((self.squares / self.count) ** 0.5, self.epsilon)
 
     @torch.no_grad()
     def update(self, returns: Tensor, mask: Tensor, process_group: Any = None) -> None:
-        """Take in the valid returns of a batch (Chan et al. 1979).
+        """Update the statistics with the valid returns of a batch (Chan et al. 1979).
 
         Args:
             returns: [B, T].
             mask: [B, T] bool.
-            process_group: take in those of all ranks, see `masking.all_reduce_sum`.
+            process_group: the returns of all ranks are used, see `masking.all_reduce_sum`.
 
         Raises:
             ValueError: shapes differ or mask not bool.
@@ -68,9 +68,9 @@ class ValueNormalizer:
         return values * self.std + self.mean
 
     def state_dict(self) -> dict[str, float]:
-        """What a checkpoint must hold."""
+        """State to be saved in a checkpoint."""
         return {"count": self.count, "mean": self.mean, "squares": self.squares}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
-        """Continue from a `state_dict`."""
+        """Restore a `state_dict`."""
         self.count, self.mean, self.squares = float(state["count"]), float(state["mean"]), float(state["squares"])

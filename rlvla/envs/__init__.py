@@ -1,4 +1,4 @@
-"""Environments: the contract, the suites, the worker processes. Never imports torch."""
+"""Environments: interfaces, suites and worker processes. Never imports torch."""
 
 from rlvla.envs.base import ChunkResult, Env, Observation, TaskSpec
 from rlvla.envs.registry import Suite, get_suite, list_tasks, make_env, register_suite, suite_names

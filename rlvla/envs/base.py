@@ -1,14 +1,17 @@
-"""The contract of an environment: what the rollout engine may ask and what it gets.
+"""The interface between environments and the rollout engine.
 
-Nothing in this room imports torch, so that a worker process starts fast and stays small.
+Nothing in this package imports torch, so that worker processes start fast and stay small.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 import numpy as np
+
+from rlvla.utils.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -19,17 +22,21 @@ class TaskSpec:
         suite: registered name of the suite.
         task_id: index of the task inside the suite.
         name: short identifier, e.g. `Lift`.
-        instruction: what the policy is told. Where the instruction depends on the initial state
-            (`toy_reach`), this is a template and `Observation.instruction` holds the real one.
+        instruction: language instruction for the policy. If it depends on the initial state (`toy_reach`), this is a
+            template and `Observation.instruction` is the actual one.
         max_steps: environment steps after which an episode is truncated.
         num_init_states: initial states are numbered 0 .. num_init_states - 1.
         action_dim: D, length of one action vector.
-        proprio_dim: P, length of the proprioceptive vector (0: the suite has none).
+        proprio_dim: P, length of the proprioceptive vector (0 if there is none).
         control_freq: environment steps per simulated second.
-        propositions: every name that `ChunkResult.events` may contain, for reward machines.
-        action_limit: actions are clipped to [-action_limit, action_limit]; more than 1 where they are joint targets.
-        rows_from_below: the first row of its images is the lowest of the scene, as policies for LIBERO were trained;
-            what people and judges see is turned over.
+        propositions: all names that `ChunkResult.events` may contain, for reward machines.
+        action_limit: actions are clipped to [-action_limit, action_limit]; above 1 for joint targets.
+        images_flipped_vertically: images are stored bottom row first, as LIBERO policies expect; videos and reward
+            models get them upright.
+        gripper_dims: action dimensions that command a gripper; marked as not normalized in demonstrations.
+        machine: reward machine of the task (`--rm_machine auto`): a name known to `rlvla.rewards.machines`, "chain"
+            (the propositions are reached in order), "goals" (they must hold together, as in LIBERO), or an LTLf formula
+            over the propositions; None if there is none.
     """
 
     suite: str
@@ -43,17 +50,19 @@ class TaskSpec:
     control_freq: float
     propositions: tuple[str, ...] = ()
     action_limit: float = 1.0
-    rows_from_below: bool = False
+    images_flipped_vertically: bool = False
+    gripper_dims: tuple[int, ...] = ()
+    machine: str | None = None
 
 
 @dataclass
 class Observation:
-    """What the policy sees at a decision.
+    """Input of the policy at a decision.
 
     Attributes:
-        images: [N, H, W, 3] uint8, one per camera, in the order they were asked for.
-        proprio: [P] float32, or None where it was not asked for.
-        instruction: the language command.
+        images: [N, H, W, 3] uint8, one per camera, in the requested order.
+        proprio: [P] float32, or None if not requested.
+        instruction: language instruction.
     """
 
     images: np.ndarray
@@ -63,19 +72,19 @@ class Observation:
 
 @dataclass
 class ChunkResult:
-    """What came of executing an action chunk of A actions, of which n <= A were executed.
+    """Result of an action chunk of A actions, of which n <= A were executed.
 
     Attributes:
-        observation: the state after the last executed action.
+        observation: observation after the last executed action.
         steps_executed: n; smaller than A only if the episode ended inside the chunk.
-        rewards: [A] float32, the environment's own reward: 1.0 at the step that terminates the episode
-            with success, else 0; zero at steps that were not executed.
-        successes: [A] bool, the success predicate after each executed step; False where not executed.
-        terminated: success was held for `hold_steps` consecutive steps: the episode is over.
+        rewards: [A] float32, the simulator's native reward of each step, finite, 0 where not executed. A simulator
+            without one gives 1.0 at the step that terminates the episode with success, else 0. Used by `--reward env`.
+        successes: [A] bool, success predicate after each executed step; False where not executed.
+        terminated: the episode is over because success held for `hold_steps` consecutive steps.
         truncated: the step limit was reached without termination. Never True together with `terminated`.
-        success_at_end: success had been held for `hold_steps` when the last step was executed.
-        events: one set of proposition names per executed step, for reward machines.
-        frames: [n, H, W, 3] uint8, first camera after each executed step, where frames were asked for.
+        success_at_end: success had held for `hold_steps` when the last step was executed.
+        events: for each executed step the set of propositions that hold, for reward machines.
+        frames: [n, H, W, 3] uint8, first camera after each executed step, if frames are recorded.
     """
 
     observation: Observation
@@ -93,9 +102,9 @@ class ChunkResult:
 class Env(Protocol):
     """An environment for one task.
 
-    Equal (task, init_state_id, seed, actions) give equal trajectories, whatever ran before in the process.
-    The initial state is a function of (task, init_state_id) alone, so that a split of the ids is a split of
-    the states; `seed` drives whatever is random after that.
+    Equal (task, init_state_id, seed, actions) give equal trajectories, whatever ran before in the process. The
+    initial state depends on (task, init_state_id) only, so that a split of the ids is a split of the states; `seed`
+    controls all other randomness.
     """
 
     task: TaskSpec
@@ -105,12 +114,12 @@ class Env(Protocol):
         ...
 
     def step_chunk(self, actions: np.ndarray, *, record_frames: bool = False) -> ChunkResult:
-        """Execute actions [A, D] float32 in [-1, 1] (clipped) until done, rendering only what will be seen.
+        """Execute actions [A, D] float32, clipped to the task's `action_limit`, until the episode ends.
 
-        Where the task's `action_limit` is not 1, they are clipped to that.
+        Only the last observation is rendered, unless frames are recorded.
 
-        Raises ValueError for a wrong shape or a non-finite action, RuntimeError when called before `reset`
-        or after the end of the episode.
+        Raises ValueError for a wrong shape or a non-finite action, RuntimeError if called before `reset` or after the
+        end of the episode.
         """
         ...
 
@@ -123,8 +132,44 @@ class Env(Protocol):
         ...
 
 
+@runtime_checkable
+class BatchedEnv(Protocol):
+    """A simulator that steps several episodes of one task at once, each in its own slot.
+
+    The trajectory of a slot depends only on (task, init_state_id, seed, actions) and is bitwise equal to that of the
+    `Env` of the same task, regardless of the slot, of the other slots, and of which slots are stepped together.
+    """
+
+    task: TaskSpec
+
+    def reset(self, slots: Sequence[int], init_state_ids: Sequence[int], seeds: Sequence[int]) -> list[Observation]:
+        """Start an episode in each of these slots, leaving the others untouched; see `Env.reset`.
+
+        Raises ValueError for a slot outside [0, num_slots), a repeated slot, or an unknown initial state.
+        """
+        ...
+
+    def step_chunk(
+        self, slots: Sequence[int], actions: np.ndarray, *, record_frames: bool = False
+    ) -> list[ChunkResult]:
+        """Execute actions [n, A, D] float32, one chunk per slot; see `Env.step_chunk`.
+
+        An episode that ends inside its chunk stops there while the others continue. Errors are those of `Env`; if one
+        is raised, no action has been executed in any slot.
+        """
+        ...
+
+    def privileged_state(self, slot: int) -> dict[str, np.ndarray]:
+        """Simulator state of one slot, for scripted experts; never shown to a policy."""
+        ...
+
+    def close(self) -> None:
+        """Release the simulator. Safe to call twice."""
+        ...
+
+
 class SuccessTracker:
-    """Counts how long success has held, and remembers whether it ever did.
+    """Tracks for how many consecutive steps success has held, and whether it ever did.
 
     Args:
         hold_steps: consecutive successful steps after which an episode terminates (at least 1).
@@ -140,7 +185,7 @@ class SuccessTracker:
         self.once = False
 
     def update(self, success: bool) -> bool:
-        """Take in one step; True when success has now been held long enough."""
+        """Update with one step; True once success has held for `hold_steps`."""
         self.streak = self.streak + 1 if success else 0
         self.once |= success
         return self.streak >= self.hold_steps
@@ -167,3 +212,12 @@ def check_init_state_id(task: TaskSpec, init_state_id: int) -> None:
             f"{task.suite} task {task.task_id} ({task.name}) has initial states 0..{task.num_init_states - 1}, "
             f"not {init_state_id}"
         )
+
+
+def task_of(suite: str, tasks: Iterable[TaskSpec], task_id: int) -> TaskSpec:
+    """The task with this id; ConfigError listing the known ones otherwise."""
+    by_id = {task.task_id: task for task in tasks}
+    if task_id not in by_id:
+        known = ", ".join(f"{task.task_id} ({task.name})" for task in by_id.values())
+        raise ConfigError(f"{suite} has no task {task_id}; its tasks: {known}")
+    return by_id[task_id]

@@ -1,4 +1,4 @@
-"""What every simulator adapter does with an action chunk: step until done, judge, and look once at the end."""
+"""Execution of action chunks, shared by all simulators: step until done, check success, observe at the end."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import numpy as np
 
 from rlvla.envs.base import ChunkResult, Observation, SuccessTracker
 
-# Executes one action [D]; returns the success predicate and the propositions that hold afterwards.
+# Executes an action [D]; returns the success predicate and the propositions that hold afterwards.
 Advance = Callable[[np.ndarray], tuple[bool, frozenset[str]]]
 
 
 class ChunkRunner:
-    """Counts steps and success of the running episode.
+    """Tracks steps and success of the running episode.
 
     Args:
         max_steps: steps after which an episode is truncated.
@@ -26,12 +26,12 @@ class ChunkRunner:
         self._steps_left = 0
 
     def begin(self) -> None:
-        """An episode starts."""
+        """Start an episode."""
         self._tracker.reset()
         self._steps_left = self._max_steps
 
     def end(self) -> None:
-        """No episode is running from now on."""
+        """Mark that no episode is running."""
         self._steps_left = 0
 
     def require_episode(self) -> None:
@@ -45,14 +45,16 @@ class ChunkRunner:
         advance: Advance,
         observe: Callable[[], Observation],
         frame: Callable[[], np.ndarray] | None = None,
+        reward: Callable[[], float] | None = None,
     ) -> ChunkResult:
-        """Execute checked actions [A, D] until the end of the chunk or of the episode.
+        """Execute validated actions [A, D] until the end of the chunk or episode.
 
         Args:
-            actions: the chunk.
+            actions: [A, D] action chunk.
             advance: executes one action.
             observe: called once, after the last executed action.
-            frame: [H, W, 3] uint8 after each step, where frames are recorded.
+            frame: renders [H, W, 3] uint8 after each step; None records no frames.
+            reward: native reward of the last step; by default 1 once success has lasted long enough.
         """
         self.require_episode()
         rewards, successes = np.zeros(len(actions), dtype=np.float32), np.zeros(len(actions), dtype=bool)
@@ -64,12 +66,12 @@ class ChunkRunner:
             successes[index] = success
             held = self._tracker.update(bool(success))
             events.append(happened)
+            rewards[index] = float(held) if reward is None else reward()
             if frame is not None:
                 frames.append(frame())
             self._steps_left -= 1
             if held or self._steps_left == 0:
                 break
-        rewards[len(events) - 1] = float(held)
         truncated = self._steps_left == 0 and not held
         if held:
             self._steps_left = 0

@@ -1,19 +1,14 @@
-"""Which environment, and what the policy sees of it: flags shared by every command."""
+"""Flags of the environment, its observations and the split of initial states, shared by all commands."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from rlvla.envs.base import TaskSpec
-from rlvla.envs.interpreter import (
-    installed_versions,
-    path_of_interpreter,
-    tasks_of_interpreter,
-    versions_of_interpreter,
-)
 from rlvla.envs.registry import get_suite, list_tasks, ships_with_rlvla, suite_names
 from rlvla.envs.splits import (
     EVAL_PROTOCOLS,
@@ -24,20 +19,30 @@ from rlvla.envs.splits import (
     states_of_task,
     train_init_states,
 )
-from rlvla.utils.arguments import arg
-from rlvla.utils.errors import ConfigError
+from rlvla.envs.suite_flags import given_options, option_problems, recorded_options, suite_flags
+from rlvla.envs.workers.interpreter import (
+    installed_versions,
+    path_of_interpreter,
+    tasks_of_interpreter,
+    versions_of_interpreter,
+)
+from rlvla.utils.cli.flags import arg
+from rlvla.utils.errors import ConfigError, Problem
 
-# Where files lie on this machine: nothing that a checkpoint should remember.
-_OF_THIS_MACHINE = ("libero_assets", "robotwin_root", "env_python")
-# What another suite than the recorded one does not take over: its tasks, limits and options are its own.
-_OF_THE_SUITE = ("task_ids", "max_steps", "success_hold_steps", "control_freq", "robotwin_config")
+# Machine-dependent, not saved with checkpoints.
+_OF_THIS_MACHINE = ("env_python",)
+# Specific to a suite: not taken from a record of another suite.
+_OF_THE_SUITE = ("task_ids", "max_steps", "success_hold_steps")
 
 
 @dataclass(frozen=True)
 class EnvConfig:
     """The task suite and the observations.
 
-    A command that starts from a checkpoint or a file of demonstrations takes what is not given from there.
+    Commands that start from a checkpoint or demonstrations take values that are not given from there.
+
+    Attributes:
+        options: suite-specific options, see `rlvla.envs.suite_flags`; each of them is also a flag.
     """
 
     task_suite_name: str | None = arg(
@@ -55,30 +60,20 @@ class EnvConfig:
         None, "side of the square camera images in pixels (default: the checkpoint's, else 64; LIBERO: 256)", minimum=8
     )
     use_proprio: bool | None = arg(
-        None, "observations hold the proprioceptive state (default: the checkpoint's, else no)"
+        None, "add the proprioceptive state to observations (default: the checkpoint's, else no)"
     )
     max_steps: int | None = arg(
         None, "environment steps after which an episode is truncated (default: the suite's)", minimum=1
     )
     success_hold_steps: int | None = arg(
         None,
-        "successful environment steps in a row that end an episode as a success (default: the checkpoint's, else the "
-        "suite's)",
+        "consecutive successful environment steps that end an episode (default: the checkpoint's, else the suite's)",
         minimum=1,
     )
     render_quality: str | None = arg(
         None,
-        "fast leaves out shadows, reflections and fine visual meshes (default: the checkpoint's, else fast)",
+        "fast skips shadows, reflections and fine visual meshes (default: the checkpoint's, else fast)",
         choices=("fast", "full"),
-    )
-    control_freq: float | None = arg(
-        None, "control steps per simulated second, robosuite only (default: the checkpoint's, else 20)", above=0
-    )
-
-    libero_assets: str | None = arg(
-        None,
-        "folder of LIBERO's meshes and textures, LIBERO only (default: $RLVLA_LIBERO_ASSETS, else LIBERO's own)",
-        metavar="DIR",
     )
     env_python: str | None = arg(
         None,
@@ -86,41 +81,49 @@ class EnvConfig:
         "process)",
         metavar="PATH",
     )
-    robotwin_root: str | None = arg(
-        None, "folder of a RoboTwin 2.0 checkout, RoboTwin only (default: $ROBOTWIN_ROOT)", metavar="DIR"
-    )
-    robotwin_config: str | None = arg(
-        None,
-        "RoboTwin's task configuration, RoboTwin only (default: the checkpoint's, else demo_clean)",
-        metavar="NAME",
-    )
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def with_suite_flags(self, namespace: Namespace) -> EnvConfig:
+        """With suite-specific flags added; `tasks` rejects those that the chosen suite does not have."""
+        return replace(self, options=given_options(namespace))
 
     def completed(self, recorded: dict[str, Any]) -> EnvConfig:
-        """Fill what is not given from what a checkpoint or a file of demonstrations recorded (`as_dict`).
+        """Fill missing values from the record of a checkpoint or of demonstrations (`as_dict`).
 
-        Where another suite is given than the recorded one, only what the policy sees is taken.
+        If another suite is given than the recorded one, only settings of the observations are taken.
         """
+        options: dict[str, Any] = {}
         if self.task_suite_name not in (None, recorded.get("task_suite_name")):
             recorded = {name: value for name, value in recorded.items() if name not in _OF_THE_SUITE}
-        own = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        merged = {name: own[name] if own[name] not in (None, ()) else recorded.get(name, own[name]) for name in own}
+        else:
+            options = recorded_options(recorded.get("task_suite_name"), recorded)
+        given = {name: getattr(self, name) for name in _COMMON}
+        merged = {name: v if v not in (None, ()) else recorded.get(name, v) for name, v in given.items()}
         merged = {name: tuple(v) if isinstance(v, list) else v for name, v in merged.items()}
-        return EnvConfig(**merged)
+        options = {name: value for name, value in options.items() if value is not None and name not in merged}
+        return EnvConfig(**merged, options={**options, **self.options})
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON; `completed` reads it back. Where files lie on this machine is left out."""
-        return {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in _OF_THIS_MACHINE}
+        """Flat dict for JSON, read back by `completed`. Machine-dependent values are omitted.
+
+        Options of the suite that are not given are None.
+        """
+        flags = suite_flags()
+        given = {name: value for name, value in self.options.items() if name not in flags or flags[name].recorded}
+        common = {name: getattr(self, name) for name in _COMMON if name not in _OF_THIS_MACHINE}
+        return common | recorded_options(self.task_suite_name, given) | given
 
     @property
     def camera_names(self) -> tuple[str, ...]:
-        """The cameras, by default the suite's first."""
+        """The cameras; the suite's first one by default."""
         return self.cameras or get_suite(self.suite).cameras[:1]
 
     @property
     def suite(self) -> str:
-        """The suite's name; ConfigError if none is known."""
+        """Name of the suite; ConfigError if it is not set."""
         if self.task_suite_name is None:
-            raise ConfigError("no task suite is given; name one with --task_suite_name")
+            text = "no task suite is given; name one with --task_suite_name"
+            raise ConfigError.of("task_suite_name", "needs_flag", text)
         return self.task_suite_name
 
     def env_kwargs(self) -> dict[str, Any]:
@@ -132,57 +135,61 @@ class EnvConfig:
             "max_steps": self.max_steps,
             "success_hold_steps": self.success_hold_steps,
             "render_quality": self.render_quality,
-            "control_freq": self.control_freq,
-            "libero_assets": self.libero_assets,
-            "robotwin_root": self.robotwin_root,
-            "robotwin_config": self.robotwin_config,
+            **self.options,
         }
         return {name: value for name, value in given.items() if value is not None}
 
     def tasks(self) -> list[TaskSpec]:
-        """The chosen tasks; ConfigError for unknown suite, task, camera or option, or an unfit `--env_python`."""
-        problems = []
+        """The selected tasks; ConfigError for unknown suite, task, camera or option, or unusable `--env_python`."""
+        get_suite(self.suite)  # ConfigError if unknown
+        problems: list[str | Problem] = list(option_problems(self.suite, self.options))
         try:
-            specs = self.suite_tasks(self.env_kwargs())
+            specs = self.suite_tasks({} if problems else self.env_kwargs())
         except ConfigError as error:
-            if self.suite not in suite_names():
-                raise
             problems += error.problems
-            specs = self.suite_tasks({})  # the task ids can be checked all the same
+            try:
+                specs = self.suite_tasks({})  # so that the task ids can still be checked
+            except ConfigError:  # tasks cannot be listed without the invalid option
+                raise ConfigError(problems) from None
         tasks = {task.task_id: task for task in specs}
         unknown = [i for i in self.task_ids if i not in tasks]
         if unknown:
             known = ", ".join(f"{task.task_id} ({task.name})" for task in tasks.values())
-            problems.append(f"{self.suite} has no task {', '.join(map(str, unknown))}; its tasks: {known}")
+            text = f"{self.suite} has no task {', '.join(map(str, unknown))}; its tasks: {known}"
+            problems.append(Problem("task_ids", "unknown_name", text))
         if problems:
             raise ConfigError(problems)
         return [tasks[i] for i in self.task_ids or get_suite(self.suite).default_tasks or sorted(tasks)]
 
     def suite_tasks(self, options: dict[str, Any]) -> list[TaskSpec]:
-        """All tasks of the suite with these options of `make_env`, as the workers' interpreter lists them."""
-        get_suite(self.suite)  # an unknown one is no matter of interpreters
+        """All tasks of the suite with these options of `make_env`, listed by the workers' interpreter."""
+        get_suite(self.suite)  # ConfigError if unknown, whichever interpreter is used
         if self.env_python is None:
             return list_tasks(self.suite, **options)
         if ships_with_rlvla(self.suite):
             return tasks_of_interpreter(self.env_python, self.suite, options)
         path_of_interpreter(self.env_python)
-        return list_tasks(self.suite, **options)  # a user's own module is imported here as well
+        return list_tasks(self.suite, **options)  # custom modules are imported in this process as well
 
     def simulator_versions(self) -> dict[str, str]:
-        """Versions of what the suite's simulator consists of, where the workers play."""
+        """Versions of the simulator's packages in the workers' interpreter."""
         if self.env_python is not None and ships_with_rlvla(self.suite):
             return versions_of_interpreter(self.env_python, self.suite, self.env_kwargs())
         return installed_versions(get_suite(self.suite).requires)
 
 
+# Fields that are common to all suites.
+_COMMON = tuple(f.name for f in fields(EnvConfig) if f.name != "options")
+
+
 def without_checkpoint(help_text: str) -> str:
-    """The help of a flag of `EnvConfig` in a command that starts from no checkpoint."""
+    """The help text of an `EnvConfig` flag for a command that does not start from a checkpoint."""
     return help_text.replace("the checkpoint's, else ", "").replace(" (default: that of the checkpoint)", "")
 
 
 @dataclass(frozen=True)
 class SplitConfig:
-    """Which initial states are learned from, and which are kept for evaluation."""
+    """The split of initial states into training and evaluation."""
 
     eval_protocol: str = arg(
         "heldout",
@@ -204,7 +211,7 @@ class SplitConfig:
 
     @property
     def protocol_name(self) -> str:
-        """What reports call the choice of evaluation states."""
+        """Name of the protocol in reports."""
         if self.eval_states_file:
             return f"states of {Path(self.eval_states_file).name}, trained on {self.eval_protocol}"
         if self.eval_init_states:
@@ -214,42 +221,30 @@ class SplitConfig:
 
     def train_states(self, task: TaskSpec) -> range:
         """Ids of the initial states for training and demonstrations."""
-        return self._range(task, self.train_init_states) or train_init_states(task, self.eval_protocol)
+        return _range(task, "train_init_states", self.train_init_states) or train_init_states(task, self.eval_protocol)
 
     def eval_states(self, task: TaskSpec, n: int) -> list[int]:
         """The first n ids for evaluation; ConfigError if there are fewer."""
         if self.eval_states_file:
             if self.eval_init_states:
-                raise ConfigError("--eval_states_file and --eval_init_states name the same thing; give one of them")
+                text = "--eval_states_file and --eval_init_states name the same thing; give one of them"
+                raise ConfigError.of("eval_states_file", "contradiction", text)
             return states_of_task(read_state_file(self.eval_states_file), task, n, self.eval_states_file)
-        own = self._range(task, self.eval_init_states)
-        if not own:
+        states = _range(task, "eval_init_states", self.eval_init_states)
+        if not states:
             return eval_init_states(task, self.eval_protocol, n)
-        if n > len(own):
-            raise ConfigError(
-                f"--eval_init_states {own.start} {own.stop} holds {len(own)} initial states, fewer than {n}"
-            )
-        return list(own[:n])
+        if n > len(states):
+            text = f"--eval_init_states {states.start} {states.stop} holds {len(states)} initial states, fewer than {n}"
+            raise ConfigError.of("eval_init_states", "too_few", text)
+        return list(states[:n])
 
-    @staticmethod
-    def _range(task: TaskSpec, bounds: tuple[int, ...]) -> range:
-        if not bounds:
-            return range(0)
-        start, stop = bounds
-        if not 0 <= start < stop <= task.num_init_states:
-            raise ConfigError(
-                f"initial states {start}..{stop - 1} do not exist in {task.suite} task {task.task_id} ({task.name}), "
-                f"which has 0..{task.num_init_states - 1}; give START < STOP"
-            )
-        return range(start, stop)
-
-    def problems(self, tasks: Sequence[TaskSpec], n: int, learned_from: Sequence[LearnedStates] = ()) -> list[str]:
-        """What is wrong with the split for these tasks and n evaluation states.
+    def problems(self, tasks: Sequence[TaskSpec], n: int, learned_from: Sequence[LearnedStates] = ()) -> list[Problem]:
+        """Problems of the split for these tasks and n evaluation states.
 
         Args:
             tasks: the tasks.
             n: evaluation states per task.
-            learned_from: states that the policy has already seen; those of these tasks are checked as well.
+            learned_from: states the policy was trained on; those of these tasks must not be evaluated on either.
         """
         found = []
         for task in tasks:
@@ -261,3 +256,18 @@ class SplitConfig:
             except ConfigError as error:
                 found += error.problems
         return found
+
+
+def _range(task: TaskSpec, flag: str, bounds: tuple[int, ...]) -> range:
+    """The states that a flag names by its bounds, none if it is not given."""
+    if not bounds:
+        return range(0)
+    start, stop = bounds
+    if not 0 <= start < stop <= task.num_init_states:
+        raise ConfigError.of(
+            flag,
+            "out_of_range",
+            f"initial states {start}..{stop - 1} do not exist in {task.suite} task {task.task_id} ({task.name}), "
+            f"which has 0..{task.num_init_states - 1}; give START < STOP",
+        )
+    return range(start, stop)

@@ -1,7 +1,8 @@
-"""Suites by name. A suite says which tasks it has and builds an environment for one of them."""
+"""Registry of task suites."""
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import inspect
 from collections.abc import Callable
@@ -9,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlvla.envs.base import Env, TaskSpec
+from rlvla.envs.base import BatchedEnv, Env, TaskSpec
+from rlvla.envs.options import SuiteOptions
 from rlvla.utils.errors import ConfigError
 from rlvla.utils.modules import load_file
 
@@ -19,16 +21,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Suite:
-    """How a suite is reached.
+    """A task suite: lists its tasks and builds environments for them.
 
     Attributes:
-        list_tasks: `(**kw) -> list[TaskSpec]`, cheap: no simulator is started.
+        list_tasks: `(**kw) -> list[TaskSpec]`; must not start a simulator. `kw` are the options that differ from their
+            defaults.
         make: `(task_id, **kw) -> Env`.
-        cameras: camera names that may be asked for; the first is the default.
-        image_size: side of the images where none is asked for, in pixels.
-        requires: modules that its simulator needs, named by what `import` calls them.
-        default_tasks: the tasks that are meant where none are named; empty: all.
-        expert: `(task, config) -> Expert`, a scripted expert for `cli/collect_demos.py`; None: there is none.
+        cameras: available camera names; the first is the default.
+        options: dataclass of the options in `kw`; fields created with `arg` become flags. None: the options are the
+            keyword arguments of the two functions, without flags.
+        image_size: default side of the images in pixels.
+        requires: importable names of the modules that the simulator needs.
+        default_tasks: tasks used if none are selected; empty means all.
+        expert: `(task, config) -> Expert`, a scripted expert for `cli/collect_demos.py`, or None.
+        make_batched: `(task_id, num_slots, **kw) -> BatchedEnv`, one simulator for several episodes, used by workers
+            with several slots (`--envs_per_worker`); None builds one environment per slot.
     """
 
     list_tasks: Callable[..., list[TaskSpec]]
@@ -38,25 +45,27 @@ class Suite:
     image_size: int = 64
     requires: tuple[str, ...] = ()
     expert: Callable[[TaskSpec, ExpertConfig], Expert] | None = None
+    options: type[SuiteOptions] | None = None
+    make_batched: Callable[..., BatchedEnv] | None = None
 
 
 _SUITES: dict[str, Suite] = {}
-# Suites that ship with rlvla, imported when first asked for.
+# Suites that ship with rlvla, imported on first use.
 _BUILTIN = {
     "toy_reach": "rlvla.envs.toy_reach",
-    "robosuite": "rlvla.envs.robosuite_env",
+    "robosuite": "rlvla.envs.robosuite",
     "robotwin": "rlvla.envs.robotwin",
-    **{f"libero_{name}": "rlvla.envs.libero_env" for name in ("spatial", "object", "goal", "10", "90")},
+    **{f"libero_{name}": "rlvla.envs.libero" for name in ("spatial", "object", "goal", "10", "90")},
 }
 
 
 def register_suite(name: str, suite: Suite) -> None:
-    """Make a suite known under `name`; a later registration replaces an earlier one."""
+    """Register a suite under `name`, replacing any earlier one."""
     _SUITES[name] = suite
 
 
 def ships_with_rlvla(name: str) -> bool:
-    """Whether the suite is known without a user's own module."""
+    """Whether the suite is available without a custom module."""
     return name in _BUILTIN
 
 
@@ -66,18 +75,20 @@ def suite_names() -> list[str]:
 
 
 def registered_suites() -> dict[str, Suite]:
-    """What has been registered so far, those that ship with rlvla once they were asked for."""
+    """The suites registered so far; those of rlvla are included once they have been used."""
     return dict(_SUITES)
 
 
 def get_suite(name: str) -> Suite:
-    """The suite of that name; ConfigError listing the known ones otherwise."""
+    """The suite registered under `name`; ConfigError listing the known ones otherwise."""
     if name not in _SUITES and name in _BUILTIN:
         importlib.import_module(_BUILTIN[name])
     if name not in _SUITES:
-        raise ConfigError(
+        raise ConfigError.of(
+            "task_suite_name",
+            "unknown_name",
             f"unknown task suite '{name}'; known suites: {', '.join(suite_names())}; one of your own is known once its "
-            "module is named with --custom_module FILE.py"
+            "module is named with --custom_module FILE.py",
         )
     return _SUITES[name]
 
@@ -99,8 +110,20 @@ def make_env(suite: str, task_id: int, **kw) -> Env:
     return _call_with_options(suite, get_suite(suite).make, task_id, **kw)
 
 
+def make_batched_env(suite: str, task_id: int, num_slots: int, **kw) -> BatchedEnv:
+    """Build an environment that steps `num_slots` episodes of one task at once; `kw` as in `make_env`.
+
+    Raises:
+        ConfigError: as `make_env`, or the suite offers none.
+    """
+    make = get_suite(suite).make_batched
+    if make is None:
+        raise ConfigError(f"suite '{suite}' offers no batched environment (make_batched of its `Suite`)")
+    return _call_with_options(suite, make, task_id, num_slots, **kw)
+
+
 def load_custom_module(source: str) -> None:
-    """Import a user's module, so that what it registers becomes known.
+    """Import a custom module, which registers suites, rewards, losses or policies.
 
     Args:
         source: path of a `.py` file, or a dotted module name.
@@ -121,11 +144,26 @@ def load_custom_module(source: str) -> None:
 
 
 def _call_with_options(suite: str, function: Callable[..., Any], *args, **kw) -> Any:
-    """Call `function`; options that it does not take are a mistake in the configuration, not a TypeError."""
-    parameters = inspect.signature(function).parameters.values()
-    if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters):
-        known = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
-        unknown = sorted(set(kw) - set(known))
-        if unknown:
-            raise ConfigError(f"{suite} has no option {', '.join(unknown)}; known options: {', '.join(known)}")
+    """Call `function`; unknown options raise ConfigError instead of TypeError."""
+    known = known_options(suite, function)
+    unknown = sorted(set(kw) - set(known)) if known is not None else []
+    if unknown:
+        raise ConfigError(f"{suite} has no option {', '.join(unknown)}; known options: {', '.join(known or ())}")
     return function(*args, **kw)
+
+
+def known_options(suite: str, function: Callable[..., Any] | None = None) -> list[str] | None:
+    """Names of the options of a suite; None if it accepts any.
+
+    Args:
+        suite: name of the suite.
+        function: its `make` or `list_tasks`, whose keyword arguments are the options if the suite does not declare
+            them; default `list_tasks`.
+    """
+    entry = get_suite(suite)
+    if entry.options is not None:
+        return [field.name for field in dataclasses.fields(entry.options)]
+    parameters = inspect.signature(function or entry.list_tasks).parameters.values()
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return None
+    return [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]

@@ -1,4 +1,4 @@
-"""Which initial states are for learning and which for evaluation."""
+"""Splits of initial states into training and evaluation."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from pathlib import Path
 from rlvla.envs.base import TaskSpec
 from rlvla.utils.errors import ConfigError
 
-# heldout: evaluation states are never trained on. shared: both use all of them, as most published results do.
+# heldout: never train on evaluation states. shared: train and evaluate on all states, as in most publications.
 EVAL_PROTOCOLS = ("heldout", "shared")
 HELD_OUT_FRACTION = 0.2
 
 
 @dataclass(frozen=True)
 class LearnedStates:
-    """Initial states `start`..`stop - 1` of a task, from which a policy has learned.
+    """Initial states `start`..`stop - 1` of a task that a policy was trained on.
 
     Attributes:
         suite: the task's suite.
-        task_id: the task; None: it may be any of the suite.
-        start, stop: the states.
+        task_id: the task; None means any task of the suite.
+        start, stop: half-open range of state ids.
     """
 
     suite: str
@@ -31,17 +31,17 @@ class LearnedStates:
     stop: int
 
     def of(self, task: TaskSpec) -> bool:
-        """Whether they are states of this task; equal numbers in another one are other states."""
+        """Whether the states belong to this task."""
         return self.suite == task.suite and self.task_id in (None, task.task_id)
 
     @property
     def states(self) -> range:
-        """Their numbers."""
+        """The state ids."""
         return range(self.start, self.stop)
 
 
 def learned_from_words(tasks: Sequence[TaskSpec], learned_from: Sequence[LearnedStates] | None) -> str:
-    """Where the training states of a policy lie, seen from the tasks that it is evaluated on; None: not recorded."""
+    """Describe the training states of a policy with respect to the tasks it is evaluated on; None: not recorded."""
     if learned_from is None:
         return "which initial states it was trained on is not recorded"
     own = [seen for seen in learned_from if any(seen.of(task) for task in tasks)]
@@ -57,14 +57,14 @@ def learned_from_words(tasks: Sequence[TaskSpec], learned_from: Sequence[Learned
 
 
 def train_init_states(task: TaskSpec, protocol: str = "heldout") -> range:
-    """Ids of the initial states that training and demonstrations may use.
+    """Ids of the initial states for training and demonstrations.
 
     Args:
         task: the task.
-        protocol: "heldout" leaves out the last 20 % of the task's initial states (at least one); "shared" none.
+        protocol: "heldout" excludes the last 20 % of the task's initial states (at least one); "shared" excludes none.
 
     Raises:
-        ConfigError: unknown protocol, or a task with too few initial states to hold any out.
+        ConfigError: unknown protocol, or too few initial states to split.
     """
     return _split(task, protocol)[0]
 
@@ -75,77 +75,98 @@ def eval_init_states(task: TaskSpec, protocol: str, n: int) -> list[int]:
     Args:
         task: the task.
         protocol: "heldout" evaluates on the last 20 % of the task's initial states, "shared" on all.
-        n: how many.
+        n: number of states.
 
     Raises:
-        ConfigError: unknown protocol, a task with too few initial states, or n outside what the protocol offers.
+        ConfigError: unknown protocol, too few initial states, or n exceeds the states of the protocol.
     """
     available = _split(task, protocol)[1]
     if not 1 <= n <= len(available):
-        raise ConfigError(
+        raise ConfigError.of(
+            "eval_episodes",
+            "out_of_range",
             f"cannot evaluate {task.suite} task {task.task_id} ({task.name}) on {n} initial states: protocol "
-            f"'{protocol}' offers 1 to {len(available)}"
+            f"'{protocol}' offers 1 to {len(available)}",
         )
     return list(available[:n])
 
 
-@cache  # asked for once per task
+@cache  # called once per task
 def read_state_file(path: str) -> dict[str, list[int]] | list[int]:
-    """Initial states to evaluate on: a list for every task, or task name (or id) -> list.
+    """Initial states to evaluate on: one list for all tasks, or task name (or id) -> list.
 
     Raises:
-        ConfigError: the file is missing or holds something else.
+        ConfigError: the file is missing or invalid.
     """
     import yaml
 
     try:
         content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"--eval_states_file {path} cannot be read: {error}") from error
+        raise ConfigError.of(
+            "eval_states_file", "missing_file", f"--eval_states_file {path} cannot be read: {error}"
+        ) from error
     lists = list(content.values()) if isinstance(content, dict) else [content]
     for states in lists or [None]:
         if not isinstance(states, list) or not states or not all(type(i) is int for i in states):
-            raise ConfigError(
+            raise ConfigError.of(
+                "eval_states_file",
+                "invalid_file",
                 f"--eval_states_file {path}: give a list of initial state numbers, e.g. [8000, 8001], or one per task, "
-                "e.g. Lift: [8000, 8001]"
+                "e.g. Lift: [8000, 8001]",
             )
         if len(set(states)) != len(states):
-            raise ConfigError(f"--eval_states_file {path} names an initial state twice; each is played once")
+            raise ConfigError.of(
+                "eval_states_file",
+                "duplicate",
+                f"--eval_states_file {path} names an initial state twice; each is played once",
+            )
     return {str(name): states for name, states in content.items()} if isinstance(content, dict) else content
 
 
 def states_of_task(content: dict[str, list[int]] | list[int], task: TaskSpec, n: int, path: str) -> list[int]:
-    """The first n states of a task from what `read_state_file` returned.
+    """The first n states of a task from the content of `read_state_file`.
 
     Raises:
-        ConfigError: the task is not named, a state does not exist, or there are fewer than n.
+        ConfigError: the task is missing, a state does not exist, or there are fewer than n states.
     """
     named = content if isinstance(content, dict) else {task.name: content}
     states = named.get(task.name, named.get(str(task.task_id)))
     if states is None:
-        raise ConfigError(f"--eval_states_file {path} does not name task {task.name}; it names {', '.join(named)}")
+        raise ConfigError.of(
+            "eval_states_file",
+            "mismatch",
+            f"--eval_states_file {path} does not name task {task.name}; it names {', '.join(named)}",
+        )
     missing = [i for i in states if not 0 <= i < task.num_init_states]
     if missing:
-        raise ConfigError(
-            f"--eval_states_file {path}: {task.name} has initial states 0..{task.num_init_states - 1}, not {missing[0]}"
+        raise ConfigError.of(
+            "eval_states_file",
+            "out_of_range",
+            f"--eval_states_file {path}: {task.name} has initial states 0..{task.num_init_states - 1}, not "
+            f"{missing[0]}",
         )
     if len(states) < n:
-        raise ConfigError(
-            f"--eval_states_file {path} holds {len(states)} initial states of {task.name}, fewer than {n}"
+        raise ConfigError.of(
+            "eval_states_file",
+            "too_few",
+            f"--eval_states_file {path} holds {len(states)} initial states of {task.name}, fewer than {n}",
         )
     return list(states[:n])
 
 
 def check_disjoint(train_ids: Iterable[int], eval_ids: Iterable[int]) -> None:
-    """Raise ConfigError, naming some, if initial states for training and for evaluation overlap."""
-    # A range answers `in` without being unrolled.
+    """Raise ConfigError if initial states for training and evaluation overlap."""
+    # A range supports fast membership tests itself.
     train = train_ids if isinstance(train_ids, range) else set(train_ids)
     both = sorted({i for i in eval_ids if i in train})
     if both:
         shown = ", ".join(map(str, both[:5])) + (", ..." if len(both) > 5 else "")
-        raise ConfigError(
+        raise ConfigError.of(
+            "eval_protocol",
+            "contradiction",
             f"{len(both)} initial states are used for training and for evaluation ({shown}); evaluate on others, or "
-            "ask for this with --eval_protocol shared"
+            "ask for this with --eval_protocol shared",
         )
 
 
@@ -154,11 +175,17 @@ def _split(task: TaskSpec, protocol: str) -> tuple[range, range]:
     if protocol == "shared":
         return range(total), range(total)
     if protocol != "heldout":
-        raise ConfigError(f"unknown eval protocol '{protocol}'; known protocols: {', '.join(EVAL_PROTOCOLS)}")
+        raise ConfigError.of(
+            "eval_protocol",
+            "unknown_name",
+            f"unknown eval protocol '{protocol}'; known protocols: {', '.join(EVAL_PROTOCOLS)}",
+        )
     if total < 2:
-        raise ConfigError(
+        raise ConfigError.of(
+            "eval_protocol",
+            "too_few",
             f"{task.suite} task {task.task_id} ({task.name}) has {total} initial state(s), too few to hold any out; "
-            "use --eval_protocol shared"
+            "use --eval_protocol shared",
         )
     boundary = total - max(1, round(HELD_OUT_FRACTION * total))
     return range(boundary), range(boundary, total)

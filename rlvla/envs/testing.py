@@ -1,6 +1,6 @@
-"""The environment contract as tests, for every suite that ships with rlvla and for yours.
+"""The environment contract as tests, for the built-in suites and for yours.
 
-Inherit from `EnvContract` in a test file of your own and run it with pytest:
+Inherit from `EnvContract` in a test file and run it with pytest:
 
     import my_suite  # registers "my_suite"
     from rlvla.envs.testing import EnvContract
@@ -8,8 +8,10 @@ Inherit from `EnvContract` in a test file of your own and run it with pytest:
     class TestMySuite(EnvContract):
         suite = "my_suite"
         hold_steps = 5
+
+For a suite with a batched environment, also inherit from `BatchedEnvContract`.
 """
-# ruff: noqa: D102 (the names of the tests are what they require)
+# ruff: noqa: D102 (test names state the requirements)
 
 from __future__ import annotations
 
@@ -19,19 +21,20 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from rlvla.envs.base import ChunkResult, Env, Observation
+from rlvla.envs.base import BatchedEnv, ChunkResult, Env, Observation
 from rlvla.envs.experts import ExpertConfig, make_expert
 from rlvla.envs.experts.episode import play_expert_episode
-from rlvla.envs.registry import get_suite, list_tasks, make_env
+from rlvla.envs.registry import get_suite, list_tasks, make_batched_env, make_env
+from rlvla.envs.slot_env import SlotEnv
 from rlvla.utils.errors import ConfigError
 
-# How many initial states are tried in search of one that the expert solves.
+# Initial states to try when searching one that the expert solves.
 _EXPERT_TRIES = 10
 Solution = tuple[int, np.ndarray]
 
 
 def assert_same_observation(left: Observation, right: Observation) -> None:
-    """Equal bit for bit."""
+    """Assert that observations are bitwise equal."""
     np.testing.assert_array_equal(left.images, right.images)
     assert (left.proprio is None) == (right.proprio is None)
     if left.proprio is not None and right.proprio is not None:
@@ -40,7 +43,7 @@ def assert_same_observation(left: Observation, right: Observation) -> None:
 
 
 def assert_same_result(left: ChunkResult, right: ChunkResult) -> None:
-    """Equal bit for bit, recorded frames included."""
+    """Assert that results are bitwise equal, including recorded frames."""
     assert_same_observation(left.observation, right.observation)
     for name in ("steps_executed", "terminated", "truncated", "success_at_end", "events"):
         assert getattr(left, name) == getattr(right, name), name
@@ -52,19 +55,19 @@ def assert_same_result(left: ChunkResult, right: ChunkResult) -> None:
 
 
 def assert_same_state(left: dict[str, np.ndarray], right: dict[str, np.ndarray]) -> None:
-    """Equal privileged states, bit for bit."""
+    """Assert that privileged states are bitwise equal."""
     assert left.keys() == right.keys()
     for name in left:
         np.testing.assert_array_equal(left[name], right[name], err_msg=name)
 
 
 class EnvContract:
-    """Tests of one task of a suite; set the attributes in a subclass whose name starts with `Test`.
+    """Tests of a task; set the attributes in a subclass whose name starts with `Test`.
 
     Attributes:
-        suite: registered name.
-        task_id: which task of it.
-        options: further options for `make_env`, such as a small `image_size`.
+        suite: registered name of the suite.
+        task_id: the task to test.
+        options: options for `make_env`, such as a small `image_size`.
         hold_steps: consecutive successful steps after which an episode terminates.
     """
 
@@ -75,12 +78,12 @@ class EnvContract:
 
     @classmethod
     def make(cls, **more: Any) -> Env:
-        """The environment, with further options."""
+        """Create the environment with additional options."""
         return make_env(cls.suite, cls.task_id, **{**cls.options, **more})
 
     @classmethod
     def find_solution(cls, env: Env) -> Solution | None:
-        """An initial state and actions [S, D] that end in success, or None. By default the expert is asked."""
+        """An initial state and actions [S, D] that end in success, by default from the expert; None without one."""
         try:
             expert = make_expert(cls.suite, cls.task_id, ExpertConfig())
         except ConfigError:
@@ -94,7 +97,7 @@ class EnvContract:
     @pytest.fixture(scope="class")
     @classmethod
     def env(cls) -> Iterator[Env]:
-        """One environment for all tests of the class: no test may depend on what ran before."""
+        """Environment shared by all tests of the class: no test may depend on what ran before."""
         env = cls.make(use_proprio=True)
         yield env
         env.close()
@@ -102,18 +105,18 @@ class EnvContract:
     @pytest.fixture(scope="class")
     @classmethod
     def solution(cls, env: Env) -> Solution:
-        """What `find_solution` finds; skips where there is none."""
+        """The result of `find_solution`; skips the test if it is None."""
         solution = cls.find_solution(env)
         if solution is None:
             pytest.skip(f"{cls.suite} has no scripted expert: override find_solution to test successful episodes")
         return solution
 
     def random_actions(self, env: Env, count: int, seed: int = 0) -> np.ndarray:
-        """[count, D] float32, uniform in [-1, 1]."""
+        """Actions [count, D] float32, uniform in [-1, 1]."""
         return np.random.default_rng(seed).uniform(-1, 1, (count, env.task.action_dim)).astype(np.float32)
 
     def check_observation(self, env: Env, observation: Observation) -> None:
-        """Shapes and types."""
+        """Check shapes and dtypes."""
         images = observation.images
         assert isinstance(images, np.ndarray) and images.dtype == np.uint8 and images.ndim == 4
         assert images.shape[1] == images.shape[2] and images.shape[3] == 3
@@ -187,7 +190,7 @@ class EnvContract:
         result = env.step_chunk(noop)
         assert result.steps_executed == 3 and len(result.events) == 3
         assert result.truncated and not result.terminated and not result.success_at_end
-        assert not result.rewards.any() and not result.successes[3:].any()
+        assert np.isfinite(result.rewards).all() and not result.rewards[3:].any() and not result.successes[3:].any()
         with pytest.raises(RuntimeError):
             env.step_chunk(noop)
         env.reset(0, seed=0)
@@ -202,7 +205,7 @@ class EnvContract:
         assert result.terminated and not result.truncated and result.success_at_end
         assert result.steps_executed == steps and len(result.events) == steps
         assert result.rewards.shape == result.successes.shape == (steps + 4,)
-        assert result.rewards[steps - 1] == 1.0 and np.count_nonzero(result.rewards) == 1
+        assert np.isfinite(result.rewards).all() and not result.rewards[steps:].any()
         assert not result.successes[steps:].any()
         assert result.successes[steps - hold : steps].all(), "terminated before success was held"
         runs = "".join("x" if success else " " for success in result.successes[: steps - 1]).split()
@@ -236,7 +239,7 @@ class EnvContract:
             return first, results, env.privileged_state()
 
         first, results, state = play(env)
-        for init_state_id, constant in ((0, 1.0), (1, -1.0)):  # leave joints, gripper and controller elsewhere
+        for init_state_id, constant in ((0, 1.0), (1, -1.0)):  # leave joints, gripper and controller in other states
             env.reset(init_state_id, seed=3)
             env.step_chunk(np.full((4, env.task.action_dim), constant, dtype=np.float32))
         fresh = self.make(use_proprio=True)
@@ -307,3 +310,84 @@ class EnvContract:
         env.close()
         with pytest.raises(RuntimeError):
             env.step_chunk(np.zeros((1, env.task.action_dim), dtype=np.float32))
+
+
+class BatchedEnvContract(EnvContract):
+    """The same tests for a slot of a batched environment, and tests that slots are independent.
+
+    Attributes:
+        num_slots: number of slots, at least 3.
+    """
+
+    num_slots: ClassVar[int] = 4
+
+    @classmethod
+    def make_batched(cls, **more: Any) -> BatchedEnv:
+        """Create the batched environment with additional options."""
+        return make_batched_env(cls.suite, cls.task_id, cls.num_slots, **{**cls.options, **more})
+
+    @classmethod
+    def make(cls, **more: Any) -> Env:
+        """The last slot of a batched environment whose other slots have running episodes."""
+        batch = cls.make_batched(**more)
+        others = list(range(cls.num_slots - 1))
+        batch.reset(others, [0] * len(others), others)
+        return SlotEnv(batch, cls.num_slots - 1)
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def batch(cls) -> Iterator[BatchedEnv]:
+        """Batched environment shared by all tests of the class."""
+        batch = cls.make_batched(use_proprio=True)
+        yield batch
+        batch.close()
+
+    def test_offers_what_the_batched_contract_names(self, batch: BatchedEnv) -> None:
+        assert isinstance(batch, BatchedEnv)
+        assert batch.task == list_tasks(self.suite, **self.options)[self.task_id]
+
+    def test_slots_give_what_environments_of_their_own_give(self, batch: BatchedEnv) -> None:
+        """Episodes of different lengths that start and end at different times, stepped in varying groups."""
+        rng = np.random.default_rng(0)
+        alone = [make_env(self.suite, self.task_id, **{**self.options, "use_proprio": True}) for _ in range(4)]
+        slots = [0, self.num_slots - 1, 1]
+        running: set[int] = set()
+        for turn in range(12):
+            if fresh := [slot for slot in slots if slot not in running and rng.random() < 0.8]:
+                states = [int(rng.integers(batch.task.num_init_states)) for _ in fresh]
+                observations = batch.reset(fresh, states, [turn] * len(fresh))
+                for slot, state, observation in zip(fresh, states, observations):
+                    assert_same_observation(observation, alone[slots.index(slot)].reset(state, turn))
+                running |= set(fresh)
+            if not (company := [slot for slot in slots if slot in running and rng.random() < 0.7]):
+                continue
+            size = (len(company), int(rng.integers(1, 6)), batch.task.action_dim)
+            actions, record = rng.uniform(-1.2, 1.2, size).astype(np.float32), turn % 3 == 0
+            results = batch.step_chunk(company, actions, record_frames=record)
+            for slot, chunk, result in zip(company, actions, results):
+                assert_same_result(result, alone[slots.index(slot)].step_chunk(chunk, record_frames=record))
+                assert_same_state(batch.privileged_state(slot), alone[slots.index(slot)].privileged_state())
+                if result.terminated or result.truncated:
+                    running.discard(slot)
+        for env in alone:
+            env.close()
+
+    def test_bad_slots_are_refused(self, batch: BatchedEnv) -> None:
+        batch.reset([0, 1], [0, 0], [0, 0])
+        actions = np.zeros((2, 1, batch.task.action_dim), dtype=np.float32)
+        before = batch.privileged_state(0)
+        for bad in (self.num_slots, -1, 0):
+            with pytest.raises(ValueError, match="slots"):
+                batch.reset([0, bad], [0, 0], [0, 0])
+            with pytest.raises(ValueError, match="slots"):
+                batch.step_chunk([0, bad], actions)
+        assert_same_state(before, batch.privileged_state(0))
+
+    def test_no_slot_is_stepped_if_one_plays_no_episode(self) -> None:
+        batch = self.make_batched()
+        batch.reset([0], [0], [0])
+        before = batch.privileged_state(0)
+        with pytest.raises(RuntimeError, match="reset"):
+            batch.step_chunk([0, 1], np.full((2, 1, batch.task.action_dim), 0.5, dtype=np.float32))
+        assert_same_state(before, batch.privileged_state(0))
+        batch.close()

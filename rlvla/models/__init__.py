@@ -1,4 +1,4 @@
-"""Policies and judges: `Actor`, `Critic`, `ReferenceModel`, `RewardModel`."""
+"""Policies and value models: `Actor`, `Critic`, `ReferenceModel`, `RewardModel`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> Any:
-    """Import on first use, so that `rlvla.models.vla` parts can be had without transformers models being loaded."""
+    """Import lazily, so that parts of `rlvla.models.vla` can be used without loading the transformers models."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__} has no attribute {name}")
     return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -1,59 +1,58 @@
-"""The policy: a VLA whose action tokens are sampled, scored and trained."""
+"""The policy: an OpenVLA network whose decisions are sampled, scored and trained."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from rlvla.experience import Experience
+from rlvla.models.action_heads import action_head, policy_spec
 from rlvla.models.backbone import prepare_backbone
 from rlvla.models.config import ActorConfig
-from rlvla.models.inputs import VLAInputs
+from rlvla.models.distributions import ActionDistribution, AutoregressiveTokens
+from rlvla.models.families import check_checkpoint, type_of
+from rlvla.models.inputs import VLAInputs, row_tokens
 from rlvla.models.lora import MergedWeights, add_adapters, lora_layers, save_adapter
+from rlvla.models.policy import Decision, PolicySpec, on_host, select
 from rlvla.models.vla.checkpoint_files import ADAPTER_FOLDER
+from rlvla.models.vla.configuration_openvla import OpenVLAConfig
+from rlvla.models.vla.flops import training_flops
 from rlvla.models.vla.openvla import OpenVLAForActionPrediction
 
 
-@dataclass
-class ActionBatch:
-    """A batch of decisions on the host.
-
-    Attributes:
-        tokens: [B, T] int64, columns 0..255.
-        log_probs: [B, T] float32.
-        actions: [B, A, D] float32, un-normalised: what the environment executes.
-    """
-
-    tokens: np.ndarray
-    log_probs: np.ndarray
-    actions: np.ndarray
-
-
 class Actor(nn.Module):
-    """A VLA policy over discrete action tokens.
+    """An OpenVLA policy.
 
-    Log-probabilities and entropies are taken over the 256 action columns at the sampling temperature, for sampling,
-    old log-probs and updates alike.
+    Log-probabilities and entropies of action tokens are taken over the 256 action columns at the sampling temperature,
+    in sampling, old log-probs and updates alike. With a regression head (`model_variant` oft_regression) the actions
+    are continuous, with one log-probability per number in the chunk.
 
     Args:
         vla: the architecture with its weights.
-        inputs: how observations become model inputs.
+        inputs: turns observations into model inputs.
         config: LoRA and memory options.
     """
+
+    has_value_head: ClassVar[bool] = False
 
     def __init__(self, vla: OpenVLAForActionPrediction, inputs: VLAInputs, config: ActorConfig | None = None):
         super().__init__()
         self.inputs = inputs
+        self._head = action_head(inputs)
         self.config = config or ActorConfig()
         prepare_backbone(vla, self.config)
+        self._start_head: StartHead | None = None
         if self.config.lora_rank:
+            if vla.action_head is not None:
+                self._start_head = StartHead(vla)
             targets = lora_layers(vla, self.config.lora_targets, vision=not self.config.freeze_vision_backbone)
             vla = add_adapters(vla, targets, self.config.lora_rank, self.config.lora_alpha)
         self.vla = vla
@@ -65,70 +64,121 @@ class Actor(nn.Module):
         config: ActorConfig | None = None,
         unnorm_key: str | None = None,
         **overrides: Any,
-    ) -> Actor:
-        """Load a checkpoint folder in the public format.
+    ) -> Any:
+        """Load a checkpoint folder in the public format, or the policy of another registered family.
 
         Args:
-            path: config.json, safetensors, tokenizer, dataset_statistics.json.
+            path: folder with config.json, safetensors, tokenizer and dataset_statistics.json.
             config: LoRA and memory options.
-            unnorm_key: which entry of the dataset statistics to use; needed only where there are several.
-            **overrides: settings that replace or complete those of config.json, e.g. `center_crop`, `model_variant`,
+            unnorm_key: which entry of the dataset statistics to use; only needed if there are several.
+            **overrides: settings that override or complete config.json, e.g. `center_crop`, `model_variant`,
                 `platform`; or `dtype` and `device`, see `OpenVLAForActionPrediction.from_pretrained`.
 
         Raises:
-            ConfigError: a missing or foreign file, wrong tensors, or unknown statistics key.
+            ConfigError: a missing file, a file of another kind of model, wrong tensors, or an unknown statistics key.
         """
+        if type_of(path) != OpenVLAConfig.model_type:
+            checkpoint = check_checkpoint(path, unnorm_key, overrides=overrides)
+            return checkpoint.load_policy(config, value_head=cls.has_value_head)
         vla = OpenVLAForActionPrediction.from_pretrained(path, **overrides)
         return cls(vla, VLAInputs.from_pretrained(path, config=vla.config, unnorm_key=unnorm_key), config)
 
-    @property
-    def tokens_per_decision(self) -> int:
-        """T."""
-        return self.inputs.config.action_chunk_len * self.inputs.config.action_dim
+    @cached_property
+    def spec(self) -> PolicySpec:
+        """See `PolicySpec`."""
+        return policy_spec(self.inputs.config)
 
     def forward(
         self,
-        input_ids: torch.Tensor,
-        attention_mask: torch.Tensor,
-        images: torch.Tensor,
-        proprio: torch.Tensor | None,
-        action_tokens: torch.Tensor,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        images: Tensor,
+        proprio: Tensor | None,
+        trace: dict[str, Tensor],
         temperature: float = 1.0,
-        all_columns: bool = False,
-    ) -> tuple[torch.Tensor, torch.Tensor] | torch.Tensor:
-        """Score given tokens.
+        wants: Sequence[str] = ("log_probs", "entropy"),
+        reference: dict[str, Tensor] | None = None,
+        **supervision: Any,
+    ) -> dict[str, Tensor]:
+        """Score given decisions; see `Policy.forward` for the quantities that `wants` may name.
 
         Args:
             input_ids: [B, L] int64 left-padded prompt.
             attention_mask: [B, L].
-            images: [B, N, H, W, 3] uint8.
-            proprio: [B, P] float32 as the environment gave it, or None.
-            action_tokens: [B, T] int64, columns 0..255.
-            temperature: divides the logits.
-            all_columns: return the log-probabilities of all 256 columns instead.
-
-        Returns:
-            log-probabilities [B, T] and entropies [B, T] (nats), or log-probabilities [B, T, 256]; float32.
+            images: [B, N, H, W, 3] uint8, prepared.
+            proprio: [B, P] float32, normalized, or None.
+            trace: the decisions to score.
+            temperature: sampling temperature.
+            wants: names of the quantities to return.
+            reference: parameters of the reference distributions for "kl".
+            **supervision: options of "loss", see `TokenHead.supervised` and `GaussianHead.supervised`.
         """
-        pixels, proprio = self.inputs.pixels_and_proprio(images, proprio, next(self.parameters()).dtype)
-        ids = self.inputs.processor.action_tokenizer.columns_to_ids(action_tokens)
-        logits = self.vla(input_ids, attention_mask, pixels, proprio, ids).float()  # [B, T, 256]
-        return self.log_probs_of(logits, action_tokens, temperature, all_columns)
+        pixels, state = self._network_inputs(images, proprio)
+        ids = self._token_ids(trace)
+        hidden = self.base.action_hidden_states(input_ids, attention_mask, pixels, state, ids)
+        quantities = {"values": self._values(hidden)} if "values" in wants else {}
+        if set(wants) - {"values"}:
+            distribution = self._distribution_of(hidden, temperature)
+            quantities |= select(distribution, wants, trace)
+            if "kl" in wants:
+                assert reference is not None
+                quantities["kl"] = distribution.kl(reference)
+            if "loss" in wants:
+                quantities |= self._head.supervised(distribution, trace, supervision)
+        return quantities
 
-    @staticmethod
-    def log_probs_of(
-        logits: torch.Tensor, action_tokens: torch.Tensor, temperature: float, all_columns: bool
-    ) -> tuple[torch.Tensor, torch.Tensor] | torch.Tensor:
-        """What `forward` returns, from logits [B, T, 256]."""
-        log_probs = torch.log_softmax(logits / temperature, dim=-1)
-        if all_columns:
-            return log_probs
-        chosen = log_probs.gather(-1, action_tokens.unsqueeze(-1)).squeeze(-1)
-        return chosen, -(log_probs.exp() * log_probs).sum(-1)
+    def _network_inputs(self, images: Tensor, proprio: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        dtype = next(self.parameters()).dtype
+        return self.inputs.pixel_values(images, dtype), None if proprio is None else proprio.to(dtype)
 
-    def score(self, batch: Experience, temperature: float) -> dict[str, object]:
+    def _token_ids(self, trace: Mapping[str, Tensor]) -> Tensor | None:
+        if "tokens" not in trace:
+            return None
+        return self.inputs.action_tokenizer.columns_to_ids(trace["tokens"])
+
+    def _distribution_of(self, hidden: Tensor, temperature: float) -> Any:
+        """The action distribution, from the hidden states [B, A*D, d] at the action positions."""
+        return self._head.distribution(self.base, hidden, temperature)
+
+    def _values(self, hidden: Tensor) -> Tensor:
+        """[B, K]; only with a value head."""
+        raise ValueError("this policy has no value head")
+
+    def score(self, batch: Experience, temperature: float) -> dict[str, Any]:
         """Keyword arguments of `forward` for a batch of decisions, on the model's device."""
         return {**self.inputs.to_device(batch, next(self.parameters()).device), "temperature": temperature}
+
+    def distribution(self, batch: Experience, temperature: float = 1.0) -> ActionDistribution:
+        """The action distributions for a batch of prepared observations."""
+        inputs = self.inputs.to_device(batch, next(self.parameters()).device)
+        return self._distribution(
+            (inputs["input_ids"], inputs["attention_mask"]), inputs["images"], inputs["proprio"], temperature
+        )
+
+    def _distribution(
+        self, prompt: tuple[Tensor, Tensor], images: Tensor, proprio: Tensor | None, temperature: float
+    ) -> ActionDistribution:
+        pixels, state = self._network_inputs(images, proprio)
+        if not self.inputs.config.is_autoregressive:
+            hidden = self.base.action_hidden_states(*prompt, pixels, state, None)
+            return self._distribution_of(hidden, temperature)
+        columns_to_ids = self.inputs.action_tokenizer.columns_to_ids
+        return AutoregressiveTokens(
+            lambda choose: self.vla.act_step_by_step(*prompt, pixels, state, choose),
+            lambda tokens: self.vla(*prompt, pixels, state, columns_to_ids(tokens)),
+            temperature,
+        )
+
+    def features(self, batch: Experience) -> Tensor:
+        """[B, K, d]: hidden states at the action positions."""
+        inputs = self.inputs.to_device(batch, next(self.parameters()).device)
+        pixels, state = self._network_inputs(inputs["images"], inputs["proprio"])
+        prompt = inputs["input_ids"], inputs["attention_mask"]
+        return self.base.action_hidden_states(*prompt, pixels, state, self._token_ids(inputs["trace"]))
+
+    def prepare(self, images: np.ndarray, proprio: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
+        """Turn observations into what the network reads; see `RolloutPolicy.prepare`."""
+        return self.inputs.prepare(images, proprio)
 
     @torch.inference_mode()
     def act(
@@ -137,69 +187,76 @@ class Actor(nn.Module):
         proprio: np.ndarray | None,
         instructions: Sequence[str],
         *,
-        uniforms: np.ndarray | None,
+        noise: np.ndarray | None,
         temperature: float = 1.0,
-    ) -> ActionBatch:
-        """Decide.
-
-        Args:
-            images: [B, N, H, W, 3] uint8.
-            proprio: [B, P] float32, or None.
-            instructions: B sentences.
-            uniforms: [B, T] in [0, 1), one random number per token (inverse-CDF sampling); None is greedy.
-            temperature: divides the logits; log-probs are at this temperature also when greedy.
-        """
-        weight = next(self.parameters())
-        device = weight.device
-        prompt = self.inputs.prompt(instructions, device)
+    ) -> Decision:
+        """Choose actions for prepared observations; see `RolloutPolicy.act`."""
+        device = next(self.parameters()).device
         state = None if proprio is None else torch.from_numpy(proprio).to(device)
-        pixels, state = self.inputs.pixels_and_proprio(torch.from_numpy(images).to(device), state, weight.dtype)
-        draws = None if uniforms is None else torch.from_numpy(uniforms).to(device)
-        chosen: list[torch.Tensor] = []
+        prompt = self.inputs.prompt(instructions, device)
+        distribution = self._distribution(prompt, torch.from_numpy(images).to(device), state, temperature)
+        output = distribution.sample(None if noise is None else torch.from_numpy(noise).to(device))
+        return on_host(output, self._head.environment_actions(output))
 
-        def choose(logits: torch.Tensor, step: int) -> torch.Tensor:
-            """Columns [B] of one token."""
-            drawn = None if draws is None else draws[:, step : step + 1]
-            chosen.append(pick_tokens(logits[:, None].float(), temperature, drawn)[:, 0])
-            return chosen[-1]
+    def encode_actions(self, actions: np.ndarray) -> dict[str, np.ndarray]:
+        """Encode environment actions [..., A, D] as `tokens` [..., K] int64 or normalized `actions` [..., A, D]."""
+        return self._head.encode(actions)
 
-        if self.inputs.config.is_autoregressive:
-            logits = self.vla.act_step_by_step(*prompt, pixels, state, choose).float()
-            tokens = torch.stack(chosen, 1)
-        else:
-            logits = self.vla(*prompt, pixels, state).float()
-            tokens = pick_tokens(logits, temperature, draws)
-        log_probs = torch.log_softmax(logits / temperature, dim=-1).gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
-        columns = tokens.cpu().numpy()
-        return ActionBatch(columns, log_probs.cpu().numpy(), self.inputs.decode_actions(columns))
+    @property
+    def effective_columns(self) -> Tensor:
+        """[K] bool: columns that can change the action."""
+        return self._head.effective_columns
+
+    @property
+    def normalized_dims(self) -> list[bool]:
+        """[D]; see `VLAInputs.action_mask`."""
+        return self.inputs.action_mask
+
+    def row_tokens(self, instructions: Sequence[str], num_images: int) -> list[int]:
+        """Sequence length of each row."""
+        return row_tokens(self.inputs, instructions, num_images)
+
+    def training_flops(self, model: nn.Module, tokens: int, num_images: int) -> float:
+        """FLOPs of a forward and backward pass over one decision; see `rlvla.models.vla.flops.training_flops`."""
+        return training_flops(model, num_images * self.inputs.config.tower_configs()[0].num_patches, tokens)
+
+    def freeze_action_std(self) -> None:
+        """Freeze the standard deviation of continuous actions, if there is one."""
+        if self.base.action_std is not None:
+            self.base.action_std.requires_grad_(False)
 
     def forget_action_heads(self) -> None:
-        """Leave regression heads behind when saving: they do not belong to weights that are trained on tokens."""
+        """Do not save regression heads from the source folder: they do not match weights trained on tokens."""
         if self.base.folder is not None:
             self.base.folder.action_heads.clear()
 
     @property
     def base(self) -> OpenVLAForActionPrediction:
-        """The architecture, without the wrapper of its adapters."""
+        """The model without its adapter wrapper."""
         return self.vla.get_base_model() if self.config.lora_rank else self.vla
 
     @contextmanager
     def adapters_disabled(self) -> Iterator[None]:
-        """For the time of the block the policy is the one its adapters were put on; without adapters, an error."""
+        """Within the block, use the policy as it was before adapters were added, with its original head.
+
+        Raises:
+            ValueError: the policy has no adapters.
+        """
         if not self.config.lora_rank:
             raise ValueError("this policy has no adapters that could be disabled")
-        with self.vla.disable_adapter():
+        start = self._start_head
+        with self.vla.disable_adapter(), nullcontext() if start is None else start.in_place_of(self.base):
             yield
 
     def save_pretrained(self, folder: str | Path, state_dict: dict[str, torch.Tensor] | None = None) -> None:
         """Write the policy in the public format.
 
-        LoRA adapters are merged into the written weights, one tensor at a time, and also written by themselves into
+        LoRA adapters are merged into the saved weights, one tensor at a time, and also saved separately in
         `lora_adapter/`, in peft's format.
 
         Args:
-            folder: created if need be.
-            state_dict: whole parameters, where this module holds only shards of them.
+            folder: created if needed.
+            state_dict: full parameters, if this module only has shards of them.
         """
         state = self.state_dict() if state_dict is None else state_dict
         state = {name.removeprefix("vla."): tensor for name, tensor in state.items() if name.startswith("vla.")}
@@ -214,19 +271,28 @@ class Actor(nn.Module):
         save_adapter(Path(folder) / ADAPTER_FOLDER, state, self.vla.peft_config["default"])
 
 
-def pick_tokens(logits: torch.Tensor, temperature: float, uniforms: torch.Tensor | None) -> torch.Tensor:
-    """Columns [B, T] from logits [B, T, K]: the likeliest, or by the uniforms [B, T] at a temperature."""
-    if uniforms is None:
-        return logits.argmax(-1)
-    return sample_by_inverse_cdf(torch.log_softmax(logits / temperature, dim=-1), uniforms)
+class StartHead:
+    """A frozen copy of the initial regression head, which is trained in full even when the model has adapters.
 
+    It stays outside the module tree and is replicated on every rank, being small compared with the model.
 
-def sample_by_inverse_cdf(log_probs: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """Tokens [B, T] whose cumulative probability first exceeds the uniforms [B, T]; log_probs [B, T, K].
-
-    Unlike torch's own sampler this depends on a row's own random numbers only, not on the batch it is in.
+    Args:
+        model: its regression head is copied.
     """
-    cumulative = log_probs.double().exp().cumsum(-1)
-    # The last column may end below 1 by rounding: scaling keeps every draw inside.
-    threshold = uniforms.unsqueeze(-1).double() * cumulative[..., -1:]
-    return (cumulative <= threshold).sum(-1).clamp_max(log_probs.shape[-1] - 1)
+
+    def __init__(self, model: OpenVLAForActionPrediction):
+        self._parts = {
+            name: copy.deepcopy(getattr(model, name)).requires_grad_(False) for name in ("action_head", "action_std")
+        }
+
+    @contextmanager
+    def in_place_of(self, model: OpenVLAForActionPrediction) -> Iterator[None]:
+        """Within the block, the model uses the copy."""
+        trained = {name: getattr(model, name) for name in self._parts}
+        try:
+            for name, part in self._parts.items():
+                setattr(model, name, part.to(device=model.device, dtype=model.dtype))
+            yield
+        finally:
+            for name, part in trained.items():
+                setattr(model, name, part)

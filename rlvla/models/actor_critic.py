@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from rlvla.experience import Experience
 from rlvla.models.actor import Actor
@@ -15,64 +16,31 @@ from rlvla.models.vla.openvla import OpenVLAForActionPrediction
 
 
 class ActorCritic(Actor):
-    """An `Actor` with a linear value head beside the head of its tokens, both on the same hidden states.
+    """An `Actor` with a linear value head next to its action head, both on the same hidden states.
 
-    The value of an action is read at the position of its first token, as in `Critic`. Everything else is the actor's:
-    adapters, sampling, and the folder that `save_pretrained` writes, which is a plain policy without the value head.
+    The value of an action is read at the position of its first token, as in `Critic`. Everything else comes from the
+    actor: adapters, sampling, and `save_pretrained`, which writes a plain policy without the value head.
 
     Args:
         vla: the architecture with its weights.
-        inputs: how observations become model inputs.
+        inputs: turns observations into model inputs.
         config: LoRA and memory options.
     """
+
+    has_value_head = True
 
     def __init__(self, vla: OpenVLAForActionPrediction, inputs: VLAInputs, config: ActorConfig | None = None):
         super().__init__(vla, inputs, config)
         self.value_head = scalar_head(inputs.config)
 
-    def forward(
-        self,
-        input_ids: torch.Tensor,
-        attention_mask: torch.Tensor,
-        images: torch.Tensor,
-        proprio: torch.Tensor | None,
-        action_tokens: torch.Tensor,
-        temperature: float = 1.0,
-        all_columns: bool = False,
-        values: str = "none",
-    ) -> Any:
-        """As `Actor.forward`, and values.
+    def _values(self, hidden: Tensor) -> Tensor:
+        return self.value_head(hidden).squeeze(-1).float()
 
-        Args:
-            input_ids: like the next six as there.
-            attention_mask: as there.
-            images: as there.
-            proprio: as there.
-            action_tokens: as there.
-            temperature: as there.
-            all_columns: as there.
-            values: "none", "only", or "also" from the same pass.
+    def score_values(self, batch: Experience) -> dict[str, Any]:
+        """Keyword arguments of `forward` that ask only for the values of a batch, on the model's device.
 
-        Returns:
-            "none": as there. "only": one number per action-token position, [B, T] float32. "also": a pair of the two.
+        Observations without decisions work too: the first position does not depend on them.
         """
-        if values == "none":
-            return super().forward(input_ids, attention_mask, images, proprio, action_tokens, temperature, all_columns)
-        pixels, proprio = self.inputs.pixels_and_proprio(images, proprio, next(self.parameters()).dtype)
-        ids = self.inputs.processor.action_tokenizer.columns_to_ids(action_tokens)
-        hidden = self.base.action_hidden_states(input_ids, attention_mask, pixels, proprio, ids)
-        found = self.value_head(hidden).squeeze(-1).float()
-        if values == "only":
-            return found
-        logits = self.base.language_model.lm_head(hidden).float()  # [B, T, 256]
-        return self.log_probs_of(logits, action_tokens, temperature, all_columns), found
-
-    def score_values(self, batch: Experience) -> dict[str, object]:
-        """Keyword arguments of `forward` for the values alone of a batch of decisions, on the model's device.
-
-        Observations without tokens are taken as well: the first position does not depend on them.
-        """
-        if batch.action_tokens is None:
-            blank = torch.zeros(len(batch), self.tokens_per_decision, dtype=torch.long)
-            batch = batch.with_fields(action_tokens=blank)
-        return {**self.score(batch, 1.0), "values": "only"}
+        if not batch.trace:
+            batch = batch.with_fields(trace={"tokens": torch.zeros(len(batch), self.spec.columns, dtype=torch.long)})
+        return {**self.score(batch, 1.0), "wants": ("values",)}

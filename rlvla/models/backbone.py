@@ -1,4 +1,4 @@
-"""What the options of a run change in the body of a network, policy or not."""
+"""Options of a run that change the backbone of any network, policy or not."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from rlvla.models.vla.openvla import OpenVLAForActionPrediction
 
 
 def prepare_backbone(vla: OpenVLAForActionPrediction, config: ActorConfig) -> None:
-    """Choose the attention kernel, recompute activations, freeze the vision towers; adapters are not made.
+    """Set the attention kernel, gradient checkpointing and frozen vision towers; adds no adapters.
 
     Raises:
         ConfigError: the kernel is unknown, or its package is not installed.

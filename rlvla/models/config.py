@@ -1,11 +1,29 @@
-"""Flags of how a policy checkpoint is prepared for training."""
+"""Flags that set how a policy checkpoint is loaded and prepared for training."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from rlvla.models.vla.choices import ATTENTION_IMPLEMENTATIONS
-from rlvla.utils.arguments import arg
+from rlvla.models.vla.choices import ACTION_STD_KINDS, ATTENTION_IMPLEMENTATIONS, MODEL_VARIANTS
+from rlvla.models.vla.platforms import PLATFORMS
+from rlvla.utils.cli.flags import arg
+
+VARIANT_HELP = (
+    "how the checkpoint decodes actions: oft (a chunk of tokens at once), autoregressive (one action, token by token), "
+    "oft_regression (a chunk of continuous actions from OFT's regression head); known from its files where possible"
+)
+ACTION_STD_HELP = (
+    "standard deviation around a regression head's actions: learned (a parameter per dimension), features (from the "
+    "hidden states as well) or fixed (default: the checkpoint's, else learned)"
+)
+ACTION_STD_INIT_HELP = (
+    "start with this standard deviation of a regression head's actions, in [-1, 1] (default: the checkpoint's, else "
+    "0.1)"
+)
+PLATFORM_HELP = (
+    "what a public checkpoint was trained for: sets chunk, action dimensions, normalisation, LIBERO's image treatment "
+    "and gripper where its config.json is silent (default: config.json tells all)"
+)
 
 
 @dataclass(frozen=True)
@@ -29,11 +47,34 @@ class ActorConfig:
     )
     attn_implementation: str = arg(
         "sdpa",
-        "attention kernel of the decoder, also of critic, reference and --reward_pretrain; flash_attention_2 needs a "
-        "GPU and the flash-attn package",
+        "attention kernel of the decoder, also of critic and reference; flash_attention_2 needs a GPU and the package "
+        "flash-attn",
         choices=ATTENTION_IMPLEMENTATIONS,
     )
 
     def without_adapters(self) -> ActorConfig:
-        """The same for the networks beside the policy: they have no adapters."""
+        """The same options without LoRA, for networks other than the policy."""
         return replace(self, lora_rank=0, lora_targets=ActorConfig.lora_targets)
+
+
+@dataclass(frozen=True)
+class PolicyConfig:
+    """The policy checkpoint and its settings."""
+
+    pretrain: str = arg("runs/sft/policy", "checkpoint folder of the policy", metavar="DIR")
+    unnorm_key: str | None = arg(
+        None, "entry of the dataset statistics (default: the suite's name, or the only one)", metavar="KEY"
+    )
+    action_chunk_len: int | None = arg(
+        None, "actions per decision; must agree with the checkpoint (default: the checkpoint's)", minimum=1
+    )
+    num_images_in_input: int | None = arg(
+        None,
+        "cameras per decision; must agree with --cameras and the checkpoint (default: the checkpoint's)",
+        minimum=1,
+    )
+    center_crop: bool | None = arg(None, "crop images to 90 % of their area (default: the checkpoint's)")
+    model_variant: str | None = arg(None, VARIANT_HELP, choices=MODEL_VARIANTS)
+    platform: str | None = arg(None, PLATFORM_HELP, choices=tuple(PLATFORMS))
+    action_std: str | None = arg(None, ACTION_STD_HELP, choices=ACTION_STD_KINDS)
+    action_std_init: float | None = arg(None, ACTION_STD_INIT_HELP, above=0)

@@ -1,7 +1,7 @@
-"""From observations to model inputs and from tokens to actions, for every model of a run.
+"""Observations to model inputs and tokens to actions, for all models of a run.
 
-Images stay uint8 until they are on the device; cropping and normalisation happen inside the models' forward passes, so
-that SFT, rollout, evaluation and update see the same pixels.
+Images are prepared once on the host and stay uint8 until they are on the device; pixel normalization happens in the
+forward pass, so that SFT, rollout, evaluation and updates see the same pixels.
 """
 
 from __future__ import annotations
@@ -13,45 +13,115 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from rlvla.experience import Experience
+from rlvla.models.vla.action_tokenizer import ActionTokenizer
+from rlvla.models.vla.checkpoint import complete_config, read_config, read_statistics, resolve_statistics_key
+from rlvla.models.vla.checkpoint_files import find_tensors
 from rlvla.models.vla.configuration_openvla import OpenVLAConfig
-from rlvla.models.vla.image_processing import center_crop
-from rlvla.models.vla.processing_openvla import CENTER_CROP_SCALE, OpenVLAProcessor
+from rlvla.models.vla.image_processing import center_crop, libero_image, to_pixel_values
+from rlvla.models.vla.normalization import (
+    RANGE_EPS,
+    libero_gripper,
+    libero_gripper_target,
+    normalize_actions,
+    normalize_proprio,
+    proprio_bounds,
+    unnormalize_actions,
+)
+from rlvla.models.vla.prompts import build_prompt, load_tokenizer
+from rlvla.utils.errors import ConfigError
 
-# Actions that differ by less than this over all tokens are the same to any controller (they live in [-1, 1]).
+CENTER_CROP_SCALE = 0.9
+# Actions (in [-1, 1]) that differ by less than this over all tokens are the same to any controller.
 CONSTANT_ACTION_RANGE = 1e-6
 
 
+def row_tokens(inputs: VLAInputs, instructions: Sequence[str], num_images: int) -> list[int]:
+    """Sequence length of each row: image patches, proprio, prompt, action tokens, end token.
+
+    Prompts are padded to the longest one in the batch, so all rows have that prompt length.
+    """
+    if not instructions:
+        return []
+    config = inputs.config
+    prompt = inputs.prompt(instructions, torch.device("cpu"))[0].shape[1]
+    patches = num_images * config.tower_configs()[0].num_patches
+    return [patches + int(bool(config.use_proprio)) + prompt + config.num_action_tokens + 1] * len(instructions)
+
+
 class VLAInputs:
-    """The processor of a checkpoint, on batches of tensors.
+    """Turns observations into network inputs, and actions into network outputs and back.
 
     Args:
-        processor: prompts, images, proprio and actions of the checkpoint.
+        config: configuration of the model.
+        tokenizer: the checkpoint's text tokenizer.
+        statistics: statistics of one dataset ("action" and, with proprio, "proprio"), or None if only prompts and
+            images are needed.
     """
 
-    def __init__(self, processor: OpenVLAProcessor):
-        self.processor = processor
+    def __init__(
+        self, config: OpenVLAConfig, tokenizer: PreTrainedTokenizerBase, statistics: dict[str, Any] | None = None
+    ):
+        self.config, self.tokenizer, self.statistics = config, tokenizer, statistics
+        self.action_tokenizer = ActionTokenizer(config.base_vocab_size, config.n_action_bins)
+        self._encoded: dict[str, list[int]] = {}
         self._prompts: dict[tuple[tuple[str, ...], torch.device], tuple[Tensor, Tensor]] = {}
 
     @classmethod
-    def from_pretrained(cls, path: str | Path, *, config: OpenVLAConfig, unnorm_key: str | None = None) -> VLAInputs:
-        """Of a checkpoint folder; ConfigError without a tokenizer or if the statistics key is not found."""
-        return cls(OpenVLAProcessor.from_pretrained(path, config=config, suite=unnorm_key))
+    def from_pretrained(
+        cls, path: str | Path, *, config: OpenVLAConfig | None = None, unnorm_key: str | None = None
+    ) -> VLAInputs:
+        """Load from a checkpoint folder.
 
-    @property
-    def config(self) -> OpenVLAConfig:
-        """Of the model."""
-        return self.processor.config
+        Args:
+            path: the folder.
+            config: configuration of the loaded model, if it differs from that of the folder.
+            unnorm_key: key of the action statistics, see `resolve_statistics_key`.
+
+        Raises:
+            ConfigError: tokenizer.json or the statistics are missing.
+        """
+        folder = Path(path)
+        raw = read_config(folder)
+        if config is None:
+            config, _ = complete_config(folder, raw, find_tensors(folder), {})
+        statistics = read_statistics(folder, raw)
+        return cls(config, load_tokenizer(folder), statistics[resolve_statistics_key(statistics, unnorm_key)])
+
+    def encode_prompt(self, instruction: str) -> list[int]:
+        """Token ids of the prompt, starting with BOS and ending with the prompt-end token; cached."""
+        ids = self._encoded.get(instruction)
+        if ids is None:
+            ids = list(self.tokenizer(build_prompt(instruction, self.config.prompt_style))["input_ids"])
+            bos = self.config.text_config.bos_token_id
+            if not ids or ids[0] != bos:
+                ids.insert(0, bos)
+            if ids[-1] != self.config.prompt_end_token_id:
+                ids.append(self.config.prompt_end_token_id)
+            self._encoded[instruction] = ids
+        return ids
+
+    def collate_prompts(self, instructions: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """`input_ids` [B, L] (int64, left-padded) and `attention_mask` [B, L] (int64) for instructions."""
+        rows = [self.encode_prompt(instruction) for instruction in instructions]
+        length = max(map(len, rows))
+        input_ids = torch.full((len(rows), length), self.config.pad_token_id, dtype=torch.int64)
+        attention_mask = torch.zeros((len(rows), length), dtype=torch.int64)
+        for i, row in enumerate(rows):
+            input_ids[i, length - len(row) :] = torch.tensor(row)
+            attention_mask[i, length - len(row) :] = 1
+        return input_ids, attention_mask
 
     def prompt(self, instructions: Sequence[str], device: torch.device) -> tuple[Tensor, Tensor]:
         """Left-padded `input_ids` [B, L] and `attention_mask` [B, L] of the prompts."""
         distinct = {text: row for row, text in enumerate(dict.fromkeys(instructions))}
         key = (tuple(distinct), device)
         if key not in self._prompts:
-            if len(self._prompts) >= 256:  # combinations of instructions; each is cheap to make again
+            if len(self._prompts) >= 256:  # combinations of instructions; cheap to recompute
                 self._prompts.clear()
-            ids, mask = self.processor.collate_prompts(list(distinct))
+            ids, mask = self.collate_prompts(list(distinct))
             self._prompts[key] = ids.to(device), mask.to(device)
         ids, mask = self._prompts[key]
         if len(distinct) == 1:
@@ -59,59 +129,120 @@ class VLAInputs:
         rows = torch.tensor([distinct[text] for text in instructions], device=device)
         return ids[rows], mask[rows]
 
-    def pixel_values(self, images: Tensor, dtype: torch.dtype) -> Tensor:
-        """[B, N, H, W, 3] uint8 -> [B, 6N, h, w] normalised for both towers."""
-        if self.config.image_preprocessing != "none":
-            prepared = np.stack([self.processor.prepare_images(image) for image in images.cpu().numpy()])
-            images = torch.from_numpy(prepared).to(images.device)
-        elif self.config.center_crop:
-            images = center_crop(images, CENTER_CROP_SCALE, self.config.image_size)
-        return self.processor.pixel_values(images).to(dtype)
+    def prepare(self, images: np.ndarray, proprio: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
+        """Observations as the networks read them; see `RolloutPolicy.prepare`."""
+        config = self.config
+        if config.image_preprocessing != "none":
+            flat = images.reshape(-1, *images.shape[-4:])
+            prepared = np.stack([self._treated(seen) for seen in flat])
+            images = prepared.reshape(*images.shape[:-3], *prepared.shape[-3:])
+        elif config.center_crop:
+            images = center_crop(torch.from_numpy(images), CENTER_CROP_SCALE, config.image_size).numpy()
+        if proprio is None or not config.use_proprio:
+            return images, proprio
+        return images, self.normalize_proprio(proprio)
 
-    def normalize_proprio(self, proprio: Tensor) -> Tensor:
-        """[B, P] of the environment -> [B, P] in [-1, 1], float32."""
-        return torch.from_numpy(self.processor.normalize_proprio(proprio.cpu().numpy())).to(proprio.device)
+    def _treated(self, images: np.ndarray) -> np.ndarray:
+        """[N, H, W, 3] -> [N, image_size, image_size, 3] uint8: LIBERO's preprocessing, then the center crop."""
+        size = self.config.image_size
+        if self.config.image_preprocessing == "libero":
+            images = np.stack([libero_image(image, size) for image in images])
+        return center_crop(images, CENTER_CROP_SCALE, size) if self.config.center_crop else images
 
-    def pixels_and_proprio(
-        self, images: Tensor, proprio: Tensor | None, dtype: torch.dtype
-    ) -> tuple[Tensor, Tensor | None]:
-        """What a network sees of observations: `pixel_values` and the normalised proprio, in its own type."""
-        state = None if proprio is None else self.normalize_proprio(proprio).to(dtype)
-        return self.pixel_values(images, dtype), state
+    def normalize_proprio(self, proprio: Any) -> np.ndarray:
+        """Normalize the environment's proprioception [..., P] to float32 in [-1, 1]."""
+        return normalize_proprio(proprio, self._statistics_of("proprio"), mode=self.config.action_normalization)
+
+    def normalizes_proprio_like(self, other: VLAInputs) -> bool:
+        """Whether both normalize every proprio vector to the same result."""
+        mine, theirs = (
+            proprio_bounds(
+                inputs._statistics_of("proprio"), inputs.config.proprio_dim, mode=inputs.config.action_normalization
+            )
+            for inputs in (self, other)
+        )
+        return all(np.array_equal(left, right) for left, right in zip(mine, theirs))
+
+    @property
+    def prepares_images(self) -> bool:
+        """Whether the networks see different pixels than the environment renders."""
+        return self.config.image_preprocessing != "none" or self.config.center_crop
+
+    def pixel_values(self, images: np.ndarray | Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """Prepared images [..., N, H, W, 3] uint8 -> [..., 6N, H, W] normalized for both towers."""
+        pixels = to_pixel_values(images, self.config)
+        return pixels if dtype is None else pixels.to(dtype)
 
     def to_device(self, batch: Experience, device: torch.device) -> dict[str, Any]:
-        """A batch of decisions as the keyword arguments that `forward` of all models here have in common."""
+        """The keyword arguments that `forward` of all models here share, for a batch of decisions."""
         ids, mask = self.prompt(batch.instructions, device)
         return {
             "input_ids": ids,
             "attention_mask": mask,
             "images": batch.images.to(device),
             "proprio": None if batch.proprio is None else batch.proprio.to(device),
-            "action_tokens": None if batch.action_tokens is None else batch.action_tokens.to(device),
+            "trace": {name: value.to(device) for name, value in (batch.trace or {}).items()},
         }
 
     def encode_actions(self, actions: np.ndarray) -> np.ndarray:
-        """Environment actions [..., A, D] -> columns 0..255 of the action vocabulary [..., T] int64."""
-        return self.processor.action_tokenizer.ids_to_columns(self.processor.encode_actions(actions))
+        """Environment actions [..., A, D] -> columns of the action vocabulary [..., A*D] int64, as training labels."""
+        columns = self.action_tokenizer.ids_to_columns(self.action_tokenizer.encode(self._normalized(actions)))
+        return columns.reshape(*columns.shape[:-2], self.config.num_action_tokens)
 
     @property
     def effective_tokens(self) -> Tensor:
         """[T] bool: tokens that can change the action.
 
-        A dimension that never moved in the data set (its statistics have no range) decodes to the same value whatever
-        its token is; sampling it is noise, and so would be its policy gradient.
+        A dimension that is constant in the dataset (its statistics have zero range) decodes to the same value for every
+        token, so its policy gradient would be pure noise.
         """
         every = np.arange(self.config.n_action_bins)[:, None].repeat(self.config.num_action_tokens, axis=1)
-        actions = self.decode_actions(every).reshape(len(every), -1)
-        return torch.from_numpy(np.ptp(actions, axis=0) > CONSTANT_ACTION_RANGE)
+        return _varying(self.decode_actions(every))
+
+    @property
+    def effective_numbers(self) -> Tensor:
+        """[A*D] bool: like `effective_tokens`, for the numbers in a continuous chunk."""
+        shape = (self.config.action_chunk_len, self.config.action_dim)
+        return _varying(self.unnormalize_actions(np.linspace(-1.0, 1.0, 5)[:, None, None] + np.zeros(shape)))
 
     @property
     def action_mask(self) -> list[bool]:
-        """[D] whether a dimension of the actions is normalised by the data set's statistics."""
-        statistics = self.processor.action_statistics
+        """[D]: whether an action dimension is normalized by the dataset statistics."""
+        statistics = self._statistics_of("action")
         return [bool(kept) for kept in statistics.get("mask", [True] * self.config.action_dim)]
 
+    def normalize_actions(self, actions: np.ndarray) -> np.ndarray:
+        """Environment actions [..., A, D] -> normalized ones, float32."""
+        return self._normalized(actions).astype(np.float32)
+
+    def _normalized(self, actions: np.ndarray) -> np.ndarray:
+        """In float64, so that bin edges are as exact as the statistics allow."""
+        actions = np.asarray(actions)
+        if self.config.gripper_convention == "libero":
+            actions = libero_gripper_target(actions)
+        return normalize_actions(actions, self._statistics_of("action"), mode=self.config.action_normalization)
+
+    def unnormalize_actions(self, actions: np.ndarray) -> np.ndarray:
+        """Normalized actions [..., A, D] -> environment actions, float32; LIBERO's gripper becomes binary."""
+        stats, mode = self._statistics_of("action"), self.config.action_normalization
+        eps = 0.0 if self.config.is_autoregressive else RANGE_EPS
+        actions = unnormalize_actions(actions, stats, mode=mode, eps=eps)
+        if self.config.gripper_convention == "libero":
+            actions = libero_gripper(actions)
+        return actions.astype(np.float32)
+
     def decode_actions(self, columns: np.ndarray) -> np.ndarray:
-        """Columns [..., T] -> environment actions [..., A, D] float32."""
-        ids = self.processor.action_tokenizer.columns_to_ids(columns)
-        return self.processor.decode_actions(ids).astype(np.float32)
+        """Columns [..., A*D] -> environment actions [..., A, D] float32."""
+        ids = np.asarray(self.action_tokenizer.columns_to_ids(columns))
+        shape = (*ids.shape[:-1], self.config.action_chunk_len, self.config.action_dim)
+        return self.unnormalize_actions(self.action_tokenizer.decode(ids).reshape(shape))
+
+    def _statistics_of(self, entry: str) -> dict[str, Any]:
+        if not self.statistics or entry not in self.statistics:
+            raise ConfigError(f"the checkpoint's statistics have no {entry!r} entry; recompute dataset_statistics.json")
+        return self.statistics[entry]
+
+
+def _varying(actions: np.ndarray) -> Tensor:
+    """[A*D] bool: which numbers vary across environment actions [n, A, D]."""
+    return torch.from_numpy(np.ptp(actions.reshape(len(actions), -1), axis=0) > CONSTANT_ACTION_RANGE)

@@ -1,4 +1,4 @@
-"""What a checkpoint folder is, told without loading its weights."""
+"""Describe a checkpoint folder without loading its weights."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 from rlvla.models.vla.checkpoint import (
     check_tensors,
     complete_config,
+    complete_tensors,
     read_config,
     read_statistics,
     shapes_of,
@@ -19,19 +20,19 @@ from rlvla.models.vla.checkpoint import (
 from rlvla.models.vla.checkpoint_files import FolderTensors, action_heads, adapter_folder, base_folder, find_tensors
 from rlvla.models.vla.configuration_openvla import OpenVLAConfig
 from rlvla.models.vla.openvla import OpenVLAForActionPrediction
-from rlvla.models.vla.processing_openvla import load_tokenizer
+from rlvla.models.vla.prompts import load_tokenizer
 from rlvla.utils.errors import ConfigError
 
 
 @dataclass
 class Description:
-    """What `describe` found.
+    """The result of `describe`.
 
     Attributes:
         path: the folder.
-        facts: title -> what was found, in the order to be read.
-        problems: why the folder cannot be loaded; empty when it can.
-        warnings: why it can be loaded but is no start for reinforcement learning on tokens.
+        facts: title -> value, in display order.
+        problems: why the folder cannot be loaded; empty if it can.
+        warnings: why a loadable folder is no starting point for reinforcement learning on tokens.
     """
 
     path: Path
@@ -41,13 +42,13 @@ class Description:
 
     @property
     def loadable(self) -> bool:
-        """Whether the folder is a whole checkpoint."""
+        """Whether the folder is a complete checkpoint."""
         return not self.problems
 
     @property
     def trainable(self) -> bool:
         """Whether reinforcement learning on action tokens can start from it."""
-        return not self.problems and not self.warnings
+        return self.loadable and not self.warnings
 
     def __str__(self) -> str:
         width = max(map(len, self.facts), default=0)
@@ -59,11 +60,11 @@ class Description:
 
 
 def describe(path: str | Path, **overrides: Any) -> Description:
-    """Look at every file of a checkpoint folder; nothing is raised for what is wrong with it, it is described.
+    """Inspect every file of a checkpoint folder; problems are reported in the result, not raised.
 
     Args:
         path: the folder.
-        **overrides: settings that complete its config.json, as for `Actor.from_pretrained`.
+        **overrides: settings that complete its config.json, as in `Actor.from_pretrained`.
     """
     folder = Path(path)
     described = Description(folder)
@@ -71,8 +72,9 @@ def describe(path: str | Path, **overrides: Any) -> Description:
         raw = read_config(folder)
         found = find_tensors(folder)
         config, reason = complete_config(folder, raw, found, overrides)
+        complete_tensors(folder, config, found, overrides)
     except ConfigError as error:
-        described.problems += error.problems
+        described.problems += map(str, error.problems)
         return described
     described.facts = _facts(folder, config, reason, found)
     with torch.device("meta"):
@@ -81,27 +83,28 @@ def describe(path: str | Path, **overrides: Any) -> Description:
         try:
             check()
         except ConfigError as error:
-            described.problems += error.problems
+            described.problems += map(str, error.problems)
     try:
         statistics = read_statistics(folder, raw)
         described.facts["statistics"] = ", ".join(sorted(statistics)) or "none"
         if not statistics:
             described.problems.append("there are no action statistics; copy the checkpoint's dataset_statistics.json")
     except ConfigError as error:
-        described.problems += error.problems
-    described.warnings += head_warnings(folder)
+        described.problems += map(str, error.problems)
+    if not config.has_regression_head:
+        described.warnings += head_warnings(folder)
     return described
 
 
 def head_warnings(folder: Path) -> list[str]:
-    """A regression head beside the weights: such a policy was never trained to emit action tokens."""
+    """Warn of a regression head next to the weights: such a policy was never trained to emit action tokens."""
     heads = action_heads(folder)
     if not heads:
         return []
     return [
         f"{folder} holds {heads[0].name}: its actions come from that regression head, and its action tokens mean "
-        "nothing (about 0 % success). Fine-tune it on tokens first (cli/train_sft_vla.py) or start from a checkpoint "
-        "with discrete actions"
+        "nothing (about 0 % success). Train that head (--model_variant oft_regression), or fine-tune on tokens first "
+        "(cli/train_sft_vla.py)"
     ]
 
 
@@ -126,6 +129,8 @@ def _facts(folder: Path, config: OpenVLAConfig, reason: str, found: FolderTensor
         "gripper": config.gripper_convention,
         "prompt": config.prompt_style,
     }
+    if config.has_regression_head:
+        facts["standard deviation"] = f"{config.action_std}, {config.action_std_init} at first"
     if adapter is not None:
         facts["adapter"] = f"{adapter.name} on {base_folder(folder)}, {len(found.adapters)} layers"
     return facts

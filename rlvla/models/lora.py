@@ -1,4 +1,4 @@
-"""LoRA adapters on a policy (Hu et al. 2021, arXiv 2106.09685): where they sit, and how they are merged and written."""
+"""LoRA adapters on a policy (Hu et al. 2021, arXiv 2106.09685): which layers get them, merging and saving."""
 
 from __future__ import annotations
 
@@ -11,31 +11,30 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from rlvla.models.vla.checkpoint_files import ADAPTER_WEIGHTS_FILE, merged_weight
+from rlvla.models.vla.head_files import HEAD_PREFIX
 from rlvla.models.vla.openvla import OpenVLAForActionPrediction
 from rlvla.utils.errors import ConfigError, require
 
 LANGUAGE, ALL_LINEAR = "language", "all-linear"
 _PREFIX = "base_model.model."  # peft's wrappers around the model
-_HEAD = "language_model.lm_head"  # multiplied in part only; not adapted, as in OpenVLA
+_HEAD = "language_model.lm_head"  # only some of its rows are used; not adapted, as in OpenVLA
 
 
 def lora_layers(vla: OpenVLAForActionPrediction, targets: Sequence[str], *, vision: bool = True) -> list[str]:
-    """Names of the linear layers that get adapters.
-
-    Layers that take no part in the computation get none.
+    """Names of the linear layers that get adapters; layers unused in the forward pass get none.
 
     Args:
         vla: the model.
-        targets: "language", "all-linear" or last parts of layer names, in any combination.
-        vision: whether layers of the vision towers may be among them.
+        targets: "language", "all-linear" or suffixes of layer names, in any combination.
+        vision: whether layers of the vision towers may be included.
 
     Raises:
-        ConfigError: every target that names no layer.
+        ConfigError: lists every target that matches no layer.
     """
     linear = [
         name
         for name, module in vla.named_modules()
-        if isinstance(module, nn.Linear) and name != _HEAD and not _unused(vla, name)
+        if isinstance(module, nn.Linear) and not name.startswith((_HEAD, HEAD_PREFIX)) and not _unused(vla, name)
     ]
     if not vision:
         linear = [name for name in linear if not name.startswith("vision_backbone.")]
@@ -66,16 +65,22 @@ def _unused(vla: OpenVLAForActionPrediction, name: str) -> bool:
 
 
 def add_adapters(vla: OpenVLAForActionPrediction, layers: Sequence[str], rank: int, alpha: int) -> Any:
-    """A peft model around `vla` in which only adapters on `layers` are trained; at first they change nothing."""
+    """Wrap `vla` in a peft model that trains only adapters on `layers`; at first they do not change the output.
+
+    A regression head and its standard deviation are small compared with the model and are trained in full.
+    """
     peft = require("peft", extra="all")
-    wanted = "|".join(re.escape(name) for name in layers)  # whole names: "proj" alone would also mean "q_proj"
+    wanted = "|".join(re.escape(name) for name in layers)  # full names: "proj" alone would also match "q_proj"
     adapted = peft.get_peft_model(vla, peft.LoraConfig(r=rank, lora_alpha=alpha, target_modules=f"({wanted})"))
+    for part in (vla.action_head, vla.action_std):
+        if part is not None:
+            part.requires_grad_(True)
     adapted.peft_config["default"].base_model_name_or_path = vla.folder.source if vla.folder else None
     return adapted
 
 
 class MergedWeights(Mapping[str, Tensor]):
-    """The tensors of a peft state dict under the model's own names; adapters are merged when a tensor is asked for.
+    """The tensors of a peft state dict under the model's names; adapters are merged on access.
 
     Args:
         state: a state dict of a model made by `add_adapters`.
@@ -93,7 +98,7 @@ class MergedWeights(Mapping[str, Tensor]):
         return {name: tuple(self._state[key].shape) for name, key in self._keys.items()}
 
     def __getitem__(self, name: str) -> Tensor:
-        """A tensor, merged."""
+        """The tensor, with its adapter merged."""
         key = self._keys[name]
         weight = self._state[key]
         stem = key.removesuffix("base_layer.weight")
@@ -103,7 +108,7 @@ class MergedWeights(Mapping[str, Tensor]):
         return merged_weight(weight.detach(), down.detach(), self._state[f"{stem}lora_B.default.weight"], self._scale)
 
     def __iter__(self) -> Iterator[str]:
-        """Names."""
+        """Iterate over names."""
         return iter(self._keys)
 
     def __len__(self) -> int:
@@ -112,7 +117,7 @@ class MergedWeights(Mapping[str, Tensor]):
 
 
 def save_adapter(folder: Path, state: Mapping[str, Tensor], config: Any) -> None:
-    """Write the adapters of a peft state dict alone, as peft and this package read them."""
+    """Save only the adapters of a peft state dict, in the format that peft and this package read."""
     folder.mkdir(parents=True, exist_ok=True)
     adapters = {
         name.replace(".default.weight", ".weight"): tensor.detach().cpu().contiguous()

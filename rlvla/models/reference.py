@@ -1,4 +1,4 @@
-"""The frozen policy that the KL penalty measures against."""
+"""The frozen reference policy of the KL penalty."""
 
 from __future__ import annotations
 
@@ -7,27 +7,28 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from rlvla.experience import Experience
 from rlvla.models.actor import Actor
 from rlvla.models.config import ActorConfig
+from rlvla.models.policy import parameters_of
 
 
 class ReferenceModel(nn.Module):
     """A policy without gradients.
 
     Args:
-        actor: the policy to hold fast; its parameters are frozen in place, unless `without_adapters`.
-        without_adapters: the actor is the one that is trained, and its LoRA adapters are all that changes: with them
-            disabled it is the start policy, and no second copy of the weights is needed.
+        actor: the reference policy; its parameters are frozen in place, unless `without_adapters`.
+        without_adapters: `actor` is the policy being trained, with LoRA. Disabling the adapters recovers the initial
+            policy, so no second copy of the weights is needed.
     """
 
     def __init__(self, actor: Actor, *, without_adapters: bool = False):
         super().__init__()
         self.without_adapters = without_adapters
         if without_adapters:
-            object.__setattr__(self, "actor", actor)  # not a part: its owner places, shards and trains it
+            object.__setattr__(self, "actor", actor)  # not a submodule: the trainer places, shards and trains it
         else:
             self.actor = actor.requires_grad_(False).eval()
 
@@ -35,18 +36,18 @@ class ReferenceModel(nn.Module):
     def from_pretrained(
         cls, path: str | Path, unnorm_key: str | None = None, config: ActorConfig | None = None, **overrides: Any
     ) -> ReferenceModel:
-        """Load a checkpoint folder; arguments and errors as `Actor.from_pretrained`."""
+        """Load a checkpoint folder; arguments and errors as in `Actor.from_pretrained`."""
         return cls(Actor.from_pretrained(path, config, unnorm_key, **overrides))
 
-    def log_probs(self, batch: Experience, temperature: float) -> torch.Tensor:
-        """[B, T] log-probabilities of the batch's tokens."""
-        return self._pass(batch, temperature)[0]
+    def log_probs(self, batch: Experience, temperature: float) -> Tensor:
+        """[B, K] log-probabilities of the batch's decisions."""
+        return self._pass(batch, temperature, "log_probs")["log_probs"]
 
-    def all_log_probs(self, batch: Experience, temperature: float) -> torch.Tensor:
-        """[B, T, 256] log-probabilities of every action token."""
-        return self._pass(batch, temperature, all_columns=True)
+    def parameters_of(self, batch: Experience, temperature: float) -> dict[str, Tensor]:
+        """Parameters of the distributions of the batch's decisions, name -> [B, ...]; see `ActionDistribution.kl`."""
+        return parameters_of(self._pass(batch, temperature, "parameters"))
 
     @torch.no_grad()
-    def _pass(self, batch: Experience, temperature: float, **more: bool) -> Any:
+    def _pass(self, batch: Experience, temperature: float, *wants: str) -> dict[str, Tensor]:
         with self.actor.adapters_disabled() if self.without_adapters else nullcontext():
-            return self.actor(**self.actor.score(batch, temperature), **more)
+            return self.actor(**self.actor.score(batch, temperature), wants=wants)

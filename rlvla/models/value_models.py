@@ -1,10 +1,11 @@
-"""Networks that judge: the critic (value per action token) and the reward model (success of a final observation)."""
+"""Networks with a scalar head: the critic (value per action token) and the reward model (success of an observation)."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -22,7 +23,7 @@ REWARD_HEAD_FILE = "reward_head.safetensors"
 
 
 def scalar_head(config: OpenVLAConfig) -> nn.Linear:
-    """One output on the hidden states, zero everywhere at first: the first advantages are then the plain returns."""
+    """A linear layer with one output, initialized to zero so that the first advantages are the plain returns."""
     head = nn.Linear(config.text_config.hidden_size, 1)
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)
@@ -34,7 +35,7 @@ class _ScalarHead(nn.Module):
 
     Args:
         vla: the architecture with its weights.
-        inputs: how observations become model inputs.
+        inputs: turns observations into model inputs.
     """
 
     def __init__(self, vla: OpenVLAForActionPrediction, inputs: VLAInputs):
@@ -48,22 +49,28 @@ class _ScalarHead(nn.Module):
         attention_mask: torch.Tensor,
         images: torch.Tensor,
         proprio: torch.Tensor | None,
-        action_tokens: torch.Tensor | None = None,
+        trace: dict[str, torch.Tensor] | None = None,
     ) -> torch.Tensor:
-        """One number per action-token position, [B, T] float32; inputs as for `Actor.forward`.
+        """One number per action position, [B, K] float32; inputs as in `Actor.forward`.
 
-        The first position never depends on `action_tokens`. Later ones do in the autoregressive variant; without
-        tokens they mean nothing there.
+        The first position never depends on `trace`. In the autoregressive variant later positions do, and their outputs
+        are meaningless without it.
         """
-        pixels, proprio = self.inputs.pixels_and_proprio(images, proprio, next(self.parameters()).dtype)
-        if action_tokens is None:
-            action_tokens = input_ids.new_zeros(len(input_ids), self.inputs.config.num_action_tokens)
-        ids = self.inputs.processor.action_tokenizer.columns_to_ids(action_tokens)
-        hidden = self.vla.action_hidden_states(input_ids, attention_mask, pixels, proprio, ids)
+        dtype = next(self.parameters()).dtype
+        pixels, state = self.inputs.pixel_values(images, dtype), None if proprio is None else proprio.to(dtype)
+        tokens = (trace or {}).get("tokens")
+        if tokens is None:
+            tokens = input_ids.new_zeros(len(input_ids), self.inputs.config.num_action_tokens)
+        ids = self.inputs.action_tokenizer.columns_to_ids(tokens)
+        hidden = self.vla.action_hidden_states(input_ids, attention_mask, pixels, state, ids)
         return self.head(hidden).squeeze(-1).float()
 
+    def prepare(self, images: np.ndarray, proprio: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
+        """Observations as the network reads them, with proprio only if it uses any; see `RolloutPolicy.prepare`."""
+        return self.inputs.prepare(images, proprio if self.inputs.config.use_proprio else None)
+
     def score(self, batch: Experience) -> dict[str, object]:
-        """Keyword arguments of `forward` for a batch of decisions, on its device; proprio only where it reads any."""
+        """Keyword arguments of `forward` for a batch, on its device; proprio only if the network uses it."""
         inputs = self.inputs.to_device(batch, next(self.parameters()).device)
         return inputs if self.inputs.config.use_proprio else {**inputs, "proprio": None}
 
@@ -78,13 +85,13 @@ class _ScalarHead(nn.Module):
 def _load(
     path: str | Path, unnorm_key: str | None, config: ActorConfig | None = None, **overrides: Any
 ) -> tuple[OpenVLAForActionPrediction, VLAInputs]:
-    vla = OpenVLAForActionPrediction.from_pretrained(path, **overrides)
+    vla = OpenVLAForActionPrediction.from_pretrained(path, body_only=True, **overrides)
     prepare_backbone(vla, config or ActorConfig())
     return vla, VLAInputs.from_pretrained(path, config=vla.config, unnorm_key=unnorm_key)
 
 
 class Critic(_ScalarHead):
-    """State values: a network of its own with a value head.
+    """State values from a separate network with a value head.
 
     The value of an action is read at the position of its first token.
     """
@@ -95,8 +102,8 @@ class Critic(_ScalarHead):
     ) -> Critic:
         """Load a policy or critic folder; without a stored value head the head starts at zero.
 
-        Arguments as for `Actor.from_pretrained`, but for adapters, which a critic has none of. A critic that sees other
-        pixels than its actor judges another state.
+        Arguments as in `Actor.from_pretrained`, but a critic has no adapters. Images must be prepared as for the actor,
+        or the critic evaluates a different state.
         """
         critic = cls(*_load(path, unnorm_key, config, **overrides))
         head = Path(path) / VALUE_HEAD_FILE
@@ -117,22 +124,22 @@ class RewardModel(_ScalarHead):
 
     @torch.inference_mode()
     def progress(self, batch: Experience) -> torch.Tensor:
-        """[B] in (0, 1): the share of the task that is done in the observations of a batch."""
+        """[B] in (0, 1): the fraction of the task completed in each observation of a batch."""
         return torch.sigmoid(self(**self.score(batch))[:, 1])
 
     @classmethod
     def from_policy(cls, path: str | Path, unnorm_key: str | None = None) -> RewardModel:
-        """A reward model to be trained, from a policy folder; its head starts at zero."""
+        """An untrained reward model from a policy folder; its head starts at zero."""
         return cls(*_load(path, unnorm_key))
 
     @classmethod
     def from_pretrained(
         cls, path: str | Path, unnorm_key: str | None = None, config: ActorConfig | None = None
     ) -> RewardModel:
-        """Load a folder written by `save_pretrained`; arguments as for `Critic.from_pretrained`.
+        """Load a folder written by `save_pretrained`; arguments as in `Critic.from_pretrained`.
 
         Raises:
-            ConfigError: the folder has no reward head: it is a policy, not a reward model.
+            ConfigError: the folder has no reward head and so is not a reward model.
         """
         head = Path(path) / REWARD_HEAD_FILE
         if not head.exists():
@@ -145,7 +152,7 @@ class RewardModel(_ScalarHead):
         """Write the public format plus the reward head."""
         self._save(folder, REWARD_HEAD_FILE, state_dict)
 
-    @torch.no_grad()  # and no inference mode: ZeRO-3 could not use the parameters that it gathers there again outside
+    @torch.no_grad()  # not inference_mode: ZeRO-3 could not reuse the parameters gathered in it
     def success_probability(self, batch: Experience) -> torch.Tensor:
-        """[B] in (0, 1) for the observations of a batch (read at the first action position)."""
+        """[B] in (0, 1) for the observations of a batch, read at the first action position."""
         return torch.sigmoid(self(**self.score(batch))[:, 0])

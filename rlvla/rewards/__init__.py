@@ -1,5 +1,6 @@
 """Reward sources: what an episode is worth. Importing the room registers the sources that ship with it."""
 
+from rlvla.rewards import environment as _environment  # noqa: F401
 from rlvla.rewards import function as _function  # noqa: F401
 from rlvla.rewards import machine_source as _machine_source  # noqa: F401
 from rlvla.rewards import remote as _remote  # noqa: F401
@@ -14,7 +15,7 @@ from rlvla.rewards.base import (
     register_reward,
     reward_names,
 )
-from rlvla.rewards.compose import EpisodeRewards, RewardPlan
+from rlvla.rewards.compose import EpisodeRewards, PaidRewards, RewardPlan
 from rlvla.rewards.config import RewardConfig
 from rlvla.rewards.state_input import StateInput, StateInputSettings
 from rlvla.rewards.vlm import source as _vlm  # noqa: F401
@@ -23,6 +24,7 @@ __all__ = [
     "EpisodeReward",
     "EpisodeRewards",
     "EpisodeStart",
+    "PaidRewards",
     "RewardConfig",
     "RewardPlan",
     "RewardSource",

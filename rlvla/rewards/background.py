@@ -1,4 +1,4 @@
-"""Finished episodes, judged in batches by threads while the rollout goes on."""
+"""Scores finished episodes in batches on background threads during the rollout."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ import numpy as np
 if TYPE_CHECKING:
     from rlvla.experience import Sample
 
-Judgement = float | np.ndarray
+SampleReward = float | np.ndarray
 
 
 class BackgroundJudge:
     """A `SampleSource` around a function that may be slow.
 
     Args:
-        judge: takes a list of samples, returns a judgement for each.
+        judge: maps a list of samples to their rewards.
         batch_size: samples per call.
-        workers: calls at a time.
+        workers: number of concurrent calls.
     """
 
-    def __init__(self, judge: Callable[[list[Sample]], list[Judgement]], batch_size: int, workers: int):
+    def __init__(self, judge: Callable[[list[Sample]], list[SampleReward]], batch_size: int, workers: int):
         self._judge, self._batch_size = judge, batch_size
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="reward")
         self._waiting: list[Sample] = []
-        self._running: list[Future[list[Judgement]]] = []
+        self._running: list[Future[list[SampleReward]]] = []
 
     def submit(self, sample: Sample) -> None:
-        """Queue an episode; a full batch starts at once."""
+        """Queue an episode; a full batch is started at once."""
         self._waiting.append(sample)
         if len(self._waiting) >= self._batch_size:
             self._flush()
 
-    def collect(self) -> list[Judgement]:
-        """Wait for all judgements since the last call, in order; raises what the function raised."""
+    def collect(self) -> list[SampleReward]:
+        """Wait for all rewards since the last call, in order; exceptions of the function propagate."""
         self._flush()
         running, self._running = self._running, []
-        return [judgement for future in running for judgement in future.result()]
+        return [reward for future in running for reward in future.result()]
 
     def close(self) -> None:
-        """Let the threads go; calls that have not begun are dropped."""
+        """Shut down the threads; calls that have not started are dropped."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _flush(self) -> None:
@@ -51,17 +51,18 @@ class BackgroundJudge:
             self._waiting = []
 
 
-def steps_checked(judgements: object, samples: list[Sample], who: str) -> list[Judgement]:
-    """The judgements as numbers and arrays.
+def steps_checked(rewards: object, samples: list[Sample], who: str) -> list[SampleReward]:
+    """Validate rewards and convert them to floats and arrays.
 
     Raises:
-        ValueError: not one per sample, neither a number nor one number per executed step, or not finite.
+        ValueError: not one entry per sample, an entry that is neither a number nor one number per executed step, or not
+            finite.
     """
-    listed = judgements.tolist() if hasattr(judgements, "tolist") else judgements
+    listed = rewards.tolist() if hasattr(rewards, "tolist") else rewards
     if not isinstance(listed, (list, tuple)) or len(listed) != len(samples):
-        count = len(listed) if isinstance(listed, (list, tuple)) else type(judgements).__name__
+        count = len(listed) if isinstance(listed, (list, tuple)) else type(rewards).__name__
         raise ValueError(f"{who} must give a list with one entry for each of the {len(samples)} episodes, not {count}")
-    checked: list[Judgement] = []
+    checked: list[SampleReward] = []
     for entry, sample in zip(listed, samples):
         try:
             value = np.asarray(entry, dtype=np.float64)

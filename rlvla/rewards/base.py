@@ -1,7 +1,7 @@
-"""What a reward source is, and how sources are named on the command line.
+"""Interfaces of reward sources, their registry, and the parser of `--reward`.
 
-A source lives as long as the run. For every episode it creates an `EpisodeReward`, which sees each executed step,
-is asked for what came late when the episode is over, and is released. A `SampleSource` looks at finished episodes.
+A source lives as long as the run. For each episode it creates an `EpisodeReward`, which is called after every executed
+step, asked for late rewards when the episode is over, and released. A `SampleSource` scores finished episodes.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from rlvla.utils.errors import ConfigError
+from rlvla.utils.errors import ConfigError, Problem
 
-if TYPE_CHECKING:  # the shape of what is seen, not the rooms it comes from
+if TYPE_CHECKING:  # types only: rewards do not depend on these packages at runtime
     from rlvla.envs.base import Observation, TaskSpec
     from rlvla.experience import Sample
     from rlvla.rewards.config import RewardConfig
@@ -22,27 +22,29 @@ if TYPE_CHECKING:  # the shape of what is seen, not the rooms it comes from
 
 @dataclass(frozen=True)
 class StepInfo:
-    """What a source is told of one executed environment step, beside the observation and the events.
+    """Outcome of an executed environment step, in addition to the observation and the events.
 
     Attributes:
-        success: the success predicate after the step.
-        terminated: the environment ended the episode with this step, by itself.
-        truncated: the environment ended the episode with this step, by the step limit.
+        success: success predicate after the step.
+        terminated: the environment terminated the episode with this step.
+        truncated: the step limit was reached with this step.
+        reward: the simulator's native reward of the step.
     """
 
     success: bool
     terminated: bool
     truncated: bool
+    reward: float = 0.0
 
 
 @dataclass(frozen=True)
 class EpisodeStart:
-    """What is known when an episode begins.
+    """Information available at the start of an episode.
 
     Attributes:
-        observation: the first one; None where a source is tried out without a simulator.
-        init_state_id: the initial state.
-        seed: of the episode.
+        observation: the first observation; None if a source is used without a simulator.
+        init_state_id: id of the initial state.
+        seed: seed of the episode.
     """
 
     observation: Observation | None = None
@@ -51,34 +53,34 @@ class EpisodeStart:
 
 
 class EpisodeReward(Protocol):
-    """One source of reward during one episode.
+    """A reward source during one episode.
 
-    It may also have `progress` (float in [0, 1], how near the goal is; None while unknown) for dynamic truncation,
-    `failed` (bool), which ends the episode, and `end(*, terminated, truncated)`, which is called once, after the last
-    step and before `finish`, whoever ended the episode: the environment, a failed source, or dynamic truncation.
+    Optional members: `progress` (float in [0, 1], 1 at the goal; None while unknown) for dynamic truncation; `failed`
+    (bool), which ends the episode; and `end(*, terminated, truncated)`, which is called once after the last step and
+    before `finish`, whether the environment, a failed source or dynamic truncation ended the episode.
     """
 
     def step(self, observation: Observation | None, events: frozenset[str], info: StepInfo) -> float | None:
-        """The reward of one executed step, or None if it is not known yet.
+        """Return the reward of an executed step, or None if it is computed later.
 
         Args:
-            observation: what the policy sees next; None inside a chunk, where nothing is rendered.
-            events: names of the propositions that hold after the step.
-            info: success and end of the episode.
+            observation: the next observation; None inside a chunk, where nothing is rendered.
+            events: propositions that hold after the step.
+            info: outcome of the step.
         """
         ...
 
     def finish(self) -> dict[str, Any]:
-        """Called once, when the episode's rewards are needed; may wait for what is outstanding.
+        """Called once, when the rewards of the episode are needed; may block.
 
         Returns:
-            `rewards`: one float per executed step, where `step` returned None. Every other entry is a number
-            that is logged as `reward/<source>_<entry>`, averaged over episodes.
+            `rewards`: one float per executed step, required if `step` returned None. All other entries are numbers that
+            are logged as `reward/<source>_<entry>`, averaged over episodes.
         """
         ...
 
     def release(self) -> None:
-        """The episode is over; free what it held."""
+        """The episode is over; free all resources."""
         ...
 
 
@@ -86,52 +88,61 @@ class EpisodeReward(Protocol):
 class RewardSource(Protocol):
     """A configured source; one per run and rank.
 
-    It may also have `start()` (before the first episode), `close()` (after the last), `metrics()` (numbers of the
-    iteration, added up over ranks) and `problems(tasks)` (what is wrong with its settings for these tasks).
+    Optional methods: `start()` (before the first episode), `close()` (after the last), `metrics()` (metrics of the
+    iteration, summed over ranks) and `problems(tasks)` (problems of its settings for these tasks).
     """
 
     def create(self, task: TaskSpec, episode: EpisodeStart) -> EpisodeReward:
-        """The source during one episode."""
+        """Create the part of the source that follows one episode."""
         ...
 
 
 @runtime_checkable
 class SampleSource(Protocol):
-    """A source that judges finished episodes; it may have the same optional methods as a `RewardSource`."""
+    """A source that scores finished episodes; it may have the same optional methods as a `RewardSource`."""
 
     def submit(self, sample: Sample) -> None:
-        """An episode is finished; must not block."""
+        """Queue a finished episode; must not block."""
         ...
 
     def collect(self) -> list[float | np.ndarray]:
-        """For the episodes submitted since the last call, in their order; may wait.
+        """Rewards of the episodes submitted since the last call, in order; may block.
 
-        Each is the reward of the episode (paid at its last step) or an array with one entry per executed step.
+        Each is either the reward of the episode (given at its last step) or an array with one entry per executed step.
         """
         ...
 
 
 SourceFactory = Callable[["RewardConfig"], Any]
 _SOURCES: dict[str, SourceFactory] = {}
+_OWN_FLAGS: dict[str, str] = {}  # source -> the flag that adds it, if not --reward
 
 
-def register_reward(name: str) -> Callable[[SourceFactory], SourceFactory]:
-    """Decorator: make a source known under `name`: a callable that takes the reward settings and returns it."""
+def register_reward(name: str, own_flag: str | None = None) -> Callable[[SourceFactory], SourceFactory]:
+    """Decorator that registers a source factory, called with the `RewardConfig`.
+
+    Args:
+        name: name of the source and of its reward component.
+        own_flag: the flag that adds the source, if not `--reward`.
+    """
 
     def register(factory: SourceFactory) -> SourceFactory:
         _SOURCES[name] = factory
+        _OWN_FLAGS.pop(name, None)
+        if own_flag is not None:
+            _OWN_FLAGS[name] = own_flag
         return factory
 
     return register
 
 
 def reward_names() -> list[str]:
-    """The registered sources, sorted."""
-    return sorted(_SOURCES)
+    """Names accepted by `--reward`, sorted."""
+    return sorted(set(_SOURCES) - set(_OWN_FLAGS))
 
 
 def make_source(name: str, config: RewardConfig) -> Any:
-    """The registered source of that name."""
+    """Create the source registered under `name`."""
     return _SOURCES[name](config)
 
 
@@ -139,23 +150,32 @@ def parse_rewards(specs: Sequence[str]) -> dict[str, float]:
     """`["success:1.0"]` -> `{"success": 1.0}`.
 
     Raises:
-        ConfigError: every unknown source, malformed or non-finite weight, and repetition at once; or no source at all.
+        ConfigError: no source, or unknown sources, invalid weights and duplicates (all reported at once).
     """
     weights: dict[str, float] = {}
-    problems = [] if specs else ["--reward needs at least one source, e.g. success:1.0"]
+    problems: list[Problem] = []
+
+    def report(reason: str, text: str) -> None:
+        problems.append(Problem("reward", reason, text))
+
+    if not specs:
+        report("too_few", "--reward needs at least one source, e.g. success:1.0")
     for spec in specs:
         name, _, weight = spec.partition(":")
+        if name in _OWN_FLAGS:
+            report("contradiction", f"--reward {spec}: this source is added by {_OWN_FLAGS[name]}")
+            continue
         if name not in _SOURCES:
-            problems.append(f"--reward {spec}: unknown source '{name}'; known: {', '.join(reward_names())}")
+            report("unknown_name", f"--reward {spec}: unknown source '{name}'; known: {', '.join(reward_names())}")
             continue
         try:
             value = float(weight) if weight else 1.0
         except ValueError:
             value = float("nan")
         if not np.isfinite(value):
-            problems.append(f"--reward {spec}: the weight must be a finite number, e.g. {name}:1.0")
+            report("out_of_range", f"--reward {spec}: the weight must be a finite number, e.g. {name}:1.0")
         elif name in weights:
-            problems.append(f"--reward {spec}: '{name}' is given twice")
+            report("duplicate", f"--reward {spec}: '{name}' is given twice")
         weights[name] = value
     if problems:
         raise ConfigError(problems)
@@ -163,5 +183,5 @@ def parse_rewards(specs: Sequence[str]) -> dict[str, float]:
 
 
 def numbers_only(content: Mapping[str, Any]) -> dict[str, float]:
-    """The entries of `finish` that are logged."""
+    """The entries of `EpisodeReward.finish` that are logged."""
     return {name: float(value) for name, value in content.items() if name != "rewards"}

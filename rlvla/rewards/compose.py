@@ -1,9 +1,9 @@
-"""Reward sources added up by weight: what they pay for an episode, and what came late."""
+"""Weighted sum of reward sources: `RewardPlan` for a run, `EpisodeRewards` for an episode."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,21 +17,22 @@ from rlvla.rewards.base import (
     numbers_only,
     parse_rewards,
 )
-from rlvla.rewards.config import RewardConfig
+from rlvla.rewards.config import REWARD_MODEL, RewardConfig
 from rlvla.rewards.schedule import WeightSchedule, fraction_done, parse_schedules
 from rlvla.rewards.truncation import ProgressWatch
-from rlvla.utils.arguments import as_typed
-from rlvla.utils.errors import ConfigError
+from rlvla.utils.cli.flags import as_typed
+from rlvla.utils.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
     from rlvla.envs.base import ChunkResult, TaskSpec
     from rlvla.experience import Sample
 
-# First letters of a setting -> the sources that read it.
+# Prefix of a setting -> the sources that read it.
 _USERS = {
     "reward_coef": ("success",),
     "success_reward": ("success",),
     "gamma_shaping": ("rm", "vlm"),
+    "rm_model_batch_size": ("rm_model", REWARD_MODEL),
     "rm_model_": ("rm_model",),
     "rm_": ("rm",),
     "vlm_": ("vlm",),
@@ -42,12 +43,12 @@ _USERS = {
 
 
 class RewardPlan:
-    """The sources of a run with their weights.
+    """The reward sources of a run and their weights.
 
     Args:
         weights: source name -> weight.
         config: settings of the sources.
-        sources: source name -> source; default: made from the registry.
+        sources: source name -> source; by default they are created from the registry.
     """
 
     def __init__(
@@ -64,15 +65,21 @@ class RewardPlan:
 
     @classmethod
     def from_config(cls, config: RewardConfig) -> RewardPlan:
-        """The plan of the flags; ConfigError with every problem that needs no task."""
-        problems: list[str] = []
+        """The plan for these flags; ConfigError with all problems that do not depend on the task."""
+        problems: list[str | Problem] = []
         weights: dict[str, float] = {}
         try:
             weights = parse_rewards(config.reward)
         except ConfigError as error:
             problems += error.problems
+        names = [spec.partition(":")[0] for spec in config.reward]
+        if config.reward_pretrain is not None:
+            if REWARD_MODEL in weights:
+                problems.append(f"--reward_pretrain: there is a source '{REWARD_MODEL}' in --reward; rename that")
+            # float32 like the scores, so that their product is rounded only once
+            weights[REWARD_MODEL] = float(np.float32(config.reward_model_coef))
+            names.append(REWARD_MODEL)
         try:
-            names = [spec.partition(":")[0] for spec in config.reward]
             parse_schedules(config.reward_schedule, names)
         except ConfigError as error:
             problems += error.problems
@@ -84,13 +91,14 @@ class RewardPlan:
                 problems += error.problems
         problems += _without_effect(config, weights)
         if config.dynamic_truncation and not {"rm", "vlm"} & set(weights):
-            problems.append("--dynamic_truncation needs a source that sees progress: add rm or vlm to --reward")
+            text = "--dynamic_truncation needs a source that sees progress: add rm or vlm to --reward"
+            problems.append(Problem("dynamic_truncation", "needs_flag", text))
         if problems:
             raise ConfigError(problems)
         return cls(weights, config, sources)
 
-    def problems(self, tasks: Sequence[TaskSpec]) -> list[str]:
-        """What is wrong with the sources for these tasks."""
+    def problems(self, tasks: Sequence[TaskSpec]) -> list[Problem]:
+        """Problems of the sources for these tasks."""
         return [p for source in self.sources.values() if hasattr(source, "problems") for p in source.problems(tasks)]
 
     @property
@@ -99,31 +107,31 @@ class RewardPlan:
         return list(self._weights)
 
     def weights(self) -> dict[str, float]:
-        """The weights at this point of training."""
+        """Current weights, schedules applied."""
         factors = {name: schedule.at(self._fraction) for name, schedule in self._schedules.items()}
         return {name: weight * factors.get(name, 1.0) for name, weight in self._weights.items()}
 
     def start_iteration(self, index: int, total: int) -> None:
-        """Iteration `index` (from 0) of `total` begins: schedules and curricula move on."""
+        """Advance schedules and curricula to iteration `index` (from 0) of `total`."""
         self._fraction = fraction_done(index, total)
         for source in self.sources.values():
             if hasattr(source, "start_iteration"):
                 source.start_iteration(self._fraction)
 
     def start(self) -> None:
-        """Before the first episode: connect, load. Raises what the sources raise."""
+        """Start all sources before the first episode; their exceptions propagate."""
         for source in self.sources.values():
             if hasattr(source, "start"):
                 source.start()
 
     def close(self) -> None:
-        """After the last episode."""
+        """Close all sources after the last episode."""
         for source in self.sources.values():
             if hasattr(source, "close"):
                 source.close()
 
     def begin(self, task: TaskSpec, start: EpisodeStart) -> EpisodeRewards:
-        """The rewards of a new episode."""
+        """Create the rewards of a new episode."""
         return EpisodeRewards(self.sources, self.weights(), task, start, self._watch())
 
     def _watch(self) -> ProgressWatch | None:
@@ -132,47 +140,74 @@ class RewardPlan:
             return None
         return ProgressWatch(config.truncation_patience, config.truncation_min_gain)
 
+    @property
+    def looks_at_images(self) -> bool:
+        """Whether any source needs the images of finished episodes; sources opt out with `needs_images = False`."""
+        sources = [source for source in self.sources.values() if isinstance(source, SampleSource)]
+        return any(getattr(source, "needs_images", True) for source in sources)
+
     def submit(self, sample: Sample) -> None:
-        """An episode is finished: sources that judge whole episodes may begin."""
+        """Pass a finished episode to the sources that score whole episodes."""
         for source in self.sources.values():
             if isinstance(source, SampleSource):
                 source.submit(sample)
 
     def collect(self, count: int) -> list[dict[str, Any]]:
-        """Source name -> judgement for each of the `count` episodes submitted since the last call, in their order."""
-        judged: list[dict[str, Any]] = [{} for _ in range(count)]
+        """Source name -> reward, for each of the `count` episodes submitted since the last call, in order."""
+        scored: list[dict[str, Any]] = [{} for _ in range(count)]
         for name, source in self.sources.items():
             if isinstance(source, SampleSource):
-                for entry, judgement in zip(judged, source.collect()):
-                    entry[name] = judgement
-        return judged
+                for entry, reward in zip(scored, source.collect()):
+                    entry[name] = reward
+        return scored
 
     def metrics(self) -> dict[str, float]:
-        """Numbers of the sources since the last call, to be added up over ranks."""
-        found: dict[str, float] = {}
+        """Metrics of the sources since the last call, to be summed over ranks."""
+        metrics: dict[str, float] = {}
         for source in self.sources.values():
             if hasattr(source, "metrics"):
-                found |= source.metrics()
-        return found
+                metrics |= source.metrics()
+        return metrics
 
     def check(self, metrics: Mapping[str, float]) -> None:
-        """Give every source a look at the numbers of all ranks; it raises where training cannot go on."""
+        """Let sources check the metrics of all ranks; they raise if training cannot continue."""
         for source in self.sources.values():
             if hasattr(source, "check"):
                 source.check(metrics)
 
 
-def _without_effect(config: RewardConfig, weights: Mapping[str, float]) -> list[str]:
-    """Settings of a source that is not asked for: accepted, they would be ignored."""
+def _without_effect(config: RewardConfig, weights: Mapping[str, float]) -> list[Problem]:
+    """Settings that would be ignored because their source is not used."""
     found = []
-    for field in fields(config):
-        users = next((names for prefix, names in _USERS.items() if field.name.startswith(prefix)), ())
-        if users and not set(users) & set(weights) and getattr(config, field.name) != field.default:
-            found.append(
-                f"--{field.name} has no effect: add {' or '.join(users)} to --reward, or leave it out (against a "
-                f"--config file: {as_typed(field.name, field.default)})"
+    for flag in fields(config):
+        users = next((names for prefix, names in _USERS.items() if flag.name.startswith(prefix)), ())
+        if users and not set(users) & set(weights) and getattr(config, flag.name) != flag.default:
+            named = " or ".join(name for name in users if name != REWARD_MODEL)
+            text = (
+                f"--{flag.name} has no effect: add {named} to --reward, or leave it out (against a --config file: "
+                f"{as_typed(flag.name, flag.default)})"
             )
+            found.append(Problem(flag.name, "no_effect", text))
     return found
+
+
+@dataclass(frozen=True)
+class PaidRewards:
+    """The rewards of an episode.
+
+    Attributes:
+        components: source -> weighted reward of each action, [S, A] float32; 0 for actions that were not executed.
+        info: metrics of the episode from `EpisodeReward.finish`.
+    """
+
+    components: dict[str, np.ndarray]
+    info: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def total(self) -> np.ndarray:
+        """Sum over the sources, [S, A]."""
+        components = list(self.components.values())
+        return sum(components[1:], start=components[0].copy())
 
 
 class EpisodeRewards:
@@ -182,8 +217,8 @@ class EpisodeRewards:
         sources: source name -> source.
         weights: source name -> weight.
         task: the episode's task.
-        start: how it begins.
-        watch: decides when an episode without progress is truncated; None: never.
+        start: information about its start.
+        watch: detects episodes without progress; None disables dynamic truncation.
     """
 
     def __init__(
@@ -199,15 +234,15 @@ class EpisodeRewards:
         self._episodes = {n: s.create(task, start) for n, s in sources.items() if isinstance(s, RewardSource)}
         self._watch = watch
         self._executed: list[int] = []
-        self._finished: dict[str, dict[str, Any]] = {}
+        self._chunks: list[dict[str, np.ndarray]] = []
         self._late: set[str] = set()
         self.failed = False
         self.stalled = False
 
     def score_chunk(self, result: ChunkResult) -> dict[str, np.ndarray]:
-        """Weighted reward of each source for a chunk, name -> [A] float32; zero where not executed or not yet known.
+        """Weighted reward of each source for a chunk, name -> [A] float32; 0 where not executed or not yet known.
 
-        Afterwards `failed` says that a source has ended the episode, `stalled` that there was no progress for long.
+        Sets `failed` if a source ends the episode, and `stalled` if no progress was made for too long.
         """
         rewards = {name: np.zeros(len(result.rewards), dtype=np.float32) for name in self._names}
         for step in range(result.steps_executed):
@@ -216,6 +251,7 @@ class EpisodeRewards:
                 success=bool(result.successes[step]),
                 terminated=last and result.terminated,
                 truncated=last and result.truncated,
+                reward=float(result.rewards[step]),
             )
             events = result.events[step] if result.events else frozenset()
             observation = result.observation if last else None
@@ -228,37 +264,48 @@ class EpisodeRewards:
             if self._watch is not None:
                 self._watch.step([getattr(source, "progress", None) for source in self._episodes.values()])
         self._executed.append(result.steps_executed)
+        self._chunks.append(rewards)
         self.failed |= any(getattr(source, "failed", False) for source in self._episodes.values())
         self.stalled |= self._watch is not None and self._watch.stalled
         return rewards
 
     def end(self, *, terminated: bool, truncated: bool) -> None:
-        """The episode is over: sources that look at its end are told at once, so that they can begin with it."""
+        """The episode is over; sources with an `end` method are notified at once."""
         for source in self._episodes.values():
             if hasattr(source, "end"):
                 source.end(terminated=terminated, truncated=truncated)
 
     def source(self, name: str) -> Any:
-        """The episode's part of a source."""
+        """The `EpisodeReward` of a source."""
         return self._episodes[name]
 
-    def settle(self, sample: Sample, judged: Mapping[str, float | np.ndarray]) -> None:
-        """Write late rewards and the sources' numbers into the finished episode's sample."""
+    def so_far(self) -> PaidRewards:
+        """The rewards that were returned step by step."""
+        return PaidRewards({name: np.stack([chunk[name] for chunk in self._chunks]) for name in self._names})
+
+    def finalize_rewards(self, judged: Mapping[str, float | np.ndarray]) -> PaidRewards:
+        """All rewards of the finished episode, including late ones and those of sample sources.
+
+        Args:
+            judged: sample source -> reward of the episode, given at its last step, or one reward per executed step.
+
+        Raises:
+            ValueError: the number of rewards does not match the number of steps, or a reward is not finite.
+        """
+        paid = self.so_far()
         for name, source in self._episodes.items():
             content = source.finish()
-            sample.reward_info.update({f"{name}_{key}": value for key, value in numbers_only(content).items()})
+            paid.info.update({f"{name}_{key}": value for key, value in numbers_only(content).items()})
             if name in self._late:
-                self._place(sample, name, content["rewards"])
+                self._place(paid, name, content["rewards"])
         for name, reward in judged.items():
-            steps = sum(self._executed)
             if np.ndim(reward) == 0:
-                reward = np.concatenate([np.zeros(steps - 1), [float(reward)]])
-            self._place(sample, name, reward)
-        components = list(sample.reward_components.values())
-        sample.rewards = sum(components[1:], start=components[0].clone())
+                reward = np.concatenate([np.zeros(sum(self._executed) - 1), [float(reward)]])
+            self._place(paid, name, reward)
+        return paid
 
-    def _place(self, sample: Sample, name: str, rewards: Any) -> None:
-        """One entry per executed step, into the grid [S, A] of the sample."""
+    def _place(self, paid: PaidRewards, name: str, rewards: Any) -> None:
+        """Add rewards, one per executed step, to the [S, A] grid of a component."""
         flat = np.asarray(rewards, dtype=np.float32)
         steps = sum(self._executed)
         if flat.shape != (steps,) or not np.isfinite(flat).all():
@@ -266,10 +313,10 @@ class EpisodeRewards:
                 f"reward source {name} must give one finite number for each of the {steps} steps of the episode, got "
                 f"shape {list(flat.shape)}" + ("" if np.isfinite(flat).all() else " with NaN or infinity")
             )
-        grid, first = sample.reward_components[name], 0
+        grid, first = paid.components[name], 0
         for row, executed in enumerate(self._executed):
             for column in range(executed):
-                grid[row, column] += self._weights[name] * float(flat[first + column])
+                grid[row, column] += np.float32(self._weights[name] * float(flat[first + column]))
             first += executed
 
     def release(self) -> None:

@@ -1,4 +1,4 @@
-"""The settings of the reward sources. Each field is a flag of `cli/train_ppo_vla.py` and `cli/score_episodes.py`."""
+"""Settings of the reward sources. Each field is a flag of `cli/train_ppo_vla.py` and `cli/score_episodes.py`."""
 
 from __future__ import annotations
 
@@ -6,17 +6,23 @@ from dataclasses import dataclass
 
 from rlvla.rewards.reward_machine import ADVANCES, AFTER_SUCCESS, CREDITS, MODES, ORDERS
 from rlvla.rewards.vlm.config import VLMConfig
-from rlvla.utils.arguments import arg
+from rlvla.utils.cli.flags import arg
 
 STATE_INPUTS = ("none", "prompt", "proprio")
+PAYS = ("progress", "final")
+REWARD_MODEL = "reward_model"  # the source that --reward_pretrain adds
 
 
 @dataclass(frozen=True)
 class RewardConfig(VLMConfig):
-    """Which sources there are, and what belongs to no single one of them."""
+    """Reward sources with their settings, and settings common to all sources."""
 
     reward: tuple[str, ...] = arg(
-        ("success:1.0",), "reward sources with their weights, added up", nargs="+", metavar="NAME:WEIGHT"
+        ("success:1.0",),
+        "reward sources with their weights, added up: success, env (the simulator's own reward), rm, vlm, rm_model, "
+        "reward_fn, remote, or your own",
+        nargs="+",
+        metavar="NAME:WEIGHT",
     )
     reward_schedule: tuple[str, ...] = arg(
         (),
@@ -73,7 +79,19 @@ class RewardConfig(VLMConfig):
     rm_model_path: str | None = arg(
         None, "rm_model: folder of a reward model made by cli/train_rm_vla.py (default: none)", metavar="DIR"
     )
-    rm_model_batch_size: int = arg(256, "rm_model: frames per forward pass", minimum=1)
+    rm_model_pay: str = arg(
+        "progress",
+        "rm_model: what is paid: the change of progress over each decision, or P(success) of the last frame at the end",
+        choices=PAYS,
+    )
+    rm_model_batch_size: int = arg(256, "rm_model, --reward_pretrain: frames per forward pass", minimum=1)
+    reward_pretrain: str | None = arg(
+        None,
+        "folder of a reward model: short for the source rm_model with --rm_model_pay final, logged as reward_model "
+        "(default: none)",
+        metavar="DIR",
+    )
+    reward_model_coef: float = arg(1.0, "weight of the reward model of --reward_pretrain")
     reward_fn: str | None = arg(
         None,
         "reward_fn: your function, called with a list of finished episodes (default: none)",

@@ -1,4 +1,4 @@
-"""A user's own reward function, named by file and function."""
+"""A user-defined reward function, given as FILE.py:FUNCTION."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlvla.rewards.background import BackgroundJudge, Judgement, steps_checked
+from rlvla.rewards.background import BackgroundJudge, SampleReward, steps_checked
 from rlvla.rewards.base import register_reward
 from rlvla.utils.errors import ConfigError, RunEnded
 from rlvla.utils.modules import load_file
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 class RewardFunctionError(RunEnded):
-    """The user's function raised, or returned what is no reward."""
+    """The user's function raised, or returned invalid rewards."""
 
 
 def load_function(spec: str) -> Callable[..., Any]:
     """The function of `file.py:function`.
 
     Raises:
-        ConfigError: malformed, no such file or function, or the file cannot be executed (with its traceback).
+        ConfigError: malformed spec, missing file or function, or an error while executing the file.
     """
     file, _, name = spec.rpartition(":")
     path = Path(file)
@@ -38,7 +38,7 @@ def load_function(spec: str) -> Callable[..., Any]:
     try:
         module = load_file(path)
     except Exception as error:
-        raise ConfigError(f"--reward_fn {spec}: the file cannot be executed:\n{own_traceback(error, path)}") from error
+        raise ConfigError(f"--reward_fn {spec}: the file cannot be executed:\n{user_traceback(error, path)}") from error
     function = getattr(module, name, None)
     if not callable(function):
         there = ", ".join(n for n, v in vars(module).items() if callable(v) and not n.startswith("_")) or "none"
@@ -46,11 +46,11 @@ def load_function(spec: str) -> Callable[..., Any]:
     return function
 
 
-def own_traceback(error: BaseException, path: Path) -> str:
-    """The traceback from the first line of the user's file on, indented."""
+def user_traceback(error: BaseException, path: Path) -> str:
+    """The indented traceback, starting at the first frame in the user's file."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = path.resolve()
-    first = next((i for i, frame in enumerate(frames) if Path(frame.filename).resolve() == own), 0)
+    file = path.resolve()
+    first = next((i for i, frame in enumerate(frames) if Path(frame.filename).resolve() == file), 0)
     lines = traceback.format_list(frames[first:]) + traceback.format_exception_only(error)
     return "".join(f"      {line}\n" for line in "".join(lines).splitlines()).rstrip("\n")
 
@@ -59,7 +59,7 @@ def own_traceback(error: BaseException, path: Path) -> str:
 class FunctionSource:
     """Calls `--reward_fn` with lists of finished episodes (`Sample`) in background threads.
 
-    The function returns, for each episode, a number (paid at the last step) or one number per executed step.
+    The function returns for each episode a number (given at the last step) or one number per executed step.
     """
 
     def __init__(self, config: RewardConfig):
@@ -70,24 +70,24 @@ class FunctionSource:
         self._judge = BackgroundJudge(self._call, config.reward_fn_batch_size, config.reward_fn_workers)
 
     def submit(self, sample: Sample) -> None:
-        """An episode is finished."""
+        """Queue a finished episode."""
         self._judge.submit(sample)
 
-    def collect(self) -> list[Judgement]:
-        """What the function gave; RewardFunctionError with the traceback of the user's file if it raised."""
+    def collect(self) -> list[SampleReward]:
+        """Rewards of the queued episodes; RewardFunctionError with the user's traceback if the function raised."""
         return self._judge.collect()
 
     def close(self) -> None:
-        """Let the threads go."""
+        """Shut down the threads."""
         self._judge.close()
 
-    def _call(self, samples: list[Sample]) -> list[Judgement]:
+    def _call(self, samples: list[Sample]) -> list[SampleReward]:
         path = Path(self._spec.rpartition(":")[0])
         try:
             answer = self._function(samples)
         except Exception as error:
             raise RewardFunctionError(
-                f"--reward_fn {self._spec} raised {type(error).__name__}:\n{own_traceback(error, path)}"
+                f"--reward_fn {self._spec} raised {type(error).__name__}:\n{user_traceback(error, path)}"
             ) from error
         try:
             return steps_checked(answer, samples, f"--reward_fn {self._spec}")

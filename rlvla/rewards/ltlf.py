@@ -3,9 +3,9 @@
 De Giacomo and Vardi, "Linear Temporal Logic and Linear Dynamic Logic on Finite Traces", IJCAI 2013. A trace has at
 least one letter.
 
-What is left to be shown after a letter is kept as a disjunction of conjunctions of *obligations* on the rest of the
-trace: `(True, f)`, "the rest is not empty and f holds on it", and `(False, f)`, "the rest is empty or f holds on it".
-Both levels are sets with absorption, so there are finitely many of them.
+What remains to be satisfied after a letter is represented as a disjunction of conjunctions of *obligations* on the rest
+of the trace: `(True, f)`, "the rest is not empty and f holds on it", and `(False, f)`, "the rest is empty or f holds on
+it". Both levels are sets with absorption, so there are finitely many of them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rlvla.rewards.ltlf_syntax import FALSE, TRUE, Formula, parse_ltlf, proposit
 from rlvla.utils.errors import ConfigError
 
 MAX_PROPOSITIONS = 12  # a DFA has an edge for each of the 2^n letters
-MAX_EDGES = 1 << 20  # some ten seconds of work
+MAX_EDGES = 1 << 20  # about ten seconds of compilation
 
 _Obligation = tuple[bool, int]  # strong or weak, number of the formula
 _Clause = frozenset[_Obligation]
@@ -36,7 +36,7 @@ class DFA:
     A letter is a set of propositions, numbered by its bits: bit i stands for `propositions[i]`.
 
     Args:
-        propositions: the names that matter; other names in a letter are ignored.
+        propositions: propositions of the alphabet; other names are ignored.
         edges: [num_states, 2^n] int, the successor for each letter.
         accepting: states in which a trace may end.
         initial: the state before the first letter. Whether it is itself accepting says nothing, because a trace has
@@ -74,7 +74,7 @@ class DFA:
         return state in self.accepting
 
     def distance(self, state: int) -> float:
-        """Cost of the cheapest way to an accepting state; 0 in one, infinite where none can be reached any more.
+        """Cost of the cheapest path to an accepting state; infinite if none is reachable.
 
         An edge costs the number of propositions that must hold in its cheapest letter, at least 1. One letter in which
         everything holds would otherwise make every distance 1.
@@ -124,7 +124,7 @@ def compile_ltlf(formula: str) -> DFA:
         )
     edges, accepting, initial_is_free = _progress(parsed, names)
     choices = [accepting, accepting ^ {0}] if initial_is_free else [accepting]
-    return min((_minimise(names, edges, chosen) for chosen in choices), key=lambda dfa: dfa.num_states)
+    return min((_minimize(names, edges, chosen) for chosen in choices), key=lambda dfa: dfa.num_states)
 
 
 def _progress(formula: Formula, names: Sequence[str]) -> tuple[np.ndarray, frozenset[int], bool]:
@@ -158,9 +158,9 @@ def _progress(formula: Formula, names: Sequence[str]) -> tuple[np.ndarray, froze
 
 
 class _Progression:
-    """What is left to be shown after a letter; results are kept, because the same parts return in many states.
+    """Obligations that remain after a letter; results are cached, because subformulas recur in many states.
 
-    Formulas are numbered, so that equal ones are found without walking through them.
+    Formulas are interned as numbers, so that equality is cheap.
     """
 
     def __init__(self, bits: dict[str, int]):
@@ -171,7 +171,7 @@ class _Progression:
         self._known: dict[tuple[int, int], _Clauses] = {}
 
     def number(self, f: Formula) -> int:
-        """The number of a formula; its parts are numbered before it."""
+        """The number of a formula; subformulas are numbered first."""
         kind, *parts = f
         if kind in ("atom", "not_atom"):
             node, relevant = f, self._bits[parts[0]]
@@ -198,13 +198,13 @@ class _Progression:
         return result
 
     def _expand(self, f: int, letter: int) -> _Clauses:
-        """What `f`, read at this letter, asks of the rest of the trace."""
+        """Obligations of `f` on the rest of the trace after this letter."""
         key = (f, letter & self._relevant[f])
         if key not in self._known:
-            self._known[key] = self._expand_anew(f, letter)
+            self._known[key] = self._expand_uncached(f, letter)
         return self._known[key]
 
-    def _expand_anew(self, f: int, letter: int) -> _Clauses:
+    def _expand_uncached(self, f: int, letter: int) -> _Clauses:
         kind, *parts = self._nodes[f]
         if kind in ("true", "false"):
             return _HOLDS if kind == "true" else _FAILS
@@ -244,7 +244,7 @@ def _without_weaker(clause: _Clause) -> _Clause:
     return frozenset(o for o in clause if o[0] or (True, o[1]) not in clause)
 
 
-def _minimise(names: Sequence[str], edges: np.ndarray, accepting: frozenset[int]) -> DFA:
+def _minimize(names: Sequence[str], edges: np.ndarray, accepting: frozenset[int]) -> DFA:
     """Moore's partition refinement; states are renumbered in the order in which they are first reached."""
     block = np.array([int(state in accepting) for state in range(len(edges))])
     count = len(np.unique(block))

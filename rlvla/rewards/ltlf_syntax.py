@@ -1,4 +1,4 @@
-"""The language of LTLf formulas: from text to negation normal form.
+"""Parsing of LTLf formulas to negation normal form.
 
 A formula is a nested tuple: `("true",)`, `("false",)`, `("atom", name)`, `("not_atom", name)`, `("and", f, g)`,
 `("or", f, g)`, `("next", f)`, `("weak_next", f)`, `("until", f, g)`, `("release", f, g)`.
@@ -23,7 +23,7 @@ _CONSTANTS = {"true": TRUE, "false": FALSE}
 
 
 class FormulaError(ConfigError):
-    """A formula that cannot be read; the message shows the place with a caret."""
+    """A formula is invalid; the message marks the position with a caret."""
 
     def __init__(self, formula: str, position: int, problem: str):
         shown = formula.replace("\n", " ").replace("\t", " ")
@@ -52,7 +52,7 @@ def _tokens(formula: str) -> list[_Token]:
 
 
 class _Parser:
-    """Recursive descent; binding from weak to strong: `<->`, `->` (right), `|`, `&`, `U` and `R` (right), unary."""
+    """Recursive descent; precedence from low to high: `<->`, `->` (right), `|`, `&`, `U` and `R` (right), unary."""
 
     def __init__(self, formula: str):
         self._formula = formula
@@ -161,19 +161,19 @@ def _normal_form(f: Formula, negated: bool) -> Formula:
 
 
 def parse_ltlf(formula: str) -> Formula:
-    """Read a formula: operators ! & | -> <-> X WX F G U R, parentheses, `true`, `false`, names [A-Za-z_][A-Za-z0-9_]*.
+    """Parse a formula: operators ! & | -> <-> X WX F G U R, parentheses, `true`, `false`, names [A-Za-z_][A-Za-z0-9_]*.
 
     Returns:
-        Its negation normal form, in the operators named at the top of this module.
+        The negation normal form, as described in the module docstring.
 
     Raises:
-        FormulaError: what is wrong, with its position and a caret below it.
+        FormulaError: the formula is invalid.
     """
     return _normal_form(_Parser(formula).parse(), False)
 
 
 def propositions_of(formula: Formula) -> tuple[str, ...]:
-    """The names in a formula, in the order in which they first appear."""
+    """Propositions of a formula, in order of first appearance."""
     found: dict[str, None] = {}
     todo = [formula]
     while todo:

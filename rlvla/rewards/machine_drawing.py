@@ -1,4 +1,4 @@
-"""Reward machines as graphs to look at: Graphviz text, and a picture."""
+"""Draws reward machines: Graphviz text and images."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _MOST_LETTERS = 3  # alternatives shown on an edge
 _COLUMN, _ROW = 3.2, 1.5  # inches between states
 
 
-def labelled_edges(graph: MachineGraph) -> dict[tuple[str, str], str]:
-    """(from, to) -> what must hold. Edges out of terminal states and self-loops are left out.
+def labeled_edges(graph: MachineGraph) -> dict[tuple[str, str], str]:
+    """(source, target) -> condition. Edges out of terminal states and self-loops are omitted.
 
     An edge of a compiled machine shows its smallest sets of propositions, and what must not hold beside them.
     """
@@ -61,13 +61,13 @@ def _caption(graph: MachineGraph, state: str) -> list[str]:
 
 
 def to_dot(graph: MachineGraph) -> str:
-    """The machine in Graphviz' language."""
+    """The machine in the DOT language of Graphviz."""
     lines = ["digraph reward_machine {", "  rankdir=LR;", "  start [shape=point];", f'  start -> "{graph.states[0]}";']
     for state in graph.states:
         shape = "doublecircle" if state in graph.success else "box" if state in graph.failure else "ellipse"
         label = "\\n".join(_caption(graph, state))
         lines.append(f'  "{state}" [shape={shape}, label="{label}"];')
-    for (source, target), label in labelled_edges(graph).items():
+    for (source, target), label in labeled_edges(graph).items():
         lines.append(f'  "{source}" -> "{target}" [label="{label}"];')
     for state, validator in graph.validators.items():
         lines.append(f'  "{state}" -> "{validator.target}" [style=dashed, label="!({validator.needs.text})"];')
@@ -75,7 +75,7 @@ def to_dot(graph: MachineGraph) -> str:
 
 
 def draw_machine(graph: MachineGraph, path: Path) -> None:
-    """Write a picture of the machine: columns are distances, dashed arrows are falls back."""
+    """Draw the machine: columns are distances to the goal, dashed arrows are fallbacks."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -84,14 +84,14 @@ def draw_machine(graph: MachineGraph, path: Path) -> None:
     places = _places(graph)
     columns, rows = (1 + max(p[axis] for p in places.values()) for axis in (0, 1))
     figure, axes = plt.subplots(figsize=(_COLUMN * columns + 0.6, _ROW * rows + 1.4))
-    for (source, target), label in labelled_edges(graph).items():
+    for (source, target), label in labeled_edges(graph).items():
         _arrow(axes, places[source], places[target], label, dashed=False)
     for state, validator in graph.validators.items():
         _arrow(axes, places[state], places[validator.target], "", dashed=True)
     for state, place in places.items():
         good, bad = state in graph.success, state in graph.failure
-        colour = "#cfe8cf" if good else "#f2cfcf" if bad else "#e4ebf5"
-        box = {"boxstyle": "round,pad=0.5", "facecolor": colour, "edgecolor": "#333333", "linewidth": 2 if good else 1}
+        color = "#cfe8cf" if good else "#f2cfcf" if bad else "#e4ebf5"
+        box = {"boxstyle": "round,pad=0.5", "facecolor": color, "edgecolor": "#333333", "linewidth": 2 if good else 1}
         caption = "\n".join(_caption(graph, state)).replace(", else", ",\nelse")
         axes.text(*place, caption, ha="center", va="center", fontsize=8, bbox=box, zorder=3)
     axes.set_xlim(-0.6, columns - 0.4)

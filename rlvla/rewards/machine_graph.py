@@ -1,4 +1,4 @@
-"""What a reward machine is made of: states, guarded edges, validators, distances. Nothing here has a current state."""
+"""The static part of a reward machine: states, guarded edges, validators, distances."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Guard:
     """A boolean formula over propositions: names, ! & | -> <-> and parentheses.
 
     Raises:
-        ConfigError: the formula cannot be read, or looks further than one step (X WX F G U R).
+        ConfigError: invalid formula, or one with temporal operators (X WX F G U R).
     """
 
     def __init__(self, text: str):
@@ -26,7 +26,7 @@ class Guard:
         self._check(self._formula)
 
     def holds(self, events: Iterable[str]) -> bool:
-        """Whether it is true when exactly `events` hold."""
+        """Whether the formula is true if exactly `events` hold."""
         return _evaluate(self._formula, frozenset(events))
 
     def _check(self, f: Formula) -> None:
@@ -52,9 +52,9 @@ class Edge:
     """A transition out of a state.
 
     Attributes:
-        target: state it leads to.
-        label: the guard, or what stands for it, for people.
-        progress: steps of progress it makes; its transition reward is this times that of one chain edge.
+        target: target state.
+        label: human-readable guard.
+        progress: steps of progress; the transition reward is multiplied by this.
     """
 
     target: str
@@ -64,12 +64,12 @@ class Edge:
 
 @dataclass(frozen=True)
 class Validator:
-    """What must keep on holding in a state; where it does not, the machine falls back.
+    """A condition that must keep holding in a state; otherwise the machine falls back.
 
     Attributes:
         needs: boolean formula over propositions.
-        penalty: paid once for each fall back (at least 0).
-        target: state that is fallen back to.
+        penalty: penalty for each fallback, not negative.
+        target: state to fall back to.
     """
 
     needs: Guard
@@ -79,17 +79,17 @@ class Validator:
 
 @dataclass(frozen=True)
 class MachineGraph:
-    """The fixed part of a reward machine.
+    """The static part of a reward machine.
 
     Attributes:
         states: names in order of appearance; the first is the initial one.
-        edges: state -> its edges with their guards, tried in that order. Empty where `automaton` is given.
-        validators: state -> what it needs.
-        success: terminal states that are the goal.
-        failure: terminal states from which the goal cannot be reached any more.
-        propositions: names that matter.
-        automaton: compiled from a formula; its state i is `states[i]`.
-        distances: state -> cost of the shortest way to the goal, infinite in failure states.
+        edges: state -> (guard, edge) pairs in order of priority. Empty if `automaton` is given.
+        validators: state -> its validator.
+        success: terminal goal states.
+        failure: terminal states from which the goal is unreachable.
+        propositions: propositions used by the machine.
+        automaton: automaton of a formula; its state i is `states[i]`.
+        distances: state -> cost of the shortest path to the goal, infinite in failure states.
     """
 
     states: tuple[str, ...]
@@ -102,7 +102,7 @@ class MachineGraph:
     automaton: DFA | None = None
 
     def next_edge(self, state: str, events: frozenset[str]) -> Edge | None:
-        """The edge taken from `state` when `events` hold, or None to stay."""
+        """The edge taken from `state` if `events` hold, or None to stay."""
         if self.automaton is None:
             return next((edge for guard, edge in self.edges[state] if guard.holds(events)), None)
         number = self.states.index(state)
@@ -122,7 +122,7 @@ class MachineGraph:
         return max((d for d in self.distances.values() if math.isfinite(d)), default=0.0)
 
     def check(self) -> MachineGraph:
-        """Itself; ConfigError if the goal cannot be reached from the initial state, or is reached at once."""
+        """Return self; ConfigError if the goal is unreachable or already reached in the initial state."""
         distance = self.distances[self.states[0]]
         if not math.isfinite(distance):
             raise ConfigError(
@@ -142,13 +142,12 @@ def guarded_graph(
     failure: Iterable[str] = (),
     validators: Mapping[str, tuple[str, float]] | None = None,
 ) -> MachineGraph:
-    """A machine written by hand.
+    """Create a machine from explicit edges.
 
     Args:
-        edges: state -> (guard, target, steps of progress) in the order in which they are tried; the first state is the
-            initial one.
-        success: terminal states that are the goal.
-        failure: terminal states from which it cannot be reached any more.
+        edges: state -> (guard, target, steps of progress) in order of priority; the first state is the initial one.
+        success: terminal goal states.
+        failure: terminal states from which the goal is unreachable.
         validators: state -> (guard that must hold, penalty); all fall back to the initial state.
     """
     goal, failed = frozenset(success), frozenset(failure)
@@ -178,9 +177,9 @@ def chain_graph(propositions: Sequence[str], validators: Mapping[str, tuple[str,
 
 
 def compiled_graph(dfa: DFA) -> MachineGraph:
-    """A machine that advances as a formula's automaton does; accepting states are the goal, a reject sink is failure.
+    """Create a machine from a formula's automaton; accepting states are the goal, the reject sink is failure.
 
-    States are numbered from the goal's side: u0 is the initial state, the reject sink is called `reject`.
+    u0 is the initial state, the reject sink is called `reject`.
     """
     failed = [s for s in range(dfa.num_states) if math.isinf(dfa.distance(s))]
     names = [f"u{s}" for s in range(dfa.num_states)]
@@ -202,7 +201,7 @@ def compiled_graph(dfa: DFA) -> MachineGraph:
 def shortest_distances(
     states: Sequence[str], costs: Mapping[str, Mapping[str, float]], goals: Iterable[str]
 ) -> dict[str, float]:
-    """Dijkstra against the edges: state -> cost of the cheapest way to a goal, infinite where there is none."""
+    """State -> cost of the cheapest path to a goal (Dijkstra on reversed edges); infinite if there is none."""
     distances = dict.fromkeys(states, math.inf)
     queue = [(0.0, goal) for goal in sorted(goals)]
     while queue:

@@ -1,4 +1,4 @@
-"""Reward machines as a reward source, and which machine belongs to a task."""
+"""The reward source `rm`: reward machines and their assignment to tasks."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from rlvla.rewards.base import EpisodeStart, StepInfo, register_reward
 from rlvla.rewards.machine_graph import MachineGraph
-from rlvla.rewards.machines import TASKS, check_propositions, environment_graph, formula_graph, machine_graph
+from rlvla.rewards.machines import TASKS, check_propositions, formula_graph, machine_graph, task_graph
 from rlvla.rewards.reward_machine import SUCCESS_EVENT, MachineSettings, RewardMachine, default_grace
-from rlvla.utils.errors import ConfigError
+from rlvla.utils.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
     from rlvla.envs.base import Observation, TaskSpec
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 @register_reward("rm")
 class MachineSource:
-    """A reward machine per episode.
+    """Creates a reward machine for each episode.
 
     Attributes:
         gamma: discount of the shaping; the trainer sets it to the learner's.
-        truncation_ends: the learner counts a truncated episode as over, so that its potential must end at 0, too.
+        truncation_ends: whether the learner treats truncation as termination, so that the final potential must be 0.
     """
 
     def __init__(self, config: RewardConfig):
@@ -32,27 +32,29 @@ class MachineSource:
         self._graphs: dict[tuple[str, int], MachineGraph] = {}
         if config.rm_formula is not None:
             if config.rm_machine != "auto":
-                raise ConfigError(f"give --rm_formula or --rm_machine {config.rm_machine}, not both")
+                text = f"give --rm_formula or --rm_machine {config.rm_machine}, not both"
+                raise ConfigError.of("rm_machine", "contradiction", text)
             try:
                 formula_graph(config.rm_formula)
             except ConfigError as error:
-                raise ConfigError([f"--rm_formula: {problem}" for problem in error.problems]) from None
+                raise ConfigError(problem.of_flag("rm_formula") for problem in error.problems) from None
         elif config.rm_machine not in ("auto", *TASKS):
-            raise ConfigError(f"--rm_machine {config.rm_machine}: there is none; known: auto, {', '.join(TASKS)}")
+            text = f"--rm_machine {config.rm_machine}: there is none; known: auto, {', '.join(TASKS)}"
+            raise ConfigError.of("rm_machine", "unknown_name", text)
 
-    def problems(self, tasks: Sequence[TaskSpec]) -> list[str]:
-        """No machine for a task, or one that waits for what its environment never tells."""
-        found: dict[str, None] = {}
+    def problems(self, tasks: Sequence[TaskSpec]) -> list[Problem]:
+        """Tasks without a machine, and machines with propositions that the environment does not provide."""
+        problems: dict[Problem, None] = {}
         for task in tasks:
             try:
                 self.graph(task)
             except ConfigError as error:
-                flag = "--rm_formula: " if self._config.rm_formula is not None else "--reward rm: "
-                found.update(dict.fromkeys(flag + problem for problem in error.problems))
-        return list(found)
+                flag = ("rm_formula", None) if self._config.rm_formula is not None else ("reward", "rm")
+                problems.update(dict.fromkeys(problem.of_flag(*flag) for problem in error.problems))
+        return list(problems)
 
     def graph(self, task: TaskSpec) -> MachineGraph:
-        """The machine of a task; ConfigError if there is none or the environment does not tell what it needs."""
+        """The machine of a task; ConfigError if there is none or the environment does not provide its propositions."""
         key = (task.suite, task.task_id)
         if key not in self._graphs:
             self._graphs[key] = self._make(task)
@@ -64,16 +66,14 @@ class MachineSource:
         if config.rm_formula is not None:
             return formula_graph(config.rm_formula, known)
         if config.rm_machine == "auto":
-            graph = environment_graph(
-                task.name, task.suite, task.propositions, ordered=config.rm_goal_order == "listed"
-            )
+            graph = task_graph(task, ordered=config.rm_goal_order == "listed")
         else:
             graph = machine_graph(config.rm_machine)
         check_propositions(graph, known)
         return graph
 
     def settings(self, task: TaskSpec) -> MachineSettings:
-        """How the machine of a task pays."""
+        """Reward settings of a task's machine."""
         config = self._config
         return MachineSettings(
             mode=config.rm_mode,
@@ -89,7 +89,7 @@ class MachineSource:
         )
 
     def create(self, task: TaskSpec, episode: EpisodeStart) -> MachineReward:
-        """For one episode."""
+        """Create the machine of one episode."""
         return MachineReward(RewardMachine(self.graph(task), self.settings(task)), self.truncation_ends)
 
 
@@ -97,7 +97,7 @@ class MachineReward:
     """A machine during one episode.
 
     Args:
-        machine: in its initial state.
+        machine: a machine in its initial state.
         truncation_ends: see `MachineSource`.
     """
 
@@ -112,22 +112,22 @@ class MachineReward:
 
     @property
     def failed(self) -> bool:
-        """The goal cannot be reached any more."""
+        """Whether the goal is unreachable."""
         return self.machine.failed
 
     def step(self, observation: Observation | None, events: frozenset[str], info: StepInfo) -> float:
-        """What the machine pays for the step."""
-        held = events | {SUCCESS_EVENT} if info.success else events
+        """The machine's reward for the step."""
+        true_events = events | {SUCCESS_EVENT} if info.success else events
         ended = info.terminated or (info.truncated and self._truncation_ends)
-        reward, _ = self.machine.step(held, terminated=ended)
+        reward, _ = self.machine.step(true_events, terminated=ended)
         self.states.append(self.machine.state)
         return reward
 
     def finish(self) -> dict[str, Any]:
-        """Progress at the end, whether the goal was reached, falls back."""
+        """Final progress, whether the goal was reached, and the number of regressions."""
         machine = self.machine
         reached = machine.state in machine.graph.success
         return {"progress": machine.progress, "reached": reached, "regressions": machine.regressions}
 
     def release(self) -> None:
-        """Nothing is held."""
+        """Nothing to free."""

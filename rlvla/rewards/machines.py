@@ -1,16 +1,20 @@
-"""The reward machines that come with rlvla: eight hand-made ones, those of formulas, and those of goal conjunctions."""
+"""Reward machines: eight predefined ones, and machines for LTLf formulas and goal conjunctions."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from rlvla.rewards.ltlf import compile_ltlf
 from rlvla.rewards.machine_graph import MachineGraph, chain_graph, compiled_graph, guarded_graph
 from rlvla.rewards.reward_machine import MachineSettings, RewardMachine, default_grace
 from rlvla.utils.errors import ConfigError
 
+if TYPE_CHECKING:
+    from rlvla.envs.base import TaskSpec
+
 DEFAULT_CONTROL_FREQ = 20.0
-PENALTIES = (0.1, 0.15, 0.2)  # for falling back from u1, u2, u3: the more is lost, the more it costs
+PENALTIES = (0.1, 0.15, 0.2)  # for falling back from u1, u2, u3: grow with the lost progress
 _MOST_GOALS = 8  # unordered goals make 2^n states
 
 
@@ -50,7 +54,7 @@ def _wipe() -> MachineGraph:
 
 
 def _cleanup() -> MachineGraph:
-    """F(grasped & F in_bin) and F pushed in any order, then both held at once.
+    """F(grasped & F in_bin) and F pushed in any order, then both at once.
 
     u0..u2: the object is untouched, grasped, in the bin; u3..u5: the same after the push; u6: both hold.
     """
@@ -81,21 +85,10 @@ _GRAPHS: dict[str, Callable[[], MachineGraph]] = {
     "peg_in_hole": _peg_in_hole,
 }
 TASKS = tuple(_GRAPHS)
-# Machine of a robosuite environment, by its name there.
-MACHINE_OF_ENVIRONMENT = {
-    "Lift": "lift",
-    "Stack": "stack",
-    "Door": "door",
-    "PickPlaceCan": "pick_place",
-    "Wipe": "wipe",
-    "NutAssemblyRound": "nut",
-}
-# The toy task is no manipulation; its machine shows the machinery in seconds.
-_TOY_REACH = ("near", "reached")
 
 
 def machine_graph(task: str, *, latch: bool = True) -> MachineGraph:
-    """The graph of one of the eight machines.
+    """Graph of a predefined machine.
 
     Args:
         task: lift, stack, door, pick_place, wipe, nut, cleanup or peg_in_hole.
@@ -125,7 +118,7 @@ def make_reward_machine(
     control_freq: float = DEFAULT_CONTROL_FREQ,
     latch: bool = True,
 ) -> RewardMachine:
-    """One of the eight machines; arguments as in `MachineSettings`.
+    """Create a predefined machine; arguments as in `MachineSettings`.
 
     Args:
         task: lift, stack, door, pick_place, wipe, nut, cleanup or peg_in_hole.
@@ -133,11 +126,11 @@ def make_reward_machine(
         gamma: discount of the shaping.
         order: transition_first or validate_first.
         advance: one or cascade.
-        grace: violating steps that lead to a fall back; default a quarter of a second at `control_freq`.
+        grace: consecutive violations that cause a fallback; by default a quarter of a second at `control_freq`.
         credit: first_visit, every_edge or signed.
-        transition_reward: for each edge of a chain.
-        terminal_reward: once, at the goal.
-        potential_scale: factor of the shaping.
+        transition_reward: reward for each edge of a chain.
+        terminal_reward: one-time reward at the goal.
+        potential_scale: weight of the shaping.
         after_success: terminate or run_on.
         control_freq: environment steps per simulated second.
         latch: `door` only: the door has a latch (robosuite's default).
@@ -161,14 +154,14 @@ def make_reward_machine(
 
 
 def formula_graph(formula: str, known: Sequence[str] | None = None) -> MachineGraph:
-    """The machine of an LTLf formula.
+    """Create the machine of an LTLf formula.
 
     Args:
         formula: see `compile_ltlf`.
-        known: propositions that the environment registers; None leaves them unchecked.
+        known: propositions that the environment provides; None skips the check.
 
     Raises:
-        ConfigError: the formula cannot be read, names an unknown proposition, or has no goal that can be reached.
+        ConfigError: invalid formula, unknown proposition, or unreachable goal.
     """
     graph = compiled_graph(compile_ltlf(formula))
     check_propositions(graph, known)
@@ -176,7 +169,7 @@ def formula_graph(formula: str, known: Sequence[str] | None = None) -> MachineGr
 
 
 def check_propositions(graph: MachineGraph, known: Sequence[str] | None) -> None:
-    """ConfigError if the machine waits for something that the environment never tells."""
+    """ConfigError if the environment does not provide a proposition of the machine."""
     missing = [name for name in graph.propositions if known is not None and name not in known]
     if missing:
         there = ", ".join(sorted(known or ())) or "none"
@@ -184,14 +177,16 @@ def check_propositions(graph: MachineGraph, known: Sequence[str] | None) -> None
 
 
 def goal_graph(goals: Sequence[str], *, ordered: bool) -> MachineGraph:
-    """A conjunction of goals, such as the predicates of a LIBERO task; the last step needs all of them at once.
+    """Create the machine of a conjunction of goals, such as the predicates of a LIBERO task.
+
+    The last edge requires all goals at once.
 
     Args:
-        goals: propositions.
-        ordered: they are to be reached in this order; otherwise in any.
+        goals: propositions to reach.
+        ordered: whether goals must be reached in the listed order.
 
     Raises:
-        ConfigError: no goal, or too many for the states that "any order" needs.
+        ConfigError: no goal, or too many unordered goals.
     """
     goals = list(dict.fromkeys(goals))
     if not goals:
@@ -207,7 +202,7 @@ def goal_graph(goals: Sequence[str], *, ordered: bool) -> MachineGraph:
 
 
 def _any_order(goals: Sequence[str], everything: str) -> MachineGraph:
-    """States are the sets of goals reached so far, numbered by their bits; goals that were reached once count."""
+    """States are the sets of goals reached at least once, encoded as bit masks."""
     full = (1 << len(goals)) - 1
     edges: dict[str, list[tuple[str, str, float]]] = {}
     for done in range(full):
@@ -219,27 +214,23 @@ def _any_order(goals: Sequence[str], everything: str) -> MachineGraph:
     return guarded_graph(edges, [f"u{full}"])
 
 
-def environment_graph(
-    name: str, suite: str, propositions: Sequence[str] = (), *, ordered: bool = False
-) -> MachineGraph:
-    """The machine that belongs to an environment.
+def task_graph(task: TaskSpec, *, ordered: bool = False) -> MachineGraph:
+    """Create the machine of a task, as given by `TaskSpec.machine`.
 
     Args:
-        name: of the task, as in `TaskSpec.name`.
-        suite: of the task.
-        propositions: of the task; in LIBERO they are the predicates of its BDDL goal.
-        ordered: LIBERO's are to be reached as listed; otherwise in any order.
+        task: the task; `chain` and `goals` use its propositions (in LIBERO, the predicates of its BDDL goal).
+        ordered: whether goals must be reached in the listed order.
 
     Raises:
-        ConfigError: none of the machines belongs to it.
+        ConfigError: the task has no machine, or it is neither a known name nor a valid formula.
     """
-    if suite == "toy_reach":
-        return chain_graph(_TOY_REACH)
-    if suite.startswith("libero"):
-        return goal_graph(propositions, ordered=ordered)
-    if suite == "robosuite" and name in MACHINE_OF_ENVIRONMENT:
-        return machine_graph(MACHINE_OF_ENVIRONMENT[name])
-    raise ConfigError(
-        f"no reward machine belongs to {suite} task {name}; name one with --rm_machine, or give a goal with "
-        "--rm_formula"
-    )
+    if task.machine is None:
+        raise ConfigError(
+            f"no reward machine belongs to {task.suite} task {task.name}; name one with --rm_machine, or give a goal "
+            "with --rm_formula"
+        )
+    if task.machine == "chain":
+        return chain_graph(task.propositions)
+    if task.machine == "goals":
+        return goal_graph(task.propositions, ordered=ordered)
+    return machine_graph(task.machine) if task.machine in _GRAPHS else formula_graph(task.machine)

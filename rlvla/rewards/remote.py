@@ -1,9 +1,9 @@
 """Rewards from an HTTP server.
 
-The server is sent `POST` requests with a JSON object `{"episodes": [...]}`. Each episode has `suite`, `task_id`,
+Requests `POST` a JSON object `{"episodes": [...]}`. Each episode has `suite`, `task_id`,
 `init_state_id`, `seed`, `uid`, `instruction`, `finish_step`, `success_once`, `success_at_end`, `terminated`,
-`truncated`, and on request `images`: the frames of the first camera at every decision, as base64 PNG. The answer is
-`{"rewards": [...]}` with one entry per episode: a number (paid at the last step) or a list with one per executed step.
+`truncated`, and with `--remote_rm_images` `images`: the frames of the first camera at each decision, as base64 PNG. The
+response is `{"rewards": [...]}` with one entry per episode: a number (given at the last step) or one per executed step.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from rlvla.rewards.background import BackgroundJudge, Judgement, steps_checked
+from rlvla.rewards.background import BackgroundJudge, SampleReward, steps_checked
 from rlvla.rewards.base import register_reward
 from rlvla.utils.errors import ConfigError, RunEnded
 from rlvla.utils.video import upright
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from rlvla.experience import Sample
     from rlvla.rewards.config import RewardConfig
 
-_FIRST_PAUSE = 0.5  # seconds before the first repetition; doubled each time
+_FIRST_PAUSE = 0.5  # seconds before the first retry; doubled each time
 _FIELDS = (
     "suite",
     "task_id",
@@ -46,7 +46,7 @@ _FIELDS = (
 
 
 class RemoteRewardError(RunEnded):
-    """The server gave no usable answer, however often it was asked."""
+    """The server gave no valid response after all retries."""
 
 
 def encode_png(image: np.ndarray) -> str:
@@ -59,16 +59,16 @@ def encode_png(image: np.ndarray) -> str:
 
 
 def describe_episode(sample: Sample, *, images: bool) -> dict[str, Any]:
-    """What the server is told of an episode."""
+    """The JSON description of an episode."""
     content = {name: getattr(sample, name) for name in _FIELDS}
     if images:
-        frames = upright(sample.images[:, 0].numpy(), sample.rows_from_below)
+        frames = upright(sample.env_images[:-1, 0].numpy(), sample.images_flipped_vertically)
         content["images"] = [encode_png(frame) for frame in frames]
     return content
 
 
 def url_problem(url: str, flag: str) -> str | None:
-    """Why a URL cannot be used: malformed, or nothing listens there; None if it can."""
+    """Why a URL is unusable (malformed, or nothing listens there), or None."""
     parts = urlsplit(url)
     try:
         port = parts.port or (443 if parts.scheme == "https" else 80)
@@ -91,26 +91,26 @@ class RemoteSource:
         if config.remote_rm_url is None:
             raise ConfigError("--reward remote needs --remote_rm_url")
         self._url, self._timeout = config.remote_rm_url, config.remote_rm_timeout
-        self._retries, self._images = config.remote_rm_retries, config.remote_rm_images
+        self._retries, self.needs_images = config.remote_rm_retries, config.remote_rm_images
         problem = url_problem(self._url, "--remote_rm_url")
         if problem:
             raise ConfigError(problem)
         self._judge = BackgroundJudge(self._ask, config.reward_fn_batch_size, config.reward_fn_workers)
 
     def submit(self, sample: Sample) -> None:
-        """An episode is finished."""
+        """Queue a finished episode."""
         self._judge.submit(sample)
 
-    def collect(self) -> list[Judgement]:
-        """The server's rewards; RemoteRewardError if there are none."""
+    def collect(self) -> list[SampleReward]:
+        """Rewards of the queued episodes; RemoteRewardError if the server gave none."""
         return self._judge.collect()
 
     def close(self) -> None:
-        """Let the threads go."""
+        """Shut down the threads."""
         self._judge.close()
 
-    def _ask(self, samples: list[Sample]) -> list[Judgement]:
-        body = json.dumps({"episodes": [describe_episode(s, images=self._images) for s in samples]}).encode()
+    def _ask(self, samples: list[Sample]) -> list[SampleReward]:
+        body = json.dumps({"episodes": [describe_episode(s, images=self.needs_images) for s in samples]}).encode()
         problem = ""
         for attempt in range(self._retries + 1):
             if attempt:
@@ -120,7 +120,7 @@ class RemoteSource:
             except urllib.error.HTTPError as error:
                 problem = f"HTTP status {error.code}"
                 if error.code < 500 and error.code != 429:
-                    break  # asking again would not change it
+                    break  # a retry would not help
             except (OSError, ValueError, KeyError, TypeError) as error:
                 problem = f"{type(error).__name__}: {error}"
         raise RemoteRewardError(
@@ -128,7 +128,7 @@ class RemoteSource:
             "rlvla.rewards.remote for what it must answer"
         )
 
-    def _once(self, body: bytes, samples: list[Sample]) -> list[Judgement]:
+    def _once(self, body: bytes, samples: list[Sample]) -> list[SampleReward]:
         request = urllib.request.Request(self._url, body, {"Content-Type": "application/json"}, method="POST")
         with urllib.request.urlopen(request, timeout=self._timeout) as response:
             answer = json.loads(response.read())

@@ -1,4 +1,4 @@
-"""A reward machine at work: it reads the propositions that hold after each environment step and pays for progress.
+"""Reward machines: finite-state machines over propositions that reward progress through a task.
 
 Icarte et al., "Reward Machines: Exploiting Reward Function Structure in Reinforcement Learning", JAIR 2022. Shaping by
 a potential of the machine's state: Ng, Harada and Russell, "Policy invariance under reward transformations", ICML 1999.
@@ -19,19 +19,19 @@ ORDERS = ("transition_first", "validate_first")
 ADVANCES = ("one", "cascade")
 CREDITS = ("first_visit", "every_edge", "signed")
 AFTER_SUCCESS = ("terminate", "run_on")
-HOLD_SECONDS = 0.25  # how long a violation is forgiven, as long as success must hold
+HOLD_SECONDS = 0.25  # tolerated duration of a violation; equals the time that success must hold
 SUCCESS_EVENT = "success"
 
 
-class StepInfo(TypedDict):
-    """What a step did.
+class Transition(TypedDict):
+    """Result of a step.
 
     Attributes:
-        state: after the step.
-        regressed: the step led further away from the goal.
-        penalty: paid for falling back in this step, 0 or positive.
+        state: state after the step.
+        regressed: the step increased the distance to the goal.
+        penalty: penalty for falling back in this step, not negative.
         shaping: F = gamma phi(u') - phi(u), before `potential_scale`.
-        terminal: the state is terminal.
+        terminal: whether the state is terminal.
     """
 
     state: str
@@ -43,22 +43,22 @@ class StepInfo(TypedDict):
 
 @dataclass(frozen=True)
 class MachineSettings:
-    """How a machine pays.
+    """Reward settings of a machine.
 
     Attributes:
-        mode: "sparse": the terminal reward alone; "distance": -distance / largest distance of the new state (changes
-            the best policy); "progression": transition rewards, terminal reward, penalties; "hybrid": progression
+        mode: "sparse": terminal reward only; "distance": -distance / largest distance of the new state (changes the
+            optimal policy); "progression": transition rewards, terminal reward and penalties; "hybrid": progression
             plus shaping.
-        gamma: discount of the shaping, the learner's own.
-        order: what comes first within a step, the transition or the validator.
+        gamma: discount of the shaping, equal to that of the learner.
+        order: whether the transition or the validator comes first within a step.
         advance: "one" edge per step, or "cascade": as many as the propositions allow.
-        grace: consecutive violating steps that lead to a fall back (0 and 1: the first one does).
-        credit: "first_visit": an edge pays once per episode; "every_edge": each time it is taken, which can be farmed;
-            "signed": each time, and a fall back takes back what was paid since its target was left.
-        transition_reward: for one step of progress.
-        terminal_reward: once, at the goal.
-        potential_scale: factor of the shaping.
-        after_success: "terminate": the goal is left no more; "run_on": losing success for `grace` steps falls back.
+        grace: consecutive violations that cause a fallback (0 is the same as 1).
+        credit: "first_visit": an edge is rewarded once per episode; "every_edge": every time, which can be exploited;
+            "signed": every time, and a fallback revokes what was paid since its target was left.
+        transition_reward: reward for one step of progress.
+        terminal_reward: one-time reward at the goal.
+        potential_scale: weight of the shaping.
+        after_success: "terminate": the goal state is absorbing; "run_on": losing success for `grace` steps falls back.
     """
 
     mode: str = "hybrid"
@@ -102,11 +102,11 @@ def default_grace(control_freq: float) -> int:
 
 
 class RewardMachine:
-    """A machine with its current state; one per episode (`reset` starts the next).
+    """A graph with a current state; `reset` starts a new episode.
 
     Args:
         graph: states, edges, validators.
-        settings: how it pays.
+        settings: reward settings.
     """
 
     def __init__(self, graph: MachineGraph, settings: MachineSettings | None = None):
@@ -115,8 +115,8 @@ class RewardMachine:
         self._terminals = graph.success | graph.failure
         self._validators = dict(graph.validators)
         if self.settings.after_success == "run_on":
-            held = Validator(Guard(SUCCESS_EVENT), 0.0, graph.states[0])
-            self._validators |= dict.fromkeys(graph.success, held)
+            keep_success = Validator(Guard(SUCCESS_EVENT), 0.0, graph.states[0])
+            self._validators |= dict.fromkeys(graph.success, keep_success)
         self.reset()
 
     def reset(self) -> str:
@@ -126,18 +126,18 @@ class RewardMachine:
         self._violations = 0
         self._taken: set[tuple[str, str]] = set()
         self._bonus_paid = False
-        self._credit = 0.0  # paid so far and not taken back
-        self._credit_at: dict[str, float] = {self.state: 0.0}  # when a state was last entered
+        self._credit = 0.0  # paid so far and not revoked
+        self._credit_at: dict[str, float] = {self.state: 0.0}  # credit when a state was last entered
         return self.state
 
     @property
     def is_terminal(self) -> bool:
-        """The goal is reached, or cannot be reached any more."""
+        """Whether the goal is reached or unreachable."""
         return self.state in self._terminals
 
     @property
     def failed(self) -> bool:
-        """The goal cannot be reached any more."""
+        """Whether the goal is unreachable."""
         return self.state in self.graph.failure
 
     @property
@@ -146,7 +146,7 @@ class RewardMachine:
         return 1.0 - self._relative_distance(self.state)
 
     def distance(self, state: str) -> float:
-        """Cost of the shortest way from a state to the goal; infinite in a failure state."""
+        """Cost of the shortest path from a state to the goal; infinite in a failure state."""
         return self.graph.distances[state]
 
     def potential(self, state: str) -> float:
@@ -156,22 +156,22 @@ class RewardMachine:
     def _relative_distance(self, state: str) -> float:
         return min(1.0, self.graph.distances[state] / self.graph.max_distance)
 
-    def step(self, events: Collection[str], *, terminated: bool = False) -> tuple[float, StepInfo]:
-        """Read the propositions that hold after an environment step.
+    def step(self, events: Collection[str], *, terminated: bool = False) -> tuple[float, Transition]:
+        """Advance by one environment step.
 
         Args:
-            events: names of the propositions that hold.
-            terminated: the episode ended with this step by itself. The potential after it is then 0 whatever the
-                state (unless it is a failure state), so that shaping adds up to the same for all such episodes. A
-                truncated episode keeps the potential of its state.
+            events: propositions that hold after the step.
+            terminated: the environment terminated the episode with this step. The potential after it is then 0 in any
+                state but a failure state, so that shaping sums to the same value for all such episodes. Truncated
+                episodes keep the potential of their state.
 
         Returns:
-            The reward, and what happened.
+            The reward and a description of the step.
         """
-        before, held = self.state, frozenset(events)
+        before, true_events = self.state, frozenset(events)
         if before in self.graph.failure:
-            return 0.0, StepInfo(state=before, regressed=False, penalty=0.0, shaping=0.0, terminal=True)
-        credit, penalty = self._move(held)
+            return 0.0, Transition(state=before, regressed=False, penalty=0.0, shaping=0.0, terminal=True)
+        credit, penalty = self._move(true_events)
         after = self.state
         potential = self.potential(after)
         if terminated and after not in self.graph.failure:
@@ -183,7 +183,7 @@ class RewardMachine:
             bonus = self.settings.terminal_reward
         regressed = self.distance(after) > self.distance(before)
         self.regressions += regressed
-        info = StepInfo(
+        info = Transition(
             state=after,
             regressed=regressed,
             penalty=penalty,
@@ -202,7 +202,7 @@ class RewardMachine:
         return reward + self.settings.potential_scale * shaping if mode == "hybrid" else reward
 
     def _move(self, events: frozenset[str]) -> tuple[float, float]:
-        """Take transitions and validate, in the order asked for; returns transition credit and penalty."""
+        """Transition and validate in the configured order; returns transition credit and penalty."""
         if self.settings.order == "validate_first":
             penalty = self._validate(events)
             if penalty is not None:
@@ -214,7 +214,7 @@ class RewardMachine:
         return self._validate(events) or (0.0, 0.0)
 
     def _advance(self, events: frozenset[str]) -> tuple[bool, float]:
-        """Follow the edges whose guards hold; whether any was, and the credit."""
+        """Follow edges whose guards hold; returns whether any was taken, and the credit."""
         credit, seen = 0.0, {self.state}
         moved = False
         while self.state not in self._terminals:
@@ -244,7 +244,7 @@ class RewardMachine:
         return reward
 
     def _validate(self, events: frozenset[str]) -> tuple[float, float] | None:
-        """Count a violation; (credit taken back, penalty) where it leads to a fall back, else None."""
+        """Count a violation; returns (revoked credit, penalty) if it causes a fallback, else None."""
         validator = self._validators.get(self.state)
         if validator is None or validator.needs.holds(events):
             self._violations = 0
@@ -256,6 +256,6 @@ class RewardMachine:
         self.state = validator.target
         if self.settings.credit != "signed":
             return 0.0, validator.penalty
-        taken_back = self._credit_at.get(self.state, 0.0) - self._credit
-        self._credit += taken_back
-        return taken_back, validator.penalty
+        revoked = self._credit_at.get(self.state, 0.0) - self._credit
+        self._credit += revoked
+        return revoked, validator.penalty

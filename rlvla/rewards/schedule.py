@@ -1,4 +1,4 @@
-"""Weights of reward components that change over training."""
+"""Schedules for the weights of reward components."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ SHAPES = ("linear", "cosine", "step")
 
 
 def fraction_done(index: int, total: int) -> float:
-    """How far training is at iteration `index` of `total`: 0 at the first, 1 at the last."""
+    """Training progress at iteration `index` of `total`: 0 at the first, 1 at the last."""
     return index / (total - 1) if total > 1 else 0.0
 
 
 @dataclass(frozen=True)
 class WeightSchedule:
-    """A factor that goes from `start` to `end`.
+    """A factor that changes from `start` to `end`.
 
     Attributes:
-        shape: "linear", "cosine" (slow at both ends) or "step" (`end` from the middle of training on).
+        shape: "linear", "cosine" (slow at both ends) or "step" (switches to `end` halfway).
         start, end: factors at the first and the last iteration.
     """
 
@@ -30,7 +30,7 @@ class WeightSchedule:
     end: float
 
     def at(self, fraction: float) -> float:
-        """The factor when `fraction` (0..1) of training is done."""
+        """The factor at `fraction` (0..1) of training."""
         if self.shape == "step":
             share = float(fraction >= 0.5)
         else:
@@ -42,9 +42,9 @@ def parse_schedules(specs: Sequence[str], components: Collection[str]) -> dict[s
     """`["rm:linear:1.0:0.1"]` -> `{"rm": WeightSchedule("linear", 1.0, 0.1)}`.
 
     Raises:
-        ConfigError: every malformed one, and every one whose component is not among `components`, at once.
+        ConfigError: malformed schedules and unknown components (all reported at once).
     """
-    found: dict[str, WeightSchedule] = {}
+    schedules: dict[str, WeightSchedule] = {}
     problems = []
     for spec in specs:
         name, _, rest = spec.partition(":")
@@ -53,7 +53,7 @@ def parse_schedules(specs: Sequence[str], components: Collection[str]) -> dict[s
             problems.append(
                 f"--reward_schedule {spec}: there is no component '{name}'; --reward has: {', '.join(components)}"
             )
-        elif name in found:
+        elif name in schedules:
             problems.append(f"--reward_schedule {spec}: '{name}' is given twice")
         elif len(parts) != 3 or parts[0] not in SHAPES:
             problems.append(
@@ -67,7 +67,7 @@ def parse_schedules(specs: Sequence[str], components: Collection[str]) -> dict[s
                 start = end = math.nan
             if not (math.isfinite(start) and math.isfinite(end)):
                 problems.append(f"--reward_schedule {spec}: START and END must be finite numbers")
-            found[name] = WeightSchedule(parts[0], start, end)
+            schedules[name] = WeightSchedule(parts[0], start, end)
     if problems:
         raise ConfigError(problems)
-    return found
+    return schedules

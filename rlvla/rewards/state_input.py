@@ -1,4 +1,4 @@
-"""The state of a reward machine as an input of the policy, which then knows which stage of the task comes next.
+"""The state of a reward machine as an input of the policy, telling it the current stage of the task.
 
 The product of environment and machine state is what makes a reward machine's rewards Markovian: Icarte et al., "Reward
 Machines: Exploiting Reward Function Structure in Reinforcement Learning", JAIR 2022.
@@ -15,7 +15,7 @@ import numpy as np
 from rlvla.rewards.base import EpisodeStart, StepInfo
 from rlvla.rewards.config import STATE_INPUTS, RewardConfig
 from rlvla.rewards.machine_source import MachineSource
-from rlvla.utils.errors import ConfigError
+from rlvla.utils.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
     from rlvla.envs.base import ChunkResult, Observation, TaskSpec
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StateInputSettings:
-    """Which machine runs beside the policy and how its state is told; part of a policy's record.
+    """The reward machine whose state the policy observes, and in which form; saved with the policy.
 
     Attributes:
-        rm_state_input: "prompt": a phrase behind the instruction; "proprio": one-hot behind proprio.
-        width: entries of the one-hot vector; 0 for the prompt.
+        rm_state_input: "prompt" appends a phrase to the instruction; "proprio" appends a one-hot vector to proprio.
+        width: length of the one-hot vector; 0 for the prompt.
         rm_machine, rm_formula, rm_goal_order, rm_order, rm_advance, rm_grace, rm_after_success: see `RewardConfig`;
-            they decide in which state the machine is.
+            they determine the state of the machine.
     """
 
     rm_state_input: str
@@ -59,13 +59,13 @@ STATE_FLAGS = tuple(field.name for field in fields(StateInputSettings) if field.
 
 
 class StateInput:
-    """Tells policies the states of the machines of a run's tasks.
+    """Adds the state of each task's reward machine to the policy's observations.
 
     Args:
-        settings: which machines, and how.
+        settings: the machine and the form of the input.
 
     Raises:
-        ConfigError: a machine that is not known, or a formula that cannot be read.
+        ConfigError: unknown machine or invalid formula.
     """
 
     def __init__(self, settings: StateInputSettings):
@@ -74,7 +74,7 @@ class StateInput:
 
     @classmethod
     def from_config(cls, config: RewardConfig, tasks: Sequence[TaskSpec]) -> StateInput | None:
-        """Of the flags; None for `--rm_state_input none`. ConfigError also for a task without a machine."""
+        """From the flags; None for `--rm_state_input none`. ConfigError if a task has no machine."""
         if config.rm_state_input == "none":
             return None
         settings = StateInputSettings(**{name: getattr(config, name) for name in STATE_FLAGS})
@@ -84,23 +84,27 @@ class StateInput:
         return cls(settings)
 
     def states(self, task: TaskSpec) -> tuple[str, ...]:
-        """The states of a task's machine; ConfigError if it has none."""
+        """States of a task's machine; ConfigError if it has none."""
         return self._source.graph(task).states
 
-    def problems(self, tasks: Sequence[TaskSpec]) -> list[str]:
+    def problems(self, tasks: Sequence[TaskSpec]) -> list[Problem]:
         """Tasks without a machine, and machines with more states than the policy was trained with."""
-        found = self._source.problems(tasks)
-        if found or self.settings.rm_state_input == "prompt":
-            return found
+        problems = self._source.problems(tasks)
+        if problems or self.settings.rm_state_input == "prompt":
+            return problems
         return [
-            f"--rm_state_input proprio: the machine of {task.suite} task {task.name} has {len(self.states(task))} "
-            f"states; the checkpoint was trained with at most {self.settings.width}"
+            Problem(
+                "rm_state_input",
+                "mismatch",
+                f"--rm_state_input proprio: the machine of {task.suite} task {task.name} has {len(self.states(task))} "
+                f"states; the checkpoint was trained with at most {self.settings.width}",
+            )
             for task in tasks
             if len(self.states(task)) > self.settings.width
         ]
 
     def begin(self, task: TaskSpec) -> EpisodeState:
-        """The machine of an episode, in its initial state."""
+        """Start the machine of an episode in its initial state."""
         return EpisodeState(self, task)
 
     def _machine(self, task: TaskSpec) -> Any:
@@ -110,13 +114,13 @@ class StateInput:
 class EpisodeState:
     """The machine during one episode; made by `StateInput.begin`."""
 
-    def __init__(self, of: StateInput, task: TaskSpec):
-        self._settings, self._states = of.settings, of.states(task)
-        self._reward = of._machine(task)
+    def __init__(self, source: StateInput, task: TaskSpec):
+        self._settings, self._states = source.settings, source.states(task)
+        self._reward = source._machine(task)
 
     @property
     def width(self) -> int:
-        """How many entries of proprio tell the state."""
+        """Length of the one-hot vector in proprio."""
         return self._settings.width
 
     @property
@@ -125,14 +129,14 @@ class EpisodeState:
         return self._reward.machine.state
 
     def follow(self, result: ChunkResult) -> None:
-        """Move along the executed steps of a chunk."""
+        """Advance the machine by the executed steps of a chunk."""
         for step in range(result.steps_executed):
             events = result.events[step] if result.events else frozenset()
             info = StepInfo(bool(result.successes[step]), terminated=False, truncated=False)
             self._reward.step(None, events, info)
 
-    def told(self, observation: Observation) -> Observation:
-        """The observation with the state in its instruction or its proprioceptive vector."""
+    def observe(self, observation: Observation) -> Observation:
+        """The observation with the machine's state added to its instruction or proprio."""
         if self._settings.rm_state_input == "prompt":
             return replace(observation, instruction=f"{observation.instruction}, stage {self.state}")
         one_hot = np.zeros(self._settings.width, dtype=np.float32)

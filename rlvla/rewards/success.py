@@ -1,4 +1,4 @@
-"""The verifier: success, once per episode."""
+"""Sparse success reward, given once per episode."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ if TYPE_CHECKING:
 
 @register_reward("success")
 class SuccessSource:
-    """Sparse success, worth `reward_coef`; `success_reward` says when it is paid."""
+    """Sparse success reward of `reward_coef`; `success_reward` selects when it is given."""
 
     def __init__(self, config: RewardConfig):
         self._coef, self._when = config.reward_coef, config.success_reward
 
     def create(self, task: TaskSpec, episode: EpisodeStart) -> SuccessReward:
-        """For one episode."""
+        """The reward of one episode."""
         return SuccessReward(self._coef, once=self._when == "once")
 
 
 class SuccessReward:
-    """Success of one episode.
+    """Success reward of one episode.
 
     Args:
-        coef: what it is worth.
-        once: pay at the first successful step; otherwise at the step at which the episode terminates with success
-            held (environments terminate only then), so that an episode that is truncated gets nothing.
+        coef: the reward.
+        once: reward the first successful step; otherwise the step at which the episode terminates (environments
+            terminate only when success has been held), so that truncated episodes get nothing.
     """
 
     def __init__(self, coef: float, *, once: bool):
@@ -37,7 +37,7 @@ class SuccessReward:
         self._before, self._paid, self._regressions = False, False, 0
 
     def step(self, observation: Observation | None, events: frozenset[str], info: StepInfo) -> float:
-        """`coef` at the step that counts, else 0."""
+        """`coef` at the rewarded step, else 0."""
         self._regressions += self._before and not info.success
         self._before = info.success
         counts = info.success and (self._once or info.terminated)
@@ -51,4 +51,4 @@ class SuccessReward:
         return {"regressions": self._regressions}
 
     def release(self) -> None:
-        """Nothing is held."""
+        """Nothing to free."""

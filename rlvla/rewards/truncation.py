@@ -1,4 +1,4 @@
-"""When an episode is not worth playing on."""
+"""Dynamic truncation of episodes that make no progress."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 
 class ProgressWatch:
-    """Watches progress; the episode has stalled when none was made for `patience` steps.
+    """Detects that an episode has made no progress for `patience` steps.
 
     Args:
-        patience: environment steps without a gain.
-        min_gain: gain over the best so far that counts.
+        patience: environment steps without progress before the episode counts as stalled.
+        min_gain: smallest gain over the best progress so far that counts.
     """
 
     def __init__(self, patience: int, min_gain: float):
@@ -19,10 +19,10 @@ class ProgressWatch:
         self._waited = 0
 
     def step(self, progress: Sequence[float | None]) -> None:
-        """Take in the progress that each source sees after a step; None where it sees none (yet)."""
+        """Update with the progress reported by each source after a step; None if unknown."""
         known = [p for p in progress if p is not None]
         if not known:
-            return  # an answer is under way: nothing was seen, so nothing was waited for
+            return  # progress is still being computed: do not count the step
         self._waited += 1
         if self._best is None or max(known) >= self._best + self._min_gain - 1e-9:
             self._best, self._waited = max(known), 0

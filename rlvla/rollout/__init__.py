@@ -6,22 +6,23 @@ import importlib
 from typing import Any
 
 _HOMES = {
-    "Decision": "engine",
-    "DroppedEpisode": "stats",
-    "Episode": "episode",
-    "EpisodeRequest": "episode",
-    "RolloutConfig": "config",
-    "RolloutEngine": "engine",
-    "RolloutPolicy": "engine",
-    "RolloutStats": "stats",
-    "TooManyDroppedError": "stats",
+    "Decision": "rlvla.models.policy",
+    "DroppedEpisode": "rlvla.rollout.stats",
+    "Episode": "rlvla.rollout.episode",
+    "EpisodeRequest": "rlvla.rollout.episode",
+    "FinishedEpisode": "rlvla.rollout.episode",
+    "RolloutConfig": "rlvla.rollout.config",
+    "RolloutEngine": "rlvla.rollout.engine",
+    "RolloutPolicy": "rlvla.models.policy",
+    "RolloutStats": "rlvla.rollout.stats",
+    "TooManyDroppedError": "rlvla.rollout.stats",
 }
 
 __all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> Any:
-    """Import on first use, so that the flags of the engine can be had without torch."""
+    """Import on first use, so that `RolloutConfig` can be used without torch."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__} has no attribute {name}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return getattr(importlib.import_module(_HOMES[name]), name)

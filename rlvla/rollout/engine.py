@@ -1,75 +1,43 @@
 """The rollout engine: plays episodes on worker processes and overlaps simulation with inference.
 
-A free worker takes the next episode at once. The policy answers whichever episodes wait for it as soon as a batch is
-due, while the other workers simulate. What an episode does depends on its request and the policy only, not on the
-number of workers, on the order in which they answer, or on failures on the way.
+A free slot starts the next episode at once. The policy answers waiting episodes as soon as a batch is due, while the
+other slots simulate. The outcome of an episode depends only on its request and the policy, not on the number of
+workers, the order of their answers, or failures.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
-
-import numpy as np
+from typing import Any
 
 from rlvla.envs import TaskSpec, list_tasks
-from rlvla.envs.pool import EnvPool
-from rlvla.envs.watchdog import WatchedPool
+from rlvla.envs.workers.pool import EnvPool
+from rlvla.envs.workers.watchdog import WatchedPool
 from rlvla.experience import Sample
+from rlvla.models.policy import RolloutPolicy
 from rlvla.rewards import RewardPlan, StateInput
 from rlvla.rollout.config import RolloutConfig
-from rlvla.rollout.episode import EpisodeRequest
+from rlvla.rollout.episode import EpisodeRequest, FinishedEpisode
 from rlvla.rollout.session import RolloutSession
 from rlvla.rollout.stats import RolloutStats
-
-
-@dataclass
-class Decision:
-    """A batch of policy answers.
-
-    Attributes:
-        tokens: [B, T] int64, columns of the action vocabulary.
-        log_probs: [B, T] float32.
-        actions: [B, A, D] float32, for the environment.
-    """
-
-    tokens: np.ndarray
-    log_probs: np.ndarray
-    actions: np.ndarray
-
-
-class RolloutPolicy(Protocol):
-    """What the engine asks of a policy."""
-
-    tokens_per_decision: int
-
-    def act(
-        self,
-        images: np.ndarray,
-        proprio: np.ndarray | None,
-        instructions: Sequence[str],
-        *,
-        uniforms: np.ndarray | None,
-        temperature: float,
-    ) -> Decision:
-        """Decide for images [B, N, H, W, 3] and proprio [B, P]; greedy where `uniforms` [B, T] is None."""
-        ...
 
 
 class RolloutEngine:
     """Plays episodes.
 
     Args:
-        pool: the workers; a bare `EnvPool` is watched with the default limits.
+        pool: environment workers; a plain `EnvPool` is wrapped in a `WatchedPool` with default limits.
         env_kwargs: keyword arguments of `make_env`.
-        rewards: what episodes are paid for: a plan, or reward source -> weight.
-        config: batching, retries.
-        tasks: facts of the tasks that will be played; by default they are asked for by suite when first needed.
-        state_input: tells the policy the state of a reward machine; None: what the environment shows, and no more.
+        rewards: a reward plan, or reward source -> weight.
+        config: batching and retries.
+        tasks: specs of the tasks to be played; by default they are looked up by suite when first needed.
+        state_input: adds the state of a reward machine to the policy's observations; None disables it.
+        keep_observed: samples keep the images as rendered even if the policy sees preprocessed ones; always on if a
+            reward source needs the images of finished episodes.
 
     Attributes:
-        stats: of the last `run`.
+        keep_observed: as above, for sampled episodes of training.
+        stats: statistics of the last `run`.
     """
 
     def __init__(
@@ -80,13 +48,14 @@ class RolloutEngine:
         config: RolloutConfig | None = None,
         tasks: Sequence[TaskSpec] = (),
         state_input: StateInput | None = None,
+        keep_observed: bool = False,
     ):
         self._pool = pool if isinstance(pool, WatchedPool) else WatchedPool(pool)
         self._env_kwargs = env_kwargs
         self.rewards = rewards if isinstance(rewards, RewardPlan) else RewardPlan(rewards)
         self._success_only = RewardPlan({"success": 1.0})
         self._config = config or RolloutConfig()
-        self._state_input = state_input
+        self._state_input, self.keep_observed = state_input, keep_observed
         self._tasks = {(task.suite, task.task_id): task for task in tasks}
         self.stats = RolloutStats()
 
@@ -98,37 +67,37 @@ class RolloutEngine:
         temperature: float,
         greedy: bool = False,
         success_only: bool = False,
-        on_sample: Callable[[Sample], None] | None = None,
+        on_episode: Callable[[FinishedEpisode], None] | None = None,
     ) -> list[Sample]:
-        """Play all episodes; the samples come back in the order of the requests.
+        """Play all episodes and return their samples in the order of the requests, rewards included.
 
-        An episode whose environment fails is played again from its initial state, `max_env_retries` times; after that
-        it is dropped: it is missing in the result and listed in `stats.dropped`.
+        An episode whose environment fails is retried from its initial state up to `max_env_retries` times. After that
+        it is dropped: it is missing from the result and listed in `stats.dropped`.
 
         Args:
-            requests: the episodes.
-            policy: answers observations.
-            temperature: of sampling (ignored when greedy).
-            greedy: take the most likely token everywhere.
-            success_only: leave the reward sources out, as an evaluation does; success alone is counted.
-            on_sample: called with each finished episode, in order of completion (for progress bars).
+            requests: the episodes to play.
+            policy: chooses the actions.
+            temperature: sampling temperature, ignored if greedy.
+            greedy: take the most likely actions.
+            success_only: count success but run no reward sources, as in evaluations.
+            on_episode: called after each episode in order of completion, e.g. for progress bars.
 
         Raises:
-            ConfigError: what a worker reported.
+            ConfigError: reported by a worker.
             TooManyDroppedError: more than `max_dropped_fraction` of the episodes were dropped.
             ValueError: a request for a task or an initial state that does not exist, or a decision that is not finite.
         """
         for request in requests:
             self._check(request)
         plan = self._success_only if success_only else self.rewards
-        session = RolloutSession(
-            self._pool, requests, self._tasks, self._env_kwargs, plan, self._config, policy, self._state_input
-        )
+        parts = (self._tasks, self._env_kwargs, plan, self._config, policy, self._state_input)
+        keep_observed = self.keep_observed and not (success_only or greedy)
+        session = RolloutSession(self._pool, requests, *parts, keep_observed)
         self.stats = session.stats
         try:
-            return session.play(temperature=temperature, greedy=greedy, on_sample=on_sample)
+            return session.play(temperature=temperature, greedy=greedy, on_episode=on_episode)
         except Exception:
-            self._pool.abandon()  # the next run must not meet answers of this one
+            self._pool.abandon()  # answers of this run must not reach the next one
             raise
 
     def _check(self, request: EpisodeRequest) -> None:

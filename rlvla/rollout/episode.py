@@ -1,9 +1,9 @@
-"""One episode as a small state machine, from its request to the finished `Sample`."""
+"""An episode as a state machine, from its request to the finished `Sample`."""
 
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,8 @@ import torch
 
 from rlvla.envs.base import ChunkResult, Observation, TaskSpec
 from rlvla.experience import Sample
-from rlvla.rewards import EpisodeRewards, EpisodeStart, RewardPlan, StateInput
+from rlvla.models.policy import RolloutPolicy
+from rlvla.rewards import EpisodeRewards, EpisodeStart, PaidRewards, RewardPlan, StateInput
 from rlvla.utils.seeding import derive_rng
 
 
@@ -21,10 +22,9 @@ class EpisodeRequest:
 
     Attributes:
         suite, task_id, init_state_id: the task instance.
-        seed: drives the environment and, through a generator of its own, the sampling of actions; two episodes with
-            equal requests and equal policies are equal.
-        uid: the group the episode belongs to.
-        record_frames: keep a frame of every step (for a video).
+        seed: seeds the environment and the sampling of actions; equal requests and policies give equal episodes.
+        uid: id of the group that the episode belongs to.
+        record_frames: keep a frame of every step, for videos.
     """
 
     suite: str
@@ -35,8 +35,33 @@ class EpisodeRequest:
     record_frames: bool = False
 
 
+@dataclass(frozen=True)
+class FinishedEpisode:
+    """Outcome of an episode, available before all of its rewards are.
+
+    Attributes:
+        suite, task_id, init_state_id, seed, uid: see `EpisodeRequest`.
+        success_once, success_at_end, finish_step, regressions: see `rlvla.experience.Sample`.
+    """
+
+    suite: str
+    task_id: int
+    init_state_id: int
+    seed: int
+    uid: str
+    success_once: bool
+    success_at_end: bool
+    finish_step: int
+    regressions: int
+
+    @classmethod
+    def of(cls, sample: Sample) -> FinishedEpisode:
+        """From a sample whose rewards may still be incomplete."""
+        return cls(**{field.name: getattr(sample, field.name) for field in fields(cls)})
+
+
 class Phase(enum.Enum):
-    """Where an episode stands."""
+    """State of an episode."""
 
     PENDING = "pending"
     CREATING = "creating"
@@ -48,17 +73,27 @@ class Phase(enum.Enum):
 
 
 class Episode:
-    """Collects what happens in one episode.
+    """Records the data of one episode.
 
     Args:
-        request: what is played.
-        task: the task's facts.
-        rewards: what it is paid for.
-        state_input: tells the policy more than the environment does; None: nothing.
+        request: the episode to play.
+        task: its task.
+        rewards: the reward plan.
+        policy: preprocesses observations.
+        state_input: adds the state of a reward machine to observations; None disables it.
+        keep_observed: keep the images as rendered even if the policy sees preprocessed ones; always on if a reward
+            source needs the images of finished episodes.
     """
 
     def __init__(
-        self, request: EpisodeRequest, task: TaskSpec, rewards: RewardPlan, state_input: StateInput | None = None
+        self,
+        request: EpisodeRequest,
+        task: TaskSpec,
+        rewards: RewardPlan,
+        policy: RolloutPolicy,
+        state_input: StateInput | None = None,
+        *,
+        keep_observed: bool = False,
     ):
         self.request = request
         self.phase = Phase.PENDING
@@ -67,14 +102,17 @@ class Episode:
         self._state = None if state_input is None else state_input.begin(task)
         self._instruction = ""
         self._rng = derive_rng(request.seed, "sampling")
-        self._action_dim = task.action_dim
-        self._observations: list[Observation] = []
-        self._tokens: list[np.ndarray] = []
+        self._policy, self._keep_observed = policy, keep_observed or request.record_frames
+        self._as_rendered = True  # the policy sees just what the environment shows
+        self._observations: list[Observation] = []  # prepared for the policy
+        self._observed_images: list[np.ndarray] = []
+        self._observed_proprio: list[np.ndarray] = []
+        self._actions: list[np.ndarray] = []
         self._log_probs: list[np.ndarray] = []
-        self._components: list[dict[str, np.ndarray]] = []
+        self._decision_traces: list[dict[str, np.ndarray]] = []
         self._executed: list[int] = []
         self._frames: list[np.ndarray] = []
-        self._trace: list[tuple[frozenset[str], bool]] = []
+        self._step_events: list[tuple[frozenset[str], bool]] = []
         self._success_once = False
         self._success_now = False
         self._regressions = 0
@@ -83,50 +121,64 @@ class Episode:
 
     @property
     def observation(self) -> Observation:
-        """What the policy is to see now."""
+        """The latest observation, as the policy sees it."""
         return self._observations[-1]
 
     @property
     def chunk_length(self) -> int:
-        """A: actions of the chunk that is being executed."""
-        return len(self._tokens[-1]) // self._action_dim
+        """A, the number of actions in the current chunk."""
+        return len(self._actions[-1])
 
-    def uniforms(self, num_tokens: int) -> np.ndarray:
-        """[T] float64 in [0, 1): the random numbers of the next decision, from the episode's own generator."""
-        return self._rng.random(num_tokens)
+    def noise(self) -> np.ndarray:
+        """Random numbers for the next decision from the episode's generator, see `PolicySpec.draw`."""
+        return self._policy.spec.draw(self._rng)
 
     def on_observation(self, observation: Observation) -> None:
-        """The reset is done."""
+        """The environment was reset."""
         self._instruction = observation.instruction
-        self._observations.append(observation if self._state is None else self._state.told(observation))
+        self._store(observation)
         start = EpisodeStart(observation, self.request.init_state_id, self.request.seed)
         self._rewards = self._plan.begin(self._task, start)
         self.phase = Phase.READY
 
-    def on_decision(self, tokens: np.ndarray, log_probs: np.ndarray) -> None:
-        """The policy has chosen tokens [T] with log-probabilities [T]."""
-        self._tokens.append(tokens)
+    def _store(self, observation: Observation) -> None:
+        """Preprocess an observation and store it."""
+        if self._state is not None:
+            observation = self._state.observe(observation)
+        images, proprio = self._policy.prepare(observation.images, observation.proprio)
+        if images is not observation.images:
+            self._as_rendered = False
+            if self._keep_observed or self._plan.looks_at_images:
+                self._observed_images.append(observation.images)
+        if observation.proprio is not None:
+            self._observed_proprio.append(observation.proprio)
+        self._observations.append(replace(observation, images=images, proprio=proprio))
+
+    def on_decision(self, actions: np.ndarray, log_probs: np.ndarray, trace: dict[str, np.ndarray]) -> None:
+        """The policy chose actions [A, D] with log-probs [K]; `trace` is needed to score them again."""
+        self._actions.append(actions)
         self._log_probs.append(log_probs)
+        self._decision_traces.append(trace)
         self.phase = Phase.STEPPING
 
     def on_chunk(self, result: ChunkResult) -> None:
         """The chunk was executed."""
         assert self._rewards is not None
-        self._components.append(self._rewards.score_chunk(result))
+        self._rewards.score_chunk(result)
         self._executed.append(result.steps_executed)
         self._count_success(result.successes[: result.steps_executed])
         if result.frames is not None:
             self._frames.append(result.frames)
-            self._trace += [
+            self._step_events += [
                 (result.events[step] if result.events else frozenset(), bool(result.successes[step]))
                 for step in range(result.steps_executed)
             ]
         self._last = result
         if self._state is not None:
             self._state.follow(result)
-        self._observations.append(result.observation if self._state is None else self._state.told(result.observation))
-        # A reward source may end an episode that the environment would go on with, at the end of a chunk. What has
-        # failed is worth nothing more, even where the step limit comes with the same chunk.
+        self._store(result.observation)
+        # A reward source may end an episode at the end of a chunk. Failure takes precedence over truncation: the value
+        # after it is 0 even if the step limit is reached in the same chunk.
         self._terminated = result.terminated or self._rewards.failed
         self._truncated = not self._terminated and (result.truncated or self._rewards.stalled)
         self.phase = Phase.COMPLETED if self._terminated or self._truncated else Phase.READY
@@ -134,46 +186,49 @@ class Episode:
             self._rewards.end(terminated=self._terminated, truncated=self._truncated)
 
     def fail(self) -> None:
-        """Its environment failed: nothing of this attempt is kept."""
+        """The environment failed; this attempt is discarded."""
         self.phase = Phase.FAILED
         if self._rewards is not None:
             self._rewards.release()
 
-    def settle(self, sample: Sample, judged: dict[str, Any]) -> None:
-        """Complete the rewards of the finished episode's sample; see `EpisodeRewards.settle`."""
+    def final_sample(self, sample: Sample, judged: dict[str, Any]) -> Sample:
+        """The sample with all rewards; releases the reward sources, so call it once.
+
+        Args:
+            sample: result of `to_sample`; not modified.
+            judged: rewards from sample sources, see `EpisodeRewards.finalize_rewards`.
+        """
         assert self._rewards is not None
-        self._rewards.settle(sample, judged)
+        paid = self._rewards.finalize_rewards(judged)
         self._rewards.release()
+        observed = sample.observed_images if self._keep_observed else None  # sample sources have had their look
+        return replace(sample, **_as_tensors(paid), reward_info=paid.info, observed_images=observed)
 
     def _count_success(self, successes: np.ndarray) -> None:
-        """Take in the success predicate after each executed step of a chunk."""
-        held = [self._success_now, *successes.tolist()]
-        self._regressions += sum(before and not after for before, after in zip(held, held[1:]))
-        self._success_now = held[-1]
-        self._success_once |= any(held)
+        """Update the success statistics with the predicate after each executed step."""
+        history = [self._success_now, *successes.tolist()]
+        self._regressions += sum(before and not after for before, after in zip(history, history[1:]))
+        self._success_now = history[-1]
+        self._success_once |= any(history)
 
     def to_sample(self) -> Sample:
-        """The finished episode, without rewards that come late; RuntimeError before it is completed."""
-        if self.phase is not Phase.COMPLETED or self._last is None:
+        """The completed episode with the rewards known so far; RuntimeError if it is not completed."""
+        if self.phase is not Phase.COMPLETED or self._last is None or self._rewards is None:
             raise RuntimeError(f"the episode is {self.phase.value}, not completed")
-        components = {
-            name: torch.from_numpy(np.stack([chunk[name] for chunk in self._components]))
-            for name in self._components[0]
-        }
-        tokens = torch.from_numpy(np.stack(self._tokens)).long()
-        position = torch.arange(tokens.shape[1]) // self._action_dim  # which action a token belongs to
+        actions = torch.from_numpy(np.stack(self._actions))
         decisions, last = self._observations[:-1], self._observations[-1]
         proprio = None if last.proprio is None else torch.from_numpy(np.stack([o.proprio for o in decisions]))
+        traces = self._decision_traces
         request = self.request
         return Sample(
             images=torch.from_numpy(np.stack([o.images for o in decisions])),
             proprio=proprio,
             instruction=self._instruction,
-            action_tokens=tokens,
-            rollout_log_probs=torch.from_numpy(np.stack(self._log_probs)),
-            rewards=torch.stack(list(components.values())).sum(0),
-            reward_components=components,
-            action_mask=position[None] < torch.tensor(self._executed)[:, None],
+            actions=actions,
+            executed=torch.arange(actions.shape[1])[None] < torch.tensor(self._executed)[:, None],
+            trace={name: torch.from_numpy(np.stack([trace[name] for trace in traces])) for name in traces[0]},
+            log_probs=torch.from_numpy(np.stack(self._log_probs)),
+            **_as_tensors(self._rewards.so_far()),
             finish_step=sum(self._executed),
             success_once=self._success_once,
             success_at_end=self._last.success_at_end,
@@ -186,10 +241,23 @@ class Episode:
             task_id=request.task_id,
             init_state_id=request.init_state_id,
             seed=request.seed,
+            observed_images=_stacked(self._observed_images),
+            observed_proprio=_stacked(self._observed_proprio),
+            images_as_rendered=self._as_rendered,
             regressions=self._regressions,
             frames=np.concatenate(self._frames) if self._frames else None,
-            trace=self._trace or None,
-            told=None if self._state is None else [o.instruction for o in self._observations],
+            step_events=self._step_events or None,
+            prompted_instructions=None if self._state is None else [o.instruction for o in self._observations],
             state_width=0 if self._state is None else self._state.width,
-            rows_from_below=self._task.rows_from_below,
+            images_flipped_vertically=self._task.images_flipped_vertically,
         )
+
+
+def _stacked(arrays: list[np.ndarray]) -> torch.Tensor | None:
+    return torch.from_numpy(np.stack(arrays)) if arrays else None
+
+
+def _as_tensors(paid: PaidRewards) -> dict[str, Any]:
+    """The fields `rewards` and `reward_components` of a sample."""
+    components = {name: torch.from_numpy(grid) for name, grid in paid.components.items()}
+    return {"rewards": torch.from_numpy(paid.total), "reward_components": components}

@@ -1,4 +1,4 @@
-"""The episodes that nobody plays yet, in an order that spares the simulators."""
+"""Queue of episodes that have not started, ordered to avoid rebuilding environments."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ Task = tuple[str, int]
 
 
 class PendingEpisodes:
-    """A queue of request indices by task.
+    """Request indices queued by task.
 
-    A worker gets an episode of the task whose environment it already holds, if there is one: building an environment
-    takes seconds, a reset a fraction of one. Otherwise it gets the task with the most episodes left. What an episode
-    does depends on its request alone, so this order changes no result.
+    A slot gets an episode of the task whose environment it already has, if any is left: building an environment takes
+    seconds, a reset a fraction of one. Otherwise it gets the task with the most episodes left. The order does not
+    affect results, because the outcome of an episode depends on its request alone.
 
     Args:
-        tasks: the task of each request.
+        tasks: task of each request.
     """
 
     def __init__(self, tasks: Sequence[Task]):
@@ -28,13 +28,13 @@ class PendingEpisodes:
     def __len__(self) -> int:
         return sum(len(queue) for queue in self._queues.values())
 
-    def take(self, held: Task | None) -> int:
-        """The next request for a worker that holds the environment of task `held`."""
-        queue = self._queues.get(held) if held is not None else None
+    def take(self, current: Task | None) -> int:
+        """The next request for a slot that has the environment of task `current`."""
+        queue = self._queues.get(current) if current is not None else None
         if not queue:
             queue = max(self._queues.values(), key=len)
         return queue.popleft()
 
     def put_back(self, index: int) -> None:
-        """Play a request again, before others of its task."""
+        """Return a request to the front of its task's queue."""
         self._queues[self._tasks[index]].appendleft(index)

@@ -1,11 +1,11 @@
-"""What a rollout cost, and what became of its episodes."""
+"""Timing and failure statistics of a rollout."""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
 
-from rlvla.envs.pool import EnvWorkerError
+from rlvla.envs.workers.pool import EnvWorkerError
 from rlvla.rollout.episode import EpisodeRequest
 from rlvla.utils.errors import RunEnded
 
@@ -14,7 +14,7 @@ SUMMED = ("rollout/env_steps", "rollout/env_steps_per_s", "rollout/env_retries",
 
 @dataclass(frozen=True)
 class DroppedEpisode:
-    """An episode that was given up: what was to be played, and the last failure."""
+    """A dropped episode: its request and its last failure."""
 
     request: EpisodeRequest
     error: EnvWorkerError
@@ -22,19 +22,19 @@ class DroppedEpisode:
 
 @dataclass
 class RolloutStats:
-    """Where the time of a rollout went, how well batches were filled, and what failed.
+    """Timing, batch sizes and failures of a rollout.
 
     Attributes:
         wall_s: seconds from the first command to the last answer.
-        policy_s: seconds in which the policy was asked.
-        waiting_s: seconds in which there was nothing to do but wait for the workers.
-        rewards_s: seconds of waiting for rewards that come late.
-        env_busy_s: seconds in which workers executed commands, summed over the workers.
-        policy_calls: forward passes.
-        decisions: answers of the policy.
+        policy_s: seconds spent in the policy.
+        waiting_s: seconds spent waiting for the workers.
+        rewards_s: seconds spent waiting for late rewards.
+        env_busy_s: seconds from command to answer, summed over all slots.
+        policy_calls: number of forward passes.
+        decisions: number of decisions of the policy.
         env_steps: environment steps of the finished episodes.
         episodes: finished episodes.
-        retries: attempts that failed and were repeated.
+        retries: attempts that failed and were repeated, also those lost with another episode of the same worker.
         dropped: episodes given up.
     """
 
@@ -51,7 +51,7 @@ class RolloutStats:
     dropped: list[DroppedEpisode] = field(default_factory=list)
 
     def as_metrics(self) -> dict[str, float]:
-        """Names as they appear in TensorBoard; those in `SUMMED` add up over ranks, of the others the mean is meant."""
+        """Metrics by TensorBoard name; those in `SUMMED` are summed over ranks, the others averaged."""
         return {
             "timing_s/rollout": self.wall_s,
             "timing_s/rollout_policy": self.policy_s,
@@ -69,9 +69,9 @@ class TooManyDroppedError(RunEnded):
     """More episodes had to be dropped than `max_dropped_fraction` allows.
 
     Args:
-        dropped: the episodes given up so far.
+        dropped: episodes dropped so far.
         total: episodes of the rollout.
-        limit: the allowed share.
+        limit: allowed fraction.
     """
 
     def __init__(self, dropped: list[DroppedEpisode], total: int, limit: float):

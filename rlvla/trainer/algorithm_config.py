@@ -1,4 +1,4 @@
-"""The settings of the mathematics: advantages, losses, KL, filters, rollout correction. Each field is a flag."""
+"""The settings of the algorithm: advantages, losses, KL, filters, rollout correction. Each field is a flag."""
 
 from __future__ import annotations
 
@@ -13,18 +13,30 @@ from rlvla.algorithms.choices import (
     REJECTION_STATISTICS,
 )
 from rlvla.algorithms.policy_losses import list_policy_losses, policy_loss_options
-from rlvla.utils.arguments import arg
+from rlvla.algorithms.registry import Registry
+from rlvla.utils.cli.flags import arg
 
+# Algorithms by name, for --algorithm; a --custom_module may register more (see `rlvla.trainer.algorithm`).
+LEARNERS: Registry = Registry("algorithm", {"rlvla.trainer.ppo_trainer": ("ppo",)})
 LEVELS = ("token", "action", "chunk")
 KL_ESTIMATORS = (*KL_KINDS, *(f"{kind}+" for kind in KL_KINDS if kind != "full"))
-# Estimators that give all tokens of an episode one advantage, whatever the level.
+# Estimators with a single advantage per episode, regardless of the advantage level.
 ONE_ADVANTAGE_PER_EPISODE = {"gdpo", "gpg", "grpo", "grpo_passk", "opo", "reinforce_baseline", "rloo"}
 
 
 @dataclass(frozen=True)
 class AlgorithmConfig:
-    """Advantages, losses and penalties."""
+    """Advantages, losses and penalties.
 
+    `needs_critic` is what the flags ask for; whether the learner has these networks at all, `learner_needs_critic` and
+    `learner_needs_reference` say.
+    """
+
+    algorithm: str = arg(
+        "ppo",
+        "learning algorithm: ppo, with any advantage estimator and policy loss, or one registered by a --custom_module",
+        choices=LEARNERS.names,
+    )
     advantage_estimator: str = arg(
         "gae",
         "advantage estimator: gae trains a critic, remax plays a greedy episode per group, most others compare the "
@@ -35,15 +47,15 @@ class AlgorithmConfig:
     lambd: float = arg(1.0, "lambda of gae", minimum=0, maximum=1)
     advantage_level: str = arg(
         "action",
-        "what shares one advantage: an action token, an action, or a chunk (methods that score whole episodes give "
-        "every column of an episode the same)",
+        "unit with one advantage: an action token, an action, or a chunk (methods that score whole episodes use the "
+        "same advantage throughout an episode)",
         choices=LEVELS,
     )
-    log_prob_level: str = arg("token", "log-probs are summed over this before the ratio is formed", choices=LEVELS)
+    log_prob_level: str = arg("token", "unit over which log-probs are summed before taking the ratio", choices=LEVELS)
     bootstrap_truncated: bool = arg(
         True,
-        "gae: an episode cut off by the step limit goes on in expectation, with the critic's value of its last "
-        "observation; off: what is not reached within --max_steps is worth nothing, which is what an evaluation counts",
+        "gae: bootstrap an episode truncated by the step limit with the critic's value of its last observation; off: "
+        "treat it as terminated, so that only what is reached within --max_steps counts, as in an evaluation",
     )
     norm_adv_by_std: bool = arg(
         True, "grpo, grpo_passk, gdpo: divide by the standard deviation of the group (off with grpo: Dr. GRPO)"
@@ -53,11 +65,11 @@ class AlgorithmConfig:
     )
     f_norm: float = arg(1.0, "gpg estimator: divisor of the advantages", above=0)
     handle_zero_tail: bool = arg(
-        True, "optimal_token_baseline: no baseline where one episode is longer than all others of its group"
+        True, "optimal_token_baseline: no baseline at steps that only one episode of the group reaches"
     )
     policy_loss: str = arg("ppo", "policy loss", choices=list_policy_losses)
     eps_clip: float = arg(
-        0.2, "the ratio is clipped to 1 +- this (gspo wants about 3e-4 to 0.05, geo_mean about 0.4)", above=0
+        0.2, "the ratio is clipped to 1 +- this (typically 3e-4 to 0.05 for gspo, 0.4 for geo_mean)", above=0
     )
     eps_clip_low_high: tuple[float, ...] = arg(
         (), "two clip widths instead of --eps_clip: below and above 1, e.g. 0.2 0.28", above=0, metavar="EPS"
@@ -69,23 +81,23 @@ class AlgorithmConfig:
     tau_neg: float = arg(1.05, "sapo: steepness of the gate for the other advantages", above=0)
     beta: float = arg(0.1, "dro: weight of the squared log-ratio", minimum=0)
     cov_ratio: float = arg(
-        2e-4, "clip_cov, kl_cov: share of the tokens of a step that are treated, at least one", above=0, maximum=1
+        2e-4, "clip_cov, kl_cov: fraction of the tokens of a step that is selected, at least one", above=0, maximum=1
     )
-    cov_low: float = arg(1.0, "clip_cov: smallest covariance that is treated")
-    cov_high: float = arg(5.0, "clip_cov: largest covariance that is treated")
+    cov_low: float = arg(1.0, "clip_cov: smallest covariance of a selected token")
+    cov_high: float = arg(5.0, "clip_cov: largest covariance of a selected token")
     kl_cov_coef: float = arg(1.0, "kl_cov: weight of the penalty |log-ratio|", minimum=0)
-    value_clip: float = arg(
-        0.2, "the critic moves at most this far from its old values per iteration; 0 turns it off", minimum=0
+    value_clip: float = arg(0.2, "clip the critic's change from its old values to this; 0: no clipping", minimum=0)
+    normalize_values: bool = arg(
+        False, "train the critic on returns normalized by their running mean and standard deviation"
     )
-    normalize_values: bool = arg(False, "the critic learns returns scaled by their running mean and deviation")
     share_backbone: bool = arg(
-        False, "gae: the critic is a value head on the actor's backbone instead of a network of its own"
+        False, "gae: the critic is a value head on the actor's backbone instead of a separate network"
     )
-    vf_coef: float = arg(0.5, "--share_backbone: weight of the value loss in the loss of the one network", above=0)
+    vf_coef: float = arg(0.5, "--share_backbone: weight of the value loss in the joint loss", above=0)
     loss_agg_mode: str = arg(
         "token-mean",
-        "how token losses become one number (gspo, sapo and geo_mean have a mode of their own; entropy, KL and value "
-        "loss follow this one)",
+        "how token losses are aggregated (gspo, sapo and geo_mean have a fixed mode for the policy loss; this one "
+        "still applies to entropy, KL and value loss)",
         choices=AGGREGATION_MODES,
     )
     loss_horizon: float | None = arg(
@@ -93,40 +105,42 @@ class AlgorithmConfig:
     )
     entropy_loss_coef: float = arg(0.0, "weight of the entropy bonus", minimum=0)
     init_kl_coef: float = arg(
-        0.0, "weight of the KL to the start policy, in the reward or (--use_kl_loss) in the loss; 0: none", minimum=0
+        0.0, "weight of the KL to the initial policy, in the reward or (--use_kl_loss) in the loss; 0: no KL", minimum=0
     )
     kl_estimator: str = arg(
         "k3",
-        "how the KL is taken: full is exact, over all 256 action ids; the others estimate it from the sampled ones; "
-        "with + the gradient is that of k2",
+        "KL estimator: full computes the exact KL over all outcomes; the others estimate it from samples; with the "
+        "suffix + the gradient is that of k2",
         choices=KL_ESTIMATORS,
     )
     use_kl_in_reward: bool | None = arg(
-        None, "put the KL into the reward (default: on, unless --use_kl_loss; both at once is an error)"
+        None, "subtract the KL from the reward (default: on, unless --use_kl_loss; both at once is an error)"
     )
-    use_kl_loss: bool = arg(False, "put the KL into the loss instead of the reward")
-    kl_target: float | None = arg(None, "steer the KL weight towards this KL per token (off by default)", above=0)
-    kl_horizon: int = arg(10000, "episodes over which --kl_target acts", minimum=1)
+    use_kl_loss: bool = arg(False, "add the KL to the loss instead of subtracting it from the reward")
+    kl_target: float | None = arg(
+        None, "adapt the KL weight to reach this KL per token (default: constant weight)", above=0
+    )
+    kl_horizon: int = arg(10000, "horizon of --kl_target in episodes", minimum=1)
 
     @property
     def clip(self) -> tuple[float, float]:
-        """(low, high)."""
+        """The clip widths (low, high) of the ratio."""
         low, high = self.eps_clip_low_high or (self.eps_clip, self.eps_clip)
         return low, high
 
     @property
     def estimator_options(self) -> frozenset[str]:
-        """What the advantage estimator reads."""
+        """Names of the arguments of the advantage estimator."""
         return advantage_estimator_options(self.advantage_estimator)
 
     @property
     def loss_options(self) -> frozenset[str]:
-        """What the policy loss reads."""
+        """Names of the arguments of the policy loss."""
         return policy_loss_options(self.policy_loss)
 
     @property
     def needs_critic(self) -> bool:
-        """Whether values are used."""
+        """Whether the advantage estimator uses values."""
         return "values" in self.estimator_options
 
     @property
@@ -147,24 +161,36 @@ class AlgorithmConfig:
 
     @property
     def exact_kl(self) -> bool:
-        """Whether the log-probs of all action ids are needed for the KL."""
+        """Whether the KL is computed exactly, which needs the full distributions."""
         return self.init_kl_coef > 0 and self.kl_estimator == "full"
+
+
+def learner_needs_critic(algorithm: AlgorithmConfig) -> bool:
+    """Whether the run has a critic: the estimator uses values and the learner trains one; imports the learner."""
+    return algorithm.needs_critic and bool(LEARNERS.get(algorithm.algorithm).uses_critic)
+
+
+def learner_needs_reference(algorithm: AlgorithmConfig) -> bool:
+    """Whether the run has a reference: the KL has a weight and the learner uses it; imports the learner."""
+    return bool(algorithm.init_kl_coef and LEARNERS.get(algorithm.algorithm).uses_reference)
 
 
 @dataclass(frozen=True)
 class FilterConfig:
-    """Which groups are trained on (dynamic sampling): playing goes on until enough groups have been kept."""
+    """Filters of dynamic sampling: groups are played until enough of them have been kept."""
 
     filter_accuracy: bool = arg(False, "keep groups whose mean success lies within the accuracy bounds")
-    accuracy_lower_bound: float = arg(0.1, "of --filter_accuracy, inclusive", minimum=0, maximum=1)
-    accuracy_upper_bound: float = arg(0.9, "of --filter_accuracy, inclusive", minimum=0, maximum=1)
+    accuracy_lower_bound: float = arg(0.1, "lower bound of --filter_accuracy, inclusive", minimum=0, maximum=1)
+    accuracy_upper_bound: float = arg(0.9, "upper bound of --filter_accuracy, inclusive", minimum=0, maximum=1)
     filter_zero_variance: bool = arg(False, "drop groups whose episodes all have the same score")
-    filter_truncated: bool = arg(False, "drop groups with an episode that the step limit cut off")
-    oversample_factor: float = arg(1.0, "groups started per group that is still needed", minimum=1)
+    filter_truncated: bool = arg(False, "drop groups with an episode truncated by the step limit")
+    oversample_factor: float = arg(1.0, "number of groups to start per group still needed", minimum=1)
     max_group_staleness: int = arg(
-        0, "surplus groups are kept for up to this many further iterations; 0: dropped and counted", minimum=0
+        0, "keep surplus groups for up to this many further iterations; 0: drop them", minimum=0
     )
-    max_rollout_rounds: int = arg(4, "then train on the groups there are, and say so", minimum=1)
+    max_rollout_rounds: int = arg(
+        4, "maximum number of rounds per iteration; after that, train on the groups kept so far", minimum=1
+    )
 
     @property
     def active(self) -> bool:
@@ -174,23 +200,23 @@ class FilterConfig:
 
 @dataclass(frozen=True)
 class CorrectionConfig:
-    """Correction of the gap between the policy that sampled and the policy that is trained."""
+    """Correction of the mismatch between the rollout policy and the trained policy."""
 
     rollout_is: str = arg(
         "none",
         "importance weights exp(old - rollout log-prob): tis clamps them, icepop zeroes those outside the bounds, "
-        "seq_mask_tis zeroes decisions whose mean lies outside",
+        "seq_mask_tis zeroes decisions whose mean is outside the bounds",
         choices=("none", *CORRECTION_MODES),
     )
     rollout_is_level: str = arg(
-        "token", "weights per column of --log_prob_level, or of a whole decision", choices=CORRECTION_LEVELS
+        "token", "weights per column of --log_prob_level, or per decision", choices=CORRECTION_LEVELS
     )
     rollout_is_low: float = arg(0.0, "lower bound of the weights", minimum=0)
     rollout_is_high: float = arg(2.0, "upper bound of the weights", above=0)
     rollout_is_batch_normalize: bool = arg(False, "divide the weights by their mean")
     rollout_rs: str = arg(
         "none",
-        "rejection: leave out what diverges by more than the bounds, by this statistic",
+        "rejection: statistic of the divergence by which entries outside the bounds are masked",
         choices=("none", *REJECTION_STATISTICS),
     )
     rollout_rs_level: str = arg("sequence", "reject single columns or whole decisions", choices=CORRECTION_LEVELS)

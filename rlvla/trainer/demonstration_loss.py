@@ -1,27 +1,28 @@
-"""The supervised loss on demonstrations that can be mixed into every step of the policy (PTX, Ouyang et al. 2022)."""
+"""A supervised loss on demonstrations added to each optimizer step of the policy (PTX, Ouyang et al. 2022)."""
 
 from __future__ import annotations
 
 from rlvla.algorithms.losses import aggregate_loss
+from rlvla.data.demonstrations import Demonstrations
+from rlvla.data.rows import DemonstrationRows
 from rlvla.models.actor import Actor
-from rlvla.trainer.demonstrations import Demonstrations
 from rlvla.trainer.metrics import Metrics
 from rlvla.trainer.replay import micro_batches
-from rlvla.trainer.sft_trainer import DemonstrationRows
+from rlvla.utils.deepspeed.engine import Engine
+from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
 from rlvla.utils.seeding import derive_rng
-from rlvla.utils.strategy import DeepspeedStrategy, Engine
 
 
 class DemonstrationLoss:
-    """coef times the cross-entropy of demonstrated action tokens, over rows drawn anew for every optimizer step.
+    """The policy's supervised loss times a coefficient, on rows resampled for each optimizer step.
 
-    What is drawn is a function of the seed and the step: nothing has to be saved to go on.
+    The sampled rows depend only on the seed and the step, so a checkpoint need not store anything.
 
     Args:
-        demos: the episodes.
-        actor: encodes their actions.
-        strategy: collectives.
-        coef: weight of the loss.
+        demos: the demonstrations.
+        actor: the policy, which encodes the demonstrated actions.
+        strategy: device, and reductions over ranks.
+        coef: coefficient of the loss.
         rows: decisions per optimizer step, over all ranks.
         micro_rows: decisions per forward and backward pass on one rank.
     """
@@ -39,26 +40,24 @@ class DemonstrationLoss:
         self._size, self._micro_rows = min(rows, len(self._rows)), micro_rows
 
     def accumulate(self, engine: Engine, step: tuple[int, ...], metrics: Metrics) -> None:
-        """Add the gradient to that of the step that follows; called on every rank before it.
+        """Accumulate the gradient of the loss; called on all ranks before the policy's step.
 
         Args:
-            engine: of the actor.
-            step: iteration, epoch and number of the step: they say which rows are drawn.
-            metrics: receives `actor/ptx_loss` (nats per token, not weighted) and `actor/ptx_accuracy`.
+            engine: engine of the actor.
+            step: iteration, epoch and number of the step, which seed the choice of rows.
+            metrics: receives `actor/ptx_loss` (nats per token, without the coefficient) and `actor/ptx_accuracy`.
         """
         strategy = self._strategy
         drawn = derive_rng(strategy.seed, "ptx", *step).permutation(len(self._rows))[: self._size]
         batch = self._rows.take(drawn[strategy.rank :: strategy.world_size])
-        tokens = strategy.all_reduce({"n": float(batch.action_mask.sum())}, "sum")["n"]
+        tokens = max(1.0, strategy.all_reduce({"n": float(batch.action_mask.sum())}, "sum")["n"])
         count = -(-self._size // (self._micro_rows * strategy.world_size))
         engine.train()
         for micro in micro_batches(batch, self._micro_rows, count):
             micro = micro.to(strategy.device)
-            output = engine(**engine.module.score(micro, 1.0), all_columns=True)
-            nll = -output.gather(-1, micro.action_tokens.unsqueeze(-1)).squeeze(-1)
+            output = engine(**engine.module.score(micro, 1.0), wants=("loss",))
             mask = micro.action_mask
-            loss = aggregate_loss(nll, mask, "token-mean", num_tokens=max(1.0, tokens), dp_size=strategy.world_size)
+            loss = aggregate_loss(output["loss"], mask, "token-mean", num_tokens=tokens, dp_size=strategy.world_size)
             engine.backward(self._coef * loss, last=False)
-            right = (output.argmax(-1) == micro.action_tokens)[mask].float()
-            weight = float(mask.sum())
-            metrics.mean({"actor/ptx_loss": nll.detach()[mask].mean(), "actor/ptx_accuracy": right.mean()}, weight)
+            names = {"actor/ptx_loss": "error", "actor/ptx_accuracy": "correct"}
+            metrics.mean({name: output[key][mask].mean() for name, key in names.items()}, float(mask.sum()))

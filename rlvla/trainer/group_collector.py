@@ -1,52 +1,52 @@
-"""Which groups an iteration trains on: dynamic sampling with filters, and surplus groups carried on.
+"""Collecting the groups of an iteration: dynamic sampling with filters, and surplus groups carried over.
 
-Without filters an iteration plays its groups once. With filters it plays further rounds until every rank has kept as
-many groups as it trains on, or the rounds are used up (dynamic sampling, DAPO: Yu et al. 2025).
+Without filters an iteration plays its groups once. With filters it plays further rounds until each rank has kept enough
+groups, or until the maximum number of rounds is reached (dynamic sampling, DAPO: Yu et al. 2025).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
 
 from rlvla.algorithms.filtering import filter_groups, groups_to_sample
-from rlvla.experience import Sample
+from rlvla.experience import Prepare, Sample
 from rlvla.rollout import EpisodeRequest
-from rlvla.trainer.config import BatchConfig, FilterConfig
-from rlvla.trainer.task_sampler import TaskSampler
-from rlvla.utils.strategy import DeepspeedStrategy
+from rlvla.rollout.task_sampler import TaskSampler
+from rlvla.trainer.algorithm_config import FilterConfig
+from rlvla.trainer.config import BatchConfig
+from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
 
-Play = Callable[[list[EpisodeRequest]], list[Sample]]
 T = TypeVar("T")
 REASONS = ("accuracy_low", "accuracy_high", "zero_variance", "truncated", "stale", "incomplete")
 
 
 @dataclass
 class Group:
-    """Episodes of one uid.
+    """Episodes with the same uid.
 
     Attributes:
-        born: iteration in which they were played.
+        created_iteration: iteration in which they were played.
         samples: the episodes.
     """
 
-    born: int
+    created_iteration: int
     samples: list[Sample]
 
 
 @dataclass
 class Collected:
-    """What an iteration has to train on, on this rank.
+    """The episodes that an iteration trains on, on this rank.
 
     Attributes:
-        samples: the episodes to train on; at least one, or none on every rank if fewer groups than ranks were kept.
-        played: all episodes played for it.
-        counts: kept_groups, carried_groups, dropped_<reason> of this rank, and rounds, which are equal on all.
-        groups: groups to train on, over all ranks.
+        samples: the episodes to train on; at least one, or none on any rank if fewer groups than ranks were kept.
+        played: all episodes played in the iteration.
+        counts: kept_groups, carried_groups and dropped_<reason> of this rank; rounds, which are equal on all ranks.
+        groups: number of groups to train on, over all ranks.
     """
 
     samples: list[Sample]
@@ -57,19 +57,21 @@ class Collected:
 
 @dataclass
 class _Round:
-    """The bookkeeping of one iteration."""
+    """State of an iteration in progress."""
 
-    kept: list[Group]
+    iteration: int
+    missing: int = 0
+    kept: list[Group] = field(default_factory=list)
     played: list[Sample] = field(default_factory=list)
     dropped: dict[str, float] = field(default_factory=lambda: dict.fromkeys(REASONS, 0.0))
     rounds: int = 0
 
 
-def some_for_everyone(samples: Sequence[Sample], strategy: DeepspeedStrategy) -> tuple[list[Sample], int]:
-    """The samples of this rank, and the number of groups of all; where a rank has none, all groups are dealt out anew.
+def reshard_if_any_empty(samples: Sequence[Sample], strategy: DeepspeedStrategy) -> tuple[list[Sample], int]:
+    """The samples of this rank and the total number of groups; all groups are re-sharded if any rank has none.
 
-    Ranks train together: one without samples would leave the others waiting. If there are fewer groups than ranks,
-    there are no samples on any rank, and 0 groups.
+    A rank without samples would leave the others waiting in collective operations. With fewer groups than ranks, no
+    rank gets any samples, and the number of groups is 0.
     """
     groups: dict[str, list[Sample]] = {}
     for sample in samples:
@@ -77,12 +79,12 @@ def some_for_everyone(samples: Sequence[Sample], strategy: DeepspeedStrategy) ->
     fewest = -strategy.all_reduce({"n": -float(len(groups))}, "max")["n"]
     if fewest:
         return list(samples), int(strategy.all_reduce({"n": float(len(groups))}, "sum")["n"])
-    own, total = _dealt_out(list(groups.values()), strategy)
-    return [sample for group in own for sample in group], total
+    shard, total = _reshard(list(groups.values()), strategy)
+    return [sample for group in shard for sample in group], total
 
 
-def _dealt_out(items: Sequence[T], strategy: DeepspeedStrategy) -> tuple[list[T], int]:
-    """This rank's part of what all ranks pass, and the number of all; nothing and 0 if there is not one for each."""
+def _reshard(items: Sequence[T], strategy: DeepspeedStrategy) -> tuple[list[T], int]:
+    """This rank's shard of the items of all ranks and their total number; ([], 0) with fewer items than ranks."""
     everywhere = [item for part in strategy.gather_objects(items) for item in part]
     if len(everywhere) < strategy.world_size:
         return [], 0
@@ -90,13 +92,13 @@ def _dealt_out(items: Sequence[T], strategy: DeepspeedStrategy) -> tuple[list[T]
 
 
 class GroupCollector:
-    """Plays and filters groups.
+    """Plans the groups of an iteration and filters them.
 
     Args:
-        sampler: what to play.
-        strategy: ranks play equally many groups in each round.
-        batch: groups per iteration.
-        filters: what is kept.
+        sampler: draws the tasks and initial states to play.
+        strategy: used to play the same number of groups on each rank in a round.
+        batch: number of groups per iteration and of episodes per group.
+        filters: which groups are kept.
     """
 
     def __init__(self, sampler: TaskSampler, strategy: DeepspeedStrategy, batch: BatchConfig, filters: FilterConfig):
@@ -104,48 +106,84 @@ class GroupCollector:
         self._quota = batch.rollout_batch_size // strategy.world_size
         self._position = 0  # groups drawn so far, over all ranks
         self._carried: list[Group] = []
+        self._round: _Round | None = None
+        self._before: tuple[int, list[Group]] | None = None  # position and carried groups before the iteration
 
-    def collect(self, iteration: int, play: Play) -> Collected:
-        """The groups of an iteration, counted from 0. `play` is called equally often on every rank."""
+    def plan(self, iteration: int) -> list[EpisodeRequest] | None:
+        """The next round of episodes of an iteration (counted from 0), or None on all ranks once there are enough."""
+        if self._round is None:
+            self._begin(iteration)
+        work = self._round
+        assert work is not None
         if not self._filters.active:
+            if work.rounds:
+                return None
+            work.rounds = 1
             first = self._strategy.rank * self._quota
-            groups = range(first, first + self._quota)
-            played = play(self._sampler.draw(iteration, groups, self._batch.rollout_batch_size))
-            samples, incomplete = self._comparable(played)
-            kept = float(len({sample.uid for sample in samples}))
-            counts = {"kept_groups": kept, "dropped_incomplete": incomplete, "rounds": 1.0}
-            samples, total = some_for_everyone(samples, self._strategy)
-            return Collected(samples, played, counts, total)
-        work = _Round([])
+            return self._sampler.draw(iteration, range(first, first + self._quota), self._batch.rollout_batch_size)
+        work.missing = self._missing(work)
+        if not work.missing or work.rounds >= self._filters.max_rollout_rounds:
+            return None
+        work.rounds += 1
+        count = groups_to_sample(work.missing, self._filters.oversample_factor)
+        start = self._position + self._strategy.rank * count
+        self._position += count * self._strategy.world_size
+        return self._sampler.at(range(start, start + count))
+
+    def ingest(self, samples: Sequence[Sample]) -> None:
+        """Receive the episodes of the round."""
+        work = self._round
+        assert work is not None
+        if self._filters.active:
+            self._filter(samples, work.iteration, work)
+        else:
+            work.played += samples
+
+    def collected(self) -> Collected:
+        """The groups of the finished iteration; called once `plan` has returned None."""
+        work, self._round = self._round, None
+        assert work is not None
+        if self._filters.active:
+            return self._finish(work.iteration, work, complete=not work.missing)
+        samples, incomplete = self._comparable(work.played)
+        kept = float(len({sample.uid for sample in samples}))
+        counts = {"kept_groups": kept, "dropped_incomplete": incomplete, "rounds": 1.0}
+        samples, total = reshard_if_any_empty(samples, self._strategy)
+        return Collected(samples, work.played, counts, total)
+
+    def commit(self) -> None:
+        """Confirm the iteration: it can no longer be abandoned."""
+        self._before = None
+
+    def abandon(self) -> None:
+        """Discard the iteration in progress, unless it was committed; groups carried over into it are kept."""
+        if self._before is not None:
+            self._position, self._carried = self._before
+        self._round = self._before = None
+
+    def _begin(self, iteration: int) -> None:
+        self._before = (self._position, self._carried)
+        self._round = work = _Round(iteration)
         for group in self._carried:
             self._keep_if_fresh(group, iteration, work)
-        missing = self._missing(work)
-        while missing and work.rounds < self._filters.max_rollout_rounds:
-            count = groups_to_sample(missing, self._filters.oversample_factor)
-            start = self._position + self._strategy.rank * count
-            self._position += count * self._strategy.world_size
-            self._sift(play(self._sampler.at(range(start, start + count))), iteration, work)
-            work.rounds += 1
-            missing = self._missing(work)
-        return self._finish(iteration, work, complete=not missing)
 
     def _missing(self, work: _Round) -> int:
-        """The most groups any rank still needs."""
+        """The largest number of groups that any rank still needs."""
         return int(self._strategy.all_reduce({"n": max(0, self._quota - len(work.kept))}, "max")["n"])
 
     def _keep_if_fresh(self, group: Group, iteration: int, work: _Round) -> None:
-        if iteration - group.born <= self._filters.max_group_staleness:
+        if iteration - group.created_iteration <= self._filters.max_group_staleness:
             work.kept.append(group)
         else:
             work.dropped["stale"] += 1
 
     def _comparable(self, samples: Sequence[Sample]) -> tuple[list[Sample], float]:
-        """Without groups of which failing environments have left a single episode; and their number."""
+        """The samples without groups reduced to a single episode by failing environments; and their number."""
         members = Counter(sample.uid for sample in samples)
         alone = {uid for uid, count in members.items() if count == 1 < self._batch.n_samples_per_prompt}
         return [sample for sample in samples if sample.uid not in alone], float(len(alone))
 
-    def _sift(self, samples: Sequence[Sample], iteration: int, work: _Round) -> None:
+    def _filter(self, samples: Sequence[Sample], iteration: int, work: _Round) -> None:
         filters = self._filters
         work.played += samples
         samples, incomplete = self._comparable(samples)
@@ -169,16 +207,16 @@ class GroupCollector:
             work.kept.append(Group(iteration, [sample for sample in kept if sample.uid == uid]))
 
     def _finish(self, iteration: int, work: _Round, *, complete: bool) -> Collected:
-        """The first `quota` groups are trained on; the rest goes on to the next iteration while it is fresh enough."""
-        surplus = _Round([])
+        """Train on the first `quota` groups; the others are carried over unless they become stale."""
+        surplus = _Round(iteration)
         for group in work.kept[self._quota :]:
             self._keep_if_fresh(group, iteration + 1, surplus)
         self._carried = surplus.kept
         work.dropped["stale"] += surplus.dropped["stale"]
         chosen = work.kept[: self._quota]
         total = self._batch.rollout_batch_size
-        if not complete:  # some rank lacks groups: all are shared out anew
-            chosen, total = _dealt_out(chosen, self._strategy)
+        if not complete:  # some rank has too few groups
+            chosen, total = _reshard(chosen, self._strategy)
         counts = {"kept_groups": float(len(chosen)), "carried_groups": float(len(self._carried))}
         counts |= {f"dropped_{reason}": number for reason, number in work.dropped.items()}
         counts["rounds"] = float(work.rounds)
@@ -186,22 +224,26 @@ class GroupCollector:
         return Collected(samples, work.played, counts, total)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint of this rank must hold to go on with the same groups."""
-        carried = [{"born": group.born, "samples": group.samples} for group in self._carried]
+        """State of this rank for a checkpoint: position of the sampler, and groups carried over."""
+        # The key "born" is part of the checkpoint format.
+        carried = [{"born": group.created_iteration, "samples": group.samples} for group in self._carried]
         return {"position": self._position, "carried": carried}
 
-    def share_out(self, states: Sequence[dict[str, Any]]) -> int:
-        """Continue from the `state_dict`s of another number of ranks: waiting groups are dealt out anew.
+    def share_out(self, states: Sequence[dict[str, Any]], prepare: Prepare | None = None) -> int:
+        """Restore the `state_dict`s of a different number of ranks, re-sharding the groups carried over.
 
         Returns:
-            How many groups wait, over all ranks.
+            Number of groups carried over, over all ranks.
         """
         carried = [entry for state in states for entry in state["carried"]]
-        own = carried[self._strategy.rank :: self._strategy.world_size]
-        self.load_state_dict({"position": states[0]["position"], "carried": own})
+        shard = carried[self._strategy.rank :: self._strategy.world_size]
+        self.load_state_dict({"position": states[0]["position"], "carried": shard}, prepare)
         return len(carried)
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a `state_dict`."""
+    def load_state_dict(self, state: dict[str, Any], prepare: Prepare | None = None) -> None:
+        """Restore a `state_dict`; `prepare` is that of the policy, for checkpoints with unprepared observations."""
         self._position = int(state["position"])
-        self._carried = [Group(entry["born"], list(entry["samples"])) for entry in state["carried"]]
+        self._carried = [
+            Group(entry["born"], [s if prepare is None else s.prepared(prepare) for s in entry["samples"]])
+            for entry in state["carried"]
+        ]

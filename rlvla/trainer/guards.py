@@ -1,55 +1,58 @@
-"""Signs that a run cannot learn, found early: each with its likely cause and the next thing to try."""
+"""Early detection of runs that cannot learn, with the likely cause and what to try next."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from rlvla.evaluation.results import EvalResult
 from rlvla.experience import Experience, Sample
-from rlvla.models.inputs import VLAInputs
-from rlvla.trainer.config import GuardConfig
-from rlvla.utils.durable_files import checked_file
+from rlvla.trainer.config import GuardConfig, ScheduleConfig
+from rlvla.trainer.metrics import Metrics
+from rlvla.trainer.observers import Observer, OptimizerStep, Rollout
+from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
 from rlvla.utils.errors import TrainingHalted
-from rlvla.utils.logging import log
-from rlvla.utils.strategy import DeepspeedStrategy
+from rlvla.utils.files import flushed_file
+from rlvla.utils.terminal import log
 
-# Two of a hundred values lie outside of the 1 % and 99 % quantiles of the statistics; half are another robot's.
+# About 2 % of the values lie outside the 1 % and 99 % quantiles of the statistics; half of them suggest another robot.
 FOREIGN_PROPRIO = 0.5
-# Fewer episodes without a success prove nothing.
+# With fewer episodes, the absence of a success is not conclusive.
 ENOUGH_EPISODES = 20
+EARLY_STOP_EPISODES = 50  # smallest evaluation that early stopping relies on
 
 
 class StartCheck:
-    """Looks at the first evaluation, the first rollout and the first update of a run."""
+    """Checks the first evaluation, the first rollout and the first update of a run."""
 
     def of_rollout(self, metrics: Mapping[str, float], first_evaluation: tuple[float, int] | None) -> list[str]:
-        """Problems of the reward.
+        """Problems visible in the first rollout: rewards without variation, proprio of another robot.
 
         Args:
-            metrics: of the rollout: `lowest_score`, `highest_score` (of an episode), `episodes`, `saturated_proprio`
-                (share of normalised proprioception at or beyond +-1).
-            first_evaluation: success at end of the start policy and number of episodes, if it was evaluated.
+            metrics: `lowest_score` and `highest_score` of an episode, `episodes`, and `saturated_proprio` (share of
+                normalized proprioception at or beyond +-1).
+            first_evaluation: success at end of the initial policy and number of episodes, if it was evaluated.
         """
-        found = []
+        problems = []
         rate, n = first_evaluation or (math.nan, 0)
         episodes = int(metrics["episodes"]) + n
         constant = metrics["lowest_score"] == metrics["highest_score"]
         if constant and episodes >= ENOUGH_EPISODES and not (0 < rate < 1):
             score = metrics["highest_score"]
             if rate == 1.0 or (n == 0 and score > 0):
-                found.append(
+                problems.append(
                     f"the start policy succeeded in all of {episodes} episodes: there is nothing to learn. Choose a "
                     "harder task or other initial states"
                 )
             else:
-                found.append(
+                problems.append(
                     f"each of the first {int(metrics['episodes'])} episodes got the same reward ({score:g})"
                     + (f", and none of {n} evaluation episodes succeeded" if n else "")
                     + ": there is nothing to compare. Start from a policy that succeeds now and then (more or better "
@@ -57,22 +60,22 @@ class StartCheck:
                     "iteration"
                 )
         if metrics.get("saturated_proprio", 0.0) > FOREIGN_PROPRIO:
-            found.append(
+            problems.append(
                 f"{100 * metrics['saturated_proprio']:.0f} % of the proprioception lies at or outside of the range in "
                 "the policy's dataset statistics: they belong to another robot or another convention. Look at "
                 "--unnorm_key and at how the demonstrations recorded proprio"
             )
-        return found
+        return problems
 
     def of_update(self, metrics: Mapping[str, float]) -> list[str]:
-        """Problems of the policy's first update; metrics that are absent (a frozen actor) are not judged."""
-        found = []
+        """Problems visible in the first update of the policy; missing metrics (a frozen actor) are ignored."""
+        problems = []
         if metrics.get("actor/grad_norm") == 0.0 and not advantages_vanish(metrics):
-            found.append(
+            problems.append(
                 "the advantages are not zero, but the policy's gradient is: no trainable weight reaches the loss. "
-                "Look at what is frozen (--lora_rank) and at which action dimensions ever moved in the data set"
+                "Look at what is frozen (--lora_rank) and at which action dimensions ever moved in the dataset"
             )
-        return found
+        return problems
 
 
 def advantages_vanish(metrics: Mapping[str, float]) -> bool:
@@ -82,7 +85,7 @@ def advantages_vanish(metrics: Mapping[str, float]) -> bool:
 
 
 def everything_succeeded(metrics: Mapping[str, float]) -> bool:
-    """Whether all episodes of an iteration succeeded, or every group was left out because it succeeded too often."""
+    """Whether all episodes of an iteration succeeded, or all groups were filtered for succeeding too often."""
     if metrics.get("rollout/success_at_end") == 1.0:
         return True
     reasons = ("kept_groups", "dropped_accuracy_low", "dropped_zero_variance", "dropped_truncated")
@@ -91,32 +94,33 @@ def everything_succeeded(metrics: Mapping[str, float]) -> bool:
 
 
 class IdleCheck:
-    """Counts iterations in a row that could not change the policy.
+    """Counts consecutive iterations that could not change the policy.
 
     Args:
-        limit: so many are too many; 0: never.
+        limit: number of iterations that ends the run; 0 disables the check.
+        is_idle: decides from its metrics whether an iteration was idle; default: all advantages were zero.
 
     Attributes:
-        count: iterations in a row until now.
-        succeeded: those of them in which everything succeeded.
+        count: consecutive idle iterations so far.
+        succeeded: how many of them were idle because all episodes succeeded.
     """
 
-    def __init__(self, limit: int):
-        self._limit = limit
+    def __init__(self, limit: int, is_idle: Callable[[Mapping[str, float]], bool] | None = None):
+        self._limit, self._is_idle = limit, is_idle or advantages_vanish
         self.count = self.succeeded = 0
 
     @property
     def nothing_left(self) -> bool:
-        """Whether the limit is reached because everything succeeds: the run is at its goal."""
+        """Whether the limit was reached because everything succeeds, which completes the run."""
         return self._limit > 0 and self.count >= self._limit and self.succeeded == self.count
 
-    def look(self, metrics: Mapping[str, float]) -> None:
-        """Take in an iteration.
+    def check(self, metrics: Mapping[str, float]) -> None:
+        """Count an iteration.
 
         Raises:
-            TrainingHalted: the limit is reached, and not everything succeeds.
+            TrainingHalted: the limit is reached and not everything succeeds.
         """
-        idle = advantages_vanish(metrics)
+        idle = self._is_idle(metrics)
         self.count = self.count + 1 if idle else 0
         self.succeeded = self.succeeded + everything_succeeded(metrics) if idle else 0
         if self._limit and self.count >= self._limit and not self.nothing_left:
@@ -129,13 +133,13 @@ class IdleCheck:
 
 
 class BadSteps:
-    """Counts optimizer steps that were left out because of NaN or infinity, and keeps their batches.
+    """Counts optimizer steps that were skipped because of NaN or infinity, and saves their batches.
 
     Args:
-        folder: receives the batches.
-        limit: so many in a row end the run.
-        strategy: the rank.
-        unit: what `number` of `look` counts; the files are named by it.
+        folder: where the batches are saved.
+        limit: number of consecutive skipped steps that ends the run.
+        strategy: gives the rank, which is part of the file names.
+        unit: what the `number` passed to `check` counts; part of the file names.
     """
 
     def __init__(self, folder: Path, limit: int, strategy: DeepspeedStrategy, unit: str = "iteration"):
@@ -143,18 +147,18 @@ class BadSteps:
         self.in_a_row: dict[str, int] = {}
         self.total = 0
 
-    def look(self, model: str, norm: float, step: Experience, number: int, settings: Mapping[str, Any]) -> bool:
-        """Whether a step was taken; the batch of one that was not is written to the folder.
+    def check(self, model: str, norm: float, step: Experience, number: int, settings: Mapping[str, Any]) -> bool:
+        """Whether a step was taken; the batch of a skipped step is saved.
 
         Args:
             model: "actor", "critic" or "reward_model".
-            norm: its gradient norm, equal on all ranks.
-            step: the rows of this rank.
-            number: of the iteration, or of what `unit` says.
-            settings: whatever a replay needs to know (temperature, ...).
+            norm: gradient norm, equal on all ranks.
+            step: the training rows of this rank.
+            number: number of the iteration, or of what `unit` names.
+            settings: what is needed to replay the step (such as the temperature); saved with the batch.
 
         Raises:
-            TrainingHalted: too many in a row.
+            TrainingHalted: too many consecutive steps were skipped.
         """
         if math.isfinite(norm):
             self.in_a_row[model] = 0
@@ -164,7 +168,7 @@ class BadSteps:
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._new_file(f"{self._unit}_{number:06d}_{model}", f"rank{self._strategy.rank}.pt")
         content = {f.name: getattr(step, f.name) for f in fields(step)}
-        with checked_file(path, {}) as file:
+        with flushed_file(path) as file:
             torch.save({"experience": content, "model": model, "settings": dict(settings)}, file)
         if count >= self._limit:
             raise TrainingHalted(
@@ -176,64 +180,76 @@ class BadSteps:
         return False
 
     def _new_file(self, start: str, end: str) -> Path:
-        """Numbered from 1; what an earlier step, or the run before it was continued, has left stays."""
+        """The first unused file name, numbered from 1; existing files are kept."""
         paths = (self._folder / f"{start}_{number}_{end}" for number in itertools.count(1))
         return next(path for path in paths if not path.exists())
 
 
-class Guards:
-    """All of them, as the trainer asks them; every rank comes to the same verdict.
+class Guards(Observer):
+    """All checks of a run; every rank reaches the same conclusion.
 
     Args:
-        config: what ends a run.
-        strategy: collectives.
-        folder: of the run; batches of bad steps go to `bad_batches/` below it.
-        temperature: of sampling, for a replay.
+        config: which checks are on, and their limits.
+        strategy: reduces metrics over ranks.
+        folder: run folder; batches of skipped steps go to its subfolder `bad_batches/`.
+        temperature: sampling temperature, saved with the batches.
+        is_idle: see `Algorithm.is_idle`; default: all advantages were zero.
     """
 
-    def __init__(self, config: GuardConfig, strategy: DeepspeedStrategy, folder: Path, temperature: float):
+    def __init__(
+        self,
+        config: GuardConfig,
+        strategy: DeepspeedStrategy,
+        folder: Path,
+        temperature: float,
+        is_idle: Callable[[Mapping[str, float]], bool] | None = None,
+    ):
         self._config, self._strategy, self._temperature = config, strategy, temperature
         self._start = StartCheck()
-        self._idle = IdleCheck(config.max_idle_iterations)
+        self._idle = IdleCheck(config.max_idle_iterations, is_idle)
         self._bad = BadSteps(folder / "bad_batches", config.max_bad_steps, strategy)
         self._update_seen = False
 
-    def look_at_rollout(
-        self, samples: Sequence[Sample], first_evaluation: tuple[float, int] | None, inputs: VLAInputs
-    ) -> None:
-        """The first rollout: this rank's episodes."""
+    def check_rollout(self, samples: Sequence[Sample], first_evaluation: tuple[float, int] | None) -> None:
+        """Check the first rollout, given the episodes of this rank."""
         scores = [sample.score for sample in samples]
         share = 0.0
-        if inputs.config.use_proprio and samples:
+        if samples and samples[0].proprio is not None:
             seen = torch.cat([sample.proprio for sample in samples if sample.proprio is not None])
-            told = samples[0].state_width  # one-hot: at the ends of its range by nature
-            share = saturated_share(inputs.normalize_proprio(seen)[:, : seen.shape[1] - told])
+            state_width = samples[0].state_width  # a one-hot vector is always saturated
+            share = saturated_share(seen[:, : seen.shape[1] - state_width])
         metrics = self._strategy.all_reduce({"episodes": len(scores)}, "sum")
         metrics |= self._strategy.all_reduce({"lowest_score": min(scores, default=math.inf)}, "min")
         metrics |= self._strategy.all_reduce({"highest_score": max(scores, default=-math.inf)}, "max")
         metrics |= self._strategy.all_reduce({"saturated_proprio": share}, "max")
-        self._tell(self._start.of_rollout(metrics, first_evaluation))
+        self._report(self._start.of_rollout(metrics, first_evaluation))
 
-    def look_at_update(self, metrics: Mapping[str, float]) -> None:
-        """The metrics of any update; those of the policy's first are judged as the start of the run."""
-        if not self._update_seen and "actor/grad_norm" in metrics:
+    def after_rollout(self, rollout: Rollout, metrics: Metrics) -> None:
+        """Check the first rollout of the run."""
+        if rollout.iteration == 0:
+            self.check_rollout(rollout.samples, rollout.start_evaluation)
+
+    def after_step(self, step: OptimizerStep) -> None:
+        """See `BadSteps.check`."""
+        number = step.iteration + 1  # counted from 1, as in the log
+        self._bad.check(step.model, step.norm, step.rows, number, {"temperature": self._temperature})
+
+    def after_update(self, values: dict[str, float]) -> None:
+        """Check the first update of the policy."""
+        if not self._update_seen and "actor/grad_norm" in values:
             self._update_seen = True
-            self._tell(self._start.of_update(metrics))
+            self._report(self._start.of_update(values))
 
-    def look_at_iteration(self, metrics: Mapping[str, float]) -> None:
-        """All metrics of an iteration at its end, rollout and update; as `IdleCheck.look`."""
-        self._idle.look(metrics)
+    def after_iteration(self, values: dict[str, float]) -> None:
+        """See `IdleCheck.check`."""
+        self._idle.check(values)
 
     @property
     def nothing_left(self) -> bool:
-        """As `IdleCheck.nothing_left`."""
+        """See `IdleCheck.nothing_left`."""
         return self._idle.nothing_left
 
-    def look_at_step(self, model: str, norm: float, step: Experience, iteration: int) -> bool:
-        """As `BadSteps.look`."""
-        return self._bad.look(model, norm, step, iteration, {"temperature": self._temperature})
-
-    def _tell(self, problems: Sequence[str]) -> None:
+    def _report(self, problems: Sequence[str]) -> None:
         if problems and self._config.check_start:
             raise TrainingHalted("\n".join([*problems, "(--no-check_start goes on nevertheless)"]))
         if self._strategy.is_main:
@@ -241,27 +257,58 @@ class Guards:
                 log.warning(problem)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint must hold."""
+        """State for a checkpoint."""
         idle = {"idle": self._idle.count, "succeeded": self._idle.succeeded}
         return idle | {"update_seen": self._update_seen, "bad_steps": self._bad.in_a_row}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a `state_dict`."""
+        """Restore a `state_dict`."""
         self._idle.count, self._update_seen = int(state["idle"]), bool(state["update_seen"])
-        # Checkpoints of earlier versions have neither.
+        # Missing in checkpoints of earlier versions.
         self._idle.succeeded = int(state.get("succeeded", 0))
         self._bad.in_a_row = dict(state.get("bad_steps", {}))
 
 
-def read_batch(path: Path) -> tuple[Experience, str, dict[str, Any]]:
-    """What `BadSteps` wrote: rows, model, settings."""
+@dataclass(frozen=True)
+class StoredBatch:
+    """The batch of a step that was left out, as `BadSteps` wrote it.
+
+    Attributes:
+        rows: of one rank.
+        model: "actor", "critic" or "reward_model".
+        settings: what a replay needs to know (temperature, ...).
+        prepared: `rows` hold observations as the networks read them; False for files of version 0.1, which hold those
+            of the environment.
+    """
+
+    rows: Experience
+    model: str
+    settings: dict[str, Any]
+    prepared: bool
+
+
+def read_batch(path: Path) -> StoredBatch:
+    """Read a file of `BadSteps`, also of version 0.1."""
     content = torch.load(path, map_location="cpu", weights_only=True)
     known = {f.name for f in fields(Experience)}
-    rows = Experience(**{name: value for name, value in content["experience"].items() if name in known})
-    return rows, content["model"], content["settings"]
+    stored = content["experience"]
+    since_0_2 = "action_tokens" not in stored
+    if not since_0_2:
+        stored["trace"] = {"tokens": stored["action_tokens"]}
+        if stored.get("ref_all_log_probs") is not None:
+            stored["reference"] = {"log_probs": stored["ref_all_log_probs"]}
+    rows = Experience(**{name: value for name, value in stored.items() if name in known})
+    return StoredBatch(rows, content["model"], content["settings"], prepared=since_0_2)
 
 
 def saturated_share(normalized: Tensor) -> float:
-    """Share of entries of [B, P] normalised proprioception at or beyond +-1, over the dimensions that vary."""
+    """Share of the entries of normalized proprioception [B, P] at or beyond +-1, over the dimensions that vary."""
     varying = normalized[:, normalized.amax(0) > normalized.amin(0)] if len(normalized) > 1 else normalized
     return float((varying.abs() >= 1.0).float().mean()) if varying.numel() else 0.0
+
+
+def good_enough(evaluations: Sequence[EvalResult], schedule: ScheduleConfig) -> bool:
+    """Whether the latest evaluations, of at least 50 episodes each, all reach the threshold of early stopping."""
+    latest = [e.success_at_end for e in evaluations[-schedule.early_stop_evaluations :]]
+    enough = len(latest) == schedule.early_stop_evaluations
+    return enough and all(r.n >= EARLY_STOP_EPISODES and r.rate >= schedule.early_stop_success for r in latest)

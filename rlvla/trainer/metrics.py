@@ -1,7 +1,7 @@
-"""Metrics of an iteration. Each one says at the place where it is measured how it is reduced.
+"""Metrics of an iteration; the code that measures a metric also declares how it is reduced.
 
-The reduction is the same over micro-batches, optimiser steps and ranks: a mean weighted by what it is over, a sum, a
-maximum or a minimum. Nothing is guessed from a name.
+The reduction is the same over micro-batches, optimizer steps and ranks: a weighted mean, a sum, a maximum or a minimum.
+Nothing is inferred from names.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Value = float | Tensor
 
 
 class Collectives(Protocol):
-    """What the reduction asks of a strategy."""
+    """What the reduction needs of a strategy."""
 
     def all_reduce(self, values: dict[str, float], op: str = "mean") -> dict[str, float]:
         """Reduce named numbers over the ranks."""
@@ -26,7 +26,7 @@ class Collectives(Protocol):
 class Metrics:
     """Collects measurements; `reduce` turns them into one number per name.
 
-    Names that begin with `_` are ingredients of derived metrics and are not reported.
+    Names that start with `_` are intermediate values of derived metrics and are not reported.
     """
 
     def __init__(self) -> None:
@@ -39,11 +39,11 @@ class Metrics:
         self._reduction: dict[str, str] = {}
 
     def mean(self, values: Mapping[str, Value], weight: float) -> None:
-        """Means over `weight` entries (tokens, rows, episodes, steps); the result is the mean over all entries.
+        """Add means over `weight` entries (tokens, rows, episodes, steps); they reduce to the mean over all entries.
 
         Args:
             values: name -> mean.
-            weight: how many entries the mean is over; with 0 the values are not read and only the names declared.
+            weight: number of entries of the mean; with 0 the values are ignored and only the names are declared.
         """
         for name, value in values.items():
             self._declare(name, "mean")
@@ -51,29 +51,29 @@ class Metrics:
             self._weights[name] = self._weights.get(name, 0.0) + weight
 
     def so_far(self, name: str) -> tuple[float, float]:
-        """Sum and weight of a mean on this rank until now; zeros where nothing was measured."""
+        """Sum and weight of a mean on this rank so far; zeros if nothing was measured."""
         return self._sums.get(name, 0.0), self._weights.get(name, 0.0)
 
     def total(self, values: Mapping[str, Value]) -> None:
-        """Numbers that add up."""
+        """Add numbers that reduce to their sum."""
         for name, value in values.items():
             self._declare(name, "total")
             self._totals[name] = self._totals.get(name, 0.0) + _number(value)
 
     def maximum(self, values: Mapping[str, Value]) -> None:
-        """Numbers of which the largest counts."""
+        """Add numbers that reduce to their maximum."""
         for name, value in values.items():
             self._declare(name, "maximum")
             self._maxima[name] = max(self._maxima.get(name, -float("inf")), _number(value))
 
     def minimum(self, values: Mapping[str, Value]) -> None:
-        """Numbers of which the smallest counts."""
+        """Add numbers that reduce to their minimum."""
         for name, value in values.items():
             self._declare(name, "minimum")
             self._minima[name] = min(self._minima.get(name, float("inf")), _number(value))
 
     def distribution(self, name: str, entries: Tensor) -> None:
-        """`name/mean`, `name/std` (ddof 0), `name/max` and `name/min` over all entries [N], which may be none."""
+        """Add `name/mean`, `name/std` (ddof 0), `name/max` and `name/min` over entries [N]; N may be 0."""
         entries = entries.detach().double()
         some = len(entries) > 0
         self.mean({f"{name}/mean": entries.mean() if some else 0.0}, len(entries))
@@ -83,14 +83,14 @@ class Metrics:
         self.derived(f"{name}/std", lambda known: _variance(known, name) ** 0.5)
 
     def derived(self, name: str, function: Callable[[dict[str, float]], float]) -> None:
-        """A metric computed from the reduced ones, in the order of declaration; left out where one of them is."""
+        """Declare a metric computed from reduced ones, in order of declaration; left out if one of them is missing."""
         self._declare(name, "derived")
         self._derived[name] = function
 
     def reduce(self, strategy: Collectives) -> dict[str, float]:
-        """One number per name over everything measured on any rank; every rank must have declared the same names.
+        """Reduce all measurements of all ranks to one number per name; all ranks must have declared the same names.
 
-        Means over nothing, and extremes of nothing, are left out.
+        Means and extremes without entries are left out.
         """
         sums = strategy.all_reduce(_sorted(self._sums), "sum")
         weights = strategy.all_reduce(_sorted(self._weights), "sum")
@@ -113,7 +113,7 @@ class Metrics:
 
 
 def explained_variance(values: str, errors: str) -> Callable[[dict[str, float]], float]:
-    """For `Metrics.derived`: 1 - Var(errors) / Var(values) of two distributions; 0 where the values do not vary."""
+    """For `Metrics.derived`: 1 - Var(errors) / Var(values) of two distributions; 0 if the values do not vary."""
 
     def derive(known: dict[str, float]) -> float:
         total = _variance(known, values)
@@ -127,7 +127,7 @@ def _variance(known: dict[str, float], name: str) -> float:
 
 
 def _sorted(values: dict[str, float]) -> dict[str, float]:
-    """In an order that all ranks share."""
+    """Sorted by name, an order shared by all ranks."""
     return dict(sorted(values.items()))
 
 

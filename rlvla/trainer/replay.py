@@ -1,38 +1,48 @@
-"""The replay list: decisions of one iteration, cut into optimiser steps by whole episodes."""
+"""The replay list: training rows of an iteration, split into optimizer steps by episode, and into micro-batches."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from rlvla.algorithms import balancing
 from rlvla.experience import Experience
+from rlvla.models.policy import Policy
+from rlvla.trainer.config import BatchConfig
+from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
 
-EPISODES_PER_RANK = 2**40  # rank r numbers its episodes from r times this: numbers of two ranks never meet
+EPISODES_PER_RANK = 2**40  # rank r numbers its episodes from r times this, so that numbers are unique over ranks
 
 
 class ReplayList:
-    """Holds `Experience` rows until they have been trained on.
+    """Stores `Experience` rows until they have been trained on.
 
-    Rows of one episode are never split over optimiser steps.
+    Rows of an episode are never split over optimizer steps.
     """
 
     def __init__(self) -> None:
         self._parts: list[Experience] = []
 
     def append(self, experience: Experience) -> None:
-        """Add rows; their episodes are numbered on from those already held."""
-        held = max((int(part.episode_index.max()) % EPISODES_PER_RANK + 1 for part in self._parts), default=0)
-        self._parts.append(experience.with_fields(episode_index=experience.episode_index + held))
+        """Add rows; their episodes are numbered consecutively after those in the list."""
+        first = max((int(part.episode_index.max()) % EPISODES_PER_RANK + 1 for part in self._parts), default=0)
+        self._parts.append(experience.with_fields(episode_index=experience.episode_index + first))
 
     def clear(self) -> None:
-        """Forget all rows."""
+        """Remove all rows."""
         self._parts.clear()
 
     def __len__(self) -> int:
-        """Rows held."""
+        """Number of rows."""
         return sum(len(part) for part in self._parts)
+
+    @property
+    def num_episodes(self) -> int:
+        """Number of episodes."""
+        return sum(len(part.episode_index.unique()) for part in self._parts)
 
     def experience(self) -> Experience:
         """All rows as one batch."""
@@ -45,13 +55,13 @@ class ReplayList:
     ) -> Iterator[Experience]:
         """Shuffle the episodes and yield the rows of `episodes_per_step` of them at a time.
 
-        Rows inside a step are shuffled too, so that micro-batches are alike.
+        The rows of a step are shuffled as well, so that its micro-batches are alike.
 
         Args:
-            episodes_per_step: the last step takes the remainder.
-            rng: of the shuffles.
-            num_steps: exactly so many steps of about equal size instead, as another rank with more episodes needs; a
-                step without an episode is a row with empty masks.
+            episodes_per_step: number of episodes per step; the last step takes the remainder.
+            rng: generator for the shuffles.
+            num_steps: yield exactly this many steps of about equal size instead, to match a rank with more episodes; a
+                step without episodes is a fully masked row.
         """
         everything = self.experience()
         episodes = everything.episode_index.numpy()
@@ -64,30 +74,103 @@ class ReplayList:
             portions = np.array_split(order, num_steps)
         for portion in portions:
             rows = np.flatnonzero(np.isin(episodes, portion))
-            yield take(everything, torch.from_numpy(rng.permutation(rows)))
-
-
-def take(step: Experience, rows: torch.Tensor) -> Experience:
-    """The rows [M] (int64) of a batch; for no rows one row with empty masks, which contributes nothing to any loss."""
-    if len(rows):
-        return step.index(rows)
-    blank = step.index(torch.zeros(1, dtype=torch.long))
-    return blank.with_fields(
-        action_mask=torch.zeros_like(blank.action_mask),
-        policy_mask=None if blank.policy_mask is None else torch.zeros_like(blank.policy_mask),
-        value_mask=None if blank.value_mask is None else torch.zeros_like(blank.value_mask),
-    )
+            yield everything.take(torch.from_numpy(rng.permutation(rows)))
 
 
 def micro_batches(step: Experience, rows: int, count: int) -> Iterator[Experience]:
-    """Cut a batch into exactly `count` micro-batches of at most `rows` rows.
+    """Split a batch into exactly `count` micro-batches of at most `rows` rows.
 
-    Ranks must run equally many micro-batches; where rows run out, a row with empty masks stands in.
+    Since all ranks must run the same number of micro-batches, surplus ones consist of one fully masked row.
     """
     for part in consecutive(len(step), rows, count):
-        yield take(step, part)
+        yield step.take(part)
 
 
 def consecutive(total: int, rows: int, count: int) -> list[torch.Tensor]:
-    """Row numbers 0..total-1 in `count` parts of at most `rows`; parts beyond the last row are empty."""
+    """Row indices 0..total-1 in `count` parts of at most `rows`; parts beyond the last row are empty."""
     return [torch.arange(min(i * rows, total), min((i + 1) * rows, total)) for i in range(count)]
+
+
+class MicroBatchPlanner:
+    """Splits optimizer steps into micro-batches, the same number on each rank.
+
+    Args:
+        strategy: used to agree on the number of micro-batches and to exchange rows.
+        batch: micro-batch sizes and the kind of balancing.
+        policy: gives the number of tokens of a row.
+    """
+
+    def __init__(self, strategy: DeepspeedStrategy, batch: BatchConfig, policy: Policy):
+        self._strategy, self._batch, self._policy = strategy, batch, policy
+
+    def _row_tokens(self, step: Experience) -> list[int]:
+        return self._policy.row_tokens(step.instructions, step.images.shape[1])
+
+    def plan(self, step: Experience) -> list[Tensor]:
+        """Row indices [M] int64 of each micro-batch; empty for micro-batches that only other ranks need."""
+        if not self._batch.use_dynamic_batch:
+            size = self._batch.micro_train_batch_size
+            return consecutive(len(step), size, self._agree(-(-len(step) // size)))
+        sizes = self._row_tokens(step)
+        parts = balancing.micro_batches(sizes, self._batch.train_max_tokens_per_gpu)
+        parts += [[] for _ in range(self._agree(len(parts)) - len(parts))]
+        return [torch.tensor(part, dtype=torch.long) for part in parts]
+
+    def _agree(self, count: int) -> int:
+        return int(self._strategy.all_reduce({"n": count}, "max")["n"])
+
+    def spread(self, step: Experience) -> Experience:
+        """The rows of this rank after balancing the step over the ranks; the step itself if balancing is off."""
+        strategy = self._strategy
+        if self._batch.balance_ranks == "none" or strategy.world_size == 1:
+            return step
+        # The placeholder for an empty batch (see `Experience.take`) has no tokens and stays where it is.
+        tokens = self._row_tokens(step) if bool(step.action_mask.any()) else [0] * len(step)
+        sizes = strategy.gather_objects(tokens)
+        owners = [(rank, row) for rank, part in enumerate(sizes) for row in range(len(part))]
+        parts = share_out(
+            [size for part in sizes for size in part],
+            [rank for rank, _ in owners],
+            strategy.world_size,
+            self._batch.balance_ranks == "rows",
+        )
+        leaving, staying = {}, torch.empty(0, dtype=torch.long)
+        for rank, part in enumerate(parts):
+            rows = torch.tensor([owners[i][1] for i in part if owners[i][0] == strategy.rank], dtype=torch.long)
+            if rank == strategy.rank:
+                staying = rows
+            elif len(rows):
+                leaving[rank] = step.index(rows)
+        arriving = [sent[strategy.rank] for sent in strategy.gather_objects(leaving) if strategy.rank in sent]
+        kept = [step.index(staying)] if len(staying) else []
+        parts_here = [*kept, *arriving]
+        return Experience.cat(parts_here) if parts_here else step.take(staying)
+
+
+def share_out(sizes: Sequence[int], owners: Sequence[int], num_ranks: int, equal_rows: bool) -> list[list[int]]:
+    """Assign rows to ranks by the largest differencing method (Karmarkar-Karp).
+
+    Args:
+        sizes: tokens of each row.
+        owners: the rank on which each row is now; each part is assigned to the rank that already has most of it.
+        num_ranks: number of ranks.
+        equal_rows: require numbers of rows that differ by at most one.
+
+    Returns:
+        The rows of each rank, ascending.
+    """
+    count = len(sizes)
+    blanks = -count % num_ranks if equal_rows else 0  # pad with empty rows to a multiple of the ranks
+    parts = balancing.karmarkar_karp([*sizes, *[0] * blanks], num_ranks, equal_rows)
+    parts = [[row for row in part if row < count] for part in parts]
+    weights = [[sum(sizes[row] for row in part if owners[row] == rank) for part in parts] for rank in range(num_ranks)]
+    placed: list[list[int]] = [[] for _ in range(num_ranks)]
+    free_ranks, free_parts = set(range(num_ranks)), set(range(num_ranks))
+    while free_ranks:
+        rank, part = max(
+            ((r, p) for r in free_ranks for p in free_parts), key=lambda pair: (weights[pair[0]][pair[1]], -pair[0])
+        )
+        placed[rank] = parts[part]
+        free_ranks.remove(rank)
+        free_parts.remove(part)
+    return placed

@@ -1,76 +1,31 @@
-"""Training a `RewardModel`: does an episode succeed, and how far has it come, judged by single frames."""
+"""Training a `RewardModel`, which predicts success and progress of an episode from single frames."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch.nn import functional
 
-from rlvla.experience import Experience
+from rlvla.checkpoints.policy_folder import PolicyRecord, export_policy
+from rlvla.data.demonstrations import Demonstrations
+from rlvla.data.frames import FrameRows, split_episodes
+from rlvla.evaluation.statistics import auroc, calibration_error, spearman
 from rlvla.models.value_models import RewardModel
-from rlvla.trainer.demonstrations import UNKNOWN_STATE, Demonstrations
 from rlvla.trainer.guards import BadSteps
 from rlvla.trainer.metrics import Metrics
-from rlvla.trainer.metrics_layout import REWARD_MODEL_LAYOUT
-from rlvla.trainer.policy_export import PolicyRecord, export_policy
-from rlvla.trainer.reward_model_config import RewardModelConfig
-from rlvla.utils.logging import progress_bar
-from rlvla.utils.metrics_log import MetricsLogger
+from rlvla.trainer.metrics_writer import REWARD_MODEL_LAYOUT, MetricsLogger
+from rlvla.trainer.supervised_config import RewardModelConfig
+from rlvla.utils.deepspeed.engine import OptimConfig
+from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
 from rlvla.utils.seeding import derive_rng
-from rlvla.utils.statistics import auroc, calibration_error, spearman
-from rlvla.utils.strategy import DeepspeedStrategy, OptimConfig
-
-_EARLY = 0.5  # frames of a success before this share of it show that it has not happened yet
-
-
-@dataclass
-class FrameRows:
-    """Frames as training rows.
-
-    Attributes:
-        inputs: images, proprio, instructions.
-        success: [M] 1 or 0; NaN where it cannot be told from the frame (the later part of a success).
-        progress: [M] share of the episode's time.
-        failed: [M] bool, frames of failures, whose progress is only capped.
-    """
-
-    inputs: Experience
-    success: torch.Tensor
-    progress: torch.Tensor
-    failed: torch.Tensor
-
-    @classmethod
-    def of(cls, demos: Demonstrations, episodes: Sequence[int], use_proprio: bool) -> FrameRows:
-        """All frames of these episodes."""
-        success, progress, failed = [], [], []
-        for index in episodes:
-            steps = len(demos.images[index])
-            time = np.linspace(0.0, 1.0, steps) if steps > 1 else np.ones(1)
-            if demos.success[index]:
-                label = np.where(time < _EARLY, 0.0, np.nan)
-                label[-1] = 1.0
-            else:
-                label = np.zeros(steps)
-            success.append(label)
-            progress.append(time)
-            failed.append(np.full(steps, not demos.success[index]))
-        proprio = demos.proprio if use_proprio else None
-        inputs = Experience(
-            images=torch.from_numpy(np.concatenate([demos.images[i] for i in episodes])),
-            proprio=None if proprio is None else torch.from_numpy(np.concatenate([proprio[i] for i in episodes])),
-            instructions=[demos.instructions[i] for i in episodes for _ in range(len(demos.images[i]))],
-        )
-        columns = [torch.from_numpy(np.concatenate(part)) for part in (success, progress, failed)]
-        return cls(inputs, columns[0].float(), columns[1].float(), columns[2])
+from rlvla.utils.terminal import progress_bar
 
 
 def label_weights(success: torch.Tensor, balance: float) -> torch.Tensor:
-    """What each frame [M] counts in the cross-entropy: positive ones `balance`, negative ones 1, unknown ones 0."""
+    """Weight of each frame [M] in the cross-entropy: `balance` for positive, 1 for negative, 0 for unknown labels."""
     return torch.where(success == 1, balance, 1.0) * ~success.isnan()
 
 
@@ -86,18 +41,18 @@ def reward_model_loss(
     num_frames: float | None = None,
     dp_size: int = 1,
 ) -> torch.Tensor:
-    """Binary cross-entropy for success plus a squared error for progress, both means over the optimizer step.
+    """Binary cross-entropy for success plus squared error for progress, both averaged over the optimizer step.
 
     Args:
-        logits: [M, T], success at column 0, progress at column 1.
+        logits: [M, T], with success in column 0 and progress in column 1.
         success: [M], see `FrameRows`.
-        progress: [M].
-        failed: [M] bool.
-        config: weights.
-        balance: weight of a positive frame (there are few: one for each success).
-        total_weight: sum of `label_weights` of the step over all ranks; by default of these frames.
-        num_frames: of the step over all ranks; by default these.
-        dp_size: number of ranks, whose gradients are averaged: the mean of their losses is that of the step.
+        progress: [M], see `FrameRows`.
+        failed: [M] bool, see `FrameRows`.
+        config: `progress_coef` and `failure_progress_cap`.
+        balance: weight of a positive frame (there is one per successful episode).
+        total_weight: sum of `label_weights` over all ranks of the step; default: of the given frames.
+        num_frames: number of frames over all ranks of the step; default: of the given frames.
+        dp_size: number of ranks, over which gradients are averaged.
     """
     weight = label_weights(success, balance)
     bce = functional.binary_cross_entropy_with_logits(logits[:, 0], success.nan_to_num(), reduction="none")
@@ -110,27 +65,16 @@ def reward_model_loss(
     return dp_size * (of_success + config.progress_coef * of_progress)
 
 
-def split_episodes(demos: Demonstrations, share: float, seed: int) -> tuple[list[int], list[int]]:
-    """(training, held-out) episodes; those of one initial state stay together, unknown states count as different."""
-    everything = range(len(demos.actions))
-    known = demos.init_states or [UNKNOWN_STATE] * len(everything)
-    start = [(task, state, i if (task, state) == UNKNOWN_STATE else 0) for i, (task, state) in enumerate(known)]
-    states = sorted(set(start))
-    order = derive_rng(seed, "reward model split").permutation(len(states))
-    kept = {states[i] for i in order[: max(1, round(share * len(states)))]}
-    return [i for i in everything if start[i] not in kept], [i for i in everything if start[i] in kept]
-
-
 class RewardModelTrainer:
-    """Trains a reward model on episodes with their outcomes.
+    """Trains a reward model on episodes with known outcomes.
 
     Args:
-        model: to be trained.
-        demos: successes and failures.
-        strategy: DeepSpeed.
-        config: length, speed, weights.
-        save_path: run folder; `reward_model/` below it receives the result.
-        record: what is noted in that folder.
+        model: the model to train.
+        demos: successful and failed episodes.
+        strategy: process group and DeepSpeed engines.
+        config: training hyperparameters.
+        save_path: run folder; the result goes to its subfolder `reward_model/`.
+        record: environment record written into the exported folder.
     """
 
     def __init__(
@@ -143,9 +87,9 @@ class RewardModelTrainer:
         record: PolicyRecord,
     ):
         self._strategy, self._config, self._save_path, self._record = strategy, config, save_path, record
-        self._demos, self._proprio = demos, bool(model.inputs.config.use_proprio)
+        self._demos, self._model = demos, model
         train, self._heldout = split_episodes(demos, config.heldout_share, strategy.seed)
-        self._rows = FrameRows.of(demos, train, self._proprio)
+        self._rows = FrameRows.of(demos, train, model)
         positives = float((self._rows.success == 1).sum())
         self._balance = max(1.0, float((self._rows.success == 0).sum()) / max(1.0, positives))
         self._batch = min(config.train_batch_size, len(self._rows.inputs))
@@ -163,10 +107,10 @@ class RewardModelTrainer:
         )
 
     def fit(self) -> dict[str, float]:
-        """Train, export, and return the metrics on the held-out episodes.
+        """Train, export the model, and return the metrics on the held-out episodes.
 
         Raises:
-            TrainingHalted: too many steps in a row had NaN or infinity; nothing is exported.
+            TrainingHalted: too many consecutive steps were not finite; nothing is exported.
         """
         step, size, means = 0, self._batch, Metrics()
         with progress_bar(self._total, "reward model", enabled=self._strategy.is_main, unit="step") as bar:
@@ -188,7 +132,7 @@ class RewardModelTrainer:
         return metrics
 
     def _step(self, step: int, rows: torch.Tensor, means: Metrics) -> None:
-        """Train on these rows of all ranks."""
+        """One optimizer step on the given rows, which are split over the ranks."""
         self._engine.train()
         rows = rows[self._strategy.rank :: self._strategy.world_size]
         model: RewardModel = self._engine.module
@@ -197,22 +141,22 @@ class RewardModelTrainer:
         labels = {"success": data.success[rows], "progress": data.progress[rows], "failed": data.failed[rows]}
         logits = self._engine(**model.score(inputs.to(device)))
         on_device = {name: label.to(device) for name, label in labels.items()}
-        own = {"total_weight": float(label_weights(labels["success"], self._balance).sum()), "num_frames": len(rows)}
-        totals = self._strategy.all_reduce(own, "sum") | {"dp_size": self._strategy.world_size}
+        counts = {"total_weight": float(label_weights(labels["success"], self._balance).sum()), "num_frames": len(rows)}
+        totals = self._strategy.all_reduce(counts, "sum") | {"dp_size": self._strategy.world_size}
         loss = reward_model_loss(logits, **on_device, config=self._config, balance=self._balance, **totals)
         norm = self._engine.backward(loss, last=True)
         means.mean({"reward_model/loss": loss}, 1.0)
         means.mean({"reward_model/grad_norm": norm}, float(math.isfinite(norm)))
-        if not self._bad.look("reward_model", norm, inputs, step, labels):
+        if not self._bad.check("reward_model", norm, inputs, step, labels):
             means.total({"reward_model/skipped_steps": 1.0 / self._strategy.world_size})
 
     def evaluate(self) -> dict[str, float]:
-        """On the held-out episodes: AUROC and calibration of the last frame, Spearman of progress with time."""
+        """AUROC and calibration error at the last frame, and Spearman correlation of progress with time, held out."""
         self._engine.train(False)
         model: RewardModel = self._engine.module
         probabilities, outcomes, correlations = [], [], []
         for index in self._heldout:
-            rows = FrameRows.of(self._demos, [index], self._proprio).inputs.to(self._strategy.device)
+            rows = FrameRows.of(self._demos, [index], self._model).inputs.to(self._strategy.device)
             with torch.no_grad():
                 logits = torch.sigmoid(self._engine(**model.score(rows))).cpu()
             probabilities.append(float(logits[-1, 0]))

@@ -1,41 +1,33 @@
-"""Forward passes over finished episodes: old log-probs, reference, values, the reward model's opinion."""
+"""Forward passes over finished episodes: old log-probs, reference log-probs, values."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from rlvla.algorithms.kl import kl_penalty
 from rlvla.experience import Experience, Sample
-from rlvla.models.actor import Actor
-from rlvla.models.actor_critic import ActorCritic
-from rlvla.models.inputs import VLAInputs
+from rlvla.models.policy import parameters_of
 from rlvla.models.reference import ReferenceModel
-from rlvla.models.value_models import Critic, RewardModel
 from rlvla.trainer.algorithm_config import AlgorithmConfig
 from rlvla.trainer.config import BatchConfig
-from rlvla.trainer.episode_grid import last_action
 from rlvla.trainer.replay import micro_batches
-from rlvla.utils.strategy import DeepspeedStrategy, Engine
-
-REWARD_MODEL_COMPONENT = "reward_model"
+from rlvla.utils.deepspeed.engine import Engine
+from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
 
 
 @dataclass
-class Judges:
-    """The models that look at an episode. `critic`, `reference` and `reward_model` are None where not used.
+class Networks:
+    """The networks that score an episode; `critic` and `reference` are None if not used.
 
-    With a shared backbone `critic` is the engine of the actor.
+    With a shared backbone, `critic` is the engine of the actor.
     """
 
     actor: Engine
     critic: Engine | None
     reference: ReferenceModel | None
-    reward_model: RewardModel | None
 
     @property
     def shared(self) -> bool:
@@ -43,94 +35,85 @@ class Judges:
         return self.critic is self.actor
 
 
-class Scorer:
-    """Runs the judges over rows, in micro-batches, equally many on every rank (ZeRO-3 needs that).
+@dataclass
+class Scores:
+    """Outputs of the networks before an update, on the host; all [B, K] float32, or None if not needed.
 
-    Args:
-        judges: the models.
-        strategy: collectives.
-        batch: temperature and micro-batch size.
-        algorithm: what is asked for.
+    Attributes:
+        old_log_probs: log-probs under the actor.
+        ref_log_probs: log-probs under the reference.
+        exact_kl: exact KL from actor to reference.
+        reference: parameters of the reference's distributions, name -> [B, ...], if the exact KL is a loss.
+        sum_pi_squared: sum of squared probabilities under the actor, if the estimator needs it.
+        values: raw output of the critic.
     """
 
-    def __init__(self, judges: Judges, strategy: DeepspeedStrategy, batch: BatchConfig, algorithm: AlgorithmConfig):
-        self.judges = judges
+    old_log_probs: Tensor
+    ref_log_probs: Tensor | None = None
+    exact_kl: Tensor | None = None
+    reference: dict[str, Tensor] | None = None
+    sum_pi_squared: Tensor | None = None
+    values: Tensor | None = None
+
+
+class ModelPasses:
+    """Runs the networks over rows in micro-batches, the same number on each rank, as ZeRO-3 requires.
+
+    Args:
+        networks: actor, critic and reference.
+        strategy: used to agree on the number of micro-batches.
+        batch: sampling temperature and micro-batch size.
+        algorithm: determines which outputs are needed.
+    """
+
+    def __init__(self, networks: Networks, strategy: DeepspeedStrategy, batch: BatchConfig, algorithm: AlgorithmConfig):
+        self.networks = networks
         self._strategy, self._batch, self._algorithm = strategy, batch, algorithm
 
-    def policy(self, rows: Experience) -> dict[str, Tensor]:
-        """What actor and reference say about the rows, on the host.
+    def scores(self, rows: Experience) -> Scores:
+        """Run all networks over the rows."""
+        self.networks.actor.train(False)
+        outputs = self._passes(rows, self._policies)
+        reference = parameters_of(outputs) or None
+        values = outputs.get("values")
+        if values is None and self.networks.critic is not None:
+            values = self.values(rows)
+        return Scores(
+            outputs["log_probs"],
+            outputs.get("ref_log_probs"),
+            outputs.get("kl"),
+            reference,
+            outputs.get("sum_pi_squared"),
+            values,
+        )
 
-        Returns:
-            `old_log_probs` [B, T]; with a KL `ref_log_probs` [B, T] or, for the exact one, `exact_kl` [B, T] and, if it
-            is a loss, `ref_all_log_probs` [B, T, 256]; `sum_pi_squared` [B, T] if the estimator reads it; with a
-            shared backbone `values` [B, T], from the same pass.
-        """
-        self.judges.actor.train(False)
-        wants_squares = "sum_pi_squared" in self._algorithm.estimator_options
-        if wants_squares or self._algorithm.exact_kl:
-            return self._passes(rows, lambda micro: self._all_columns(micro, wants_squares))
-        return self._passes(rows, self._sampled_columns)
-
-    def _sampled_columns(self, micro: Experience) -> dict[str, Tensor]:
-        actor: Actor = self.judges.actor.module
-        temperature = self._batch.temperature
-        output, found = self._with_values(actor.score(micro, temperature))
-        found["old_log_probs"] = output[0]
-        if self.judges.reference is not None:
-            found["ref_log_probs"] = self.judges.reference.log_probs(micro, temperature)
-        return found
-
-    def _all_columns(self, micro: Experience, wants_squares: bool) -> dict[str, Tensor]:
-        actor: Actor = self.judges.actor.module
-        inputs = actor.score(micro, self._batch.temperature)
-        every, found = self._with_values({**inputs, "all_columns": True})  # [B, T, 256]
-        found["old_log_probs"] = every.gather(-1, inputs["action_tokens"].unsqueeze(-1)).squeeze(-1)
-        if wants_squares:
-            found["sum_pi_squared"] = every.exp().square().sum(-1)
-        if self.judges.reference is None:
-            return found
-        reference = self.judges.reference.all_log_probs(micro, self._batch.temperature)
-        if not self._algorithm.exact_kl:
-            found["ref_log_probs"] = reference.gather(-1, inputs["action_tokens"].unsqueeze(-1)).squeeze(-1)
-            return found
-        found["exact_kl"] = kl_penalty(every, reference, "full")
-        if self._algorithm.kl_in_loss:
-            found["ref_all_log_probs"] = reference
-        return found
-
-    def _with_values(self, inputs: dict[str, Any]) -> tuple[Any, dict[str, Tensor]]:
-        """What the actor puts out, and the values if it has them."""
-        if not self.judges.shared:
-            return self.judges.actor(**inputs), {}
-        output, values = self.judges.actor(**inputs, values="also")
-        return output, {"values": values}
+    def _policies(self, micro: Experience) -> dict[str, Tensor]:
+        """Run actor and reference on a micro-batch."""
+        networks, temperature, algorithm = self.networks, self._batch.temperature, self._algorithm
+        wants = ["log_probs"]
+        if "sum_pi_squared" in algorithm.estimator_options:
+            wants.append("sum_pi_squared")
+        if networks.shared:
+            wants.append("values")
+        outputs: dict[str, Tensor] = {}
+        reference = None
+        if networks.reference is not None and algorithm.exact_kl:
+            reference = networks.reference.parameters_of(micro, temperature)
+            wants.append("kl")
+        elif networks.reference is not None:
+            outputs["ref_log_probs"] = networks.reference.log_probs(micro, temperature)
+        inputs = networks.actor.module.score(micro, temperature)
+        outputs |= networks.actor(**inputs, wants=wants, reference=reference)
+        if reference is not None and algorithm.kl_in_loss:
+            outputs |= {f"parameters/{name}": value for name, value in reference.items()}
+        return outputs
 
     def values(self, rows: Experience) -> Tensor:
-        """[B, T]: what the critic puts out."""
-        engine = self.judges.critic
+        """[B, K]: raw output of the critic."""
+        engine = self.networks.critic
         assert engine is not None
         engine.train(False)
-        critic: Critic | ActorCritic = engine.module
-        inputs = critic.score_values if isinstance(critic, ActorCritic) else critic.score
-        return self._passes(rows, lambda micro: {"values": engine(**inputs(micro))})["values"]
-
-    def judge(self, samples: Sequence[Sample], coef: float, action_dim: int) -> list[Sample]:
-        """The episodes with the reward model's weighted score as a further component, at the last executed action.
-
-        A rank without episodes takes part in the passes of the others.
-        """
-        model = self.judges.reward_model
-        if model is None or not self._strategy.all_reduce({"n": float(len(samples))}, "max")["n"]:
-            return list(samples)
-        rows = last_observations(samples) if samples else _no_observation(model.inputs)
-        opinion = self._passes(rows, lambda micro: {"score": model.success_probability(micro)})
-        judged = []
-        for sample, score in zip(samples, opinion["score"]):
-            component = torch.zeros_like(sample.rewards)
-            component.view(-1)[last_action(sample, action_dim)] = coef * score
-            components = {**sample.reward_components, REWARD_MODEL_COMPONENT: component}
-            judged.append(replace(sample, rewards=sample.rewards + component, reward_components=components))
-        return judged
+        return self._passes(rows, lambda micro: {"values": critic_values(engine, micro)})["values"]
 
     def _passes(self, rows: Experience, forward: Callable[[Experience], dict[str, Tensor]]) -> dict[str, Tensor]:
         size = self._batch.micro_rollout_batch_size
@@ -143,25 +126,17 @@ class Scorer:
         return {name: torch.cat([part[name] for part in parts])[: len(rows)] for name in parts[0]}
 
 
-def _no_observation(inputs: VLAInputs) -> Experience:
-    """A row that a model with these inputs can look at, and that means nothing."""
-    config = inputs.config
-    pictures = (1, config.num_images_in_input or 1, config.image_size, config.image_size, 3)
-    blank = torch.zeros(1, config.num_action_tokens, dtype=torch.bool)
-    return Experience(
-        images=torch.zeros(pictures, dtype=torch.uint8),
-        proprio=torch.zeros(1, config.proprio_dim) if config.use_proprio else None,
-        instructions=[""],
-        action_mask=blank,
-        policy_mask=blank,
-        value_mask=blank,
-    )
+def critic_values(engine: Engine, rows: Experience) -> Tensor:
+    """[B, K]: forward pass of a critic, or of the network it shares with the actor."""
+    critic = engine.module
+    values = engine(**getattr(critic, "score_values", critic.score)(rows))
+    return values["values"] if isinstance(values, dict) else values
 
 
 def last_observations(samples: Sequence[Sample]) -> Experience:
-    """One row per episode (at least one) with what came after its last action; only observation fields matter."""
+    """The observation after the last action of each episode (at least one) as rows with empty masks."""
     has_proprio = samples[0].last_proprio is not None
-    blank = torch.zeros(len(samples), samples[0].action_mask.shape[1], dtype=torch.bool)
+    blank = torch.zeros(len(samples), samples[0].log_probs.shape[1], dtype=torch.bool)
     return Experience(
         images=torch.stack([sample.last_images for sample in samples]),
         proprio=torch.stack([sample.last_proprio for sample in samples]) if has_proprio else None,

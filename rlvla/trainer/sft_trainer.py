@@ -6,81 +6,35 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
-import torch
-
 from rlvla.algorithms.losses import aggregate_loss
+from rlvla.checkpoints.policy_folder import PolicyRecord, export_policy
+from rlvla.data.demonstrations import Demonstrations
+from rlvla.data.rows import DemonstrationRows
 from rlvla.experience import Experience
 from rlvla.models.actor import Actor
-from rlvla.trainer.demonstrations import Demonstrations
+from rlvla.models.policy import Policy
 from rlvla.trainer.guards import BadSteps
+from rlvla.trainer.measurements import Stopwatch, Throughput
 from rlvla.trainer.metrics import Metrics
-from rlvla.trainer.metrics_layout import SFT_LAYOUT
-from rlvla.trainer.policy_export import PolicyRecord, export_policy
-from rlvla.trainer.profiling import Stopwatch
-from rlvla.trainer.replay import micro_batches, take
-from rlvla.trainer.sft_config import SFTConfig
-from rlvla.trainer.throughput import Throughput
-from rlvla.utils.logging import progress_bar
-from rlvla.utils.metrics_log import MetricsLogger
-from rlvla.utils.seeding import derive_rng
-from rlvla.utils.strategy import DeepspeedStrategy, OptimConfig
-
-
-class DemonstrationRows:
-    """Every step of every demonstration as a training row: what was seen, and the A actions that followed.
-
-    Args:
-        demos: the episodes.
-        actor: encodes the actions.
-    """
-
-    def __init__(self, demos: Demonstrations, actor: Actor):
-        chunk, dim = actor.inputs.config.action_chunk_len, actor.inputs.config.action_dim
-        proprio = demos.proprio if actor.inputs.config.use_proprio else None
-        tokens, masks = [], []
-        for index, actions in enumerate(demos.actions):
-            starts = np.arange(len(actions)) if demos.decision_steps is None else demos.decision_steps[index]
-            steps = starts[:, None] + np.arange(chunk)  # [S, A]
-            ahead = actions[np.minimum(steps, len(actions) - 1)]  # behind the end the last action repeats, masked
-            tokens.append(actor.inputs.encode_actions(ahead))
-            masks.append(np.repeat(steps < len(actions), dim, axis=1))
-        self._rows = Experience(
-            images=torch.from_numpy(demos.joined_images()),
-            proprio=None if proprio is None else torch.from_numpy(np.concatenate(proprio)),
-            instructions=[text for text, seen in zip(demos.instructions, demos.images) for _ in range(len(seen))],
-            action_tokens=torch.from_numpy(np.concatenate(tokens)),
-            action_mask=torch.from_numpy(np.concatenate(masks)),
-        )
-
-    def __len__(self) -> int:
-        """Rows."""
-        return len(self._rows)
-
-    def take(self, rows: np.ndarray) -> Experience:
-        """The rows [M] (int64) as a batch; for no rows one with an empty mask."""
-        return take(self._rows, torch.from_numpy(rows))
-
-    def batches(self, config: SFTConfig, strategy: DeepspeedStrategy) -> Iterator[Experience]:
-        """This rank's share of every optimiser step of the run, shuffled anew in every epoch."""
-        size = min(config.train_batch_size, len(self))
-        for epoch in range(config.max_epochs):
-            order = derive_rng(strategy.seed, "sft", epoch).permutation(len(self))
-            for start in range(0, len(self) - size + 1, size):
-                own = order[start + strategy.rank : start + size : strategy.world_size]
-                yield self._rows.index(torch.from_numpy(own))
+from rlvla.trainer.metrics_writer import SFT_LAYOUT, MetricsLogger
+from rlvla.trainer.observers import OptimizerStep
+from rlvla.trainer.replay import micro_batches
+from rlvla.trainer.supervised_config import SFTConfig
+from rlvla.utils.deepspeed.engine import OptimConfig
+from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
+from rlvla.utils.terminal import progress_bar
 
 
 class SFTTrainer:
-    """Trains an `Actor` on demonstrations.
+    """Trains a policy on demonstrations.
 
     Args:
         actor: the policy.
-        demos: the episodes.
-        strategy: DeepSpeed.
-        config: length and speed.
-        save_path: run folder; `policy/` below it receives the result.
-        record: what is noted in that folder.
+        demos: the demonstrations.
+        strategy: process group and DeepSpeed engines.
+        config: training hyperparameters.
+        save_path: run folder; the result goes to its subfolder `policy/`.
+        record: environment record written into the exported folder.
     """
 
     def __init__(
@@ -106,7 +60,7 @@ class SFTTrainer:
                 self._total,
             ),
         )
-        self._throughput = Throughput(strategy, actor.inputs)
+        self._throughput = Throughput(strategy, actor)
         self._bad = BadSteps(save_path / "bad_batches", config.max_bad_steps, strategy, "step")
         self.logger = MetricsLogger(
             save_path if strategy.is_main else None,
@@ -116,20 +70,20 @@ class SFTTrainer:
         )
 
     def fit(self) -> dict[str, float]:
-        """Run all optimiser steps, export the policy, return the metrics of the last steps.
+        """Run all optimizer steps, export the policy, and return the metrics of the last steps.
 
         Raises:
-            TrainingHalted: too many steps in a row had NaN or infinity; nothing is exported.
+            TrainingHalted: too many consecutive steps were not finite; nothing is exported.
         """
         self._engine.train()
         means, watch, last = Metrics(), Stopwatch(), {}
         with progress_bar(self._total, "SFT", enabled=self._strategy.is_main, unit="step") as bar:
-            for step, batch in enumerate(self._rows.batches(self._config, self._strategy), start=1):
-                self._throughput.count_step([self._engine], batch, means)
+            for step, batch in enumerate(self._batches(), start=1):
                 with watch.phase("update"):
-                    self._train_step(step, batch, means)
+                    norm = self._train_step(step, batch, means)
+                self._throughput.after_step(OptimizerStep("actor", self._engine, norm, batch, step - 1, means))
                 if step % self._config.logging_steps == 0 or step == self._total:
-                    self._throughput.measure_update(watch.seconds["update"], means)
+                    self._throughput.after_steps(watch.seconds["update"], means)
                     self._throughput.measure_memory(means)
                     last = {**means.reduce(self._strategy), "sft/lr": self._engine.learning_rate}
                     self.logger.log(last, step)
@@ -140,22 +94,27 @@ class SFTTrainer:
         export_policy(self._engine, self._save_path / "policy", self._strategy, self._record)
         return last
 
-    def _train_step(self, step: int, batch: Experience, means: Metrics) -> None:
+    def _batches(self) -> Iterator[Experience]:
+        config, strategy = self._config, self._strategy
+        sizes = (config.train_batch_size, config.max_epochs)
+        return self._rows.batches(*sizes, strategy.seed, strategy.rank, strategy.world_size)
+
+    def _train_step(self, step: int, batch: Experience, means: Metrics) -> float:
+        """One optimizer step; returns the gradient norm."""
         strategy, config = self._strategy, self._config
-        actor: Actor = self._engine.module
+        policy: Policy = self._engine.module
         tokens = strategy.all_reduce({"n": float(batch.action_mask.sum())}, "sum")["n"]
         count = int(strategy.all_reduce({"n": -(-len(batch) // config.micro_train_batch_size)}, "max")["n"])
         for index, micro in enumerate(micro_batches(batch, config.micro_train_batch_size, count)):
             micro = micro.to(strategy.device)
-            output = self._engine(**actor.score(micro, 1.0), all_columns=True)
-            chosen = output.gather(-1, micro.action_tokens.unsqueeze(-1)).squeeze(-1)
-            nll = -(1 - config.label_smoothing) * chosen - config.label_smoothing * output.mean(-1)
+            inputs = policy.score(micro, 1.0)
+            output = self._engine(**inputs, wants=("loss",), **config.supervision)
             mask = micro.action_mask
-            loss = aggregate_loss(nll, mask, "token-mean", num_tokens=tokens, dp_size=strategy.world_size)
+            loss = aggregate_loss(output["loss"], mask, "token-mean", num_tokens=tokens, dp_size=strategy.world_size)
             norm = self._engine.backward(loss, last=index == count - 1)
-            right = (output.argmax(-1) == micro.action_tokens)[mask].float()
-            values = {"sft/loss": -chosen[mask].mean(), "sft/accuracy": right.mean()}
+            values = {"sft/loss": output["error"][mask].mean(), "sft/accuracy": output["correct"][mask].mean()}
             means.mean(values, float(mask.sum()))
         means.mean({"sft/grad_norm": norm}, float(math.isfinite(norm)))
-        if not self._bad.look("actor", norm, batch, step, {"temperature": 1.0}):
+        if not self._bad.check("actor", norm, batch, step, {"temperature": 1.0}):
             means.total({"sft/skipped_steps": 1.0 / strategy.world_size})
+        return norm

@@ -1,46 +1,97 @@
-"""The errors a person is meant to read: what is wrong, and what to do about it."""
+"""Errors meant for the user: what is wrong, and what to do about it."""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Iterable
+from dataclasses import dataclass
 from types import ModuleType
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One mistake in a configuration.
+
+    Programs and tests rely on `flag` and `reason`; the text is for the user and may be reworded.
+
+    Attributes:
+        flag: the flag to change, without dashes; None if no single flag is at fault.
+        reason: the kind of mistake, e.g. "out_of_range", "not_divisible", "no_effect" (nothing reads the flag),
+            "needs_flag" (another one is missing), "contradiction" (of two flags), "mismatch" (with a checkpoint, a
+            suite, a data set), "changed" (since the run being resumed was started), "missing_file", "invalid_file",
+            "folder_in_use", "unknown_name", "duplicate", "too_few", "unavailable" (on this machine); "" if none is
+            given.
+        text: a sentence that names the value and the remedy; also `str()` of the problem.
+    """
+
+    flag: str | None
+    reason: str
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __contains__(self, words: str) -> bool:
+        """Whether the text contains `words`."""
+        return words in self.text
+
+    def of_flag(self, flag: str, value: object = None) -> Problem:
+        """The same problem, attributed to `flag`; its text starts with the flag and its value."""
+        given = f"--{flag}" if value is None else f"--{flag} {value}"
+        return Problem(flag, self.reason, f"{given}: {self.text}")
+
+    def prefixed(self, words: str) -> Problem:
+        """The same problem with `words` before its text."""
+        return Problem(self.flag, self.reason, f"{words}{self.text}")
+
+
+def as_problems(problems: Iterable[str | Problem]) -> list[Problem]:
+    """The problems; a plain string becomes one without flag and reason."""
+    return [p if isinstance(p, Problem) else Problem(None, "", p) for p in problems]
 
 
 class ConfigError(ValueError):
     """One or more mistakes in a configuration, all reported at once.
 
     Args:
-        problems: one sentence per mistake; each names the value and the remedy.
-        one_rank: only this process found it (a worker that does not start here); otherwise every rank has found the
-            same, and one of them tells.
+        problems: one or several; a plain string is a problem without flag and reason.
+        one_rank: raised on this rank alone (a worker that does not start here); by default every rank is assumed to
+            raise the same error, and only one prints it.
+
+    Attributes:
+        problems: list of `Problem`.
     """
 
-    def __init__(self, problems: str | Iterable[str], *, one_rank: bool = False):
-        self.problems = [problems] if isinstance(problems, str) else list(problems)
+    def __init__(self, problems: str | Problem | Iterable[str | Problem], *, one_rank: bool = False):
+        self.problems = as_problems([problems] if isinstance(problems, (str, Problem)) else problems)
         self.one_rank = one_rank
-        super().__init__("\n".join(self.problems))
+        super().__init__("\n".join(problem.text for problem in self.problems))
+
+    @classmethod
+    def of(cls, flag: str | None, reason: str, text: str) -> ConfigError:
+        """The error of a single `Problem`."""
+        return cls(Problem(flag, reason, text))
 
 
 class RunEnded(RuntimeError):
     """The run cannot or should not go on; the message, shown without a traceback, says why and what to try.
 
     Attributes:
-        one_rank: perhaps this process alone has found it, and tells by itself; otherwise every rank raises it at the
-            same point, and one of them tells.
+        one_rank: it may be raised on this rank alone, which then prints it; if False, every rank raises it at the same
+            point, and only one prints it.
     """
 
     one_rank = True
 
 
 class TrainingHalted(RunEnded):
-    """Going on would be a waste; raised on every rank at the same point."""
+    """Further training would be wasted; raised on every rank at the same point."""
 
     one_rank = False
 
 
 class MissingExtraError(ImportError):
-    """An optional dependency that is not installed; the message names the extra that brings it."""
+    """An optional dependency is not installed; the message names the extra that provides it."""
 
 
 def require(module: str, *, extra: str) -> ModuleType:

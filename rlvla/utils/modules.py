@@ -1,4 +1,4 @@
-"""Modules of a user's own, loaded from the path of their file."""
+"""Loading a user's Python module from its file."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from types import ModuleType
 
 
 def load_file(path: Path) -> ModuleType:
-    """Execute a Python file as a module, once per process: later calls with the same file return the same module.
+    """Import a Python file as a module; later calls with the same file return the same module.
 
-    The module is known to `sys.modules` while it is executed, as after an `import`: dataclasses look their annotations
-    up there, and pickle the classes.
+    As with `import`, the module is in `sys.modules` while it is executed: dataclasses resolve their annotations there,
+    and pickle looks classes up there.
 
     Args:
         path: an existing `.py` file.
 
     Raises:
         ValueError: its name does not end in .py.
-        Exception: whatever the file raises; a later call executes it anew.
+        Exception: whatever the file raises; a later call executes it again.
     """
     path = path.resolve()
-    # Named after its whole path: two files of the same name may both be loaded.
+    # Named after the full path, so that two files of the same name can both be loaded.
     name = f"rlvla_custom_{path.stem}_{zlib.crc32(str(path).encode()):08x}"
     if name in sys.modules:
         return sys.modules[name]

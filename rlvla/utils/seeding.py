@@ -1,4 +1,4 @@
-"""Everything random gets its own generator, derived from the run's seed and a name."""
+"""Seeds and generators derived from the seed of a run and a name, one for each purpose."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 
 def derive_seed(*parts: int | str) -> int:
-    """A 63-bit seed that depends on every part and its order; equal on every platform."""
+    """A 63-bit seed that depends on all parts and their order; the same on every platform."""
     words = [zlib.crc32(part.encode()) if isinstance(part, str) else part for part in parts]
     return int(np.random.SeedSequence(words).generate_state(2, np.uint32).view(np.uint64)[0] >> 1)
 
@@ -20,7 +20,7 @@ def derive_rng(*parts: int | str) -> np.random.Generator:
 
 
 def seed_everything(seed: int) -> None:
-    """Seed Python, numpy and torch; for library code that draws from the global generators."""
+    """Seed Python, numpy and torch, for library code that draws from the global generators."""
     import torch
 
     random.seed(seed)

@@ -1,4 +1,4 @@
-"""Thread settings that must stand before torch is imported."""
+"""Thread settings that must be in place before torch is imported."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import os
 
 
 def limit_threads() -> None:
-    """One thread per process, and threads that sleep while they wait, unless the user has said otherwise.
+    """Use one OpenMP thread per process and let waiting threads sleep, unless the environment says otherwise.
 
-    Several processes (ranks, simulators) share the cores of a machine; two threads in each of them were measured to be
-    many times slower than one. For a large model on a CPU of its own, set OMP_NUM_THREADS.
+    Several processes (ranks, simulators) share the cores of a machine; with two threads each they were measured to be
+    many times slower than with one. For a large model with a CPU to itself, set OMP_NUM_THREADS.
     """
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -1,8 +1,9 @@
-"""Episodes as mp4 that every browser plays: H.264, 4:2:0, even sides, index in front."""
+"""Videos and contact sheets of episodes; mp4 files that browsers play (H.264, 4:2:0, even sides, index in front)."""
 
 from __future__ import annotations
 
 import io
+import math
 import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -11,17 +12,20 @@ from typing import Any
 import numpy as np
 
 from rlvla.utils.errors import MissingExtraError, require
-from rlvla.utils.runs import write_atomic
+from rlvla.utils.files import write_atomic
 
-_SMALLEST_SIDE = 288  # small camera images are enlarged to at least this, so that the caption can be read
+_SMALLEST_SIDE = 288  # smaller camera images are enlarged to at least this width, so that the caption is legible
 _CAPTION_LINES, _LINE_HEIGHT, _MARGIN = 3, 15, 6
 _BAND = (24, 26, 30)
 _TEXT, _SUCCESS, _FAILURE = (235, 235, 235), (112, 214, 122), (240, 128, 110)
+_TILE, _GAP, _CAPTION = 192, 6, 30  # pixels: side of a picture, space between two, height of a two-line caption
+_MAX_COLUMNS = 8
+_PAGE, _EMPTY = (24, 26, 30), (60, 34, 34)
 
 
-def upright(images: np.ndarray, rows_from_below: bool) -> np.ndarray:
-    """Images [..., H, W, 3] as people, and models that judge, should see them: the highest row of the scene first."""
-    return np.ascontiguousarray(images[..., ::-1, :, :]) if rows_from_below else images
+def upright(images: np.ndarray, flipped_vertically: bool) -> np.ndarray:
+    """Images [..., H, W, 3] with the top of the scene first, as viewers and reward models expect them."""
+    return np.ascontiguousarray(images[..., ::-1, :, :]) if flipped_vertically else images
 
 
 def caption_frames(
@@ -32,19 +36,19 @@ def caption_frames(
     states: Sequence[str] | None = None,
     result: bool | None = None,
 ) -> np.ndarray:
-    """Put a band with instruction, step, success and machine state above every frame.
+    """Add a caption with instruction, step, success and reward-machine state above each frame.
 
-    Above, because a browser lays the controls of a video over its lower edge.
+    Above, because browsers draw the video controls over the lower edge.
 
     Args:
-        frames: [F, H, W, 3] uint8, the first one being the initial state (step 0).
-        instruction: what the policy was told.
+        frames: [F, H, W, 3] uint8; the first one is the initial state (step 0).
+        instruction: the language instruction of the episode.
         success: [F] whether the success predicate holds.
         states: [F] state of the reward machine.
         result: success at end; shown on the last frame.
 
     Returns:
-        [F, H', W', 3] uint8 with even sides; small images are enlarged by a whole factor.
+        [F, H', W', 3] uint8 with even sides; small images are enlarged by an integer factor.
     """
     from PIL import Image, ImageDraw, ImageFont
 
@@ -72,15 +76,15 @@ def caption_frames(
         draw.text((_MARGIN, top), first, _TEXT, font=font)
         draw.text((_MARGIN, top + _LINE_HEIGHT), second, _TEXT, font=font)
         left = float(_MARGIN)
-        for text, colour in words:
-            draw.text((left, top + 2 * _LINE_HEIGHT), text, colour, font=font)
+        for text, color in words:
+            draw.text((left, top + 2 * _LINE_HEIGHT), text, color, font=font)
             left += draw.textlength(text + "    ", font=font)
         captioned[index] = np.asarray(page)
     return captioned
 
 
 def two_lines(text: str, width: int, font: Any) -> tuple[str, str]:
-    """Break a text at words into lines of at most `width` pixels; what does not fit on two is cut with an ellipsis."""
+    """Wrap a text into two lines of at most `width` pixels; what does not fit is replaced by an ellipsis."""
     lines = ["", ""]
     row = 0
     for word in text.split():
@@ -96,16 +100,16 @@ def two_lines(text: str, width: int, font: Any) -> tuple[str, str]:
 
 
 def encode_mp4(frames: np.ndarray, fps: float, *, crf: int = 20) -> bytes:
-    """H.264 in an mp4 file.
+    """Encode frames as H.264 in an mp4 file.
 
     Args:
         frames: [F, H, W, 3] uint8, F >= 1; an odd side is padded with a copy of its last row or column.
         fps: frames per second.
-        crf: how much may be lost, 0 (nothing) to 51; 20 looks well, 8 is training data.
+        crf: constant rate factor, 0 (lossless) to 51; 20 looks good, 8 is used for training data.
 
     Raises:
         MissingExtraError: PyAV is not installed.
-        ValueError: no frames, or another shape or dtype.
+        ValueError: there are no frames, or they have another shape or dtype.
     """
     if frames.ndim != 4 or frames.shape[0] == 0 or frames.shape[3] != 3 or frames.dtype != np.uint8:
         raise ValueError(f"frames must be [F, H, W, 3] uint8 with F >= 1, got {list(frames.shape)} {frames.dtype}")
@@ -118,11 +122,11 @@ def encode_mp4(frames: np.ndarray, fps: float, *, crf: int = 20) -> bytes:
 
 
 def encode_frames(path: Path, frames: Iterable[np.ndarray], fps: float, *, crf: int = 20) -> None:
-    """As `encode_mp4`, into a file and frame by frame: a long video is never held as a whole.
+    """Like `encode_mp4`, but into a file and frame by frame, so that a long video is never in memory as a whole.
 
     Args:
-        path: the file; a part of it is left where something is raised.
-        frames: one or more [H, W, 3] uint8, all of one size.
+        path: the file to write; an error leaves it incomplete.
+        frames: one or more frames [H, W, 3] uint8 of the same size.
         fps: frames per second.
         crf: see `encode_mp4`.
 
@@ -132,7 +136,7 @@ def encode_frames(path: Path, frames: Iterable[np.ndarray], fps: float, *, crf: 
     av = require("av", extra="video")
     from fractions import Fraction
 
-    # The index can be moved to the front in a file only: the muxer opens it a second time.
+    # The index can only be moved to the front of a real file: the muxer opens it a second time.
     with av.open(str(path), "w", options={"movflags": "+faststart"}) as container:
         stream = container.add_stream("libx264", rate=Fraction(fps).limit_denominator(1000))
         stream.pix_fmt, stream.options = "yuv420p", {"crf": str(crf), "preset": "veryfast", "threads": "1"}
@@ -149,12 +153,12 @@ def encode_frames(path: Path, frames: Iterable[np.ndarray], fps: float, *, crf: 
 
 
 def write_mp4(path: Path, frames: np.ndarray, fps: float) -> None:
-    """`encode_mp4` into a file, which appears complete or not at all."""
+    """Write the result of `encode_mp4` atomically."""
     write_atomic(path, encode_mp4(frames, fps))
 
 
 def video_size(path: Path) -> tuple[int, int] | None:
-    """Width and height in pixels; None where it cannot be told: no video, or no PyAV."""
+    """Width and height in pixels; None if the file is not a video or PyAV is not installed."""
     try:
         av = require("av", extra="video")
     except MissingExtraError:
@@ -168,18 +172,18 @@ def video_size(path: Path) -> tuple[int, int] | None:
 
 
 def read_video(path: Path, start_s: float = 0.0, end_s: float | None = None) -> np.ndarray:
-    """Frames [F, H, W, 3] uint8 of a video file, of any codec that PyAV decodes.
+    """Decode the frames [F, H, W, 3] uint8 of a video file, in any codec that PyAV supports.
 
     Args:
-        path: the file.
-        start_s: first moment in seconds; a frame belongs to it from half a frame before its time stamp.
-        end_s: first moment that is left out; None: to the end.
+        path: the video file.
+        start_s: start in seconds, inclusive; time stamps are compared with a tolerance of half a frame.
+        end_s: end in seconds, exclusive; None decodes to the end.
 
     Raises:
-        ValueError: it is no video, or holds no frame there.
+        ValueError: the file is not a video, or has no frame in that interval.
     """
     av = require("av", extra="video")
-    found = []
+    frames = []
     try:
         with av.open(str(path)) as container:
             stream = container.streams.video[0]
@@ -190,16 +194,16 @@ def read_video(path: Path, start_s: float = 0.0, end_s: float | None = None) -> 
                 if end_s is not None and frame.time >= end_s - half:
                     break
                 if frame.time >= start_s - half:
-                    found.append(frame.to_ndarray(format="rgb24"))
+                    frames.append(frame.to_ndarray(format="rgb24"))
     except (av.FFmpegError, IndexError) as error:
         raise ValueError(f"{path} is not a readable video ({error})") from error
-    if not found:
+    if not frames:
         raise ValueError(f"{path} has no frame between {start_s:g} s and {'its end' if end_s is None else end_s}")
-    return np.stack(found)
+    return np.stack(frames)
 
 
 def encode_gif(frames: np.ndarray, fps: float) -> bytes:
-    """An endless GIF of frames [F, H, W, 3] uint8, for places that show pictures only (TensorBoard)."""
+    """A looping GIF of frames [F, H, W, 3] uint8, for viewers without video (TensorBoard)."""
     from PIL import Image
 
     images = [Image.fromarray(frame).quantize(64) for frame in frames]
@@ -207,4 +211,39 @@ def encode_gif(frames: np.ndarray, fps: float) -> bytes:
     images[0].save(
         buffer, "GIF", save_all=True, append_images=images[1:], duration=round(1000 / fps), loop=0, optimize=False
     )
+    return buffer.getvalue()
+
+
+def contact_sheet(pictures: Sequence[tuple[str, np.ndarray | None]]) -> bytes:
+    """Draw captioned pictures on one page, as PNG.
+
+    Args:
+        pictures: pairs of caption and picture [H, W, 3] uint8; None leaves an empty tile. Pictures are scaled to tiles
+            of equal size, keeping their aspect ratio.
+
+    Returns:
+        The bytes of the PNG file.
+    """
+    from PIL import Image, ImageDraw, ImageFont
+
+    columns = max(1, min(_MAX_COLUMNS, math.ceil(math.sqrt(len(pictures)))))
+    rows = max(1, math.ceil(len(pictures) / columns))
+    width, height = _TILE + _GAP, _TILE + _CAPTION + _GAP
+    page = Image.new("RGB", (columns * width + _GAP, rows * height + _GAP), _PAGE)
+    draw, font = ImageDraw.Draw(page), ImageFont.load_default(size=11)
+    for index, (caption, pixels) in enumerate(pictures):
+        left, top = _GAP + index % columns * width, _GAP + index // columns * height
+        for line, words in enumerate(two_lines(caption, _TILE, font)):
+            draw.text((left, top + 14 * line), words, fill=_TEXT, font=font)
+        top += _CAPTION
+        if pixels is None:
+            draw.rectangle((left, top, left + _TILE - 1, top + _TILE - 1), fill=_EMPTY)
+            continue
+        picture = Image.fromarray(pixels)
+        scale = _TILE / max(picture.size)
+        size = (max(1, round(picture.width * scale)), max(1, round(picture.height * scale)))
+        enlarge = Image.Resampling.NEAREST if scale > 1 else Image.Resampling.LANCZOS
+        page.paste(picture.resize(size, enlarge), (left, top))
+    buffer = io.BytesIO()
+    page.save(buffer, format="PNG")
     return buffer.getvalue()

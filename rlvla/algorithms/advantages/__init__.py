@@ -1,9 +1,25 @@
 """Advantage estimators by name.
 
-Every estimator is called as `fn(token_level_rewards, response_mask, *, group_ids=None, values=None,
-reward_baselines=None, gamma=1.0, lam=1.0, norm_by_std=True, **extra)` and returns (advantages, returns), both [B, T]
-and 0 outside the mask, without gradient, in float64 if an input is float64 and in float32 otherwise. Each reads only
-the arguments it names. Names are known without torch; a function is imported when it is first asked for.
+The contract, shared by all estimators; each function documents only what is specific to it. An estimator is called as
+`fn(token_level_rewards, response_mask, *, group_ids=None, values=None, reward_baselines=None, gamma=1.0, lam=1.0,
+norm_by_std=True, **extra)`:
+
+- `token_level_rewards`: [B, T].
+- `response_mask`: [B, T] bool; a token outside the mask neither contributes nor discounts.
+- `group_ids`: one hashable id per row; rows with equal ids started from the same initial state.
+- `values`: [B, T], the critic's estimates.
+- `reward_baselines`: [B], total reward of the greedy episode.
+- `gamma`, `lam`: discount and GAE decay per valid token, in [0, 1].
+- `norm_by_std`: divide by the standard deviation of the group.
+- `process_group`: statistics of the batch are taken over all ranks, see `rlvla.algorithms.masking.all_reduce_sum`.
+- `extra`: inputs of other estimators; ignored.
+
+It returns (advantages, returns), both [B, T], 0 outside the mask, without gradient, in float64 if any input is float64
+and in float32 otherwise. Group estimators return the advantages twice. ValueError is raised for a missing input, shapes
+that differ, a mask that is not bool, numbers out of range, and fewer than 2 valid tokens where the result is whitened.
+
+An estimator reads only the arguments in its signature. Names can be listed without importing torch; a module is
+imported when one of its estimators is first requested.
 """
 
 from rlvla.algorithms.advantages.registry import (

@@ -1,6 +1,6 @@
-"""Estimators that compare episodes started from the same state: one number per row, spread over its tokens.
+"""Group-relative estimators: episodes from the same initial state are compared, one advantage per row.
 
-A row alone in its group has nothing to be compared with; unless the estimator says otherwise its baseline is 0.
+A row that is alone in its group has baseline 0 unless the estimator says otherwise.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rlvla.algorithms.groups import GroupIds, Groups
 from rlvla.algorithms.masking import all_reduce_sum, whiten_rows
 
 STD_EPSILON = 1e-6
-# std 1 + epsilon of a row alone in its group, in single precision: published GRPO numbers are computed that way
+# std + epsilon = 1 + 1e-6 in single precision for a group of one: published GRPO numbers are computed that way
 _LONE_DIVISOR = 1.0 + 2.0**-20
 _SUM_BLOCK_ROWS = 4096
 
@@ -42,22 +42,10 @@ def grpo(
     """(s - mean_g) / (std_g + 1e-6) (GRPO, Shao et al. 2024), or s - mean_g (Dr. GRPO, Liu et al. 2025).
 
     s is the sum of a row's rewards over its valid tokens, std has ddof 1; a group of one has mean 0 and std 1.
-
-    Args:
-        token_level_rewards: [B, T].
-        response_mask: [B, T] bool.
-        group_ids: one hashable id per row.
-        norm_by_std: False leaves out the division.
-        **extra: arguments of other estimators, unused.
-
-    Returns:
-        advantages and returns: the same [B, T], 0 outside the mask.
-
-    Raises:
-        ValueError: `group_ids` missing or not one per row, shapes differ, mask not bool.
+    `norm_by_std=False` skips the division.
     """
     scores, groups = _scores_and_groups("grpo", token_level_rewards, response_mask, group_ids)
-    return _spread(_normalise(scores, groups, norm_by_std), token_level_rewards, response_mask)
+    return _broadcast(_normalize(scores, groups, norm_by_std), token_level_rewards, response_mask)
 
 
 @register_advantage_estimator("grpo_passk")
@@ -70,22 +58,13 @@ def grpo_passk(
     norm_by_std: bool = True,
     **extra: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Pass@k training (Tang et al. 2025): only the best row of a group learns, by its lead over the second.
+    """Pass@k training (Tang et al. 2025): only the best row of a group has an advantage, its lead over the second.
 
-    (max - second) / (std_g + 1e-6), or max - second; every other row gets 0, and so does a shared first place.
-
-    Args:
-        token_level_rewards: [B, T].
-        response_mask: [B, T] bool.
-        group_ids: one hashable id per row.
-        norm_by_std: False leaves out the division.
-        **extra: arguments of other estimators, unused.
-
-    Returns:
-        advantages and returns: the same [B, T], 0 outside the mask.
+    (max - second) / (std_g + 1e-6), or max - second with `norm_by_std=False`. All other rows get 0, as do all rows of a
+    group whose best score is shared.
 
     Raises:
-        ValueError: a group of one, `group_ids` missing or not one per row, shapes differ, mask not bool.
+        ValueError: a group of one.
     """
     scores, groups = _scores_and_groups("grpo_passk", token_level_rewards, response_mask, group_ids)
     alone = int((groups.sizes < 2).sum())
@@ -96,7 +75,7 @@ def grpo_passk(
     lead = scores - second
     if norm_by_std:
         lead = lead / (groups.std(scores) + STD_EPSILON)
-    return _spread(torch.where(best, lead, torch.zeros_like(lead)), token_level_rewards, response_mask)
+    return _broadcast(torch.where(best, lead, torch.zeros_like(lead)), token_level_rewards, response_mask)
 
 
 @register_advantage_estimator("gdpo")
@@ -112,25 +91,18 @@ def gdpo(
     process_group: Any = None,
     **extra: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Decoupled normalisation (GDPO, Liu et al. 2026): each reward component is GRPO-normalised before they are added.
+    """Decoupled normalization (GDPO, Liu et al. 2026): reward components are GRPO-normalized separately, then summed.
 
     Args:
-        token_level_rewards: [B, T]; the sum of the components, used for its shape and dtype.
-        response_mask: [B, T] bool.
-        group_ids: one hashable id per row.
-        norm_by_std: False leaves out the division by the group std of each component.
-        component_rewards: name -> [B] (one number per row) or [B, T]; or a sequence of such; or a tensor [B, K] or
-            [B, T, K] with the components last.
-        component_weights: name -> weight for every name, or K numbers; default 1 each.
-        process_group: whiten with the moments of all ranks, see `masking.all_reduce_sum`.
-        **extra: arguments of other estimators, unused.
+        token_level_rewards: [B, T]; the sum of the components, used for its shape and dtype only.
+        component_rewards: name -> [B] or [B, T]; or a sequence of such tensors; or one tensor [B, K] or [B, T, K].
+        component_weights: name -> weight, or K numbers; 1 each by default.
 
     Returns:
-        advantages and returns: the same [B, T], whitened over the batch, 0 outside the mask.
+        The advantages twice, whitened over the batch.
 
     Raises:
-        ValueError: components or group ids missing, weights that do not match, shapes differ, mask not bool, fewer
-            than 2 valid tokens.
+        ValueError: the weights do not match the components.
     """
     require_input("component_rewards", component_rewards, "advantage estimator 'gdpo'")
     assert component_rewards is not None
@@ -140,9 +112,9 @@ def gdpo(
     total = torch.zeros(len(response_mask), dtype=torch.float64, device=response_mask.device)
     for name, rewards in components.items():
         component = _component_scores(name, rewards, response_mask)
-        total += weights[name] * _normalise(component, groups, norm_by_std)
+        total += weights[name] * _normalize(component, groups, norm_by_std)
     whitened = whiten_rows(total, count_valid_per_row(response_mask), process_group)
-    return _spread(whitened, token_level_rewards, response_mask)
+    return _broadcast(whitened, token_level_rewards, response_mask)
 
 
 @register_advantage_estimator("rloo")
@@ -158,17 +130,7 @@ def rloo(
     """Leave-one-out baseline (Ahmadian et al. 2024): s minus the mean of the other rows of the group.
 
     Args:
-        token_level_rewards: [B, T].
-        response_mask: [B, T] bool.
-        group_ids: one hashable id per row.
-        singleton: what a row alone in its group gets: "raw" its score, "zero" nothing.
-        **extra: arguments of other estimators, unused.
-
-    Returns:
-        advantages and returns: the same [B, T], 0 outside the mask.
-
-    Raises:
-        ValueError: unknown `singleton`, `group_ids` missing or not one per row, shapes differ, mask not bool.
+        singleton: advantage of a row that is alone in its group: "raw" is its score, "zero" is 0.
     """
     if singleton not in ("raw", "zero"):
         raise ValueError(f"singleton must be 'raw' or 'zero', got {singleton!r}")
@@ -176,7 +138,7 @@ def rloo(
     size = groups.size.to(scores.dtype)
     others = (scores - groups.mean(scores)) * (size / (size - 1).clamp(min=1))
     lone = scores if singleton == "raw" else torch.zeros_like(scores)
-    return _spread(torch.where(size > 1, others, lone), token_level_rewards, response_mask)
+    return _broadcast(torch.where(size > 1, others, lone), token_level_rewards, response_mask)
 
 
 @register_advantage_estimator("opo")
@@ -184,25 +146,12 @@ def rloo(
 def opo(
     token_level_rewards: Tensor, response_mask: Tensor, *, group_ids: GroupIds | None = None, **extra: Any
 ) -> tuple[Tensor, Tensor]:
-    """Length-weighted baseline (OPO, Hao et al. 2025): s - sum_g(len s) / sum_g(len), len the valid tokens of a row.
-
-    Args:
-        token_level_rewards: [B, T].
-        response_mask: [B, T] bool.
-        group_ids: one hashable id per row.
-        **extra: arguments of other estimators, unused.
-
-    Returns:
-        advantages and returns: the same [B, T], 0 outside the mask.
-
-    Raises:
-        ValueError: `group_ids` missing or not one per row, shapes differ, mask not bool.
-    """
+    """Length-weighted baseline (OPO, Hao et al. 2025): s - sum_g(len s) / sum_g(len), len = valid tokens."""
     scores, groups = _scores_and_groups("opo", token_level_rewards, response_mask, group_ids)
     length = count_valid_per_row(response_mask).to(scores.dtype)
     baseline = groups.sum(length * scores) / groups.sum(length).clamp(min=1)
     advantages = torch.where(groups.size > 1, scores - baseline, scores)
-    return _spread(advantages, token_level_rewards, response_mask)
+    return _broadcast(advantages, token_level_rewards, response_mask)
 
 
 @register_advantage_estimator("reinforce_baseline")
@@ -215,24 +164,10 @@ def reinforce_baseline(
     process_group: Any = None,
     **extra: Any,
 ) -> tuple[Tensor, Tensor]:
-    """S - mean_g, whitened over the valid tokens of the batch (REINFORCE++-baseline, Hu et al. 2025).
-
-    Args:
-        token_level_rewards: [B, T].
-        response_mask: [B, T] bool.
-        group_ids: one hashable id per row.
-        process_group: whiten with the moments of all ranks, see `masking.all_reduce_sum`.
-        **extra: arguments of other estimators, unused.
-
-    Returns:
-        advantages and returns: the same [B, T], 0 outside the mask.
-
-    Raises:
-        ValueError: `group_ids` missing or not one per row, shapes differ, mask not bool, fewer than 2 valid tokens.
-    """
+    """S - mean_g, whitened over the valid tokens of the batch (REINFORCE++-baseline, Hu et al. 2025)."""
     scores, groups = _scores_and_groups("reinforce_baseline", token_level_rewards, response_mask, group_ids)
-    whitened = whiten_rows(_centre(scores, groups), count_valid_per_row(response_mask), process_group)
-    return _spread(whitened, token_level_rewards, response_mask)
+    whitened = whiten_rows(_center(scores, groups), count_valid_per_row(response_mask), process_group)
+    return _broadcast(whitened, token_level_rewards, response_mask)
 
 
 @register_advantage_estimator("gpg")
@@ -249,36 +184,25 @@ def gpg(
     """Group policy gradient (GPG, Chu et al. 2025): B / count_nonzero(s) * (s - mean_g) / f_norm.
 
     Args:
-        token_level_rewards: [B, T].
-        response_mask: [B, T] bool.
-        group_ids: one hashable id per row.
         f_norm: divisor, not 0.
-        process_group: count rows and non-zero scores over all ranks, see `masking.all_reduce_sum`.
-        **extra: arguments of other estimators, unused.
-
-    Returns:
-        advantages and returns: the same [B, T], 0 outside the mask.
-
-    Raises:
-        ValueError: f_norm is 0, `group_ids` missing or not one per row, shapes differ, mask not bool.
+        process_group: rows and non-zero scores are counted over all ranks.
     """
     if f_norm == 0 or f_norm != f_norm:
         raise ValueError(f"f_norm must be a number other than 0, got {f_norm}")
     scores, groups = _scores_and_groups("gpg", token_level_rewards, response_mask, group_ids)
     counts = torch.stack([torch.tensor(len(scores), device=scores.device), torch.count_nonzero(scores)])
     rows, nonzero = all_reduce_sum(counts, process_group)
-    advantages = rows.to(scores.dtype) / nonzero.clamp(min=1) * _centre(scores, groups) / f_norm
-    return _spread(advantages, token_level_rewards, response_mask)
+    advantages = rows.to(scores.dtype) / nonzero.clamp(min=1) * _center(scores, groups) / f_norm
+    return _broadcast(advantages, token_level_rewards, response_mask)
 
 
 def row_scores(rewards: Tensor, mask: Tensor) -> Tensor:
     """[B, T] -> [B] float64, the sum of each row's valid rewards.
 
-    Float64 whatever the input: equal scores must have a group std of 0 and not of rounding noise, which the division
-    by std + 1e-6 would blow up.
+    Always in float64: rounding noise in the std of equal scores would be amplified by the division by std + 1e-6.
     """
     kept = clean(rewards, mask, working_dtype(rewards))
-    # in blocks, because one float64 copy of a large batch costs more time than all the sums
+    # In blocks: a float64 copy of a large batch would take longer than the sums.
     return torch.cat([block.sum(-1, dtype=torch.float64) for block in kept.split(_SUM_BLOCK_ROWS)])
 
 
@@ -295,22 +219,22 @@ def _groups(name: str, rewards: Tensor, mask: Tensor, group_ids: GroupIds | None
     return Groups(group_ids, len(mask), mask.device)
 
 
-def _centre(scores: Tensor, groups: Groups) -> Tensor:
-    """[B] -> [B], scores minus their group mean; a row alone keeps its score."""
+def _center(scores: Tensor, groups: Groups) -> Tensor:
+    """[B] -> [B], scores minus their group mean; a group of one keeps its score."""
     return torch.where(groups.size > 1, scores - groups.mean(scores), scores)
 
 
-def _normalise(scores: Tensor, groups: Groups, by_std: bool) -> Tensor:
-    """[B] -> [B], centred and, if asked, divided by the group std (1 in a group of one)."""
-    centred = _centre(scores, groups)
+def _normalize(scores: Tensor, groups: Groups, by_std: bool) -> Tensor:
+    """[B] -> [B], centered and optionally divided by the group std (1 in a group of one)."""
+    centered = _center(scores, groups)
     if not by_std:
-        return centred
+        return centered
     divisor = groups.std(scores) + STD_EPSILON
-    return centred / torch.where(groups.size > 1, divisor, torch.full_like(divisor, _LONE_DIVISOR))
+    return centered / torch.where(groups.size > 1, divisor, torch.full_like(divisor, _LONE_DIVISOR))
 
 
-def _spread(row_values: Tensor, rewards: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """[B] -> two [B, T], each row's value on its valid tokens."""
+def _broadcast(row_values: Tensor, rewards: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """[B] -> [B, T] twice, each row's value on its valid tokens."""
     dtype = working_dtype(rewards)
     advantages = torch.where(mask, row_values.to(dtype).unsqueeze(-1), torch.zeros((), dtype=dtype, device=mask.device))
     return advantages, advantages.clone()
@@ -343,7 +267,7 @@ def _named_weights(
 
 
 def _component_scores(name: str, rewards: Tensor, mask: Tensor) -> Tensor:
-    """[B] or [B, T] -> [B] float64; a row without a valid token scores 0, as everywhere."""
+    """[B] or [B, T] -> [B] float64; a row without valid tokens scores 0."""
     if rewards.shape == mask.shape[:1]:
         return clean(rewards, mask.any(-1), torch.float64)
     check_same_shape(mask, "response_mask", **{f"component_rewards[{name!r}]": rewards})

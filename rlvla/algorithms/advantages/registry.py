@@ -1,4 +1,4 @@
-"""The table of advantage estimators."""
+"""Registry of advantage estimators."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def register_advantage_estimator(name: str) -> Callable[[Any], Any]:
     and returns (advantages, returns), both [B, T]; see `rlvla.algorithms.advantages`.
 
     Raises:
-        ValueError: the name belongs to another function.
+        ValueError: the name is taken by another function.
     """
     return _ESTIMATORS.register(name)
 
@@ -48,7 +48,7 @@ def list_advantage_estimators() -> list[str]:
 
 
 def advantage_estimator_options(name: str) -> frozenset[str]:
-    """The keyword arguments that an estimator reads; what it does not name is neither computed nor passed to it.
+    """The keyword arguments that an estimator reads; inputs it does not name are neither computed nor passed.
 
     Raises:
         ValueError: unknown name; the message lists the known ones.

@@ -1,4 +1,4 @@
-"""Estimators that walk through time: GAE, returns-to-go, REINFORCE++, ReMax."""
+"""Estimators based on returns over time: GAE, REINFORCE, REINFORCE++, ReMax."""
 
 from __future__ import annotations
 
@@ -26,27 +26,15 @@ def gae(
     process_group: Any = None,
     **extra: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Generalised advantage estimation (Schulman et al. 2016), whitened over the mask.
+    """Generalized advantage estimation (Schulman et al. 2016), whitened over the mask.
 
-    The value after the last valid token of a row is taken as 0, which is right for a terminated episode. For one that
-    a time limit cut off, the caller adds gamma * V(final observation) to the reward of the last valid token. A token
-    outside the mask passes both the next value and the running advantage on unchanged.
-
-    Args:
-        token_level_rewards: [B, T].
-        response_mask: [B, T] bool.
-        values: [B, T], the critic's value at each token.
-        gamma: discount per valid token, in [0, 1].
-        lam: trace decay, in [0, 1].
-        process_group: whiten with the moments of all ranks, see `masking.all_reduce_sum`.
-        **extra: arguments of other estimators, unused.
+    The value after the last valid token of a row is 0, as for a terminated episode. To bootstrap from a truncated
+    episode, add gamma * V(final observation) to the reward of the last valid token. Tokens outside the mask are
+    skipped: the next value and the running advantage pass through them unchanged.
 
     Returns:
-        advantages: [B, T], whitened, 0 outside the mask.
-        returns: [B, T], unwhitened advantage + value, 0 outside the mask.
-
-    Raises:
-        ValueError: `values` missing, shapes differ, mask not bool, fewer than 2 valid tokens.
+        advantages: [B, T], whitened.
+        returns: [B, T], advantage before whitening + value.
     """
     require_input("values", values, "advantage estimator 'gae'")
     assert values is not None
@@ -71,20 +59,7 @@ def gae(
 def reinforce(
     token_level_rewards: Tensor, response_mask: Tensor, *, gamma: float = 1.0, **extra: Any
 ) -> tuple[Tensor, Tensor]:
-    """Discounted return-to-go, without a baseline (Williams 1992).
-
-    Args:
-        token_level_rewards: [B, T].
-        response_mask: [B, T] bool; a token outside it neither adds nor discounts.
-        gamma: discount per valid token, in [0, 1].
-        **extra: arguments of other estimators, unused.
-
-    Returns:
-        advantages and returns: the same [B, T], 0 outside the mask.
-
-    Raises:
-        ValueError: shapes differ, mask not bool, gamma out of range.
-    """
+    """Discounted return-to-go without a baseline (Williams 1992)."""
     _check(token_level_rewards, response_mask, gamma)
     returns = returns_to_go(token_level_rewards, response_mask, gamma)
     return returns, returns.clone()
@@ -102,19 +77,9 @@ def reinforce_plus_plus(
 ) -> tuple[Tensor, Tensor]:
     """Discounted return-to-go, whitened over the batch (REINFORCE++, Hu et al. 2025).
 
-    Args:
-        token_level_rewards: [B, T].
-        response_mask: [B, T] bool; a token outside it neither adds nor discounts.
-        gamma: discount per valid token, in [0, 1].
-        process_group: whiten with the moments of all ranks, see `masking.all_reduce_sum`.
-        **extra: arguments of other estimators, unused.
-
     Returns:
-        advantages: [B, T], whitened, 0 outside the mask.
-        returns: [B, T], the unwhitened return-to-go, 0 outside the mask.
-
-    Raises:
-        ValueError: shapes differ, mask not bool, gamma out of range, fewer than 2 valid tokens.
+        advantages: [B, T], whitened.
+        returns: [B, T], return-to-go before whitening.
     """
     _check(token_level_rewards, response_mask, gamma)
     returns = returns_to_go(token_level_rewards, response_mask, gamma)
@@ -129,18 +94,11 @@ def remax(
 ) -> tuple[Tensor, Tensor]:
     """Undiscounted return-to-go minus the reward of the greedy episode from the same state (ReMax, Li et al. 2023).
 
-    Args:
-        token_level_rewards: [B, T].
-        response_mask: [B, T] bool.
-        reward_baselines: [B], the greedy episode's total reward, hence no discount on either side.
-        **extra: arguments of other estimators, unused.
+    Undiscounted because the baseline is a total reward.
 
     Returns:
-        advantages: [B, T], 0 outside the mask.
-        returns: [B, T], the return-to-go, 0 outside the mask.
-
-    Raises:
-        ValueError: `reward_baselines` missing or not [B], shapes differ, mask not bool.
+        advantages: [B, T].
+        returns: [B, T], the return-to-go.
     """
     require_input("reward_baselines", reward_baselines, "advantage estimator 'remax'")
     assert reward_baselines is not None
@@ -161,7 +119,7 @@ def returns_to_go(rewards: Tensor, mask: Tensor, gamma: float) -> Tensor:
 
     Args:
         rewards: [B, T].
-        mask: [B, T] bool; a token outside it neither adds nor discounts.
+        mask: [B, T] bool; a token outside the mask neither contributes nor discounts.
         gamma: discount per valid token.
 
     Returns:
@@ -178,7 +136,7 @@ def returns_to_go(rewards: Tensor, mask: Tensor, gamma: float) -> Tensor:
 
 
 def _gae_backward(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float) -> Tensor:
-    """[B, T] unwhitened advantages, from right to left; a token outside the mask carries what stands right of it."""
+    """Advantages [B, T] before whitening; a token outside the mask gets the value of the next one."""
     rewards_t, values_t, mask_t = rewards.t().contiguous(), values.t().contiguous(), mask.t().contiguous()
     result = torch.empty_like(rewards_t)
     next_value, running = torch.zeros_like(rewards[:, 0]), torch.zeros_like(rewards[:, 0])
@@ -191,7 +149,7 @@ def _gae_backward(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, l
 
 
 def _row_blocks(mask: Tensor) -> list[slice]:
-    """Slices of rows small enough that a block stays in the processor's cache; none for an empty batch."""
+    """Slices of rows small enough to stay in the CPU cache; none for an empty batch."""
     return [slice(start, start + _BLOCK_ROWS) for start in range(0, len(mask) if mask.shape[-1] else 0, _BLOCK_ROWS)]
 
 

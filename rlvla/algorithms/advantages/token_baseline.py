@@ -1,4 +1,4 @@
-"""A baseline for each position of a group, weighted by how much its rows' gradients vary."""
+"""The variance-optimal baseline of each token position within a group."""
 
 from __future__ import annotations
 
@@ -36,26 +36,20 @@ def optimal_token_baseline(
 ) -> tuple[Tensor, Tensor]:
     """Return-to-go minus the variance-optimal baseline of each position (optimal token baseline, 2026).
 
-    w_t = 1 - 2 pi_t + sum pi^2 is the squared norm of the score function of a softmax, W_t its running sum over the
-    valid tokens; b_t = sum_g(G_t W_t) / (sum_g W_t + 1e-8) over the rows valid at t; A_t = G_t - b_t.
+    A_t = G_t - b_t with b_t = sum_g(G_t W_t) / (sum_g W_t + 1e-8) over the rows valid at t. W_t is the running sum over
+    valid tokens of w_t = 1 - 2 pi_t + sum pi^2, the squared norm of the score function of a softmax. A group of one has
+    baseline 0.
 
     Args:
-        token_level_rewards: [B, T].
-        response_mask: [B, T] bool.
-        group_ids: one hashable id per row; a row alone in its group has baseline 0.
         old_log_probs: [B, T], log pi_t of the sampled token.
         sum_pi_squared: [B, T], sum of the squared probabilities of all tokens.
-        rollout_weights: [B, T], whose square multiplies w_t, or None.
-        handle_zero_tail: a row longer than all others of its group has baseline 0 from the second-longest length on,
-            where it would be compared with itself alone.
-        **extra: arguments of other estimators, unused.
+        rollout_weights: [B, T] importance weights, whose square multiplies w_t, or None.
+        handle_zero_tail: the longest row of a group has baseline 0 beyond the second-longest length, where its baseline
+            would be its own return.
 
     Returns:
-        advantages: [B, T], 0 outside the mask.
-        returns: [B, T], the undiscounted return-to-go, 0 outside the mask.
-
-    Raises:
-        ValueError: an input missing, `group_ids` not one per row, shapes differ, mask not bool.
+        advantages: [B, T].
+        returns: [B, T], the undiscounted return-to-go.
     """
     needed = {"group_ids": group_ids, "old_log_probs": old_log_probs, "sum_pi_squared": sum_pi_squared}
     for name, value in needed.items():
@@ -78,23 +72,23 @@ def optimal_token_baseline(
     per_group.masked_fill_((groups.sizes == 1).unsqueeze(-1), 0.0)
     baseline = per_group[groups.index]
     if handle_zero_tail:
-        _clear_lonely_tails(baseline, mask, groups)
+        _zero_tail_baseline(baseline, mask, groups)
     return (returns - baseline).masked_fill_(~mask, 0.0), returns
 
 
 def _running_energy(log_probs: Tensor, sum_pi_squared: Tensor, mask: Tensor, rollout_weights: Tensor | None) -> Tensor:
-    """W_t [B, T], 0 outside the mask."""
+    """W_t, [B, T], 0 outside the mask."""
     energy = log_probs.exp().mul_(-2.0).add_(1.0).add_(sum_pi_squared)
     if rollout_weights is not None:
         energy.mul_(rollout_weights.to(log_probs.dtype).square())
     return energy.masked_fill_(~mask, 0.0).cumsum_(-1).masked_fill_(~mask, 0.0)
 
 
-def _clear_lonely_tails(baseline: Tensor, mask: Tensor, groups: Groups) -> None:
-    """Zero the baseline of the one longest row of each group from the second-longest length on, in place."""
+def _zero_tail_baseline(baseline: Tensor, mask: Tensor, groups: Groups) -> None:
+    """Zero the baseline of the single longest row of each group beyond the second-longest length, in place."""
     length = count_valid_per_row(mask)
     longest = groups.first_where(length == groups.max(length))
-    second = groups.max(length.masked_fill(longest, -1.0))  # equals the longest length when that is shared
+    second = groups.max(length.masked_fill(longest, -1.0))  # equals the longest if several rows have it
     rows = (longest & (length > second)).nonzero().squeeze(-1)
     tail = torch.arange(mask.shape[-1], device=mask.device) >= second[rows].unsqueeze(-1)
     baseline[rows] = baseline[rows].masked_fill_(tail, 0.0)

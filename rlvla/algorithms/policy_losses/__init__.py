@@ -1,11 +1,27 @@
 """Policy losses by name.
 
-Every loss is called as `fn(log_probs, old_log_probs, advantages, response_mask, *, clip_low=0.2, clip_high=0.2,
-clip_dual=None, agg_mode="token-mean", rollout_weights=None, **extra)` and returns (scalar loss, metrics). Tensors are
-[B, T]; only `log_probs` carries a gradient; metrics are detached scalars: `pg_clipfrac`, `pg_clipfrac_lower` and
-`ppo_kl`. `num_tokens`, `num_sequences`, `dp_size`, `horizon`, `trajectory_ids` and `trajectory_tokens` are handed to
-`rlvla.algorithms.losses.aggregate_loss`. Each loss reads only the arguments it names. Names are known
-without torch; a function is imported when it is first asked for.
+The contract, shared by all losses; each function documents only what is specific to it. A loss is called as
+`fn(log_probs, old_log_probs, advantages, response_mask, *, clip_low=0.2, clip_high=0.2, clip_dual=None,
+agg_mode="token-mean", rollout_weights=None, **extra)`:
+
+- `log_probs`: [B, T], current policy; the only input that receives a gradient.
+- `old_log_probs`: [B, T], policy before the update.
+- `advantages`: [B, T].
+- `response_mask`: [B, T] bool; entries outside the mask never affect the loss, its gradient or the metrics.
+- `clip_low`, `clip_high`: the ratio is clipped to [1 - clip_low, 1 + clip_high]; 0 <= clip_low <= clip_high.
+- `clip_dual`: upper bound on the ratio where the advantage is negative; None disables it.
+- `agg_mode`: how per-token losses are reduced, see `rlvla.algorithms.losses.aggregate_loss`.
+- `rollout_weights`: [B, T] importance weights that multiply the per-token loss, or None.
+- `extra`: `num_tokens`, `num_sequences`, `dp_size`, `horizon`, `trajectory_ids` and `trajectory_tokens` are passed to
+  `aggregate_loss`; everything else is ignored.
+
+It returns the scalar loss and detached scalar metrics: `pg_clipfrac` (fraction of valid tokens that were clipped),
+`pg_clipfrac_lower` (fraction bounded by the dual clip) and `ppo_kl` (mean of old_log_probs - log_probs). ValueError is
+raised for shapes that differ, a mask that is not bool and numbers out of range.
+
+A loss reads only the arguments in its signature. Names can be listed without importing torch; a module is imported when
+one of its losses is first requested. In the formulas, A is the advantage, rho the probability ratio
+exp(log_probs - old_log_probs), and sg[.] stops the gradient.
 """
 
 from rlvla.algorithms.policy_losses.registry import (

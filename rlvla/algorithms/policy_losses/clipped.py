@@ -1,4 +1,4 @@
-"""Losses that take the more pessimistic of a clipped and an unclipped ratio: PPO, GSPO, GMPO."""
+"""Losses with a clipped probability ratio: PPO, GSPO, GMPO."""
 
 from __future__ import annotations
 
@@ -31,29 +31,13 @@ def ppo(
     rollout_weights: Tensor | None = None,
     **extra: Any,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Clipped surrogate (Schulman et al. 2017), with the dual clip of Ye et al. 2020 as an option.
+    """Clipped surrogate (Schulman et al. 2017), optionally with dual clipping (Ye et al. 2020).
 
-    max(-A rho, -A clip(rho, 1 - low, 1 + high)), with the log-ratio clamped to +-20; where A < 0 and `clip_dual` is
-    given, at most -A clip_dual.
+    max(-A rho, -A clip(rho, 1 - clip_low, 1 + clip_high)), with the log-ratio clamped to +-20. With `clip_dual`, the
+    loss is at most -A clip_dual where A < 0.
 
     Args:
-        log_probs: [B, T], with gradient.
-        old_log_probs: [B, T].
-        advantages: [B, T].
-        response_mask: [B, T] bool.
-        clip_low: distance of the lower ratio bound from 1.
-        clip_high: distance of the upper ratio bound from 1, at least `clip_low`.
-        clip_dual: largest ratio that counts for a negative advantage, above 1; None for no such bound.
-        agg_mode: see `losses.aggregate_loss`.
-        rollout_weights: [B, T] factors on the per-token loss, or None.
-        **extra: aggregation counts, see `rlvla.algorithms.policy_losses`.
-
-    Returns:
-        Scalar loss, and metrics: `pg_clipfrac` (share of valid tokens where the clipped term is the larger one),
-        `pg_clipfrac_lower` (share where the dual clip is active), `ppo_kl` (mean of -log-ratio).
-
-    Raises:
-        ValueError: shapes differ, mask not bool, bad clip bounds, or see `losses.aggregate_loss`.
+        clip_dual: above 1; None disables dual clipping.
     """
     check_clip(clip_low, clip_high)
     if clip_dual is not None and not clip_dual > 1.0:
@@ -70,7 +54,7 @@ def ppo(
 
 
 def pessimistic(advantages: Tensor, ratio: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
-    """Per-token max of the plain and the clipped loss, and where the clipped one is the larger."""
+    """Per-token maximum of the unclipped and the clipped loss, and where the clipped loss is larger."""
     cost = -advantages
     plain, clipped = cost * ratio, cost * ratio.clamp(1 - low, 1 + high)
     return torch.maximum(plain, clipped), clipped > plain
@@ -90,24 +74,11 @@ def gspo(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Sequence-level ratio with token-level gradients (GSPO-token, Zheng et al. 2025).
 
-    log s_t = sg[mean of the row's log-ratios] + log_probs - sg[log_probs], at most 10, in the clipped surrogate of
-    `ppo`. Always aggregated seq-mean-token-mean, whatever `agg_mode` asks.
+    The clipped surrogate of `ppo` with log s_t = sg[mean log-ratio of the row] + log_probs - sg[log_probs], capped at
+    10. Always aggregated as seq-mean-token-mean; `agg_mode` is ignored.
 
     Args:
-        log_probs: [B, T], with gradient.
-        old_log_probs: [B, T].
-        advantages: [B, T].
-        response_mask: [B, T] bool.
-        clip_low: distance of the lower ratio bound from 1; sequence ratios move little, 3e-4 is usual.
-        clip_high: distance of the upper ratio bound from 1, at least `clip_low`.
-        rollout_weights: [B, T] factors on the per-token loss, or None.
-        **extra: aggregation counts, see `rlvla.algorithms.policy_losses`.
-
-    Returns:
-        Scalar loss and metrics, see `ppo`.
-
-    Raises:
-        ValueError: shapes differ, mask not bool, bad clip bounds, or see `losses.aggregate_loss`.
+        clip_low: sequence-level ratios move little: 3e-4 is a common choice.
     """
     check_clip(clip_low, clip_high)
     inputs = prepare(log_probs, old_log_probs, advantages, response_mask, rollout_weights)
@@ -130,29 +101,20 @@ def geo_mean(
     rollout_weights: Tensor | None = None,
     **extra: Any,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Geometric-mean policy optimisation (GMPO, Zhao et al. 2025).
+    """Geometric-mean policy optimization (GMPO, Zhao et al. 2025).
 
-    Each token's log-ratio is clipped on the side that would help (to clip_high where A > 0, to -clip_low where A < 0);
-    the row's ratio is the exponential of their mean; the loss is minus the row's mean advantage times that ratio,
-    averaged over the rows, or divided by `num_sequences` and multiplied by `dp_size` when these are given. `agg_mode`
-    has no bearing: there is no per-token loss. Rollout weights enter as each row's geometric mean.
+    The log-ratio of each token is clipped from above at clip_high where A > 0 and from below at -clip_low where A < 0.
+    The ratio of a row is the exponential of their mean, and its loss is minus the row's mean advantage times that
+    ratio. Losses are averaged over rows; `num_sequences` and `dp_size` work as in `aggregate_loss`. There is no
+    per-token loss, so `agg_mode` is ignored, and `rollout_weights` enter as the geometric mean of each row.
 
     Args:
-        log_probs: [B, T], with gradient.
-        old_log_probs: [B, T].
-        advantages: [B, T].
-        response_mask: [B, T] bool.
-        clip_low: bound on how far the log-ratio may fall; 0.4 is usual.
-        clip_high: bound on how far the log-ratio may rise, at least `clip_low`.
-        rollout_weights: [B, T] factors, or None.
-        **extra: `num_sequences` and `dp_size`, see `losses.aggregate_loss`.
+        clip_low: bound on the log-ratio, not on the ratio; 0.4 is a common choice.
+        clip_high: bound on the log-ratio, at least `clip_low`.
 
     Returns:
-        Scalar loss, and metrics: `pg_clipfrac` and `pg_clipfrac_lower` (shares of valid tokens outside the bounds with
-        a positive and with a negative advantage), `ppo_kl`.
-
-    Raises:
-        ValueError: shapes differ, mask not bool, bad clip bounds, or dp_size > 1 without num_sequences.
+        Loss and metrics; `pg_clipfrac` and `pg_clipfrac_lower` are the fractions of valid tokens outside the bounds
+        with a positive and with a negative advantage.
     """
     check_clip(clip_low, clip_high)
     inputs = prepare(log_probs, old_log_probs, advantages, response_mask, rollout_weights)
@@ -169,12 +131,12 @@ def geo_mean(
 
 
 def _row_mean(inputs: PolicyInputs, values: Tensor) -> Tensor:
-    """[B, T] with zeros outside the mask -> [B]; 0 for a row without valid tokens."""
+    """Mean over the valid tokens of each row, [B, T] -> [B]; values are 0 outside the mask."""
     return values.sum(-1) / (count_valid_per_row(inputs.mask).to(values.dtype) + EPSILON)
 
 
 def _mean_over_rows(row_loss: Tensor, options: dict[str, Any]) -> Tensor:
-    """[B] -> scalar, by the global count of rows when it is given."""
+    """Mean of [B] over the rows of all ranks if `num_sequences` is given, of this call otherwise."""
     row = torch.ones((len(row_loss), 1), dtype=torch.bool, device=row_loss.device)
     counts = {name: options[name] for name in ("num_sequences", "dp_size") if name in options}
     return aggregate_loss(row_loss.unsqueeze(-1), row, "seq-mean-token-sum", **counts)

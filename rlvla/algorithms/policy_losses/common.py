@@ -1,4 +1,4 @@
-"""What all policy losses share: checked inputs, the final aggregation, the metrics."""
+"""Shared by all policy losses: input checks, aggregation, metrics."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _AGGREGATION_OPTIONS = ("num_tokens", "num_sequences", "dp_size", "horizon", "tr
 
 @dataclass(frozen=True)
 class PolicyInputs:
-    """The inputs of a policy loss, all [B, T] in one dtype, 0 outside the mask; only log_probs has a gradient."""
+    """Validated inputs of a policy loss: [B, T], one dtype, 0 outside the mask; only log_probs has a gradient."""
 
     log_probs: Tensor
     old_log_probs: Tensor
@@ -38,33 +38,33 @@ class PolicyInputs:
         return self.log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
 
     def aggregate(self, loss: Tensor, mode: str, options: Mapping[str, Any]) -> Tensor:
-        """Weigh a per-token loss by the rollout correction and reduce it; `options` are a loss's extra arguments."""
+        """Weight a per-token loss by the rollout correction and reduce it; `options` are the loss's extra arguments."""
         if self.rollout_weights is not None:
             loss = loss * self.rollout_weights
         chosen = {name: options[name] for name in _AGGREGATION_OPTIONS if name in options}
         return aggregate_loss(loss, self.mask, mode, **chosen)
 
-    def share(self, condition: Tensor) -> Tensor:
-        """Share of valid tokens that meet a condition."""
+    def fraction(self, condition: Tensor) -> Tensor:
+        """Fraction of valid tokens that meet a condition."""
         return count_valid(condition & self.mask).to(self.log_probs.dtype) / self.num_valid
 
     def mean(self, values: Tensor) -> Tensor:
-        """Mean over the valid tokens, without gradient, of values that are 0 outside the mask."""
+        """Mean over the valid tokens, detached; values must be 0 outside the mask."""
         return values.detach().sum() / self.num_valid
 
     @property
     def num_valid(self) -> Tensor:
-        """Number of valid tokens, as a divisor that is never 0."""
+        """Number of valid tokens plus epsilon, safe to divide by."""
         return count_valid(self.mask).to(self.log_probs.dtype) + EPSILON
 
     def metrics(
         self, log_ratio: Tensor, clipped: Tensor | None = None, clipped_lower: Tensor | None = None
     ) -> dict[str, Tensor]:
-        """The three metrics every loss reports; a share without its condition is 0."""
+        """The metrics every loss reports; a fraction is 0 if its condition is None."""
         zero = torch.zeros((), dtype=self.log_probs.dtype, device=self.log_probs.device)
         return {
-            "pg_clipfrac": zero if clipped is None else self.share(clipped),
-            "pg_clipfrac_lower": zero if clipped_lower is None else self.share(clipped_lower),
+            "pg_clipfrac": zero if clipped is None else self.fraction(clipped),
+            "pg_clipfrac_lower": zero if clipped_lower is None else self.fraction(clipped_lower),
             "ppo_kl": self.mean(-log_ratio),
         }
 
@@ -72,10 +72,10 @@ class PolicyInputs:
 def prepare(
     log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, response_mask: Tensor, rollout_weights: Tensor | None
 ) -> PolicyInputs:
-    """Check and clean the inputs of a policy loss.
+    """Validate the inputs of a policy loss and zero them outside the mask.
 
     Raises:
-        ValueError: shapes differ, not [B, T], or mask not bool.
+        ValueError: shapes differ or are not [B, T], or the mask is not bool.
     """
     check_matrix(response_mask)
     check_same_shape(
@@ -103,7 +103,7 @@ def check_clip(clip_low: float, clip_high: float) -> None:
     """Require 0 <= clip_low <= clip_high.
 
     Raises:
-        ValueError: a bound is negative or NaN, or the lower one is the larger one.
+        ValueError: a bound is negative or NaN, or clip_low exceeds clip_high.
     """
     check_number("clip_low", clip_low, low=0.0)
     check_number("clip_high", clip_high, low=0.0)

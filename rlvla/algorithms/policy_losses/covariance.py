@@ -1,8 +1,8 @@
-"""Losses that watch the tokens whose advantage and log-prob vary together, which is where entropy is lost.
+"""Losses that treat tokens of high covariance between advantage and log-prob differently, to preserve entropy.
 
-Both come from Cui et al. 2025, "The Entropy Mechanism of Reinforcement Learning for Reasoning Language Models". Means
-and shares are those of the rows at hand; whoever cuts an optimiser step into several calls chooses the tokens of the
-whole step first (`TOKEN_CHOICES`), and hands each call its part.
+Cui et al. 2025, "The Entropy Mechanism of Reinforcement Learning for Reasoning Language Models". Means and fractions
+are computed over the rows of one call. To split an optimizer step into micro-batches, select the tokens of the whole
+step first (`TOKEN_CHOICES`) and pass each call its part as `chosen`.
 """
 
 from __future__ import annotations
@@ -38,31 +38,16 @@ def clip_cov(
     chosen: Tensor | None = None,
     **extra: Any,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Clipped surrogate in which some tokens of high covariance contribute nothing.
+    """Clipped surrogate that drops a random subset of the tokens of high covariance (Clip-Cov).
 
-    Neither dual clip nor clamped log-ratio.
+    No dual clipping; the log-ratio is not clamped.
 
     Args:
-        log_probs: [B, T], with gradient.
-        old_log_probs: [B, T].
-        advantages: [B, T].
-        response_mask: [B, T] bool.
-        clip_low: distance of the lower ratio bound from 1.
-        clip_high: distance of the upper ratio bound from 1, at least `clip_low`.
-        agg_mode: see `losses.aggregate_loss`.
-        rollout_weights: [B, T] factors on the per-token loss, or None.
-        cov_ratio: see `choose_for_clip_cov`, as the next three.
-        cov_low: lower bound of the covariance.
-        cov_high: upper bound of the covariance, at least `cov_low`.
-        generator: source of the random choice.
-        chosen: [B, T] bool, the tokens that contribute nothing; None to choose them among these rows.
-        **extra: aggregation counts, see `rlvla.algorithms.policy_losses`.
+        cov_ratio, cov_low, cov_high, generator: see `choose_for_clip_cov`.
+        chosen: [B, T] bool, tokens to drop; None selects them from these rows.
 
     Returns:
-        Scalar loss and metrics; `pg_clipfrac` is the share of valid tokens that were dropped.
-
-    Raises:
-        ValueError: shapes differ, mask not bool, a number out of range, or see `losses.aggregate_loss`.
+        Loss and metrics; `pg_clipfrac` is the fraction of valid tokens that were dropped.
     """
     inputs = prepare(log_probs, old_log_probs, advantages, response_mask, rollout_weights)
     if chosen is None:
@@ -98,41 +83,29 @@ def choose_for_clip_cov(
     generator: torch.Generator | None = None,
     **extra: Any,
 ) -> Tensor:
-    """The tokens that `clip_cov` drops.
+    """Tokens that `clip_cov` drops, [B, T] bool; inputs as in `clip_cov`.
 
-    Among the valid tokens that the clip has not caught and whose covariance (A - mean A)(log_prob - mean log_prob)
-    lies strictly between `cov_low` and `cov_high`, a random `cov_ratio` of the number of valid tokens (at least 1).
+    Candidates are valid tokens that are not clipped and whose covariance (A - mean A)(log_prob - mean log_prob) lies
+    strictly between `cov_low` and `cov_high`. Up to `cov_ratio` times the number of valid tokens (at least 1) are drawn
+    from them.
 
     Args:
-        log_probs: [B, T].
-        old_log_probs: [B, T].
-        advantages: [B, T].
-        response_mask: [B, T] bool.
-        clip_low: distance of the lower ratio bound from 1.
-        clip_high: distance of the upper ratio bound from 1, at least `clip_low`.
-        cov_ratio: share of the valid tokens to drop, in (0, 1].
+        cov_ratio: fraction of the valid tokens to drop, in (0, 1].
         cov_low: lower bound of the covariance.
         cov_high: upper bound of the covariance, at least `cov_low`.
-        generator: source of the random choice, on the CPU; None for torch's global one.
-        **extra: what else the loss is told; not read.
-
-    Returns:
-        [B, T] bool.
-
-    Raises:
-        ValueError: shapes differ, mask not bool, or a number out of range.
+        generator: CPU generator for the draw; None uses torch's global generator.
     """
     check_clip(clip_low, clip_high)
-    _check_share(cov_ratio)
+    _check_fraction(cov_ratio)
     if not cov_low <= cov_high:
         raise ValueError(f"cov_low must not exceed cov_high, got {cov_low} and {cov_high}")
     inputs = prepare(log_probs.detach(), old_log_probs, advantages, response_mask, None)
     _, clipped = pessimistic(inputs.advantages, inputs.log_ratio.exp(), clip_low, clip_high)
     covariance = _covariance(inputs)
     candidate = inputs.mask & ~clipped & (covariance > cov_low) & (covariance < cov_high)
-    places = candidate.flatten().nonzero().squeeze(-1)
-    order = torch.randperm(len(places), generator=generator).to(places.device)
-    return _marked(inputs, places[order[: _share_count(inputs, cov_ratio)]])
+    indices = candidate.flatten().nonzero().squeeze(-1)
+    order = torch.randperm(len(indices), generator=generator).to(indices.device)
+    return _token_mask(inputs, indices[order[: _fraction_count(inputs, cov_ratio)]])
 
 
 @register_policy_loss("kl_cov")
@@ -149,25 +122,16 @@ def kl_cov(
     chosen: Tensor | None = None,
     **extra: Any,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """-A rho, plus kl_coef |log-ratio| on the valid tokens of highest covariance. No clipping.
+    """-A rho plus kl_coef |log-ratio| on the valid tokens of highest covariance (KL-Cov). No clipping.
 
     Args:
-        log_probs: [B, T], with gradient.
-        old_log_probs: [B, T].
-        advantages: [B, T].
-        response_mask: [B, T] bool.
-        agg_mode: see `losses.aggregate_loss`.
-        rollout_weights: [B, T] factors on the per-token loss, or None.
         cov_ratio: see `choose_for_kl_cov`.
         kl_coef: weight of the penalty, not negative.
-        chosen: [B, T] bool, the tokens that pay the penalty; None to choose them among these rows.
-        **extra: aggregation counts, see `rlvla.algorithms.policy_losses`.
+        chosen: [B, T] bool, tokens to penalize; None selects them from these rows.
 
     Returns:
-        Scalar loss and metrics; `pg_clipfrac` is the share of valid tokens that paid, `ppo_kl` the mean |log-ratio|.
-
-    Raises:
-        ValueError: shapes differ, mask not bool, a number out of range, or see `losses.aggregate_loss`.
+        Loss and metrics; `pg_clipfrac` is the fraction of valid tokens that were penalized, `ppo_kl` the mean
+        |log-ratio|.
     """
     check_number("kl_coef", kl_coef, low=0.0)
     inputs = prepare(log_probs, old_log_probs, advantages, response_mask, rollout_weights)
@@ -189,51 +153,40 @@ def choose_for_kl_cov(
     cov_ratio: float = 2e-4,
     **extra: Any,
 ) -> Tensor:
-    """The tokens that pay in `kl_cov`: those of the highest covariance (A - mean A)(log_prob - mean log_prob).
+    """Tokens that `kl_cov` penalizes, [B, T] bool: those of highest (A - mean A)(log_prob - mean log_prob).
 
     Args:
-        log_probs: [B, T].
-        old_log_probs: [B, T].
-        advantages: [B, T].
-        response_mask: [B, T] bool.
-        cov_ratio: share of the valid tokens (at least 1 token), in (0, 1].
-        **extra: what else the loss is told; not read.
-
-    Returns:
-        [B, T] bool.
-
-    Raises:
-        ValueError: shapes differ, mask not bool, or a number out of range.
+        cov_ratio: fraction of the valid tokens to select (at least 1 token), in (0, 1].
     """
-    _check_share(cov_ratio)
+    _check_fraction(cov_ratio)
     inputs = prepare(log_probs.detach(), old_log_probs, advantages, response_mask, None)
     covariance = _covariance(inputs).masked_fill(~inputs.mask, -torch.inf).flatten()
-    count = min(_share_count(inputs, cov_ratio), int(count_valid(inputs.mask)))
-    return _marked(inputs, covariance.topk(count).indices)
+    count = min(_fraction_count(inputs, cov_ratio), int(count_valid(inputs.mask)))
+    return _token_mask(inputs, covariance.topk(count).indices)
 
 
-# By the name of a loss that treats some tokens apart: which ones, called with the arguments of the loss.
+# Policy loss -> function that selects its tokens, called with the arguments of the loss.
 TOKEN_CHOICES: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
     {"clip_cov": choose_for_clip_cov, "kl_cov": choose_for_kl_cov}
 )
 
 
 def _covariance(inputs: PolicyInputs) -> Tensor:
-    """[B, T], product of the centred advantages and log-probs."""
+    """[B, T], product of the centered advantages and log-probs."""
     return (inputs.advantages - inputs.mean(inputs.advantages)) * (inputs.log_probs - inputs.mean(inputs.log_probs))
 
 
-def _marked(inputs: PolicyInputs, places: Tensor) -> Tensor:
-    """[B, T] bool: True at these places of the flattened rows."""
-    marked = torch.zeros_like(inputs.mask).flatten()
-    marked[places] = True
-    return marked.view_as(inputs.mask)
+def _token_mask(inputs: PolicyInputs, indices: Tensor) -> Tensor:
+    """[B, T] bool, True at these indices of the flattened rows."""
+    selected = torch.zeros_like(inputs.mask).flatten()
+    selected[indices] = True
+    return selected.view_as(inputs.mask)
 
 
-def _share_count(inputs: PolicyInputs, share: float) -> int:
-    return max(int(share * int(count_valid(inputs.mask))), 1)
+def _fraction_count(inputs: PolicyInputs, fraction: float) -> int:
+    return max(int(fraction * int(count_valid(inputs.mask))), 1)
 
 
-def _check_share(cov_ratio: float) -> None:
+def _check_fraction(cov_ratio: float) -> None:
     if not 0 < cov_ratio <= 1:
         raise ValueError(f"cov_ratio must lie in (0, 1], got {cov_ratio}")

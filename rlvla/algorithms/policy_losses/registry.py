@@ -1,4 +1,4 @@
-"""The table of policy losses."""
+"""Registry of policy losses."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def register_policy_loss(name: str) -> Callable[[Any], Any]:
     clip_dual, agg_mode, rollout_weights, **extra)` and returns (loss, metrics); see `rlvla.algorithms.policy_losses`.
 
     Raises:
-        ValueError: the name belongs to another function.
+        ValueError: the name is taken by another function.
     """
     return _LOSSES.register(name)
 
@@ -48,7 +48,7 @@ def list_policy_losses() -> list[str]:
 
 
 def policy_loss_options(name: str) -> frozenset[str]:
-    """The keyword arguments that a policy loss reads; what it does not name is neither computed nor passed to it.
+    """The keyword arguments that a policy loss reads; inputs it does not name are neither computed nor passed.
 
     Raises:
         ValueError: unknown name; the message lists the known ones.

@@ -1,4 +1,4 @@
-"""Losses whose gradient is the score function times a bounded weight: GPG, CISPO, SAPO, DRO."""
+"""Losses whose gradient is the score function times a weight: GPG, CISPO, SAPO, DRO."""
 
 from __future__ import annotations
 
@@ -23,22 +23,10 @@ def gpg(
     rollout_weights: Tensor | None = None,
     **extra: Any,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The plain policy gradient, -A log_probs (GPG, Chu et al. 2025); right only on-policy.
+    """Policy gradient without importance weights, -A log_probs (GPG, Chu et al. 2025); unbiased on-policy only.
 
     Args:
-        log_probs: [B, T], with gradient.
         old_log_probs: [B, T], for the metric `ppo_kl` only.
-        advantages: [B, T].
-        response_mask: [B, T] bool.
-        agg_mode: see `losses.aggregate_loss`.
-        rollout_weights: [B, T] factors on the per-token loss, or None.
-        **extra: aggregation counts, see `rlvla.algorithms.policy_losses`.
-
-    Returns:
-        Scalar loss and metrics.
-
-    Raises:
-        ValueError: shapes differ, mask not bool, or see `losses.aggregate_loss`.
     """
     inputs = prepare(log_probs, old_log_probs, advantages, response_mask, rollout_weights)
     loss = -inputs.advantages * inputs.log_probs
@@ -60,25 +48,8 @@ def cispo(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Clipped importance weights without clipped gradients (CISPO, MiniMax 2025).
 
-    -sg[clip(rho, 1 - low, 1 + high)] A log_probs, with the log-ratio clamped to +-20. A side is left open by a bound
-    that no ratio reaches, such as clip_low 10.
-
-    Args:
-        log_probs: [B, T], with gradient.
-        old_log_probs: [B, T].
-        advantages: [B, T].
-        response_mask: [B, T] bool.
-        clip_low: distance of the lower ratio bound from 1.
-        clip_high: distance of the upper ratio bound from 1.
-        agg_mode: see `losses.aggregate_loss`.
-        rollout_weights: [B, T] factors on the per-token loss, or None.
-        **extra: aggregation counts, see `rlvla.algorithms.policy_losses`.
-
-    Returns:
-        Scalar loss and metrics; `pg_clipfrac` is the share of valid tokens whose ratio was clipped.
-
-    Raises:
-        ValueError: shapes differ, mask not bool, a negative bound, or see `losses.aggregate_loss`.
+    -sg[clip(rho, 1 - clip_low, 1 + clip_high)] A log_probs, with the log-ratio clamped to +-20. `clip_low` may exceed
+    `clip_high`; at 1 or above it leaves the ratio unbounded below.
     """
     check_number("clip_low", clip_low, low=0.0)
     check_number("clip_high", clip_high, low=0.0)
@@ -102,26 +73,14 @@ def sapo(
     rollout_weights: Tensor | None = None,
     **extra: Any,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Soft gate instead of a clip (SAPO, Gao et al. 2025).
+    """Soft gating instead of clipping (SAPO, Gao et al. 2025).
 
     -A sigmoid(tau (rho - 1)) 4 / tau, with tau_pos where A > 0 and tau_neg elsewhere, and the log-ratio clamped to
-    +-20. Always aggregated seq-mean-token-mean, whatever `agg_mode` asks.
+    +-20. Always aggregated as seq-mean-token-mean; `agg_mode` is ignored.
 
     Args:
-        log_probs: [B, T], with gradient.
-        old_log_probs: [B, T].
-        advantages: [B, T].
-        response_mask: [B, T] bool.
-        tau_pos: steepness for positive advantages, positive.
-        tau_neg: steepness for the others, positive; larger damps them more.
-        rollout_weights: [B, T] factors on the per-token loss, or None.
-        **extra: aggregation counts, see `rlvla.algorithms.policy_losses`.
-
-    Returns:
-        Scalar loss and metrics.
-
-    Raises:
-        ValueError: shapes differ, mask not bool, a tau that is not positive, or see `losses.aggregate_loss`.
+        tau_pos: temperature for positive advantages, above 0.
+        tau_neg: temperature for the others, above 0; larger values dampen them more.
     """
     if not tau_pos > 0 or not tau_neg > 0:
         raise ValueError(f"tau_pos and tau_neg must be positive, got {tau_pos} and {tau_neg}")
@@ -144,23 +103,10 @@ def dro(
     rollout_weights: Tensor | None = None,
     **extra: Any,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Direct reward optimisation (Richemond et al. 2024): -(A log_probs - beta / 2 (log-ratio)^2).
+    """Direct reward optimization (Richemond et al. 2024): -(A log_probs - beta / 2 (log-ratio)^2).
 
     Args:
-        log_probs: [B, T], with gradient.
-        old_log_probs: [B, T].
-        advantages: [B, T].
-        response_mask: [B, T] bool.
-        beta: weight of the quadratic pull towards the old policy, not negative.
-        agg_mode: see `losses.aggregate_loss`.
-        rollout_weights: [B, T] factors on the per-token loss, or None.
-        **extra: aggregation counts, see `rlvla.algorithms.policy_losses`.
-
-    Returns:
-        Scalar loss and metrics.
-
-    Raises:
-        ValueError: shapes differ, mask not bool, negative beta, or see `losses.aggregate_loss`.
+        beta: weight of the quadratic penalty towards the old policy, not negative.
     """
     check_number("beta", beta, low=0.0)
     inputs = prepare(log_probs, old_log_probs, advantages, response_mask, rollout_weights)

@@ -1,4 +1,4 @@
-"""Divergence proximal policy optimisation: only tokens inside a trust region of probabilities learn (DPPO, 2026)."""
+"""Divergence proximal policy optimization (DPPO, 2026): tokens outside a trust region are masked."""
 
 from __future__ import annotations
 
@@ -29,28 +29,18 @@ def dppo_tv(
     rollout_weights: Tensor | None = None,
     **extra: Any,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """-A sg[min(rho, c)] log_probs where the probability has not moved too far (total variation).
+    """-A sg[min(rho, c)] log_probs inside a total-variation trust region.
 
-    A token learns while p - p_old <= clip_high where A > 0, and while p - p_old >= -clip_low elsewhere.
+    A token is inside while p - p_old <= clip_high where A > 0, and while p - p_old >= -clip_low elsewhere.
 
     Args:
-        log_probs: [B, T], with gradient.
-        old_log_probs: [B, T].
-        advantages: [B, T].
-        response_mask: [B, T] bool.
         clip_low: how far a probability may fall.
         clip_high: how far a probability may rise.
-        clip_dual: c, the largest ratio that counts, default 20.
-        agg_mode: see `losses.aggregate_loss`.
-        rollout_weights: [B, T] factors on the per-token loss, or None.
-        **extra: aggregation counts, see `rlvla.algorithms.policy_losses`.
+        clip_dual: c, the cap on the ratio; None means 20.
 
     Returns:
-        Scalar loss, and metrics: `pg_clipfrac` (share of valid tokens outside the region), `pg_clipfrac_lower` (share
-        of capped ratios inside it), `ppo_kl`.
-
-    Raises:
-        ValueError: shapes differ, mask not bool, a number out of range, or see `losses.aggregate_loss`.
+        Loss and metrics; `pg_clipfrac` is the fraction of valid tokens outside the region, `pg_clipfrac_lower` the
+        fraction inside it whose ratio was capped.
     """
     _check_bounds(clip_low, clip_high, clip_dual)
     inputs = prepare(log_probs, old_log_probs, advantages, response_mask, rollout_weights)
@@ -74,28 +64,18 @@ def dppo_kl(
     rollout_weights: Tensor | None = None,
     **extra: Any,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """-A sg[min(rho, c)] log_probs where the token's binary KL is small or its probability moves back.
+    """-A sg[min(rho, c)] log_probs inside a trust region of the binary KL.
 
-    The binary KL is that between (p_old, 1 - p_old) and (p, 1 - p). A token learns while it is at most clip_high or
-    p <= p_old where A > 0, and while it is at most clip_low or p >= p_old elsewhere.
+    The binary KL is KL((p_old, 1 - p_old) || (p, 1 - p)). A token is inside if the KL is at most clip_high or
+    p <= p_old where A > 0, and if it is at most clip_low or p >= p_old elsewhere.
 
     Args:
-        log_probs: [B, T], with gradient.
-        old_log_probs: [B, T].
-        advantages: [B, T].
-        response_mask: [B, T] bool.
         clip_low: largest KL of a falling probability.
         clip_high: largest KL of a rising probability.
-        clip_dual: c, the largest ratio that counts, default 20.
-        agg_mode: see `losses.aggregate_loss`.
-        rollout_weights: [B, T] factors on the per-token loss, or None.
-        **extra: aggregation counts, see `rlvla.algorithms.policy_losses`.
+        clip_dual: c, the cap on the ratio; None means 20.
 
     Returns:
-        Scalar loss and metrics, see `dppo_tv`.
-
-    Raises:
-        ValueError: shapes differ, mask not bool, a number out of range, or see `losses.aggregate_loss`.
+        Loss and metrics as in `dppo_tv`.
     """
     _check_bounds(clip_low, clip_high, clip_dual)
     inputs = prepare(log_probs, old_log_probs, advantages, response_mask, rollout_weights)

@@ -1,7 +1,8 @@
-"""Scripted experts: where demonstrations come from when there is no data set."""
+"""Scripted experts, which generate demonstrations when there is no dataset."""
 
 from __future__ import annotations
 
+from rlvla.envs.base import task_of
 from rlvla.envs.experts.base import Expert, ExpertConfig
 from rlvla.envs.registry import get_suite, list_tasks
 from rlvla.utils.errors import ConfigError
@@ -10,18 +11,16 @@ __all__ = ["Expert", "ExpertConfig", "make_expert"]
 
 
 def make_expert(suite: str, task_id: int, config: ExpertConfig) -> Expert:
-    """The scripted expert for a task.
+    """Create the scripted expert for a task.
 
     Raises:
-        ConfigError: unknown suite or task, a task without an expert, or a setting that has no meaning for it.
+        ConfigError: unknown suite or task, a task without an expert, or a setting that the expert does not support.
     """
     expert = get_suite(suite).expert
-    tasks = {task.task_id: task for task in list_tasks(suite)}
-    if task_id not in tasks:
-        raise ConfigError(f"{suite} has no task {task_id}; known tasks: {', '.join(map(str, tasks))}")
+    task = task_of(suite, list_tasks(suite), task_id)
     if expert is None:
         raise ConfigError(
             f"suite '{suite}' has no scripted expert; train on recorded demonstrations, or register one with "
             "Suite(expert=...)"
         )
-    return expert(tasks[task_id], config)
+    return expert(task, config)

@@ -1,4 +1,4 @@
-"""What a scripted expert is, and how it can be made to see well and act badly."""
+"""Interface of scripted experts, and controlled degradation of their actions."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Protocol
 
 import numpy as np
 
-from rlvla.utils.arguments import arg, range_problems
+from rlvla.utils.cli.flags import arg, range_problems
 from rlvla.utils.errors import ConfigError
 
 
 @dataclass(frozen=True)
 class ExpertConfig:
-    """How far an expert departs from its best behaviour. The default is the best it can do.
+    """Deviations of an expert from its best behavior; none by default.
 
-    Distances are metres (robosuite) or table units (toy_reach).
+    Distances are in meters (robosuite) or table units (toy_reach).
     """
 
     noise_std: float = arg(0.0, "std of Gaussian noise on every action dimension that moves the arm", minimum=0)
@@ -43,16 +43,16 @@ class Expert(Protocol):
     """A scripted policy on privileged state."""
 
     def reset(self, rng: np.random.Generator) -> None:
-        """Start an episode; draws the episode's offset."""
+        """Start an episode and draw its offset."""
         ...
 
     def act(self, state: dict[str, np.ndarray]) -> np.ndarray:
-        """One action [D] float32 in [-1, 1] for the state of `Env.privileged_state`."""
+        """Action [D] float32 in [-1, 1] for a state from `Env.privileged_state`."""
         ...
 
 
 def draw_offset(config: ExpertConfig, rng: np.random.Generator) -> np.ndarray:
-    """The episode's target offset [2] in the table plane."""
+    """Sample an episode's target offset [2] in the table plane."""
     offset = np.asarray(config.offset_bias, dtype=np.float64)
     wanders, radius, angle = rng.random(), rng.random() * config.offset_max, rng.random() * 2 * np.pi
     if wanders < config.offset_prob:
@@ -61,7 +61,7 @@ def draw_offset(config: ExpertConfig, rng: np.random.Generator) -> np.ndarray:
 
 
 def disturb(action: np.ndarray, moving: slice, config: ExpertConfig, rng: np.random.Generator) -> np.ndarray:
-    """Add the noise on the moving dimensions, round to the quantum, clip; returns [D] float32."""
+    """Add noise to the `moving` dimensions, round to the action quantum, and clip; returns [D] float32."""
     action = np.array(action, dtype=np.float64)
     if config.noise_std > 0:
         action[moving] += rng.normal(0.0, config.noise_std, size=action[moving].shape)

@@ -1,4 +1,4 @@
-"""Plays a complete episode with an expert and keeps what a demonstration needs."""
+"""Complete expert episodes with the data of a demonstration."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import numpy as np
 from rlvla.envs.base import Env, Observation
 from rlvla.envs.experts.base import Expert
 
-# Keeps the expert's random stream apart from the simulator's, which starts from the same seed.
+# Separates the expert's random stream from the simulator's, which uses the same seed.
 _EXPERT_STREAM = 9176
 
 
 class ExpertEpisode(TypedDict):
     """An episode of S environment steps.
 
-    `images`, `proprio` and `actions` of one index belong together: what was seen, then what was done.
+    `images` and `proprio` at an index are the observation in which `actions` at that index was taken.
     """
 
     images: np.ndarray  # [S, N, H, W, 3] uint8, before each action
-    proprio: np.ndarray | None  # [S, P] float32, None where the environment gives none
+    proprio: np.ndarray | None  # [S, P] float32; None if the environment provides none
     actions: np.ndarray  # [S, D] float32 in [-1, 1], as executed
     rewards: np.ndarray  # [S] float32
-    successes: np.ndarray  # [S] bool, the success predicate after each action
+    successes: np.ndarray  # [S] bool, success predicate after each action
     success_once: bool
     success_at_end: bool
     terminated: bool
@@ -34,9 +34,9 @@ class ExpertEpisode(TypedDict):
 
 
 def play_expert_episode(env: Env, expert: Expert, init_state_id: int, seed: int) -> ExpertEpisode:
-    """Play until the episode ends, one action per step, every frame rendered.
+    """Play until the episode ends, one action at a time, recording each observation.
 
-    Equal (task, initial state, seed, expert configuration) give equal episodes.
+    Episodes are deterministic given task, initial state, seed and expert configuration.
     """
     expert.reset(np.random.default_rng([_EXPERT_STREAM, init_state_id, seed]))
     observation = env.reset(init_state_id, seed)

@@ -1,1 +1,1 @@
-"""OpenVLA-style architectures in the public checkpoint format: configuration, model, processing, action tokens."""
+"""OpenVLA models in the public checkpoint format: configuration, model, preprocessing, action tokens."""

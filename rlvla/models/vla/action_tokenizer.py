@@ -8,14 +8,14 @@ import numpy as np
 
 
 class ActionTokenizer:
-    """Maps normalised actions to token ids and back.
+    """Maps normalized actions to token ids and back.
 
-    The `n_bins` edges are uniform on [-1, 1] and enclose `n_bins - 1` bins. Ids fall as actions rise: the bin number
-    `digitize(action)` in 1..n_bins becomes the id `vocab_size - digitize(action)`.
+    The `n_bins` edges are uniform on [-1, 1] and enclose `n_bins - 1` bins. Ids decrease as actions increase: the
+    bin number `digitize(action)` in 1..n_bins becomes the id `vocab_size - digitize(action)`.
 
     With the defaults, for logits over the 256 action tokens:
 
-    | column k | token id | centre index (255 - k, at most 254) | action |
+    | column k | token id | center index (255 - k, at most 254) | action |
     |---|---|---|---|
     | 0 | 31744 | 254 | +0.996 (encodes exactly +1) |
     | 1 | 31745 | 254 | +0.996 |
@@ -23,8 +23,8 @@ class ActionTokenizer:
     | 255 | 31999 | 0 | -0.996 |
 
     Args:
-        vocab_size: tokens of the tokenizer, without padding rows.
-        n_bins: action tokens, and edges.
+        vocab_size: size of the tokenizer's vocabulary, without padding rows.
+        n_bins: number of action tokens, equal to the number of edges.
     """
 
     def __init__(self, vocab_size: int = 32000, n_bins: int = 256):
@@ -53,14 +53,14 @@ class ActionTokenizer:
         return self.vocab_size - np.digitize(np.clip(actions, -1.0, 1.0), self.bins).astype(np.int64)
 
     def decode(self, ids: Any) -> np.ndarray:
-        """Bin centres (float64, same shape) of token ids; ids outside the action range give the nearest bin."""
+        """Bin centers (float64, same shape) of token ids; ids outside the action range give the nearest bin."""
         ids = np.asarray(ids, dtype=np.int64)
         return self.bin_centers[np.clip(self.vocab_size - ids - 1, 0, self.n_bins - 2)]
 
     def ids_to_columns(self, ids: Any) -> Any:
-        """Logits columns of token ids; arrays and tensors of integers alike."""
+        """Logits columns of token ids, for integer arrays and tensors alike."""
         return ids - self.first_token_id
 
     def columns_to_ids(self, columns: Any) -> Any:
-        """Token ids of logits columns; arrays and tensors of integers alike."""
+        """Token ids of logits columns, for integer arrays and tensors alike."""
         return columns + self.first_token_id

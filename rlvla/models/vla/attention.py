@@ -1,4 +1,4 @@
-"""Who may attend to whom, and the kernel that computes it."""
+"""Attention masks and kernels."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from rlvla.utils.errors import ConfigError
 
 @dataclass(frozen=True)
 class Attention:
-    """The attention of one batch of sequences whose padding stands at the end.
+    """Attention over a batch of sequences padded at the end.
 
     Attributes:
-        causal: each position sees itself and what is before it; otherwise all real positions see each other.
-        lengths: [B] real positions of each sequence; None when none is padded.
+        causal: each position attends to itself and earlier ones; otherwise all real positions attend to each other.
+        lengths: [B] number of real positions in each sequence; None if none is padded.
         implementation: "sdpa" (torch) or "flash_attention_2" (the flash-attn package, GPUs only).
     """
 
@@ -33,17 +33,17 @@ class Attention:
             query: [B, heads, R, d].
             key: [B, heads, S, d].
             value: [B, heads, S, d].
-            read: positions of the queries, a slice or indices [B, R]; None when they are all S positions. With the
-                flash kernel and a causal mask they must be the last R real ones.
+            read: positions of the queries, a slice or indices [B, R]; None for all S positions. With the flash kernel
+                and a causal mask they must be the last R real ones.
         """
         if self.implementation == "flash_attention_2":
             return self._flash(query, key, value, queries_are_padded=read is None)
-        if self.causal and read is None:  # padding is behind every real query
+        if self.causal and read is None:  # padding comes after every real query
             return F.scaled_dot_product_attention(query, key, value, is_causal=True)
         return F.scaled_dot_product_attention(query, key, value, attn_mask=self._mask(key, read))
 
     def _mask(self, key: Tensor, read: Tensor | slice | None) -> Tensor | None:
-        """Bool, broadcast to [B, heads, R, S]; True where a position may be seen."""
+        """Bool, broadcast to [B, heads, R, S]; True where a query may attend to a position."""
         positions = torch.arange(key.shape[2], device=key.device)
         if self.causal:
             reading = positions[read] if isinstance(read, slice) else read
@@ -72,12 +72,12 @@ class Attention:
 
 
 def _boundaries(mask: Tensor) -> Tensor:
-    """Cumulated numbers of True per row, [B + 1] int32, as the packed kernel takes them."""
+    """Cumulative count of True over rows, [B + 1] int32 (`cu_seqlens` of the packed kernel)."""
     return F.pad(mask.sum(1).cumsum(0), (1, 0)).to(torch.int32)
 
 
 def require_flash_attention() -> Any:
-    """The flash-attn package; ConfigError where it is not installed."""
+    """The flash-attn package; raises ConfigError if it cannot be imported."""
     try:
         import flash_attn
     except ImportError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,35 +23,35 @@ from rlvla.models.vla.checkpoint_files import (
     read_json,
 )
 from rlvla.models.vla.configuration_openvla import OpenVLAConfig
+from rlvla.models.vla.head_files import add_head
 from rlvla.models.vla.platforms import with_platform
 from rlvla.models.vla.variants import detect_variant
 from rlvla.utils.errors import ConfigError
 
-if TYPE_CHECKING:
-    from rlvla.models.vla.openvla import OpenVLAForActionPrediction
-
 STATISTICS_FILE = "dataset_statistics.json"
-# Small files that travel with a checkpoint unchanged; code files are left behind, nothing of them is ever run.
+# Small files copied along with a checkpoint; code files are neither copied nor run.
 COMPANION_SUFFIXES = (".json", ".model", ".txt", ".jinja", ".md")
-# Figures of the weights in the folder: they say nothing of the weights that are made from them.
+# Evaluation results of the weights in the folder; they do not apply to weights trained from them.
 EVALUATION_FILE = "eval.json"
+# Variant of the backbone for a network without a policy head (critic, reward model).
+BODY_OF = {"oft_regression": "oft"}
 NOT_COMPANIONS = {CONFIG_FILE, INDEX_FILE, STATISTICS_FILE, EVALUATION_FILE, ADAPTER_CONFIG_FILE}
 
 
 @dataclass
 class CheckpointFolder:
-    """What a loaded folder held beside configuration and weights, so that saving it again loses nothing.
+    """Contents of a loaded folder besides configuration and weights, so that saving it again loses nothing.
 
     Attributes:
         source: the folder, absolute.
         raw_config: config.json as read.
         companions: tokenizer and processor files by name.
-        names: names of tensors in the main files where they differ from the model's.
+        names: names of tensors in the main files, where they differ from the names in the model.
         separate: separate file -> name in the model -> name in the file.
-        shadowed: tensors of the main files that a separate file replaces, by their names there.
+        shadowed: tensors of the main files that a separate file overrides, by their names there.
         statistics: content of dataset_statistics.json, None if there was none.
-        action_heads: regression heads by file name; they belong to the loaded weights and not to any trained from them.
-        variant_reason: why the model variant was taken to be what it is.
+        action_heads: regression heads by file name; they belong to the loaded weights, not to ones trained from them.
+        variant_reason: how the model variant was determined.
     """
 
     source: str | None = None
@@ -65,24 +65,44 @@ class CheckpointFolder:
     variant_reason: str = ""
 
 
+class CheckpointModel(Protocol):
+    """What loading and saving require of a model: an `nn.Module` built from its configuration alone."""
+
+    config: OpenVLAConfig
+    folder: CheckpointFolder | None
+    dataset_statistics: dict[str, Any]
+
+    def __init__(self, config: OpenVLAConfig): ...
+
+    def state_dict(self) -> dict[str, Tensor]: ...  # noqa: D102
+
+    def load_state_dict(self, state_dict: Mapping[str, Tensor], *, assign: bool = False) -> Any: ...  # noqa: D102
+
+    def eval(self) -> Any: ...  # noqa: D102
+
+
+Model = TypeVar("Model", bound=CheckpointModel)
+
+
 def load_folder(
-    model_class: type[OpenVLAForActionPrediction],
+    model_class: type[Model],
     folder: str | Path,
     *,
     dtype: torch.dtype | None,
     device: str | torch.device,
     overrides: dict[str, Any],
-) -> OpenVLAForActionPrediction:
+) -> Model:
     """Build `model_class` from a folder; see `OpenVLAForActionPrediction.from_pretrained`."""
     folder = Path(folder)
     raw = read_config(folder)
     found = find_tensors(folder)
     statistics = read_statistics(folder, raw)
     config, reason = complete_config(folder, raw, found, overrides)
+    complete_tensors(folder, config, found, overrides)
     with torch.device("meta"):
         model = model_class(config)
     check_tensors(str(folder), shapes_of(model.state_dict()), found.shapes)
-    # One tensor at a time, so that no more than one is held twice.
+    # One tensor at a time, so that at most one is in memory twice.
     tensors = {}
     for name in model.state_dict():
         tensor = found.read(name)
@@ -90,6 +110,8 @@ def load_folder(
     model.load_state_dict(tensors, assign=True)
     model.dataset_statistics = statistics
     model.folder = _describe_folder(folder, raw, found, reason)
+    if config.has_regression_head:  # it is part of the model
+        model.folder.action_heads.clear()
     return model.eval()
 
 
@@ -111,18 +133,19 @@ def _describe_folder(folder: Path, raw: dict[str, Any], found: FolderTensors, re
 
 
 def check_weights(
-    model_class: type[OpenVLAForActionPrediction],
+    model_class: type[CheckpointModel],
     folder: Path,
     raw: dict[str, Any],
     overrides: dict[str, Any] | None = None,
 ) -> OpenVLAConfig:
-    """Whether `load_folder` would find its tensors, judged from the files' headers; returns the configuration.
+    """Check from the file headers that `load_folder` would find its tensors; returns the configuration.
 
     Raises:
-        ConfigError: a missing or unreadable file, or tensors that do not belong to config.json.
+        ConfigError: a missing or unreadable file, or tensors that do not match config.json.
     """
     found = find_tensors(folder)
     config, _ = complete_config(folder, raw, found, overrides or {})
+    complete_tensors(folder, config, found, overrides or {})
     with torch.device("meta"):
         model = model_class(config)
     check_tensors(str(folder), shapes_of(model.state_dict()), found.shapes)
@@ -130,10 +153,10 @@ def check_weights(
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The content of config.json, of the folder or of its adapter's base model.
+    """The content of config.json, from the folder or from its adapter's base model.
 
     Raises:
-        ConfigError: the folder or the file is missing, is not JSON or belongs to another kind of model.
+        ConfigError: the folder or file is missing, or the file is not JSON or belongs to another kind of model.
     """
     if not folder.is_dir():
         raise ConfigError(f"checkpoint folder {str(folder)!r} does not exist; give a folder with {CONFIG_FILE}")
@@ -147,17 +170,24 @@ def read_config(folder: Path) -> dict[str, Any]:
 def complete_config(
     folder: Path, raw: dict[str, Any], found: FolderTensors, overrides: dict[str, Any]
 ) -> tuple[OpenVLAConfig, str]:
-    """The configuration of a folder, and why its variant is what it is.
+    """The configuration of a folder, and how its variant was determined.
 
-    What config.json leaves open is decided by the caller's settings, then by the tensors and files.
+    Settings missing from config.json come from the caller, then from the tensors and files. Two of the caller's
+    settings are not config.json settings: `new_head` creates a regression head if the folder has none, `body_only`
+    leaves it out.
 
     Raises:
         ConfigError: contradictory settings.
     """
     overrides = {k: v for k, v in overrides.items() if v is not None}
     platform, asked = overrides.pop("platform", None), overrides.pop("model_variant", None)
+    overrides.pop("new_head", None)
+    body_only = overrides.pop("body_only", False)
     settings = {k: v for k, v in raw.items() if k not in ("model_type", "torch_dtype", "auto_map")} | overrides
     settings["model_variant"], reason = detect_variant(folder, raw, found, asked)
+    if body_only:
+        settings["model_variant"] = BODY_OF.get(settings["model_variant"], settings["model_variant"])
+        settings.pop("action_std", None), settings.pop("action_std_init", None)
     if platform is not None:
         settings = with_platform(settings, platform, model_variant=settings["model_variant"])
     weight = found.shapes.get(PROPRIO_PREFIX + "fc1.weight")
@@ -170,17 +200,24 @@ def complete_config(
     return OpenVLAConfig(**settings), reason
 
 
+def complete_tensors(folder: Path, config: OpenVLAConfig, found: FolderTensors, overrides: dict[str, Any]) -> None:
+    """Add the tensors that the variant needs besides the backbone; arguments and errors as in `complete_config`."""
+    if config.has_regression_head:
+        reset = overrides.get("action_std_init") is not None
+        add_head(found, folder, config, create=bool(overrides.get("new_head")), reset_std=reset)
+
+
 def read_statistics(folder: Path, raw_config: dict[str, Any]) -> dict[str, Any]:
-    """Dataset statistics by key: `norm_stats` of config.json, completed by dataset_statistics.json."""
+    """Dataset statistics by key: `norm_stats` of config.json, updated with dataset_statistics.json."""
     path = find_file(folder, STATISTICS_FILE)
     return {**(raw_config.get("norm_stats") or {}), **(read_json(path) if path.is_file() else {})}
 
 
 def resolve_statistics_key(statistics: dict[str, Any], suite: str | None) -> str:
-    """Key of the statistics to use: the suite's own name, else `{suite}_no_noops`; with one key none need be given.
+    """Key of the statistics to use: the suite's name, else `{suite}_no_noops`; optional if there is only one key.
 
     Raises:
-        ConfigError: the key is not there or not determined; the message lists the keys.
+        ConfigError: the key is missing or ambiguous; the message lists the keys.
     """
     if not statistics:
         raise ConfigError(f"the checkpoint has no action statistics; copy its {STATISTICS_FILE}")
@@ -203,10 +240,10 @@ def shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
 
 
 def check_tensors(where: str, expected: Mapping[str, tuple[int, ...]], tensors: Mapping[str, tuple[int, ...]]) -> None:
-    """Compare the shapes of a model's tensors with those at hand.
+    """Compare the given shapes of tensors with those a model expects.
 
     Raises:
-        ConfigError: every tensor that is missing, unexpected or of the wrong shape.
+        ConfigError: lists every tensor that is missing, unexpected or of the wrong shape.
     """
     misshapen = [
         f"{name} is {list(shape)}, expected {list(expected[name])}"

@@ -1,8 +1,8 @@
-"""What lies in a checkpoint folder: every tensor by its name in the model, wherever and under whatever name it is kept.
+"""The files of a checkpoint folder: locates every tensor by its name in the model, whatever its file and name there.
 
-Public folders keep most tensors in safetensors files. OpenVLA-OFT writes further parts beside them: a proprio
-projector, a vision backbone with FiLM (a whole one, which takes the place of the other), an action head. A folder may
-also hold no weights but a LoRA adapter that names its base model. No code of the folder is run.
+Public folders keep most tensors in safetensors files. OpenVLA-OFT stores some parts separately: a proprio projector, a
+vision backbone with FiLM (complete, replacing the one in the safetensors files) and an action head. A folder may also
+have just a LoRA adapter that names its base model. No code in the folder is run.
 """
 
 from __future__ import annotations
@@ -28,12 +28,15 @@ ADAPTER_WEIGHTS_FILE = "adapter_model.safetensors"
 ADAPTER_FOLDER = "lora_adapter"
 PROPRIO_PREFIX = "proprio_projector."
 VISION_PREFIX = "vision_backbone."
-# Regression heads of OFT: their presence says that the checkpoint was not trained to emit action tokens.
+# Standard deviation for a policy with a regression head.
+ACTION_STD_FILE = "action_std.safetensors"
+NOT_THE_BODY = (ADAPTER_WEIGHTS_FILE, ACTION_STD_FILE)
+# OFT's continuous action heads: a checkpoint that has one was not trained to emit action tokens.
 HEAD_PATTERNS = ("action_head--*_checkpoint.pt", "noisy_action_projector--*_checkpoint.pt")
-# OFT wraps every vision block with FiLM around it; the wrapper's name has no counterpart here.
+# OFT wraps every vision block for FiLM; the wrapper's name has no counterpart here.
 _FILM_WRAPPER = re.compile(r"(\.blocks\.\d+)\.block\.")
 _ADAPTER_PART = re.compile(r"\.lora_(A|B)(?:\.default)?\.weight$")
-# OFT trains with this scale whenever its LoRA rank is larger.
+# OFT sets lora_alpha = min(rank, 16).
 OFT_MAX_LORA_ALPHA = 16
 
 
@@ -45,7 +48,7 @@ class Stored:
         path: the file.
         key: its name there.
         shape: its shape.
-        content: the tensor itself, mapped from a torch file; None for safetensors.
+        content: the tensor itself, memory-mapped from a torch file; None for safetensors.
     """
 
     path: Path
@@ -54,7 +57,7 @@ class Stored:
     content: Tensor | None = None
 
     def read(self) -> Tensor:
-        """The tensor on the host, with memory of its own: the file may be replaced while the model lives."""
+        """A copy of the tensor on the host: the file may be replaced while the model is in use."""
         if self.content is not None:
             return self.content.clone()
         with safe_open(self.path, framework="pt") as file:
@@ -63,7 +66,7 @@ class Stored:
 
 @dataclass(frozen=True)
 class LowRank:
-    """A LoRA adapter of one matrix: `scale * up @ down` is added to it (Hu et al. 2021)."""
+    """A LoRA adapter of one matrix, which adds `scale * up @ down` to it (Hu et al. 2021)."""
 
     down: Stored
     up: Stored
@@ -75,9 +78,9 @@ class FolderTensors:
     """The tensors of a folder by their names in the model.
 
     Attributes:
-        tensors: where each is kept.
-        adapters: LoRA adapters that belong to some of them.
-        shadowed: tensors of the safetensors files that a separate file replaces.
+        tensors: where each is stored.
+        adapters: LoRA adapters of some of them.
+        shadowed: tensors of the safetensors files that a separate file overrides.
         separate: separate file -> name in the model -> name in the file, in the file's order.
     """
 
@@ -92,7 +95,7 @@ class FolderTensors:
         return {name: stored.shape for name, stored in self.tensors.items()}
 
     def read(self, name: str) -> Tensor:
-        """A tensor, its adapter merged into it."""
+        """A tensor, with its adapter merged."""
         tensor, adapter = self.tensors[name].read(), self.adapters.get(name)
         if adapter is None:
             return tensor
@@ -100,29 +103,29 @@ class FolderTensors:
 
 
 def merged_weight(weight: Tensor, down: Tensor, up: Tensor, scale: float) -> Tensor:
-    """`weight + scale * up @ down`, computed in float32, in the type of `weight`."""
+    """`weight + scale * up @ down`, computed in float32 and returned in the dtype of `weight`."""
     return torch.addmm(weight.float(), up.float(), down.float(), alpha=scale).to(weight.dtype)
 
 
 def canonical_name(key: str) -> str:
-    """The model's name of a tensor, from its name in a public file."""
+    """A tensor's name in the model, from its name in a public file."""
     key = key.removeprefix("module.")  # left by a distributed wrapper
-    while key.startswith(2 * VISION_PREFIX):  # the FiLM wrapper around the backbone has the backbone's own name
+    while key.startswith(2 * VISION_PREFIX):  # the FiLM wrapper has the same name as the backbone inside it
         key = key.removeprefix(VISION_PREFIX)
     return _FILM_WRAPPER.sub(r"\1.", key)
 
 
 def find_tensors(folder: Path) -> FolderTensors:
-    """Look at every file of a checkpoint folder.
+    """Locate the tensors of a checkpoint folder.
 
     Raises:
-        ConfigError: no weights, or a file that is missing or cannot be read.
+        ConfigError: no weights, or a file that is missing or unreadable.
     """
     found = FolderTensors()
     adapter = adapter_folder(folder)
     base = base_folder(folder)
     for path in weight_files(base):
-        for key, shape in _safetensors_header(path):
+        for key, shape in safetensors_header(path):
             found.tensors[canonical_name(key)] = Stored(path, key, shape)
     for part, prefix in (("proprio_projector", PROPRIO_PREFIX), ("vision_backbone", VISION_PREFIX)):
         pattern = f"{part}--*_checkpoint.pt"
@@ -137,12 +140,12 @@ def find_tensors(folder: Path) -> FolderTensors:
 
 
 def action_heads(folder: Path) -> list[Path]:
-    """Files of regression heads beside the weights."""
+    """Regression head files next to the weights."""
     return sorted(path for pattern in HEAD_PATTERNS for path in folder.glob(pattern))
 
 
 def adapter_folder(folder: Path) -> Path | None:
-    """The LoRA adapter that makes up for absent weights; None where the folder has weights, which count then."""
+    """The LoRA adapter of a folder without weights; None if it has weights, which take precedence."""
     if (folder / INDEX_FILE).is_file() or _single_files(folder):
         return None
     places = (folder, folder / ADAPTER_FOLDER)
@@ -150,7 +153,7 @@ def adapter_folder(folder: Path) -> Path | None:
 
 
 def base_folder(folder: Path) -> Path:
-    """Where config, weights and tokenizer come from: the folder itself, or its adapter's base model.
+    """The source of config, weights and tokenizer: the folder itself or its adapter's base model.
 
     Raises:
         ConfigError: the base model is not a local folder.
@@ -169,7 +172,7 @@ def base_folder(folder: Path) -> Path:
 
 
 def find_file(folder: Path, name: str) -> Path:
-    """A small file of the folder, or of its adapter's base model where the folder has none; it may not exist."""
+    """Path of a small file in the folder, or in its adapter's base model if only that has it; it may not exist."""
     path = folder / name
     if path.is_file() or not folder.is_dir() or adapter_folder(folder) is None:
         return path
@@ -178,10 +181,10 @@ def find_file(folder: Path, name: str) -> Path:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a checkpoint folder: the shards its index names, or the single file.
+    """The safetensors files of a checkpoint folder: the shards listed in its index, or the single file.
 
     Raises:
-        ConfigError: there are none, some are missing, or it is not clear which one counts.
+        ConfigError: there are none, some are missing, or it is unclear which one to use.
     """
     if (folder / INDEX_FILE).is_file():
         weight_map = read_json(folder / INDEX_FILE).get("weight_map", {})
@@ -205,10 +208,11 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def _single_files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.glob("*.safetensors") if path.name != ADAPTER_WEIGHTS_FILE)
+    return sorted(path for path in folder.glob("*.safetensors") if path.name not in NOT_THE_BODY)
 
 
-def _safetensors_header(path: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
+def safetensors_header(path: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Name and shape of every tensor in a file; raises ConfigError if it is unreadable."""
     try:
         with safe_open(path, framework="pt") as file:
             for key in file.keys():  # noqa: SIM118
@@ -217,13 +221,18 @@ def _safetensors_header(path: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
         raise ConfigError(f"{path} is not a readable safetensors file ({error}); copy the checkpoint again") from error
 
 
-def _torch_file(path: Path) -> dict[str, Tensor]:
+def torch_file(path: Path) -> dict[str, Tensor]:
+    """The tensors of a torch file by name, memory-mapped if possible; no code in it is run.
+
+    Raises:
+        ConfigError: it is unreadable or contains anything else.
+    """
     try:
         try:
             content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        except RuntimeError:  # files of the older format cannot be mapped
+        except RuntimeError:  # the legacy format cannot be memory-mapped
             content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # pickle reports foreign bytes in many ways
+    except Exception as error:  # pickle raises many kinds of errors on invalid bytes
         raise ConfigError(f"{path} is not a readable torch file; copy the checkpoint again") from error
     if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
         raise ConfigError(f"{path} does not hold tensors by name; copy the checkpoint again")
@@ -231,9 +240,9 @@ def _torch_file(path: Path) -> dict[str, Tensor]:
 
 
 def _add_separate(found: FolderTensors, path: Path, prefix: str) -> None:
-    """Take in a part's own file; its tensors replace those of the safetensors files."""
+    """Add the separate file of a part; its tensors override those of the safetensors files."""
     names, low_rank = {}, {}
-    for key, value in _torch_file(path).items():
+    for key, value in torch_file(path).items():
         plain = key.removeprefix("module.")
         name = canonical_name(plain if plain.startswith(prefix) else prefix + plain)
         stored = Stored(path, key, tuple(value.shape), value)
@@ -251,7 +260,7 @@ def _add_separate(found: FolderTensors, path: Path, prefix: str) -> None:
 
 
 def _add_adapter(found: FolderTensors, folder: Path) -> None:
-    """Take in a LoRA adapter in peft's format."""
+    """Add a LoRA adapter in peft's format."""
     config = read_json(folder / ADAPTER_CONFIG_FILE)
     unsupported = [k for k in ("use_dora", "rank_pattern", "alpha_pattern", "modules_to_save") if config.get(k)]
     if config.get("peft_type") != "LORA" or config.get("bias", "none") != "none":
@@ -261,7 +270,7 @@ def _add_adapter(found: FolderTensors, folder: Path) -> None:
             f"{folder}: {', '.join(unsupported)} cannot be merged here; merge the adapter with peft first"
         )
     path, low_rank = folder / ADAPTER_WEIGHTS_FILE, {}
-    for key, shape in _safetensors_header(path):
+    for key, shape in safetensors_header(path):
         name = canonical_name(key.removeprefix("base_model.model.")).replace(".default.weight", ".weight")
         low_rank[name] = Stored(path, key, shape)
     rank = config["r"]
@@ -295,7 +304,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in a file.
 
     Raises:
-        ConfigError: the file is missing or holds something else.
+        ConfigError: the file is missing or is not a JSON object.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))

@@ -1,6 +1,8 @@
-"""The names that a checkpoint's settings take, told without importing torch."""
+"""Allowed values of checkpoint settings; importable without torch."""
 
 from __future__ import annotations
 
-MODEL_VARIANTS = ("oft", "autoregressive")
+REGRESSION = "oft_regression"
+MODEL_VARIANTS = ("oft", "autoregressive", REGRESSION)
+ACTION_STD_KINDS = ("learned", "features", "fixed")
 ATTENTION_IMPLEMENTATIONS = ("sdpa", "flash_attention_2")

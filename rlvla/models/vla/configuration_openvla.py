@@ -1,4 +1,4 @@
-"""Configuration of an OpenVLA checkpoint: the public `config.json`, with the platform constants made explicit."""
+"""Configuration of an OpenVLA checkpoint: the public `config.json` plus explicit platform constants."""
 
 from __future__ import annotations
 
@@ -7,41 +7,45 @@ from typing import Any
 
 from transformers import LlamaConfig, PretrainedConfig
 
-from rlvla.models.vla.choices import MODEL_VARIANTS
+from rlvla.models.vla.choices import ACTION_STD_KINDS, MODEL_VARIANTS, REGRESSION
+from rlvla.models.vla.regression_head import MAX_STD, MIN_STD
 from rlvla.models.vla.vision import TowerConfig, tower_config
 from rlvla.utils.errors import ConfigError
 
-# Token of the Llama-2 vocabulary that stands for a lone space; public checkpoints were trained with it after "Out:".
+# The Llama-2 token for a single space; public checkpoints were trained with it after "Out:".
 LLAMA_PROMPT_END_TOKEN_ID = 29871
 PUBLIC_TIMM_MODEL_IDS = ("vit_large_patch14_reg4_dinov2.lvd142m", "vit_so400m_patch14_siglip_224")
 PROMPT_STYLES = ("openvla", "vicuna")
 IMAGE_PREPROCESSING = ("libero", "none")
 ACTION_NORMALIZATION_MODES = ("q99", "bounds")
 GRIPPER_CONVENTIONS = ("none", "libero")
-# LIBERO's chunk; plain OpenVLA predicts one action.
-DEFAULT_CHUNK = {"oft": 8, "autoregressive": 1}
+# LIBERO's chunk length; plain OpenVLA predicts one action.
+DEFAULT_CHUNK = {"oft": 8, "autoregressive": 1, "oft_regression": 8}
+# For actions in [-1, 1].
+DEFAULT_ACTION_STD = 0.1
 
 
 class OpenVLAConfig(PretrainedConfig):
     """Shape of an OpenVLA model and the constants of the platform it acts on.
 
-    The keys of public checkpoints keep their names and meanings. The platform constants (action chunk, action
-    dimensions, images, proprio) are not in public files; where they are absent, LIBERO's 8 x 7 chunk is assumed (1 x 7
-    for the autoregressive variant), the number of images follows the input, proprio and FiLM follow the tensors.
+    Keys of public checkpoints keep their names and meanings. Public files lack the platform constants (action chunk,
+    action dimensions, images, proprio). By default the chunk is LIBERO's 8 x 7 (1 x 7 for the autoregressive variant),
+    the number of images follows from the input, and proprio and FiLM follow from the tensors.
 
     Args:
         text_config: configuration of the Llama decoder, as a dict or a `LlamaConfig`.
         timm_model_ids: names of the two towers, DINOv2-like first, SigLIP-like second.
-        image_sizes: side of the square image of each tower, in pixels; both must be equal.
-        timm_model_kwargs: one dict per tower that overrides what its name implies (timm's argument names).
-        timm_override_act_layers: per tower None or "quick_gelu".
-        pad_token_id: id of the padding token, the first row after the tokenizer's own vocabulary.
-        pad_to_multiple_of: rows by which embedding and head exceed the tokenizer's vocabulary.
-        n_action_bins: action tokens, the last ids of the tokenizer's vocabulary.
-        norm_stats: dataset statistics by key, where they are kept in config.json.
-        arch_specifier: kind of projector; only the fused GELU MLP exists in public checkpoints.
-        model_variant: "oft" (parallel decoding of a chunk with bidirectional attention; what None means here) or
-            "autoregressive" (one action, token by token, causal attention).
+        image_sizes: side of the square input image of each tower, in pixels; both must be equal.
+        timm_model_kwargs: one dict per tower that overrides the defaults of its name (timm's argument names).
+        timm_override_act_layers: None or "quick_gelu" per tower.
+        pad_token_id: id of the padding token, the first row after the tokenizer's vocabulary.
+        pad_to_multiple_of: number of rows by which embedding and head exceed the tokenizer's vocabulary.
+        n_action_bins: number of action tokens, the last ids of the tokenizer's vocabulary.
+        norm_stats: dataset statistics by key, if stored in config.json.
+        arch_specifier: projector type; public checkpoints only use the fused GELU MLP.
+        model_variant: "oft" (parallel decoding of a chunk with bidirectional attention; the default for None),
+            "autoregressive" (one action, token by token, causal attention) or "oft_regression" (like "oft", but a
+            regression head predicts the mean of continuous actions).
         action_chunk_len: actions per decision, A; None gives 8 (oft) or 1 (autoregressive).
         action_dim: dimensions of one action, D.
         num_images_in_input: cameras per decision, N; None takes it from the pixel values.
@@ -50,15 +54,18 @@ class OpenVLAConfig(PretrainedConfig):
         use_film: whether the mean language embedding modulates the vision blocks; None takes it from the checkpoint's
             tensors.
         prompt_style: "openvla", or "vicuna" (OpenVLA v0.1); None takes it from the name of the language model.
-        prompt_end_token_id: token that must end the prompt.
-        center_crop: whether images are cropped to 90 % of their area before normalisation.
-        image_preprocessing: "libero" (rotate by 180 degrees, JPEG, Lanczos) or "none" (the camera image as it is).
+        prompt_end_token_id: last token of every prompt.
+        center_crop: whether images are cropped to 90 % of their area before normalization.
+        image_preprocessing: "libero" (rotate by 180 degrees, JPEG, Lanczos) or "none" (unchanged camera images).
         action_normalization: "q99" (LIBERO, BRIDGE) or "bounds" (ALOHA, RoboTwin).
-        gripper_convention: "libero" (the checkpoint's gripper is 1 = open, the simulator's -1 = open) or "none".
-        **kwargs: other keys of the file, kept and written back.
+        action_std: standard deviation of "oft_regression" actions: "learned" (a parameter per dimension), "features"
+            (also depends on the hidden states) or "fixed".
+        action_std_init: initial standard deviation, for normalized actions.
+        gripper_convention: "libero" (1 = open in the checkpoint, -1 = open in the simulator) or "none".
+        **kwargs: other keys of the file, kept when saving.
 
     Raises:
-        ConfigError: all contradictions at once.
+        ConfigError: lists all invalid or contradictory settings.
     """
 
     model_type = "openvla"
@@ -90,6 +97,8 @@ class OpenVLAConfig(PretrainedConfig):
         image_preprocessing: str = "none",
         action_normalization: str = "q99",
         gripper_convention: str = "none",
+        action_std: str | None = None,
+        action_std_init: float | None = None,
         **kwargs: Any,
     ):
         if text_config is None:
@@ -114,7 +123,7 @@ class OpenVLAConfig(PretrainedConfig):
         self.use_proprio = use_proprio
         self.proprio_dim = proprio_dim
         self.use_film = use_film
-        # The names that public configurations give to the language model of v0.1: Vicuna.
+        # OpenVLA v0.1 names Vicuna as its language model in these keys.
         named = f"{kwargs.get('llm_backbone_id')} {kwargs.get('hf_llm_id')}".lower()
         self.prompt_style = prompt_style or ("vicuna" if "vicuna" in named else "openvla")
         self.prompt_end_token_id = prompt_end_token_id
@@ -122,6 +131,14 @@ class OpenVLAConfig(PretrainedConfig):
         self.image_preprocessing = image_preprocessing
         self.action_normalization = action_normalization
         self.gripper_convention = gripper_convention
+        if self.has_regression_head:  # config.json of other variants stays unchanged
+            self.action_std = action_std or ACTION_STD_KINDS[0]
+            self.action_std_init = DEFAULT_ACTION_STD if action_std_init is None else action_std_init
+        elif (action_std, action_std_init) != (None, None):
+            raise ConfigError(
+                f"action_std and action_std_init belong to model_variant {REGRESSION}, not to {self.model_variant}; "
+                "leave them out"
+            )
         super().__init__(pad_token_id=pad_token_id, **kwargs)
         problems = self.problems()
         if problems:
@@ -129,12 +146,12 @@ class OpenVLAConfig(PretrainedConfig):
 
     @property
     def base_vocab_size(self) -> int:
-        """Tokens of the tokenizer, padding rows excluded; the action tokens are the last `n_action_bins` of them."""
+        """Vocabulary size of the tokenizer, without padding rows; the last `n_action_bins` ids are action tokens."""
         return self.text_config.vocab_size - self.pad_to_multiple_of
 
     @property
     def num_action_tokens(self) -> int:
-        """Action tokens of one decision, A * D."""
+        """Action tokens per decision, A * D."""
         return self.action_chunk_len * self.action_dim
 
     @property
@@ -143,12 +160,17 @@ class OpenVLAConfig(PretrainedConfig):
         return self.model_variant == "autoregressive"
 
     @property
+    def has_regression_head(self) -> bool:
+        """Whether actions are continuous, with their mean from a regression head."""
+        return self.model_variant == REGRESSION
+
+    @property
     def image_size(self) -> int:
         """Side of the square input image in pixels."""
         return self.image_sizes[0]
 
     def tower_configs(self) -> tuple[TowerConfig, TowerConfig]:
-        """Shapes of the DINOv2-like and the SigLIP-like tower, in this order."""
+        """Shapes of the DINOv2-like and SigLIP-like towers, in this order."""
         kwargs = self.timm_model_kwargs or [{}, {}]
         acts = self.timm_override_act_layers or [None, None]
         first, second = (
@@ -160,7 +182,7 @@ class OpenVLAConfig(PretrainedConfig):
         return first, second
 
     def problems(self) -> list[str]:
-        """One sentence for every setting that cannot be used; empty when all is well."""
+        """One sentence per invalid setting; empty if there are none."""
         found = self._platform_problems()
         if not self.use_fused_vision_backbone or len(self.timm_model_ids) != 2:
             found.append(
@@ -196,6 +218,8 @@ class OpenVLAConfig(PretrainedConfig):
                 f"action_chunk_len is {self.action_chunk_len}, but the autoregressive variant predicts one action; "
                 "leave it out, or say model_variant oft"
             )
+        if self.has_regression_head:
+            found += self._std_problems()
         if "fused-gelu-mlp" not in self.arch_specifier:
             found.append(
                 f"arch_specifier {self.arch_specifier!r} is unknown; only 'no-align+fused-gelu-mlp' is supported"
@@ -222,4 +246,15 @@ class OpenVLAConfig(PretrainedConfig):
         ):
             if getattr(self, name) not in allowed:
                 found.append(f"{name} {getattr(self, name)!r} is unknown; use one of {list(allowed)}")
+        return found
+
+    def _std_problems(self) -> list[str]:
+        found = []
+        if self.action_std not in ACTION_STD_KINDS:
+            found.append(f"action_std {self.action_std!r} is unknown; use one of {list(ACTION_STD_KINDS)}")
+        if not MIN_STD <= self.action_std_init <= MAX_STD:
+            found.append(
+                f"action_std_init is {self.action_std_init}; give the standard deviation of actions in [-1, 1], "
+                f"{MIN_STD} to {MAX_STD}"
+            )
         return found

@@ -1,8 +1,8 @@
-"""The Llama decoder: Hugging Face's modules and tensor names, a lean forward pass of its own.
+"""The Llama decoder: Hugging Face's modules and tensor names with a custom, leaner forward pass.
 
 The modules are those of `LlamaForCausalLM`, so checkpoints, LoRA and ZeRO see what they expect. The loop over the
-layers is written here because in the last layer only the positions whose output is read need a query, an MLP and a
-norm, and because the cache of autoregressive decoding holds prompts of different lengths side by side.
+layers is written here because the last layer needs queries, MLP and norm only at the positions whose output is read,
+and because the cache for autoregressive decoding batches prompts of different lengths.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rlvla.utils.errors import ConfigError
 
 
 class ActionHead(nn.Linear):
-    """A language model head of which only the rows of the action tokens are multiplied."""
+    """A language model head that computes logits only for the action tokens."""
 
     def __init__(self, hidden_size: int, vocab_size: int, first_row: int, num_rows: int):
         super().__init__(hidden_size, vocab_size, bias=False)
@@ -33,7 +33,7 @@ class ActionHead(nn.Linear):
 
 
 def build_language_model(config: LlamaConfig, first_action_row: int, num_action_rows: int) -> LlamaForCausalLM:
-    """A `LlamaForCausalLM` whose head multiplies only the action rows.
+    """A `LlamaForCausalLM` whose head computes logits only for the action tokens.
 
     Raises:
         ConfigError: the decoder uses features that Llama-2 does not have.
@@ -52,24 +52,24 @@ def build_language_model(config: LlamaConfig, first_action_row: int, num_action_
     if problems:
         raise ConfigError(problems)
     language_model = LlamaForCausalLM(config)
-    # Unused here (`rotary_tables`), and its buffers are in no checkpoint, so they would stay on the meta device.
+    # Replaced by `rotary_tables`; its buffers are in no checkpoint, so they would stay on the meta device.
     del language_model.model.rotary_emb
     language_model.lm_head = ActionHead(config.hidden_size, config.vocab_size, first_action_row, num_action_rows)
     return language_model
 
 
 def rope_settings(config: LlamaConfig) -> tuple[float, str]:
-    """Rotary base and type, wherever this version of transformers keeps them."""
+    """Rotary base and type, wherever this version of transformers stores them."""
     parameters = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     theta = parameters.get("rope_theta", getattr(config, "rope_theta", 10000.0))
     return float(theta), parameters.get("rope_type", parameters.get("type", "default"))
 
 
 def rotary_tables(config: LlamaConfig, length: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Cosine and signed sine [length, head_dim] of sequential positions.
+    """Cosine and signed sine [length, head_dim] for positions 0 to length - 1.
 
-    The first half of the sine is negated, so that a rotation is `x * cos + swap_halves(x) * sin` (RoFormer,
-    arXiv 2104.09864, in Llama's half-split layout). Angles are computed in float32 whatever `dtype` is.
+    The first half of the sine is negated, so that the rotation is `x * cos + swap_halves(x) * sin` (RoFormer,
+    arXiv 2104.09864, in Llama's half-split layout). Angles are computed in float32 for any `dtype`.
     """
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim
@@ -84,10 +84,10 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 @dataclass
 class LayerCache:
-    """Rotated keys and values of one layer, [B, heads, S + room, d]; sequences of a batch end at places of their own.
+    """Rotated keys and values of one layer, [B, heads, S + room, d]; sequences in a batch may differ in length.
 
     Attributes:
-        room: positions kept free behind the sequences when they are stored.
+        room: free positions to reserve after the sequences.
     """
 
     room: int
@@ -95,11 +95,11 @@ class LayerCache:
     values: Tensor = field(init=False)
 
     def store(self, keys: Tensor, values: Tensor) -> None:
-        """Keep the keys and values of the whole sequences, [B, heads, S, d]."""
+        """Store the keys and values of the whole sequences, [B, heads, S, d]."""
         self.keys, self.values = F.pad(keys, (0, 0, 0, self.room)), F.pad(values, (0, 0, 0, self.room))
 
     def extend(self, keys: Tensor, values: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Write one more key and value [B, heads, 1, d] at `positions` [B, 1]; returns all of them."""
+        """Add one key and value [B, heads, 1, d] at `positions` [B, 1]; returns the whole cache."""
         rows = torch.arange(len(positions), device=positions.device)
         self.keys[rows, :, positions[:, 0]] = keys[:, :, 0]
         self.values[rows, :, positions[:, 0]] = values[:, :, 0]
@@ -122,12 +122,12 @@ def decoder_layer(
         hidden: [B, S, d].
         cos: [S, head_dim].
         sin: [S, head_dim], signed as in `rotary_tables`.
-        attention: which positions see each other.
-        read: positions whose output is wanted: a slice, an index tensor [B, R], or None for all.
-        cache: receives the keys and values.
+        attention: mask and kernel.
+        read: positions to output: a slice, an index tensor [B, R], or None for all.
+        cache: stores the keys and values.
 
     Returns:
-        [B, R, d] (R = S when `read` is None).
+        [B, R, d] (R = S if `read` is None).
     """
     normed = layer.input_layernorm(hidden)
     key, value = _keys_and_values(layer.self_attn, normed, cos, sin)
@@ -182,7 +182,7 @@ def _attend_and_feed(
 
 
 def _rows_of(table: Tensor, positions: Tensor | slice) -> Tensor:
-    """Rows of a rotary table [S, head_dim] for queries: [R, head_dim] of a slice, [B, 1, R, head_dim] of indices."""
+    """Rows of a rotary table [S, head_dim] for queries: [R, head_dim] for a slice, [B, 1, R, head_dim] for indices."""
     return table[positions] if isinstance(positions, slice) else table[positions][:, None]
 
 
@@ -206,13 +206,13 @@ def decode(
     """Normed hidden states [B, R, d] at the positions `read`.
 
     Args:
-        language_model: the module of `build_language_model`.
+        language_model: from `build_language_model`.
         embeddings: [B, S, d].
-        attention: which positions see each other.
+        attention: mask and kernel.
         read: positions to return, see `decoder_layer`.
         rotary: tables of length S from `rotary_tables`.
         recompute: drop activations and recompute them in the backward pass (gradient checkpointing).
-        caches: one per layer, to go on with `decode_next`.
+        caches: one per layer, to continue with `decode_next`.
     """
     decoder = language_model.model
     hidden = embeddings
@@ -231,15 +231,15 @@ def decode_next(
     caches: list[LayerCache],
     kernel: str,
 ) -> Tensor:
-    """Normed hidden states [B, 1, d] of one more token per sequence.
+    """Normed hidden states [B, 1, d] for one more token per sequence.
 
     Args:
-        language_model: the module of `build_language_model`.
+        language_model: from `build_language_model`.
         embeddings: [B, 1, d].
-        positions: [B, 1] int64, where each token stands in its sequence.
-        rotary: tables that reach to the last position.
-        caches: filled by `decode`; the tokens are added to them.
-        kernel: implementation of the attention.
+        positions: [B, 1] int64, position of each token in its sequence.
+        rotary: tables that cover the last position.
+        caches: filled by `decode`; the new keys and values are added.
+        kernel: attention implementation.
     """
     hidden = embeddings
     for layer, cache in zip(language_model.model.layers, caches):

@@ -1,4 +1,4 @@
-"""Camera images to model input, on arrays: LIBERO's training-time treatment, centre crop, dual normalisation."""
+"""Camera images to model input: LIBERO's training-time preprocessing, center crop, normalization for both towers."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ ArrayOrTensor = TypeVar("ArrayOrTensor", np.ndarray, Tensor)
 
 
 def to_pixel_values(images: np.ndarray | Tensor, config: OpenVLAConfig) -> Tensor:
-    """Normalised model input from camera images, on the device of the images.
+    """Normalized model input from camera images, on the device of the images.
 
     Args:
-        images: uint8 [..., N, H, W, 3], cameras in the order full, wrist(s); H and W as the model takes them.
-        config: configuration of the model.
+        images: uint8 [..., N, H, W, 3], cameras ordered full, wrist(s); H and W must equal the model's image size.
+        config: configuration of the model; sets image size and number of images.
 
     Returns:
-        float32 [..., 6N, H, W]; per image three channels normalised for DINOv2, then three for SigLIP.
+        float32 [..., 6N, H, W]; per image three channels normalized for DINOv2, then three for SigLIP.
 
     Raises:
-        ValueError: another type, size or number of images than the model takes.
+        ValueError: the images have the wrong dtype, size or number.
     """
     images = torch.as_tensor(images)
     size = config.image_size
@@ -44,7 +44,7 @@ def to_pixel_values(images: np.ndarray | Tensor, config: OpenVLAConfig) -> Tenso
     if config.num_images_in_input not in (None, images.shape[-4]):
         raise ValueError(f"{images.shape[-4]} images per decision, but the model takes {config.num_images_in_input}")
     scale, shift = _normalization(images.device)
-    # [..., N, 1, 3, H, W] against [2, 3, 1, 1]: both normalisations in one pass.
+    # [..., N, 1, 3, H, W] against [2, 3, 1, 1]: both normalizations in one pass.
     pixels = images.movedim(-1, -3).unsqueeze(-4).to(torch.float32)
     normalized = torch.addcmul(shift, pixels, scale)
     return normalized.reshape(*images.shape[:-4], 6 * images.shape[-4], size, size)
@@ -60,17 +60,17 @@ def _normalization(device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def center_crop(image_uint8: ArrayOrTensor, scale: float = 0.9, size: int = 224) -> ArrayOrTensor:
-    """Central part of `scale` times the area, resized bilinearly with corner-aligned sampling.
+    """Crop the center to `scale` times the area and resize it bilinearly with corner-aligned sampling.
 
-    Equals TensorFlow's `crop_and_resize` on [0, 1] floats and its saturating conversion to uint8, trunc(x * 255.5).
+    Matches TensorFlow's `crop_and_resize` on [0, 1] floats and its saturating conversion to uint8, trunc(x * 255.5).
 
     Args:
         image_uint8: uint8 [..., H, W, 3], array or tensor.
-        scale: share of the area that is kept.
+        scale: fraction of the area to keep.
         size: side of the result in pixels.
 
     Returns:
-        uint8 [..., size, size, 3] of the kind that came in.
+        uint8 [..., size, size, 3], an array or tensor like the input.
     """
     if not 0.0 < scale <= 1.0:
         raise ValueError(f"scale is {scale}; it must be in (0, 1]")
@@ -94,7 +94,7 @@ def center_crop(image_uint8: ArrayOrTensor, scale: float = 0.9, size: int = 224)
 def _crop_samples(length: int, side: np.float32, size: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """Lower and upper source index and the weight of the upper one, for each of `size` samples along one axis.
 
-    In float32 throughout, as the original: in float64 some samples fall on the other side of a pixel's centre.
+    In float32 throughout, like the original: in float64 some samples fall on the other side of a pixel center.
     """
     offset = (np.float32(1) - side) / np.float32(2)
     end = offset + side
@@ -107,9 +107,9 @@ def _crop_samples(length: int, side: np.float32, size: int, device: torch.device
 
 
 def libero_image(image_uint8: np.ndarray, size: int = 224) -> np.ndarray:
-    """LIBERO's camera image as in the training data: rotated by 180 degrees, through JPEG, Lanczos to `size`.
+    """Process a LIBERO camera image as in the training data: 180-degree rotation, JPEG, Lanczos resize to `size`.
 
-    To be done before the centre crop.
+    Apply it before the center crop.
 
     Args:
         image_uint8: uint8 [H, W, 3], 256 x 256 in LIBERO.
@@ -142,7 +142,7 @@ def lanczos_resize(image_uint8: np.ndarray, size: int) -> np.ndarray:
 
 @lru_cache(maxsize=16)
 def _lanczos_matrix(length: int, size: int) -> np.ndarray:
-    """Interpolation weights [size, length] with half-pixel centres; the kernel widens when shrinking."""
+    """Interpolation weights [size, length] with half-pixel centers; the kernel widens when downscaling."""
     ratio = length / size
     width = max(ratio, 1.0)
     centers = (np.arange(size) + 0.5) * ratio

@@ -1,4 +1,4 @@
-"""Normalised actions and proprioception: the ranges of `dataset_statistics.json`, and LIBERO's gripper convention."""
+"""Normalization of actions and proprioception with `dataset_statistics.json`, and LIBERO's gripper convention."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from rlvla.utils.errors import ConfigError
 
-# Keeps constant dimensions finite; part of the OFT formula. Plain OpenVLA un-normalises with 0.
+# Keeps constant dimensions finite; part of the OFT formula. Plain OpenVLA unnormalizes with 0.
 RANGE_EPS = 1e-8
 _BOUND_KEYS = {"q99": ("q01", "q99"), "bounds": ("min", "max")}
 
@@ -16,19 +16,19 @@ _BOUND_KEYS = {"q99": ("q01", "q99"), "bounds": ("min", "max")}
 def unnormalize_actions(
     actions: Any, stats: dict[str, Any], *, mode: str = "q99", eps: float = RANGE_EPS
 ) -> np.ndarray:
-    """Actions in the units of the environment from actions in [-1, 1]: 0.5 (a + 1)(hi - lo + eps) + lo where masked.
+    """Map actions in [-1, 1] to the units of the environment: 0.5 (a + 1)(hi - lo + eps) + lo where the mask is True.
 
     Args:
         actions: [..., D].
-        stats: statistics of the actions, or of a data set (then its "action" entry is used).
-        mode: "q99" takes q01/q99 as range (LIBERO, BRIDGE), "bounds" min/max (ALOHA, RoboTwin).
+        stats: statistics of the actions, or of a dataset (then its "action" entry is used).
+        mode: "q99" uses the range q01 to q99 (LIBERO, BRIDGE), "bounds" min to max (ALOHA, RoboTwin).
         eps: added to the range; 0 for plain OpenVLA.
 
     Returns:
-        [..., D] float64; dimensions whose mask is False pass unchanged.
+        [..., D] float64; dimensions whose mask is False are unchanged.
 
     Raises:
-        ConfigError: unknown mode, missing statistics or another number of dimensions.
+        ConfigError: unknown mode, missing statistics or wrong number of dimensions.
     """
     actions = np.asarray(actions, dtype=np.float64)
     low, high, mask = _bounds(stats, "action", mode, actions.shape[-1])
@@ -36,10 +36,10 @@ def unnormalize_actions(
 
 
 def normalize_actions(actions: Any, stats: dict[str, Any], *, mode: str = "q99") -> np.ndarray:
-    """Actions in [-1, 1] from actions of the environment, as training labels; the inverse of `unnormalize_actions`.
+    """Map environment actions to [-1, 1], as training labels; the inverse of `unnormalize_actions`.
 
-    Values outside the range are clipped, dimensions that never move become 0, dimensions whose mask is False pass
-    unchanged. Arguments and errors as in `unnormalize_actions`.
+    Values outside the range are clipped, constant dimensions become 0, dimensions whose mask is False are unchanged.
+    Arguments and errors as in `unnormalize_actions`.
     """
     actions = np.asarray(actions, dtype=np.float64)
     low, high, mask = _bounds(stats, "action", mode, actions.shape[-1])
@@ -48,15 +48,15 @@ def normalize_actions(actions: Any, stats: dict[str, Any], *, mode: str = "q99")
 
 
 def normalize_proprio(proprio: Any, stats: dict[str, Any], *, mode: str = "q99") -> np.ndarray:
-    """Proprioception [..., P] in [-1, 1] (float32): 2 (x - lo)/(hi - lo + 1e-8) - 1, clipped.
+    """Map proprioception [..., P] to [-1, 1] (float32): 2 (x - lo)/(hi - lo + 1e-8) - 1, clipped.
 
     Args:
         proprio: [..., P].
-        stats: statistics of the proprioception, or of a data set (then its "proprio" entry is used).
+        stats: statistics of the proprioception, or of a dataset (then its "proprio" entry is used).
         mode: as in `unnormalize_actions`.
 
     Raises:
-        ConfigError: unknown mode, missing statistics or another number of dimensions.
+        ConfigError: unknown mode, missing statistics or wrong number of dimensions.
     """
     proprio = np.asarray(proprio, dtype=np.float64)
     low, high, mask = _bounds(stats, "proprio", mode, proprio.shape[-1])
@@ -64,10 +64,18 @@ def normalize_proprio(proprio: Any, stats: dict[str, Any], *, mode: str = "q99")
     return np.where(mask, scaled, proprio).astype(np.float32)
 
 
+def proprio_bounds(stats: dict[str, Any], dims: int, *, mode: str = "q99") -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The range that `normalize_proprio` maps to [-1, 1], and which of the `dims` it maps: low, high, mask, each [P].
+
+    Arguments and errors as in `normalize_proprio`.
+    """
+    return _bounds(stats, "proprio", mode, dims)
+
+
 def libero_gripper(actions: Any) -> np.ndarray:
     """LIBERO's gripper command in the last dimension: from [0, 1] (1 = open) to -1 (open) and +1 (close).
 
-    A value of exactly 0.5 gives 0. Applied after `unnormalize_actions`; the other dimensions pass unchanged.
+    A value of exactly 0.5 gives 0. Apply it after `unnormalize_actions`; other dimensions are unchanged.
     """
     actions = np.array(actions, dtype=np.float64)
     actions[..., -1] = -np.sign(2.0 * actions[..., -1] - 1.0)

@@ -1,4 +1,4 @@
-"""OpenVLA and OpenVLA-OFT: towers, projector and decoder, with both ways of decoding actions."""
+"""OpenVLA and OpenVLA-OFT: towers, projector and decoder, with parallel and autoregressive decoding."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from rlvla.models.vla.checkpoint_writing import save_folder
 from rlvla.models.vla.choices import ATTENTION_IMPLEMENTATIONS
 from rlvla.models.vla.configuration_openvla import OpenVLAConfig
 from rlvla.models.vla.decoder import LayerCache, build_language_model, decode, decode_next, rotary_tables
+from rlvla.models.vla.regression_head import ActionStd, RegressionHead
 from rlvla.models.vla.sequence import arrange
 from rlvla.models.vla.vision import VisionBackbone
 from rlvla.utils.errors import ConfigError
 
 
 class Projector(nn.Module):
-    """Three linear layers with GELU between, from image features to the width of the decoder."""
+    """Three linear layers with GELU in between, from image features to the width of the decoder."""
 
     def __init__(self, vision_dim: int, llm_dim: int):
         super().__init__()
@@ -38,7 +39,7 @@ class Projector(nn.Module):
 
 
 class ProprioProjector(nn.Module):
-    """Two linear layers with GELU between, from the normalised proprio vector to one token."""
+    """Two linear layers with GELU in between, from the normalized proprio vector to one token."""
 
     def __init__(self, proprio_dim: int, llm_dim: int):
         super().__init__()
@@ -50,18 +51,18 @@ class ProprioProjector(nn.Module):
         return self.fc2(F.gelu(self.fc1(proprio)))
 
 
-# What the Auto classes of transformers hand on: where to look for files, which here lie in the folder.
+# Arguments that the Auto classes of transformers pass on to locate files; unused, as all files are in the folder.
 _OF_AUTO_CLASSES = {"_from_auto", "adapter_kwargs", "trust_remote_code", "code_revision", "revision", "_commit_hash"}
 
 
 @dataclass(frozen=True)
 class DecoderInput:
-    """What the decoder reads.
+    """Input of the decoder.
 
     Attributes:
         embeddings: [B, S, d].
-        lengths: [B] real positions; None when nothing is padded.
-        read: positions from which the action tokens are predicted, a slice or [B, R].
+        lengths: [B] number of real positions; None if nothing is padded.
+        read: positions that predict the action tokens, a slice or [B, R].
     """
 
     embeddings: Tensor
@@ -70,26 +71,29 @@ class DecoderInput:
 
 
 class OpenVLAForActionPrediction(nn.Module):
-    """OpenVLA in its two variants.
+    """OpenVLA in its three variants.
 
-    "oft": one forward pass gives the logits of a whole chunk of discrete actions. Sequence of the decoder:
+    "oft": one forward pass gives the logits of a whole chunk of discrete actions. Decoder sequence:
     [BOS][patches][proprio?][rest of the prompt][A*D placeholders][</s>][padding]. Placeholders are zero vectors,
-    attention is bidirectional, only padding is masked. The next-token shift of language models is kept: the logits of
-    action token t are read one position before its placeholder, so the first ones come from the last prompt token.
+    attention is bidirectional, and only padding is masked. The next-token shift of language models is kept: the logits
+    of action token t are read one position before its placeholder, so the first come from the last prompt token.
 
     "autoregressive": the tokens of one action follow each other, [BOS][patches][prompt][token 0][token 1]...[padding],
-    with causal attention. `act_step_by_step` decodes them with a key-value cache; the other methods take them as given.
+    with causal attention. `act_step_by_step` decodes them with a key-value cache; other methods take them as input.
 
-    Columns of the logits: column k is token id `vocab_size - 256 + k` (31744 + k for the Llama-2 vocabulary) and, since
-    ids fall as actions rise, column k decodes to bin centre `255 - k` (see `ActionTokenizer`).
+    "oft_regression": sequence and attention of "oft", but `RegressionHead` and `ActionStd` map the hidden states of a
+    chunk to a mean and a standard deviation; there are no logits.
 
-    Tensors that take no part in the computation (last vision blocks, final vision norms, pooling head) are kept and
-    saved, and need no gradient.
+    Column k of the logits is token id `vocab_size - 256 + k` (31744 + k for the Llama-2 vocabulary). Ids decrease as
+    actions increase, so column k decodes to bin center `255 - k` (see `ActionTokenizer`).
+
+    Tensors unused in the forward pass (last vision blocks, final vision norms, pooling head) are kept and saved, and
+    need no gradient.
 
     Attributes:
         config: the `OpenVLAConfig`.
-        dataset_statistics: statistics by key as in `dataset_statistics.json`; may be replaced before saving.
-        folder: what else the checkpoint folder held (tokenizer files, preprocessor settings), for `save_pretrained`.
+        dataset_statistics: statistics by key, as in `dataset_statistics.json`; may be replaced before saving.
+        folder: other contents of the checkpoint folder (tokenizer files, preprocessor settings), for `save_pretrained`.
     """
 
     config_class = OpenVLAConfig  # for the Auto classes of transformers
@@ -102,6 +106,10 @@ class OpenVLAForActionPrediction(nn.Module):
         self.projector = Projector(self.vision_backbone.output_dim, llm_dim)
         self.proprio_projector = ProprioProjector(config.proprio_dim, llm_dim) if config.use_proprio else None
         self.language_model = build_language_model(config.text_config, self.first_action_id, config.n_action_bins)
+        self.action_head = self.action_std = None
+        if config.has_regression_head:
+            self.action_head = RegressionHead(llm_dim, config.action_dim)
+            self.action_std = ActionStd(config.action_std, llm_dim, config.action_dim, config.action_std_init)
         self.dataset_statistics: dict[str, Any] = dict(config.norm_stats or {})
         self.folder: CheckpointFolder | None = None
         self.gradient_checkpointing = False
@@ -122,18 +130,18 @@ class OpenVLAForActionPrediction(nn.Module):
         """Load a checkpoint folder in the public format.
 
         Args:
-            folder: holds config.json, safetensors (single or sharded with an index) and dataset statistics, perhaps the
-                separate files of OFT; or a LoRA adapter with its base model named.
-            config: accepted for the Auto classes of transformers; the folder's own settings count.
-            dtype: type of the parameters (or its name); None keeps the types of the file.
-            device: where the parameters go.
+            folder: contains config.json, safetensors (one file, or shards with an index), dataset statistics and
+                optionally OFT's separate files; or a LoRA adapter that names its base model.
+            config: accepted for the Auto classes of transformers and ignored; the folder's settings are used.
+            dtype: dtype of the parameters (or its name); None keeps the dtypes of the files.
+            device: device of the parameters.
             attn_implementation: see `set_attention`.
-            **overrides: settings that replace or complete those of config.json (`OpenVLAConfig`), and `platform`, one
-                of `PLATFORMS`.
+            **overrides: settings that override or complete config.json (`OpenVLAConfig`), and `platform`, one of
+                `PLATFORMS`.
 
         Raises:
-            ConfigError: the folder is not an OpenVLA checkpoint, or tensors are missing, unexpected or of another shape
-                (all of them listed).
+            ConfigError: the folder is not an OpenVLA checkpoint, or tensors are missing, unexpected or of the wrong
+                shape (all are listed).
         """
         if isinstance(dtype, str):
             dtype = None if dtype == "auto" else getattr(torch, dtype)
@@ -148,8 +156,8 @@ class OpenVLAForActionPrediction(nn.Module):
 
         Args:
             folder: created if absent.
-            state_dict: a mapping of the tensors to write instead of the module's own (gathered from shards, or merged
-                one by one when asked for).
+            state_dict: mapping of tensors to write instead of the module's (gathered from shards, or merged one by one
+                on access).
         """
         save_folder(self, folder, state_dict=state_dict)
 
@@ -160,19 +168,19 @@ class OpenVLAForActionPrediction(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the parameters are."""
+        """Device of the parameters."""
         return self.language_model.lm_head.weight.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """Floating-point type of the decoder's parameters."""
+        """Dtype of the decoder's parameters."""
         return self.language_model.lm_head.weight.dtype
 
     def set_attention(self, implementation: str) -> None:
         """Choose the decoder's attention kernel: "sdpa" or "flash_attention_2".
 
         Raises:
-            ConfigError: an unknown one, or flash-attn is not installed.
+            ConfigError: the kernel is unknown, or flash-attn is not installed.
         """
         if implementation not in ATTENTION_IMPLEMENTATIONS:
             known = list(ATTENTION_IMPLEMENTATIONS)
@@ -182,18 +190,18 @@ class OpenVLAForActionPrediction(nn.Module):
         self.attn_implementation = implementation
 
     def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: dict[str, Any] | None = None) -> None:
-        """Recompute activations of towers and decoder in the backward pass while training.
+        """Recompute activations of towers and decoder in the backward pass during training.
 
         Args:
             gradient_checkpointing_kwargs: accepted for callers of the Hugging Face interface; `use_reentrant=True` is
-                refused because frozen inputs would lose their gradient.
+                rejected because with frozen inputs the gradients would be lost.
         """
         if (gradient_checkpointing_kwargs or {}).get("use_reentrant"):
             raise ValueError("use_reentrant=True is not supported; leave it out")
         self._set_gradient_checkpointing(True)
 
     def gradient_checkpointing_disable(self) -> None:
-        """Keep activations again."""
+        """Store activations again instead of recomputing them."""
         self._set_gradient_checkpointing(False)
 
     def _set_gradient_checkpointing(self, value: bool) -> None:
@@ -209,12 +217,22 @@ class OpenVLAForActionPrediction(nn.Module):
         pixel_values: Tensor,
         proprio: Tensor | None = None,
         action_ids: Tensor | None = None,
-    ) -> Tensor:
-        """The same as `action_logits`, so that an engine may wrap the module."""
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """`read_out` of `action_hidden_states`, as one method so that a training engine can wrap the module."""
         if self.config.is_autoregressive and action_ids is None:
             return self.act_step_by_step(input_ids, attention_mask, pixel_values, proprio)
-        hidden = self.action_hidden_states(input_ids, attention_mask, pixel_values, proprio, action_ids)
-        return self.language_model.lm_head(hidden)
+        return self.read_out(self.action_hidden_states(input_ids, attention_mask, pixel_values, proprio, action_ids))
+
+    def read_out(self, hidden: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        """Apply the action head to `action_hidden_states` [B, A*D, d].
+
+        Returns:
+            Logits [B, A*D, n_action_bins]; with a regression head, the mean [B, A, D] of the normalized actions and the
+            logarithm of their standard deviation, [D] or [B, A, D].
+        """
+        if self.action_head is None or self.action_std is None:
+            return self.language_model.lm_head(hidden)
+        return self.action_head(hidden), self.action_std(hidden)
 
     def action_logits(
         self,
@@ -224,15 +242,15 @@ class OpenVLAForActionPrediction(nn.Module):
         proprio: Tensor | None = None,
         action_ids: Tensor | None = None,
     ) -> Tensor:
-        """Logits [B, A*D, n_action_bins] of the action tokens, order (action, dimension).
+        """Logits [B, A*D, n_action_bins] of the action tokens, in (action, dimension) order.
 
         Args:
-            input_ids: [B, L] prompts, left-padded, beginning with BOS.
+            input_ids: [B, L] prompts, left-padded, starting with BOS.
             attention_mask: [B, L], 1 on real tokens.
             pixel_values: float [B, 6N, H, W] from `to_pixel_values`.
-            proprio: float [B, P], normalised to [-1, 1]; required exactly when the model uses proprio.
-            action_ids: [B, D] token ids. In the autoregressive variant each token sees those before it; without them
-                the logits are those along greedy decoding. The oft variant takes no notice of them.
+            proprio: float [B, P], normalized to [-1, 1]; required if the model uses proprio.
+            action_ids: [B, D] token ids. In the autoregressive variant each token attends to those before it; without
+                them, the logits are those of greedy decoding. The oft variant ignores them.
         """
         return self.forward(input_ids, attention_mask, pixel_values, proprio, action_ids)
 
@@ -244,9 +262,9 @@ class OpenVLAForActionPrediction(nn.Module):
         proprio: Tensor | None = None,
         action_ids: Tensor | None = None,
     ) -> Tensor:
-        """Hidden states [B, A*D, d_llm] after the final norm from which the logits of each action token come.
+        """Hidden states [B, A*D, d_llm] after the final norm, one per action token.
 
-        Arguments as in `action_logits`; the autoregressive variant needs the tokens.
+        Arguments as in `action_logits`; the autoregressive variant requires `action_ids`.
 
         Raises:
             ValueError: inputs that contradict the configuration or each other.
@@ -266,17 +284,17 @@ class OpenVLAForActionPrediction(nn.Module):
         proprio: Tensor | None = None,
         choose: Callable[[Tensor, int], Tensor] | None = None,
     ) -> Tensor:
-        """Decode the tokens of one action with a key-value cache; image and prompt pass through the decoder once.
+        """Decode the tokens of one action with a key-value cache; images and prompt pass through the decoder once.
 
         Args:
             input_ids: as in `action_logits`, like the next three.
-            attention_mask: as there.
-            pixel_values: as there.
-            proprio: as there.
-            choose: (logits [B, n_action_bins], step) -> columns [B] of the next token; None takes the likeliest.
+            attention_mask: see `action_logits`.
+            pixel_values: see `action_logits`.
+            proprio: see `action_logits`.
+            choose: (logits [B, n_action_bins], step) -> columns [B] of the next token; None takes the argmax.
 
         Returns:
-            The logits [B, D, n_action_bins] that each choice was made from.
+            The logits [B, D, n_action_bins] of all steps.
         """
         steps = self.config.num_action_tokens
         none = input_ids.new_empty(len(input_ids), 1)  # the first token is predicted from the prompt alone
@@ -306,10 +324,11 @@ class OpenVLAForActionPrediction(nn.Module):
 
         Args:
             pixel_values: [B, 6N, H, W].
-            language: [B, d_llm] mean language embedding; required exactly when the model uses FiLM.
+            language: [B, d_llm] mean language embedding; required if the model uses FiLM, else None.
 
         Raises:
-            ValueError: the number of channels or the image size contradicts the configuration.
+            ValueError: the number of channels or the image size contradicts the configuration, or `language` is missing
+                or unexpected.
         """
         config, (channels, height, width) = self.config, pixel_values.shape[1:]
         wanted = config.num_images_in_input
@@ -323,7 +342,7 @@ class OpenVLAForActionPrediction(nn.Module):
             )
         if (language is not None) != bool(config.use_film):
             raise ValueError("the mean language embedding is needed by a model with FiLM, and by no other")
-        dtype = self.vision_backbone.dtype  # a separate file may hold the towers in another type than the decoder's
+        dtype = self.vision_backbone.dtype  # towers from a separate file may have a different dtype than the decoder
         language = None if language is None else language.to(dtype)
         return self.vision_backbone(pixel_values.to(dtype), language).to(self.dtype)
 
@@ -354,7 +373,7 @@ class OpenVLAForActionPrediction(nn.Module):
         )
 
     def _tail(self, input_ids: Tensor, action_ids: Tensor | None) -> Tensor:
-        """What follows the prompt: placeholders and the end token, or the action tokens but for the last."""
+        """Tokens after the prompt: placeholders and the end token, or all action tokens but the last."""
         batch = len(input_ids)
         if self.config.is_autoregressive:
             if action_ids is None:
@@ -375,12 +394,12 @@ class OpenVLAForActionPrediction(nn.Module):
     def _rotary_tables(self, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
         key = (length, like.device, like.dtype)
         if key not in self._rotary:
-            # Tables made in inference mode could not be used in a later training pass.
+            # Tables created in inference mode could not be used in a later training pass.
             with torch.inference_mode(False):
                 self._rotary[key] = rotary_tables(self.config.text_config, length, like.device, like.dtype)
         return self._rotary[key]
 
 
-# `AutoModel.from_pretrained(folder)` then needs no code from the folder.
+# So that `AutoModel.from_pretrained(folder)` needs no code from the folder.
 AutoConfig.register("openvla", OpenVLAConfig, exist_ok=True)
 AutoModel.register(OpenVLAConfig, OpenVLAForActionPrediction, exist_ok=True)

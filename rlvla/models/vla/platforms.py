@@ -1,4 +1,4 @@
-"""The constants of the platforms that public checkpoints were trained for; named, never guessed."""
+"""Constants of the platforms that public checkpoints were trained for; chosen by name, never inferred."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ PLATFORMS: dict[str, dict[str, Any]] = {
 
 
 def with_platform(settings: dict[str, Any], platform: str, *, model_variant: str) -> dict[str, Any]:
-    """`settings` of a configuration completed by the constants of a platform.
+    """Complete the `settings` of a configuration with the constants of a platform.
 
     Args:
-        settings: what config.json and the caller say; a setting of theirs must not contradict the platform.
+        settings: settings from config.json and the caller; they must not contradict the platform.
         platform: one of `PLATFORMS`.
         model_variant: the autoregressive variant predicts one action on every platform.
 
     Raises:
-        ConfigError: an unknown platform, or every contradiction.
+        ConfigError: an unknown platform, or a list of all contradictions.
     """
     if platform not in PLATFORMS:
         raise ConfigError(f"platform {platform!r} is unknown; use one of {sorted(PLATFORMS)}")

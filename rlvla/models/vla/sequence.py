@@ -1,4 +1,4 @@
-"""The decoder's input: where BOS, patches, proprio, prompt, action positions and padding stand."""
+"""Layout of the decoder's input: BOS, patches, proprio, prompt, action positions and padding."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class Text:
 
     Attributes:
         ids: [B, L + K] int64; the real tokens of each row come first.
-        num_real: [B, 1] real prompt tokens; None when no prompt is padded (then all L are real).
-        prompt_length: L.
-        tail_length: K.
+        num_real: [B, 1] number of real prompt tokens; None if no prompt is padded (then all L are real).
+        prompt_length: L, length of the padded prompts.
+        tail_length: K, number of tokens after the prompt.
     """
 
     ids: Tensor
@@ -25,15 +25,15 @@ class Text:
     tail_length: int
 
     def tail_mask(self, start: int, stop: int) -> Tensor:
-        """Bool [B or 1, L + K]: the tail's places `start` to `stop`."""
+        """Bool [B or 1, L + K]: positions `start` to `stop` (exclusive) of the tail."""
         position = torch.arange(self.ids.shape[1], device=self.ids.device)[None]
         offset = position - (self.prompt_length if self.num_real is None else self.num_real)
         return (offset >= start) & (offset < stop)
 
     def read_positions(self, num_visual: int, count: int) -> Tensor | slice:
-        """Positions in the whole sequence from which `count` next tokens are predicted, the last prompt token's first.
+        """Positions in the whole sequence that predict the next `count` tokens, starting with the last prompt token.
 
-        A slice where it is the same for all rows, else [B, count].
+        A slice if they are the same for all rows, else [B, count].
         """
         if self.num_real is None:
             start = num_visual + self.prompt_length - 1
@@ -41,11 +41,11 @@ class Text:
         return (num_visual - 1 + self.num_real) + torch.arange(count, device=self.ids.device)
 
     def lengths(self, num_visual: int) -> Tensor | None:
-        """[B] real positions of the whole sequence; None when nothing is padded."""
+        """[B] number of real positions in the whole sequence; None if nothing is padded."""
         return None if self.num_real is None else self.num_real[:, 0] + (num_visual + self.tail_length)
 
     def mean_embedding(self, embeddings: Tensor, without: Tensor | None) -> Tensor:
-        """[B, d]: mean of embeddings [B, L + K, d] over the real tokens, those of `without` (a mask) left out."""
+        """[B, d]: mean of embeddings [B, L + K, d] over the real tokens, excluding the mask `without`."""
         counted = self.tail_mask(-self.ids.shape[1], self.tail_length)
         if without is not None:
             counted = counted & ~without
@@ -54,10 +54,10 @@ class Text:
 
 
 def arrange(input_ids: Tensor, attention_mask: Tensor, tail: Tensor, pad_token_id: int) -> Text:
-    """Put `tail` [B, K] behind left-padded prompts [B, L] and move the padding behind both.
+    """Append `tail` [B, K] to left-padded prompts [B, L] and move the padding to the end.
 
     Raises:
-        ValueError: a prompt that is empty or padded on the right.
+        ValueError: a prompt is empty or padded on the right.
     """
     joined = torch.cat([input_ids, tail], 1)
     length, tail_length = input_ids.shape[1], tail.shape[1]

@@ -1,4 +1,4 @@
-"""A small OpenVLA with random weights and its own tokenizer, as a checkpoint folder in the public layout."""
+"""A small OpenVLA with random weights and a custom tokenizer, written as a checkpoint folder in the public layout."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from rlvla.models.vla.configuration_openvla import OpenVLAConfig
+from rlvla.models.vla.head_files import initialize_head
 from rlvla.models.vla.image_processing import DINO_MEAN, DINO_STD, SIGLIP_MEAN, SIGLIP_STD
 from rlvla.models.vla.openvla import OpenVLAForActionPrediction
 from rlvla.models.vla.tokenizer import BOS, EOS, PAD, PROMPT_END, train_tokenizer
@@ -19,11 +20,11 @@ from rlvla.models.vla.vision import VisionTower
 # Padding rows after the vocabulary; the padding token is the first of them.
 PAD_TO_MULTIPLE_OF = 8
 SINCOS_TEMPERATURE = 10000.0
-# Attention heads are this wide unless told otherwise; narrower ones waste vector units on a CPU.
+# Default widths of attention heads; narrower ones underuse the vector units of a CPU.
 VISION_HEAD_WIDTH = 16
 LLM_HEAD_WIDTH = 32
-# Angular frequencies (radians per unit of normalised action) of the smooth start of the action head, and the standard
-# deviation of the logits it gives.
+# Angular frequencies (radians per unit of normalized action) of the smooth initialization of the action head, and the
+# standard deviation of its logits.
 HEAD_FREQUENCIES = (1.0, 20.0)
 HEAD_LOGIT_STD = 1.7
 
@@ -51,39 +52,43 @@ def build_tiny(
     proprio_dim: int | None = None,
     center_crop: bool = False,
     action_normalization: str = "q99",
+    action_std: str | None = None,
+    action_std_init: float | None = None,
     seed: int = 0,
 ) -> Path:
-    """Write the tiny model into `folder` and return the folder.
+    """Write the tiny model to `folder` and return the folder.
 
-    The initialisation decides whether a model of this size learns: Xavier matrices, sine-cosine position embeddings in
-    the towers, LayerScale of 1, and an action head in which neighbouring bins begin alike.
+    A model of this size learns only with a suitable initialization: Xavier weights, sine-cosine position embeddings in
+    the towers, LayerScale of 1, and an action head in which neighboring bins start out similar.
 
     Args:
-        folder: created if absent; files of a checkpoint in it are replaced.
-        sentences: task instructions from which the tokenizer learns its words.
+        folder: created if absent; existing checkpoint files in it are replaced.
+        sentences: task instructions to train the tokenizer on.
         dataset_statistics: statistics by key, each with "action" (and "proprio") entries.
         image_size: side of the square image in pixels.
         patch_size: side of a patch in pixels; must divide `image_size`.
         vision_dim: width of each tower; a multiple of 4.
-        vision_depth: blocks of each tower; the last one is never computed.
-        vision_heads: attention heads of each tower; None gives one for every 16 channels.
+        vision_depth: blocks of each tower; the last one is never used.
+        vision_heads: attention heads of each tower; None gives one per 16 channels.
         llm_dim: width of the decoder.
         llm_mlp_dim: hidden width of the decoder's MLPs.
         llm_layers: layers of the decoder.
-        llm_heads: attention heads of the decoder; None gives one for every 32 channels.
+        llm_heads: attention heads of the decoder; None gives one per 32 channels.
         rope_theta: base of the rotary position embedding.
-        model_variant: "oft" or "autoregressive".
+        model_variant: "oft", "autoregressive" or "oft_regression".
         action_chunk_len: actions per decision, A; None gives 8 (oft) or 1 (autoregressive).
         action_dim: dimensions of one action, D.
-        num_images_in_input: cameras, N.
+        num_images_in_input: cameras per decision, N.
         use_proprio: whether a proprio token follows the patches.
         proprio_dim: length of the proprio vector, P.
-        center_crop: whether images are cropped before normalisation.
+        center_crop: whether images are cropped before normalization.
         action_normalization: "q99" or "bounds".
-        seed: of the random weights; equal arguments give equal files.
+        action_std: kind of the standard deviation of "oft_regression" (`OpenVLAConfig`).
+        action_std_init: initial standard deviation.
+        seed: seed of the random weights; the same arguments give identical files.
 
     Raises:
-        ConfigError: sizes that do not fit together.
+        ConfigError: incompatible sizes.
     """
     folder = Path(folder)
     tokenizer = train_tokenizer(sentences)
@@ -119,6 +124,8 @@ def build_tiny(
         prompt_end_token_id=tokenizer.convert_tokens_to_ids(PROMPT_END),
         center_crop=center_crop,
         action_normalization=action_normalization,
+        action_std=action_std,
+        action_std_init=action_std_init,
     )
     model = OpenVLAForActionPrediction(config)
     initialize(model, torch.Generator().manual_seed(seed))
@@ -133,9 +140,9 @@ def build_tiny(
 
 @torch.no_grad()
 def initialize(model: OpenVLAForActionPrediction, generator: torch.Generator) -> None:
-    """Set random weights in place.
+    """Initialize weights randomly in place.
 
-    Xavier matrices, zero biases, sine-cosine positions, embeddings of standard deviation 1/sqrt(width), smooth head.
+    Xavier weights, zero biases, sine-cosine positions, embeddings with standard deviation 1/sqrt(width), smooth head.
     """
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Conv2d):
@@ -147,6 +154,8 @@ def initialize(model: OpenVLAForActionPrediction, generator: torch.Generator) ->
         elif isinstance(module, VisionTower):
             _initialize_tower_tokens(module, generator)
     rows = smooth_action_rows(model.config.n_action_bins, model.config.text_config.hidden_size, generator)
+    if model.action_head is not None:
+        initialize_head(model.action_head, generator)
     head = model.language_model.lm_head
     head.weight[head.first_row : head.first_row + head.num_rows] = rows
 
@@ -154,15 +163,15 @@ def initialize(model: OpenVLAForActionPrediction, generator: torch.Generator) ->
 def smooth_action_rows(n_bins: int, dim: int, generator: torch.Generator) -> Tensor:
     """Rows [n_bins, dim] of an action head whose logits are smooth functions of the action.
 
-    Channel j holds a cosine of the bin's action with a log-uniform frequency and a random phase. Independent rows would
-    have to learn the order of the bins; with these, an example of one action teaches its neighbours (on a one-object
-    localisation task, loss 0.94 against 1.37 after 200 steps).
+    Channel j is a cosine of the bin's action with a log-uniform frequency and a random phase. Independent rows would
+    have to learn the order of the bins; with these, an example of one action generalizes to its neighbors (on a
+    one-object localization task, loss 0.94 instead of 1.37 after 200 steps).
     """
     low, high = (torch.tensor(f, dtype=torch.float64).log() for f in HEAD_FREQUENCIES)
     frequencies = (low + (high - low) * torch.rand(dim, dtype=torch.float64, generator=generator)).exp()
     phases = 2 * torch.pi * torch.rand(dim, dtype=torch.float64, generator=generator)
     actions = torch.linspace(1.0, -1.0, n_bins, dtype=torch.float64)
-    # Normed hidden states have unit variance and a cosine has mean square 1/2.
+    # Normed hidden states have unit variance, and a cosine has mean square 1/2.
     scale = HEAD_LOGIT_STD * (2.0 / dim) ** 0.5
     return (scale * torch.cos(actions[:, None] * frequencies + phases)).float()
 

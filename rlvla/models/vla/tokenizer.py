@@ -1,4 +1,4 @@
-"""The tiny model's own tokenizer: byte-level BPE over the task sentences, action tokens at the vocabulary's end."""
+"""The tiny model's tokenizer: byte-level BPE over the task sentences, action tokens at the end of the vocabulary."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from rlvla.models.vla.processing_openvla import PROMPT_TEMPLATE
+from rlvla.models.vla.prompts import PROMPT_TEMPLATE
 from rlvla.utils.errors import ConfigError
 
 UNK, BOS, EOS, PROMPT_END = "<unk>", "<s>", "</s>", "<prompt_end>"
@@ -16,18 +16,18 @@ MAX_TEXT_TOKENS = 2048
 
 
 def train_tokenizer(sentences: Sequence[str], *, n_action_bins: int = 256) -> PreTrainedTokenizerFast:
-    """A tokenizer whose vocabulary is special tokens, 256 bytes, words of the sentences, then the action tokens.
+    """A tokenizer with special tokens, 256 bytes, words of the sentences and action tokens, in this order.
 
-    Every string can be encoded, because unknown words fall back to bytes. The fixed parts of the prompt are single
+    Every string can be encoded because unknown words fall back to bytes. The fixed parts of the prompt are single
     tokens, which keeps sequences short. The padding token is the first id after the vocabulary, as in the public
     checkpoints, so `len(tokenizer)` is the vocabulary size plus one.
 
     Args:
-        sentences: the task instructions.
+        sentences: task instructions to learn words from.
         n_action_bins: number of action tokens.
 
     Raises:
-        ConfigError: no sentence was given.
+        ConfigError: there are no non-empty sentences.
     """
     sentences = [sentence.lower() for sentence in sentences]
     if not any(sentence.strip() for sentence in sentences):
@@ -43,7 +43,7 @@ def train_tokenizer(sentences: Sequence[str], *, n_action_bins: int = 256) -> Pr
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    # Inside a prompt the sentence follows a fixed part that ends with a space, so its first word has none.
+    # In a prompt the sentence follows a fixed part that ends with a space, so its first word has no leading space.
     tokenizer.train_from_iterator(sentences, trainer)
     tokenizer.add_tokens([AddedToken(part, normalized=False) for part in (before, after)])
     tokenizer.add_special_tokens([AddedToken(f"<action_{k}>", normalized=False) for k in range(n_action_bins)])

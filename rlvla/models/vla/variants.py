@@ -1,4 +1,4 @@
-"""Which of the two ways of decoding a checkpoint was trained for, judged from its files."""
+"""Detects from its files which kind of decoding a checkpoint was trained for."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from rlvla.models.vla.checkpoint_files import PROPRIO_PREFIX, FolderTensors, action_heads
+from rlvla.models.vla.choices import REGRESSION
 from rlvla.utils.errors import ConfigError
 
-# Public folders carry the code they were trained with. It is read as text, never run: parallel decoding has a chunk.
+# Public folders include their training code. It is read as text, never run: parallel decoding mentions chunks.
 CODE_FILE = "modeling_prismatic.py"
 CHUNK_MARK = "ACTIONS_CHUNK"
 
@@ -18,14 +19,16 @@ def detect_variant(folder: Path, raw: dict[str, Any], found: FolderTensors, aske
 
     Args:
         folder: the checkpoint.
-        raw: its config.json.
+        raw: content of its config.json.
         found: its tensors.
-        asked: what the caller said, or None.
+        asked: the variant requested by the caller, or None.
 
     Raises:
         ConfigError: the caller and config.json contradict each other.
     """
     told = raw.get("model_variant")
+    if told == "oft" and asked == REGRESSION:  # another head on the same backbone; whether it exists is checked later
+        return asked, "given by the caller"
     if told is not None and asked not in (None, told):
         raise ConfigError(f"model_variant {asked!r} contradicts {folder / 'config.json'}, which says {told!r}")
     if told is not None:

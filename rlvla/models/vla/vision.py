@@ -1,4 +1,4 @@
-"""The two ViT towers of OpenVLA, with timm's tensor names and without timm."""
+"""The two ViT towers of OpenVLA, with timm's tensor names but no dependency on timm."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlvla.utils.errors import ConfigError
 
 LAYER_NORM_EPS = 1e-6
 
-# What the names of the public towers imply (arguments of timm's VisionTransformer).
+# Settings implied by the names of the public towers (arguments of timm's VisionTransformer).
 KNOWN_TOWERS: dict[str, dict[str, Any]] = {
     "vit_large_patch14_reg4_dinov2": {
         "patch_size": 14,
@@ -36,7 +36,7 @@ KNOWN_TOWERS: dict[str, dict[str, Any]] = {
     },
 }
 
-# timm arguments that change neither tensors nor the features taken here; others unknown to `TowerConfig` are refused.
+# timm arguments that affect neither tensors nor features; others unknown to `TowerConfig` are rejected.
 IGNORED_TIMM_KWARGS = {"num_classes", "dynamic_img_size", "weight_init", "pretrained", "in_chans"}
 
 
@@ -76,7 +76,7 @@ def tower_config(
     """Shape of the tower that `model_id` names, with `overrides` in timm's argument names.
 
     Raises:
-        ConfigError: the name is unknown and nothing is given instead, or an argument is not supported or contradictory.
+        ConfigError: the name is unknown and there are no overrides, or an argument is unsupported or contradictory.
     """
     known = KNOWN_TOWERS.get(model_id.split(".")[0], {})
     if not known and not overrides:
@@ -110,7 +110,7 @@ def tower_config(
 
 
 class LayerScale(nn.Module):
-    """A learned factor per channel, stored as `scale_factor` in OpenVLA checkpoints."""
+    """A learned scale per channel, stored as `scale_factor` in OpenVLA checkpoints."""
 
     def __init__(self, dim: int, init_value: float):
         super().__init__()
@@ -121,7 +121,7 @@ class LayerScale(nn.Module):
         return x * self.scale_factor
 
 
-class Attention(nn.Module):
+class TowerAttention(nn.Module):
     """Multi-head self-attention with one matrix for query, key and value."""
 
     def __init__(self, config: TowerConfig):
@@ -140,7 +140,7 @@ class Attention(nn.Module):
 
 
 class Mlp(nn.Module):
-    """Two linear layers with an activation between."""
+    """Two linear layers with an activation in between."""
 
     def __init__(self, config: TowerConfig):
         super().__init__()
@@ -157,12 +157,12 @@ class Mlp(nn.Module):
 
 
 class Block(nn.Module):
-    """A pre-norm transformer block, with LayerScale and FiLM where the tower has them."""
+    """A pre-norm transformer block, with LayerScale and FiLM if the tower uses them."""
 
     def __init__(self, config: TowerConfig):
         super().__init__()
         self.norm1 = nn.LayerNorm(config.embed_dim, eps=LAYER_NORM_EPS)
-        self.attn = Attention(config)
+        self.attn = TowerAttention(config)
         self.norm2 = nn.LayerNorm(config.embed_dim, eps=LAYER_NORM_EPS)
         self.mlp = Mlp(config)
         self.ls1 = self.ls2 = None
@@ -175,7 +175,7 @@ class Block(nn.Module):
             self.shift = nn.Linear(config.film_dim, config.embed_dim)
 
     def forward(self, x: Tensor, language: Tensor | None = None) -> Tensor:
-        """[B, tokens, dim] -> [B, tokens, dim]; `language` [B, film_dim] modulates what attention has added up."""
+        """[B, tokens, dim] -> [B, tokens, dim]; `language` [B, film_dim] modulates the residual stream."""
         attended = self.attn(self.norm1(x))
         x = x + (attended if self.ls1 is None else self.ls1(attended))
         if self.scale is not None and self.shift is not None:
@@ -185,7 +185,7 @@ class Block(nn.Module):
 
 
 class PatchProjection(nn.Conv2d):
-    """The patch convolution as one matrix product: kernel and stride are equal, and this is faster for small images."""
+    """The patch convolution as one matrix product, since kernel and stride are equal; faster for small images."""
 
     def forward(self, pixels: Tensor) -> Tensor:
         """[B, 3, H, W] -> [B, patches, dim], patches in row-major order."""
@@ -205,7 +205,7 @@ class PatchEmbed(nn.Module):
 
 
 class AttentionPool(nn.Module):
-    """Tensors of SigLIP's pooling head: present in checkpoints, kept when saving, never computed."""
+    """Tensors of SigLIP's pooling head: present in checkpoints, kept when saving, never used."""
 
     def __init__(self, config: TowerConfig):
         super().__init__()
@@ -219,10 +219,10 @@ class AttentionPool(nn.Module):
 
 
 class VisionTower(nn.Module):
-    """A ViT that returns the patch features of block depth-2, without final norm and without prefix tokens.
+    """A ViT that returns the patch features of block depth-2, without final norm or prefix tokens.
 
-    The last block, the final norm and the pooling head exist only so that a checkpoint loses nothing; they take no
-    part in the computation and need no gradient.
+    The last block, the final norm and the pooling head exist only so that checkpoints are saved in full; they are
+    unused in the forward pass and need no gradient.
     """
 
     def __init__(self, config: TowerConfig):
@@ -243,10 +243,10 @@ class VisionTower(nn.Module):
                 unused.requires_grad_(False)
 
     def forward(self, pixels: Tensor, language: Tensor | None = None) -> Tensor:
-        """Patch features [B, patches, dim] of normalised images [B, 3, H, W].
+        """Patch features [B, patches, dim] of normalized images.
 
         Args:
-            pixels: the images.
+            pixels: [B, 3, H, W].
             language: [B, film_dim] mean language embedding, for a tower with FiLM.
         """
         x = self._embed(pixels)
@@ -269,7 +269,7 @@ class VisionTower(nn.Module):
 
 
 class VisionBackbone(nn.Module):
-    """Both towers on the same images; features are concatenated on channels, images on patches."""
+    """Both towers on the same images; features are concatenated along channels, images along patches."""
 
     def __init__(self, featurizer: TowerConfig, fused_featurizer: TowerConfig):
         super().__init__()
@@ -283,7 +283,7 @@ class VisionBackbone(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Floating-point type of the parameters."""
+        """Dtype of the parameters."""
         return self.featurizer.pos_embed.dtype
 
     def forward(self, pixel_values: Tensor, language: Tensor | None = None) -> Tensor:

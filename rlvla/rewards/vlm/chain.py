@@ -1,4 +1,4 @@
-"""From a model's judgements of frames to a reward per environment step. Pure functions.
+"""Converts a model's scores of frames to rewards per environment step. Pure functions.
 
 Weights inside a potential that changes: Devlin and Kudenko, "Dynamic Potential-Based Reward Shaping", AAMAS 2012.
 """
@@ -10,14 +10,14 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Judgement:
-    """What the model said of one frame.
+class FrameJudgment:
+    """The model's score of one frame.
 
     Attributes:
-        steps: environment steps since the frame judged before.
+        steps: environment steps since the previous scored frame.
         progress: in [0, 1]; for comparisons of two frames the change itself, in [-1, 1]. None: the request failed.
         action_score: in [0, 1].
-        weight: of the curriculum when the frame was judged.
+        weight: curriculum weight when the frame was scored.
     """
 
     steps: int
@@ -28,14 +28,14 @@ class Judgement:
 
 @dataclass(frozen=True)
 class ChainSettings:
-    """How judgements are paid; see `VLMConfig`.
+    """How scores are converted to rewards; see `VLMConfig`.
 
     Attributes:
-        term: "delta", "potential", "clipped_delta", or "change" (the judgement is a change already).
+        term: "delta", "potential", "clipped_delta", or "change" (the score is already a change).
         gamma: discount, for "potential".
-        action_weight, progress_weight: of the two scores.
-        scale: of the whole.
-        weight_inside: with "potential", w belongs to p.
+        action_weight, progress_weight: weights of the two scores.
+        scale: factor of the reward.
+        weight_inside: with "potential", the curriculum weight is part of the potential.
     """
 
     term: str = "delta"
@@ -63,25 +63,27 @@ def progress_term(
 
 
 def spread(value: float, steps: int, gamma: float) -> float:
-    """The reward per step which, paid at each of `steps` steps with discount `gamma`, is worth `value`."""
+    """The constant reward per step whose discounted sum over `steps` steps is `value`."""
     return value / sum(gamma**k for k in range(steps))
 
 
-def chain_rewards(first: Judgement, later: Sequence[Judgement], settings: ChainSettings, ends: bool) -> list[float]:
-    """Reward of every environment step of the judged windows.
+def chain_rewards(
+    first: FrameJudgment, later: Sequence[FrameJudgment], settings: ChainSettings, ends: bool
+) -> list[float]:
+    """Reward of each environment step of the scored windows.
 
-    A failed judgement pays nothing for its window, and the progress before it stays. As long as no frame has been
-    judged there is nothing to compare with. A potential ends at 0 with the episode, whatever its last frame was judged.
+    A window whose request failed gets no reward, and the previous progress is kept. There is no progress term before
+    the first successful score. With "potential", the potential at the end of the episode is 0.
 
     Args:
-        first: of the frame after the reset (its `steps` do not matter).
-        later: of the frames after it, in order.
-        settings: how they are paid.
-        ends: nothing comes after the last window, as the learner sees it.
+        first: score of the frame after the reset; its `steps` are ignored.
+        later: scores of the following frames, in order.
+        settings: see `ChainSettings`.
+        ends: the learner treats the last window as the end of the episode.
 
     Returns:
-        As many floats as the windows have steps together. A window's sum is its value; with "potential" its
-        discounted sum is, so that it telescopes at any discount.
+        One reward per step of all windows. The rewards of a window sum to its value; with "potential" their discounted
+        sum does, so that the potential telescopes.
     """
     rewards: list[float] = []
     known = first if first.progress is not None else None

@@ -1,4 +1,4 @@
-"""Asks the server without making anyone wait: requests run on an event loop of their own."""
+"""Non-blocking client for VLM servers; requests run on a separate event loop."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ _TOP_LOG_PROBS = 10
 
 
 @dataclass(frozen=True)
-class Failure:
-    """A request without a usable answer, after all attempts.
+class FailedAnswer:
+    """A request that failed after all retries.
 
     Attributes:
-        kind: name of the error.
-        message: what it said.
+        kind: class name of the error.
+        message: error message.
     """
 
     kind: str
     message: str
 
 
-Answer = Score | Failure
+VLMResult = Score | FailedAnswer
 
 
 class VLMClient:
-    """Questions to an OpenAI-compatible server.
+    """Client of an OpenAI-compatible server.
 
     Args:
         config: server, model, limits.
-        scorer: the question.
+        scorer: prompt and parser of the answers.
 
     Raises:
         MissingExtraError: the `openai` package is not installed.
@@ -55,7 +55,7 @@ class VLMClient:
     def __init__(self, config: VLMConfig, scorer: Scorer):
         self._openai = require("openai", extra="vlm")
         self._config, self._scorer = config, scorer
-        self._cache: OrderedDict[bytes, Future[Answer]] = OrderedDict()
+        self._cache: OrderedDict[bytes, Future[VLMResult]] = OrderedDict()
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
         self._seconds = 0.0
@@ -64,18 +64,18 @@ class VLMClient:
         self._thread.start()
         self._slots = asyncio.Semaphore(config.vlm_concurrency)
         self._client: Any = None
-        self.last_failure: Failure | None = None
+        self.last_failure: FailedAnswer | None = None
 
-    def ask(self, task: str, images: Sequence[np.ndarray]) -> Future[Answer]:
-        """Ask about a task with images [H, W, 3] uint8, in order; returns at once.
+    def ask(self, task: str, images: Sequence[np.ndarray]) -> Future[VLMResult]:
+        """Request a score for images [H, W, 3] uint8 of a task; returns immediately.
 
-        Equal questions get one answer: it is shared while it is under way, and kept afterwards unless it failed.
+        Equal requests share one answer; successful answers are cached.
         """
         prompt = self._scorer.prompt(task)
         key = self._key(prompt, images)
         with self._lock:
             known = self._cache.get(key)
-            if known is not None and not (known.done() and isinstance(known.result(), Failure)):
+            if known is not None and not (known.done() and isinstance(known.result(), FailedAnswer)):
                 self._cache.move_to_end(key)
                 self._counts["cache_hits"] += 1
                 return known
@@ -96,7 +96,7 @@ class VLMClient:
         return {**{name: float(counts[name]) for name in names}, "seconds": seconds}
 
     def close(self) -> None:
-        """Drop what is under way and end the loop."""
+        """Cancel pending requests and stop the event loop."""
         if self._loop.is_closed():
             return
         asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(timeout=10)
@@ -116,13 +116,13 @@ class VLMClient:
             digest.update(f"\0{image.shape}\0".encode() + np.ascontiguousarray(image).tobytes())
         return digest.digest()
 
-    async def _ask(self, prompt: str, images: list[np.ndarray]) -> Answer:
+    async def _ask(self, prompt: str, images: list[np.ndarray]) -> VLMResult:
         async with self._slots:
             start = time.perf_counter()
             try:
                 return await self._once(prompt, images)
             except (self._openai.OpenAIError, ValueError) as error:
-                failure = Failure(type(error).__name__, " ".join(str(error).split())[:300])
+                failure = FailedAnswer(type(error).__name__, " ".join(str(error).split())[:300])
                 self.last_failure = failure
                 with self._lock:
                     self._counts["failures"] += 1

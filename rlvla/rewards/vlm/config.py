@@ -1,19 +1,19 @@
-"""The settings of the VLM reward. Each field is a flag."""
+"""Settings of the VLM reward. Each field is a flag."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlvla.utils.arguments import arg
+from rlvla.utils.cli.flags import arg
 
 SCORERS = ("progress", "success", "grasp", "affordance", "pairwise", "episode", "logprob")
 PROGRESS_TERMS = ("delta", "potential", "clipped_delta")
-WITHOUT_PROGRESS_TERM = ("pairwise", "episode")  # scorers that judge a change, or a whole episode
+WITHOUT_PROGRESS_TERM = ("pairwise", "episode")  # scorers of changes or of whole episodes
 
 
 @dataclass(frozen=True)
 class VLMConfig:
-    """The server, what it is asked, and how its answers become rewards."""
+    """Server, prompt, and conversion of answers to rewards."""
 
     vlm_url: str | None = arg(
         None,

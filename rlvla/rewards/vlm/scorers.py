@@ -1,4 +1,4 @@
-"""What a vision-language model is asked, and how its answer is read."""
+"""Prompts for vision-language models and parsing of their answers."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class Score:
 
 
 class AnswerError(ValueError):
-    """An answer that is not what was asked for."""
+    """An answer in the wrong format."""
 
 
 def _answer_model(scorer: str) -> type[BaseModel]:
-    """The pydantic model of a scorer's answer."""
+    """Pydantic model of a scorer's answer."""
     pydantic = require("pydantic", extra="vlm")
     share = (float, pydantic.Field(ge=0, le=1))
     fields: dict[str, dict[str, Any]] = {
@@ -42,14 +42,14 @@ def _answer_model(scorer: str) -> type[BaseModel]:
 
 
 class Scorer:
-    """A question with its prompt and the form of its answer.
+    """A prompt and the format of its answers.
 
     Args:
         name: one of `SCORERS`.
-        prompt_file: a prompt of your own.
+        prompt_file: file with a custom prompt.
 
     Raises:
-        ConfigError: the prompt file cannot be used.
+        ConfigError: invalid prompt file.
         MissingExtraError: pydantic is not installed.
     """
 
@@ -61,16 +61,16 @@ class Scorer:
         self._model = None if self.wants_log_probs else _answer_model(name)
 
     def prompt(self, task: str) -> str:
-        """The text of the question about a task."""
+        """The prompt for a task."""
         return self._template.format(task=task)
 
     @property
     def schema(self) -> dict[str, Any] | None:
-        """JSON schema of the answer; None where the answer is one word."""
+        """JSON schema of the answer; None if the answer is a single word."""
         return None if self._model is None else self._model.model_json_schema() | {"additionalProperties": False}
 
     def read(self, choice: Any) -> Score:
-        """The score in a choice of a chat completion; AnswerError if there is none."""
+        """Parse the score from a choice of a chat completion; AnswerError if it is invalid."""
         if self.wants_log_probs:
             return Score(_probability_of_true(choice))
         content = choice.message.content or ""
@@ -109,7 +109,7 @@ def _read_prompt(name: str, prompt_file: str | None) -> str:
 
 
 def _probability_of_true(choice: Any) -> float:
-    """P("True") against P("False") for the first token."""
+    """P("True") / (P("True") + P("False")) for the first token."""
     tokens = choice.logprobs.content if choice.logprobs is not None else None
     if not tokens:
         raise AnswerError("the server gives no log-probs; take another scorer, or a server that does (vLLM)")

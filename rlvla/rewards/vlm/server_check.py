@@ -1,4 +1,4 @@
-"""Asks the server, before anything is started, whether it will answer for the model."""
+"""Checks before training that the VLM server is reachable and has the model."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _REFUSED = (401, 403)
 
 
 def server_problem(config: VLMConfig) -> str | None:
-    """Why the server at `vlm_url` cannot judge with `vlm_model`; None if it can.
+    """Why the server at `vlm_url` cannot serve `vlm_model`, or None.
 
-    The list of models (`GET /models`) answers that where it names the model. Not every server lists all that it can
-    load, and some have no list, so otherwise one request for a single token decides.
+    If the list of models (`GET /models`) does not contain the model, a completion of one token is requested, because
+    some servers list only part of their models, or none.
 
     Args:
-        config: server, model and time limit; both names are given.
+        config: server, model and time limit.
 
     Raises:
         MissingExtraError: the `openai` package is not installed.
@@ -56,14 +56,14 @@ def server_problem(config: VLMConfig) -> str | None:
 
 
 def _model_problem(openai: Any, client: Any, config: VLMConfig) -> str | None:
-    """What the server says of the model; errors that say nothing of it are raised."""
+    """Problem with the model, or None; errors unrelated to the model are raised."""
     try:
         names = [model.id for model in getattr(client.models.list(), "data", None) or ()]
     except openai.APIStatusError as error:
         if error.status_code in _REFUSED:
             raise
         names = []
-    except ValueError:  # a page, not a list
+    except ValueError:  # not a model list
         names = []
     if config.vlm_model in names:
         return None
@@ -88,5 +88,5 @@ def _model_problem(openai: Any, client: Any, config: VLMConfig) -> str | None:
 
 
 def _words(error: Any) -> str:
-    """The server's own words, on one line."""
+    """The server's error message on one line."""
     return " ".join(error.response.text.split())[:200]

@@ -1,4 +1,4 @@
-"""The reward source `vlm`: frames are judged while the episode goes on; rewards come when it is over."""
+"""The reward source `vlm`: frames are scored during the episode, rewards are available when it is over."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import numpy as np
 
 from rlvla.rewards.base import EpisodeStart, StepInfo, register_reward
 from rlvla.rewards.remote import url_problem
-from rlvla.rewards.vlm.chain import ChainSettings, Judgement, chain_rewards
-from rlvla.rewards.vlm.client import Answer, Failure, VLMClient
+from rlvla.rewards.vlm.chain import ChainSettings, FrameJudgment, chain_rewards
+from rlvla.rewards.vlm.client import FailedAnswer, VLMClient, VLMResult
 from rlvla.rewards.vlm.config import WITHOUT_PROGRESS_TERM
 from rlvla.rewards.vlm.scorers import Score, Scorer
 from rlvla.rewards.vlm.server_check import server_problem
-from rlvla.utils.errors import ConfigError, TrainingHalted, require
-from rlvla.utils.logging import log
+from rlvla.utils.errors import ConfigError, Problem, TrainingHalted, require
+from rlvla.utils.terminal import log
 from rlvla.utils.video import upright
 
 if TYPE_CHECKING:
@@ -25,25 +25,30 @@ if TYPE_CHECKING:
 
 
 class VLMFailuresError(TrainingHalted):
-    """Too many requests failed for the rewards to mean anything."""
+    """Too many requests failed for meaningful rewards."""
 
 
 @register_reward("vlm")
 class VLMSource:
-    """Judges frames with a vision-language model.
+    """Scores frames with a vision-language model.
 
     Attributes:
         gamma: discount of the potential term; the trainer sets it to the learner's.
-        bootstraps: the learner values what comes after a truncated episode; if not, the potential ends at 0 there, too.
+        bootstraps: the learner bootstraps from truncated episodes; otherwise their potential ends at 0 as well.
     """
 
     def __init__(self, config: RewardConfig):
-        problems = [f"--reward vlm needs --{name}" for name in ("vlm_url", "vlm_model") if not getattr(config, name)]
+        problems: list[str | Problem] = [
+            Problem(name, "needs_flag", f"--reward vlm needs --{name}")
+            for name in ("vlm_url", "vlm_model")
+            if not getattr(config, name)
+        ]
         if config.vlm_scorer in WITHOUT_PROGRESS_TERM and config.vlm_progress_term != "delta":
-            problems.append(
+            text = (
                 f"--vlm_progress_term {config.vlm_progress_term} has no effect with --vlm_scorer {config.vlm_scorer}; "
                 "leave it out"
             )
+            problems.append(Problem("vlm_progress_term", "no_effect", text))
         require("openai", extra="vlm")
         if config.vlm_url:
             problem = url_problem(config.vlm_url, "--vlm_url")
@@ -64,18 +69,18 @@ class VLMSource:
 
     @property
     def client(self) -> VLMClient:
-        """The client, made at its first use."""
+        """The client, created on first use."""
         if self._client is None:
             self._client = VLMClient(self._config, self._scorer)
         return self._client
 
     def start_iteration(self, fraction: float) -> None:
-        """The curriculum moves on: linear in the share of training that is done."""
+        """Advance the curriculum, linear in training progress."""
         first, last = self._config.vlm_curriculum
         self._weight = first + fraction * (last - first)
 
     def create(self, task: TaskSpec, episode: EpisodeStart) -> VLMReward:
-        """For one episode; its first frame is judged at once."""
+        """Create the reward of one episode; its first frame is scored at once."""
         return VLMReward(
             self.client,
             self._scorer,
@@ -84,7 +89,7 @@ class VLMSource:
             self._weight,
             episode.observation,
             bootstraps=self.bootstraps,
-            rows_from_below=task.rows_from_below,
+            images_flipped_vertically=task.images_flipped_vertically,
         )
 
     def _settings(self) -> ChainSettings:
@@ -103,12 +108,12 @@ class VLMSource:
         return {f"reward/vlm_{name}": value for name, value in self.client.take_metrics().items()}
 
     def check(self, metrics: Mapping[str, float]) -> None:
-        """VLMFailuresError if too large a share of the iteration's requests failed."""
+        """VLMFailuresError if too many of the iteration's requests failed."""
         requests, failures = metrics["reward/vlm_requests"], metrics["reward/vlm_failures"]
         if failures > self._config.vlm_max_failures * requests:
             last = self.client.last_failure
             why = f"{last.kind}: {last.message}" if last else "see the warnings of the other ranks"
-            if last:  # one rank tells for all how the run ended, and it may have had no failure itself
+            if last:  # the error is reported by one rank, which may have had no failure itself
                 log.warning("the last failing request to %s: %s: %s", self._config.vlm_url, last.kind, last.message)
             raise VLMFailuresError(
                 f"{failures:.0f} of {requests:.0f} requests to --vlm_url {self._config.vlm_url} failed in this "
@@ -116,24 +121,24 @@ class VLMSource:
             )
 
     def close(self) -> None:
-        """Drop what is under way."""
+        """Cancel pending requests."""
         if self._client is not None:
             self._client.close()
             self._client = None
 
 
 class VLMReward:
-    """One episode's frames and what the model says of them.
+    """The frames of one episode and their scores.
 
     Args:
-        client: asks.
-        scorer: the question.
-        settings: how answers are paid.
-        config: when frames are judged.
-        weight: of the curriculum.
-        first: the observation after the reset.
+        client: client of the server.
+        scorer: prompt and parser of the answers.
+        settings: conversion of scores to rewards.
+        config: which frames are scored.
+        weight: current curriculum weight.
+        first: observation after the reset.
         bootstraps: see `VLMSource`.
-        rows_from_below: see `TaskSpec`.
+        images_flipped_vertically: see `TaskSpec`.
     """
 
     def __init__(
@@ -146,41 +151,41 @@ class VLMReward:
         first: Observation | None,
         *,
         bootstraps: bool,
-        rows_from_below: bool,
+        images_flipped_vertically: bool,
     ):
         if first is None:
             raise ValueError("the vlm reward needs the episode's first observation")
         self._client, self._scorer, self._settings, self._config = client, scorer, settings, config
         self._weight, self._task, self._bootstraps = weight, first.instruction, bootstraps
-        self._from_below = rows_from_below
-        self._latest = upright(first.images[0], rows_from_below)
+        self._flipped = images_flipped_vertically
+        self._latest = upright(first.images[0], images_flipped_vertically)
         self._frames = [self._latest]
-        self._since = 0  # steps since the last judged frame
+        self._since = 0  # steps since the last scored frame
         self._windows: list[int] = []
-        self._asked: list[Future[Answer]] = []
+        self._asked: list[Future[VLMResult]] = []
         self._ends = False
         if scorer.frames == 1:
             self._asked.append(client.ask(self._task, self._frames))
 
     @property
     def progress(self) -> float | None:
-        """The latest judgement; None while one is under way, failed, or the question is about something else."""
+        """The latest score; None while it is pending, if it failed, or if the scorer does not measure progress."""
         if self._scorer.frames != 1 or not self._asked or not self._asked[-1].done():
             return None
         answer = self._asked[-1].result()
         return answer.progress if isinstance(answer, Score) else None
 
     def step(self, observation: Observation | None, events: frozenset[str], info: StepInfo) -> None:
-        """Count the step; where there is a frame and enough steps have passed, ask."""
+        """Count the step; if there is a frame and enough steps have passed, request a score."""
         self._since += 1
         if observation is None:
             return
-        self._latest = upright(observation.images[0], self._from_below)
+        self._latest = upright(observation.images[0], self._flipped)
         if self._since >= self._config.vlm_eval_frequency:
             self._close_window()
 
     def end(self, *, terminated: bool, truncated: bool) -> None:
-        """Ask about the last frame, however few steps it is after the one before."""
+        """Request a score for the last frame, regardless of the number of steps since the previous one."""
         if self._since:
             self._close_window()
         if not self._scorer.frames:
@@ -200,7 +205,7 @@ class VLMReward:
         self._asked.append(self._client.ask(self._task, [self._frames[i] for i in chosen]))
 
     def finish(self) -> dict[str, Any]:
-        """Wait for the answers (each has its time limit) and turn them into rewards."""
+        """Wait for the answers (each has a time limit) and convert them to rewards."""
         answers = [future.result() for future in self._asked]
         progress = [answer.progress if isinstance(answer, Score) else None for answer in answers]
         rewards = self._whole_episode(progress[-1]) if not self._scorer.frames else self._chain(answers)
@@ -208,15 +213,15 @@ class VLMReward:
         return {
             "rewards": rewards,
             "progress": known[-1] if known else 0.0,
-            "failed": sum(isinstance(answer, Failure) for answer in answers),
+            "failed": sum(isinstance(answer, FailedAnswer) for answer in answers),
         }
 
-    def _chain(self, answers: list[Answer]) -> list[float]:
+    def _chain(self, answers: list[VLMResult]) -> list[float]:
         scores = [answer if isinstance(answer, Score) else None for answer in answers]
         if self._scorer.frames == 2:  # comparisons start with the second frame
             scores.insert(0, None)
         judged = [
-            Judgement(n, s.progress if s else None, s.action_score if s else 0.0, self._weight)
+            FrameJudgment(n, s.progress if s else None, s.action_score if s else 0.0, self._weight)
             for n, s in zip([0, *self._windows], scores)
         ]
         return chain_rewards(judged[0], judged[1:], self._settings, self._ends)

@@ -1,0 +1,1 @@
+"""What is on disk between runs: training checkpoints, policy folders, run folders."""

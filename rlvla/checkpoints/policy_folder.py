@@ -1,0 +1,88 @@
+"""Export of a trained policy as a checkpoint folder, with a record of the environment it was trained in."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rlvla.envs.config import EnvConfig
+from rlvla.envs.splits import LearnedStates
+from rlvla.rewards import StateInputSettings
+from rlvla.utils.deepspeed.engine import Engine
+from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
+from rlvla.utils.errors import ConfigError
+from rlvla.utils.files import put_in_place, write_json
+
+# A policy only works on the observations it was trained on: suite, cameras, image size, rendering, control frequency.
+ENVIRONMENT_FILE = "rlvla_environment.json"
+MACHINE_STATE = "machine_state"
+
+
+@dataclass(frozen=True)
+class PolicyRecord:
+    """The environment of a policy, and the initial states it was trained on.
+
+    Attributes:
+        env: suite, cameras and options.
+        learned_from: initial states used for training, so that an evaluation cannot reuse them unnoticed.
+        machine_state: how the policy observes the state of a reward machine; None if it does not.
+    """
+
+    env: EnvConfig
+    learned_from: tuple[LearnedStates, ...]
+    machine_state: StateInputSettings | None = None
+
+    def write(self, folder: Path) -> None:
+        """Write the record into a checkpoint folder."""
+        order = sorted(set(self.learned_from), key=lambda s: (s.suite, -1 if s.task_id is None else s.task_id, s.start))
+        seen = [asdict(states) for states in order]
+        content = self.env.as_dict() | {"cameras": list(self.env.camera_names), "learned_from": seen}
+        if self.machine_state is not None:
+            content[MACHINE_STATE] = self.machine_state.as_dict()
+        write_json(folder / ENVIRONMENT_FILE, content)
+
+
+def export_policy(engine: Engine, folder: Path, strategy: DeepspeedStrategy, record: PolicyRecord) -> None:
+    """Save the module of an engine with `save_pretrained`; called on every rank, written by the main one.
+
+    The folder, complete with its record, is written under a temporary name and then renamed; an existing one is
+    replaced.
+    """
+    with engine.full_parameters() as module:
+        if strategy.is_main:
+            temporary = folder.with_name(f".{folder.name}.part")
+            shutil.rmtree(temporary, ignore_errors=True)
+            module.save_pretrained(temporary)
+            record.write(temporary)
+            put_in_place(temporary, folder)
+    strategy.barrier()
+
+
+def recorded_environment(folder: str | Path) -> dict[str, Any]:
+    """The content of the file that `PolicyRecord.write` wrote, {} without one.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
+    path = Path(folder) / ENVIRONMENT_FILE
+    try:
+        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except ValueError as error:
+        raise ConfigError(f"{path} is not valid JSON ({error}); copy the checkpoint again") from error
+
+
+def learned_states(recorded: dict[str, Any]) -> list[LearnedStates] | None:
+    """The initial states a policy was trained on, from its `recorded_environment`; None if they are not recorded.
+
+    Early records lack suite and task; their pairs [start, stop) apply to all tasks of the suite.
+    """
+    if "learned_from" not in recorded:
+        return None
+    suite = str(recorded.get("task_suite_name"))
+    return [
+        LearnedStates(**seen) if isinstance(seen, dict) else LearnedStates(suite, None, *seen)
+        for seen in recorded["learned_from"]
+    ]

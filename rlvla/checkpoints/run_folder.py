@@ -1,0 +1,130 @@
+"""Folders of training runs, one run in each; a run that ended before it had saved anything may be replaced."""
+
+from __future__ import annotations
+
+import fcntl
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Protocol
+
+from rlvla.utils.cli.config_file import RUN_CONFIG_FILE
+from rlvla.utils.errors import ConfigError
+from rlvla.utils.files import METRICS_FILE, output_folder_problem
+from rlvla.utils.terminal import log
+
+RUN_FILE = "run_config.json"  # all flags of a run of `cli/train_ppo_vla.py`; identifies its folder
+CHECKPOINTS = "checkpoints"  # subfolder of the run folder
+_LOCK = ".running"  # locked while a process trains; the operating system releases it when the process ends
+_MARKS = {RUN_CONFIG_FILE, RUN_FILE}
+# Written before the first checkpoint; a new run may overwrite these.
+_BEGINNINGS = {*_MARKS, METRICS_FILE, "tensorboard", "start", "videos", "wandb", "wandb_run_id"}
+
+
+def run_folder_problem(folder: str | Path, *, resuming: bool = False) -> str | None:
+    """Why a run cannot start in `folder`, or None; leftovers of a run that had saved nothing are no obstacle."""
+    path = Path(folder)
+    if not resuming and path.is_dir() and _in_use(path):
+        return f"another process is training in {path}; name another folder"
+    return None if ended_early(path) else output_folder_problem(path, resuming=resuming)
+
+
+def checkpoint_folder_problem(folder: str | Path, *, resuming: bool = False) -> str | None:
+    """Why a separate checkpoint folder cannot receive the checkpoints of a new run, or None."""
+    return None if _holds_no_checkpoint(Path(folder)) else output_folder_problem(folder, resuming=resuming)
+
+
+def ended_early(folder: str | Path) -> bool:
+    """Whether a folder contains only the beginning of a run: no checkpoint, no policy, no other files."""
+    path = Path(folder)
+    if not path.is_dir() or _in_use(path):
+        return False
+    names = {entry.name for entry in path.iterdir() if not entry.name.startswith(".")}
+    if not names & _MARKS or names - _BEGINNINGS - {CHECKPOINTS}:
+        return False
+    return _holds_no_checkpoint(path / CHECKPOINTS) and _holds_no_checkpoint(_checkpoints_elsewhere(path))
+
+
+class Ranks(Protocol):
+    """What `claimed_run_folder` needs of a `DeepspeedStrategy`."""
+
+    @property
+    def is_main(self) -> bool:
+        """True on the rank that writes files."""
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+
+
+@contextmanager
+def claimed_run_folder(folder: Path, ranks: Ranks) -> Iterator[None]:
+    """Lock `folder` for this run for the duration of the block; leftovers of a run that ended early are removed.
+
+    All ranks check the folder beforehand. The main rank waits for them before it takes the lock, because a rank that
+    lags behind would otherwise mistake its own run for another one.
+
+    Args:
+        folder: created if it does not exist.
+        ranks: the ranks of this run; only the main one takes the lock.
+
+    Raises:
+        ConfigError: another process is training in the folder.
+    """
+    ranks.barrier()
+    if not ranks.is_main:
+        yield
+        return
+    replaced = ended_early(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = folder / _LOCK
+    with lock.open("a", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(f"another process is training in {folder}; name another folder") from None
+        except OSError:
+            pass  # a file system without locks
+        try:
+            if replaced:
+                log.info(f"{folder} holds a run that ended before it had saved anything; it is replaced")
+                _remove_beginnings(folder)
+            yield
+        finally:
+            lock.unlink(missing_ok=True)
+
+
+def _in_use(folder: Path) -> bool:
+    """Whether a process is training in the folder, as far as locks can tell."""
+    try:
+        with (folder / _LOCK).open(encoding="utf-8") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: all ranks of a run check at the same time
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return False
+
+
+def _remove_beginnings(folder: Path) -> None:
+    for name in (*_BEGINNINGS, CHECKPOINTS):
+        path = folder / name
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _holds_no_checkpoint(folder: Path | None) -> bool:
+    """Whether there is no checkpoint; hidden entries are incomplete ones."""
+    return folder is None or not folder.is_dir() or all(entry.name.startswith(".") for entry in folder.iterdir())
+
+
+def _checkpoints_elsewhere(folder: Path) -> Path | None:
+    """The separate folder (`--ckpt_path`) of the run, or None."""
+    import yaml
+
+    with suppress(OSError, yaml.YAMLError, AttributeError):
+        named = yaml.safe_load((folder / RUN_CONFIG_FILE).read_text(encoding="utf-8")).get("ckpt_path")
+        return Path(named) if named else None
+    return None

@@ -1,0 +1,311 @@
+"""Training checkpoints: written under a temporary name, renamed when complete, verified on loading, rotated.
+
+    iteration_000012/
+      trainer.json            iteration, ranks, format, versions, parameter shapes of the models, trainer state
+      rank0.pt, rank1.pt ...  random generators and state of each rank
+      tensors.pt              tensors that are equal on all ranks
+      actor/, critic/         DeepSpeed's files
+      manifest.json           size and SHA-256 of each file; written last
+
+On resume, a folder with missing or changed files is reported and skipped.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import random
+import re
+import shutil
+from collections.abc import Callable, Collection
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from rlvla.utils.deepspeed.engine import Engine
+from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
+from rlvla.utils.errors import ConfigError
+from rlvla.utils.files import (
+    damage,
+    flushed_file,
+    fsync_entry,
+    manifest_entry,
+    put_in_place,
+    recover,
+    write_manifest,
+)
+from rlvla.utils.terminal import log
+from rlvla.version import __version__
+
+FORMAT = 3  # 3: waiting episodes hold actions, traces and prepared observations
+_NAME = re.compile(r"iteration_(\d+)")
+_STATE = "trainer.json"
+_DAMAGED = "damaged_"
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint could not be written; earlier ones are untouched."""
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """Checkpoints with all their files, oldest first; checksums are not verified."""
+    return [path for path in _candidates(folder) if damage(path, checksums=False) is None]
+
+
+def _candidates(folder: Path) -> list[Path]:
+    return sorted((p for p in folder.glob("iteration_*") if _NAME.fullmatch(p.name) and p.is_dir()), key=_iteration)
+
+
+def _iteration(path: Path) -> int:
+    return int(path.name.split("_")[1])
+
+
+# ------------------------------------------------------------------------------------------------------ writing
+def save_checkpoint(
+    folder: Path,
+    iteration: int,
+    engines: dict[str, Engine],
+    state: dict[str, Any],
+    strategy: DeepspeedStrategy,
+    keep: int,
+    rank_state: Any = None,
+    *,
+    tensors: dict[str, dict[str, torch.Tensor]] | None = None,
+    protect: Collection[int] = (),
+) -> None:
+    """Write everything needed to resume after `iteration` iterations; called on every rank.
+
+    Args:
+        folder: the folder with the checkpoints of the run.
+        iteration: number of completed iterations.
+        engines: trained models by name.
+        state: JSON-serializable state of the trainer.
+        strategy: used to agree with the other ranks on success or failure.
+        keep: number of newest checkpoints to keep.
+        rank_state: picklable state specific to this rank; returned as `state["rank_state"]` on loading.
+        tensors: name -> tensors that are equal on all ranks; returned as `state["tensors"]` on loading.
+        protect: iterations whose checkpoints are kept in addition to the newest (the best by evaluation).
+
+    Raises:
+        CheckpointError: on every rank, if any rank could not write its files (disk full). Earlier checkpoints are
+            untouched.
+    """
+    final = folder / f"iteration_{iteration:06d}"
+    temporary = folder / f".tmp_{final.name}"
+    _agree(strategy, _on_main(strategy, lambda: _start(folder, temporary)), temporary)
+    problems = [engine.save(temporary, name) for name, engine in engines.items()]
+    per_rank = {"generators": _generator_states(), "state": rank_state}
+    shared = _header(iteration, engines, strategy) | state
+    problems.append(_write(temporary, strategy, per_rank, tensors or {}, shared))
+    _agree(strategy, next(filter(None, problems), None), temporary)
+    entries, problem = _manifest_entries(temporary, strategy)
+    _agree(strategy, problem, temporary)
+
+    def complete() -> None:
+        write_manifest(temporary, entries)
+        put_in_place(temporary, final)
+        _rotate(folder, keep, protect)
+
+    _agree(strategy, _on_main(strategy, complete), temporary)
+
+
+def _on_main(strategy: DeepspeedStrategy, work: Callable[[], None]) -> str | None:
+    """Run `work` on the main rank; returns the message of an OSError, or None."""
+    if strategy.is_main:
+        try:
+            work()
+        except OSError as error:
+            return str(error)
+    return None
+
+
+def _start(folder: Path, temporary: Path) -> None:
+    """Create the temporary folder, removing leftovers of earlier attempts."""
+    folder.mkdir(parents=True, exist_ok=True)
+    recover(folder)
+    for leftover in folder.glob(".tmp_*"):
+        shutil.rmtree(leftover, ignore_errors=True)
+    temporary.mkdir()
+
+
+def _write(
+    temporary: Path,
+    strategy: DeepspeedStrategy,
+    per_rank: dict[str, Any],
+    tensors: dict[str, dict[str, torch.Tensor]],
+    shared: dict[str, Any],
+) -> str | None:
+    """Write this rank's file and, on the main rank, the shared ones; returns what went wrong, or None."""
+    try:
+        with flushed_file(temporary / f"rank{strategy.rank}.pt") as file:
+            torch.save(per_rank, file)
+        if strategy.is_main:
+            with flushed_file(temporary / "tensors.pt") as file:
+                torch.save(tensors, file)
+            with flushed_file(temporary / _STATE) as file:
+                file.write((json.dumps(shared, indent=2) + "\n").encode())
+    except (OSError, RuntimeError) as error:
+        return str(error)
+    return None
+
+
+def _manifest_entries(temporary: Path, strategy: DeepspeedStrategy) -> tuple[dict[Path, dict[str, Any]], str | None]:
+    """Manifest entries of all files, each rank hashing a part of them; and what went wrong on this rank, or None."""
+    entries: dict[Path, dict[str, Any]] = {}
+    problem = None
+    try:
+        files = sorted(path for path in temporary.rglob("*") if path.is_file())
+        entries = {path: manifest_entry(path) for path in files[strategy.rank :: strategy.world_size]}
+    except OSError as error:
+        problem = str(error)
+    gathered = strategy.gather_objects(entries)
+    return {path: entry for part in gathered for path, entry in part.items()}, problem
+
+
+def _agree(strategy: DeepspeedStrategy, problem: str | None, temporary: Path) -> None:
+    """Raise on all ranks if any has a problem; the incomplete checkpoint is removed to free disk space."""
+    failed = [(rank, text) for rank, text in enumerate(strategy.gather_objects(problem)) if text]
+    if not failed:
+        return
+    if strategy.is_main:
+        shutil.rmtree(temporary, ignore_errors=True)
+    rank, text = failed[0]
+    raise CheckpointError(
+        f"rank {rank} could not write {temporary.name.removeprefix('.tmp_')} in {temporary.parent} ({text}); earlier "
+        "checkpoints are untouched. Make room there, or name another folder with --ckpt_path"
+    )
+
+
+def _rotate(folder: Path, keep: int, protect: Collection[int]) -> None:
+    """Remove all complete checkpoints but the newest and the protected ones."""
+    for old in list_checkpoints(folder)[:-keep]:
+        if _iteration(old) not in protect:
+            # Renamed first, so that an interrupted removal does not leave what looks like a checkpoint.
+            renamed = old.with_name(f".tmp_{old.name}")
+            old.rename(renamed)
+            fsync_entry(folder)
+            shutil.rmtree(renamed, ignore_errors=True)
+
+
+def _header(iteration: int, engines: dict[str, Engine], strategy: DeepspeedStrategy) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "iteration": iteration,
+        "world_size": strategy.world_size,
+        "versions": _versions(),
+        "models": {name: engine.parameter_shapes() for name, engine in engines.items()},
+    }
+
+
+def _versions() -> dict[str, str]:
+    versions = {"rlvla": __version__, "python": platform.python_version()}
+    for name in ("torch", "deepspeed", "transformers", "peft", "numpy"):
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return versions
+
+
+def _generator_states() -> dict[str, Any]:
+    states = {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        states["cuda"] = torch.cuda.get_rng_state()
+    return states
+
+
+# ------------------------------------------------------------------------------------------------------ reading
+def load_checkpoint(folder: Path, engines: dict[str, Engine], strategy: DeepspeedStrategy) -> dict[str, Any] | None:
+    """Restore engines and random generators from the newest intact checkpoint; None if there is none.
+
+    Damaged checkpoints are reported and renamed to `damaged_...`, so that they do not count as checkpoints to keep.
+
+    Returns:
+        The state of the trainer, with `rank_state` (None if the number of ranks has changed), `rank_states` (of all
+        ranks that wrote the checkpoint), and `tensors`.
+
+    Raises:
+        ConfigError: the checkpoint belongs to another model or was written by a newer version of this program.
+    """
+    chosen: Path | None = None
+    if strategy.is_main:
+        recover(folder)
+        chosen = _newest_intact(folder)
+    chosen = strategy.gather_objects(chosen)[0]
+    if chosen is None:
+        return None
+    state = json.loads((chosen / _STATE).read_text(encoding="utf-8"))
+    _check(chosen, state, engines)
+    written_by, same = state["world_size"], state["world_size"] == strategy.world_size
+    for name, engine in engines.items():
+        if same:
+            engine.load(chosen, name)
+        else:
+            _load_converted(chosen, name, engine, strategy)
+    parts = [torch.load(chosen / f"rank{rank}.pt", weights_only=False) for rank in range(written_by)]
+    if same:
+        _restore_generators(parts[strategy.rank]["generators"])
+    state["rank_states"] = [part["state"] for part in parts]
+    state["rank_state"] = state["rank_states"][strategy.rank] if same else None
+    state["tensors"] = torch.load(chosen / "tensors.pt", map_location="cpu", weights_only=True)
+    strategy.barrier()
+    return state
+
+
+def _newest_intact(folder: Path) -> Path | None:
+    for path in reversed(_candidates(folder)):
+        problem = damage(path)
+        if problem is None:
+            return path
+        target = path.with_name(_DAMAGED + path.name)
+        shutil.rmtree(target, ignore_errors=True)
+        path.rename(target)
+        log.warning(f"checkpoint {path.name} is skipped: {problem}. It was renamed to {target.name}")
+    return None
+
+
+def _check(path: Path, state: dict[str, Any], engines: dict[str, Engine]) -> None:
+    if state.get("format", 0) > FORMAT:
+        raise ConfigError(
+            f"{path} has format {state['format']}, which is newer than the {FORMAT} of this program; update it"
+        )
+    for name, engine in engines.items():
+        stored, ours = state["models"].get(name), engine.parameter_shapes()
+        if stored is None:
+            raise ConfigError(f"{path} holds no {name}; it belongs to another run: name another --save_path")
+        if engine.config.engine_stage and not any((path / name).glob("*_optim_states.pt")):
+            raise ConfigError(
+                f"{path} was written without ZeRO, but stage {engine.config.engine_stage} runs here (with --bf16 at "
+                "least 2); name another --save_path"
+            )
+        for parameter in sorted(stored.keys() ^ ours.keys()) or [p for p in ours if stored[p] != ours[p]]:
+            raise ConfigError(
+                f"{path} belongs to another model: parameter {parameter} of the {name} has shape "
+                f"{stored.get(parameter, 'none')} there and {ours.get(parameter, 'none')} here; give the flags it was "
+                "written with, or name another --save_path"
+            )
+
+
+def _load_converted(path: Path, name: str, engine: Engine, strategy: DeepspeedStrategy) -> None:
+    """Load a checkpoint written by a different number of ranks, via DeepSpeed's universal format."""
+    converted = path.parent / f".tmp_universal_{path.name}"
+    if strategy.is_main:
+        shutil.rmtree(converted, ignore_errors=True)
+        converted.mkdir()
+        engine.convert(path / name, converted / name)
+    strategy.barrier()
+    engine.load(converted, name, universal=True)
+    strategy.barrier()
+    if strategy.is_main:
+        shutil.rmtree(converted, ignore_errors=True)
+
+
+def _restore_generators(states: dict[str, Any]) -> None:
+    random.setstate(states["python"])
+    np.random.set_state(states["numpy"])
+    torch.set_rng_state(states["torch"])
+    if "cuda" in states and torch.cuda.is_available():
+        torch.cuda.set_rng_state(states["cuda"])

@@ -1,0 +1,1 @@
+"""From checked flags to a finished run, one file per command."""

@@ -1,0 +1,262 @@
+"""Checks of batch sizes and algorithm settings of a PPO run, made before anything is started."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from rlvla.algorithms.columns import LEVEL_ORDER
+from rlvla.commands.problem_texts import problem, unread
+from rlvla.trainer.algorithm_config import ONE_ADVANTAGE_PER_EPISODE, AlgorithmConfig
+from rlvla.trainer.config import ScheduleConfig
+from rlvla.trainer.guards import EARLY_STOP_EPISODES
+from rlvla.utils.cli.flags import as_typed
+from rlvla.utils.deepspeed.config import launched_world_size
+from rlvla.utils.deepspeed.strategy import has_accelerator
+from rlvla.utils.errors import Problem
+
+if TYPE_CHECKING:
+    from rlvla.commands.ppo_flags import PPORun
+
+# Flag -> the argument of the estimator or loss that it sets.
+_ESTIMATOR_FLAGS = {
+    "gamma": "gamma",
+    "lambd": "lam",
+    "norm_adv_by_std": "norm_by_std",
+    "singleton": "singleton",
+    "f_norm": "f_norm",
+    "handle_zero_tail": "handle_zero_tail",
+}
+_LOSS_FLAGS = {
+    "eps_clip": "clip_low",
+    "eps_clip_low_high": "clip_low",
+    "eps_clip_dual": "clip_dual",
+    "tau_pos": "tau_pos",
+    "tau_neg": "tau_neg",
+    "beta": "beta",
+    "cov_ratio": "cov_ratio",
+    "cov_low": "cov_low",
+    "cov_high": "cov_high",
+    "kl_cov_coef": "kl_coef",
+}
+_CRITIC_FLAGS = {
+    "algorithm": ("bootstrap_truncated", "value_clip", "normalize_values", "share_backbone"),
+    "run": ("critic_pretrain",),
+    "optimization": ("critic_learning_rate", "freezing_actor_steps"),
+}
+# Flags of a separate critic, which do not apply to a value head on the actor's backbone.
+_SEPARATE_CRITIC_FLAGS = {
+    "run": ("critic_pretrain",),
+    "optimization": ("critic_learning_rate", "freezing_actor_steps"),
+}
+_KL_FLAGS = ("kl_estimator", "use_kl_in_reward", "use_kl_loss", "kl_target", "kl_horizon")
+_FILTER_FLAGS = ("oversample_factor", "max_group_staleness", "max_rollout_rounds")
+_IS_FLAGS = ("rollout_is_level", "rollout_is_low", "rollout_is_high", "rollout_is_batch_normalize")
+_RS_FLAGS = ("rollout_rs_level", "rollout_rs_low", "rollout_rs_high")
+
+
+def early_stopping_problems(schedule: ScheduleConfig, num_tasks: int) -> list[Problem]:
+    """Settings with which early stopping can never happen, or that have no effect."""
+    default = ScheduleConfig()
+    if not schedule.early_stopping:
+        names = ("early_stop_success", "early_stop_evaluations")
+        return [problem(name, "no_effect") for name in names if getattr(schedule, name) != getattr(default, name)]
+    found = []
+    if not schedule.eval_steps:
+        found.append(problem("early_stopping", "needs_flag"))
+    if 0 < num_tasks * schedule.eval_episodes < EARLY_STOP_EPISODES:
+        amounts = {"least": EARLY_STOP_EPISODES, "episodes": schedule.eval_episodes, "tasks": num_tasks}
+        found.append(problem("early_stopping", "too_few", **amounts))
+    return found
+
+
+def batch_problems(flags: PPORun) -> list[Problem]:
+    """Batch sizes that do not divide each other."""
+    batch, ranks, found = flags.batch, launched_world_size(), []
+    episodes = batch.episodes_per_iteration
+    if batch.train_batch_size < 1 or batch.rollout_batch_size < 1 or batch.n_samples_per_prompt < 1:
+        return []  # already reported
+    for name in ("rollout_batch_size", "train_batch_size"):
+        if getattr(batch, name) % ranks:
+            found.append(problem(name, "not_divisible", value=getattr(batch, name), ranks=ranks))
+    if episodes % batch.train_batch_size:
+        found.append(problem("train_batch_size", "does_not_divide", value=batch.train_batch_size, episodes=episodes))
+    if batch.num_episodes < episodes:
+        found.append(problem("num_episodes", "too_few", value=batch.num_episodes, episodes=episodes))
+    elif batch.num_episodes % episodes:
+        below = batch.num_episodes // episodes * episodes
+        near = {"episodes": episodes, "below": below, "above": below + episodes}
+        found.append(problem("num_episodes", "not_divisible", value=batch.num_episodes, **near))
+    return found + _iteration_problems(flags)
+
+
+def _iteration_problems(flags: PPORun) -> list[Problem]:
+    """Iterations beyond the end of the run, and freezing that leaves nothing to train."""
+    schedule, iterations, found = flags.schedule, flags.batch.iterations, []
+    late = [number for number in schedule.profile_steps if number > iterations]
+    if late:
+        found.append(problem("profile_steps", "out_of_range", value=" ".join(map(str, late)), iterations=iterations))
+    if schedule.profile_steps and schedule.val_only:
+        found.append(problem("profile_steps", "contradiction"))
+    frozen = flags.optimization.freezing_actor_steps
+    if flags.algorithm.needs_critic and frozen and frozen >= iterations and not schedule.val_only:
+        found.append(problem("freezing_actor_steps", "contradiction", value=frozen, iterations=iterations))
+    return found
+
+
+def algorithm_problems(flags: PPORun) -> list[Problem]:
+    """Settings of estimator, loss, KL, filters and correction that contradict each other or have no effect."""
+    return [
+        *_offload_problems(flags),
+        *_group_problems(flags),
+        *_range_problems(flags),
+        *_kl_problems(flags.algorithm),
+        *_step_problems(flags),
+        *_without_effect(flags),
+    ]
+
+
+def _offload_problems(flags: PPORun) -> list[Problem]:
+    if not flags.optimization.offload_during_rollout:
+        return []
+    reasons = {
+        "needs_flag": flags.strategy.engine_stage == 0,
+        "contradiction": flags.strategy.adam_offload,
+        "unavailable": not has_accelerator(),
+    }
+    return [problem("offload_during_rollout", reason) for reason, holds in reasons.items() if holds]
+
+
+def _group_problems(flags: PPORun) -> list[Problem]:
+    algorithm, n, found = flags.algorithm, flags.batch.n_samples_per_prompt, []
+    options, estimator = algorithm.estimator_options, algorithm.advantage_estimator
+    # An estimator with the option `singleton` supports groups of one.
+    if "group_ids" in options and "singleton" not in options and n < 2:
+        found.append(problem("advantage_estimator", "too_few", value=estimator, n=n))
+    advantage_level, level = algorithm.advantage_level, algorithm.log_prob_level
+    if estimator not in ONE_ADVANTAGE_PER_EPISODE and LEVEL_ORDER[advantage_level] < LEVEL_ORDER[level]:
+        found.append(problem("log_prob_level", "contradiction", value=level, advantage_level=advantage_level))
+    if flags.filters.filter_zero_variance and n < 2:
+        found.append(problem("filter_zero_variance", "too_few", n=n))
+    return found
+
+
+def _range_problems(flags: PPORun) -> list[Problem]:
+    algorithm, correction, found = flags.algorithm, flags.correction, []
+    widths = algorithm.eps_clip_low_high
+    # A lower width of 1 or more disables the lower bound, as in the paper on cispo.
+    open_below = algorithm.policy_loss == "cispo" and len(widths) == 2 and widths[0] >= 1
+    if widths and (len(widths) != 2 or (widths[0] > widths[1] and not open_below)):
+        found.append(problem("eps_clip_low_high", "out_of_range", value=" ".join(map(str, widths))))
+    bounds = (
+        (algorithm, "cov_low", "cov_high"),
+        (flags.filters, "accuracy_lower_bound", "accuracy_upper_bound"),
+        (correction, "rollout_is_low", "rollout_is_high"),
+        (correction, "rollout_rs_low", "rollout_rs_high"),
+    )
+    for group, lower, upper in bounds:
+        low, high = getattr(group, lower), getattr(group, upper)
+        if low > high:
+            found.append(problem(lower, "bounds_crossed", value=low, other=upper, bound=high))
+    if (correction.rollout_is, correction.rollout_is_level) == ("seq_mask_tis", "sequence"):
+        found.append(problem("rollout_is", "contradiction"))
+    return found
+
+
+def _kl_problems(algorithm: AlgorithmConfig) -> list[Problem]:
+    weight, found = algorithm.init_kl_coef, []
+    if not weight:
+        if algorithm.use_kl_loss:
+            found.append(problem("use_kl_loss", "no_effect"))
+        if algorithm.kl_target is not None:
+            found.append(problem("kl_target", "needs_flag"))
+        return found
+    if algorithm.use_kl_loss and algorithm.use_kl_in_reward:
+        found.append(problem("use_kl_in_reward", "contradiction"))
+    if not algorithm.kl_in_reward and not algorithm.kl_in_loss:
+        found.append(problem("use_kl_in_reward", "needs_flag", value=weight))
+    kind = algorithm.kl_estimator
+    if algorithm.kl_in_reward and kind.endswith("+"):
+        found.append(problem("kl_estimator", "contradiction", value=kind, without_suffix=kind[:-1]))
+    if algorithm.kl_in_reward and "component_rewards" in algorithm.estimator_options:
+        found.append(problem("init_kl_coef", "contradiction", value=weight, estimator=algorithm.advantage_estimator))
+    return found
+
+
+def _step_problems(flags: PPORun) -> list[Problem]:
+    """Options of the actor's steps: early end of an iteration, moving average, demonstrations."""
+    optimization, batch, found = flags.optimization, flags.batch, []
+    if optimization.target_kl is not None and batch.max_epochs * batch.episodes_per_iteration <= batch.train_batch_size:
+        found.append(problem("target_kl", "no_effect", value=optimization.target_kl))
+    if optimization.ema_beta and flags.strategy.zero_stage == 3:
+        found.append(problem("ema_beta", "contradiction", value=optimization.ema_beta))
+    if optimization.use_ema and not optimization.ema_beta:
+        found.append(problem("use_ema", "needs_flag"))
+    if bool(optimization.ptx_coef) != (optimization.ptx_demos is not None):
+        found.append(problem("ptx_coef", "needs_flag"))
+    return found
+
+
+class _Unread:
+    """Collects flags that are set but have no effect."""
+
+    def __init__(self, flags: PPORun):
+        self._flags = flags
+        self.found: list[Problem] = []
+
+    def check(
+        self, group: str, names: Iterable[str], unused: Callable[[str], bool] | bool, why: str, **values: str
+    ) -> None:
+        """Record the flags of a group that are `unused` and set; `why` and `values` as for `unread`."""
+        for name in names:
+            if (unused(name) if callable(unused) else unused) and _is_set(self._flags, group, name):
+                typed = as_typed(name, getattr(getattr(self._flags, group), name))
+                self.found.append(unread(name, typed, why, **values))
+
+
+def _without_effect(flags: PPORun) -> list[Problem]:
+    algorithm, found = flags.algorithm, _Unread(flags)
+    check, options, loss_options = found.check, algorithm.estimator_options, algorithm.loss_options
+    estimator, loss = {"estimator": algorithm.advantage_estimator}, {"loss": algorithm.policy_loss}
+    check("algorithm", _ESTIMATOR_FLAGS, lambda name: _ESTIMATOR_FLAGS[name] not in options, "estimator", **estimator)
+    check("algorithm", _LOSS_FLAGS, lambda name: _LOSS_FLAGS[name] not in loss_options, "loss", **loss)
+    for group, names in _CRITIC_FLAGS.items():
+        check(group, names, not algorithm.needs_critic, "no critic", **estimator)
+    for group, names in _SEPARATE_CRITIC_FLAGS.items():
+        check(group, names, algorithm.needs_critic and algorithm.share_backbone, "shared critic")
+    check("algorithm", ["vf_coef"], not algorithm.share_backbone, "switch", switch="share_backbone")
+    if not algorithm.init_kl_coef:
+        reported = {"use_kl_loss", "kl_target"}  # reported by `_kl_problems`
+        check("algorithm", set(_KL_FLAGS) - reported, True, "no KL")
+    elif algorithm.kl_target is None:
+        check("algorithm", ["kl_horizon"], True, "not given", switch="kl_target")
+    check("algorithm", ["loss_horizon"], algorithm.loss_agg_mode != "seq-mean-token-sum-norm", "mode")
+    mode_read = "agg_mode" in loss_options or algorithm.needs_critic
+    mode_read |= bool(algorithm.entropy_loss_coef) or algorithm.kl_in_loss
+    check("algorithm", ["loss_agg_mode"], not mode_read, "loss mode", **loss)
+    lonely = "singleton" in options and flags.batch.n_samples_per_prompt > 1
+    check("algorithm", ["singleton"], lonely, "no lonely episode")
+    _unread_in_other_groups(flags, found)
+    return found.found
+
+
+def _unread_in_other_groups(flags: PPORun, found: _Unread) -> None:
+    filters, correction, check = flags.filters, flags.correction, found.check
+    check("filters", _FILTER_FLAGS, not filters.active, "no filter")
+    bounds = ("accuracy_lower_bound", "accuracy_upper_bound")
+    check("filters", bounds, not filters.filter_accuracy, "switch", switch="filter_accuracy")
+    check("correction", _IS_FLAGS, correction.rollout_is == "none", "none", switch="rollout_is")
+    check("correction", _RS_FLAGS, correction.rollout_rs == "none", "none", switch="rollout_rs")
+    dynamic = flags.batch.use_dynamic_batch
+    check("batch", ["train_max_tokens_per_gpu"], not dynamic, "switch", switch="use_dynamic_batch")
+    check("batch", ["micro_train_batch_size"], dynamic, "by tokens")
+    check("optimization", ["ptx_batch_size"], not flags.optimization.ptx_coef, "missing", switch="ptx_coef")
+    check("rewards", ["reward_model_coef"], not flags.rewards.reward_pretrain, "missing", switch="reward_pretrain")
+
+
+def _is_set(flags: PPORun, group: str, name: str) -> bool:
+    config = getattr(flags, group)
+    default = next(field.default for field in dataclasses.fields(config) if field.name == name)
+    value = getattr(config, name)
+    return value != default or (name in flags.given and value is not None)  # "--kl_target none" sets nothing

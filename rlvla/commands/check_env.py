@@ -1,0 +1,226 @@
+"""Checks that the environments of a suite work on this machine: each task is built, reset, stepped and rendered.
+
+The environments run in a worker process under the watchdog's time limits, as in training, so that a simulator that
+crashes or hangs is reported and does not end the check.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlvla.commands.problem_texts import problem
+from rlvla.envs.base import ChunkResult, Observation, TaskSpec
+from rlvla.envs.config import EnvConfig
+from rlvla.envs.workers.answer_checks import AnswerChecker, BadAnswerError
+from rlvla.envs.workers.config import WorkerConfig, watched_pool
+from rlvla.envs.workers.messages import Command, EnvSpec, Make, Reset, StepChunk
+from rlvla.envs.workers.pool import EnvWorkerError, Result
+from rlvla.envs.workers.watchdog import WatchedPool
+from rlvla.utils.cli.flags import arg, range_problems
+from rlvla.utils.errors import ConfigError, Problem
+from rlvla.utils.files import write_atomic
+from rlvla.utils.terminal import log, table
+from rlvla.utils.video import contact_sheet, upright
+
+# Actions are uniform in +- this: large enough to be visible, too small to throw objects around.
+_ACTION_SIZE = 0.3
+
+
+@dataclass(frozen=True)
+class CheckConfig:
+    """What to check, and where to write the images."""
+
+    output: str = arg(
+        "runs/check_env.png", "contact sheet of all tasks and cameras, as PNG; overwritten", metavar="FILE"
+    )
+    check_steps: int = arg(8, "small random actions to execute in each task", minimum=1)
+    init_state_id: int = arg(0, "initial state to start from", minimum=0)
+
+
+@dataclass
+class TaskCheck:
+    """Result of checking a task.
+
+    Attributes:
+        task: the task.
+        seconds: duration of each completed phase: `make`, `reset`, `first_step`, `step_chunk`.
+        start: [N, H, W, 3] uint8, images after the reset; None if it failed.
+        end: [N, H, W, 3] uint8, images after the chunk; None if it failed.
+        instruction: the language instruction; None before the reset.
+        problem: what went wrong, in one line, or None.
+    """
+
+    task: TaskSpec
+    seconds: dict[str, float] = field(default_factory=dict)
+    start: np.ndarray | None = None
+    end: np.ndarray | None = None
+    instruction: str | None = None
+    problem: str | None = None
+
+
+def check_tasks(
+    pool: WatchedPool,
+    tasks: Sequence[TaskSpec],
+    options: dict[str, Any],
+    *,
+    init_state_id: int,
+    steps: int,
+    on_checked: Callable[[TaskCheck], None] | None = None,
+) -> list[TaskCheck]:
+    """Check the tasks one by one in worker 0 of a pool.
+
+    Args:
+        pool: the worker pool; a worker that fails is replaced.
+        tasks: the tasks to check.
+        options: keyword arguments of `make_env`.
+        init_state_id: initial state of each episode.
+        steps: number of small random actions to execute, the same for each task.
+        on_checked: called after each task.
+    """
+    checks = []
+    for task in tasks:
+        check = TaskCheck(task)
+        try:
+            _check(pool, check, options, init_state_id, steps)
+        except (EnvWorkerError, ConfigError, BadAnswerError) as error:
+            check.problem = _one_line(error)
+        checks.append(check)
+        if on_checked:
+            on_checked(check)
+    return checks
+
+
+def _check(pool: WatchedPool, check: TaskCheck, options: dict[str, Any], init_state_id: int, steps: int) -> None:
+    task, checker = check.task, AnswerChecker(check.task, options)
+    spec = EnvSpec(task.suite, task.task_id, options)
+    if (made := _timed(pool, check, "make", Make(spec))) != task:
+        raise BadAnswerError(f"the environment says it is {made}, the suite's list says {task}")
+    first = _timed(pool, check, "reset", Reset(spec, init_state_id, seed=0))
+    checker.observation(first)
+    assert isinstance(first, Observation)
+    check.start, check.instruction = first.images, first.instruction
+    if first.images.size and first.images.min() == first.images.max():
+        raise BadAnswerError(f"nothing can be seen: every pixel is {first.images.min()}; is there a working GL?")
+    rng = np.random.default_rng(0)
+    actions = rng.uniform(-_ACTION_SIZE, _ACTION_SIZE, (steps, task.action_dim)).astype(np.float32)
+    # The first step is timed separately, since it may include compilation or loading.
+    checker.chunk(_timed(pool, check, "first_step", StepChunk(actions[:1])), 1)
+    _timed(pool, check, "reset", Reset(spec, init_state_id, seed=0))
+    result = _timed(pool, check, "step_chunk", StepChunk(actions))
+    checker.chunk(result, steps)
+    assert isinstance(result, ChunkResult)
+    check.end = result.observation.images
+    unknown = {name for happened in result.events for name in happened} - set(task.propositions)
+    if unknown and task.propositions:
+        raise BadAnswerError(f"events that are not among the task's propositions: {', '.join(sorted(unknown))}")
+
+
+def _timed(pool: WatchedPool, check: TaskCheck, phase: str, command: Command) -> Result:
+    """Execute a command in the worker and time it; raises the error that the worker reports."""
+    while not pool.idle():  # being restarted after a failure
+        pool.wait()
+    start = time.perf_counter()
+    pool.submit(0, command)
+    while not (answers := pool.wait()):
+        pass
+    result = answers[0][1]
+    if isinstance(result, Exception):
+        raise result
+    check.seconds[phase] = time.perf_counter() - start
+    return result
+
+
+def _one_line(error: Exception) -> str:
+    """The message of an error without the worker's traceback."""
+    if isinstance(error, ConfigError):
+        return "; ".join(map(str, error.problems))
+    return str(error).splitlines()[0]
+
+
+def problems_of(env: EnvConfig, config: CheckConfig, workers: WorkerConfig) -> list[Problem]:
+    """Everything wrong with the flags; called before a process is started."""
+    problems = [p for part in (env, config, workers) for p in range_problems(part)]
+    problems += workers.problems(env.env_python)
+    try:
+        for task in env.tasks():
+            if config.init_state_id >= task.num_init_states:
+                name = f"{task.suite} task {task.task_id} ({task.name})"
+                states = {"value": config.init_state_id, "task": name, "last": task.num_init_states - 1}
+                problems.append(problem("init_state_id", "out_of_range", **states))
+    except ConfigError as error:
+        problems += error.problems
+    if Path(config.output).suffix.lower() != ".png":
+        problems.append(problem("output", "not_png", value=config.output))
+    if Path(config.output).is_dir():
+        problems.append(problem("output", "is_folder", value=config.output))
+    return problems
+
+
+def run_check(
+    env: EnvConfig, config: CheckConfig, workers: WorkerConfig, custom_modules: Sequence[str] = ()
+) -> list[TaskCheck]:
+    """Check all tasks, or those of `--task_ids`; prints a line per task and writes the contact sheet.
+
+    Raises:
+        ConfigError: there are mistakes in the flags.
+        EnvWorkerError: the worker process cannot be started.
+    """
+    if not env.task_ids and env.task_suite_name is not None:  # all tasks, not only the defaults of training
+        try:
+            all_tasks = tuple(task.task_id for task in env.suite_tasks({}))
+            env = replace(env, task_ids=all_tasks)
+        except ConfigError:
+            pass  # reported below
+    problems = problems_of(env, config, workers)
+    if problems:
+        raise ConfigError(dict.fromkeys(problems))
+    with watched_pool(1, workers, custom_modules, env.env_python) as pool:
+        checks = check_tasks(
+            pool,
+            env.tasks(),
+            env.env_kwargs(),
+            init_state_id=config.init_state_id,
+            steps=config.check_steps,
+            on_checked=lambda check: log.info(f"{check.task.name}: {check.problem or 'ok'}"),
+        )
+    write_atomic(Path(config.output), contact_sheet(_pictures(checks, env.camera_names)))
+    print(as_table(checks, config.check_steps))
+    return checks
+
+
+def as_table(checks: Sequence[TaskCheck], steps: int) -> str:
+    """A table with one line per task: seconds to build and to reset, milliseconds per step of the chunk."""
+    rows = []
+    for check in checks:
+        made, reset, chunk = (check.seconds.get(phase) for phase in ("make", "reset", "step_chunk"))
+        rows.append(
+            (
+                check.task.task_id,
+                check.task.name,
+                "-" if made is None else f"{made:.2f}",
+                "-" if reset is None else f"{reset:.2f}",
+                "-" if chunk is None else f"{1000 * chunk / steps:.1f}",
+                "failed" if check.problem else "ok",
+                check.instruction or check.task.instruction,
+            )
+        )
+    return table(("id", "task", "build s", "reset s", "ms per step", "result", "instruction"), rows)
+
+
+def _pictures(checks: Sequence[TaskCheck], cameras: Sequence[str]) -> list[tuple[str, np.ndarray | None]]:
+    """The last image of each camera in each task."""
+    pictures: list[tuple[str, np.ndarray | None]] = []
+    for check in checks:
+        seen = check.start if check.end is None else check.end
+        for index, camera in enumerate(cameras):
+            caption = f"{check.task.task_id} {camera}: {check.problem or check.instruction}"
+            pictures.append(
+                (caption, None if seen is None else upright(seen[index], check.task.images_flipped_vertically))
+            )
+    return pictures

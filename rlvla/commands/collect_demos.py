@@ -1,0 +1,166 @@
+"""Recording demonstrations with scripted experts."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from rlvla.commands.setup import start_workers
+from rlvla.data.robomimic import DemonstrationWriter
+from rlvla.envs.base import TaskSpec
+from rlvla.envs.config import EnvConfig, SplitConfig
+from rlvla.envs.experts import ExpertConfig
+from rlvla.envs.experts.episode import ExpertEpisode
+from rlvla.envs.workers.config import WorkerConfig
+from rlvla.envs.workers.messages import EnvSpec, RunExpert
+from rlvla.envs.workers.pool import EnvWorkerError
+from rlvla.envs.workers.watchdog import WatchedPool
+from rlvla.utils.errors import ConfigError
+from rlvla.utils.seeding import derive_rng, derive_seed
+from rlvla.utils.terminal import duration, progress_bar, table
+
+# Number of episodes per task that may be lost to failing environments before the command gives up.
+MAX_FAILED_EPISODES = 20
+log = logging.getLogger(__name__)
+
+
+class CollectSettings(Protocol):
+    """The settings of a recording; see `cli/collect_demos.py`."""
+
+    output: str
+    num_demos: int
+    keep: str
+    max_attempts: int
+    num_envs: int
+    seed: int
+
+
+def collect_demonstrations(
+    env: EnvConfig,
+    config: CollectSettings,
+    split: SplitConfig,
+    expert: ExpertConfig,
+    workers: WorkerConfig | None = None,
+    custom_modules: Sequence[str] = (),
+) -> Path:
+    """Record `num_demos` episodes of each task and return the HDF5 file.
+
+    Episodes are kept in the order in which they were started, so that the file does not depend on `num_envs`.
+
+    Raises:
+        ConfigError: the expert did not succeed often enough within `max_attempts`.
+    """
+    start = time.perf_counter()
+    path = Path(config.output) / "demos.hdf5"
+    record = env.as_dict() | {
+        "cameras": list(env.camera_names),
+        "task_suite_name": env.suite,
+        "task_ids": [task.task_id for task in env.tasks()],
+    }
+    rows = []
+    with start_workers(config.num_envs, env, env.tasks()[0], custom_modules, workers) as pool:
+        writer = DemonstrationWriter(path, record, env.camera_names, env.tasks()[0].gripper_dims)
+        try:
+            for task in env.tasks():
+                rows.append(_record_task(pool, env, task, split.train_states(task), config, expert, writer))
+            writer.close()
+        except BaseException:
+            writer.abort()
+            raise
+    print(table(("task", "kept", "played", "expert success", "mean steps"), rows))
+    print(f"{path} ({duration(time.perf_counter() - start)})")
+    return path
+
+
+def _record_task(
+    pool: WatchedPool,
+    env: EnvConfig,
+    task: TaskSpec,
+    states: range,
+    config: CollectSettings,
+    expert: ExpertConfig,
+    writer: DemonstrationWriter,
+) -> tuple[str, int, int, str, str]:
+    order = derive_rng(config.seed, "demos", task.task_id).permutation(len(states))
+    spec = EnvSpec(task.suite, task.task_id, env.env_kwargs())
+    played = kept = successes = steps = failed = 0
+    commands = (
+        RunExpert(
+            spec,
+            states[int(order[attempt % len(states)])],
+            derive_seed(config.seed, "expert", task.task_id, attempt),
+            expert,
+        )
+        for attempt in range(config.num_demos * config.max_attempts)
+    )
+    episodes = expert_episodes(pool, commands)
+    with progress_bar(config.num_demos, f"demonstrations of {task.name}") as bar:
+        while kept < config.num_demos:
+            episode = next(episodes, None)
+            if episode is None or failed > MAX_FAILED_EPISODES:
+                lost = f" ({failed} more were lost because the environment failed)" if failed else ""
+                raise ConfigError(
+                    f"the expert succeeded in {successes} of {played} episodes of {task.name}{lost}, too few for "
+                    f"{config.num_demos} demonstrations; lower its errors or give --keep all"
+                )
+            if isinstance(episode, EnvWorkerError):
+                failed += 1
+                continue
+            played += 1
+            successes += episode["success_at_end"]
+            if config.keep == "all" or episode["success_at_end"]:
+                writer.add(episode, task.task_id)
+                kept += 1
+                steps += len(episode["actions"])
+                bar.set_postfix_str(f"expert success {successes / played:.2f}", refresh=False)
+                bar.update(1)
+    pool.drain()  # for the next task; after an error or an interrupt the pool is closed as it is
+    return task.name, kept, played, f"{successes / played:.2f}", f"{steps / kept:.1f}"
+
+
+def expert_episodes(
+    pool: WatchedPool, commands: Iterable[RunExpert], *, retries: int = 2
+) -> Iterator[ExpertEpisode | EnvWorkerError]:
+    """Play the commands on all workers; yields one result per command, in their order.
+
+    An episode whose environment fails is repeated up to `retries` times; after that its result is the last error. One
+    that was lost with another episode of the same worker is repeated in any case. A caller that stops early and wants
+    to use the pool again must call `pool.drain` first.
+
+    Raises:
+        ConfigError: reported by a worker.
+    """
+    source = iter(commands)
+    again: deque[tuple[int, RunExpert]] = deque()
+    playing: dict[int, tuple[int, RunExpert]] = {}
+    finished: dict[int, ExpertEpisode | EnvWorkerError] = {}
+    failures: dict[int, int] = {}
+    asked = given = 0
+    while True:
+        for worker in pool.idle():
+            job = again.popleft() if again else None
+            if job is None and (command := next(source, None)) is not None:
+                job, asked = (asked, command), asked + 1
+            if job is not None:
+                playing[worker] = job
+                pool.submit(worker, job[1])
+        if not (playing or again or finished):
+            return
+        for worker, result in pool.wait():
+            number, command = playing.pop(worker)
+            if isinstance(result, ConfigError):
+                raise result
+            if isinstance(result, EnvWorkerError):
+                log.warning("an expert's episode failed: %s", result)
+                failures[number] = failures.get(number, 0) + (not result.collateral)
+                if result.collateral or failures[number] <= retries:
+                    again.append((number, command))
+                    continue
+            finished[number] = result  # type: ignore[assignment]
+        while given in finished:
+            given += 1
+            yield finished.pop(given - 1)

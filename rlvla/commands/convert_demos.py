@@ -1,0 +1,113 @@
+"""Conversion of datasets between formats, for `cli/convert_demos.py`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from rlvla.commands.problem_texts import problem
+from rlvla.data.demonstrations import UNKNOWN_STATE, Demonstrations
+from rlvla.data.lerobot_writing import write_lerobot
+from rlvla.data.reading import control_frequency, joined, read_parts
+from rlvla.data.replayed_episodes import with_every_step
+from rlvla.data.robomimic import DemonstrationWriter
+from rlvla.utils.cli.flags import arg, range_problems
+from rlvla.utils.errors import ConfigError, Problem, require
+from rlvla.utils.files import output_folder_problem
+
+FORMATS = ("hdf5", "lerobot-v3.0")
+
+
+@dataclass(frozen=True)
+class ConvertConfig:
+    """What to convert, and the format of the result."""
+
+    demos: tuple[str, ...] = arg(
+        ("runs/demos/demos.hdf5",),
+        "one or more HDF5 files of demonstrations or dumped rollouts, or LeRobot folders; they become one dataset",
+        metavar="PATH",
+    )
+    output: str = arg("runs/converted", "folder of the new dataset", metavar="DIR")
+    format: str = arg("lerobot-v3.0", "format of the new dataset", choices=FORMATS)
+    cameras: tuple[str, ...] = arg((), "cameras to keep, in this order (default: all)", metavar="NAME")
+    control_freq: float | None = arg(
+        None, "environment steps per second, the fps of lerobot (default: as recorded, else the task's)", above=0
+    )
+    render_steps: bool = arg(
+        False,
+        "replay dumped rollouts, which have images of decisions only, in their simulator to get an image of each step",
+    )
+
+
+def run_convert(config: ConvertConfig) -> Path:
+    """Convert the files and return the new folder; all configuration problems are raised before anything is written."""
+    problems: list[Problem] = range_problems(config)
+    folder = output_folder_problem(config.output)
+    problems += [problem("output", "folder_in_use", why=folder)] if folder else []
+    if config.format != "hdf5":
+        for module in ("pyarrow", "av"):
+            require(module, extra="lerobot")
+    demos, parts = None, []
+    try:
+        parts = read_parts(config.demos, config.cameras or None)
+        demos = joined(parts)
+    except ConfigError as error:
+        problems += [p if p.flag == "demos" else p.of_flag("demos") for p in error.problems]
+    freq = config.control_freq
+    if demos is not None and config.format != "hdf5":
+        try:
+            freq = freq or control_frequency(demos)
+            if freq is None:
+                files = {"demos": " ".join(config.demos), "suite": demos.env_args.get("task_suite_name")}
+                problems.append(problem("control_freq", "unknown_name", **files))
+        except ConfigError as error:
+            problems += [problem("control_freq", "mismatch", why=p) for p in error.problems]
+    if demos is not None and config.render_steps and demos.decision_steps is None:
+        problems.append(problem("render_steps", "no_effect", demos=" ".join(config.demos)))
+    if problems or demos is None:
+        raise ConfigError(problems)
+    if config.render_steps:
+        # Each file has the environment options of its episodes.
+        demos = joined([with_every_step(path, part) for path, part in zip(config.demos, parts)])
+    output = Path(config.output)
+    if config.format == "hdf5":
+        _write_hdf5(output, demos, freq or demos.control_freq)
+    else:
+        assert freq is not None
+        write_lerobot(output, demos, freq)
+    print(f"{output}: {len(demos.actions)} episodes, {demos.num_steps} steps, {config.format}")
+    return output
+
+
+def _write_hdf5(folder: Path, demos: Demonstrations, control_freq: float | None) -> None:
+    (entry,) = demos.statistics.values()
+    gripper = [dim for dim, normalized in enumerate(entry["action"]["mask"]) if not normalized]
+    writer = DemonstrationWriter(
+        folder / "demos.hdf5", demos.env_args, demos.env_args["cameras"], gripper, control_freq
+    )
+    try:
+        for index, actions in enumerate(demos.actions):
+            rewards = np.zeros(len(actions), np.float32)
+            rewards[-1] = float(demos.success[index])
+            if demos.rewards is not None:
+                rewards = demos.rewards[index]
+            task_id, state = demos.init_states[index] if demos.init_states else UNKNOWN_STATE
+            episode = {
+                "actions": actions,
+                "rewards": rewards,
+                "instruction": demos.instructions[index],
+                "init_state_id": state,
+                "seed": demos.seeds[index] if demos.seeds is not None else 0,
+                "success_at_end": demos.success[index],
+                "images": demos.images[index],
+                "proprio": None if demos.proprio is None else demos.proprio[index],
+            }
+            if demos.decision_steps is not None:
+                episode["more"] = {"decision_steps": demos.decision_steps[index]}
+            writer.add(episode, task_id)
+        writer.close()
+    except BaseException:
+        writer.abort()
+        raise

@@ -1,0 +1,106 @@
+"""User-defined estimators, losses, rewards and environments (`--custom_module`), loaded before flags are parsed.
+
+What a module registers can then be selected like a built-in, and appears in `--help`, as do the flags of its suites.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlvla.envs.registry import load_custom_module, registered_suites, ships_with_rlvla
+from rlvla.utils.cli.config_file import words_of_config_file
+from rlvla.utils.cli.flags import Parser, arg, fail, given_flags
+from rlvla.utils.errors import ConfigError, Problem
+
+
+@dataclass(frozen=True)
+class CustomConfig:
+    """User code."""
+
+    custom_module: tuple[str, ...] = arg(
+        (),
+        "Python file (or module on PYTHONPATH) that registers estimators, losses, rewards or environments of your own; "
+        "may be repeated",
+        action="append",
+        metavar="FILE",
+    )
+
+
+def parse_command_line(
+    build_parser: Callable[[], Parser], argv: Sequence[str] | None
+) -> tuple[Parser, argparse.Namespace]:
+    """Load the user's modules, build the parser, whose choices they may extend, and parse.
+
+    Returns:
+        The parser, and the parsed flags with the attribute `given`: names of the flags on the command line.
+    """
+    argv = sys.argv[1:] if argv is None else list(argv)
+    try:
+        words = words_of_config_file(argv, ["custom_module"]) + argv
+    except ConfigError:
+        words = argv  # the parser reports what is wrong with the file
+    try:
+        load_custom_modules(words)
+        parser = build_parser()  # an option of a suite may have the name of another flag
+    except ConfigError as error:
+        fail(Path(sys.argv[0]).name, error)
+    namespace = parser.parse_args(argv)
+    namespace.given = given_flags(parser, argv)  # a configuration file may name every flag
+    return parser, namespace
+
+
+_with_suites: dict[str, str] = {}  # modules that registered or changed a suite, as given on the command line
+
+
+def load_custom_modules(argv: Sequence[str]) -> None:
+    """Import each `--custom_module` of a command line, in order; done on every rank.
+
+    Raises:
+        ConfigError: modules cannot be found or imported; all problems are reported at once.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--custom_module", action="append", default=[])
+    try:
+        sources = parser.parse_known_args(list(argv))[0].custom_module
+    except argparse.ArgumentError:
+        return  # the flag has no value, which the command's parser reports
+    problems = []
+    for source in sources:
+        before = registered_suites()
+        try:
+            load_custom_module(source)
+        except ConfigError as error:
+            problems += [problem.of_flag("custom_module") for problem in error.problems]
+        except Exception as error:
+            text = f"--custom_module {source}: {_where(error)}{type(error).__name__}: {error}"
+            problems.append(Problem("custom_module", "invalid_file", text))
+        made = [name for name, suite in registered_suites().items() if before.get(name) is not suite]
+        if any(name in before or not ships_with_rlvla(name) for name in made):  # not merely loaded a built-in suite
+            _with_suites[_key(source)] = source
+    if problems:
+        raise ConfigError(problems)
+
+
+def modules_with_suites(config: CustomConfig) -> list[str]:
+    """The modules that environment workers must import as well; the others would only make them load torch."""
+    return [source for source in config.custom_module if _key(source) in _with_suites]
+
+
+def words_for_later_commands() -> str:
+    """Flags to append to a printed command so that it knows the user's suites, with a leading space; "" if none."""
+    return "".join(f" --custom_module {shlex.quote(source)}" for source in _with_suites.values())
+
+
+def _key(source: str) -> str:
+    return str(Path(source).resolve()) if source.endswith(".py") else source
+
+
+def _where(error: Exception) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"line {frames[-1].lineno} of {Path(frames[-1].filename).name}, " if frames else ""

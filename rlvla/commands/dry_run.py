@@ -1,0 +1,209 @@
+"""`--dry_run`: step counts and memory of a checked configuration, without loading weights or starting workers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rlvla.commands.setup import CheckedRun
+from rlvla.data.demonstrations import Demonstrations
+from rlvla.data.reading import read_demonstrations
+from rlvla.envs.registry import get_suite
+from rlvla.memory.plan import FrozenMemory, MemoryPlan, engine_memory, frozen_memory
+from rlvla.memory.probe import Probe, probe
+from rlvla.models.config import ActorConfig
+from rlvla.models.families import Checkpoint, RowShape, check_checkpoint
+from rlvla.rewards.config import REWARD_MODEL
+from rlvla.trainer.algorithm_config import learner_needs_critic, learner_needs_reference
+from rlvla.trainer.reward_sources import waits_on_host
+from rlvla.utils.deepspeed.config import StrategyConfig, launched_world_size
+from rlvla.utils.terminal import table
+
+if TYPE_CHECKING:
+    from rlvla.commands.ppo_flags import PPORun
+    from rlvla.trainer.supervised_config import SFTConfig
+
+_STAGE = "ZeRO stage (with --bf16 at least 2)"
+NO_MEMORY = "the memory is not known: the policy's family offers no sketch of its networks"
+
+
+def ppo_report(flags: PPORun, setting: CheckedRun) -> str:
+    """The tables of `cli/train_ppo_vla.py --dry_run`."""
+    arithmetic, plan = ppo_arithmetic(flags, setting), ppo_memory(flags, setting)
+    return "\n\n".join((table(("amounts", ""), arithmetic), memory_table(plan) if plan else NO_MEMORY))
+
+
+def _rows_per_micro_batch(flags: PPORun, setting: CheckedRun) -> int:
+    if not flags.batch.use_dynamic_batch:
+        return flags.batch.micro_train_batch_size
+    instructions = [task.instruction for task in setting.tasks]
+    tokens = setting.checkpoint.row_tokens(instructions, len(setting.env.camera_names))
+    return flags.batch.train_max_tokens_per_gpu // max(tokens)
+
+
+def _longest_episode(setting: CheckedRun) -> int:
+    """Number of decisions in the longest episode."""
+    return max(-(-task.max_steps // setting.spec.action_chunk_len) for task in setting.tasks)
+
+
+def ppo_arithmetic(flags: PPORun, setting: CheckedRun) -> list[tuple[str, int]]:
+    """Counts by name; numbers of decisions are upper bounds, since episodes may end early."""
+    batch, world = flags.batch, launched_world_size()
+    decisions = _longest_episode(setting)
+    steps = batch.episodes_per_iteration // batch.train_batch_size * batch.max_epochs
+    micro = _rows_per_micro_batch(flags, setting)
+    step_decisions = batch.train_batch_size // world * decisions
+    actor_iterations = batch.iterations - flags.optimization.freezing_actor_steps
+    rows = [
+        ("ranks", world),
+        (_STAGE, flags.strategy.engine_stage),
+        ("iterations", batch.iterations),
+        ("episodes of the run", batch.num_episodes),
+        ("episodes per iteration", batch.episodes_per_iteration),
+        ("episodes per iteration and rank", batch.episodes_per_iteration // world),
+        ("decisions per episode, at most", decisions),
+        ("log-probs per decision", setting.spec.columns),
+        ("decisions per iteration, at most", batch.episodes_per_iteration * decisions),
+        ("optimizer steps per iteration", steps),
+        ("optimizer steps of the actor", actor_iterations * steps),
+        ("optimizer steps of the critic", batch.iterations * steps),
+        ("episodes per optimizer step", batch.train_batch_size),
+        ("decisions per optimizer step and rank, at most", step_decisions),
+        ("decisions per micro-batch", micro),
+        ("micro-batches per optimizer step (accumulation), at most", -(-step_decisions // micro)),
+    ]
+    return [row for row in rows if learner_needs_critic(flags.algorithm) or "critic" not in row[0]]
+
+
+def ppo_memory(flags: PPORun, setting: CheckedRun) -> MemoryPlan | None:
+    """Memory of one rank; None if the family of a network offers no sketch."""
+    decisions, world, strategy = _longest_episode(setting), launched_world_size(), flags.strategy
+    cameras, optimization = len(setting.env.camera_names), flags.optimization
+    row = setting.checkpoint.row_shape([task.instruction for task in setting.tasks], cameras)
+    own = flags.batch.train_batch_size // world * decisions
+    micro = min(_rows_per_micro_batch(flags, setting), own)
+    episodes = flags.batch.episodes_per_iteration // world
+    scored = min(flags.batch.micro_rollout_batch_size, episodes * decisions)
+    amounts = {"bf16": strategy.bf16, "forward_rows": scored}
+    accumulates = own > micro or bool(optimization.ptx_coef)
+    # The supervised loss has separate micro-batches.
+    supervised = min(flags.batch.micro_train_batch_size, -(-optimization.ptx_batch_size // world))
+    actor_rows = max(micro, supervised) if optimization.ptx_coef else micro
+    asked = min(flags.rollout.rollout_max_batch or flags.run.num_envs, flags.run.num_envs)
+    policy = setting.checkpoint.sketch(row, flags.actor)
+    if policy is None:
+        return None
+    probes = {"actor": probe(policy, train_rows=actor_rows, play_rows=asked, **amounts)}
+    if learner_needs_critic(flags.algorithm) and not flags.algorithm.share_backbone:
+        critic, start = setting.checkpoint, flags.run.critic_pretrain
+        if start:
+            critic = check_checkpoint(start, flags.policy.unnorm_key)
+        sketch = critic.sketch(row, flags.actor.without_adapters(), scalar_head=True)
+        if sketch is None:
+            return None
+        probes["critic"] = probe(sketch, train_rows=micro, **amounts)
+    frozen = _frozen_probes(flags, setting, row, amounts)
+    size = setting.env.image_size or setting.spec.image_size or get_suite(setting.env.suite).image_size
+    decision_bytes = cameras * size * size * 3 + setting.spec.columns * (8 + 4 * 6)
+    return MemoryPlan(
+        {name: engine_memory(p, strategy, world, accumulates=accumulates) for name, p in probes.items()},
+        {name: _frozen(name, p, flags) for name, p in frozen.items()},
+        average=4 * probes["actor"].trainable if optimization.ema_beta else 0,
+        passes={name: p.forward_bytes for name, p in {**probes, **frozen}.items()},
+        decision=probes["actor"].decision_bytes,
+        offloads=optimization.offload_during_rollout,
+        episodes=episodes * decisions * decision_bytes,
+        demonstrations=_demonstration_bytes(flags, setting),
+    )
+
+
+def _frozen_probes(flags: PPORun, setting: CheckedRun, row: RowShape, amounts: dict[str, Any]) -> dict[str, Probe]:
+    """Probes of the reference and of reward models."""
+    sketches = {}
+    if learner_needs_reference(flags.algorithm) and not flags.actor.lora_rank:  # else: adapters switched off
+        sketches["reference"] = setting.checkpoint.sketch(row, ActorConfig()), amounts
+    rewards, folders = flags.rewards, {}
+    if "rm_model" in {spec.partition(":")[0] for spec in rewards.reward} and rewards.rm_model_path:
+        folders["rm_model"] = (rewards.rm_model_path, rewards.rm_model_pay)
+    if rewards.reward_pretrain:
+        folders[REWARD_MODEL] = (rewards.reward_pretrain, "final")
+    for name, (folder, pay) in folders.items():
+        sketch = check_checkpoint(folder).sketch(row, ActorConfig(), scalar_head=True)
+        amounts = {"bf16": flags.strategy.bf16 and pay == "final", "forward_rows": rewards.rm_model_batch_size}
+        sketches[name] = sketch, amounts
+    return {name: probe(build, train_rows=0, **sizes) for name, (build, sizes) in sketches.items() if build is not None}
+
+
+def _frozen(name: str, measured: Probe, flags: PPORun) -> FrozenMemory:
+    """Memory of a frozen model; reward models are not sharded, and may be offloaded while they are not scoring."""
+    if name == "reference":
+        return frozen_memory(measured, flags.strategy, launched_world_size())
+    if waits_on_host(flags.strategy, flags.optimization):
+        weights = measured.weight_bytes
+        return FrozenMemory(weights, gathered=weights, host=frozenset({"weights"}), source=True)
+    return FrozenMemory(measured.weight_bytes, source=True)
+
+
+def _demonstration_bytes(flags: PPORun, setting: CheckedRun) -> int:
+    if flags.optimization.ptx_demos is None:
+        return 0
+    return read_demonstrations(flags.optimization.ptx_demos, setting.env.camera_names).image_bytes
+
+
+def sft_report(
+    checkpoint: Checkpoint, demos: Demonstrations, sft: SFTConfig, actor: ActorConfig, strategy: StrategyConfig
+) -> str:
+    """The tables of `cli/train_sft_vla.py --dry_run` for a policy that starts from this checkpoint."""
+    world = launched_world_size()
+    rows = demos.num_rows
+    own = -(-min(sft.train_batch_size, rows) // world)
+    arithmetic = [
+        ("ranks", world),
+        (_STAGE, strategy.engine_stage),
+        ("episodes", len(demos.actions)),
+        ("decisions", rows),
+        ("log-probs per decision", checkpoint.spec.columns),
+        ("epochs", sft.max_epochs),
+        ("optimizer steps", sft.optimizer_steps(rows)),
+        ("decisions per optimizer step and rank", own),
+        ("micro-batches per optimizer step (accumulation)", -(-own // sft.micro_train_batch_size)),
+    ]
+    row = checkpoint.row_shape(demos.instructions, demos.images[0].shape[1])
+    plan = sft_memory(checkpoint, row, own, sft.micro_train_batch_size, actor, strategy)
+    if plan is None:
+        return "\n\n".join((table(("amounts", ""), arithmetic), NO_MEMORY))
+    plan.demonstrations = demos.image_bytes
+    return "\n\n".join((table(("amounts", ""), arithmetic), memory_table(plan, plays=False)))
+
+
+def sft_memory(
+    checkpoint: Checkpoint, row: RowShape, rows: int, micro: int, actor: ActorConfig, strategy: StrategyConfig
+) -> MemoryPlan | None:
+    """Memory of one rank in supervised training; None if the family offers no sketch.
+
+    Args:
+        checkpoint: checkpoint of the policy.
+        row: size of a decision.
+        rows: decisions per optimizer step on this rank.
+        micro: decisions per micro-batch.
+        actor: adapters and memory options.
+        strategy: ZeRO stage, precision and offloading.
+    """
+    micro = min(rows, micro)
+    sketch = checkpoint.sketch(row, actor)
+    if sketch is None:
+        return None
+    found = probe(sketch, bf16=strategy.bf16, train_rows=micro, forward_rows=1)
+    engine = engine_memory(found, strategy, launched_world_size(), accumulates=rows > micro)
+    return MemoryPlan({"policy": engine})
+
+
+def memory_table(plan: MemoryPlan, *, plays: bool = True) -> str:
+    """The plan as a table; with `plays` including the totals during rollout and scoring."""
+    rows = list(plan.rows())
+    if plays:
+        rows.append(("total on the device while episodes are played", plan.at_playing))
+        rows.append(("total on the device while they are scored", plan.at_scoring))
+    rows.append(("total on the device at update, at most", plan.at_update))
+    if plan.on_host:
+        rows.append(("total in host memory (on a CPU: besides the above)", plan.on_host))
+    return table(("memory per rank", "MiB"), [(name, f"{size / 2**20:.1f}") for name, size in rows])

@@ -1,0 +1,180 @@
+"""Evaluation of policies for `cli/eval_vla.py`: tables, JSON, Markdown, videos and a report."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlvla.checkpoints.policy_folder import learned_states, recorded_environment
+from rlvla.commands.custom_modules import CustomConfig, modules_with_suites
+from rlvla.commands.evaluate_checks import EvaluatedPolicy, SuitePlan, check, modes_of
+from rlvla.commands.setup import start_workers
+from rlvla.envs.config import EnvConfig, SplitConfig
+from rlvla.envs.splits import learned_from_words
+from rlvla.envs.workers.config import WorkerConfig
+from rlvla.envs.workers.watchdog import WatchedPool
+from rlvla.evaluation.config import EvalConfig
+from rlvla.evaluation.evaluate import evaluate
+from rlvla.evaluation.files import write_figures
+from rlvla.evaluation.findings import EvaluationReport, PolicyEvaluation, SuiteEvaluation, package_versions
+from rlvla.evaluation.journal import EpisodeJournal, fingerprint, journal_folder, remove_journals
+from rlvla.evaluation.report import write_report
+from rlvla.evaluation.results import EvalResult
+from rlvla.evaluation.videos import machines_of_run, record_videos
+from rlvla.models.config import PolicyConfig
+from rlvla.models.vla.checkpoint import EVALUATION_FILE
+from rlvla.rollout import RolloutConfig, RolloutEngine
+from rlvla.utils.deepspeed.config import StrategyConfig
+from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
+from rlvla.utils.terminal import passing_note, quiet_libraries
+
+
+@dataclass(frozen=True)
+class _Evaluation:
+    """Settings common to all suites.
+
+    Attributes:
+        split: initial states for evaluation.
+        config: episodes, seeds and outputs of the evaluation.
+        workers: settings of the environment workers.
+        rollout: settings of the rollout engine.
+        modules: custom modules that the workers import.
+        output: the JSON file to write; journals and videos go next to it.
+        several: whether there is more than one suite.
+    """
+
+    split: SplitConfig
+    config: EvalConfig
+    workers: WorkerConfig
+    rollout: RolloutConfig | None
+    modules: Sequence[str]
+    output: Path
+    several: bool
+
+
+def run_eval(
+    policy: PolicyConfig,
+    env: EnvConfig,
+    split: SplitConfig,
+    config: EvalConfig,
+    workers: WorkerConfig | None = None,
+    rollout: RolloutConfig | None = None,
+    custom: CustomConfig | None = None,
+) -> EvaluationReport:
+    """Evaluate a policy and its baselines in each suite, compare them, print tables and write the files.
+
+    Suites are evaluated one by one, each with its own workers. Only journals are written before the last suite is done,
+    so that an interrupted evaluation continues where it stopped.
+
+    Raises:
+        ConfigError: the configuration has problems, such as protocols that differ without `--allow_unpaired`; all of
+            them are raised before anything is started.
+    """
+    workers = workers or WorkerConfig()
+    plans = check(policy, env, split, config, workers, *filter(None, (rollout,)))
+    quiet_libraries()
+    output = Path(config.output) if config.output else Path(policy.pretrain) / EVALUATION_FILE
+    modules = modules_with_suites(custom or CustomConfig())
+    evaluation = _Evaluation(split, config, workers, rollout, modules, output, len(plans) > 1)
+    report = EvaluationReport.of({suite: _evaluate_suite(suite, plan, evaluation) for suite, plan in plans.items()})
+    strategy = DeepspeedStrategy(StrategyConfig(), seed=config.seed)
+    if strategy.is_main:
+        _finish(report, evaluation)
+    strategy.barrier()
+    return report
+
+
+def _evaluate_suite(suite: str, plan: SuitePlan, evaluation: _Evaluation) -> SuiteEvaluation:
+    config, first = evaluation.config, plan.policies[0].setting
+    with start_workers(config.num_envs, first.env, first.tasks[0], evaluation.modules, evaluation.workers) as pool:
+        strategy = DeepspeedStrategy(StrategyConfig(), seed=config.seed)
+        evaluations = [_evaluate_policy(suite, policy, pool, strategy, evaluation) for policy in plan.policies]
+    by_name = {policy.folder: result for policy, result in zip(plan.policies, evaluations)} | dict(plan.earlier)
+    result = SuiteEvaluation.of(evaluations[0], [by_name[name] for name in config.compare])
+    if strategy.is_main:
+        for comparison in result.comparisons:
+            print(f"{suite}: {comparison.as_table()}\n" if evaluation.several else f"{comparison.as_table()}\n")
+    return result
+
+
+def _evaluate_policy(
+    suite: str, policy: EvaluatedPolicy, pool: WatchedPool, strategy: DeepspeedStrategy, evaluation: _Evaluation
+) -> PolicyEvaluation:
+    """Evaluate a policy in a suite, in all modes."""
+    setting, config, split, output = policy.setting, evaluation.config, evaluation.split, evaluation.output
+    with passing_note(f"loading {policy.folder}"):
+        actor = setting.checkpoint.load_policy().eval()
+        actor.to(strategy.device)
+    rollout = RolloutEngine(
+        pool, setting.env.env_kwargs(), {"success": 1.0}, evaluation.rollout, setting.tasks, setting.state_input
+    )
+    trained_on = learned_from_words(setting.tasks, learned_states(recorded_environment(policy.folder)))
+    results: list[EvalResult] = []
+    videos: dict[str, list[Path]] = {}
+    for mode, temperature in modes_of(config).items():
+        identity = {
+            "policy": [str(Path(policy.folder).resolve()), fingerprint(Path(policy.folder))],
+            "environment": setting.env.as_dict(),
+            "options": [setting.checkpoint.unnorm_key, setting.overrides, config.seed, mode, temperature],
+        }
+        result = evaluate(
+            rollout,
+            actor,
+            setting.tasks,
+            strategy,
+            episodes_per_task=config.eval_episodes,
+            split=split,
+            seed=config.seed,
+            greedy=temperature is None,
+            temperature=temperature or 1.0,
+            description=f"evaluate {mode}, {suite}" if evaluation.several else f"evaluate {mode}",
+            journal=EpisodeJournal(journal_folder(output), identity, strategy.rank),
+        )
+        results.append(result)
+        if config.num_videos:
+            recorded = record_videos(
+                rollout,
+                actor,
+                setting.tasks,
+                strategy,
+                result,
+                _video_folder(suite, policy.folder, evaluation) / mode,
+                count=config.num_videos,
+                seed=config.seed,
+                temperature=temperature or 1.0,
+                machines=machines_of_run(Path(policy.folder)),
+            )
+            videos[mode] = [video.path for video in recorded]
+        if strategy.is_main:
+            heading = [suite] * evaluation.several + [policy.folder] * bool(config.compare)
+            print("\n".join([*([", ".join(heading)] if heading else []), f"{result.as_table(trained_on)}\n"]))
+    versions = package_versions(setting.env.simulator_versions())
+    environment = setting.env.as_dict()
+    return PolicyEvaluation(policy.folder, environment, policy.protocols, results, videos, versions, trained_on)
+
+
+def _all_videos(output: Path) -> Path:
+    """The folder of all videos, next to the JSON file."""
+    return output.with_name(f"{output.stem}_videos")
+
+
+def _video_folder(suite: str, policy: str, evaluation: _Evaluation) -> Path:
+    """The folder of a policy's videos, with a level per suite if there are several, and per policy with baselines."""
+    parts = [suite] * evaluation.several + [policy] * bool(evaluation.config.compare)
+    return _all_videos(evaluation.output).joinpath(*(re.sub(r"[^\w.-]+", "_", part).strip("_") for part in parts))
+
+
+def _finish(report: EvaluationReport, evaluation: _Evaluation) -> None:
+    """Print the tables over several suites and write the files."""
+    for overall in [*report.results, *report.comparisons]:
+        print(f"{overall.as_table()}\n")
+    output = evaluation.output
+    markdown = write_figures(output, report)
+    remove_journals(output)
+    print(f"figures: {output}, {markdown}")
+    if report.first.own.videos:
+        print(f"videos: {_all_videos(output)}")
+    if evaluation.config.report:
+        print(f"report: {write_report(Path(evaluation.config.report), report)}")

@@ -1,0 +1,154 @@
+"""Checks of the configuration of `cli/eval_vla.py`, made before anything is started: suites, policies, protocols."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rlvla.commands.problem_texts import problem
+from rlvla.commands.setup import CheckedRun, check_run
+from rlvla.envs.config import EnvConfig, SplitConfig
+from rlvla.envs.workers.config import WorkerConfig
+from rlvla.evaluation.config import EvalConfig
+from rlvla.evaluation.findings import PolicyEvaluation
+from rlvla.evaluation.protocol import describe_differences, describe_protocol
+from rlvla.models.config import PolicyConfig
+from rlvla.utils.cli.flags import range_problems
+from rlvla.utils.errors import ConfigError, Problem, require
+
+
+@dataclass(frozen=True)
+class EvaluatedPolicy:
+    """A policy to evaluate.
+
+    Attributes:
+        folder: its checkpoint folder, as given by the user.
+        setting: its checked configuration.
+        protocols: mode -> `describe_protocol`.
+    """
+
+    folder: str
+    setting: CheckedRun
+    protocols: dict[str, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class SuitePlan:
+    """The evaluations of a suite.
+
+    Attributes:
+        policies: the policies to evaluate, --pretrain first.
+        earlier: results of earlier evaluations by file name.
+    """
+
+    policies: tuple[EvaluatedPolicy, ...]
+    earlier: Mapping[str, PolicyEvaluation]
+
+
+def check(
+    policy: PolicyConfig,
+    env: EnvConfig,
+    split: SplitConfig,
+    config: EvalConfig,
+    workers: WorkerConfig,
+    *more_flags: Any,
+) -> dict[str, SuitePlan]:
+    """The plans by suite, in the order of the command line.
+
+    Raises:
+        ConfigError: all problems of all suites; a problem of one among several suites starts with the suite's name.
+    """
+    parts = (policy, env, split, config, workers, *more_flags)
+    problems: list[str | Problem] = [p for part in parts for p in range_problems(part)]
+    problems += workers.problems(env.env_python)
+    folders = [policy.pretrain, *config.compare]
+    if config.num_videos:
+        require("av", extra="video")
+    if config.report and Path(config.report).exists() and not Path(config.report).is_dir():
+        problems.append(problem("report", "invalid_file", value=config.report))
+    problems += [problem("compare", "duplicate", value=name) for name in folders if folders.count(name) > 1]
+    suites = config.task_suite_name or (env.task_suite_name,)
+    problems += [problem("task_suite_name", "duplicate", value=suite) for suite in suites if suites.count(suite) > 1]
+    plans: dict[str, SuitePlan] = {}
+    of_suites: dict[str | None, list[Problem]] = {}
+    for suite in dict.fromkeys(suites):
+        try:
+            plan = _plan(policy, replace(env, task_suite_name=suite), split, config)
+            plans[plan.policies[0].setting.env.suite] = plan
+        except ConfigError as error:
+            of_suites[suite] = error.problems
+    if len(plans) > 1:  # --allow_unpaired would put the results of another suite into a suite's row
+        problems += [
+            problem("compare", "mismatch", value=name, suite=earlier.suite)
+            for suite, plan in plans.items()
+            for name, earlier in plan.earlier.items()
+            if earlier.suite != suite
+        ]
+    if problems or of_suites:
+        raise ConfigError(dict.fromkeys([*problems, *_merged(of_suites, len(set(suites)))]))
+    return plans
+
+
+def _merged(of_suites: Mapping[str | None, Sequence[Problem]], suites: int) -> list[Problem]:
+    """Problems common to all suites as they are, the others prefixed by the name of their suite."""
+    lists = list(of_suites.values())
+    common = [p for p in lists[0] if len(lists) == suites and all(p in more for more in lists)] if lists else []
+    named = [(suite, p) for suite, more in of_suites.items() for p in more if p not in common]
+    plain = ("task_suite_name", "task_ids")  # their texts already name the suite
+    return [*common, *(p if suite is None or p.flag in plain else p.prefixed(f"{suite}: ") for suite, p in named)]
+
+
+def _plan(policy: PolicyConfig, env: EnvConfig, split: SplitConfig, config: EvalConfig) -> SuitePlan:
+    """The checked policies of a suite; raises a ConfigError with all problems."""
+    problems: list[Problem] = []
+    policies: list[EvaluatedPolicy] = []
+    earlier: dict[str, PolicyEvaluation] = {}
+    for name in dict.fromkeys([policy.pretrain, *config.compare]):
+        label = "" if name == policy.pretrain else f"--compare {name}: "
+        try:
+            if label and Path(name).is_file():
+                suite = policies[0].setting.env.suite if policies else env.task_suite_name
+                if suite is not None:  # otherwise the policy itself is missing, which is already reported
+                    earlier[name] = PolicyEvaluation.read(Path(name), suite)
+                continue
+            setting, more = check_run(replace(policy, pretrain=name), env, split, config.eval_episodes)
+            problems += [p.prefixed(label) for p in more]
+            if setting is not None and not more:
+                policies.append(EvaluatedPolicy(name, setting, _protocols(setting, split, config)))
+        except ConfigError as error:
+            problems += [p.prefixed(label) for p in error.problems]
+    if not problems:
+        first = policies[0].protocols
+        others = {e.folder: e.protocols for e in policies[1:]} | {name: e.protocols for name, e in earlier.items()}
+        problems += [p for name, protocols in others.items() for p in _pairing_problems(name, first, protocols, config)]
+    if problems:
+        raise ConfigError(problems)
+    return SuitePlan(tuple(policies), earlier)
+
+
+def modes_of(config: EvalConfig) -> dict[str, float | None]:
+    """Mode -> sampling temperature, None for greedy actions."""
+    return {"greedy": None} | ({"sampled": config.temperature} if config.sampled else {})
+
+
+def _protocols(setting: CheckedRun, split: SplitConfig, config: EvalConfig) -> dict[str, dict[str, Any]]:
+    return {
+        mode: describe_protocol(
+            setting.tasks, split, config.eval_episodes, config.seed, temperature, setting.env.success_hold_steps
+        )
+        for mode, temperature in modes_of(config).items()
+    }
+
+
+def _pairing_problems(
+    name: str, first: dict[str, dict[str, Any]], other: dict[str, dict[str, Any]], config: EvalConfig
+) -> list[Problem]:
+    common = [mode for mode in first if mode in other]
+    if not common:
+        return [problem("compare", "modes_differ", value=name, other=" and ".join(other), own=" and ".join(first))]
+    differences = [phrase for mode in common for phrase in describe_differences(first[mode], other[mode])]
+    if not differences or config.allow_unpaired:
+        return []
+    return [problem("compare", "protocols_differ", value=name, differences="; ".join(dict.fromkeys(differences)))]

@@ -1,0 +1,35 @@
+"""Loading the networks of a run from a checked configuration."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rlvla.commands.setup import CheckedRun
+from rlvla.models.families import check_checkpoint
+from rlvla.models.reference import ReferenceModel
+from rlvla.trainer.algorithm_config import learner_needs_critic, learner_needs_reference
+from rlvla.trainer.models import Models
+
+if TYPE_CHECKING:
+    from rlvla.commands.ppo_flags import PPORun
+
+
+def load_models(flags: PPORun, setting: CheckedRun) -> Models:
+    """Load actor, critic and reference, as far as the configuration uses them, into host memory."""
+    checkpoint, folder = setting.checkpoint, flags.run.critic_pretrain
+    shared, beside = flags.algorithm.share_backbone, flags.actor.without_adapters()
+    needs_critic = learner_needs_critic(flags.algorithm)
+    actor = checkpoint.load_policy(flags.actor, value_head=shared and needs_critic)
+    critic = None
+    if needs_critic and not shared:
+        start = check_checkpoint(folder, checkpoint.unnorm_key, overrides=setting.overrides) if folder else checkpoint
+        critic = start.load_critic(beside)
+    reference = None
+    if learner_needs_reference(flags.algorithm):
+        # With adapters, the initial policy is the trained one without its adapters, so no second copy is needed.
+        reference = (
+            ReferenceModel(actor, without_adapters=True)
+            if flags.actor.lora_rank
+            else ReferenceModel(checkpoint.load_policy(beside))
+        )
+    return Models(actor, critic, reference)

@@ -1,0 +1,159 @@
+"""Checks that critic, reward models and demonstrations fit the policy's observations, made before a run is started."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlvla.checkpoints.policy_folder import recorded_environment
+from rlvla.commands.problem_texts import problem
+from rlvla.commands.setup import CheckedRun
+from rlvla.data.demonstrations import Demonstrations
+from rlvla.data.replayed_episodes import recorded_env
+from rlvla.envs.config import EnvConfig
+from rlvla.envs.registry import get_suite
+from rlvla.models.families import check_checkpoint
+from rlvla.models.policy import PolicySpec
+from rlvla.rewards import RewardConfig
+from rlvla.utils.errors import ConfigError, Problem
+
+if TYPE_CHECKING:
+    from rlvla.commands.ppo_flags import PPORun
+
+
+@dataclass(frozen=True)
+class ObservationSpec:
+    """The observations that the models of a run receive.
+
+    Attributes:
+        env: suite, cameras, size and rendering of the images.
+        proprio_dim: length of the proprio vector; 0 if there is none.
+    """
+
+    env: EnvConfig
+    proprio_dim: int
+
+
+def observation_problems(folder: str | Path, spec: PolicySpec, shown: ObservationSpec) -> list[Problem]:
+    """Why a model cannot use these observations, or was trained on different ones.
+
+    Camera names are compared only if they belong to the suite; datasets from other sources have different names.
+
+    Args:
+        folder: where the model comes from; what it was trained to see is recorded there, if anything is.
+        spec: facts of the model.
+        shown: the observations it would receive.
+    """
+    found = []
+    cameras, suite = shown.env.camera_names, get_suite(shown.env.suite)
+    recorded = recorded_environment(folder)
+    known = tuple(recorded.get("cameras") or ())
+    if spec.cameras not in (None, len(cameras)):
+        there = ", ".join(cameras)
+        found.append(problem(None, "image_count", folder=folder, wanted=spec.cameras, cameras=there))
+    elif known != cameras and known and set(known) <= set(suite.cameras):
+        found.append(problem(None, "cameras", folder=folder, known=", ".join(known), shown=", ".join(cameras)))
+    size = shown.env.image_size or suite.image_size
+    if spec.image_size not in (None, size):
+        found.append(problem(None, "image_size", folder=folder, wanted=spec.image_size, size=size))
+    quality, own = recorded.get("render_quality"), shown.env.render_quality or "fast"
+    if quality not in (None, own):
+        found.append(problem(None, "render_quality", folder=folder, quality=quality, shown=own))
+    if spec.proprio_dim not in (0, shown.proprio_dim):
+        there_are = f"there are {shown.proprio_dim}" if shown.proprio_dim else "there is none (--use_proprio)"
+        found.append(problem(None, "proprio_dims", folder=folder, wanted=spec.proprio_dim, there_are=there_are))
+    return found
+
+
+def value_model_problems(flags: PPORun, setting: CheckedRun | None) -> list[Problem]:
+    """Problems of the critic's folder and, with a checked run, of the observations of critic and reward models."""
+    shown = None
+    if setting is not None:
+        state_input, length = setting.state_input, setting.spec.proprio_dim
+        width = state_input.settings.width if state_input else 0  # reward models do not observe the machine state
+        shown = ObservationSpec(setting.env, length - width if length else 0)
+    found = _critic_problems(flags, setting, shown)
+    if shown is not None:
+        found += source_problems(flags.rewards, shown)
+    return found
+
+
+def source_problems(rewards: RewardConfig, shown: ObservationSpec) -> list[Problem]:
+    """Problems if reward models get other observations than in training; bad folders are reported by the sources."""
+    asked = {spec.partition(":")[0] for spec in rewards.reward}
+    folders = {
+        "rm_model_path": rewards.rm_model_path if "rm_model" in asked else None,
+        "reward_pretrain": rewards.reward_pretrain,
+    }
+    found = []
+    for flag, folder in folders.items():
+        try:
+            if folder is not None:
+                spec = check_checkpoint(folder).spec
+                found += [p.of_flag(flag) for p in observation_problems(folder, spec, shown)]
+        except ConfigError:
+            continue
+    return found
+
+
+def recorded_source_problems(rewards: RewardConfig, demos: Demonstrations) -> list[Problem]:
+    """`source_problems` for recorded episodes that are replayed to be scored."""
+    proprio = demos.proprio[0].shape[1] if demos.proprio else 0
+    return source_problems(rewards, ObservationSpec(recorded_env(demos), proprio))
+
+
+def _critic_problems(flags: PPORun, setting: CheckedRun | None, shown: ObservationSpec | None) -> list[Problem]:
+    folder = flags.run.critic_pretrain
+    if not folder:
+        return []
+    key, overrides = (setting.checkpoint.unnorm_key, setting.overrides) if setting else (flags.policy.unnorm_key, None)
+    try:
+        critic = check_checkpoint(folder, key, flags.env.task_suite_name, overrides)
+        spec, found = critic.spec, []
+        if setting is not None and shown is not None:
+            own, policy = [(c.action_chunk_len, c.action_dim) for c in (spec, setting.spec)]
+            if own != policy:
+                shapes = {"own": " x ".join(map(str, own)), "policy": " x ".join(map(str, policy))}
+                found.append(problem("critic_pretrain", "action_shape", folder=folder, **shapes))
+            # Unlike a reward model, the critic observes the machine state, as the policy does.
+            seen = replace(shown, proprio_dim=setting.spec.proprio_dim)
+            # It reads what the policy has prepared: where that resizes, the size of the environment's images is open.
+            sized = spec.image_size if setting.spec.image_size is not None else None
+            unlike = observation_problems(folder, replace(spec, image_size=sized), seen)
+            if not unlike and (differences := critic.preparation_differences(setting.checkpoint)):
+                what = ", ".join(differences)
+                unlike = [problem("critic_pretrain", "mismatch", folder=folder, what=what)]
+            found += unlike
+    except ConfigError as error:
+        found = error.problems
+    return [p.of_flag("critic_pretrain") for p in found]
+
+
+def mismatch_with_policy(demos: Demonstrations, path: str, spec: PolicySpec, folder: str) -> list[Problem]:
+    """Why a policy cannot be trained on demonstrations: dimensions, cameras, image size, proprioception.
+
+    Args:
+        demos: the demonstrations.
+        path: their path, for messages.
+        spec: dimensions and properties of the policy.
+        folder: its folder, for messages.
+    """
+    problems = []
+
+    def found(reason: str, **values: object) -> None:
+        problems.append(problem("demos", reason, path=path, folder=folder, **values))
+
+    cameras, size = demos.images[0].shape[1:3]
+    dims = demos.actions[0].shape[1]
+    if dims != spec.action_dim:
+        found("action_dims", dims=dims, wanted=spec.action_dim)
+    if spec.cameras not in (None, cameras):
+        found("cameras", cameras=cameras, wanted=spec.cameras)
+    if spec.image_size not in (None, size):
+        found("image_size", size=size, wanted=spec.image_size)
+    if spec.proprio_dim and demos.proprio is None:
+        found("no_proprio")
+    elif spec.proprio_dim and demos.proprio and demos.proprio[0].shape[1] != spec.proprio_dim:
+        found("proprio_dims", length=demos.proprio[0].shape[1], wanted=spec.proprio_dim)
+    return problems

@@ -1,0 +1,142 @@
+"""Checks of the flags of `cli/train_ppo_vla.py`, made before anything is started."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rlvla.checkpoints.run_folder import RUN_FILE, checkpoint_folder_problem, ended_early, run_folder_problem
+from rlvla.checkpoints.training import list_checkpoints
+from rlvla.commands.algorithm_checks import algorithm_problems, batch_problems, early_stopping_problems
+from rlvla.commands.model_checks import mismatch_with_policy, value_model_problems
+from rlvla.commands.policy_checks import quantity_problems
+from rlvla.commands.ppo_flags import PPORun
+from rlvla.commands.problem_texts import problem
+from rlvla.commands.setup import CheckedRun, check_run
+from rlvla.data.reading import read_demonstrations
+from rlvla.trainer.reward_sources import reward_problems
+from rlvla.utils.cli.flags import range_problems
+from rlvla.utils.errors import ConfigError, Problem, require
+
+# Flags that may change on resume: run length, batching that affects no result, evaluation and saving.
+_FREE_GROUPS = ("schedule", "workers", "rollout", "guards")
+_FREE_FLAGS = {
+    *("num_episodes", "micro_rollout_batch_size", "micro_train_batch_size", "balance_ranks"),
+    *("use_dynamic_batch", "train_max_tokens_per_gpu", "custom_module"),
+    *("offload_during_rollout", "param_offload"),
+    *("save_path", "ckpt_path", "load_checkpoint", "num_envs", "local_rank", "dry_run"),
+}
+
+
+def check(flags: PPORun) -> CheckedRun:
+    """Check all flags.
+
+    Raises:
+        ConfigError: with all problems.
+    """
+    problems: list[str | Problem] = [p for group in flags.groups.values() for p in range_problems(group)]
+    out_of_range = {p.flag for p in problems if isinstance(p, Problem)}  # reported once is enough
+    problems += [*batch_problems(flags), *flags.workers.problems(flags.env.env_python), *flags.strategy.problems()]
+    problems += [p for p in algorithm_problems(flags) if p.flag not in out_of_range]
+    problems += _folder_problems(flags)
+    if flags.schedule.num_videos:
+        require("av", extra="video")
+    if flags.schedule.use_wandb:
+        require("wandb", extra="wandb")
+    problems += _resume_problems(flags)
+    setting, more = check_run(flags.policy, flags.env, flags.split, flags.schedule.eval_episodes, flags.rewards)
+    problems += more + value_model_problems(flags, setting)
+    problems += early_stopping_problems(flags.schedule, len(setting.tasks) if setting is not None else 0)
+    problems += reward_problems(flags.rewards, flags.algorithm, setting.tasks if setting is not None else [])
+    if setting is not None:
+        problems += quantity_problems(setting.spec, flags.algorithm)
+        problems += _changed_flags(flags, setting) + setting.checkpoint.option_problems(flags.actor)
+        problems += _token_problems(flags, setting) + _demonstration_problems(flags, setting)
+    if problems or setting is None:
+        raise ConfigError(dict.fromkeys(problems))
+    return setting
+
+
+def _folder_problems(flags: PPORun) -> list[Problem]:
+    """Folders that a new run cannot use."""
+    resuming = flags.run.load_checkpoint
+    found = {"save_path": run_folder_problem(flags.run.save_path, resuming=resuming)}
+    if flags.run.ckpt_path is not None:
+        found["ckpt_path"] = checkpoint_folder_problem(flags.run.ckpt_path, resuming=resuming)
+    return [problem(flag, "folder_in_use", why=why) for flag, why in found.items() if why]
+
+
+def _changed_flags(flags: PPORun, setting: CheckedRun) -> list[Problem]:
+    """Flags that differ from those with which the run to resume was started."""
+    path = Path(flags.run.save_path) / RUN_FILE
+    if not flags.run.load_checkpoint or not path.is_file() or ended_early(path.parent):
+        return []
+    try:
+        before = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        return [problem("save_path", "invalid_file", file=path, error=error)]
+    found = []
+    elsewhere = {name: value for group in before.values() if isinstance(group, dict) for name, value in group.items()}
+    for group, now in json.loads(json.dumps(describe(flags, setting))).items():
+        if group in _FREE_GROUPS:
+            continue
+        for name, value in now.items():
+            known = before.get(group, {}).get(name, elsewhere.get(name, value))  # flags have moved between groups
+            if name not in _FREE_FLAGS and known != value:
+                found.append(problem(name, "changed", value=value, folder=flags.run.save_path, known=known))
+    return found
+
+
+def _resume_problems(flags: PPORun) -> list[Problem]:
+    """The folder to resume must have been written by this command, because its policy/ will be replaced."""
+    folder = Path(flags.run.save_path)
+    if _evaluates_a_checkpoint(flags) and not list_checkpoints(flags.ckpt_path):
+        return [_nothing_to_evaluate(flags)]
+    if not flags.run.load_checkpoint or not folder.is_dir() or (folder / RUN_FILE).is_file():
+        return []
+    # A process killed while writing that file leaves only a hidden temporary file.
+    if any(not path.name.startswith(".") for path in folder.iterdir()):
+        return [problem("save_path", "mismatch", folder=folder, file=RUN_FILE)]
+    return []
+
+
+def _token_problems(flags: PPORun, setting: CheckedRun) -> list[Problem]:
+    """A token limit below the length of a single decision."""
+    if not flags.batch.use_dynamic_batch:
+        return []
+    cap, instructions = flags.batch.train_max_tokens_per_gpu, [task.instruction for task in setting.tasks]
+    needed = max(setting.checkpoint.row_tokens(instructions, len(setting.env.camera_names)))
+    if needed <= cap:
+        return []
+    return [problem("train_max_tokens_per_gpu", "too_few", value=cap, needed=needed)]
+
+
+def _demonstration_problems(flags: PPORun, setting: CheckedRun) -> list[Problem]:
+    """Problems if --ptx_demos cannot be read or does not fit the policy."""
+    path = flags.optimization.ptx_demos
+    if path is None:
+        return []
+    try:
+        demos = read_demonstrations(path, setting.env.camera_names)
+    except ConfigError as error:
+        return [p.of_flag("ptx_demos") for p in error.problems]
+    found = mismatch_with_policy(demos, path, setting.spec, flags.policy.pretrain)
+    found += flags.split.problems(setting.tasks, flags.schedule.eval_episodes, demos.states_learned_from)
+    return [p.of_flag("ptx_demos") for p in found]
+
+
+def _evaluates_a_checkpoint(flags: PPORun) -> bool:
+    return flags.schedule.val_only and flags.run.load_checkpoint
+
+
+def _nothing_to_evaluate(flags: PPORun) -> Problem:
+    return problem("load_checkpoint", "missing_file", folder=flags.ckpt_path)
+
+
+def describe(flags: PPORun, setting: CheckedRun) -> dict[str, Any]:
+    """All flags with their values, for the run folder."""
+    described = {name: asdict(group) for name, group in flags.groups.items()}
+    described["env"] = setting.env.as_dict()
+    return described

@@ -1,0 +1,56 @@
+"""The flags of `cli/train_ppo_vla.py`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlvla.checkpoints.run_folder import CHECKPOINTS
+from rlvla.commands.custom_modules import CustomConfig
+from rlvla.envs.config import EnvConfig, SplitConfig
+from rlvla.envs.workers.config import WorkerConfig
+from rlvla.models.config import ActorConfig, PolicyConfig
+from rlvla.rewards import RewardConfig
+from rlvla.rollout import RolloutConfig
+from rlvla.trainer.algorithm_config import AlgorithmConfig, CorrectionConfig, FilterConfig
+from rlvla.trainer.config import BatchConfig, GuardConfig, OptimizationConfig, RunConfig, ScheduleConfig
+from rlvla.utils.deepspeed.config import StrategyConfig
+
+
+@dataclass(frozen=True)
+class PPORun:
+    """All groups of flags.
+
+    Attributes:
+        given: names of the flags present on the command line.
+    """
+
+    run: RunConfig
+    rewards: RewardConfig
+    policy: PolicyConfig
+    env: EnvConfig
+    split: SplitConfig
+    batch: BatchConfig
+    algorithm: AlgorithmConfig
+    filters: FilterConfig
+    correction: CorrectionConfig
+    optimization: OptimizationConfig
+    schedule: ScheduleConfig
+    actor: ActorConfig
+    strategy: StrategyConfig
+    workers: WorkerConfig = WorkerConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    guards: GuardConfig = GuardConfig()
+    custom: CustomConfig = CustomConfig()
+    given: frozenset[str] = frozenset()
+
+    @property
+    def groups(self) -> dict[str, Any]:
+        """The groups by name."""
+        return {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "given"}
+
+    @property
+    def ckpt_path(self) -> Path:
+        """Folder of the training checkpoints."""
+        return Path(self.run.ckpt_path) if self.run.ckpt_path else Path(self.run.save_path) / CHECKPOINTS

@@ -1,0 +1,235 @@
+"""The texts of the configuration problems that commands report, by flag and reason.
+
+`Problem` lists the reasons. A text names the value and the remedy; `{flag}` is the flag's name.
+"""
+
+from __future__ import annotations
+
+from rlvla.utils.errors import Problem
+
+# (flag, reason) -> text; None stands for all flags without a specific text.
+_TEXTS: dict[tuple[str | None, str], str] = {
+    # batch sizes
+    (None, "not_divisible"): "--{flag} {value} must be divisible by the number of ranks {ranks}",
+    ("train_batch_size", "does_not_divide"): (
+        "--train_batch_size {value} must divide the episodes of an iteration, rollout_batch_size x "
+        "n_samples_per_prompt = {episodes}"
+    ),
+    ("num_episodes", "too_few"): "--num_episodes {value} is less than one iteration of {episodes} episodes",
+    ("num_episodes", "not_divisible"): (
+        "--num_episodes {value} is no multiple of the {episodes} episodes of an iteration; give {below} or {above}"
+    ),
+    ("profile_steps", "out_of_range"): (
+        "--profile_steps {value}: the run has {iterations} iterations, counted from 1; name some of these"
+    ),
+    ("profile_steps", "contradiction"): (
+        "--profile_steps records training, and --val_only leaves it out; give one of the two"
+    ),
+    ("freezing_actor_steps", "contradiction"): (
+        "--freezing_actor_steps {value}: the run has {iterations} iterations, so the actor would never be trained; "
+        "lower it or raise --num_episodes"
+    ),
+    ("train_max_tokens_per_gpu", "too_few"): (
+        "--train_max_tokens_per_gpu {value}: one decision has {needed} tokens; give at least that"
+    ),
+    # how the policy draws its actions
+    ("entropy_loss_coef", "mismatch"): "--entropy_loss_coef {value} does not work with this policy: {why}",
+    ("kl_estimator", "mismatch"): "--kl_estimator {value} does not work with this policy: {why}",
+    ("advantage_estimator", "mismatch"): "--advantage_estimator {value} does not work with this policy: {why}",
+    ("share_backbone", "mismatch"): "--share_backbone does not work with this policy: {why}",
+    ("policy_loss", "mismatch"): "--policy_loss {value} does not work with this policy: {why}",
+    ("label_smoothing", "mismatch"): "--label_smoothing does not work with this policy: {why}; leave it out",
+    ("sft_loss", "mismatch"): "--sft_loss does not work with this policy: {why}; leave it out",
+    # early stopping
+    ("early_stop_success", "no_effect"): "--early_stop_success has no effect without --early_stopping",
+    ("early_stop_evaluations", "no_effect"): "--early_stop_evaluations has no effect without --early_stopping",
+    ("early_stopping", "needs_flag"): "--early_stopping needs evaluations during training: give --eval_steps",
+    ("early_stopping", "too_few"): (
+        "--early_stopping needs evaluations of at least {least} episodes: --eval_episodes {episodes} on {tasks} "
+        "task(s) is too few"
+    ),
+    # offloading
+    ("offload_during_rollout", "needs_flag"): "--offload_during_rollout needs --zero_stage 1, 2 or 3",
+    ("offload_during_rollout", "contradiction"): (
+        "--offload_during_rollout: --adam_offload keeps optimizer states in host memory all the time; choose one"
+    ),
+    ("offload_during_rollout", "unavailable"): (
+        "--offload_during_rollout moves memory from an accelerator to the host, and there is no accelerator; leave it "
+        "out"
+    ),
+    # groups and levels
+    ("advantage_estimator", "too_few"): (
+        "--advantage_estimator {value} compares the episodes of a group: --n_samples_per_prompt {n} must be at least 2"
+    ),
+    ("filter_zero_variance", "too_few"): (
+        "--filter_zero_variance drops every group of --n_samples_per_prompt {n}; give at least 2"
+    ),
+    ("log_prob_level", "contradiction"): (
+        "--log_prob_level {value} sums over several advantages of --advantage_level {advantage_level}; choose the "
+        "advantage level at least as coarse"
+    ),
+    # bounds
+    ("eps_clip_low_high", "out_of_range"): "--eps_clip_low_high {value}: give two widths, low <= high",
+    (None, "bounds_crossed"): "--{flag} {value} exceeds --{other} {bound}; swap them",
+    ("rollout_is", "contradiction"): (
+        "--rollout_is seq_mask_tis weighs tokens and masks decisions; leave out --rollout_is_level"
+    ),
+    # KL
+    ("use_kl_loss", "no_effect"): "--use_kl_loss has no effect with --init_kl_coef 0; give the KL a weight",
+    ("kl_target", "needs_flag"): "--kl_target steers --init_kl_coef, which is 0; give it a start value",
+    ("use_kl_in_reward", "contradiction"): (
+        "--use_kl_in_reward and --use_kl_loss penalize the same KL twice; choose one"
+    ),
+    ("use_kl_in_reward", "needs_flag"): (
+        "--no-use_kl_in_reward: --init_kl_coef {value} would have no effect; give --use_kl_loss, or no weight"
+    ),
+    ("kl_estimator", "contradiction"): (
+        "--kl_estimator {value}: the suffix + changes the gradient, and a KL in the reward has none; give "
+        "{without_suffix}, or --use_kl_loss"
+    ),
+    ("init_kl_coef", "contradiction"): (
+        "--init_kl_coef {value}: {estimator} uses the components of the reward rather than their sum, from which the "
+        "KL is subtracted; give --use_kl_loss"
+    ),
+    # steps
+    ("target_kl", "no_effect"): (
+        "--target_kl {value}: an iteration has only one optimizer step, so there is none to skip; raise "
+        "--max_epochs or lower --train_batch_size"
+    ),
+    ("ema_beta", "contradiction"): "--ema_beta {value} needs whole parameters on every rank: --zero_stage 0, 1 or 2",
+    ("use_ema", "needs_flag"): "--use_ema: there is no moving average; give --ema_beta, for example 0.99",
+    ("ptx_coef", "needs_flag"): "--ptx_coef and --ptx_demos belong together: give both or neither",
+    # folders and runs that are continued
+    (None, "folder_in_use"): "--{flag}: {why}",
+    ("save_path", "invalid_file"): "{file} is not valid JSON ({error}); name another --save_path",
+    ("save_path", "mismatch"): (
+        "--save_path: {folder} holds no run of this command ({file} is missing); name another folder"
+    ),
+    ("load_checkpoint", "missing_file"): (
+        "--val_only --load_checkpoint: there is no checkpoint in {folder}; name the run with --save_path, or leave out "
+        "--load_checkpoint to evaluate --pretrain"
+    ),
+    (None, "changed"): (
+        "--{flag} {value}: the run in {folder} was started with {known}; repeat that, or name another --save_path"
+    ),
+    # evaluation
+    ("report", "invalid_file"): "--report {value} is a file; name a folder",
+    ("compare", "duplicate"): "--compare {value} is given twice",
+    ("task_suite_name", "duplicate"): "--task_suite_name names {value} twice",
+    ("compare", "mismatch"): (
+        "--compare {value} is an evaluation of {suite} alone; compare with one of all these suites"
+    ),
+    ("compare", "modes_differ"): "--compare {value} was evaluated {other} only; this evaluation is {own}",
+    ("compare", "protocols_differ"): (
+        "--compare {value} was not measured by the same protocol ({differences}); evaluate both alike, or give "
+        "--allow_unpaired for a marked comparison without pairs"
+    ),
+    # the observations of a model
+    (None, "image_count"): "{folder} takes {wanted} image(s); there are those of {cameras}",
+    (None, "cameras"): (
+        "{folder} was trained on the camera(s) {known}, and would be shown {shown}; train one on these"
+    ),
+    (None, "image_size"): "{folder} takes images of {wanted} pixels; these have {size}",
+    (None, "render_quality"): (
+        "{folder} was trained on --render_quality {quality}, and would be shown {shown}; train one on these"
+    ),
+    (None, "proprio_dims"): "{folder} takes {wanted} numbers of proprioception; {there_are}",
+    ("critic_pretrain", "mismatch"): (
+        "{folder} prepares observations differently ({what}); train a critic from this policy, or leave the flag out"
+    ),
+    ("critic_pretrain", "action_shape"): "{folder} values chunks of {own} action tokens; the policy acts in {policy}",
+    # a checkpoint and the environment
+    ("action_chunk_len", "mismatch"): "--action_chunk_len {value}: the checkpoint predicts {wanted}",
+    ("num_images_in_input", "mismatch"): "--num_images_in_input {value}: the checkpoint takes {wanted}",
+    ("cameras", "mismatch"): "--cameras {value}: the checkpoint takes {wanted} image(s)",
+    ("use_proprio", "mismatch"): (
+        "--use_proprio: the checkpoint {takes} proprioception; leave the flag out or agree with it"
+    ),
+    ("image_size", "mismatch"): "--image_size {value}: the checkpoint takes {wanted} pixels",
+    ("task_suite_name", "action_dims"): "suite {suite} has {dims} action dimensions; the checkpoint predicts {wanted}",
+    ("task_suite_name", "proprio_dims"): (
+        "suite {suite} has {length} numbers of proprioception; the checkpoint takes {wanted}"
+    ),
+    ("rm_state_input", "needs_flag"): (
+        "the checkpoint was trained with --rm_state_input {value}: repeat it, with rm in --reward (rm:0 pays nothing)"
+    ),
+    ("rm_state_input", "changed"): "the checkpoint was trained with another machine's state: {differences}",
+    ("rm_state_input", "contradiction"): (
+        "--rm_state_input proprio: the reward model of {of} does not take machine states; use prompt"
+    ),
+    ("rm_state_input", "no_proprio"): (
+        "--rm_state_input proprio: the checkpoint takes no proprioception; use --rm_state_input prompt"
+    ),
+    ("rm_state_input", "proprio_dims"): (
+        "--rm_state_input proprio: {length} numbers of the environment and {width} states make {both}, but the "
+        "checkpoint's projector takes {wanted}; only a checkpoint trained with it fits: use --rm_state_input prompt, "
+        "which always works"
+    ),
+    # demonstrations and the policy they are for
+    ("demos", "action_dims"): "{path} has {dims} action dimensions; {folder} predicts {wanted}",
+    ("demos", "cameras"): "{path} has {cameras} camera(s); {folder} takes {wanted}; choose with --cameras",
+    ("demos", "image_size"): "{path} has images of {size} pixels; {folder} takes {wanted}",
+    ("demos", "no_proprio"): "{folder} takes proprioception, which {path} does not hold",
+    ("demos", "proprio_dims"): "{path} has {length} numbers of proprioception; {folder} takes {wanted}",
+    # training data
+    ("demos", "too_few"): (
+        "--demos {value}: {rows} decisions cannot be shared by {ranks} ranks; use fewer ranks or more demonstrations"
+    ),
+    ("demos", "too_few_frames"): (
+        "--demos {value}: {frames} training frames cannot be shared by {ranks} ranks; use fewer ranks or more episodes"
+    ),
+    ("demos", "one_outcome"): (
+        "--demos {value}: the {part} episodes hold {successes} successes among {episodes}; both outcomes are needed: "
+        "record with --keep all and an expert that errs"
+    ),
+    # other commands
+    ("init_state_id", "out_of_range"): "--init_state_id {value}: {task} has initial states 0..{last}",
+    ("output", "not_png"): "--output {value}: the contact sheet is a PNG; name a file that ends in .png",
+    ("output", "is_folder"): "--output {value} is a folder; name a file",
+    ("control_freq", "unknown_name"): (
+        "--control_freq: {demos} does not record its environment steps per second, and suite {suite} is not known "
+        "here; give them"
+    ),
+    ("control_freq", "mismatch"): "--control_freq: {why}; or give the environment steps per second",
+    ("render_steps", "no_effect"): "--render_steps: {demos} already has an image of each step; leave it out",
+    ("episodes", "out_of_range"): "--episodes {value}: {demos} has {episodes} episodes",
+    ("demos", "not_playable"): "--demos: {why}",
+    # flags without effect; `typed` is the flag with its value
+    (None, "no_effect"): "{typed}: {why}; leave it out",
+}
+
+# Why a flag has no effect.
+_UNREAD = {
+    "estimator": "--advantage_estimator {estimator} does not use it",
+    "loss": "--policy_loss {loss} does not use it",
+    "loss mode": "--policy_loss {loss} has a fixed mode, and there is no other loss",
+    "no critic": "{estimator} has no critic",
+    "shared critic": "--share_backbone trains one network",
+    "switch": "it belongs to --{switch}, which is off",
+    "not given": "it belongs to --{switch}, which is not given",
+    "missing": "there is no --{switch}",
+    "none": "--{switch} is none",
+    "no KL": "there is no KL with --init_kl_coef 0",
+    "mode": "no such mode is chosen",
+    "no lonely episode": "no group has a single episode",
+    "no filter": "no filter is on",
+    "by tokens": "--use_dynamic_batch splits by tokens",
+}
+
+
+def problem(flag: str | None, reason: str, **values: object) -> Problem:
+    """A problem with its text, into which `values` are filled; if `flag` is None, the caller adds it."""
+    text = _TEXTS.get((flag, reason)) or _TEXTS[None, reason]
+    return Problem(flag, reason, text.format(flag=flag, **values))
+
+
+def unread(flag: str, typed: str, why: str, **values: object) -> Problem:
+    """The problem of a flag that is set but has no effect.
+
+    Args:
+        flag: name of the flag.
+        typed: the flag with its value, as on a command line.
+        why: a key of `_UNREAD`.
+        values: values filled into that phrase.
+    """
+    return problem(flag, "no_effect", typed=typed, why=_UNREAD[why].format(**values))

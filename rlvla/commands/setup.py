@@ -1,0 +1,237 @@
+"""Checks and construction shared by training and evaluation: checkpoint, environment, workers.
+
+Configuration problems are detected here, before a model is loaded or an episode is played.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rlvla.checkpoints.policy_folder import MACHINE_STATE, learned_states, recorded_environment
+from rlvla.commands.problem_texts import problem
+from rlvla.envs.base import Observation, TaskSpec
+from rlvla.envs.config import EnvConfig, SplitConfig
+from rlvla.envs.registry import get_suite
+from rlvla.envs.workers.config import WorkerConfig, start_pool
+from rlvla.envs.workers.messages import EnvSpec, Reset
+from rlvla.envs.workers.watchdog import WatchedPool
+from rlvla.models.config import PolicyConfig
+from rlvla.models.families import Checkpoint, check_checkpoint, checkpoint_overrides, start_warnings
+from rlvla.models.policy import PolicySpec
+from rlvla.rewards import RewardConfig, StateInput, StateInputSettings
+from rlvla.utils.errors import ConfigError, Problem, as_problems
+
+
+@dataclass(frozen=True)
+class CheckedRun:
+    """A checked configuration.
+
+    Attributes:
+        env: the environment, with defaults from the record of the checkpoint.
+        tasks: the selected tasks.
+        checkpoint: the checkpoint of the policy.
+        overrides: settings that replace those of the checkpoint's config.json.
+        state_input: adds the state of a reward machine to the observations, or None.
+    """
+
+    env: EnvConfig
+    tasks: list[TaskSpec]
+    checkpoint: Checkpoint
+    overrides: dict[str, object]
+    state_input: StateInput | None = None
+
+    @property
+    def spec(self) -> PolicySpec:
+        """Dimensions and properties of the policy."""
+        return self.checkpoint.spec
+
+
+def check_run(
+    policy: PolicyConfig,
+    env: EnvConfig,
+    split: SplitConfig,
+    eval_episodes: int,
+    rewards: RewardConfig | None = None,
+) -> tuple[CheckedRun | None, list[Problem]]:
+    """Check checkpoint, environment and split against each other; returns the checked run, or None and all problems.
+
+    `rewards` are those of a training run; an evaluation passes None and uses what the checkpoint recorded.
+    """
+    problems: list[str | Problem] = []
+    folder, recorded = Path(policy.pretrain), {}
+    try:
+        recorded = recorded_environment(folder)
+    except ConfigError as error:
+        problems += error.problems
+    env = env.completed(recorded)
+    tasks: list[TaskSpec] = []
+    checkpoint, overrides = None, {}
+    try:
+        overrides = checkpoint_overrides(folder, policy)
+        checkpoint = check_checkpoint(folder, policy.unnorm_key, env.task_suite_name, overrides)
+    except ConfigError as error:
+        problems += error.problems
+    problems += start_warnings(folder, checkpoint)
+    if checkpoint is not None and env.use_proprio is None:  # a foreign checkpoint: its tensors tell
+        env = replace(env, use_proprio=bool(checkpoint.spec.proprio_dim))
+    try:
+        # A checkpoint that is not there cannot tell the suite: one problem, not two.
+        if env.task_suite_name is not None or checkpoint is not None:
+            tasks = env.tasks()
+            problems += split.problems(tasks, eval_episodes, learned_states(recorded) or ())
+    except ConfigError as error:
+        problems += error.problems
+    state_input = None
+    if checkpoint is not None and tasks:
+        spec = checkpoint.spec
+        problems += _contradictions(policy, env, spec, tasks)
+        state_input, more = state_input_of(recorded, rewards, spec, tasks)
+        one_hot = state_input is not None and bool(state_input.settings.width)  # its length is already checked
+        problems += more if more or one_hot else _proprio_problems(env, spec, tasks)
+    if problems or checkpoint is None:
+        return None, as_problems(problems)
+    return CheckedRun(env, tasks, checkpoint, overrides, state_input), []
+
+
+def _contradictions(policy: PolicyConfig, env: EnvConfig, spec: PolicySpec, tasks: Sequence[TaskSpec]) -> list[Problem]:
+    found = []
+    cameras = len(env.camera_names)
+    wanted_images = spec.cameras or policy.num_images_in_input or cameras
+    if policy.action_chunk_len not in (None, spec.action_chunk_len):
+        lengths = {"value": policy.action_chunk_len, "wanted": spec.action_chunk_len}
+        found.append(problem("action_chunk_len", "mismatch", **lengths))
+    if policy.num_images_in_input not in (None, wanted_images):
+        images = {"value": policy.num_images_in_input, "wanted": wanted_images}
+        found.append(problem("num_images_in_input", "mismatch", **images))
+    if cameras != wanted_images:
+        found.append(problem("cameras", "mismatch", value=" ".join(env.camera_names), wanted=wanted_images))
+    if bool(spec.proprio_dim) != bool(env.use_proprio):
+        takes = "takes" if spec.proprio_dim else "does not take"
+        found.append(problem("use_proprio", "mismatch", takes=takes))
+    size = env.image_size or get_suite(env.suite).image_size
+    if spec.image_size not in (None, size):
+        found.append(problem("image_size", "mismatch", value=size, wanted=spec.image_size))
+    dims = {task.action_dim for task in tasks}
+    if dims != {spec.action_dim}:
+        dimensions = {"dims": sorted(dims), "wanted": spec.action_dim}
+        found.append(problem("task_suite_name", "action_dims", suite=env.suite, **dimensions))
+    return found
+
+
+def _proprio_problems(env: EnvConfig, spec: PolicySpec, tasks: Sequence[TaskSpec]) -> list[Problem]:
+    """Tasks whose proprioception does not fit the projector of the checkpoint."""
+    if not spec.proprio_dim or not env.use_proprio:
+        return []
+    other = sorted({task.proprio_dim for task in tasks} - {spec.proprio_dim})
+    return [
+        problem("task_suite_name", "proprio_dims", suite=env.suite, length=length, wanted=spec.proprio_dim)
+        for length in other
+    ]
+
+
+def start_workers(
+    num_envs: int,
+    env: EnvConfig,
+    task: TaskSpec,
+    custom_modules: Sequence[str] = (),
+    config: WorkerConfig | None = None,
+) -> WatchedPool:
+    """Start the worker processes and build a task's environment in each of them.
+
+    Raises:
+        ConfigError: the environment cannot be built here (no working GL, extra not installed).
+    """
+    first = EnvSpec(task.suite, task.task_id, env.env_kwargs())
+    try:
+        return start_pool(num_envs, config or WorkerConfig(), first, custom_modules, env.env_python)
+    except ConfigError as error:
+        raise ConfigError(error.problems, one_rank=True) from None
+
+
+def first_observations(pool: WatchedPool, setting: CheckedRun) -> list[Observation]:
+    """Observations of the first task at the start of an episode, one per worker slot.
+
+    Raises:
+        EnvWorkerError, ConfigError: what a worker reported.
+    """
+    task = setting.tasks[0]
+    spec = EnvSpec(task.suite, task.task_id, setting.env.env_kwargs())
+    pool.submit_all([(slot, Reset(spec, slot % task.num_init_states, slot)) for slot in range(pool.num_slots)])
+    observations: list[Observation] = []
+    while len(observations) < pool.num_slots:
+        for _, result in pool.wait():
+            if isinstance(result, Exception):
+                raise result
+            observations.append(result)
+    if setting.state_input is None:
+        return observations
+    start = setting.state_input.begin(task)
+    return [start.observe(observation) for observation in observations]
+
+
+def state_input_of(
+    recorded: dict[str, Any], rewards: RewardConfig | None, spec: PolicySpec, tasks: Sequence[TaskSpec]
+) -> tuple[StateInput | None, list[Problem]]:
+    """How the policy observes the state of a reward machine (None if it does not), and all problems with it.
+
+    Args:
+        recorded: the checkpoint's record of its environment.
+        rewards: rewards of a training run; None to use what the checkpoint recorded.
+        spec: dimensions and properties of the policy.
+        tasks: the selected tasks.
+    """
+    try:
+        before = StateInputSettings.from_dict(recorded[MACHINE_STATE]) if MACHINE_STATE in recorded else None
+        asked = StateInput.from_config(rewards, tasks) if rewards is not None else before and StateInput(before)
+        if asked is None:
+            return None, _forgotten(before)
+        if before is not None and rewards is not None:
+            width = before.width if asked.settings.width else 0  # room for more states than these tasks have is no harm
+            asked = StateInput(replace(asked.settings, width=max(width, asked.settings.width)))
+            if asked.settings != before:
+                return None, [_different(before, asked.settings)]
+        return asked, asked.problems(tasks) + _width_problems(asked, spec, tasks, rewards)
+    except ConfigError as error:
+        # Without a machine there is no state; for the reward source `rm` of a training run the same is said elsewhere.
+        return None, [] if rewards is not None else error.problems
+
+
+def _forgotten(before: StateInputSettings | None) -> list[Problem]:
+    return [] if before is None else [problem("rm_state_input", "needs_flag", value=before.rm_state_input)]
+
+
+def _different(before: StateInputSettings, asked: StateInputSettings) -> Problem:
+    now, then = asked.as_dict(), before.as_dict()
+    changed = [name for name in now if now[name] != then[name]]
+    differences = "; ".join(
+        f"--{name} is {now[name]}, it was {then[name]}" if name != "width" else f"{now[name]} states, not {then[name]}"
+        for name in changed
+    )
+    return problem("rm_state_input", "changed", differences=differences)
+
+
+def _reward_model_flags(rewards: RewardConfig | None) -> list[str]:
+    if rewards is None:
+        return []
+    asked = ["--reward rm_model"] if any(spec.partition(":")[0] == "rm_model" for spec in rewards.reward) else []
+    return asked + (["--reward_pretrain"] if rewards.reward_pretrain is not None else [])
+
+
+def _width_problems(
+    asked: StateInput, spec: PolicySpec, tasks: Sequence[TaskSpec], rewards: RewardConfig | None
+) -> list[Problem]:
+    """Problems if the one-hot vector does not fit the projector of the checkpoint or of the reward model."""
+    width = asked.settings.width
+    if not width:
+        return []
+    found = [problem("rm_state_input", "contradiction", of=flag) for flag in _reward_model_flags(rewards)]
+    if not spec.proprio_dim:
+        return [*found, problem("rm_state_input", "no_proprio")]
+    for length in sorted({task.proprio_dim for task in tasks}):
+        if spec.proprio_dim != length + width:
+            amounts = {"length": length, "width": width, "both": length + width, "wanted": spec.proprio_dim}
+            found.append(problem("rm_state_input", "proprio_dims", **amounts))
+    return found

@@ -1,0 +1,105 @@
+"""Running `cli/train_rm_vla.py`: checks, model, trainer, and the final summary."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rlvla.checkpoints.policy_folder import PolicyRecord
+from rlvla.checkpoints.run_folder import claimed_run_folder, run_folder_problem
+from rlvla.commands.model_checks import mismatch_with_policy
+from rlvla.commands.problem_texts import problem
+from rlvla.commands.tiny_start import new_tiny
+from rlvla.data.demonstrations import Demonstrations
+from rlvla.data.frames import read_outcomes, split_episodes
+from rlvla.envs.config import EnvConfig
+from rlvla.models.families import check_checkpoint
+from rlvla.trainer.reward_model_trainer import RewardModelTrainer
+from rlvla.trainer.supervised_config import RewardModelConfig, RewardRunConfig, TinyConfig
+from rlvla.utils.cli.config_file import write_config_file
+from rlvla.utils.cli.flags import range_problems
+from rlvla.utils.deepspeed.config import StrategyConfig, launched_world_size
+from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
+from rlvla.utils.errors import ConfigError, Problem, require
+from rlvla.utils.files import write_json
+from rlvla.utils.seeding import seed_everything
+from rlvla.utils.terminal import quiet_libraries, table
+
+
+def run_reward_model(
+    run: RewardRunConfig, tiny: TinyConfig, config: RewardModelConfig, strategy_config: StrategyConfig
+) -> Path:
+    """Train a reward model and return its folder; configuration problems are raised before anything is started."""
+    parts = (run, tiny, config, strategy_config)
+    problems = [p for part in parts for p in range_problems(part)]
+    problems += strategy_config.problems()
+    folder = run_folder_problem(run.save_path)
+    problems += [problem("save_path", "folder_in_use", why=folder)] if folder else []
+    ranks = launched_world_size()
+    if config.train_batch_size % ranks:
+        problems.append(problem("train_batch_size", "not_divisible", value=config.train_batch_size, ranks=ranks))
+    demos = None
+    try:
+        demos = read_outcomes(run.demos, run.cameras or None)
+        problems += _data_problems(demos, config, run)
+        if run.pretrain != "tiny":
+            spec = check_checkpoint(run.pretrain, run.unnorm_key).spec
+            problems += mismatch_with_policy(demos, " ".join(run.demos), spec, run.pretrain)
+    except ConfigError as error:
+        problems += error.problems
+    if problems or demos is None:
+        raise ConfigError(problems)
+    if config.use_wandb:
+        require("wandb", extra="wandb")
+    quiet_libraries()
+    strategy = DeepspeedStrategy(strategy_config, seed=run.seed)
+    seed_everything(run.seed)
+    with claimed_run_folder(Path(run.save_path), strategy):
+        return _train(run, tiny, config, strategy, demos, parts)
+
+
+def _train(
+    run: RewardRunConfig,
+    tiny: TinyConfig,
+    config: RewardModelConfig,
+    strategy: DeepspeedStrategy,
+    demos: Demonstrations,
+    parts: Sequence[Any],
+) -> Path:
+    """Train with a checked configuration; `parts` are all groups of flags."""
+    save_path, pretrain = Path(run.save_path), Path(run.pretrain)
+    if strategy.is_main:
+        write_config_file(save_path, parts)
+    if run.pretrain == "tiny":
+        pretrain = save_path / "start"
+        if strategy.is_main:
+            new_tiny(pretrain, demos, run, tiny)
+        strategy.barrier()
+    model = check_checkpoint(pretrain, run.unnorm_key).load_reward_model(new=True)
+    env = EnvConfig().completed(demos.env_args | {"cameras": list(run.cameras or demos.env_args["cameras"])})
+    record = PolicyRecord(env, tuple(demos.states_learned_from))
+    trainer = RewardModelTrainer(model, demos, strategy, config, save_path, record)
+    trainer.logger.describe(parts, outcomes=("reward_model/auroc",))
+    metrics = trainer.fit()
+    result = save_path / "reward_model"
+    if strategy.is_main:
+        write_json(save_path / "metrics.json", metrics)
+        print(table(("held-out episodes", "value"), [(n.split("/")[1], f"{v:.4g}") for n, v in metrics.items()]))
+        print(f"{result}\nnext: python cli/train_ppo_vla.py --reward_pretrain {result} ...")
+    return result
+
+
+def _data_problems(demos: Demonstrations, config: RewardModelConfig, run: RewardRunConfig) -> list[Problem]:
+    """Problems of the data: both outcomes must occur, and each rank needs a frame."""
+    train, heldout = split_episodes(demos, config.heldout_share, run.seed)
+    frames, world = sum(len(demos.images[i]) for i in train), launched_world_size()
+    found, given = [], {"value": " ".join(run.demos)}
+    if frames < world:
+        found.append(problem("demos", "too_few_frames", frames=frames, ranks=world, **given))
+    for name, part in (("training", train), ("held-out", heldout)):
+        outcomes = [demos.success[i] for i in part]
+        if len(set(outcomes)) < 2:
+            amounts = {"part": name, "successes": sum(outcomes), "episodes": len(part)}
+            found.append(problem("demos", "one_outcome", **amounts, **given))
+    return found

@@ -1,0 +1,1 @@
+"""Demonstrations and recorded episodes: reading, writing, and training rows."""

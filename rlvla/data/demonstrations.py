@@ -1,0 +1,121 @@
+"""Demonstrations in memory, and their dataset statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rlvla.envs.splits import LearnedStates
+
+STATISTICS_FILE = "dataset_statistics.json"
+UNKNOWN_STATE = (0, -1)  # task and initial state of an episode for which they were not recorded
+
+
+def statistics(values: np.ndarray, unnormalized: Sequence[int] = ()) -> dict[str, list[float] | list[bool]]:
+    """Per dimension of values [M, D]: mean, std, min, max, q01, q99, and a mask of the dimensions to normalize."""
+    values = values.astype(np.float64)
+    q01, q99 = np.quantile(values, [0.01, 0.99], axis=0)
+    numbers = {
+        "mean": values.mean(0),
+        "std": values.std(0),
+        "min": values.min(0),
+        "max": values.max(0),
+        "q01": q01,
+        "q99": q99,
+    }
+    mask = [dim not in unnormalized for dim in range(values.shape[1])]
+    return {**{name: column.tolist() for name, column in numbers.items()}, "mask": mask}
+
+
+def dataset_entry(
+    actions: Sequence[np.ndarray], proprio: Sequence[np.ndarray] | None, unnormalized: Sequence[int] = ()
+) -> dict[str, Any]:
+    """The entry of a dataset in `dataset_statistics.json`, from the actions and proprio of its episodes."""
+    entry: dict[str, Any] = {"action": statistics(np.concatenate(actions), unnormalized)}
+    if proprio:
+        entry["proprio"] = statistics(np.concatenate(proprio))
+    entry["num_transitions"] = sum(len(episode) for episode in actions)
+    entry["num_trajectories"] = len(actions)
+    return entry
+
+
+@dataclass
+class Demonstrations:
+    """The episodes of a dataset, in memory.
+
+    Attributes:
+        env_args: options of the environment they were recorded in; `cameras` gives the order of `images`.
+        statistics: content of `dataset_statistics.json`.
+        images: per episode [S, N, H, W, 3] uint8.
+        proprio: per episode [S, P] float32, or None.
+        actions: per episode [S, D] float32.
+        instructions: per episode the language instruction.
+        success: per episode whether it ended in success.
+        init_states: per episode (task id, initial state id), or `UNKNOWN_STATE`; empty if none is known.
+        decision_steps: per episode [S] int, the steps at which images were recorded; None means every step.
+        last_images: per episode [N, H, W, 3] uint8 after its last action; None if not recorded.
+        last_proprio: per episode [P] float32 after its last action; None if not recorded.
+        rewards: per episode [S] float32; None if not recorded.
+        seeds: per episode the seed of its reset; None if not recorded.
+        control_freq: environment steps per second; None if not recorded, see `control_frequency`.
+        learned_from: known initial states of several files, possibly of different suites; None: see `init_states`.
+    """
+
+    env_args: dict[str, Any]
+    statistics: dict[str, Any]
+    images: list[np.ndarray]
+    proprio: list[np.ndarray] | None
+    actions: list[np.ndarray]
+    instructions: list[str]
+    success: list[bool]
+    init_states: list[tuple[int, int]]
+    decision_steps: list[np.ndarray] | None = None
+    last_images: list[np.ndarray] | None = None
+    last_proprio: list[np.ndarray] | None = None
+    rewards: list[np.ndarray] | None = None
+    seeds: list[int] | None = None
+    control_freq: float | None = None
+    learned_from: list[LearnedStates] | None = None
+
+    @property
+    def num_steps(self) -> int:
+        """Number of environment steps of all episodes."""
+        return sum(len(actions) for actions in self.actions)
+
+    @property
+    def num_rows(self) -> int:
+        """Number of observations, which is the number of training rows."""
+        return sum(len(images) for images in self.images)
+
+    @property
+    def states_learned_from(self) -> list[LearnedStates]:
+        """The initial states of the episodes, as far as known: one range per task."""
+        if self.learned_from is not None:
+            return self.learned_from
+        states: dict[int, list[int]] = {}
+        for known in self.init_states:
+            if known != UNKNOWN_STATE:
+                states.setdefault(known[0], []).append(known[1])
+        suite = str(self.env_args.get("task_suite_name"))
+        return [LearnedStates(suite, task_id, min(ids), max(ids) + 1) for task_id, ids in states.items()]
+
+    @property
+    def image_bytes(self) -> int:
+        """Size of all images in bytes."""
+        return sum(images.nbytes for images in self.images)
+
+    def joined_images(self) -> np.ndarray:
+        """The images of all episodes in one array [M, N, H, W, 3] uint8; `images` become views of it.
+
+        Images take up most of the memory of a supervised run, so there is only one copy of them.
+        """
+        joined = np.empty((sum(map(len, self.images)), *self.images[0].shape[1:]), self.images[0].dtype)
+        start = 0
+        for position, images in enumerate(self.images):  # each array is released as soon as it has been copied
+            self.images[position] = joined[start : start + len(images)]
+            self.images[position][:] = images
+            start += len(images)
+        return joined

@@ -1,0 +1,156 @@
+"""Replaying recorded actions in the simulator, which recovers whatever was not recorded of an episode."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from rlvla.data.demonstrations import UNKNOWN_STATE, Demonstrations
+from rlvla.envs import make_env
+from rlvla.envs.base import ChunkResult, Env, Observation, TaskSpec
+from rlvla.envs.config import EnvConfig
+from rlvla.utils.errors import ConfigError
+from rlvla.utils.terminal import progress_bar
+
+# Mean difference of two images in gray levels up to which they show the same scene. OpenGL drivers differ by less,
+# different scenes by far more.
+_SAME_PICTURE = 2.0
+
+
+@dataclass
+class PlayedEpisode:
+    """A replayed episode, step by step.
+
+    Attributes:
+        index: its number in the dataset.
+        task: the task that was played.
+        init_state_id: the initial state it started from.
+        seed: the seed of its reset.
+        first: the observation after the reset.
+        results: results of the T steps.
+    """
+
+    index: int
+    task: TaskSpec
+    init_state_id: int
+    seed: int
+    first: Observation
+    results: list[ChunkResult]
+
+    @property
+    def observations(self) -> list[Observation]:
+        """The T + 1 observations: after the reset and after each step."""
+        return [self.first, *(result.observation for result in self.results)]
+
+
+def recorded_env(demos: Demonstrations) -> EnvConfig:
+    """The environment the episodes were recorded in."""
+    return EnvConfig().completed(demos.env_args)
+
+
+def replay_problem(where: str, demos: Demonstrations) -> str | None:
+    """Why these episodes cannot be replayed, or None.
+
+    Demonstrations from other sources (LIBERO's files, most LeRobot datasets) lack initial states and seeds.
+    """
+    if demos.seeds is None or not demos.init_states or UNKNOWN_STATE in demos.init_states:
+        return (
+            f"{where} does not record the initial state and seed of each episode, without which none can be replayed; "
+            "episodes of cli/collect_demos.py and --dump_rollouts can"
+        )
+    return None
+
+
+def play_again(where: str, demos: Demonstrations, episodes: Sequence[int]) -> Iterator[PlayedEpisode]:
+    """Replay recorded episodes, one action per call, so that every step is rendered.
+
+    Args:
+        where: the file, for messages.
+        demos: the dataset.
+        episodes: numbers of the episodes to replay.
+
+    Raises:
+        ConfigError: initial states or seeds are not recorded, or an episode ends earlier or with another outcome than
+            recorded (another version of the simulator).
+    """
+    config = recorded_env(demos)
+    problem = replay_problem(where, demos)
+    if problem:
+        raise ConfigError(problem)
+    assert demos.seeds is not None
+    env: Env | None = None
+    try:
+        for index in episodes:
+            task_id, state = demos.init_states[index]
+            if env is None or env.task.task_id != task_id:
+                if env is not None:
+                    env.close()
+                env = make_env(config.suite, task_id, **config.env_kwargs())
+            first, results = _play(env, demos.actions[index], state, demos.seeds[index])
+            if len(results) != len(demos.actions[index]):
+                raise ConfigError(
+                    f"{where}: demo_{index} ends after {len(results)} of its {len(demos.actions[index])} recorded "
+                    "steps; record it again with this version of the simulator"
+                )
+            if results[-1].success_at_end != demos.success[index]:
+                raise ConfigError(
+                    f"{where}: demo_{index} does not end as recorded (success {demos.success[index]}); record it "
+                    "again with this version of the simulator"
+                )
+            yield PlayedEpisode(index, env.task, state, demos.seeds[index], first, results)
+    finally:
+        if env is not None:
+            env.close()
+
+
+def _play(env: Env, actions: np.ndarray, state: int, seed: int) -> tuple[Observation, list[ChunkResult]]:
+    first = env.reset(state, seed)
+    results: list[ChunkResult] = []
+    for action in actions:
+        results.append(env.step_chunk(action[None]))
+        if results[-1].terminated or results[-1].truncated:
+            break
+    return first, results
+
+
+def with_every_step(where: str, demos: Demonstrations) -> Demonstrations:
+    """Dumped rollouts with an observation before each step instead of each decision, rendered by a replay.
+
+    Args:
+        where: the file, for messages.
+        demos: the rollouts; returned as they are if they already have every step.
+
+    Raises:
+        ConfigError: see `play_again`; also if a rendered image differs from the one recorded at a decision.
+    """
+    if demos.decision_steps is None:
+        return demos
+    images, proprio = [], []
+    with progress_bar(len(demos.actions), "render every step") as bar:
+        for played in play_again(where, demos, range(len(demos.actions))):
+            seen = played.observations[:-1]
+            images.append(np.stack([observation.images for observation in seen]))
+            proprio.append([observation.proprio for observation in seen])
+            _check_decisions(where, demos, played.index, images[-1])
+            bar.update(1)
+    return replace(
+        demos,
+        images=images,
+        proprio=None if demos.proprio is None else [np.stack(values) for values in proprio],
+        decision_steps=None,
+        last_images=None,
+        last_proprio=None,
+    )
+
+
+def _check_decisions(where: str, demos: Demonstrations, index: int, images: np.ndarray) -> None:
+    assert demos.decision_steps is not None
+    for recorded, step in zip(demos.images[index], demos.decision_steps[index]):
+        distance = np.abs(recorded.astype(np.int16) - images[step]).mean()
+        if distance > _SAME_PICTURE:
+            raise ConfigError(
+                f"{where}: demo_{index} looks different at step {step} than recorded (by {distance:.1f} gray levels); "
+                "render with the version of the simulator and the options that it was recorded with"
+            )

@@ -1,0 +1,76 @@
+"""Writing training rollouts in the layout of demonstrations, for analysis, for scoring, or for supervised training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlvla.data.robomimic import LAST_OBS, DemonstrationWriter
+from rlvla.envs.config import EnvConfig
+from rlvla.experience import Sample
+from rlvla.models.policy import Policy
+
+
+def dump_rollouts(
+    folder: Path, iteration: int, rank: int, samples: Sequence[Sample], env: EnvConfig, policy: Policy
+) -> Path:
+    """Write the episodes of an iteration and return the file, `folder/iteration_<i>_rank<r>/demos.hdf5`.
+
+    In addition to the content of demonstrations (images and proprio at decisions only, see `rlvla.data.robomimic`),
+    each episode has its trace (`rollout/action_tokens` [S, K], or `rollout/trace/<name>`), `rollout/log_probs` [S, K],
+    `rollout/rewards/<source>` [steps], and in `rollout/last_obs/` images and proprio after the last action.
+
+    Args:
+        folder: parent folder of the dumps of the run.
+        iteration: number of the iteration, counted from 1.
+        rank: this process, which writes a file of its own.
+        samples: the episodes of this rank.
+        env: environment options to record.
+        policy: defines which dimensions of the actions are normalized.
+    """
+    path = folder / f"iteration_{iteration:06d}_rank{rank}" / "demos.hdf5"
+    record = env.as_dict() | {"cameras": list(env.camera_names), "task_suite_name": env.suite, "iteration": iteration}
+    gripper = [dim for dim, normalized in enumerate(policy.normalized_dims) if not normalized]
+    writer = DemonstrationWriter(path, record, env.camera_names, gripper)
+    try:
+        for sample in samples:
+            writer.add(as_episode(sample, env.camera_names), sample.task_id)
+        writer.close()
+    except BaseException:
+        writer.abort()
+        raise
+    return path
+
+
+def as_episode(sample: Sample, cameras: Sequence[str]) -> dict[str, Any]:
+    """An episode as `DemonstrationWriter.add` expects it, with one row per executed environment step."""
+    assert sample.actions is not None
+    actions, executed = sample.actions.numpy(), sample.executed.numpy()  # [S, A, D], [S, A]
+    images, proprio = sample.env_images.numpy(), sample.env_proprio
+    counts = executed.sum(1)
+    more: dict[str, np.ndarray] = {
+        "decision_steps": np.concatenate([[0], np.cumsum(counts)[:-1]]).astype(np.int64),
+        "rollout/log_probs": sample.log_probs.numpy(),
+    }
+    for name, values in sample.trace.items():
+        more["rollout/action_tokens" if name == "tokens" else f"rollout/trace/{name}"] = values.numpy()
+    for camera, picture in zip(cameras, images[-1]):
+        more[f"{LAST_OBS}/{camera}_image"] = picture
+    if proprio is not None:
+        more[f"{LAST_OBS}/proprio"] = proprio[-1].numpy()
+    for name, values in sample.reward_components.items():
+        more[f"rollout/rewards/{name}"] = values.numpy()[executed]
+    return {
+        "images": images[:-1],
+        "proprio": None if proprio is None else proprio[:-1].numpy(),
+        "actions": actions[executed],
+        "rewards": sample.rewards.numpy()[executed],
+        "instruction": sample.instruction,
+        "init_state_id": sample.init_state_id,
+        "seed": sample.seed,
+        "success_at_end": sample.success_at_end,
+        "more": more,
+    }

@@ -1,0 +1,227 @@
+"""LIBERO as rlvla environments: suites `libero_spatial`, `_object`, `_goal`, `_10` and `_90`, 130 tasks in total.
+
+Scenes, goals and initial states are LIBERO's; physics runs through the raw MuJoCo API, as in
+`rlvla.envs.robosuite.sim`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+from rlvla.envs.base import Observation, TaskSpec, check_init_state_id, task_of
+from rlvla.envs.libero import install as install
+from rlvla.envs.mujoco.arm_env import MujocoArmEnv
+from rlvla.envs.options import SuiteOptions
+from rlvla.utils.cli.flags import arg
+from rlvla.utils.errors import ConfigError
+
+# Step limits of published evaluations, excluding the settle steps.
+MAX_STEPS = {
+    "libero_spatial": 220,
+    "libero_object": 280,
+    "libero_goal": 300,
+    "libero_10": 520,
+    "libero_90": 400,
+}
+CAMERAS = {
+    "agentview": "agentview",
+    "wrist": "robot0_eye_in_hand",
+    "frontview": "frontview",
+    "birdview": "birdview",
+    "sideview": "sideview",
+}
+NUM_INIT_STATES = 50
+IMAGE_SIZE, CONTROL_FREQ = 256, 20.0
+ACTION_DIM, PROPRIO_DIM = 7, 8
+SETTLE_STEPS = 10
+NOOP = np.array([0, 0, 0, 0, 0, 0, -1], dtype=np.float32)  # no motion, open gripper
+# LIBERO ends an episode at the first step in which the goal holds.
+HOLD_STEPS = 1
+
+
+@dataclass(frozen=True)
+class LiberoOptions(SuiteOptions):
+    """Options of the suites.
+
+    Without cameras, nothing is rendered. `max_steps` excludes the settle steps and defaults to the suite's published
+    limit.
+
+    Attributes:
+        libero_assets: folder with LIBERO's meshes and textures.
+        settle_steps: no-op steps after a reset, in which objects drop onto their support.
+    """
+
+    known_cameras: ClassVar[tuple[str, ...]] = tuple(CAMERAS)
+
+    cameras: tuple[str, ...] = ("agentview",)
+    image_size: int = IMAGE_SIZE
+    success_hold_steps: int = HOLD_STEPS
+    libero_assets: str | None = arg(
+        None,
+        "folder of LIBERO's meshes and textures (default: $RLVLA_LIBERO_ASSETS, else LIBERO's own)",
+        metavar="DIR",
+        recorded=False,
+    )
+    settle_steps: int = field(default=SETTLE_STEPS, metadata={"minimum": 0})
+
+
+def instruction_of(name: str) -> str:
+    """LIBERO's instruction for a task name: `KITCHEN_SCENE3_turn_on_the_stove` -> `turn on the stove`."""
+    words = name.split("_")
+    scene = next((index for index, word in enumerate(words) if word.startswith("SCENE")), -1)
+    return " ".join(words[scene + 1 :])
+
+
+def proposition_of(predicate: Sequence[str]) -> str:
+    """Event name of a goal predicate: `("on", "bowl_1", "plate_1")` -> `on_bowl_1_plate_1`."""
+    return "_".join(predicate)
+
+
+def list_tasks(suite: str, **kw) -> list[TaskSpec]:
+    """The tasks of a suite; `kw` are the fields of `LiberoOptions`. MissingExtraError if LIBERO is not installed."""
+    options = LiberoOptions(**kw)
+    specs = []
+    for task_id, name in enumerate(install.task_names()[suite]):
+        goal = install.goal_of(install.bddl_file(suite, name).read_text(encoding="utf-8"))
+        specs.append(
+            TaskSpec(
+                suite=suite,
+                task_id=task_id,
+                name=name,
+                instruction=instruction_of(name),
+                max_steps=options.max_steps or MAX_STEPS[suite],
+                num_init_states=NUM_INIT_STATES,
+                action_dim=ACTION_DIM,
+                proprio_dim=PROPRIO_DIM,
+                control_freq=CONTROL_FREQ,
+                propositions=tuple(dict.fromkeys(map(proposition_of, goal))),
+                images_flipped_vertically=True,
+                gripper_dims=(ACTION_DIM - 1,),
+                machine="goals",
+            )
+        )
+    return specs
+
+
+def axis_angle(quat: np.ndarray) -> np.ndarray:
+    """Rotation vector [3] in radians of a quaternion [4] (x, y, z, w); angle in [0, 2 pi], zero if |w| = 1."""
+    w = float(np.clip(quat[3], -1.0, 1.0))
+    norm = math.sqrt(1.0 - w * w)
+    if math.isclose(norm, 0.0):
+        return np.zeros(3)
+    return quat[:3] * (2.0 * math.acos(w) / norm)
+
+
+class LiberoEnv(MujocoArmEnv):
+    """One LIBERO task.
+
+    Actions [7] in [-1, 1]: end-effector displacement (1 = 5 cm, world axes), rotation (1 = 0.5 rad about world axes),
+    gripper (sign: negative opens, positive closes).
+
+    Images are LIBERO's, flipped vertically (the first row is the lowest); policies trained on LIBERO rotate them by
+    180 degrees (`rlvla.models.vla.image_processing.libero_image`).
+
+    Proprio [8]: end-effector position [3], orientation as axis-angle [3], positions of the two fingers [2].
+
+    Privileged state: `eef_pos` [3], `gripper_qpos` [2], and position `<object>_pos` [3] and orientation `<object>_quat`
+    [4] (w first) of each object and fixture, in meters in the world frame.
+
+    The simulation is deterministic: trajectories do not depend on `seed`.
+
+    Args:
+        spec: the task, including the step limit.
+        options: validated options.
+    """
+
+    def __init__(self, spec: TaskSpec, options: LiberoOptions):
+        libero = install.import_libero(install.find_assets(options.libero_assets))
+        # After the import of LIBERO: these need robosuite.
+        from rlvla.envs.robosuite.sim import BUILD_SEED, RobosuiteSim, numpy_seed, physics_only, with_edited_xml
+
+        draws_fast = bool(options.cameras) and options.render_quality == "fast"
+        bddl = install.bddl_file(spec.suite, spec.name)
+        kind = libero.bddl_utils.get_problem_info(str(bddl))["problem_name"]
+        task_class = with_edited_xml(libero.TASK_MAPPING[kind], partial(_lighter, fast=draws_fast))
+        # Fixtures are placed at random when a scene is built; the seed makes all processes agree.
+        with numpy_seed(BUILD_SEED), contextlib.redirect_stdout(io.StringIO()):
+            env = task_class(str(bddl), robots=["Panda"], **physics_only(CONTROL_FREQ))
+        env.visualize(vis_settings=dict.fromkeys(env._visualizations, False))  # hide the gripper markers
+        simulator = RobosuiteSim(env)
+        self._states = install.init_states(spec.suite, spec.name)
+        size = 1 + simulator.model.nq + simulator.model.nv
+        if self._states.shape != (NUM_INIT_STATES, size):
+            raise ConfigError(
+                f"{spec.suite} task {spec.task_id} has initial states {list(self._states.shape)}, not "
+                f"{[NUM_INIT_STATES, size]}. Install the pinned hf-libero: examples/scripts/install_libero.sh"
+            )
+        self._goal = [(proposition_of(state), state) for state in env.parsed_problem["goal_state"]]
+        self._hand = simulator.model.body(env.robots[0].robot_model.eef_name).id
+        super().__init__(spec, options, simulator, CAMERAS, options.success_hold_steps, show_sites=True)
+        self._settle_steps = options.settle_steps
+
+    def reset(self, init_state_id: int, seed: int) -> Observation:
+        """Start an episode. Raises ValueError for an `init_state_id` outside [0, 50)."""
+        self._require_open()
+        check_init_state_id(self.task, init_state_id)
+        self._sim.restore(self._states[init_state_id])
+        for _ in range(self._settle_steps):
+            self._sim.step(NOOP)
+        self._sim.env._post_process()
+        self._runner.begin()
+        return self._observe()
+
+    def privileged_state(self) -> dict[str, np.ndarray]:
+        """Simulator state for scripted experts; see the class docstring for the keys."""
+        self._require_open()
+        data, env = self._sim.data, self._sim.env
+        state = {
+            "eef_pos": data.site_xpos[self._sim.eef_site].copy(),
+            "gripper_qpos": data.qpos[self._sim.gripper_qpos_index],
+        }
+        for name, body in env.obj_body_id.items():
+            state[f"{name}_pos"], state[f"{name}_quat"] = data.xpos[body].copy(), data.xquat[body].copy()
+        return state
+
+    def _advance(self, action: np.ndarray) -> tuple[bool, frozenset[str]]:
+        self._sim.step(action)
+        env = self._sim.env
+        env._post_process()  # e.g. the flame of a stove that was turned on
+        holds = [(name, bool(env._eval_predicate(state))) for name, state in self._goal]
+        return all(value for _, value in holds), frozenset(name for name, value in holds if value)
+
+    def _proprio(self) -> np.ndarray:
+        data = self._sim.data
+        w, x, y, z = data.xquat[self._hand]
+        rotation = axis_angle(np.array([x, y, z, w]))
+        position, fingers = data.site_xpos[self._sim.eef_site], data.qpos[self._sim.gripper_qpos_index]
+        return np.concatenate([position, rotation, fingers]).astype(np.float32)
+
+
+def _lighter(xml: str, *, fast: bool) -> str:
+    """Simplify the robot's visual meshes but not LIBERO's, which would lose their textures."""
+    if not fast:
+        return xml
+    import robosuite
+
+    from rlvla.envs.mujoco.light_meshes import lighten_visual_meshes
+
+    return lighten_visual_meshes(xml, below=Path(robosuite.__file__).parent)
+
+
+def make(suite: str, task_id: int, **kw) -> LiberoEnv:
+    """Create the environment of a task; `kw` are the fields of `LiberoOptions`.
+
+    Raises:
+        ConfigError: unknown task, camera or option, an invalid value, missing assets, or no working GL.
+        MissingExtraError: LIBERO is not installed.
+    """
+    return LiberoEnv(task_of(suite, list_tasks(suite, **kw), task_id), LiberoOptions(**kw))

@@ -1,0 +1,144 @@
+"""The installed LIBERO package: its files and assets, and a non-interactive import.
+
+LIBERO's tasks, goals and initial states are read from the files of its package without importing it, so that they can
+be listed without a simulator (and without torch, which LIBERO uses to read its initial states).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import os
+import pickle
+import re
+import runpy
+import tempfile
+import zipfile
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlvla.envs.robosuite.importing import import_robosuite
+from rlvla.utils.errors import ConfigError, MissingExtraError, require
+
+ASSETS_VARIABLE = "RLVLA_LIBERO_ASSETS"
+_ASSET_FOLDERS = ("articulated_objects", "stable_scanned_objects", "turbosquid_objects", "stable_hope_objects")
+# Names allowed in pickled initial states: numpy arrays only, nothing executable.
+_HARMLESS = {
+    ("numpy.core.multiarray", "_reconstruct"),
+    ("numpy._core.multiarray", "_reconstruct"),
+    ("numpy", "ndarray"),
+    ("numpy", "dtype"),
+    ("_codecs", "encode"),
+}
+
+
+def package_folder() -> Path:
+    """The folder of the package `libero.libero`; MissingExtraError if it is not installed."""
+    spec = importlib.util.find_spec("libero")
+    for location in (spec.submodule_search_locations or ()) if spec else ():
+        if (Path(location) / "libero" / "bddl_files").is_dir():
+            return Path(location) / "libero"
+    raise MissingExtraError(
+        "LIBERO is not installed. Install it with: bash examples/scripts/install_libero.sh (a plain "
+        '"pip install hf-libero" would replace torch)'
+    )
+
+
+@lru_cache(maxsize=1)
+def task_names() -> dict[str, list[str]]:
+    """Suite -> task names in LIBERO's order."""
+    return runpy.run_path(str(package_folder() / "benchmark" / "libero_suite_task_map.py"))["libero_task_map"]
+
+
+def bddl_file(suite: str, name: str) -> Path:
+    """Path of a task's BDDL definition."""
+    return package_folder() / "bddl_files" / suite / f"{name}.bddl"
+
+
+def goal_of(bddl: str) -> list[tuple[str, ...]]:
+    """Goal predicates of a BDDL definition (a conjunction), in lower case, e.g. ("on", "bowl_1", "plate_1")."""
+    goal = re.search(r"\(:goal\s*\(and(.*?)\)\s*\)\s*\)", bddl + ")", re.IGNORECASE | re.DOTALL)
+    if goal is None:
+        raise ValueError("the definition has no goal of the form (:goal (And ...))")
+    return [tuple(words.lower().split()) for words in re.findall(r"\(([^()]+)\)", goal[1] + ")")]
+
+
+class _ArrayUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in _HARMLESS:
+            raise pickle.UnpicklingError(f"a file of initial states may not name {module}.{name}")
+        return super().find_class(module.replace("numpy.core", "numpy._core"), name)
+
+
+def init_states(suite: str, name: str) -> np.ndarray:
+    """Initial states [M, 1 + nq + nv] float64 of a task, read without torch."""
+    path = package_folder() / "init_files" / suite / f"{name}.pruned_init"
+    with zipfile.ZipFile(path) as archive:
+        content = next(entry for entry in archive.namelist() if entry.endswith("data.pkl"))
+        return np.asarray(_ArrayUnpickler(io.BytesIO(archive.read(content))).load(), dtype=np.float64)
+
+
+def find_assets(asked: str | None) -> Path:
+    """The folder with LIBERO's meshes and textures.
+
+    Args:
+        asked: value of `--libero_assets`; defaults to `RLVLA_LIBERO_ASSETS`, then to LIBERO's default locations.
+
+    Raises:
+        ConfigError: no assets in the given folder or the default locations.
+    """
+    for source, named in (("--libero_assets", asked), (ASSETS_VARIABLE, os.environ.get(ASSETS_VARIABLE))):
+        if named:
+            for folder in (Path(named) / "assets", Path(named)):
+                if _holds_assets(folder):
+                    return folder.resolve()
+            raise ConfigError(f"{source} {named} does not hold LIBERO's assets (folders {', '.join(_ASSET_FOLDERS)})")
+    for folder in (package_folder() / "assets", Path.home() / ".cache" / "libero" / "assets"):
+        if _holds_assets(folder):
+            return folder
+    raise ConfigError(
+        "LIBERO's meshes and textures are not on this machine. Let LIBERO fetch them once, where there is a network: "
+        'python -c "from libero.libero import get_assets_path; get_assets_path()", or name a folder that has them with '
+        f"--libero_assets or {ASSETS_VARIABLE}"
+    )
+
+
+def _holds_assets(folder: Path) -> bool:
+    return all((folder / name).is_dir() for name in _ASSET_FOLDERS)
+
+
+def import_libero(assets: Path) -> Any:
+    """Import LIBERO's environments without its interactive prompt.
+
+    Raises:
+        MissingExtraError: LIBERO or one of its dependencies is not installed.
+        ConfigError: GL does not work, or the robosuite version is not 1.4.
+    """
+    import_robosuite(supported=("1.4",))
+    _ensure_config(assets)
+    with contextlib.redirect_stdout(io.StringIO()):
+        root: Any = require("libero.libero", extra="libero")
+        root._assets_path_cache = str(assets)
+        return require("libero.libero.envs", extra="libero")
+
+
+def _ensure_config(assets: Path) -> None:
+    """Ensure that LIBERO finds a config.yaml; without one, its import waits for input forever."""
+    folder = Path(os.environ.get("LIBERO_CONFIG_PATH", "~/.libero")).expanduser()
+    if (folder / "config.yaml").is_file():
+        return
+    package = package_folder()
+    content = {
+        "benchmark_root": package,
+        "bddl_files": package / "bddl_files",
+        "init_states": package / "init_files",
+        "datasets": package.parent / "datasets",
+        "assets": assets,
+    }
+    private = Path(tempfile.mkdtemp(prefix="rlvla-libero-"))
+    (private / "config.yaml").write_text("".join(f"{key}: {path}\n" for key, path in content.items()))
+    os.environ["LIBERO_CONFIG_PATH"] = str(private)

@@ -1,0 +1,1 @@
+"""Shared by the MuJoCo suites: GL, rendering, simplified meshes."""

@@ -1,0 +1,117 @@
+"""Simplified copies of a model's visual meshes, created once and stored in the user's cache folder.
+
+A software renderer spends most of its time on the robot's triangles (160,000 for a Panda and its mount), most of which
+are smaller than a pixel. Only meshes without collisions and mass are replaced, so that physics stays bit-identical.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+import xml.etree.ElementTree as ET
+from collections import defaultdict
+from pathlib import Path
+
+import mujoco
+import numpy as np
+
+from rlvla.utils.errors import require
+from rlvla.utils.files import write_atomic
+
+KEPT_FRACTION = 1 / 6
+MIN_FACES = 700  # smaller meshes are kept as they are; larger ones are not reduced below this
+# Part of the names of cached files, so that files made by another method are not reused.
+_RECIPE = f"quadric-{KEPT_FRACTION:.4f}-{MIN_FACES}-1"
+
+
+def cache_dir() -> Path:
+    """`$RLVLA_CACHE_DIR`, else `$XDG_CACHE_HOME/rlvla`, else `~/.cache/rlvla`."""
+    if os.environ.get("RLVLA_CACHE_DIR"):
+        return Path(os.environ["RLVLA_CACHE_DIR"])
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "rlvla"
+
+
+def lighten_visual_meshes(xml: str, folder: Path | None = None, below: Path | None = None) -> str:
+    """Replace the purely visual meshes of a MuJoCo model by simplified ones.
+
+    Args:
+        xml: a model whose meshes have absolute file names.
+        folder: folder for the simplified meshes; by default in `cache_dir()`, or a temporary folder if that is not
+            writable.
+        below: replace only files inside this folder (simplification loses textures).
+    """
+    root = ET.fromstring(xml)
+    uses = defaultdict(list)
+    for geom in root.iter("geom"):
+        if geom.get("mesh") is not None:
+            uses[geom.get("mesh")].append(geom)
+    folder = folder or _writable_folder(cache_dir() / "meshes")
+    for mesh in root.iter("mesh"):
+        file = mesh.get("file")
+        if below is not None and (file is None or not Path(file).is_relative_to(below)):
+            continue
+        if file is not None and uses[mesh.get("name")] and all(map(_is_visual, uses[mesh.get("name")])):
+            mesh.set("file", str(reduced_mesh(Path(file), folder)))
+    return ET.tostring(root, encoding="unicode")
+
+
+def _is_visual(geom: ET.Element) -> bool:
+    """Whether the geom has neither collisions nor, in robosuite's models (`inertiagrouprange="0 0"`), mass."""
+    return geom.get("contype") == "0" and geom.get("conaffinity") == "0" and geom.get("group") == "1"
+
+
+def _writable_folder(folder: Path) -> Path:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK):
+            return folder
+    except OSError:
+        pass
+    return Path(tempfile.mkdtemp(prefix="rlvla-meshes-"))
+
+
+def reduced_mesh(file: Path, folder: Path) -> Path:
+    """Path of the simplified copy of mesh `file` in `folder`, created if needed, or `file` if it is small.
+
+    Safe to call from concurrent processes: files are written atomically.
+    """
+    digest = hashlib.sha256(file.read_bytes() + _RECIPE.encode()).hexdigest()[:24]
+    target, small = folder / f"{digest}.stl", folder / f"{digest}.small"
+    if target.exists():
+        return target
+    if small.exists():
+        return file
+    vertices, faces = _read_mesh(file)
+    if len(faces) <= MIN_FACES:
+        write_atomic(small, b"")
+        return file
+    simplifier = require("fast_simplification", extra="robosuite")
+    kept = max(MIN_FACES, int(len(faces) * KEPT_FRACTION))
+    vertices, faces = simplifier.simplify(vertices, faces, target_reduction=1.0 - kept / len(faces))
+    write_atomic(target, _binary_stl(vertices[faces]))
+    return target
+
+
+def _read_mesh(file: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Vertices [V, 3] float32 and faces [F, 3] int32 of a mesh in any format supported by MuJoCo."""
+    model = mujoco.MjModel.from_xml_string(
+        f'<mujoco><asset><mesh name="mesh" file="{file}" inertia="shell"/></asset>'
+        '<worldbody><geom type="mesh" mesh="mesh"/></worldbody></mujoco>'
+    )
+    # MuJoCo transforms a mesh to its inertial frame and stores the transformation.
+    rotation = np.empty(9)
+    mujoco.mju_quat2Mat(rotation, model.mesh_quat[0])
+    vertices = (model.mesh_vert @ rotation.reshape(3, 3).T + model.mesh_pos[0]).astype(np.float32)
+    # Weld duplicate vertices: faces without shared vertices would be simplified one by one and come apart.
+    _, first, welded = np.unique(model.mesh_vert, axis=0, return_index=True, return_inverse=True)
+    return vertices[first], welded.reshape(-1)[model.mesh_face].astype(np.int32)
+
+
+def _binary_stl(triangles: np.ndarray) -> bytes:
+    """Triangles [F, 3, 3] as a binary STL file without normals, which MuJoCo computes."""
+    record = np.dtype([("normal", "<f4", 3), ("corners", "<f4", (3, 3)), ("attribute", "<u2")])
+    records = np.zeros(len(triangles), dtype=record)
+    records["corners"] = triangles
+    return bytes(80) + np.uint32(len(triangles)).tobytes() + records.tobytes()

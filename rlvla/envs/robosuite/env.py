@@ -1,0 +1,166 @@
+"""robosuite as an rlvla environment: suite `robosuite`, a Panda arm under OSC_POSE."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from rlvla.envs.base import Observation, TaskSpec, check_init_state_id, task_of
+from rlvla.envs.mujoco.arm_env import MujocoArmEnv
+from rlvla.envs.options import SuiteOptions
+from rlvla.envs.robosuite.importing import import_robosuite
+from rlvla.envs.robosuite.tasks import TASKS
+from rlvla.utils.cli.flags import arg
+from rlvla.utils.errors import ConfigError
+
+SUITE = "robosuite"
+# Camera name -> MuJoCo's name.
+CAMERAS = {
+    "agentview": "agentview",
+    "wrist": "robot0_eye_in_hand",
+    "closeup": "closeup",  # not in robosuite; placed by the task
+    "frontview": "frontview",
+    "sideview": "sideview",
+    "birdview": "birdview",
+    "robotview": "robot0_robotview",
+}
+ACTION_DIM, PROPRIO_DIM = 7, 6  # one less without a gripper
+NUM_INIT_STATES = 10_000
+HOLD_SECONDS = 0.25  # how long success must last to end an episode
+_PHYSICS_FREQ = 500.0  # robosuite's physics steps per second
+
+
+@dataclass(frozen=True)
+class RobosuiteOptions(SuiteOptions):
+    """Options of the suite.
+
+    Without cameras, nothing is rendered and no GL is needed. By default, `max_steps` follows from the task's time
+    limit, and success must last a quarter of a second.
+
+    Attributes:
+        control_freq: control steps per simulated second.
+    """
+
+    known_cameras: ClassVar[tuple[str, ...]] = tuple(CAMERAS)
+
+    cameras: tuple[str, ...] = ("agentview",)
+    control_freq: float = arg(20.0, "control steps per simulated second", minimum=1.0, maximum=_PHYSICS_FREQ)
+
+
+def list_tasks(**kw) -> list[TaskSpec]:
+    """The tasks of the suite; `kw` are the fields of `RobosuiteOptions`."""
+    options = RobosuiteOptions(**kw)
+    return [
+        TaskSpec(
+            suite=SUITE,
+            task_id=task_id,
+            name=task.name,
+            instruction=task.instruction,
+            max_steps=options.max_steps or math.ceil(task.seconds * options.control_freq),
+            num_init_states=NUM_INIT_STATES,
+            action_dim=ACTION_DIM if task.has_gripper else ACTION_DIM - 1,
+            proprio_dim=PROPRIO_DIM if task.has_gripper else PROPRIO_DIM - 1,
+            control_freq=float(options.control_freq),
+            propositions=task.facts.propositions,
+            gripper_dims=(ACTION_DIM - 1,) if task.has_gripper else (),
+            machine=task.machine,
+        )
+        for task_id, task in enumerate(TASKS)
+    ]
+
+
+class RobosuiteEnv(MujocoArmEnv):
+    """One robosuite task.
+
+    Actions [7] in [-1, 1]: end-effector displacement (1 = 5 cm, world axes), rotation (1 = 0.5 rad about world axes),
+    gripper (sign: negative opens, positive closes, 0 holds). Wipe has no gripper: [6].
+
+    Proprio [6]: end-effector x, y (relative to the center of the table or of the first bin) and z (above it) in meters;
+    sine and cosine of its yaw; distance between the fingers in meters (absent in Wipe: [5]).
+
+    Privileged state: `eef_pos` [3], `eef_quat` [4] (w first), `gripper_qpos` [2], and the entries of the task, see
+    `rlvla.envs.robosuite.facts`.
+
+    The simulation is deterministic after the reset: trajectories do not depend on `seed`.
+
+    Args:
+        spec: the task, including the step limit.
+        options: validated options.
+    """
+
+    def __init__(self, spec: TaskSpec, options: RobosuiteOptions):
+        import_robosuite()  # first: the imports below depend on it
+        from rlvla.envs.mujoco.light_meshes import lighten_visual_meshes
+        from rlvla.envs.mujoco.rendering import add_camera
+        from rlvla.envs.robosuite.sim import RobosuiteSim, build_robosuite
+
+        task = TASKS[spec.task_id]
+
+        def edit_xml(xml: str) -> str:
+            closeup = task.closeup
+            xml = add_camera(xml, CAMERAS["closeup"], closeup.position, closeup.target, closeup.fovy)
+            return lighten_visual_meshes(xml) if options.render_quality == "fast" and options.cameras else xml
+
+        simulator = RobosuiteSim(build_robosuite(spec.name, options.control_freq, edit_xml))
+        hold_steps = options.success_hold_steps or math.ceil(HOLD_SECONDS * options.control_freq)
+        self._facts = task.facts(simulator)
+        super().__init__(spec, options, simulator, CAMERAS, hold_steps)
+        self._task_hash = zlib.crc32(f"{SUITE}/{spec.name}".encode())
+
+    def reset(self, init_state_id: int, seed: int) -> Observation:
+        """Start an episode. Raises ValueError for an `init_state_id` outside [0, num_init_states)."""
+        self._require_open()
+        check_init_state_id(self.task, init_state_id)
+        self._sim.reset(np.random.default_rng((self._task_hash, init_state_id)))
+        self._runner.begin()
+        return self._observe()
+
+    def _advance(self, action: np.ndarray) -> tuple[bool, frozenset[str]]:
+        self._sim.step(action)
+        return self._sim.success(), self._facts.events()
+
+    def privileged_state(self) -> dict[str, np.ndarray]:
+        """Simulator state for scripted experts; see the class docstring for the keys."""
+        self._require_open()
+        import mujoco
+
+        data, site, quat = self._sim.data, self._sim.eef_site, np.empty(4)
+        mujoco.mju_mat2Quat(quat, data.site_xmat[site])
+        return {
+            "eef_pos": data.site_xpos[site].copy(),
+            "eef_quat": quat,
+            "gripper_qpos": data.qpos[self._sim.gripper_qpos_index],
+            **self._facts.state(),
+        }
+
+    def close(self) -> None:
+        """Release the simulator. Safe to call twice."""
+        super().close()
+        self._facts = None  # type: ignore[assignment]
+
+    def _proprio(self) -> np.ndarray:
+        data, site = self._sim.data, self._sim.eef_site
+        position, mat = data.site_xpos[site] - self._facts.origin, data.site_xmat[site]
+        yaw = math.atan2(mat[3], mat[0])
+        fingers = data.qpos[self._sim.gripper_qpos_index]
+        opening = [fingers[0] - fingers[1]] if len(fingers) else []
+        return np.array([*position, math.sin(yaw), math.cos(yaw), *opening], dtype=np.float32)
+
+
+def make(task_id: int, **kw) -> RobosuiteEnv:
+    """Create the environment of a task; `kw` are the fields of `RobosuiteOptions`.
+
+    Raises:
+        ConfigError: unknown task, camera or option, an invalid value, or no working GL.
+        MissingExtraError: robosuite is not installed.
+    """
+    spec, options = task_of(SUITE, list_tasks(**kw), task_id), RobosuiteOptions(**kw)
+    task = TASKS[task_id]
+    missing = [name for name in options.cameras if name in task.missing_cameras]
+    if missing:
+        raise ConfigError(f"robosuite's {task.name} has no camera {', '.join(missing)}; choose another")
+    return RobosuiteEnv(spec, options)

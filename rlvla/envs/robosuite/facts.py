@@ -1,0 +1,260 @@
+"""Facts of the robosuite tasks: propositions for reward machines and privileged state for scripted experts.
+
+Lengths are in meters, positions in the world frame. "Grasped" means that both finger pads touch the object, as in
+robosuite's check.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+import numpy as np
+
+if TYPE_CHECKING:  # listing the propositions must not import a simulator
+    from rlvla.envs.robosuite.sim import RobosuiteSim
+
+State = dict[str, np.ndarray]
+
+# robosuite's threshold: height of the center of a lifted cube above the table top.
+LIFTED_HEIGHT = 0.04
+# Our choices, where robosuite defines no threshold.
+ALIGNED_DISTANCE = 0.02  # horizontal, between the axes of two cubes
+CUBE_REACHED_DISTANCE = 0.04  # from the end effector to the cube's center: the width of a cube
+REACHED_DISTANCE = 0.05  # from the gripper to the door's handle
+UNLATCHED_ANGLE = 0.8  # rotation of the handle in radians
+OPENED_ANGLE = 0.3  # angle of the door's hinge in radians: robosuite's success
+ABOVE_BIN_HEIGHT = 0.15  # of the can above the bottom of the first bin
+NUT_LIFTED_HEIGHT = 0.1  # above the table top
+PEG_DISTANCE = 0.03  # horizontal, from the nut to the axis of its peg
+
+
+class TaskFacts(Protocol):
+    """Computes the facts of a task from a simulation.
+
+    Attributes:
+        propositions: all names that `events` may contain.
+        origin: [3] origin of the end effector's position in the proprioceptive vector.
+    """
+
+    propositions: ClassVar[tuple[str, ...]]
+    origin: np.ndarray
+
+    def __init__(self, sim: RobosuiteSim): ...
+
+    def events(self) -> frozenset[str]:
+        """Names of the propositions that currently hold."""
+        ...
+
+    def state(self) -> State:
+        """The task's part of the privileged state."""
+        ...
+
+
+def _holding(**propositions: Any) -> frozenset[str]:
+    return frozenset(name for name, holds in propositions.items() if holds)
+
+
+class _Body:
+    """Position, orientation and collision geoms of a body."""
+
+    def __init__(self, sim: RobosuiteSim, model: Any):
+        body = sim.model.body(model.root_body).id
+        self.position, self.quat = sim.data.xpos[body], sim.data.xquat[body]  # views of the simulator's arrays
+        self.geoms = sim.geom_ids(model.contact_geoms)
+
+
+def _table_top(sim: RobosuiteSim) -> np.ndarray:
+    return np.array(sim.env.model.mujoco_arena.table_offset, dtype=np.float64)
+
+
+class LiftFacts:
+    """Lift: `reached` (within 4 cm of the cube's center), `grasped`, `lifted` (center 4 cm above the table top)."""
+
+    propositions: ClassVar[tuple[str, ...]] = ("reached", "grasped", "lifted")
+
+    def __init__(self, sim: RobosuiteSim):
+        self.sim, self.origin = sim, _table_top(sim)
+        self._cube = _Body(sim, sim.env.cube)
+
+    def events(self) -> frozenset[str]:
+        """Names of the propositions that currently hold."""
+        apart = self._cube.position - self.sim.data.site_xpos[self.sim.eef_site]
+        return _holding(
+            reached=np.linalg.norm(apart) < CUBE_REACHED_DISTANCE,
+            grasped=self.sim.grasped(self._cube.geoms),
+            lifted=self._cube.position[2] > self.origin[2] + LIFTED_HEIGHT,
+        )
+
+    def state(self) -> State:
+        """`cube_pos` [3], `cube_quat` [4] (w first), `table_height` [], `grasped` [] bool."""
+        return {
+            "cube_pos": self._cube.position.copy(),
+            "cube_quat": self._cube.quat.copy(),
+            "table_height": np.array(self.origin[2]),
+            "grasped": np.array(self.sim.grasped(self._cube.geoms)),
+        }
+
+
+class StackFacts:
+    """Stack: `cubeA_grasped`, `cubeA_lifted` (4 cm), `cubes_aligned` (lifted and within 2 cm), `stacked` (success)."""
+
+    propositions: ClassVar[tuple[str, ...]] = ("cubeA_grasped", "cubeA_lifted", "cubes_aligned", "stacked")
+
+    def __init__(self, sim: RobosuiteSim):
+        self.sim, self.origin = sim, _table_top(sim)
+        self._a, self._b = _Body(sim, sim.env.cubeA), _Body(sim, sim.env.cubeB)
+
+    def events(self) -> frozenset[str]:
+        """Names of the propositions that currently hold."""
+        lifted = self._a.position[2] > self.origin[2] + LIFTED_HEIGHT
+        apart = self._a.position[:2] - self._b.position[:2]
+        return _holding(
+            cubeA_grasped=self.sim.grasped(self._a.geoms),
+            cubeA_lifted=lifted,
+            cubes_aligned=lifted and np.hypot(*apart) < ALIGNED_DISTANCE,
+            stacked=self.sim.success(),
+        )
+
+    def state(self) -> State:
+        """`cubeA_pos`, `cubeB_pos` [3], `cubeA_quat`, `cubeB_quat` [4] (w first), `table_height` [], `grasped` []."""
+        return {
+            "cubeA_pos": self._a.position.copy(),
+            "cubeA_quat": self._a.quat.copy(),
+            "cubeB_pos": self._b.position.copy(),
+            "cubeB_quat": self._b.quat.copy(),
+            "table_height": np.array(self.origin[2]),
+            "grasped": np.array(self.sim.grasped(self._a.geoms)),
+        }
+
+
+class DoorFacts:
+    """Door: `reached` (handle within 5 cm), `unlatched` (handle turned by 0.8 rad), `opened` (hinge past 0.3 rad)."""
+
+    propositions: ClassVar[tuple[str, ...]] = ("reached", "unlatched", "opened")
+
+    def __init__(self, sim: RobosuiteSim):
+        self.sim, self.origin = sim, _table_top(sim)
+        env = sim.env
+        self._handle = sim.data.site_xpos[sim.model.site(env.door.important_sites["handle"]).id]
+        self._hinge, self._latch = env.hinge_qpos_addr, env.handle_qpos_addr
+
+    def _distance(self) -> float:
+        return float(np.linalg.norm(self.sim.data.site_xpos[self.sim.eef_site] - self._handle))
+
+    def events(self) -> frozenset[str]:
+        """Names of the propositions that currently hold."""
+        qpos = self.sim.data.qpos
+        return _holding(
+            reached=self._distance() < REACHED_DISTANCE,
+            unlatched=abs(qpos[self._latch]) > UNLATCHED_ANGLE,
+            opened=qpos[self._hinge] > OPENED_ANGLE,
+        )
+
+    def state(self) -> State:
+        """`handle_pos` [3], `handle_angle` [], `hinge_angle` [] (radians)."""
+        qpos = self.sim.data.qpos
+        return {
+            "handle_pos": self._handle.copy(),
+            "handle_angle": np.array(qpos[self._latch]),
+            "hinge_angle": np.array(qpos[self._hinge]),
+        }
+
+
+class PickPlaceCanFacts:
+    """PickPlaceCan: `grasped`, `lifted` (15 cm above the first bin), `above_bin` (above its target), `placed`."""
+
+    propositions: ClassVar[tuple[str, ...]] = ("grasped", "lifted", "above_bin", "placed")
+
+    def __init__(self, sim: RobosuiteSim):
+        self.sim, env = sim, sim.env
+        self.origin = np.array(env.bin1_pos, dtype=np.float64)
+        self._can = _Body(sim, env.objects[env.object_id])
+        self._target = env.target_bin_placements[env.object_id]
+        self._half = np.asarray(env.bin_size[:2]) / 4  # a compartment is half as wide and half as long as a bin
+
+    def events(self) -> frozenset[str]:
+        """Names of the propositions that currently hold."""
+        position = self._can.position
+        return _holding(
+            grasped=self.sim.grasped(self._can.geoms),
+            lifted=position[2] > self.origin[2] + ABOVE_BIN_HEIGHT,
+            above_bin=(np.abs(position[:2] - self._target[:2]) < self._half).all() and position[2] > self._target[2],
+            placed=self.sim.success(),
+        )
+
+    def state(self) -> State:
+        """`can_pos` [3], `can_quat` [4] (w first), `target_pos` [3], `grasped` []."""
+        return {
+            "can_pos": self._can.position.copy(),
+            "can_quat": self._can.quat.copy(),
+            "target_pos": np.array(self._target),
+            "grasped": np.array(self.sim.grasped(self._can.geoms)),
+        }
+
+
+class NutAssemblyRoundFacts:
+    """NutAssemblyRound: `grasped`, `lifted` (10 cm), `aligned` (within 3 cm of the peg's axis), `placed`."""
+
+    propositions: ClassVar[tuple[str, ...]] = ("grasped", "lifted", "aligned", "placed")
+
+    def __init__(self, sim: RobosuiteSim):
+        self.sim, self.origin = sim, _table_top(sim)
+        env = sim.env
+        self._nut = _Body(sim, env.nuts[env.nut_id])
+        self._peg = sim.data.xpos[env.peg2_body_id]  # the round one
+
+    def events(self) -> frozenset[str]:
+        """Names of the propositions that currently hold."""
+        position = self._nut.position
+        return _holding(
+            grasped=self.sim.grasped(self._nut.geoms),
+            lifted=position[2] > self.origin[2] + NUT_LIFTED_HEIGHT,
+            aligned=np.hypot(*(position[:2] - self._peg[:2])) < PEG_DISTANCE,
+            placed=self.sim.success(),
+        )
+
+    def state(self) -> State:
+        """`nut_pos` [3], `nut_quat` [4] (w first), `peg_pos` [3], `table_height` [], `grasped` []."""
+        return {
+            "nut_pos": self._nut.position.copy(),
+            "nut_quat": self._nut.quat.copy(),
+            "peg_pos": self._peg.copy(),
+            "table_height": np.array(self.origin[2]),
+            "grasped": np.array(self.sim.grasped(self._nut.geoms)),
+        }
+
+
+class WipeFacts:
+    """Wipe: `contact` (tool on table), `w25`, `w50`, `w100` (percentage of markers wiped), `collision`.
+
+    A collision is any contact of the arm (not the tool) or a joint near its limit, as in robosuite.
+    """
+
+    propositions: ClassVar[tuple[str, ...]] = ("contact", "w25", "w50", "w100", "collision")
+
+    def __init__(self, sim: RobosuiteSim):
+        self.sim, self.origin = sim, _table_top(sim)
+        self._tool = sim.gripper_geoms
+        self._table = sim.geom_ids(["table_collision"])
+
+    def events(self) -> frozenset[str]:
+        """Names of the propositions that currently hold."""
+        env = self.sim.env
+        wiped = len(env.wiped_markers) / env.num_markers
+        return _holding(
+            contact=self.sim.touching(self._tool, self._table),
+            w25=wiped >= 0.25,
+            w50=wiped >= 0.5,
+            w100=wiped >= 1.0,
+            collision=self.sim.arm_in_trouble(),
+        )
+
+    def state(self) -> State:
+        """`markers` [M, 3] positions, `wiped` [M] bool."""
+        env = self.sim.env
+        markers = env.model.mujoco_arena.markers
+        bodies = [self.sim.model.body(marker.root_body).id for marker in markers]
+        return {
+            "markers": self.sim.data.xpos[bodies],
+            "wiped": np.array([marker in env.wiped_markers for marker in markers]),
+        }

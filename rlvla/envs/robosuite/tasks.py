@@ -1,0 +1,104 @@
+"""Supported robosuite tasks: names, instructions, time limits, cameras, and facts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlvla.envs.robosuite.facts import (
+    DoorFacts,
+    LiftFacts,
+    NutAssemblyRoundFacts,
+    PickPlaceCanFacts,
+    StackFacts,
+    TaskFacts,
+    WipeFacts,
+)
+
+
+@dataclass(frozen=True)
+class CameraPlacement:
+    """Position and target of a camera (meters, world frame), and its vertical field of view in degrees."""
+
+    position: tuple[float, float, float]
+    target: tuple[float, float, float]
+    fovy: float
+
+
+@dataclass(frozen=True)
+class RobosuiteTask:
+    """A task of the suite.
+
+    Attributes:
+        name: robosuite's name of the environment.
+        instruction: instruction for the policy.
+        seconds: time limit in simulated seconds.
+        facts: computes propositions and privileged state.
+        machine: its reward machine, see `TaskSpec.machine`.
+        closeup: placement of the camera `closeup`, whose image is filled by the objects and the gripper's workspace.
+        has_gripper: False (Wipe) shortens actions and proprio by one dimension.
+        missing_cameras: cameras of the suite that the task's arena lacks.
+    """
+
+    name: str
+    instruction: str
+    seconds: float
+    facts: type[TaskFacts]
+    machine: str
+    closeup: CameraPlacement
+    has_gripper: bool = True
+    missing_cameras: tuple[str, ...] = ()
+
+
+TASKS = (
+    RobosuiteTask(
+        name="Lift",
+        instruction="lift the red cube",
+        seconds=2.0,
+        facts=LiftFacts,
+        machine="lift",
+        # The cube is 9 of 64 pixels wide (5 in `agentview`), and the open gripper is visible from the start.
+        closeup=CameraPlacement(position=(0.45, 0.0, 1.12), target=(-0.04, 0.0, 0.935), fovy=40.0),
+    ),
+    RobosuiteTask(
+        name="Stack",
+        instruction="stack the red cube on the green cube",
+        seconds=10.0,
+        facts=StackFacts,
+        machine="stack",
+        closeup=CameraPlacement(position=(0.45, 0.0, 1.18), target=(-0.03, 0.0, 0.92), fovy=42.0),
+    ),
+    RobosuiteTask(
+        name="Door",
+        instruction="open the door",
+        seconds=15.0,
+        facts=DoorFacts,
+        machine="door",
+        closeup=CameraPlacement(position=(0.35, 0.35, 1.45), target=(-0.2, -0.2, 1.05), fovy=45.0),
+    ),
+    RobosuiteTask(
+        name="PickPlaceCan",
+        instruction="place the can in its bin",
+        seconds=20.0,
+        facts=PickPlaceCanFacts,
+        machine="pick_place",
+        closeup=CameraPlacement(position=(0.85, 0.05, 1.55), target=(0.1, 0.05, 0.9), fovy=50.0),
+        missing_cameras=("sideview",),
+    ),
+    RobosuiteTask(
+        name="NutAssemblyRound",
+        instruction="put the round nut on the round peg",
+        seconds=20.0,
+        facts=NutAssemblyRoundFacts,
+        machine="nut",
+        closeup=CameraPlacement(position=(0.7, -0.1, 1.3), target=(0.0, -0.1, 0.9), fovy=45.0),
+    ),
+    RobosuiteTask(
+        name="Wipe",
+        instruction="wipe the table clean",
+        seconds=25.0,
+        facts=WipeFacts,
+        machine="wipe",
+        closeup=CameraPlacement(position=(0.85, 0.0, 1.5), target=(0.1, 0.0, 0.9), fovy=45.0),
+        has_gripper=False,
+    ),
+)

@@ -1,0 +1,159 @@
+"""Flags of suite-specific options, grouped by suite in `--help`."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rlvla.envs.options import own_flags
+from rlvla.envs.registry import get_suite, known_options, suite_names
+from rlvla.utils.cli.flags import NONE, Parser, argument
+from rlvla.utils.errors import ConfigError, Problem
+
+
+@dataclass(frozen=True)
+class SuiteFlag:
+    """A flag of one or more suites.
+
+    Attributes:
+        name: name of the flag and of the option.
+        hint: type annotation of the option.
+        fields: suite -> dataclass field of the option.
+    """
+
+    name: str
+    hint: Any
+    fields: Mapping[str, dataclasses.Field]
+
+    @property
+    def field(self) -> dataclasses.Field:
+        """The field of the first suite; the others have the same type and choices."""
+        return next(iter(self.fields.values()))
+
+    @property
+    def recorded(self) -> bool:
+        """Whether the value is saved with demonstrations and checkpoints; machine-dependent ones are not."""
+        return all(field.metadata.get("recorded", True) for field in self.fields.values())
+
+    def help(self) -> str:
+        """The help text including the default."""
+        text = self.field.metadata["help"]
+        text = text() if callable(text) else text
+        suites_of: dict[str, list[str]] = {}
+        for suite, field in self.fields.items():
+            if field.default not in (None, ()):
+                suites_of.setdefault(_as_text(field.default), []).append(suite)
+        if not suites_of:
+            return text  # the text describes the default
+        several = len(suites_of) > 1
+        defaults = [f"{value} ({', '.join(names)})" if several else value for value, names in suites_of.items()]
+        first = "the checkpoint's, else " if self.recorded else ""
+        return f"{text} (default: {first}{', '.join(defaults)})"
+
+
+def _as_text(default: Any) -> str:
+    if isinstance(default, bool):
+        return "on" if default else "off"
+    if isinstance(default, float):
+        return f"{default:g}"
+    return " ".join(map(str, default)) if isinstance(default, tuple) else str(default)
+
+
+def suite_flags() -> dict[str, SuiteFlag]:
+    """Flag name -> flag of all registered suites, including those of loaded custom modules.
+
+    Raises:
+        ConfigError: two suites have options of the same name but different types or choices.
+    """
+    flags: dict[str, SuiteFlag] = {}
+    for suite in suite_names():
+        options = get_suite(suite).options
+        if options is None:
+            continue
+        hints = typing.get_type_hints(options)
+        for name, field in own_flags(options).items():
+            before = flags.get(name, SuiteFlag(name, hints[name], {}))
+            if before.hint != hints[name] or (before.fields and _form(before.field) != _form(field)):
+                others = ", ".join(before.fields)
+                raise ConfigError(
+                    f"suite {suite} has an option {name} of another type or with other choices than that of {others}; "
+                    "rename it"
+                )
+            flags[name] = dataclasses.replace(before, fields={**before.fields, suite: field})
+    return flags
+
+
+def _form(field: dataclasses.Field) -> list[Any]:
+    return [field.metadata.get(name) for name in ("choices", "nargs", "action")]
+
+
+def add_suite_flags(parser: Parser, reword: Callable[[str], str] = str) -> None:
+    """Add the flags of all suites, grouped by suite.
+
+    Args:
+        parser: parser with all other flags of the command.
+        reword: adapts help texts to the command.
+
+    Raises:
+        ConfigError: an option has the name of another flag of the command.
+    """
+    taken = {option for action in parser._actions for option in action.option_strings}
+    flags = suite_flags()
+    groups = dict.fromkeys(tuple(flag.fields) for flag in flags.values())
+    problems = [
+        f"suite {', '.join(flag.fields)}: the option {name} has the name of another flag of this command; rename it"
+        for name, flag in flags.items()
+        if f"--{name}" in taken
+    ]
+    if problems:
+        raise ConfigError(problems)
+    for suites in groups:
+        group = parser.add_argument_group(f"suite{'s' if len(suites) > 1 else ''} {', '.join(suites)}")
+        for name, flag in flags.items():
+            if tuple(flag.fields) == suites:
+                group.add_argument(f"--{name}", **argument(flag.field, flag.hint, reword(flag.help()), default=None))
+
+
+def given_options(namespace: argparse.Namespace) -> dict[str, Any]:
+    """Option -> value of all suite flags given on the command line."""
+    given = {}
+    for name in suite_flags():
+        value = getattr(namespace, name)
+        if value not in (None, NONE):
+            given[name] = tuple(value) if isinstance(value, list) else value
+    return given
+
+
+def option_problems(suite: str, options: Mapping[str, Any]) -> list[Problem]:
+    """Options that the suite does not have ("no_effect")."""
+    known, flags = known_options(suite), suite_flags()
+    found = []
+    for name in options:
+        if known is not None and name not in known:
+            owners = f", it belongs to {', '.join(flags[name].fields)}" if name in flags else ""
+            text = f"--{name}: {suite} has no option {name}{owners}; leave it out"
+            found.append(Problem(name, "no_effect", text))
+    return found
+
+
+def recorded_options(suite: str | None, record: Mapping[str, Any]) -> dict[str, Any]:
+    """The suite's options saved with demonstrations or a checkpoint; None if an option is not recorded.
+
+    Args:
+        suite: name of the suite. If it is not registered (its `--custom_module` is not loaded), all values that could
+            be options are kept, so that they are not lost when the record is passed on.
+        record: result of `EnvConfig.as_dict`, possibly with other entries.
+    """
+    if suite is None:
+        return {}
+    if suite not in suite_names():
+        simple = (bool, int, float, str)
+        return {name: value for name, value in record.items() if isinstance(value, simple)}
+    known = known_options(suite)
+    names = [name for name, flag in suite_flags().items() if flag.recorded and (known is None or name in known)]
+    values = {name: record.get(name) for name in names}
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}

@@ -1,0 +1,1 @@
+"""Environment workers, and the pools that run and supervise them."""

@@ -1,0 +1,132 @@
+"""Flags of environment workers: backend, time limits and memory limit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rlvla.envs.workers.messages import EnvSpec, Make
+from rlvla.envs.workers.pool import EnvPool
+from rlvla.envs.workers.ray_backend import FRAMES, RayBackend, ray_problems
+from rlvla.envs.workers.watchdog import WatchdogLimits, WatchedPool, run_everywhere
+from rlvla.utils.cli.flags import arg
+from rlvla.utils.errors import ConfigError, Problem
+from rlvla.utils.terminal import passing_note
+
+
+@dataclass(frozen=True)
+class WorkerConfig:
+    """Backend and limits of environment workers. Workers that hang or crash are replaced."""
+
+    env_backend: str = arg(
+        "process", "run workers as processes on this machine, or as actors on a Ray cluster", choices=("process", "ray")
+    )
+    envs_per_worker: int = arg(
+        1,
+        "environments per worker, stepped one after another, or at once if the suite supports it; if a worker fails, "
+        "all of its episodes are lost. There are --num_envs / --envs_per_worker workers",
+        minimum=1,
+    )
+    ray_address: str | None = arg(
+        None,
+        "Ray cluster: HOST:PORT of its head, auto (the one this machine belongs to), or local (started for this "
+        "command on this machine); --env_backend ray only (default: auto)",
+        metavar="ADDRESS",
+    )
+    ray_frames: str | None = arg(
+        None,
+        "encoding of camera images sent between machines: raw, or png (lossless, costs CPU time); --env_backend ray "
+        "only (default: raw)",
+        choices=FRAMES,
+    )
+    env_create_timeout: float = arg(300.0, "time limit in seconds for building an environment", above=0)
+    env_reset_timeout: float = arg(120.0, "time limit in seconds for a reset", above=0)
+    env_step_timeout: float = arg(120.0, "time limit in seconds for an action chunk", above=0)
+    env_max_rss_gb: float | None = arg(
+        None,
+        "replace a worker between episodes if its resident memory exceeds this (off by default)",
+        above=0,
+    )
+
+    @property
+    def limits(self) -> WatchdogLimits:
+        """Limits for the watchdog."""
+        return WatchdogLimits(
+            create=self.env_create_timeout,
+            reset=self.env_reset_timeout,
+            step=self.env_step_timeout,
+            max_rss_gb=self.env_max_rss_gb,
+        )
+
+    def problems(self, env_python: str | None) -> list[Problem]:
+        """Reasons why workers cannot be started, without starting any.
+
+        Args:
+            env_python: the requested interpreter; None: that of this process.
+        """
+        if self.env_backend == "ray":
+            return ray_problems(self.ray_address or "auto", env_python)
+        return [
+            Problem(name, "needs_flag", f"--{name} {value} is for --env_backend ray; add that, or leave it out")
+            for name, value in (("ray_address", self.ray_address), ("ray_frames", self.ray_frames))
+            if value is not None
+        ]
+
+    def pool(self, num_envs: int, custom_modules: Sequence[str] = (), python: str | None = None) -> EnvPool:
+        """Start the workers; see `EnvPool` for the arguments and errors."""
+        problems = self.problems(python)
+        if problems:
+            raise ConfigError(problems)
+        backend = None
+        if self.env_backend == "ray":
+            backend = RayBackend(self.ray_address or "auto", self.ray_frames or "raw")
+        return EnvPool(
+            num_envs,
+            envs_per_worker=self.envs_per_worker,
+            backend=backend,
+            python=python,
+            custom_modules=custom_modules,
+        )
+
+
+def watched_pool(
+    num_envs: int, config: WorkerConfig, custom_modules: Sequence[str] = (), python: str | None = None
+) -> WatchedPool:
+    """Start the workers; arguments as in `start_pool`.
+
+    Raises:
+        ConfigError: the interpreter cannot be started, or the Ray cluster cannot be reached.
+        EnvWorkerError: a worker did not start.
+    """
+    return WatchedPool(config.pool(num_envs, custom_modules, python), config.limits)
+
+
+def start_pool(
+    num_envs: int,
+    config: WorkerConfig,
+    first: EnvSpec,
+    custom_modules: Sequence[str] = (),
+    python: str | None = None,
+) -> WatchedPool:
+    """Start the workers and build an environment in each of their slots.
+
+    Args:
+        num_envs: number of episodes played concurrently.
+        config: backend and limits.
+        first: environment to build in each slot.
+        custom_modules: see `EnvPool`.
+        python: interpreter of the workers; None: that of this process.
+
+    Raises:
+        ConfigError: the environment cannot be built (no working GL, extra not installed).
+        EnvWorkerError: a worker failed for another reason.
+    """
+    workers = -(-num_envs // config.envs_per_worker)
+    with passing_note(f"starting {workers} environment worker(s) for {first.suite}"):
+        pool = watched_pool(num_envs, config, custom_modules, python)
+        try:
+            run_everywhere(pool, Make(first))
+        except BaseException:
+            pool.close()
+            raise
+    return pool

@@ -1,0 +1,150 @@
+"""A separate Python interpreter for the workers (`--env_python`): compatibility check and task lists.
+
+Its environment needs only numpy and the simulator; rlvla is imported from the location used by this process. The other
+interpreter runs this file as a module to answer queries.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import functools
+import importlib.metadata
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from rlvla.envs.base import TaskSpec
+from rlvla.envs.registry import get_suite, list_tasks
+from rlvla.envs.workers.processes import worker_environment
+from rlvla.utils.errors import ConfigError, MissingExtraError, Problem
+
+_OLDEST = (3, 10)
+# Exit code of an interpreter that is too old; not used by Python itself.
+_TOO_OLD = 86
+# The first import of a simulator may compile code.
+_TIMEOUT_SECONDS = 120.0
+
+
+@functools.cache
+def path_of_interpreter(python: str) -> str:
+    """Absolute path of an interpreter, given by path or by name on PATH.
+
+    Raises:
+        ConfigError: there is no such executable, or it is not a supported Python interpreter.
+    """
+    found = shutil.which(python)
+    if found is None:
+        hint = "; name the bin/python in it" if os.path.isdir(python) else ""
+        raise ConfigError.of("env_python", "missing_file", f"--env_python {python}: not an executable file{hint}")
+    code = f"import sys; sys.exit(0 if sys.version_info >= {_OLDEST} else {_TOO_OLD})"
+    ended = _run([found, "-c", code], python)
+    if ended.returncode == _TOO_OLD:
+        oldest = ".".join(map(str, _OLDEST))
+        text = f"--env_python {python}: rlvla's workers need Python {oldest} or newer"
+        raise ConfigError.of("env_python", "unavailable", text)
+    if ended.returncode != 0:
+        raise ConfigError(f"--env_python {python}: not a Python interpreter (it ended with {ended.returncode})")
+    return os.path.abspath(found)  # keep symlinks: the path of the executable identifies a virtual environment
+
+
+def tasks_of_interpreter(python: str, suite: str, options: Mapping[str, Any]) -> list[TaskSpec]:
+    """Result of `list_tasks` in another interpreter.
+
+    Args:
+        python: path of the interpreter, or its name on PATH.
+        suite: a built-in suite.
+        options: options of `make_env`: strings, numbers, booleans and tuples of them.
+
+    Raises:
+        ConfigError: the interpreter is unusable, lacks numpy or the suite's simulator, or an option is invalid.
+    """
+    answer = _ask(path_of_interpreter(python), suite, repr(dict(options)))
+    if "problems" in answer:
+        raise ConfigError(Problem(**problem) for problem in answer["problems"])
+    return [_task(task) for task in answer["tasks"]]
+
+
+def _task(fields: dict[str, Any]) -> TaskSpec:
+    """Restore a task from JSON, which has no tuples."""
+    values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in fields.items()}
+    return TaskSpec(**values)
+
+
+def versions_of_interpreter(python: str, suite: str, options: Mapping[str, Any]) -> dict[str, str]:
+    """`installed_versions` of the suite's simulator in another interpreter; arguments as in `tasks_of_interpreter`."""
+    return dict(_ask(path_of_interpreter(python), suite, repr(dict(options))).get("versions", {}))
+
+
+def installed_versions(modules: Iterable[str]) -> dict[str, str]:
+    """Module -> version of its distribution; omits modules that are not installed."""
+    holders = importlib.metadata.packages_distributions()
+    return {name: importlib.metadata.version(holders[name][0]) for name in modules if name in holders}
+
+
+@functools.cache
+def _ask(python: str, suite: str, options: str) -> dict[str, Any]:
+    ended = _run([python, "-m", "rlvla.envs.workers.interpreter", suite, options], python)
+    try:
+        return json.loads(ended.stdout.strip().splitlines()[-1])
+    except (IndexError, ValueError):
+        return _unusable(python, _reason(ended, python))
+
+
+def _reason(ended: subprocess.CompletedProcess[str], python: str) -> str:
+    missing = re.search(r"No module named '([\w.]+)'", ended.stderr)
+    if missing:
+        name = missing[1].partition(".")[0]
+        return f"it has no {name}, which workers need; install it with: {python} -m pip install {name}"
+    last = (ended.stderr.strip().splitlines() or ["it printed nothing"])[-1]
+    return f"it cannot run rlvla's workers: {last}"
+
+
+def _run(command: list[str], python: str) -> subprocess.CompletedProcess[str]:
+    environment = worker_environment({})
+    try:
+        return subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            env=environment,
+            timeout=_TIMEOUT_SECONDS,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ConfigError.of(
+            "env_python", "unavailable", f"--env_python {python}: it cannot be run: {error}"
+        ) from error
+
+
+def answer(suite: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Answer a query in the other interpreter: the suite's tasks, or the problems."""
+    known = get_suite(suite)
+    missing = [name for name in known.requires if importlib.util.find_spec(name) is None]
+    if missing:
+        names = " ".join(missing)
+        install = f"install with: {sys.executable} -m pip install {names}"
+        return _unusable(sys.executable, f"it has no {', '.join(missing)}, which {suite} needs; {install}")
+    try:
+        tasks = [dataclasses.asdict(task) for task in list_tasks(suite, **options)]
+        return {"tasks": tasks, "versions": installed_versions(known.requires)}
+    except ConfigError as error:
+        return {"problems": [dataclasses.asdict(problem) for problem in error.problems]}
+    except MissingExtraError as error:
+        return _unusable(sys.executable, error)
+
+
+def _unusable(python: str, why: object) -> dict[str, Any]:
+    text = f"--env_python {python}: {why}"
+    return {"problems": [{"flag": "env_python", "reason": "unavailable", "text": text}]}
+
+
+if __name__ == "__main__":
+    print(json.dumps(answer(sys.argv[1], ast.literal_eval(sys.argv[2]))))

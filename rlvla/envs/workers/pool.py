@@ -1,0 +1,344 @@
+"""A non-blocking pool of environment workers with one or more slots each."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from rlvla.envs.workers.backend import Backend, WorkerGoneError, WorkerOptions
+from rlvla.envs.workers.handle import EnvWorkerError, Result, WorkerHandle, WorkerState, worker_name
+from rlvla.envs.workers.messages import (
+    PROTOCOL_VERSION,
+    Answer,
+    Command,
+    EnvSpec,
+    Failure,
+    Hello,
+    SlotCommand,
+)
+from rlvla.envs.workers.processes import ProcessBackend
+from rlvla.utils.errors import ConfigError
+from rlvla.version import __version__
+
+
+class EnvPool:
+    """Slots, each with one environment at a time, on workers with one or more slots each.
+
+    Commands are submitted without blocking and answers are collected with `wait`, so that other work, such as a forward
+    pass of the policy, overlaps with simulation:
+
+        with EnvPool(4) as pool:
+            pool.submit(0, Reset(EnvSpec("toy_reach", 0), init_state_id=3, seed=0))
+            for slot, result in pool.wait():
+                ...
+
+    Use the pool from the thread that created it, which must outlive the pool: the kernel kills the workers when that
+    thread ends.
+
+    Args:
+        num_slots: number of slots, i.e. concurrent episodes.
+        envs_per_worker: slots of each worker; worker w has the slots from w * envs_per_worker on.
+        backend: where workers run; by default processes on this machine.
+        python: interpreter of the processes, by default that of this process; cannot be combined with `backend`.
+        custom_modules: modules (`.py` files or dotted names) that workers import at start, to register suites.
+        environment: additional environment variables of the workers.
+        start_timeout: seconds to wait for the workers to start.
+
+    Raises:
+        EnvWorkerError: a worker did not start or runs another version of rlvla.
+    """
+
+    def __init__(
+        self,
+        num_slots: int,
+        *,
+        envs_per_worker: int = 1,
+        backend: Backend[Any] | None = None,
+        python: str | None = None,
+        custom_modules: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+        start_timeout: float = 120.0,
+    ):
+        if num_slots < 1 or envs_per_worker < 1:
+            raise ConfigError(
+                f"an environment pool needs at least one slot and one per worker, not {num_slots} and {envs_per_worker}"
+            )
+        if backend is not None and python is not None:
+            raise ConfigError(f"python={python!r} is for worker processes of this machine, not for another backend")
+        self._num_slots, self._envs_per_worker = num_slots, envs_per_worker
+        self._backend: Backend[Any] = backend or ProcessBackend(python or sys.executable)
+        # Relative paths must not depend on the worker's working directory.
+        modules = [str(Path(m).resolve()) if m.endswith(".py") else m for m in custom_modules]
+        self._options = WorkerOptions(modules, dict(environment or {}))
+        self._start_timeout = start_timeout
+        self._failed: list[tuple[int, Result]] = []
+        self._workers: list[WorkerHandle] = []
+        try:
+            for worker_id in range(-(-num_slots // envs_per_worker)):
+                self._workers.append(self._start(worker_id))
+            for worker in range(len(self._workers)):
+                self._await_hello(worker)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> EnvPool:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def num_slots(self) -> int:
+        """Number of slots in any state."""
+        return self._num_slots
+
+    @property
+    def num_workers(self) -> int:
+        """Number of workers in any state."""
+        return len(self._workers)
+
+    def worker_of(self, slot: int) -> int:
+        """Index of the worker that a slot belongs to."""
+        return slot // self._envs_per_worker
+
+    def slots_of(self, worker_id: int) -> range:
+        """The slots of a worker."""
+        first = worker_id * self._envs_per_worker
+        return range(first, min(first + self._envs_per_worker, self._num_slots))
+
+    def state(self, slot: int) -> WorkerState:
+        """State of a slot, as far as the pool knows."""
+        worker, local = self._locate(slot)
+        if worker.state is not WorkerState.IDLE:
+            return worker.state
+        return WorkerState.BUSY if local in worker.owed else WorkerState.IDLE
+
+    def pid(self, slot: int) -> int:
+        """Process id of a slot's worker on its machine."""
+        return self._locate(slot)[0].channel.pid
+
+    def phase(self, slot: int) -> str:
+        """Phase of a slot's last command: start, or one of `PHASES`."""
+        worker, local = self._locate(slot)
+        return worker.slots[local].phase
+
+    def holds(self, slot: int) -> EnvSpec | None:
+        """The environment a slot is known to have, which a reset will reuse."""
+        worker, local = self._locate(slot)
+        return worker.slots[local].built
+
+    def rss_bytes(self, slot: int) -> int:
+        """Resident memory in bytes of a slot's worker; 0 if unknown or ended."""
+        return self._locate(slot)[0].channel.rss_bytes()
+
+    def failure(self, slot: int, message: str, *, collateral: bool = False) -> EnvWorkerError:
+        """Create a failure report for a slot, for callers that detect failures themselves."""
+        worker, local = self._locate(slot)
+        return worker.error(local, message, collateral=collateral)
+
+    def executing(self, worker_id: int) -> list[int]:
+        """Slots whose commands a worker is executing: one, or several that share a batched environment."""
+        worker = self._workers[worker_id]
+        return [worker.first + local for local in worker.executing()]
+
+    def busy_seconds(self, slot: int) -> float:
+        """Seconds for which the worker has been executing a slot's command, or starting.
+
+        0 if the slot has no pending answer or its command waits for other slots of the worker. Of commands executed
+        together, only the first one counts.
+        """
+        worker, local = self._locate(slot)
+        executing = worker.state is WorkerState.BUSY or (
+            worker.state is WorkerState.IDLE and worker.owed[:1] == [local]
+        )
+        return time.monotonic() - worker.since if executing else 0.0
+
+    def submit(self, slot: int, command: Command) -> None:
+        """Send a command to an idle slot without blocking; `wait` returns the answer.
+
+        `wait` reports all failures, including that the process has ended or that there is not enough shared memory for
+        the command's arrays.
+
+        Raises:
+            RuntimeError: the slot is busy or its worker is dead.
+        """
+        self.submit_all([(slot, command)])
+
+    def submit_all(self, commands: Sequence[SlotCommand]) -> None:
+        """Send commands to several idle slots, one message per worker; see `submit`."""
+        by_worker: dict[int, list[SlotCommand]] = {}
+        for slot, command in commands:
+            state = self.state(slot)
+            if state is not WorkerState.IDLE:
+                remedy = "wait for its answer" if state is WorkerState.BUSY else "restart it"
+                raise RuntimeError(f"{self._name(slot)} is {state.value}: {remedy} first")
+            worker_id = self.worker_of(slot)
+            by_worker.setdefault(worker_id, []).append((slot - self._workers[worker_id].first, command))
+        for worker_id, group in by_worker.items():
+            worker = self._workers[worker_id]
+            try:
+                worker.send(group)
+            except WorkerGoneError:
+                pass  # `wait` reads earlier answers first, then reports the end
+            except OSError as error:  # no shared memory left
+                message = f"the command could not be sent: {error}"
+                self._failed += [(worker.first + local, worker.error(local, message)) for local, _ in group]
+
+    def wait(self, timeout: float | None = None) -> list[tuple[int, Result]]:
+        """Wait for at least one answer and return all that have arrived.
+
+        Args:
+            timeout: maximum seconds to wait; None waits indefinitely, 0 does not wait.
+
+        Returns:
+            (slot, result) pairs, empty after a timeout or if no slot is busy. A result is the answer to the command, an
+            `EnvWorkerError`, or the worker's `ConfigError`; exceptions are returned rather than raised so that other
+            answers are not lost. For a worker restarted without waiting, its first slot gets the `Hello` or the error.
+            Arrays belong to the caller.
+        """
+        results, self._failed = self._failed, []
+        busy = {
+            worker.channel: worker
+            for worker in self._workers
+            if worker.state is WorkerState.BUSY or (worker.state is WorkerState.IDLE and worker.owed)
+        }
+        if busy:
+            for channel in self._backend.wait(list(busy), 0.0 if results else timeout):
+                results += self._collect(busy[channel])
+        return results
+
+    def call(self, slot: int, command: Command, timeout: float | None = None) -> Answer:
+        """Submit a command while all slots are idle, and wait for the answer.
+
+        Raises:
+            EnvWorkerError, ConfigError: as returned by `wait`.
+            TimeoutError: no answer in time; the slot stays busy.
+        """
+        if any(self.state(other) is WorkerState.BUSY for other in range(self._num_slots)):
+            raise RuntimeError("call is for a pool that is otherwise idle: another worker is busy; use submit and wait")
+        self.submit(slot, command)
+        results = self.wait(timeout)
+        if not results:
+            raise TimeoutError(f"{self._name(slot)} gave no answer within {timeout} s")
+        result = results[0][1]
+        if isinstance(result, Exception):
+            raise result
+        assert not isinstance(result, Hello)  # no worker is starting: all were idle
+        return result
+
+    def restart(self, slot: int, *, wait: bool = True) -> None:
+        """Kill the worker of a slot and start a new one, regardless of the state of its slots.
+
+        Outstanding answers of the worker are discarded.
+
+        Args:
+            slot: any slot of the worker.
+            wait: block until the new process is ready; otherwise its slots are busy until `wait` returns its `Hello`.
+
+        Raises:
+            EnvWorkerError: the new process did not start.
+        """
+        worker_id = self.worker_of(slot)
+        worker = self._workers[worker_id]
+        worker.channel.kill()
+        self._reap(worker)
+        self._failed = [item for item in self._failed if self.worker_of(item[0]) != worker_id]
+        self._workers[worker_id] = self._start(worker_id)
+        if wait:
+            self._await_hello(worker_id)
+
+    def close(self) -> None:
+        """End all workers: idle ones may close their environments, busy ones are terminated. Safe to call twice."""
+        alive = [worker for worker in self._workers if worker.state is not WorkerState.DEAD]
+        idle = [worker.channel for worker in alive if worker.state is WorkerState.IDLE and not worker.owed]
+        busy = [worker.channel for worker in alive if worker.state is WorkerState.BUSY or worker.owed]
+        for worker in self._workers:
+            worker.state = WorkerState.DEAD
+        self._backend.close(idle, busy)
+
+    def _locate(self, slot: int) -> tuple[WorkerHandle, int]:
+        """A slot's worker and its index in that worker."""
+        if not 0 <= slot < self._num_slots:
+            raise IndexError(f"the pool has slots 0..{self._num_slots - 1}, not {slot}")
+        worker = self._workers[self.worker_of(slot)]
+        return worker, slot - worker.first
+
+    def _name(self, slot: int) -> str:
+        worker, local = self._locate(slot)
+        return worker_name(worker.worker_id, worker.shown(local))
+
+    def _start(self, worker_id: int) -> WorkerHandle:
+        slots = self.slots_of(worker_id)
+        options = replace(self._options, num_slots=len(slots))
+        return WorkerHandle(worker_id, slots.start, len(slots), self._backend.start(options))
+
+    def _await_hello(self, worker_id: int) -> None:
+        worker = self._workers[worker_id]
+        if not self._backend.wait([worker.channel], self._start_timeout):
+            worker.channel.kill()
+            self._reap(worker)
+            raise worker.error(0, f"not ready after {self._start_timeout:g} s")
+        [(_, hello)] = self._greet(worker)
+        if isinstance(hello, Exception):
+            raise hello
+
+    def _greet(self, worker: WorkerHandle) -> list[tuple[int, Result]]:
+        """Read the first message of a worker."""
+        try:
+            hello = worker.channel.receive()
+        except WorkerGoneError:
+            return self._reap(worker)
+        theirs = (hello.protocol, hello.rlvla) if isinstance(hello, Hello) else (None, None)
+        if not isinstance(hello, Hello) or theirs != (PROTOCOL_VERSION, __version__):
+            self._reap(worker)
+            message = (
+                f"{worker.channel.place} has rlvla {theirs[1]} (worker protocol {theirs[0]}), this process has rlvla "
+                f"{__version__} (worker protocol {PROTOCOL_VERSION}); install the same version in both"
+            )
+            return [(worker.first, worker.error(0, message))]
+        worker.state = WorkerState.IDLE
+        return [(worker.first, hello)]
+
+    def _collect(self, worker: WorkerHandle) -> list[tuple[int, Result]]:
+        if worker.state is WorkerState.BUSY:
+            return self._greet(worker)
+        try:
+            answers = worker.channel.receive()
+            if not isinstance(answers, list) or not {slot for slot, _ in answers} <= set(worker.owed):
+                raise ValueError(f"no answers of slots {worker.owed}")
+        except WorkerGoneError:
+            return self._reap(worker)
+        except Exception as error:  # an invalid message or array reference
+            worker.channel.kill()
+            return self._reap(worker, f"sent an answer that cannot be read ({error!r}) and was killed")
+        worker.since = time.monotonic()
+        answers.sort(key=lambda item: isinstance(item[1], Failure))  # they may discard environments of other answers
+        return [(worker.first + slot, worker.take(slot, answer)) for slot, answer in answers]
+
+    def _reap(self, worker: WorkerHandle, account: str | None = None) -> list[tuple[int, Result]]:
+        """Ensure that a worker's process has ended, and return the failures of all slots with a pending answer.
+
+        Failures of commands that had not started are collateral.
+
+        Args:
+            worker: the worker to reap.
+            account: error message; by default, how the process ended.
+        """
+        starting = worker.state is WorkerState.BUSY
+        if worker.state is not WorkerState.DEAD:
+            worker.state = WorkerState.DEAD
+            worker.end = worker.channel.reap()
+        failed, guilty = worker.owed or ([0] if starting else []), worker.executing() or [0]
+        worker.owed = []
+        return [
+            (worker.first + slot, worker.error(slot, account or worker.end, collateral=slot not in guilty))
+            for slot in failed
+        ]

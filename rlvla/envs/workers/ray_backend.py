@@ -1,0 +1,379 @@
+"""Workers as actors on the machines of a Ray cluster (`--env_backend ray`).
+
+An actor executes the same commands as a worker process. Messages are sent as bytes, camera images in them raw or as PNG
+(lossless).
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import pickle
+import signal
+import socket
+import threading
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rlvla.envs.workers.backend import WorkerGoneError, WorkerOptions
+from rlvla.envs.workers.messages import Hello, SlotAnswer, SlotCommand, replace_leaves
+from rlvla.envs.workers.processes import WORKER_ENVIRONMENT, resident_bytes, worker_environment
+from rlvla.envs.workers.worker import Worker, answers_of, hello
+from rlvla.utils.errors import ConfigError, MissingExtraError, Problem, require
+
+# Encodings of camera images in messages.
+FRAMES = ("raw", "png")
+# Prefixes of the trainer's variables that are also set for workers on other machines.
+_FORWARDED = ("MUJOCO_", "PYOPENGL_", "LIBERO_", "ROBOTWIN_", "RLVLA_")
+# Time for idle workers to close their environments.
+_GRACE_SECONDS = 3.0
+# An announced answer is already on this machine, unless it was lost in transit.
+_FETCH_SECONDS = 10.0
+_CONNECT_SECONDS = 5.0
+# Ray's default for addresses without a port.
+_DEFAULT_PORT = 6379
+
+
+@dataclass(frozen=True)
+class _PNG:
+    """Images [..., H, W, 3] uint8, stacked vertically in one PNG."""
+
+    shape: tuple[int, ...]
+    data: bytes
+
+
+@dataclass(frozen=True)
+class _Reply:
+    """Return value of an actor: a message, and information about its process."""
+
+    message: Any
+    pid: int
+    host: str
+    rss_bytes: int
+    is_batched: bool = False
+
+
+def encode(message: Any, frames: str) -> bytes:
+    """Serialize a message; `frames` "png" compresses its images.
+
+    Raises:
+        ValueError: an array of Python objects.
+    """
+    return _pickled(_packed(message, frames))
+
+
+def decode(data: bytes) -> Any:
+    """The inverse of `encode`; arrays belong to the caller."""
+    return _unpacked(pickle.loads(data))
+
+
+def _packed(message: Any, frames: str) -> Any:
+    def packed(array: np.ndarray) -> np.ndarray | _PNG:
+        if array.dtype.hasobject:
+            raise ValueError(f"an array of Python objects (dtype {array.dtype}) cannot be sent")
+        is_image = array.dtype == np.uint8 and array.ndim >= 3 and array.shape[-1] == 3 and array.size > 0
+        return _compressed(array) if frames == "png" and is_image else array
+
+    return replace_leaves(message, np.ndarray, packed)
+
+
+def _unpacked(message: Any) -> Any:
+    return replace_leaves(message, _PNG, _decompressed)
+
+
+def _pickled(message: Any) -> bytes:
+    return pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+
+
+def _compressed(images: np.ndarray) -> _PNG:
+    from PIL import Image
+
+    buffer = io.BytesIO()
+    width = images.shape[-2]
+    Image.fromarray(np.ascontiguousarray(images).reshape(-1, width, 3)).save(buffer, "PNG", compress_level=1)
+    return _PNG(images.shape, buffer.getvalue())
+
+
+def _decompressed(png: _PNG) -> np.ndarray:
+    from PIL import Image
+
+    with Image.open(io.BytesIO(png.data)) as image:
+        return np.array(image).reshape(png.shape)
+
+
+class RayWorker:
+    """The actor: a worker that receives commands by remote calls.
+
+    Args:
+        custom_modules: see `EnvPool`.
+        frames: encoding of camera images, one of `FRAMES`.
+        num_slots: number of slots, i.e. concurrent episodes.
+    """
+
+    def __init__(self, custom_modules: Sequence[str], frames: str, num_slots: int):
+        self._worker = Worker(custom_modules, num_slots)
+        self._frames = frames
+
+    def hello(self) -> bytes:
+        """The first message."""
+        return self._reply(hello())
+
+    def execute(self, commands: bytes) -> bytes:
+        """Execute commands of different slots and return their answers."""
+        answers = answers_of(self._worker, pickle.loads(commands), lambda _, answer: _packed(answer, self._frames))
+        return self._reply([answer for group in answers for answer in group])
+
+    def close(self) -> None:
+        """Close the environments, ignoring exceptions."""
+        self._worker.close()
+
+    def _reply(self, message: Any) -> bytes:
+        memory = resident_bytes("self")
+        return _pickled(_Reply(message, os.getpid(), socket.gethostname(), memory, self._worker.is_batched))
+
+
+class RayChannel:
+    """An actor and its pending calls, in the order of execution."""
+
+    def __init__(self, actor: Any):
+        self.actor = actor
+        self._calls: deque[Any] = deque([actor.hello.remote()])
+        self._known = _Reply(None, 0, "a machine of the Ray cluster", 0)
+        self._end = "the worker was ended"
+        self.ended = False
+
+    @property
+    def pid(self) -> int:
+        """The process id on the worker's machine; 0 before its `Hello`."""
+        return self._known.pid
+
+    @property
+    def place(self) -> str:
+        """The machine."""
+        return self._known.host
+
+    @property
+    def pending(self) -> Any:
+        """The call that will be answered next."""
+        return self._calls[0]
+
+    def send(self, commands: Sequence[SlotCommand]) -> None:
+        """Call the actor; `receive` reports whether it has ended.
+
+        Commands share a call if a batched environment executes them together; otherwise, each has its own call, so that
+        no answer waits for another slot.
+        """
+        calls = [commands] if self._known.is_batched else [[command] for command in commands]
+        for call in calls:
+            packed = [(slot, _packed(command, "raw")) for slot, command in call]
+            self._calls.append(self.actor.execute.remote(_pickled(packed)))
+
+    def receive(self) -> Hello | list[SlotAnswer]:
+        """Read the result of the next pending call."""
+        ray = _ray()
+        try:
+            self._known = pickle.loads(ray.get(self._calls.popleft(), timeout=_FETCH_SECONDS))
+        except ray.exceptions.RayError as error:
+            self.ended = True
+            self._end = f"the process on {self.place} has ended: {_account(error)}"
+            raise WorkerGoneError from error
+        message = self._known.message
+        return [(slot, _unpacked(answer)) for slot, answer in message] if isinstance(message, list) else message
+
+    def kill(self) -> None:
+        """End the actor's process."""
+        _ray().kill(self.actor)
+
+    def reap(self) -> str:
+        """Ensure that the process has ended, if its machine can be reached."""
+        self.kill()
+        self._calls.clear()
+        self.ended = True
+        return self._end
+
+    def rss_bytes(self) -> int:
+        """Resident memory as of the last answer."""
+        return self._known.rss_bytes
+
+
+class RayBackend:
+    """Starts workers on a Ray cluster, distributed over its machines.
+
+    Args:
+        address: HOST:PORT of the cluster's head; "auto": the cluster that this machine belongs to; "local": a cluster
+            on this machine only, started now and ended with this process.
+        frames: encoding of camera images, one of `FRAMES`.
+
+    Raises:
+        ConfigError: the cluster cannot be reached.
+        MissingExtraError: Ray is not installed.
+    """
+
+    def __init__(self, address: str = "auto", frames: str = "raw"):
+        if frames not in FRAMES:
+            raise ConfigError(f"frames must be one of {', '.join(FRAMES)}, not {frames!r}")
+        connect(address)
+        self._actor_class = _ray().remote(RayWorker)
+        self._frames = frames
+        self._placed: list[tuple[str, RayChannel]] = []  # node ids and workers
+
+    def start(self, options: WorkerOptions) -> RayChannel:
+        """Start an actor on the least busy machine."""
+        variables = {
+            name: value
+            for name, value in worker_environment(options.environment).items()
+            if name in WORKER_ENVIRONMENT
+            or name in options.environment
+            or name == "PYTHONPATH"
+            or name.startswith(_FORWARDED)
+        }
+        # Otherwise, Ray hides the GPUs from actors that reserve none, but simulators render on them.
+        variables["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
+        # No restarts by Ray: the pool must see each failure to repeat the right episode.
+        settings: dict[str, Any] = {"max_restarts": 0, "runtime_env": {"env_vars": variables}}
+        node = self._least_busy_node()
+        if node is not None:
+            place = _ray().util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=True)
+            settings["scheduling_strategy"] = place
+        actor_class = self._actor_class.options(**settings)
+        channel = RayChannel(actor_class.remote(list(options.custom_modules), self._frames, options.num_slots))
+        if node is not None:
+            self._placed.append((node, channel))
+        return channel
+
+    def _least_busy_node(self) -> str | None:
+        """Node with the lowest ratio of our workers to cores; Ray's own scheduling uses delayed statistics."""
+        self._placed = [(node, channel) for node, channel in self._placed if not channel.ended]
+        taken = Counter(node for node, _ in self._placed)
+        known = [node for node in _ray().nodes() if node["Alive"]]
+        cores = {node["NodeID"]: node["Resources"].get("CPU", 0.0) for node in known}
+        fit = [node for node, number in cores.items() if number >= 1]
+        return min(fit, key=lambda node: (taken[node] + 1) / cores[node], default=None)
+
+    def wait(self, channels: Sequence[RayChannel], timeout: float | None) -> Sequence[RayChannel]:
+        """Channels that answered or ended."""
+        pending = {channel.pending: channel for channel in channels}
+        ready, others = _ray().wait(list(pending), num_returns=1, timeout=timeout)
+        if ready and others:
+            ready += _ray().wait(others, num_returns=len(others), timeout=0)[0]
+        return [pending[reference] for reference in ready]
+
+    def close(self, idle: Sequence[RayChannel], busy: Sequence[RayChannel]) -> None:
+        """Let idle workers close their environments; kill busy ones."""
+        ray = _ray()
+        if not ray.is_initialized():  # Ray has already shut down at process exit
+            return
+        for channel in busy:
+            channel.kill()
+        closing = [channel.actor.close.remote() for channel in idle]
+        if closing:
+            ray.wait(closing, num_returns=len(closing), timeout=_GRACE_SECONDS)
+        for channel in idle:
+            channel.kill()
+
+
+def connect(address: str) -> None:
+    """Connect this process to the cluster as a driver; no effect if it is connected.
+
+    Raises:
+        ConfigError: the cluster cannot be reached or runs another version of Ray or Python.
+    """
+    # For a cluster started here: no usage statistics, and workers with normal scheduling priority.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_worker_niceness", "0")
+    ray = _ray()
+    if ray.is_initialized():
+        return
+    problem = address_problem(address)
+    if problem:
+        raise ConfigError(problem)
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    # Hide log messages of other machines; relevant errors are part of the answers. Ray 2 has no setting for those that
+    # `log_to_driver` does not cover.
+    ray._private.worker._worker_logs_enabled = False
+    local: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
+    on_sigterm = signal.getsignal(signal.SIGTERM)
+    try:
+        ray.init(address=address, log_to_driver=False, configure_logging=False, **local)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise ConfigError(
+            f"--ray_address {address}: {_account(error)} (the same versions of Ray and Python, and the same token, are "
+            "needed on all machines: docs/scaling.md)"
+        ) from error
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, on_sigterm)  # Ray replaces the trainer's handler
+
+
+def address_problem(address: str) -> str | None:
+    """Why the address of a cluster is unusable, or None; does not connect to Ray.
+
+    Args:
+        address: cluster address, see `RayBackend`.
+    """
+    if address == "local":
+        return None
+    place = address
+    if address == "auto":
+        place = _address_of_this_machine() or ""
+        if not place:
+            return (
+                "--ray_address auto: no Ray cluster runs on this machine; start one with `ray start --head`, join one "
+                "with `ray start --address HOST:PORT`, or give --ray_address local"
+            )
+    host, _, port = place.rpartition(":") if ":" in place else (place, "", str(_DEFAULT_PORT))
+    if not port.isdigit() or not 0 < int(port) < 2**16 or not host:
+        return f"--ray_address {address}: '{place}' is no address; give HOST:PORT, auto or local"
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
+    except OSError as error:
+        return (
+            f"--ray_address {address}: nothing answers at {place} ({error}); start Ray there with "
+            f"`ray start --head --port {port}`, and on this machine with `ray start --address {place}`"
+        )
+    return None
+
+
+def ray_problems(address: str, env_python: str | None) -> list[Problem]:
+    """Reasons why workers cannot run on a Ray cluster, without starting anything."""
+    problems = []
+    if env_python is not None:
+        text = (
+            f"--env_python {env_python}: workers on a Ray cluster run in the interpreter that started Ray on their "
+            "machine; run `ray start` with that one, or leave out --env_backend ray"
+        )
+        problems.append(Problem("env_python", "contradiction", text))
+    try:
+        _ray()
+    except MissingExtraError as error:
+        return [*problems, Problem("env_backend", "unavailable", f"--env_backend ray: {error}")]
+    problem = address_problem(address)
+    return [*problems, Problem("ray_address", "unavailable", problem)] if problem else problems
+
+
+def _address_of_this_machine() -> str | None:
+    """Cluster address from $RAY_ADDRESS or from `ray start` on this machine."""
+    from ray._common.utils import get_ray_address_file
+
+    if os.environ.get("RAY_ADDRESS"):
+        return os.environ["RAY_ADDRESS"]
+    try:
+        with open(get_ray_address_file(None), encoding="utf-8") as file:
+            return file.read().strip()
+    except OSError:
+        return None
+
+
+def _ray() -> Any:
+    """The `ray` module; MissingExtraError if it is not installed."""
+    return require("ray", extra="ray")
+
+
+def _account(error: BaseException) -> str:
+    """Ray's error message in one line, without its list of common causes."""
+    return " ".join(str(error).split()).partition(" Some common causes")[0]

@@ -1,0 +1,316 @@
+"""Supervises a pool, so that a failing or hanging worker never blocks the caller.
+
+Workers that exceed the time limit of their phase are killed. Dead workers are restarted in the background, and workers
+that use too much memory are replaced between episodes.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Container, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Protocol
+
+from rlvla.envs.workers.messages import Command, EnvSpec, Hello, PrivilegedState, SlotCommand, StepChunk
+from rlvla.envs.workers.pool import EnvWorkerError, Result, WorkerState
+from rlvla.utils.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+# Intervals in seconds at which time limits and memory are checked.
+_TICK, _MEMORY_INTERVAL = 0.2, 2.0
+# Consecutive failed starts of a worker after which the error is raised.
+_FAILED_STARTS = 3
+
+
+@dataclass(frozen=True)
+class WatchdogLimits:
+    """Time limits in seconds for each phase of a worker, and its memory limit.
+
+    Attributes:
+        start: process start until its first message.
+        create: building an environment.
+        reset: one reset.
+        step: one action chunk.
+        expert: one episode of a scripted expert.
+        max_rss_gb: resident memory (1e9 bytes) above which a worker is replaced between episodes; None: no limit.
+    """
+
+    start: float = 120.0
+    create: float = 300.0
+    reset: float = 120.0
+    step: float = 120.0
+    expert: float = 600.0
+    max_rss_gb: float | None = None
+
+    def of(self, phase: str) -> float:
+        """The limit of a phase as `EnvPool.phase` names it."""
+        return {"start": self.start, "make": self.create, "reset": self.reset, "step_chunk": self.step}.get(
+            phase, self.expert
+        )
+
+
+class Pool(Protocol):
+    """The part of `rlvla.envs.workers.pool.EnvPool` that the watchdog uses."""
+
+    @property
+    def num_slots(self) -> int: ...  # noqa: D102
+
+    @property
+    def num_workers(self) -> int: ...  # noqa: D102
+
+    def worker_of(self, slot: int) -> int: ...  # noqa: D102
+
+    def slots_of(self, worker_id: int) -> range: ...  # noqa: D102
+
+    def state(self, slot: int) -> WorkerState: ...  # noqa: D102
+
+    def phase(self, slot: int) -> str: ...  # noqa: D102
+
+    def holds(self, slot: int) -> EnvSpec | None: ...  # noqa: D102
+
+    def busy_seconds(self, slot: int) -> float: ...  # noqa: D102
+
+    def rss_bytes(self, slot: int) -> int: ...  # noqa: D102
+
+    def failure(self, slot: int, message: str, *, collateral: bool = False) -> EnvWorkerError: ...  # noqa: D102
+
+    def executing(self, worker_id: int) -> list[int]: ...  # noqa: D102
+
+    def submit_all(self, commands: Sequence[SlotCommand]) -> None: ...  # noqa: D102
+
+    def wait(self, timeout: float | None = None) -> list[tuple[int, Result]]: ...  # noqa: D102
+
+    def restart(self, slot: int, *, wait: bool = True) -> None: ...  # noqa: D102
+
+    def close(self) -> None: ...  # noqa: D102
+
+
+class WatchedPool:
+    """A pool whose workers are supervised and replaced if necessary.
+
+    Args:
+        pool: the pool to supervise; closed together with this one.
+        limits: time and memory limits.
+
+    Attributes:
+        restarts: workers replaced so far because they failed or hung.
+        recycled: workers replaced so far because of their memory.
+    """
+
+    def __init__(self, pool: Pool, limits: WatchdogLimits | None = None):
+        self._pool = pool
+        self._limits = limits or WatchdogLimits()
+        self.restarts = self.recycled = 0
+        self._working: set[int] = set()  # slots with an answer pending for the caller
+        self._failed: deque[tuple[int, Result]] = deque()
+        self._lost: dict[int, EnvWorkerError] = {}  # slots whose worker was replaced during their episode
+        self._failed_starts = [0] * pool.num_workers
+        self._memory_seen = [0.0] * pool.num_workers
+        self._outgrown: set[int] = set()  # workers to replace once none of their slots plays an episode
+
+    def __enter__(self) -> WatchedPool:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def num_slots(self) -> int:
+        """Number of slots in any state."""
+        return self._pool.num_slots
+
+    @property
+    def num_workers(self) -> int:
+        """Number of workers in any state."""
+        return self._pool.num_workers
+
+    def worker_of(self, slot: int) -> int:
+        """Index of the worker that a slot belongs to."""
+        return self._pool.worker_of(slot)
+
+    def holds(self, slot: int) -> EnvSpec | None:
+        """The environment a slot is known to have."""
+        return self._pool.holds(slot)
+
+    def idle(self) -> list[int]:
+        """Slots that can accept a command. Dead workers are restarted."""
+        for worker in range(self._pool.num_workers):
+            slot = self._pool.slots_of(worker)[0]
+            if self._pool.state(slot) is WorkerState.DEAD:
+                self.replace(slot)
+        return [
+            slot
+            for slot in range(self._pool.num_slots)
+            if self._pool.state(slot) is WorkerState.IDLE and slot not in self._working
+        ]
+
+    def between_episodes(self, slot: int, playing: Container[int] = ()) -> bool:
+        """Whether an idle slot may start an episode.
+
+        It may not if its worker uses too much memory; the worker is replaced once none of its slots plays an episode.
+
+        Args:
+            slot: the slot.
+            playing: slots with a running episode.
+        """
+        if self._limits.max_rss_gb is None:
+            return True
+        if self._pool.state(slot) is not WorkerState.IDLE:  # its worker was just replaced
+            return False
+        worker = self._pool.worker_of(slot)
+        if worker not in self._outgrown and not self._has_outgrown(slot, worker, self._limits.max_rss_gb):
+            return True
+        self._outgrown.add(worker)
+        if not any(other in playing for other in self._pool.slots_of(worker)):
+            self._outgrown.discard(worker)
+            self.recycled += 1
+            self._pool.restart(slot, wait=False)
+        return False
+
+    def _has_outgrown(self, slot: int, worker: int, limit: float) -> bool:
+        now = time.monotonic()
+        if now - self._memory_seen[worker] < _MEMORY_INTERVAL:
+            return False
+        self._memory_seen[worker] = now
+        used = self._pool.rss_bytes(slot) / 1e9
+        if used > limit:
+            log.warning("environment worker %d holds %.2f GB, more than %.2f: it is replaced", worker, used, limit)
+        return used > limit
+
+    def submit(self, slot: int, command: Command) -> None:
+        """Send a command to an idle slot; failures are reported by `wait`."""
+        self.submit_all([(slot, command)])
+
+    def submit_all(self, commands: Sequence[SlotCommand]) -> None:
+        """Send commands to several idle slots, one message per worker; see `submit`.
+
+        The command fails if the slot lost its episode because its worker was replaced.
+        """
+        possible = []
+        for slot, command in commands:
+            self._working.add(slot)
+            lost = self._lost.pop(slot, None)
+            begins = not isinstance(command, StepChunk | PrivilegedState)
+            if self._pool.state(slot) is WorkerState.IDLE and (lost is None or begins):
+                possible.append((slot, command))
+            else:
+                error = lost or self._pool.failure(slot, "the worker has ended", collateral=True)
+                self._failed.append((slot, error))
+        self._pool.submit_all(possible)
+
+    def wait(self, timeout: float | None = None) -> list[tuple[int, Result]]:
+        """Return answers and failures of commands, after at most `timeout` seconds.
+
+        Returns:
+            (slot, result) pairs as from `EnvPool.wait`; never a `Hello`. May be empty.
+
+        Raises:
+            EnvWorkerError: a worker failed to start several times in a row.
+        """
+        tick = _TICK if timeout is None else min(_TICK, timeout)
+        answers = self._pool.wait(0.0 if self._failed else tick)
+        if not (answers or self._failed) and not self._busy():  # a pool without busy workers returns at once
+            time.sleep(tick)
+        results: list[tuple[int, Result]] = list(self._failed)
+        self._failed.clear()
+        self._working -= {slot for slot, _ in results}  # later results for them belong to a start
+        for slot, result in answers:
+            if slot in self._working:
+                results.append((slot, result))
+            elif isinstance(result, Hello):
+                self._failed_starts[self._pool.worker_of(slot)] = 0
+            elif isinstance(result, EnvWorkerError):
+                self._start_failed(slot, result)
+        self._working -= {slot for slot, _ in results}
+        return results + self._stop_late_ones()
+
+    def drain(self) -> None:
+        """Wait until no answer is pending; discards the answers."""
+        while self._working:
+            self.wait()
+
+    def abandon(self) -> None:
+        """Abort all commands by replacing the workers with pending answers."""
+        for worker in sorted({self._pool.worker_of(slot) for slot in self._working}):
+            self.replace(self._pool.slots_of(worker)[0])
+        self._working.clear()
+        self._failed.clear()
+
+    def close(self) -> None:
+        """End all workers."""
+        self._pool.close()
+
+    def _busy(self) -> bool:
+        return any(self._pool.state(slot) is WorkerState.BUSY for slot in range(self._pool.num_slots))
+
+    def _stop_late_ones(self) -> list[tuple[int, Result]]:
+        late: list[tuple[int, Result]] = []
+        for slot in range(self._pool.num_slots):
+            if self._pool.state(slot) is not WorkerState.BUSY:
+                continue
+            phase = self._pool.phase(slot)
+            limit = self._limits.of(phase)
+            if self._pool.busy_seconds(slot) <= limit:
+                continue
+            message = f"no answer within {limit:g} s: the process is replaced"
+            if slot not in self._working:
+                self._start_failed(slot, self._pool.failure(slot, message))
+                continue
+            together = self._pool.executing(self._pool.worker_of(slot))  # any command of the call may be the cause
+            late += [(member, self._pool.failure(member, message)) for member in together]
+            self._working.difference_update(together)
+            self.replace(slot)
+        return late
+
+    def _start_failed(self, slot: int, error: EnvWorkerError) -> None:
+        worker = self._pool.worker_of(slot)
+        self._failed_starts[worker] += 1
+        if self._failed_starts[worker] >= _FAILED_STARTS:
+            raise error
+        self.replace(slot)
+
+    def replace(self, slot: int) -> None:
+        """Kill the worker of a slot and start a new one in the background.
+
+        Other slots of the worker lose their episodes: those with a pending answer fail now, the rest with their next
+        action chunk. These failures are collateral.
+        """
+        self.restarts += 1
+        worker = self._pool.worker_of(slot)
+        self._outgrown.discard(worker)
+        answered = {failed for failed, _ in self._failed}
+        for other in self._pool.slots_of(worker):
+            if other in answered:
+                continue
+            message = "the worker was replaced after a failure in one of its slots"
+            error = self._pool.failure(other, message, collateral=True)
+            if other in self._working:
+                self._failed.append((other, error))
+            else:
+                self._lost[other] = error
+        try:
+            self._pool.restart(slot, wait=False)
+        except OSError as error:  # out of shared memory or processes: `idle` tries again
+            log.warning("environment worker %d cannot be started anew now: %s", worker, error)
+
+
+def run_everywhere(pool: WatchedPool, command: Command) -> Sequence[Result]:
+    """Execute a command once in each slot and return the answers.
+
+    Raises:
+        ConfigError, EnvWorkerError: the first error reported by a worker.
+    """
+    answers: list[Result] = []
+    pool.submit_all([(slot, command) for slot in range(pool.num_slots)])
+    while len(answers) < pool.num_slots:
+        for _, result in pool.wait():
+            if isinstance(result, EnvWorkerError | ConfigError):
+                raise result
+            answers.append(result)
+    return answers

@@ -1,0 +1,328 @@
+"""The worker process: `python -m rlvla.envs.workers.worker`, started by `EnvPool`.
+
+It answers commands until the pool closes the connection, and ends with the process that started it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import platform
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+
+from rlvla.envs.base import BatchedEnv, ChunkResult, Env, Observation
+from rlvla.envs.experts import make_expert
+from rlvla.envs.experts.episode import play_expert_episode
+from rlvla.envs.registry import get_suite, load_custom_module, make_batched_env, make_env
+from rlvla.envs.slot_env import SlotEnv
+from rlvla.envs.workers.messages import (
+    PROTOCOL_VERSION,
+    Answer,
+    EnvSpec,
+    Failure,
+    Hello,
+    Make,
+    PrivilegedState,
+    Reset,
+    RunExpert,
+    SlotAnswer,
+    SlotCommand,
+    StepChunk,
+    pack,
+    receive_message,
+    send_message,
+    unpack,
+)
+from rlvla.envs.workers.slab import Slab
+from rlvla.utils.errors import ConfigError, MissingExtraError, Problem
+from rlvla.version import __version__
+
+_PR_SET_PDEATHSIG = 1
+
+
+class _Built:
+    """An environment: of one slot, or a batched one shared by several.
+
+    Args:
+        spec: its specification.
+        env: the environment of one slot, or None.
+        batch: the batched environment, or None.
+    """
+
+    def __init__(self, spec: EnvSpec, env: Env | None = None, batch: BatchedEnv | None = None):
+        self.spec, self.env, self.batch = spec, env, batch
+
+    def of(self, slot: int) -> Env:
+        """The environment as seen by a slot."""
+        if self.env is not None:
+            return self.env
+        assert self.batch is not None
+        return SlotEnv(self.batch, slot)
+
+    def close(self) -> None:
+        closing = self.env if self.env is not None else self.batch
+        assert closing is not None
+        closing.close()
+
+
+class Worker:
+    """Executes commands in its slots. Environments are built on demand.
+
+    With several slots, they share a batched environment if the suite supports it; otherwise each has its own.
+
+    Args:
+        custom_modules: imported before the first command is executed, see `EnvPool`.
+        num_slots: number of slots, i.e. concurrent episodes.
+
+    Attributes:
+        phase: current phase, for error reports.
+    """
+
+    def __init__(self, custom_modules: Sequence[str] = (), num_slots: int = 1) -> None:
+        self.phase = "import"
+        self._to_import = list(custom_modules)
+        self._slots: list[_Built | None] = [None] * num_slots
+
+    @property
+    def is_batched(self) -> bool:
+        """Whether there is a batched environment, so that commands should be sent together."""
+        return any(held is not None and held.batch is not None for held in self._slots)
+
+    def execute(self, commands: Sequence[SlotCommand]) -> Iterator[list[SlotAnswer]]:
+        """Execute commands of different slots in order.
+
+        Yields:
+            Answers as soon as they are available: of one command, or of those that a batched environment executed
+            together. Exceptions become `Failure`s; the environment is closed, because its state is undefined.
+        """
+        waiting = list(commands)
+        while waiting:
+            try:
+                self._import()
+                group = self._together(waiting)
+            except Exception as error:
+                yield self.fail([slot for slot, _ in waiting], error)
+                return
+            slots = {slot for slot, _ in group}
+            waiting = [item for item in waiting if item[0] not in slots]
+            try:
+                answers = self._execute_together(group)
+            except Exception as error:
+                answers = self.fail(sorted(slots), error)
+            yield answers
+
+    def fail(self, slots: Sequence[int], error: Exception) -> list[SlotAnswer]:
+        """Failures of these slots due to an exception; their environments are closed."""
+        failure = describe_failure(self.phase, error)
+        broken = [held for slot in slots if (held := self._slots[slot]) is not None]
+        lost = tuple(slot for slot, held in enumerate(self._slots) if held in broken and slot not in slots)
+        self._discard(broken)
+        return [(slot, replace(failure, closed=lost)) for slot in slots]
+
+    def close(self) -> None:
+        """Close all environments, ignoring exceptions."""
+        self._discard([held for held in self._slots if held is not None])
+
+    def _import(self) -> None:
+        while self._to_import:
+            self.phase = "import"
+            load_custom_module(self._to_import[0])
+            del self._to_import[0]
+
+    def _together(self, waiting: Sequence[SlotCommand]) -> list[SlotCommand]:
+        """The first command and all others that a batched environment can execute in the same call."""
+        slot, first = waiting[0]
+        if isinstance(first, Reset) and self._offers_batch(first.env):
+            return [item for item in waiting if isinstance(item[1], Reset) and item[1].env == first.env]
+        held = self._slots[slot]
+        if isinstance(first, StepChunk) and held is not None and held.batch is not None:
+            return [
+                (other, command)
+                for other, command in waiting
+                if isinstance(command, StepChunk)
+                and self._slots[other] is held
+                and command.actions.shape == first.actions.shape
+                and command.record_frames == first.record_frames
+            ]
+        return [waiting[0]]
+
+    def _execute_together(self, group: Sequence[SlotCommand]) -> list[SlotAnswer]:
+        slot, command = group[0]
+        if len(group) == 1:
+            return [(slot, self._execute(slot, command))]
+        slots = [slot for slot, _ in group]
+        answers: Sequence[Observation | ChunkResult]
+        if isinstance(command, Reset):
+            resets = [item for _, item in group if isinstance(item, Reset)]
+            batch = [self._ensure(slot, command.env) for slot in slots][0].batch
+            assert batch is not None
+            self.phase = "reset"
+            answers = batch.reset(slots, [item.init_state_id for item in resets], [item.seed for item in resets])
+        else:
+            assert isinstance(command, StepChunk)
+            held = self._slots[slot]
+            assert held is not None and held.batch is not None
+            self.phase = "step_chunk"
+            actions = np.stack([item.actions for _, item in group if isinstance(item, StepChunk)])
+            answers = held.batch.step_chunk(slots, actions, record_frames=command.record_frames)
+        if len(answers) != len(slots):
+            raise RuntimeError(f"the batched environment gave {len(answers)} results for {len(slots)} slots")
+        return list(zip(slots, answers))
+
+    def _execute(self, slot: int, command: object) -> Answer:
+        """Execute one command."""
+        if isinstance(command, Make):
+            return self._ensure(slot, command.env).of(slot).task
+        if isinstance(command, Reset):
+            env = self._ensure(slot, command.env).of(slot)
+            self.phase = "reset"
+            return env.reset(command.init_state_id, command.seed)
+        if isinstance(command, StepChunk):
+            self.phase = "step_chunk"
+            return self._present(slot).step_chunk(command.actions, record_frames=command.record_frames)
+        if isinstance(command, RunExpert):
+            env = self._ensure(slot, command.env).of(slot)
+            self.phase = "run_expert"
+            expert = make_expert(command.env.suite, command.env.task_id, command.expert)
+            return play_expert_episode(env, expert, command.init_state_id, command.seed)
+        if isinstance(command, PrivilegedState):
+            self.phase = "privileged_state"
+            return self._present(slot).privileged_state()
+        raise TypeError(f"unknown command {command!r}")
+
+    def _present(self, slot: int) -> Env:
+        held = self._slots[slot]
+        if held is None:
+            raise RuntimeError("no episode is running: send Reset first")
+        return held.of(slot)
+
+    def _offers_batch(self, spec: EnvSpec) -> bool:
+        return len(self._slots) > 1 and get_suite(spec.suite).make_batched is not None
+
+    def _ensure(self, slot: int, spec: EnvSpec) -> _Built:
+        """The environment of the slot; built if the slot has none or another one."""
+        self.phase = "make"
+        held = self._slots[slot]
+        if held is not None and held.spec == spec:
+            return held
+        self._slots[slot] = None
+        if held is not None and held not in self._slots:
+            held.close()
+        if self._offers_batch(spec):
+            shared = (other for other in self._slots if other is not None and other.batch is not None)
+            built = next((other for other in shared if other.spec == spec), None)
+            if built is None:
+                batch = make_batched_env(spec.suite, spec.task_id, len(self._slots), **spec.options)
+                built = _Built(spec, batch=batch)
+        else:
+            built = _Built(spec, env=make_env(spec.suite, spec.task_id, **spec.options))
+        self._slots[slot] = built
+        return built
+
+    def _discard(self, broken: Sequence[_Built]) -> None:
+        self._slots = [None if held in broken else held for held in self._slots]
+        for held in dict.fromkeys(broken):
+            try:
+                held.close()
+            except Exception:  # the original exception is reported instead
+                traceback.print_exc()
+
+
+def hello() -> Hello:
+    """The first message of a worker."""
+    return Hello(PROTOCOL_VERSION, __version__, platform.python_version(), np.__version__)
+
+
+def answers_of(
+    worker: Worker, commands: Sequence[SlotCommand], pack_answer: Callable[[int, Any], Any]
+) -> Iterator[list[tuple[int, Any]]]:
+    """`Worker.execute` with packed answers; an answer that cannot be packed is a failure of its slot.
+
+    Args:
+        worker: the worker.
+        commands: commands of different slots.
+        pack_answer: called with a slot and its answer or `Failure`.
+    """
+    for answers in worker.execute(commands):
+        packed = []
+        for slot, answer in answers:
+            try:
+                packed.append((slot, pack_answer(slot, answer)))
+            except Exception as error:
+                packed += worker.fail([slot], error)
+        yield packed
+
+
+def serve(connection: Connection, slabs: Sequence[Slab], custom_modules: Sequence[str]) -> None:
+    """Send a `Hello`, then answer commands until the connection is closed; one slab per slot."""
+    send_message(connection, hello())
+    worker = Worker(custom_modules, len(slabs))
+    try:
+        while True:
+            message = receive_message(connection)
+            while len(slabs) > 1 and connection.poll():  # batch with commands that have arrived meanwhile
+                message += receive_message(connection)
+            commands: list[SlotCommand] = []
+            for slot, packed in message:
+                try:
+                    commands.append((slot, unpack(packed, slabs[slot])))
+                except Exception as error:
+                    send_message(connection, worker.fail([slot], error))
+            for answers in answers_of(worker, commands, lambda slot, answer: pack(answer, slabs[slot])):
+                send_message(connection, answers)
+    except (EOFError, OSError):  # the pool closed the connection or its process ended
+        pass
+    finally:
+        worker.close()
+
+
+def describe_failure(phase: str, error: Exception) -> Failure:
+    """Convert an exception to a `Failure`."""
+    problems: tuple[Problem, ...] = ()
+    if isinstance(error, ConfigError):
+        problems = tuple(error.problems)
+    elif isinstance(error, MissingExtraError):
+        problems = (Problem(None, "unavailable", str(error)),)
+    return Failure(phase, type(error).__name__, str(error), "".join(traceback.format_exception(error)), problems)
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Ask the kernel to kill this process when the thread that started it ends (Linux; elsewhere see `serve`)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:  # the parent ended before prctl
+        sys.exit(1)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry point of the process; arguments are passed by `EnvPool`."""
+    # Ctrl-C reaches the whole process group: the parent handles it and closes the connection. It started this process
+    # with the signal blocked.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    parser = argparse.ArgumentParser(description="Environment worker, started by rlvla.envs.workers.pool.EnvPool.")
+    parser.add_argument("--connection_fd", type=int, required=True)
+    parser.add_argument("--slab_fds", type=int, nargs="+", required=True, help="one per slot")
+    parser.add_argument("--parent_pid", type=int, default=None, help="die with this process")
+    parser.add_argument("--custom_modules", nargs="*", default=[])
+    args = parser.parse_args(argv)
+    if args.parent_pid is not None:
+        die_with_parent(args.parent_pid)
+    slabs = [Slab(fd) for fd in args.slab_fds]
+    with Connection(args.connection_fd) as connection:
+        serve(connection, slabs, args.custom_modules)
+    for slab in slabs:
+        slab.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""Adapter that exposes an environment in a worker process as an `Env`.
+
+For interactive use of a simulator in another interpreter, and for running the contract tests through a worker.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol, TypeVar, cast
+
+import numpy as np
+
+from rlvla.envs.base import ChunkResult, Observation, TaskSpec, check_actions, check_init_state_id
+from rlvla.envs.workers.messages import Answer, Command, EnvSpec, Make, PrivilegedState, Reset, StepChunk
+from rlvla.envs.workers.pool import EnvWorkerError
+
+_T = TypeVar("_T")
+
+
+class CallablePool(Protocol):
+    """The part of `rlvla.envs.workers.pool.EnvPool` that `WorkerEnv` uses."""
+
+    def holds(self, worker_id: int) -> EnvSpec | None: ...  # noqa: D102
+
+    def call(self, worker_id: int, command: Command, timeout: float | None = None) -> Answer: ...  # noqa: D102
+
+
+class WorkerEnv:
+    """One task in a worker of a pool that is otherwise idle.
+
+        with EnvPool(1, python="robosuite15/bin/python") as pool:
+            env = WorkerEnv(pool, 0, EnvSpec("robosuite", 0, {"image_size": 128}))
+
+    Closing the environment does not close the pool.
+
+    Args:
+        pool: pool with the worker.
+        worker_id: index of the worker, which has one environment at a time.
+        spec: the environment to build.
+
+    Raises:
+        ConfigError, EnvWorkerError: the environment cannot be built.
+    """
+
+    def __init__(self, pool: CallablePool, worker_id: int, spec: EnvSpec):
+        self._pool, self._worker_id, self._spec = pool, worker_id, spec
+        self._closed = False
+        self.task: TaskSpec = self._call(Make(spec), TaskSpec)
+
+    def reset(self, init_state_id: int, seed: int) -> Observation:
+        """Start an episode. Raises ValueError for an `init_state_id` outside [0, num_init_states)."""
+        check_init_state_id(self.task, init_state_id)
+        return self._call(Reset(self._spec, init_state_id, seed), Observation)
+
+    def step_chunk(self, actions: np.ndarray, *, record_frames: bool = False) -> ChunkResult:
+        """Execute actions [A, D] until done; see `Env.step_chunk`."""
+        # Check before sending: a worker discards its environment after an exception.
+        actions = check_actions(actions, self.task.action_dim, self.task.action_limit)
+        self._require_present()
+        return self._call(StepChunk(actions, record_frames), ChunkResult)
+
+    def privileged_state(self) -> dict[str, np.ndarray]:
+        """Simulator state for scripted experts."""
+        self._require_present()
+        return cast(dict[str, np.ndarray], self._call(PrivilegedState(), dict))
+
+    def close(self) -> None:
+        """Close this adapter. Safe to call twice."""
+        self._closed = True
+
+    def _require_present(self) -> None:
+        if self._pool.holds(self._worker_id) != self._spec:
+            raise RuntimeError("no episode is running: call reset first")
+
+    def _call(self, command: Command, kind: type[_T]) -> _T:
+        if self._closed:
+            raise RuntimeError("the environment has been closed")
+        try:
+            result = self._pool.call(self._worker_id, command)
+        except EnvWorkerError as error:
+            if error.error_type == "ValueError":
+                raise ValueError(str(error)) from error
+            raise
+        assert isinstance(result, kind)
+        return result

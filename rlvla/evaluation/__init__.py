@@ -1,0 +1,1 @@
+"""Evaluation of policies: outcomes, protocol, comparison, report."""

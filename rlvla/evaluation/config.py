@@ -1,0 +1,50 @@
+"""The settings of an evaluation. Each field is a flag of `cli/eval_vla.py`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlvla.envs.registry import suite_names
+from rlvla.utils.cli.flags import arg
+
+
+@dataclass(frozen=True)
+class EvalConfig:
+    """What is evaluated, with which baselines, and where results are written."""
+
+    task_suite_name: tuple[str, ...] = arg(
+        (),
+        lambda: (
+            "one or more task suites; --task_ids and all other flags apply to each of them "
+            f"(default: that of the checkpoint); known: {', '.join(suite_names())}"
+        ),
+        metavar="SUITE",
+    )
+    compare: tuple[str, ...] = arg(
+        (),
+        "baselines: checkpoint folders, which play the same episodes, or JSON files of earlier evaluations",
+        metavar="DIR_OR_FILE",
+    )
+    allow_unpaired: bool = arg(
+        False, "allow baselines with another protocol; such differences are marked and not tested"
+    )
+    eval_episodes: int = arg(100, "episodes per task, each from a different initial state", minimum=1)
+    sampled: bool = arg(False, "also sample actions, on the same initial states")
+    temperature: float = arg(1.0, "sampling temperature (with --sampled)", above=0)
+    num_envs: int = arg(4, "environment processes per rank", minimum=1)
+    output: str | None = arg(
+        None,
+        "JSON file for the results, with a Markdown file next to it (default: eval.json in the checkpoint folder)",
+        metavar="FILE",
+    )
+    num_videos: int = arg(
+        0,
+        "episodes per policy and mode to record as mp4, half of them failures if there are any; they are replayed with "
+        "every frame rendered",
+        minimum=0,
+    )
+    report: str | None = arg(
+        None, "folder for report.html, a single file with tables, curves, videos and configuration", metavar="DIR"
+    )
+    seed: int = arg(0, "seed of the episodes", minimum=0)
+    local_rank: int = arg(-1, "set by the deepspeed launcher")

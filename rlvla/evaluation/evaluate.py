@@ -1,0 +1,99 @@
+"""Evaluates a policy on held-out initial states."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from rlvla.envs.base import TaskSpec
+from rlvla.envs.config import SplitConfig
+from rlvla.evaluation.protocol import eval_requests
+from rlvla.evaluation.results import EpisodeOutcome, EvalResult, summarize
+from rlvla.experience import Sample
+from rlvla.rollout import FinishedEpisode, RolloutEngine, RolloutPolicy
+from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
+from rlvla.utils.stopping import BrokenOff
+from rlvla.utils.terminal import log, progress_bar
+
+
+class Journal(Protocol):
+    """Stores finished episodes of an evaluation that may be interrupted."""
+
+    def read(self) -> list[EpisodeOutcome]:
+        """All episodes stored so far, by any rank."""
+        ...
+
+    def append(self, outcome: EpisodeOutcome) -> None:
+        """Store a finished episode."""
+        ...
+
+
+def evaluate(
+    engine: RolloutEngine,
+    policy: RolloutPolicy,
+    tasks: Sequence[TaskSpec],
+    strategy: DeepspeedStrategy,
+    *,
+    episodes_per_task: int,
+    split: SplitConfig,
+    seed: int,
+    greedy: bool = True,
+    temperature: float = 1.0,
+    description: str = "evaluate",
+    journal: Journal | None = None,
+    attempt: Callable[[Callable[[], list[Sample]]], list[Sample] | None] = lambda work: work(),
+) -> EvalResult:
+    """Play the first `episodes_per_task` evaluation states of each task, distributed over the ranks.
+
+    Policies evaluated with equal arguments get equal initial states and random numbers. Episodes in the `journal` are
+    not played again.
+
+    Raises:
+        BrokenOff: on all ranks, if `attempt`, which runs the rollout, was interrupted on any rank.
+    """
+    requests = eval_requests(tasks, split, episodes_per_task, seed)
+    done: list[EpisodeOutcome] = []
+    if journal is not None:
+        # One rank reads for all: others may already be writing when the slowest rank reads.
+        wanted = {(r.task_id, r.init_state_id) for r in requests}
+        read = strategy.gather_objects(journal.read() if strategy.rank == 0 else [])[0]
+        done = [outcome for outcome in read if (outcome.task_id, outcome.init_state_id) in wanted]
+    known = {(outcome.task_id, outcome.init_state_id) for outcome in done}
+    open_requests = [r for r in requests if (r.task_id, r.init_state_id) not in known]
+    assigned = open_requests[strategy.rank :: strategy.world_size]
+    if done and strategy.is_main:
+        log.info(f"{description}: {len(done)} of {len(requests)} episodes are those of the interrupted evaluation")
+    resumed = len(done) // strategy.world_size  # the progress bar shows one rank
+    with progress_bar(resumed + len(assigned), description, enabled=strategy.is_main, initial=resumed) as bar:
+        show = SuccessOnBar(bar, [outcome.success_at_end for outcome in done])
+
+        def on_episode(episode: FinishedEpisode) -> None:
+            show(episode)
+            if journal is not None:
+                journal.append(EpisodeOutcome.of(episode))
+
+        samples = attempt(
+            lambda: engine.run(
+                assigned, policy, temperature=temperature, greedy=greedy, success_only=True, on_episode=on_episode
+            )
+        )
+    if strategy.any(samples is None):
+        raise BrokenOff
+    assert samples is not None
+    played = strategy.gather_objects([EpisodeOutcome.of(s) for s in samples])
+    gathered = done + [outcome for part in played for outcome in part]
+    return summarize(gathered, tasks, split.protocol_name, greedy, requested=len(requests))
+
+
+class SuccessOnBar:
+    """Advances a progress bar by an episode and shows the success rate so far, earlier outcomes included."""
+
+    def __init__(self, bar: Any, earlier: Sequence[bool] = ()):
+        self._bar = bar
+        self._outcomes = list(earlier)
+
+    def __call__(self, episode: FinishedEpisode) -> None:
+        """Count a finished episode."""
+        self._outcomes.append(episode.success_at_end)
+        self._bar.set_postfix_str(f"success {sum(self._outcomes) / len(self._outcomes):.2f}", refresh=False)
+        self._bar.update(1)

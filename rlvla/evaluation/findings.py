@@ -1,0 +1,296 @@
+"""Data model of evaluation results: policies, baselines and suites."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from rlvla.evaluation.comparison import MEAN_OF_SUITES, Comparison, SuitesComparison, compare, compare_over_suites
+from rlvla.evaluation.protocol import describe_differences
+from rlvla.evaluation.results import EvalResult, Rate
+from rlvla.utils.errors import ConfigError
+from rlvla.utils.terminal import table
+from rlvla.version import __version__
+
+SUITES_KEY = "suites"  # in JSON files of several suites: name -> content as for a single suite
+_VERSIONED = ("torch", "numpy", "transformers", "deepspeed")
+
+
+@dataclass
+class PolicyEvaluation:
+    """Evaluation of one policy in one or two modes.
+
+    Attributes:
+        policy: checkpoint folder.
+        environment: environment and observations (`EnvConfig.as_dict`).
+        protocols: mode -> `describe_protocol`.
+        results: one per mode.
+        videos: mode -> video files.
+        versions: package versions used for the evaluation.
+        trained_on: description of its training states (`learned_from_words`).
+    """
+
+    policy: str
+    environment: dict[str, Any]
+    protocols: dict[str, dict[str, Any]]
+    results: list[EvalResult]
+    videos: dict[str, list[Path]] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=lambda: package_versions())
+    trained_on: str = ""
+
+    def result(self, mode: str) -> EvalResult | None:
+        """The results of a mode, or None."""
+        return next((result for result in self.results if result.mode == mode), None)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON; `from_dict` reads it back."""
+        return {
+            "policy": self.policy,
+            "environment": self.environment,
+            "seed": next(iter(self.protocols.values()))["seed"],
+            "temperature": next((p["temperature"] for p in self.protocols.values() if "temperature" in p), None),
+            "versions": self.versions,
+            "trained_on": self.trained_on,
+            "protocols": self.protocols,
+            "videos": {mode: [str(path) for path in paths] for mode, paths in self.videos.items()},
+            "results": [result.as_dict() for result in self.results],
+        }
+
+    @classmethod
+    def from_dict(cls, content: dict[str, Any]) -> PolicyEvaluation:
+        """The inverse of `as_dict`."""
+        return cls(
+            policy=content["policy"],
+            environment=content["environment"],
+            protocols=content["protocols"],
+            results=[EvalResult.from_dict(result) for result in content["results"]],
+            videos={mode: [Path(p) for p in paths] for mode, paths in content.get("videos", {}).items()},
+            versions=content.get("versions", {}),
+            trained_on=content.get("trained_on", ""),
+        )
+
+    @property
+    def suite(self) -> str:
+        """Name of the suite."""
+        return next(iter(self.protocols.values()))["suite"]
+
+    @classmethod
+    def read(cls, path: Path, suite: str | None = None) -> PolicyEvaluation:
+        """Read a file written by `cli/eval_vla.py`; ConfigError if it is anything else.
+
+        Args:
+            path: JSON file.
+            suite: suite to read from a file with several suites; ConfigError if missing.
+        """
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            several = content.get(SUITES_KEY)
+            if several is not None and suite not in several:
+                raise ConfigError(f"{path} holds {', '.join(several)}, not {suite}; evaluate both in the same suites")
+            found = cls.from_dict(content if several is None else several[suite])
+        except ConfigError:
+            raise
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ConfigError(
+                f"{path} is not the result of an evaluation ({type(error).__name__}: {error}); make one with "
+                "cli/eval_vla.py"
+            ) from error
+        if not found.results or not all(result.episodes for result in found.results):
+            raise ConfigError(f"{path} does not hold the single episodes; evaluate {found.policy} again")
+        return found
+
+
+def package_versions(simulator: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Versions of rlvla, of installed packages that results depend on, and of the simulator."""
+    versions = {"rlvla": __version__}
+    for name in _VERSIONED:
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return versions | dict(simulator or {})
+
+
+@dataclass(frozen=True)
+class SuiteEvaluation:
+    """Evaluation of a policy and its baselines in one suite.
+
+    Attributes:
+        own: the policy.
+        baselines: baselines in command-line order.
+        compared: (index of the baseline, mode) -> comparison, for modes that both were evaluated in.
+    """
+
+    own: PolicyEvaluation
+    baselines: tuple[PolicyEvaluation, ...]
+    compared: Mapping[tuple[int, str], Comparison]
+
+    @classmethod
+    def of(cls, own: PolicyEvaluation, baselines: Sequence[PolicyEvaluation] = ()) -> SuiteEvaluation:
+        """Compare the policy with all baselines."""
+        compared = {}
+        for position, base in enumerate(baselines):
+            for result in own.results:
+                other = base.result(result.mode)
+                if other is not None:
+                    differing = describe_differences(own.protocols[result.mode], base.protocols[result.mode])
+                    comparison = compare(own.policy, result, base.policy, other, differing)
+                    compared[position, result.mode] = comparison
+        return cls(own, tuple(baselines), compared)
+
+    @property
+    def everyone(self) -> tuple[PolicyEvaluation, ...]:
+        """The policy, followed by its baselines."""
+        return (self.own, *self.baselines)
+
+    @property
+    def comparisons(self) -> list[Comparison]:
+        """All comparisons, ordered by baseline."""
+        return list(self.compared.values())
+
+    def results_of(self, position: int, mode: str) -> tuple[EvalResult, EvalResult]:
+        """Results of the policy and of the baseline behind an entry of `compared`."""
+        own, base = self.own.result(mode), self.baselines[position].result(mode)
+        assert own is not None and base is not None
+        return own, base
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        content = self.own.as_dict()
+        if self.baselines:
+            content["baselines"] = [base.as_dict() for base in self.baselines]
+            content["comparisons"] = [comparison.as_dict() for comparison in self.comparisons]
+        return content
+
+
+@dataclass(frozen=True)
+class SuitesResult:
+    """Results of one policy in one mode over several suites.
+
+    Attributes:
+        position: 0 for the policy, 1 and up for its baselines.
+        policy: checkpoint folder.
+        mode: "greedy" or "sampled".
+        results: suite -> results.
+    """
+
+    position: int
+    policy: str
+    mode: str
+    results: Mapping[str, EvalResult]
+
+    HEADERS = ("suite", *EvalResult.HEADERS[1:])
+
+    @property
+    def success_at_end(self) -> Rate:
+        """Mean over suites."""
+        return Rate.mean([result.success_at_end for result in self.results.values()])
+
+    @property
+    def success_once(self) -> Rate:
+        """Mean over suites."""
+        return Rate.mean([result.success_once for result in self.results.values()])
+
+    @property
+    def mean_length(self) -> float:
+        """Environment steps per episode, mean over suites."""
+        return sum(result.mean_length for result in self.results.values()) / len(self.results)
+
+    @property
+    def regressions(self) -> float:
+        """Regressions per episode, mean over suites."""
+        return sum(result.regressions for result in self.results.values()) / len(self.results)
+
+    @property
+    def dropped(self) -> int:
+        """Number of episodes that could not be played."""
+        return sum(result.dropped for result in self.results.values())
+
+    def rows(self) -> list[tuple[str, int, str, str, str, str]]:
+        """Table rows for `HEADERS`, one per suite, the mean last."""
+        entries: list[tuple[str, EvalResult | SuitesResult]] = [*self.results.items(), (MEAN_OF_SUITES, self)]
+        return [
+            (
+                name,
+                entry.success_at_end.n,
+                str(entry.success_at_end),
+                str(entry.success_once),
+                f"{entry.mean_length:.1f}",
+                f"{entry.regressions:.2f}",
+            )
+            for name, entry in entries
+        ]
+
+    def note(self) -> str:
+        """Note on the mean and on dropped episodes."""
+        dropped = f"; {self.dropped} EPISODES COULD NOT BE PLAYED and are in no figure" if self.dropped else ""
+        return f"every suite has the same weight in the mean; its 95 % interval is joined from theirs (MOVER){dropped}"
+
+    def as_table(self) -> str:
+        """For the terminal."""
+        return f"{self.policy}, all suites\n{table(self.HEADERS, self.rows())}\n({self.mode}; {self.note()})"
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "policy": self.policy,
+            "mode": self.mode,
+            "success_at_end": asdict(self.success_at_end),
+            "success_once": asdict(self.success_once),
+            "mean_length": self.mean_length,
+            "regressions": self.regressions,
+            "dropped": self.dropped,
+        }
+
+
+@dataclass(frozen=True)
+class EvaluationReport:
+    """All results of an evaluation.
+
+    Attributes:
+        suites: suite -> evaluation, in command-line order.
+        results: results over all suites per policy and mode, the policy before its baselines; () for a single suite.
+        comparisons: comparisons over all suites; () for a single suite.
+    """
+
+    suites: Mapping[str, SuiteEvaluation]
+    results: tuple[SuitesResult, ...]
+    comparisons: tuple[SuitesComparison, ...]
+
+    @classmethod
+    def of(cls, suites: Mapping[str, SuiteEvaluation]) -> EvaluationReport:
+        """Combine suites; modes or comparisons that are missing in any suite are left out."""
+        if len(suites) == 1:
+            return cls(suites, (), ())
+        return cls(suites, tuple(_results(suites)), tuple(_comparisons(suites)))
+
+    @property
+    def first(self) -> SuiteEvaluation:
+        """The first suite."""
+        return next(iter(self.suites.values()))
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """Package and simulator versions over all suites."""
+        return {name: number for suite in self.suites.values() for name, number in suite.own.versions.items()}
+
+
+def _results(suites: Mapping[str, SuiteEvaluation]) -> Iterator[SuitesResult]:
+    for position, evaluations in enumerate(zip(*(suite.everyone for suite in suites.values()))):
+        for mode in dict.fromkeys(result.mode for result in evaluations[0].results):
+            results = {name: e.result(mode) for name, e in zip(suites, evaluations)}
+            whole = {name: result for name, result in results.items() if result is not None}
+            if len(whole) == len(suites):
+                yield SuitesResult(position, evaluations[0].policy, mode, whole)
+
+
+def _comparisons(suites: Mapping[str, SuiteEvaluation]) -> Iterator[SuitesComparison]:
+    for position, mode in next(iter(suites.values())).compared:
+        compared = {name: s.compared[position, mode] for name, s in suites.items() if (position, mode) in s.compared}
+        if len(compared) == len(suites):
+            results = {name: s.results_of(position, mode) for name, s in suites.items()}
+            yield compare_over_suites(compared, results)

@@ -1,0 +1,75 @@
+"""Journal of finished episodes, so that an interrupted evaluation can be resumed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rlvla.evaluation.results import EpisodeOutcome
+
+
+class EpisodeJournal:
+    """The finished episodes of one policy in one mode. Each rank writes its own file and reads those of all ranks.
+
+    The file name is a hash of `identity`, so that other evaluations never pick it up.
+
+    Args:
+        folder: see `journal_folder`.
+        identity: everything outcomes depend on, JSON-serializable: policy, environment, states, seed, mode.
+        rank: rank of this process.
+    """
+
+    def __init__(self, folder: Path, identity: dict[str, Any], rank: int = 0):
+        key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
+        self._folder, self._key = folder, key
+        self._path = folder / f"{key}.rank{rank}.jsonl"
+
+    def read(self) -> list[EpisodeOutcome]:
+        """Episodes of all ranks without duplicates; incomplete lines are skipped."""
+        outcomes: dict[tuple[int, int], EpisodeOutcome] = {}
+        for path in sorted(self._folder.glob(f"{self._key}.rank*.jsonl")):
+            for line in path.read_text(encoding="utf-8").splitlines():
+                try:
+                    outcome = EpisodeOutcome(**json.loads(line))
+                except (ValueError, TypeError):  # the process was killed while writing this line
+                    continue
+                outcomes[outcome.task_id, outcome.init_state_id] = outcome
+        return list(outcomes.values())
+
+    def append(self, outcome: EpisodeOutcome) -> None:
+        """Append an episode and flush it to disk."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with self._path.open("ab") as file:
+            # A truncated last line of an earlier attempt must not merge with this one.
+            truncated = file.tell() > 0 and not _ends_with_newline(self._path)
+            file.write((b"\n" if truncated else b"") + json.dumps(asdict(outcome)).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def _ends_with_newline(path: Path) -> bool:
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) == b"\n"
+
+
+def journal_folder(output: Path) -> Path:
+    """Folder of the journals of an evaluation whose results will be written to `output`."""
+    return output.with_name(f".{output.name}.part")
+
+
+def remove_journals(output: Path) -> None:
+    """Delete the journals once the results are written."""
+    shutil.rmtree(journal_folder(output), ignore_errors=True)
+
+
+def fingerprint(folder: Path) -> dict[str, list[int]]:
+    """File name -> [size in bytes, mtime in ns] of a checkpoint folder, to detect changes."""
+    files = sorted(p for p in folder.iterdir() if p.suffix in (".safetensors", ".json", ".bin", ".pt"))
+    kept = [p for p in files if not p.name.startswith((".", "eval"))]  # without the results of evaluations
+    return {p.name: [p.stat().st_size, p.stat().st_mtime_ns] for p in kept}

@@ -1,0 +1,84 @@
+"""Evaluation protocols: which episodes are played, and when two evaluations are paired."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rlvla.envs.base import TaskSpec
+from rlvla.envs.config import SplitConfig
+from rlvla.rollout import EpisodeRequest
+from rlvla.utils.seeding import derive_seed
+
+
+def eval_requests(
+    tasks: Sequence[TaskSpec],
+    split: SplitConfig,
+    episodes_per_task: int,
+    seed: int,
+    *,
+    chosen: Callable[[int, int], bool] = lambda task_id, state: True,
+) -> list[EpisodeRequest]:
+    """The episodes of an evaluation, task by task; `chosen(task_id, init_state_id)` selects a subset."""
+    return [
+        eval_request(task, state, seed)
+        for task in tasks
+        for state in split.eval_states(task, episodes_per_task)
+        if chosen(task.task_id, state)
+    ]
+
+
+def eval_request(task: TaskSpec, state: int, seed: int, *, record_frames: bool = False) -> EpisodeRequest:
+    """The evaluation episode of a task and initial state, for an evaluation with this seed."""
+    episode_seed, uid = derive_seed(seed, "eval", task.task_id, state), f"eval/{task.task_id}/{state}"
+    return EpisodeRequest(task.suite, task.task_id, state, episode_seed, uid, record_frames)
+
+
+def describe_protocol(
+    tasks: Sequence[TaskSpec],
+    split: SplitConfig,
+    episodes: int,
+    seed: int,
+    temperature: float | None,
+    success_hold_steps: int | None = None,
+) -> dict[str, Any]:
+    """Everything two evaluations must have in common to be paired; `temperature` is None if greedy.
+
+    `success_hold_steps` is given only if it differs from the suite's.
+    """
+    described: dict[str, Any] = {"suite": tasks[0].suite, "name": split.protocol_name, "seed": seed}
+    if temperature is not None:
+        described["temperature"] = temperature
+    if success_hold_steps is not None:
+        described["success_hold_steps"] = success_hold_steps
+    described["tasks"] = [
+        {
+            "task_id": task.task_id,
+            "name": task.name,
+            "max_steps": task.max_steps,
+            "control_freq": task.control_freq,
+            "init_states": split.eval_states(task, episodes),
+        }
+        for task in tasks
+    ]
+    return described
+
+
+def describe_differences(policy: dict[str, Any], base: dict[str, Any]) -> list[str]:
+    """Differences between two protocols (see `describe_protocol`), one phrase each."""
+    differences = []
+    for name in ("suite", "name", "seed", "temperature", "success_hold_steps"):
+        if policy.get(name) != base.get(name):
+            differences.append(f"{name} {policy.get(name)} and {base.get(name)}")
+    tasks = [{task["task_id"]: task for task in side.get("tasks", [])} for side in (policy, base)]
+    if list(tasks[0]) != list(tasks[1]):
+        differences.append(f"tasks {sorted(tasks[0])} and {sorted(tasks[1])}")
+    for task_id in [i for i in tasks[0] if i in tasks[1]]:
+        mine, theirs = tasks[0][task_id], tasks[1][task_id]
+        for name in ("max_steps", "control_freq"):
+            if mine[name] != theirs[name]:
+                differences.append(f"{name} of {mine['name']} {mine[name]:g} and {theirs[name]:g}")
+        if mine["init_states"] != theirs["init_states"]:
+            counts = f"{len(mine['init_states'])} and {len(theirs['init_states'])}"
+            differences.append(f"initial states of {mine['name']} ({counts})")
+    return differences

@@ -1,0 +1,304 @@
+"""HTML report of an evaluation, with charts and videos."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlvla.checkpoints.run_folder import RUN_FILE
+from rlvla.evaluation.comparison import MEAN_OF_SUITES
+from rlvla.evaluation.findings import EvaluationReport, PolicyEvaluation, SuiteEvaluation, SuitesResult
+from rlvla.evaluation.statistics import wilson_interval
+from rlvla.rewards.base import reward_names
+from rlvla.utils.cli.config_file import command_line
+from rlvla.utils.files import read_metrics, write_atomic
+from rlvla.utils.video import video_size
+
+REPORT_FILE = "report.html"
+_RUN_FILES = (RUN_FILE, "totals.json")  # files of the training run of the policy
+_COLORS = ("#2f7df6", "#e0563b", "#2f9e5b", "#b07cf0", "#d29a1f", "#1aa7b5")
+# Source that is registered only when a model is loaded.
+_LATE_SOURCE = "rm_model"
+_INK = "#7b8494"  # axes and text, readable on white and black
+
+
+def write_report(folder: Path, findings: EvaluationReport) -> Path:
+    """Write `report.html` into `folder` and return its path.
+
+    Learning curves and configuration are read from the run folder of the policy, if any; videos are embedded.
+
+    Args:
+        folder: output folder, created if missing.
+        findings: results of the evaluation.
+    """
+    path = folder / REPORT_FILE
+    write_atomic(path, render_report(findings).encode())
+    return path
+
+
+def render_report(findings: EvaluationReport) -> str:
+    """Render the report as HTML."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("rlvla.evaluation", "templates"), autoescape=True, undefined=StrictUndefined
+    )
+    suites, own = findings.suites, findings.first.own
+    run_folder = Path(own.policy).parent
+    heads: Sequence[Any] = [result for result in findings.results if result.position == 0] or own.results
+    return environment.get_template("report.html.jinja").render(
+        title=f"{own.policy}: {heads[0].success_at_end}",
+        own=own,
+        names=", ".join(suites),
+        seed=next(iter(own.protocols.values()))["seed"],
+        heads=heads,
+        head_comparisons=findings.comparisons or findings.first.comparisons,
+        over_all={
+            "results": findings.results,
+            "bars": _bars_of_suites(findings.results),
+            "comparisons": findings.comparisons,
+        },
+        suites=[
+            {
+                "of": f"{name}: " if len(suites) > 1 else "",
+                "bars": _bars(suite.own, suite.baselines),
+                "comparisons": suite.comparisons,
+                "everyone": suite.everyone,
+                "videos": _videos(suite.everyone),
+            }
+            for name, suite in suites.items()
+        ],
+        charts=learning_charts(read_metrics(run_folder)),
+        configurations=_configurations(suites, run_folder),
+        versions=findings.versions,
+        table=_table,
+        percent=lambda rate: f"{100 * rate:.1f} %",
+        points=lambda difference: f"{100 * difference:+.1f}",
+        counted=lambda number, what: f"{number} {what}" + "s" * (number != 1),
+    )
+
+
+def _bars(own: PolicyEvaluation, baselines: Sequence[PolicyEvaluation]) -> list[dict[str, Any]]:
+    """Success rates of all policies for each mode and task; missing results have no bar."""
+    groups = []
+    for result in own.results:
+        tasks = []
+        for task in [*result.tasks, *([None] if len(result.tasks) > 1 else [])]:
+            bars = []
+            for evaluation in [own, *baselines]:
+                other = evaluation.result(result.mode)
+                entries: list[Any] = [] if other is None else [other] if task is None else list(other.tasks)
+                entries = [e for e in entries if task is None or e.task_id == task.task_id]
+                bars += [
+                    {"policy": evaluation.policy, "own": evaluation is own, "rate": e.success_at_end} for e in entries
+                ]
+            tasks.append({"name": "all tasks" if task is None else task.name, "bars": bars})
+        groups.append({"mode": result.mode, "tasks": tasks})
+    return groups
+
+
+def _bars_of_suites(over_all: Sequence[SuitesResult]) -> list[dict[str, Any]]:
+    """Success rates of all policies for each mode and suite, and the mean over suites."""
+    groups = []
+    for mode in dict.fromkeys(result.mode for result in over_all):
+        results = [result for result in over_all if result.mode == mode]
+        rows: list[tuple[str, list[Any]]] = [(name, [r.results[name] for r in results]) for name in results[0].results]
+        groups.append(
+            {
+                "mode": mode,
+                "tasks": [
+                    {
+                        "name": name,
+                        "bars": [
+                            {"policy": r.policy, "own": r.position == 0, "rate": e.success_at_end}
+                            for r, e in zip(results, entries)
+                        ],
+                    }
+                    for name, entries in [*rows, (MEAN_OF_SUITES, list(results))]
+                ],
+            }
+        )
+    return groups
+
+
+def _videos(evaluations: Sequence[PolicyEvaluation]) -> dict[str, list[dict[str, Any]]]:
+    """Videos by policy and mode; files that no longer exist are skipped."""
+    found = {
+        f"{evaluation.policy}, {mode}": [_video(path) for path in paths if path.is_file()]
+        for evaluation in evaluations
+        for mode, paths in evaluation.videos.items()
+    }
+    return {heading: videos for heading, videos in found.items() if videos}
+
+
+def _video(path: Path) -> dict[str, Any]:
+    """Template variables of a video written by `record_videos`."""
+    task, _, state = path.stem.rpartition("_")[0].rpartition("_state")
+    size = video_size(path)
+    return {
+        "name": f"{task.replace('_', ' ')}, initial state {state}",
+        "success": path.stem.endswith("_success"),
+        "tall": None if size is None else f"{size[1] / size[0]:.4f}",
+        "data": base64.b64encode(path.read_bytes()).decode(),
+    }
+
+
+def _configurations(suites: Mapping[str, SuiteEvaluation], run_folder: Path) -> list[tuple[str, str]]:
+    found = [("command", command_line())]
+    for name, suite in suites.items():
+        label = f"{name}: " if len(suites) > 1 else ""
+        protocols = {mode: _shortened(protocol) for mode, protocol in suite.own.protocols.items()}
+        found += [
+            (f"{label}protocol", json.dumps(protocols, indent=2)),
+            (f"{label}environment", json.dumps(suite.own.environment, indent=2)),
+        ]
+    for name in _RUN_FILES:
+        if (run_folder / name).is_file():
+            found.append((f"training: {name}", (run_folder / name).read_text(encoding="utf-8")))
+    return found
+
+
+def _shortened(protocol: dict[str, Any]) -> dict[str, Any]:
+    """The protocol with compact lists of initial states."""
+    tasks = [{**task, "init_states": _span(task["init_states"])} for task in protocol["tasks"]]
+    return {**protocol, "tasks": tasks}
+
+
+def _span(states: Sequence[int]) -> str:
+    first, last = states[0], states[-1]
+    if list(states) == list(range(first, last + 1)):
+        return f"{first}..{last}"
+    return " ".join(map(str, states))
+
+
+def _table(headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> Any:
+    from markupsafe import Markup, escape
+
+    words = [not any(char.isdigit() for row in rows for char in str(row[i])) for i in range(len(headers))]
+    words[0] = True  # task names
+
+    def line(tag: str, cells: Sequence[Any]) -> str:
+        kinds = [' class="words"' if kind else "" for kind in words]
+        return "<tr>" + "".join(f"<{tag}{kind}>{escape(str(c))}</{tag}>" for c, kind in zip(cells, kinds)) + "</tr>"
+
+    body = "".join(line("td", row) for row in rows)
+    return Markup(f"<table><thead>{line('th', headers)}</thead><tbody>{body}</tbody></table>")
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A chart with its title; `svg` is markup for the page."""
+
+    title: str
+    svg: Any
+
+
+def learning_charts(records: Sequence[dict[str, float]]) -> list[Chart]:
+    """Success, reward components, entropy, KL and clip fraction, gradient norm over training episodes.
+
+    Args:
+        records: result of `read_metrics`; charts without data are omitted.
+    """
+    charts = []
+    played = [r for r in records if "rollout/success_at_end" in r]
+    evaluated = [r for r in records if "eval/success_at_end" in r]
+    if played or evaluated:
+        charts.append(_success_chart(played, evaluated))
+    if not played:
+        return charts
+    series = _reward_series(played)
+    for title, unit, wanted in (
+        ("reward per episode, by source", "", series),
+        ("entropy of the policy", "nats per token", {"entropy": "actor/entropy"}),
+        ("size of the updates", "", {"KL to the old policy": "actor/ppo_kl", "clip fraction": "actor/pg_clipfrac"}),
+        ("gradient norm", "", {"actor": "actor/grad_norm", "critic": "critic/grad_norm"}),
+    ):
+        lines = {label: _points(played, name) for label, name in wanted.items()}
+        lines = {label: points for label, points in lines.items() if points[0]}
+        if wanted is series and len(lines) == 1:  # without a legend
+            title = f"reward per episode: {next(iter(lines))}"
+        if lines:
+            charts.append(_line_chart(title, unit, lines))
+    return charts
+
+
+def _reward_sources(records: Sequence[dict[str, float]]) -> list[str]:
+    """Names of reward components below `reward/`, the total first; metrics of sources are excluded."""
+    names = {name.removeprefix("reward/") for r in records for name in r if name.startswith("reward/")}
+    counts = {name for name in names for source in names if name.startswith(f"{source}_")}
+    return sorted(names - (counts - {*reward_names(), _LATE_SOURCE}), key=lambda name: (name != "total", name))
+
+
+def _reward_series(records: Sequence[dict[str, float]]) -> dict[str, str]:
+    """Label -> scalar of each source; a source equal to the total shares its curve."""
+    names = _reward_sources(records)
+    total = _points(records, "reward/total")
+    same = [name for name in names if name != "total" and _points(records, f"reward/{name}") == total]
+    label = " = ".join(["total", *same])
+    return {label if name == "total" else name: f"reward/{name}" for name in names if name not in same}
+
+
+def _points(records: Sequence[dict[str, float]], name: str) -> tuple[list[float], list[float]]:
+    present = [r for r in records if name in r]
+    return [r["total/episodes"] for r in present], [r[name] for r in present]
+
+
+def _figure() -> tuple[Any, Any]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(3.9, 2.5), layout="constrained")
+    axes = figure.add_subplot()
+    axes.grid(alpha=0.25, color=_INK, linewidth=0.6)
+    axes.tick_params(colors=_INK, labelsize=8)
+    for side, spine in axes.spines.items():
+        spine.set_visible(side in ("left", "bottom"))
+        spine.set_color(_INK)
+    axes.set_xlabel("training episodes", color=_INK, fontsize=8)
+    return figure, axes
+
+
+def _success_chart(played: Sequence[dict[str, float]], evaluated: Sequence[dict[str, float]]) -> Chart:
+    figure, axes = _figure()
+    if played:
+        axes.plot(*_points(played, "rollout/success_at_end"), color=_COLORS[0], linewidth=1.4, label="rollout, sampled")
+    if evaluated:
+        x, y = _points(evaluated, "eval/success_at_end")
+        counts = [(round(v * r["eval/n"]), round(r["eval/n"])) for v, r in zip(y, evaluated)]
+        bounds = [wilson_interval(successes, n) for successes, n in counts]
+        errors = [[v - low for v, (low, _) in zip(y, bounds)], [high - v for v, (_, high) in zip(y, bounds)]]
+        axes.errorbar(
+            x, y, yerr=errors, fmt="o-", markersize=3.5, capsize=2.5, color=_COLORS[1], label="evaluation, 95 %"
+        )
+    axes.set_ylim(0, 1.03)
+    return Chart("success at end", _svg(figure, axes))
+
+
+def _line_chart(title: str, unit: str, lines: dict[str, tuple[list[float], list[float]]]) -> Chart:
+    figure, axes = _figure()
+    for color, (label, points) in zip(_COLORS * len(lines), lines.items()):
+        axes.plot(*points, color=color, linewidth=1.4, label=label)
+    axes.set_ylabel(unit, color=_INK, fontsize=8)
+    return Chart(title, _svg(figure, axes, legend=len(lines) > 1))
+
+
+def _svg(figure: Any, axes: Any, *, legend: bool = True) -> Any:
+    import matplotlib
+    from markupsafe import Markup
+
+    if legend:
+        axes.legend(fontsize=7.5, frameon=False, labelcolor=_INK)
+    buffer = io.StringIO()
+    # Text instead of glyph outlines: a tenth of the size. The salt makes element ids reproducible.
+    with matplotlib.rc_context(
+        {"svg.fonttype": "none", "svg.hashsalt": axes.get_xlabel(), "font.family": "sans-serif"}
+    ):
+        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    drawing = buffer.getvalue()
+    drawing = drawing[drawing.index("<svg") :]
+    return Markup(re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", drawing)))

@@ -1,0 +1,205 @@
+"""Results of an evaluation: success rates with confidence intervals, episode outcomes, tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rlvla.envs.base import TaskSpec
+from rlvla.evaluation.statistics import mean_interval, wilson_interval
+from rlvla.experience import Sample
+from rlvla.rollout import FinishedEpisode
+from rlvla.utils.terminal import table
+
+
+@dataclass(frozen=True)
+class Rate:
+    """A success rate of `n` episodes with its 95 % Wilson interval."""
+
+    rate: float
+    n: int
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, outcomes: Sequence[bool]) -> Rate:
+        """From the outcomes of episodes."""
+        low, high = wilson_interval(sum(outcomes), len(outcomes))
+        return cls(sum(outcomes) / len(outcomes), len(outcomes), low, high)
+
+    @classmethod
+    def mean(cls, rates: Sequence[Rate]) -> Rate:
+        """Unweighted mean of independent rates; `n` is the total number of episodes."""
+        rate, low, high = mean_interval([(r.rate, r.low, r.high) for r in rates])
+        return cls(rate, sum(r.n for r in rates), low, high)
+
+    def __str__(self) -> str:
+        return f"{100 * self.rate:.1f}% [{100 * self.low:.1f}, {100 * self.high:.1f}]"
+
+
+@dataclass(frozen=True)
+class EpisodeOutcome:
+    """Outcome of an evaluation episode.
+
+    Attributes:
+        task_id, init_state_id: identify the episode; outcomes of two policies are paired by them.
+        success_at_end, success_once: see `rlvla.experience.Sample`.
+        length: environment steps.
+        regressions: how often success was lost again.
+    """
+
+    task_id: int
+    init_state_id: int
+    success_at_end: bool
+    success_once: bool
+    length: int
+    regressions: int = 0
+
+    @classmethod
+    def of(cls, episode: Sample | FinishedEpisode) -> EpisodeOutcome:
+        """From a finished episode."""
+        return cls(
+            episode.task_id,
+            episode.init_state_id,
+            bool(episode.success_at_end),
+            bool(episode.success_once),
+            int(episode.finish_step),
+            int(episode.regressions),
+        )
+
+
+@dataclass(frozen=True)
+class TaskResult:
+    """Results of a policy on one task."""
+
+    task_id: int
+    name: str
+    success_at_end: Rate
+    success_once: Rate
+    mean_length: float
+    regressions: float = 0.0
+
+
+@dataclass(frozen=True)
+class EvalResult:
+    """Results of a policy on all tasks.
+
+    Attributes:
+        protocol: "heldout" (states never trained on), "shared", or a description of the selected states.
+        greedy: whether the most likely actions were taken, or actions sampled.
+        success_at_end, success_once: over all episodes of all tasks.
+        mean_length: environment steps per episode.
+        tasks: results per task.
+        regressions: how often success was lost again, per episode.
+        dropped: requested episodes that could not be played; they are excluded from all results.
+        episodes: all episodes, sorted by task and initial state.
+    """
+
+    protocol: str
+    greedy: bool
+    success_at_end: Rate
+    success_once: Rate
+    mean_length: float
+    tasks: tuple[TaskResult, ...]
+    regressions: float = 0.0
+    dropped: int = 0
+    episodes: tuple[EpisodeOutcome, ...] = ()
+
+    @property
+    def mode(self) -> str:
+        """How actions were chosen: "greedy" or "sampled"."""
+        return "greedy" if self.greedy else "sampled"
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON; `from_dict` reads it back."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, content: dict[str, Any]) -> EvalResult:
+        """The inverse of `as_dict`."""
+        rates = {name: Rate(**content[name]) for name in ("success_at_end", "success_once")}
+        tasks = [
+            TaskResult(**{**task, **{name: Rate(**task[name]) for name in ("success_at_end", "success_once")}})
+            for task in content["tasks"]
+        ]
+        episodes = tuple(EpisodeOutcome(**episode) for episode in content.get("episodes", ()))
+        return cls(**{**content, **rates, "tasks": tuple(tasks), "episodes": episodes})
+
+    def as_metrics(self) -> dict[str, float]:
+        """For TensorBoard."""
+        prefix = "eval" if self.greedy else "eval_sampled"
+        metrics = {
+            f"{prefix}/success_at_end": self.success_at_end.rate,
+            f"{prefix}/success_once": self.success_once.rate,
+            f"{prefix}/episode_length": self.mean_length,
+            f"{prefix}/regressions": self.regressions,
+            f"{prefix}/dropped": float(self.dropped),
+            f"{prefix}/n": float(self.success_at_end.n),
+        }
+        if len(self.tasks) > 1:
+            metrics |= {f"{prefix}_tasks/{t.name}": t.success_at_end.rate for t in self.tasks}
+        return metrics
+
+    def rows(self) -> list[tuple[str, int, str, str, str, str]]:
+        """Table rows for `HEADERS`, one per task; with several tasks the last row is the total."""
+        entries: list[TaskResult | EvalResult] = [*self.tasks, *([self] if len(self.tasks) > 1 else [])]
+        return [
+            (
+                entry.name if isinstance(entry, TaskResult) else "all",
+                entry.success_at_end.n,
+                str(entry.success_at_end),
+                str(entry.success_once),
+                f"{entry.mean_length:.1f}",
+                f"{entry.regressions:.2f}",
+            )
+            for entry in entries
+        ]
+
+    HEADERS = ("task", "n", "success at end [95 %]", "success once [95 %]", "steps", "lost again")
+
+    def as_table(self, note: str = "") -> str:
+        """For the terminal, followed by mode, protocol and the note."""
+        notes = [f"{self.mode}, protocol {self.protocol}", *filter(None, [note])]
+        notes += [f"{self.dropped} EPISODES COULD NOT BE PLAYED and are in no figure"] if self.dropped else []
+        return f"{table(self.HEADERS, self.rows())}\n({'; '.join(notes)})"
+
+
+def summarize(
+    outcomes: Sequence[EpisodeOutcome],
+    tasks: Sequence[TaskSpec],
+    protocol: str,
+    greedy: bool,
+    *,
+    requested: int | None = None,
+) -> EvalResult:
+    """Aggregate episode outcomes; RuntimeError if a task has none.
+
+    Args:
+        outcomes: outcomes of all episodes.
+        tasks: the evaluated tasks.
+        protocol: name of the protocol.
+        greedy: how actions were chosen.
+        requested: number of requested episodes (default: number of outcomes).
+    """
+    order = {task.task_id: position for position, task in enumerate(tasks)}
+    outcomes = sorted(outcomes, key=lambda o: (order[o.task_id], o.init_state_id))
+    results = []
+    for task in tasks:
+        of_task = [outcome for outcome in outcomes if outcome.task_id == task.task_id]
+        if not of_task:
+            raise RuntimeError(f"no evaluation episode of {task.name} could be played to its end")
+        results.append(TaskResult(task.task_id, task.name, *_averages(of_task)))
+    at_end, once, length, regressions = _averages(outcomes)
+    dropped = (requested or len(outcomes)) - len(outcomes)
+    return EvalResult(protocol, greedy, at_end, once, length, tuple(results), regressions, dropped, tuple(outcomes))
+
+
+def _averages(outcomes: Sequence[EpisodeOutcome]) -> tuple[Rate, Rate, float, float]:
+    n = len(outcomes)
+    return (
+        Rate.of([o.success_at_end for o in outcomes]),
+        Rate.of([o.success_once for o in outcomes]),
+        sum(o.length for o in outcomes) / n,
+        sum(o.regressions for o in outcomes) / n,
+    )

@@ -1,0 +1,188 @@
+"""Confidence intervals, tests and metrics for success rates and scores."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+Z_95 = 1.959963984540054  # quantile of the standard normal distribution for two-sided 95 %
+
+
+def wilson_interval(successes: int, n: int) -> tuple[float, float]:
+    """95 % score interval of a proportion (Wilson 1927).
+
+    Raises:
+        ValueError: `n` < 1 or `successes` outside [0, n].
+    """
+    if n < 1 or not 0 <= successes <= n:
+        raise ValueError(f"need 0 <= successes <= n and n >= 1, got {successes} of {n}")
+    from scipy.stats import binomtest  # takes a second to import
+
+    interval = binomtest(successes, n).proportion_ci(0.95, method="wilson")
+    # At rates of 0 and 1 the bound equals the rate; rounding must not exclude it.
+    return min(successes / n, float(interval.low)), max(successes / n, float(interval.high))
+
+
+def mcnemar_exact(only_first: int, only_second: int) -> float:
+    """p-value of the two-sided exact McNemar test (McNemar 1947) for equal success of paired outcomes.
+
+    Args:
+        only_first: pairs in which only the first succeeded.
+        only_second: pairs in which only the second succeeded.
+
+    Returns:
+        In (0, 1]; 1.0 if no pair is discordant.
+    """
+    if only_first < 0 or only_second < 0:
+        raise ValueError(f"counts of pairs cannot be negative, got {only_first} and {only_second}")
+    discordant = only_first + only_second
+    if discordant == 0:
+        return 1.0
+    from scipy.stats import binomtest
+
+    return float(binomtest(only_first, discordant, 0.5).pvalue)
+
+
+def tango_interval(only_first: int, only_second: int, n: int, z: float = Z_95) -> tuple[float, float]:
+    """Score interval of the difference of two paired proportions (Tango 1998, Statistics in Medicine 17:891-908).
+
+    The set of differences that the score test does not reject; for a difference of 0 this is McNemar's test. The
+    interval stays inside [-1, 1] and has positive width even if no pair, or every pair, is discordant. For comparisons
+    with other intervals and worked examples see Fagerland, Lydersen and Laake 2014 (Statistics in Medicine
+    33:2850-2875).
+
+    Args:
+        only_first: pairs in which only the first succeeded.
+        only_second: pairs in which only the second succeeded.
+        n: number of pairs.
+        z: quantile of the standard normal distribution; 95 % by default.
+
+    Raises:
+        ValueError: there are no pairs, or the counts are inconsistent.
+    """
+    if n < 1 or min(only_first, only_second) < 0 or only_first + only_second > n:
+        raise ValueError(f"need n >= 1 pairs, {only_first} and {only_second} of them discordant, got n = {n}")
+
+    def accepted(difference: float) -> bool:
+        """Whether the score test accepts a difference; q is the maximum-likelihood rate of `only_second` under it."""
+        b = (2 * n - only_first + only_second) * difference - only_first - only_second
+        c = -only_second * difference * (1 - difference)
+        q = (math.sqrt(max(0.0, b * b - 8 * n * c)) - b) / (4 * n)
+        variance = n * max(0.0, 2 * q + difference * (1 - difference))
+        return abs(only_first - only_second - n * difference) <= z * math.sqrt(variance)
+
+    estimate = (only_first - only_second) / n
+
+    def end(outside: float) -> float:
+        inside = estimate
+        for _ in range(60):  # bisections, more than double precision resolves
+            middle = (inside + outside) / 2
+            inside, outside = (middle, outside) if accepted(middle) else (inside, middle)
+        return inside
+
+    return end(-1.0), end(1.0)
+
+
+# With fewer deviating pairs the resampled means take too few distinct values for meaningful quantiles; with none the
+# interval has width 0.
+BOOTSTRAP_MIN_PAIRS = 10
+
+
+def paired_bootstrap(
+    strata: Sequence[Sequence[int]], *, resamples: int = 10_000, seed: int = 0, level: float = 0.95
+) -> tuple[float, float] | None:
+    """Percentile bootstrap interval of a paired difference of proportions (Efron and Tibshirani 1993).
+
+    Pairs are resampled within strata, and all strata have the same weight. Unlike `tango_interval`, the interval is too
+    narrow if few pairs are discordant.
+
+    Args:
+        strata: the pairs of each stratum: 1 if only the first succeeded, -1 if only the second did, else 0.
+        resamples: number of bootstrap resamples.
+        seed: seed of the resampling.
+        level: confidence level.
+
+    Returns:
+        (low, high); None if fewer than `BOOTSTRAP_MIN_PAIRS` pairs deviate from the most frequent outcome of their
+        stratum.
+
+    Raises:
+        ValueError: there is no stratum, or one without pairs.
+    """
+    if not strata or not all(len(stratum) for stratum in strata):
+        raise ValueError("a paired bootstrap needs at least one pair in each stratum")
+    counts = [np.array([stratum.count(sign) for sign in (1, -1, 0)]) for stratum in strata]
+    if sum(count.sum() - count.max() for count in counts) < BOOTSTRAP_MIN_PAIRS:
+        return None
+    rng = np.random.default_rng(seed)
+    drawn = [rng.multinomial(count.sum(), count / count.sum(), size=resamples) / count.sum() for count in counts]
+    means = np.mean([rates[:, 0] - rates[:, 1] for rates in drawn], axis=0)
+    tail = (1 - level) / 2
+    low, high = np.quantile(means, [tail, 1 - tail])
+    return float(low), float(high)
+
+
+def mean_interval(estimates: Sequence[tuple[float, float, float]]) -> tuple[float, float, float]:
+    """Mean of independent estimates with a confidence interval (MOVER: Zou and Donner 2008).
+
+    The distances from the estimates to their lower bounds are combined in quadrature, and likewise those to their upper
+    bounds, as in Newcombe's interval. With score intervals as input, the width does not vanish at rates of 0 and 1.
+
+    Args:
+        estimates: (estimate, low, high), all at the same confidence level.
+
+    Returns:
+        (mean, low, high).
+
+    Raises:
+        ValueError: no estimates.
+    """
+    if not estimates:
+        raise ValueError("the mean of no estimates")
+    k = len(estimates)
+    mean = sum(value for value, _, _ in estimates) / k
+    below = math.hypot(*(value - low for value, low, _ in estimates)) / k
+    above = math.hypot(*(high - value for value, _, high in estimates)) / k
+    return mean, mean - below, mean + above
+
+
+def newcombe_interval(successes_1: int, n_1: int, successes_2: int, n_2: int) -> tuple[float, float]:
+    """95 % interval of the difference of two independent proportions, p1 - p2 (Newcombe 1998, method 10)."""
+    p_1, p_2 = successes_1 / n_1, successes_2 / n_2
+    (low_1, high_1), (low_2, high_2) = wilson_interval(successes_1, n_1), wilson_interval(successes_2, n_2)
+    below = math.hypot(p_1 - low_1, high_2 - p_2)
+    above = math.hypot(high_1 - p_1, p_2 - low_2)
+    return p_1 - p_2 - below, p_1 - p_2 + above
+
+
+def auroc(scores: Sequence[float], labels: Sequence[bool]) -> float:
+    """Area under the ROC curve: P(a positive scores above a negative), ties count half (Mann and Whitney 1947).
+
+    NaN if only one class is present.
+    """
+    positive = np.asarray(labels, dtype=bool)
+    n, m = int(positive.sum()), int((~positive).sum())
+    if n == 0 or m == 0:
+        return math.nan
+    from scipy.stats import rankdata
+
+    return float((rankdata(scores)[positive].sum() - n * (n + 1) / 2) / (n * m))
+
+
+def calibration_error(probabilities: Sequence[float], labels: Sequence[bool], bins: int = 10) -> float:
+    """Expected calibration error over bins of equal width (Guo et al., ICML 2017), in [0, 1]."""
+    p, y = np.asarray(probabilities, dtype=np.float64), np.asarray(labels, dtype=np.float64)
+    where = np.minimum((p * bins).astype(int), bins - 1)
+    gaps = [abs((p[where == b] - y[where == b]).sum()) for b in range(bins)]
+    return float(sum(gaps) / len(p))
+
+
+def spearman(a: Sequence[float], b: Sequence[float]) -> float:
+    """Spearman's rank correlation; NaN if one of them is constant."""
+    if len(set(a)) < 2 or len(set(b)) < 2:
+        return math.nan  # scipy would warn
+    from scipy.stats import spearmanr
+
+    return float(spearmanr(a, b).statistic)

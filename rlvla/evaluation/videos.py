@@ -1,0 +1,165 @@
+"""Videos of evaluation episodes, recorded by replaying selected episodes.
+
+Episodes are reproducible from their requests. Replaying means that frames are rendered for the selected episodes only,
+and that failures can be selected because all outcomes are known.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from rlvla.checkpoints.run_folder import RUN_FILE
+from rlvla.envs.base import TaskSpec
+from rlvla.evaluation.protocol import eval_request
+from rlvla.evaluation.results import EpisodeOutcome, EvalResult
+from rlvla.experience import Sample
+from rlvla.rewards import RewardConfig, StepInfo
+from rlvla.rewards.base import EpisodeStart
+from rlvla.rewards.machine_source import MachineSource
+from rlvla.rewards.state_input import STATE_FLAGS
+from rlvla.rollout import RolloutEngine, RolloutPolicy, TooManyDroppedError
+from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
+from rlvla.utils.errors import ConfigError
+from rlvla.utils.terminal import log
+from rlvla.utils.video import caption_frames, upright, write_mp4
+
+
+@dataclass(frozen=True)
+class EvalVideo:
+    """A recorded episode.
+
+    Attributes:
+        path: mp4 file, named after task, initial state and outcome.
+        task: task name.
+        init_state_id: id of the initial state.
+        success: success at the end of the recorded episode.
+        frames: [F, H, W, 3] uint8 with captions.
+        fps: frames per second.
+    """
+
+    path: Path
+    task: str
+    init_state_id: int
+    success: bool
+    frames: np.ndarray
+    fps: float
+
+
+def choose_episodes(result: EvalResult, count: int) -> list[EpisodeOutcome]:
+    """Select up to `count` episodes, alternating tasks; half of them (rounded up) are failures if possible."""
+    failures = _in_turn([e for e in result.episodes if not e.success_at_end])
+    successes = _in_turn([e for e in result.episodes if e.success_at_end])
+    from_failures = min(len(failures), max(-(-count // 2), count - len(successes)))
+    return failures[:from_failures] + successes[: count - from_failures]
+
+
+def _in_turn(episodes: Sequence[EpisodeOutcome]) -> list[EpisodeOutcome]:
+    """The first episode of each task, then the second of each, and so on."""
+    turn: dict[int, int] = {}
+    keyed = []
+    for episode in episodes:
+        turn[episode.task_id] = turn.get(episode.task_id, -1) + 1
+        keyed.append((turn[episode.task_id], episode))
+    return [episode for _, episode in sorted(keyed, key=lambda pair: (pair[0], pair[1].task_id))]
+
+
+def record_videos(
+    engine: RolloutEngine,
+    policy: RolloutPolicy,
+    tasks: Sequence[TaskSpec],
+    strategy: DeepspeedStrategy,
+    result: EvalResult,
+    folder: Path,
+    *,
+    count: int,
+    seed: int,
+    temperature: float,
+    machines: MachineSource | None = None,
+) -> list[EvalVideo]:
+    """Replay selected episodes of an evaluation and write them as mp4; to be called on all ranks.
+
+    Args:
+        engine: rollout engine.
+        policy: the evaluated policy.
+        tasks: as in the evaluation.
+        strategy: distributes the episodes over the ranks.
+        result: results of the evaluation.
+        folder: output folder.
+        count: maximum number of videos.
+        seed: as in the evaluation.
+        temperature: as in the evaluation (ignored if greedy).
+        machines: reward machines whose states are shown; default: those of the engine's rewards, if any.
+
+    Returns:
+        The videos of all ranks, on the main rank; [] on the others.
+    """
+    by_id = {task.task_id: task for task in tasks}
+    chosen = sorted({(e.task_id, e.init_state_id) for e in choose_episodes(result, count)})
+    requests = [eval_request(by_id[task_id], state, seed, record_frames=True) for task_id, state in chosen]
+    assigned = requests[strategy.rank :: strategy.world_size]
+    try:
+        samples = engine.run(assigned, policy, temperature=temperature, greedy=result.greedy, success_only=True)
+    except TooManyDroppedError as error:  # the evaluation itself is complete
+        log.warning("some videos are missing: %s", error)
+        samples = []
+    machines = machines or engine.rewards.sources.get("rm")
+    videos = [_write(folder, by_id[sample.task_id], sample, machines) for sample in samples]
+    gathered = [video for part in strategy.gather_objects(videos) for video in part]
+    return gathered if strategy.is_main else []
+
+
+def _write(folder: Path, task: TaskSpec, sample: Sample, machines: MachineSource | None) -> EvalVideo:
+    frames = captioned(sample, machine_states(sample, task, machines))
+    outcome = "success" if sample.success_at_end else "failure"
+    name = re.sub(r"[^\w.-]+", "_", task.name)
+    path = folder / f"{name}_state{sample.init_state_id}_{outcome}.mp4"
+    write_mp4(path, frames, task.control_freq)
+    return EvalVideo(path, task.name, sample.init_state_id, bool(sample.success_at_end), frames, task.control_freq)
+
+
+def machines_of_run(policy: Path) -> MachineSource | None:
+    """The reward machines a policy was trained with, read from its run folder; None if it has no `rm` source."""
+    try:
+        flags = json.loads((policy.parent / RUN_FILE).read_text(encoding="utf-8"))["rewards"]
+        if not any(spec.partition(":")[0] == "rm" for spec in flags["reward"]):
+            return None
+        return MachineSource(RewardConfig(**{name: flags[name] for name in STATE_FLAGS}))
+    except (OSError, ValueError, KeyError, TypeError):  # not a run folder, or one of another version
+        return None
+
+
+def machine_states(sample: Sample, task: TaskSpec, machines: MachineSource | None) -> list[str] | None:
+    """State of the task's reward machine at the start and after each step; None if the task has no machine."""
+    if sample.step_events is None or machines is None:
+        return None
+    try:
+        machine = machines.create(task, EpisodeStart(None, sample.init_state_id, sample.seed))
+    except ConfigError:
+        return None
+    for events, success in sample.step_events:
+        machine.step(None, events, StepInfo(success=success, terminated=False, truncated=False))
+    return machine.states
+
+
+def captioned(sample: Sample, states: Sequence[str] | None = None) -> np.ndarray:
+    """The captioned frames of a recorded episode, starting with its first observation.
+
+    Args:
+        sample: the episode; without recorded frames only the first observation is shown.
+        states: see `machine_states`.
+    """
+    start = sample.env_images[0, :1].numpy()
+    frames = np.concatenate([start, sample.frames]) if sample.frames is not None else start
+    return caption_frames(
+        upright(frames, sample.images_flipped_vertically),
+        sample.instruction,
+        success=[False, *(success for _, success in sample.step_events or ())],
+        states=states,
+        result=bool(sample.success_at_end),
+    )

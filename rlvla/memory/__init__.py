@@ -1,0 +1,1 @@
+"""Estimates of the memory a run needs."""

@@ -1,0 +1,168 @@
+"""Action distributions: sampling, log-probabilities, entropy and KL."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from rlvla.algorithms.kl import kl_penalty
+
+
+@dataclass
+class PolicyOutput:
+    """A batch of decisions on the device.
+
+    Attributes:
+        actions: [B, A, D] float32, normalized; None if `trace` defines them more precisely.
+        log_probs: [B, K] float32.
+        trace: what `ActionDistribution.log_prob` needs to rescore the decisions, name -> [B, ...].
+    """
+
+    actions: Tensor | None
+    log_probs: Tensor
+    trace: dict[str, Tensor]
+
+
+class ActionDistribution(Protocol):
+    """The distributions of B decisions, each conditioned on its observation.
+
+    Methods that a policy does not support raise `NotImplementedError`; `PolicySpec.missing` lists them with the reason,
+    so that flags that need them are rejected before anything starts.
+    """
+
+    def sample(self, noise: Tensor | None) -> PolicyOutput:
+        """Draw decisions from random numbers [B, *noise_shape]; None takes the mode."""
+        ...
+
+    def log_prob(self, trace: Mapping[str, Tensor]) -> Tensor:
+        """[B, K] float32 (nats) of sampled decisions; bit-identical to `sample` if the policy is unchanged."""
+        ...
+
+    def entropy(self) -> Tensor:
+        """[B, K] float32 (nats), differentiable."""
+        ...
+
+    def kl(self, other: Mapping[str, Tensor]) -> Tensor:
+        """[B, K] float32 (nats): exact KL(self || other); `other` is the `parameters` of the other distribution."""
+        ...
+
+    def rsample(self, noise: Tensor) -> Tensor:
+        """Reparameterized sample: normalized actions [B, A, D], differentiable in the parameters."""
+        ...
+
+    def sum_pi_squared(self) -> Tensor:
+        """[B, K] float32: the sum of squared probabilities over all outcomes of each column."""
+        ...
+
+    def parameters(self) -> dict[str, Tensor]:
+        """What `kl` of another distribution needs, name -> [B, ...]."""
+        ...
+
+
+class TokenDistribution:
+    """Independent categorical distributions over a vocabulary of action tokens.
+
+    Args:
+        logits: [B, K, V] float32.
+        temperature: divides the logits.
+    """
+
+    def __init__(self, logits: Tensor, temperature: float):
+        self._logits, self._temperature = logits, temperature
+
+    @cached_property
+    def all_log_probs(self) -> Tensor:
+        """Log-probabilities of the whole vocabulary, [B, K, V]."""
+        return torch.log_softmax(self._logits / self._temperature, dim=-1)
+
+    def sample(self, noise: Tensor | None) -> PolicyOutput:
+        """By inverse CDF from uniforms [B, K], or the argmax; the trace is `tokens` [B, K] int64."""
+        tokens = self._logits.argmax(-1) if noise is None else sample_by_inverse_cdf(self.all_log_probs, noise)
+        trace = {"tokens": tokens}
+        return PolicyOutput(None, self.log_prob(trace), trace)
+
+    def log_prob(self, trace: Mapping[str, Tensor]) -> Tensor:
+        """[B, K] of `tokens`."""
+        return self.all_log_probs.gather(-1, trace["tokens"].unsqueeze(-1)).squeeze(-1)
+
+    def entropy(self) -> Tensor:
+        """[B, K]."""
+        return -(self.all_log_probs.exp() * self.all_log_probs).sum(-1)
+
+    def kl(self, other: Mapping[str, Tensor]) -> Tensor:
+        """[B, K], over the whole vocabulary."""
+        return kl_penalty(self.all_log_probs, other["log_probs"], "full")
+
+    def rsample(self, noise: Tensor) -> Tensor:
+        """Not defined for tokens."""
+        raise NotImplementedError("tokens are discrete: a sample has no gradient")
+
+    def sum_pi_squared(self) -> Tensor:
+        """[B, K]."""
+        return self.all_log_probs.exp().square().sum(-1)
+
+    def parameters(self) -> dict[str, Tensor]:
+        """`log_probs` [B, K, V]."""
+        return {"log_probs": self.all_log_probs}
+
+
+class AutoregressiveTokens:
+    """Tokens decoded one by one: sampling runs the network once per token.
+
+    Args:
+        decode: takes `choose(logits [B, V], step) -> tokens [B]` and returns the logits [B, K, V] of all steps.
+        teacher_forced: tokens [B, K] -> logits [B, K, V] given these tokens.
+        temperature: divides the logits.
+    """
+
+    def __init__(
+        self,
+        decode: Callable[[Callable[[Tensor, int], Tensor]], Tensor],
+        teacher_forced: Callable[[Tensor], Tensor],
+        temperature: float,
+    ):
+        self._decode, self._teacher_forced, self._temperature = decode, teacher_forced, temperature
+
+    def sample(self, noise: Tensor | None) -> PolicyOutput:
+        """Like `TokenDistribution.sample`, each token conditioned on those before it."""
+        tokens: list[Tensor] = []
+
+        def choose(logits: Tensor, step: int) -> Tensor:
+            drawn = None if noise is None else noise[:, step : step + 1]
+            tokens.append(pick_tokens(logits[:, None].float(), self._temperature, drawn)[:, 0])
+            return tokens[-1]
+
+        logits = self._decode(choose).float()
+        trace = {"tokens": torch.stack(tokens, 1)}
+        return PolicyOutput(None, TokenDistribution(logits, self._temperature).log_prob(trace), trace)
+
+    def given(self, trace: Mapping[str, Tensor]) -> TokenDistribution:
+        """The distribution of each token given the tokens before it."""
+        return TokenDistribution(self._teacher_forced(trace["tokens"]).float(), self._temperature)
+
+    def log_prob(self, trace: Mapping[str, Tensor]) -> Tensor:
+        """[B, K] of `tokens`."""
+        return self.given(trace).log_prob(trace)
+
+
+def pick_tokens(logits: Tensor, temperature: float, uniforms: Tensor | None) -> Tensor:
+    """Columns [B, K] from logits [B, K, V]: sampled with uniforms [B, K] at a temperature, or the argmax."""
+    if uniforms is None:
+        return logits.argmax(-1)
+    return sample_by_inverse_cdf(torch.log_softmax(logits / temperature, dim=-1), uniforms)
+
+
+def sample_by_inverse_cdf(log_probs: Tensor, uniforms: Tensor) -> Tensor:
+    """Tokens [B, K] whose cumulative probability first exceeds the uniforms [B, K]; log_probs [B, K, V].
+
+    Unlike `torch.multinomial`, the result for a row depends only on its random numbers, not on the rest of the batch.
+    """
+    cumulative = log_probs.double().exp().cumsum(-1)
+    # Rounding may leave the total below 1; scaling keeps every draw in range.
+    threshold = uniforms.unsqueeze(-1).double() * cumulative[..., -1:]
+    return (cumulative <= threshold).sum(-1).clamp_max(log_probs.shape[-1] - 1)

@@ -1,0 +1,257 @@
+"""Policy families, by the `model_type` (or `type`) in a checkpoint's config.json.
+
+A family knows everything about its checkpoints that the rest of rlvla needs: whether a folder is complete, the spec of
+its policy, how its networks are loaded and how long their sequences are.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from rlvla.utils.errors import ConfigError, Problem
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from rlvla.experience import Experience
+    from rlvla.models.config import ActorConfig
+    from rlvla.models.policy import Policy, PolicySpec
+
+CONFIG_FILE = "config.json"
+ADAPTER_CONFIG_FILE = "adapter_config.json"
+# Command-line settings for public checkpoints (`PolicyConfig`); a family need not support them.
+SETTINGS = ("center_crop", "model_variant", "platform", "action_std", "action_std_init")
+
+
+@dataclass(frozen=True)
+class RowShape:
+    """Size of one decision: images per observation and prompt tokens."""
+
+    num_images: int
+    prompt_tokens: int
+
+
+class Sketch(Protocol):
+    """A network for estimating memory: its tensors have shapes but no storage."""
+
+    module: nn.Module
+
+    def loss(self, rows: int) -> Tensor:
+        """The scalar that the trainer backpropagates for this many decisions."""
+        ...
+
+    def decide(self, rows: int) -> None:
+        """Choose actions for this many observations, as in a rollout."""
+        ...
+
+
+class Checkpoint(Protocol):
+    """A checkpoint folder whose files have been checked but whose weights have not been read.
+
+    Subclass it to get the defaults: no adapters, no critic, no reward model, no warnings.
+
+    Attributes:
+        folder: its path.
+        spec: spec of its policy.
+        unnorm_key: the entry of its dataset statistics in use; "" if it has none.
+    """
+
+    folder: Path
+    spec: PolicySpec
+    unnorm_key: str
+
+    def load_policy(self, config: ActorConfig | None = None, *, value_head: bool = False) -> Policy:
+        """The policy with its weights, on the host.
+
+        Args:
+            config: adapters and memory options.
+            value_head: add a value head to the network, read by `Policy.score_values`.
+        """
+        ...
+
+    def load_critic(self, config: ActorConfig | None = None) -> Any:
+        """A critic initialized from these weights; see `rlvla.models.Critic` for its interface."""
+        raise ConfigError(f"{self.folder}: {type_of(self.folder)} policies have no critic; choose an estimator without")
+
+    def load_reward_model(self, config: ActorConfig | None = None, *, new: bool = False) -> Any:
+        """The reward model in this folder, or a `new` one initialized from a policy."""
+        raise ConfigError(f"{self.folder}: {type_of(self.folder)} policies have no reward model")
+
+    def preparation_differences(self, other: Checkpoint) -> list[str]:
+        """How the two differ in preparing observations (`RolloutPolicy.prepare`), in words; empty if they agree.
+
+        All networks of a run read observations prepared by the policy.
+        """
+        return []
+
+    def option_problems(self, config: ActorConfig) -> list[Problem]:
+        """Options of the run that these networks do not support."""
+        if config.lora_rank:
+            text = f"--lora_rank {config.lora_rank}: {type_of(self.folder)} policies have no adapters; leave it out"
+            return [Problem("lora_rank", "mismatch", text)]
+        return []
+
+    def check_decisions(self, policy: Policy, batch: Experience) -> None:
+        """Raise ConfigError if its decisions on real observations show that training cannot start from this policy."""
+
+    def begin_supervised(self, policy: Policy, *, mean_alone: bool) -> None:
+        """Prepare the policy for supervised fine-tuning on demonstrations.
+
+        Args:
+            policy: from `load_policy`.
+            mean_alone: the loss trains only the mean of continuous actions, not their standard deviation.
+        """
+
+    def row_shape(self, instructions: Sequence[str], num_images: int) -> RowShape:
+        """Size of the longest of these decisions."""
+        return RowShape(num_images, 0)
+
+    def row_tokens(self, instructions: Sequence[str], num_images: int) -> list[int]:
+        """Like `Policy.row_tokens`, without loading weights."""
+        return [1] * len(instructions)
+
+    def sketch(self, row: RowShape, config: ActorConfig, *, scalar_head: bool = False) -> Callable[[], Sketch] | None:
+        """Factory of a sketch of the policy (with `scalar_head`: a critic); None if its memory cannot be estimated."""
+        return None
+
+
+class PolicyFamily(Protocol):
+    """Operations on a checkpoint folder before its network is loaded. Subclass it to get the defaults."""
+
+    def check(
+        self, folder: Path, *, unnorm_key: str | None, suite: str | None, overrides: Mapping[str, Any]
+    ) -> Checkpoint:
+        """Check every file of a folder without reading its weights.
+
+        Args:
+            folder: the checkpoint.
+            unnorm_key: requested entry of the statistics.
+            suite: used in its place if there are several entries.
+            overrides: the result of `overrides`.
+
+        Raises:
+            ConfigError: lists everything that is missing or inconsistent.
+        """
+        ...
+
+    def overrides(self, folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """The command-line settings (`SETTINGS`, `action_chunk_len`) that override those of the folder.
+
+        Raises:
+            ConfigError: a setting that this family does not support.
+        """
+        given = [name for name in SETTINGS if settings.get(name) is not None]
+        if given:
+            names = ", ".join(f"--{name}" for name in given)
+            raise ConfigError(f"{folder}: {names} means nothing for {type_of(folder)} policies; leave it out")
+        return {}
+
+    def warnings(self, folder: Path, checkpoint: Checkpoint | None) -> list[str]:
+        """Why a loadable folder is no starting point for RL; `checkpoint` is None if it failed its check."""
+        return []
+
+
+# Type in config.json -> module that registers it; imported when first needed.
+_HOMES = {"openvla": "rlvla.models.vla.family"}
+_families: dict[str, PolicyFamily] = {}
+
+
+def register_policy_family(name: str, family: PolicyFamily) -> None:
+    """Register a family under the `model_type` of its checkpoints; a module loaded twice replaces its earlier entry.
+
+    Raises:
+        ValueError: the name is empty or taken by another family.
+    """
+    if not name:
+        raise ValueError("a policy family needs a non-empty name")
+    origin = _origin(_families[name]) if name in _families else None
+    shipped = name in _HOMES and type(family).__module__ != _HOMES[name]
+    if shipped or origin not in (None, _origin(family)):
+        raise ValueError(f"policy family {name!r} is taken; choose another model_type")
+    _families[name] = family
+
+
+def policy_families() -> list[str]:
+    """The registered names, sorted."""
+    return sorted({*_HOMES, *_families})
+
+
+def family_of(folder: str | Path) -> PolicyFamily:
+    """The family of a checkpoint folder.
+
+    Raises:
+        ConfigError: the folder or its config.json is missing or unreadable, or names an unregistered type.
+    """
+    name = type_of(folder)
+    if name in _HOMES and name not in _families:
+        importlib.import_module(_HOMES[name])
+    if name not in _families:
+        raise ConfigError(
+            f"{Path(folder) / CONFIG_FILE}: model_type is {name!r}; known are {', '.join(policy_families())}. A family "
+            "of your own is loaded with --custom_module"
+        )
+    return _families[name]
+
+
+def check_checkpoint(
+    folder: str | Path,
+    unnorm_key: str | None = None,
+    suite: str | None = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> Checkpoint:
+    """Check a folder of any family without reading its weights; arguments and errors as in `PolicyFamily.check`."""
+    folder = Path(folder)
+    return family_of(folder).check(folder, unnorm_key=unnorm_key, suite=suite, overrides=overrides or {})
+
+
+def checkpoint_overrides(folder: str | Path, settings: Any) -> dict[str, Any]:
+    """Command-line settings that override or complete those of a checkpoint.
+
+    Args:
+        folder: the checkpoint.
+        settings: an object with (some of) the fields of `PolicyConfig`.
+
+    Raises:
+        ConfigError: as in `family_of`, or a setting that this family does not support.
+    """
+    values = {name: getattr(settings, name, None) for name in (*SETTINGS, "action_chunk_len")}
+    return family_of(folder).overrides(Path(folder), values)
+
+
+def start_warnings(folder: str | Path, checkpoint: Checkpoint | None) -> list[str]:
+    """See `PolicyFamily.warnings`; empty for a folder of unknown family, which is reported as an error elsewhere."""
+    try:
+        family = family_of(folder)
+    except ConfigError:
+        return []
+    return family.warnings(Path(folder), checkpoint)
+
+
+def type_of(folder: str | Path) -> str:
+    """The type named in a folder's config.json; errors as in `family_of`."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise ConfigError(f"checkpoint folder {str(folder)!r} does not exist; give a folder with {CONFIG_FILE}")
+    path = folder / CONFIG_FILE
+    if not path.is_file() and any((place / ADAPTER_CONFIG_FILE).is_file() for place in (folder, *folder.glob("*/"))):
+        return "openvla"  # only an adapter: config.json is in its base model
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path} is missing; a checkpoint folder needs {CONFIG_FILE}") from None
+    except ValueError as error:
+        raise ConfigError(f"{path} is not valid JSON ({error})") from error
+    if not isinstance(raw, dict):
+        raise ConfigError(f"{path} holds a {type(raw).__name__}; a JSON object is needed")
+    return str(raw.get("model_type", raw.get("type")))
+
+
+def _origin(family: PolicyFamily) -> tuple[str, str]:
+    """Source file and class: a file both imported and loaded by path becomes two modules."""
+    return inspect.getfile(type(family).check), type(family).__qualname__

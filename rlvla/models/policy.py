@@ -1,0 +1,227 @@
+"""The interface of every policy, whatever its network and however it samples actions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from torch import Tensor, nn
+
+from rlvla.models.distributions import ActionDistribution, PolicyOutput
+
+if TYPE_CHECKING:
+    from rlvla.experience import Experience
+
+# Optional capabilities of a policy beyond log-probs -> what each one provides.
+QUANTITIES = {
+    "entropy": "the entropy of its decisions",
+    "kl": "the exact KL to a reference",
+    "sum_pi_squared": "the sum of squared probabilities",
+    "rsample": "samples that can be differentiated",
+    "probabilities": "log-probs of outcomes, not of densities",
+    "label_smoothing": "smoothed targets of the supervised loss",
+    "sft_loss": "a choice between supervised losses",
+    "critic": "a critic, a network with its body",
+    "value_head": "a head for values on the policy's network",
+}
+
+
+@dataclass(frozen=True)
+class PolicySpec:
+    """Sizes and capabilities of a policy; known from its configuration, without its weights.
+
+    Attributes:
+        action_chunk_len: A, actions per decision.
+        action_dim: D, dimensions of an action.
+        columns: K, log-probs per decision, ordered by action index first; a positive multiple of A.
+        noise: random numbers that a decision is sampled from: "uniform" in [0, 1) or standard "normal".
+        noise_shape: shape of the random numbers for one decision.
+        cameras: N, images per observation; None: any number.
+        image_size: required side of the images in pixels; None: any size, they are resized.
+        proprio_dim: P, length of the proprio vector it reads; 0: none.
+        missing: names in `QUANTITIES` that the policy does not support -> reason.
+
+    Raises:
+        ValueError: `columns` is not a positive multiple of `action_chunk_len`.
+    """
+
+    action_chunk_len: int
+    action_dim: int
+    columns: int
+    noise_shape: tuple[int, ...]
+    noise: str = "uniform"
+    cameras: int | None = None
+    image_size: int | None = None
+    proprio_dim: int = 0
+    missing: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+    def __post_init__(self) -> None:
+        """Check that all actions have the same number of columns."""
+        if self.action_chunk_len < 1 or self.columns < 1 or self.columns % self.action_chunk_len:
+            raise ValueError(
+                f"a policy with {self.action_chunk_len} actions per decision cannot have {self.columns} columns: give "
+                "every action the same number of log-probs, at least one (`columns` is a positive multiple of "
+                "`action_chunk_len`)"
+            )
+
+    @property
+    def columns_per_action(self) -> int:
+        """Log-probs per action."""
+        return self.columns // self.action_chunk_len
+
+    def draw(self, rng: np.random.Generator) -> np.ndarray:
+        """The random numbers for one decision, `noise_shape` float64."""
+        return rng.random(self.noise_shape) if self.noise == "uniform" else rng.standard_normal(self.noise_shape)
+
+
+@dataclass
+class Decision:
+    """A batch of decisions on the host.
+
+    Attributes:
+        actions: [B, A, D] float32, for the environment.
+        log_probs: [B, K] float32.
+        trace: see `PolicyOutput`; name -> [B, ...].
+    """
+
+    actions: np.ndarray
+    log_probs: np.ndarray
+    trace: dict[str, np.ndarray]
+
+
+class RolloutPolicy(Protocol):
+    """The part of a policy that rollouts use."""
+
+    @property
+    def spec(self) -> PolicySpec:
+        """See `PolicySpec`."""
+        ...
+
+    def prepare(self, images: np.ndarray, proprio: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
+        """Turn observations into what `act` and all networks of a run read, once when they arrive.
+
+        Args:
+            images: [..., N, H, W, 3] uint8 from the environment.
+            proprio: [..., P] float32 from the environment, or None.
+
+        Returns:
+            Images [..., N, h, w, 3] uint8 (the same array if there is nothing to do) and normalized proprio.
+        """
+        ...
+
+    def act(
+        self,
+        images: np.ndarray,
+        proprio: np.ndarray | None,
+        instructions: Sequence[str],
+        *,
+        noise: np.ndarray | None,
+        temperature: float,
+    ) -> Decision:
+        """Choose actions for prepared observations.
+
+        Args:
+            images: [B, N, h, w, 3] uint8.
+            proprio: [B, P] float32, or None.
+            instructions: one sentence per row.
+            noise: [B, *noise_shape] from `PolicySpec.draw`; None is greedy.
+            temperature: sampling temperature; log-probs use it even when greedy.
+        """
+        ...
+
+
+class Policy(RolloutPolicy, Protocol):
+    """A policy that can be trained; it must also be an `nn.Module`.
+
+    DeepSpeed wraps `forward`, so every training or scoring pass goes through it; its arguments come from `score`.
+    `wants` names the quantities to return: "log_probs" [B, K], "entropy" [B, K], "sum_pi_squared" [B, K],
+    "parameters" (what `kl` needs from a reference, as entries "parameters/<name>"), "kl" [B, K] to `reference`,
+    "loss" (returns "loss", "error" and "correct" of supervised training, each [B, K]), "values" [B, K] with a value
+    head; all float32.
+    """
+
+    def score(self, batch: Experience, temperature: float) -> dict[str, Any]:
+        """Keyword arguments of `forward` for a batch of decisions, on the policy's device."""
+        ...
+
+    def forward(self, *, wants: Sequence[str], **inputs: Any) -> dict[str, Tensor]:
+        """The quantities in `wants`, for given decisions."""
+        ...
+
+    def distribution(self, batch: Experience, temperature: float = 1.0) -> ActionDistribution:
+        """The action distributions for a batch of observations."""
+        ...
+
+    def features(self, batch: Experience) -> Tensor:
+        """[B, K, d]: hidden states for a critic or reward model, one per log-prob."""
+        ...
+
+    def encode_actions(self, actions: np.ndarray) -> dict[str, np.ndarray]:
+        """Encode environment actions [..., A, D] as a trace, for use as training labels."""
+        ...
+
+    @property
+    def effective_columns(self) -> Tensor:
+        """[K] bool: columns that can change the action; the gradient of the others would be pure noise."""
+        ...
+
+    @property
+    def normalized_dims(self) -> list[bool]:
+        """[D]: whether an action dimension is normalized by the dataset statistics."""
+        ...
+
+    def row_tokens(self, instructions: Sequence[str], num_images: int) -> list[int]:
+        """Sequence length of each row, for micro-batches sized by tokens."""
+        ...
+
+    def training_flops(self, model: nn.Module, tokens: int, num_images: int) -> float:
+        """FLOPs of a forward and backward pass of a network of this family over one decision.
+
+        Args:
+            model: the policy, or a critic with the same backbone.
+            tokens: sequence length.
+            num_images: images per observation.
+        """
+        ...
+
+    def adapters_disabled(self) -> AbstractContextManager[None]:
+        """Within the block, use the policy without its adapters; raises an error if it has none."""
+        ...
+
+    def save_pretrained(self, folder: str | Path, state_dict: dict[str, Tensor] | None = None) -> None:
+        """Write the policy in the format it was read from; `state_dict` gives full parameters if it is sharded."""
+        ...
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """As in `nn.Module`."""
+        ...
+
+
+def on_host(output: PolicyOutput, actions: np.ndarray) -> Decision:
+    """Move a policy output to the host, with the actions for the environment."""
+    trace = {name: value.cpu().numpy() for name, value in output.trace.items()}
+    return Decision(actions, output.log_probs.cpu().numpy(), trace)
+
+
+def select(distribution: ActionDistribution, wants: Sequence[str], trace: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The quantities in `wants` that need only a distribution: per log-prob [B, K] float32, and its parameters."""
+    quantities: dict[str, Tensor] = {}
+    for name in wants:
+        if name == "log_probs":
+            quantities[name] = distribution.log_prob(trace)
+        elif name == "parameters":
+            quantities |= {f"parameters/{key}": value for key, value in distribution.parameters().items()}
+        elif name in ("entropy", "sum_pi_squared"):
+            quantities[name] = getattr(distribution, name)()
+    return quantities
+
+
+def parameters_of(quantities: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The entries "parameters/<name>" in the result of `Policy.forward`, by name."""
+    prefix = "parameters/"
+    return {name.removeprefix(prefix): value for name, value in quantities.items() if name.startswith(prefix)}

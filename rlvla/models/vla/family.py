@@ -1,0 +1,210 @@
+"""The family of OpenVLA checkpoints (`model_type: openvla`), in the public layout."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlvla.experience import Experience
+from rlvla.models.action_heads import policy_spec
+from rlvla.models.actor import Actor
+from rlvla.models.actor_critic import ActorCritic
+from rlvla.models.config import ActorConfig
+from rlvla.models.families import SETTINGS, Checkpoint, PolicyFamily, RowShape, Sketch, register_policy_family, type_of
+from rlvla.models.inputs import VLAInputs, row_tokens
+from rlvla.models.inspection import head_warnings
+from rlvla.models.lora import lora_layers
+from rlvla.models.policy import Policy
+from rlvla.models.value_models import Critic, RewardModel
+from rlvla.models.vla.attention import require_flash_attention
+from rlvla.models.vla.checkpoint import check_weights, read_config, read_statistics, resolve_statistics_key
+from rlvla.models.vla.configuration_openvla import OpenVLAConfig
+from rlvla.models.vla.openvla import OpenVLAForActionPrediction
+from rlvla.models.vla.prompts import load_tokenizer
+from rlvla.models.vla.sketch import OpenVLASketch
+from rlvla.utils.errors import ConfigError, Problem
+
+# Action tokens with at least this fraction of the uniform distribution's entropy are considered random.
+UNIFORM_SHARE = 0.99
+
+
+class OpenVLACheckpoint(Checkpoint):
+    """A folder in the public layout whose files have been checked.
+
+    Args:
+        folder: its path.
+        config: its configuration, completed.
+        unnorm_key: resolved statistics key.
+        overrides: settings that override its config.json.
+    """
+
+    def __init__(self, folder: Path, config: OpenVLAConfig, unnorm_key: str, overrides: Mapping[str, Any]):
+        self.folder, self.config, self.unnorm_key = folder, config, unnorm_key
+        self.spec = policy_spec(config)
+        self._overrides = dict(overrides)
+
+    @cached_property
+    def inputs(self) -> VLAInputs:
+        """Turns observations into model inputs."""
+        return VLAInputs.from_pretrained(self.folder, config=self.config, unnorm_key=self.unnorm_key)
+
+    def load_policy(self, config: ActorConfig | None = None, *, value_head: bool = False) -> Policy:
+        """See `Checkpoint.load_policy`."""
+        policy = ActorCritic if value_head else Actor
+        return policy.from_pretrained(self.folder, config, self.unnorm_key, **self._overrides)
+
+    def load_critic(self, config: ActorConfig | None = None) -> Critic:
+        """See `Checkpoint.load_critic`."""
+        return Critic.from_pretrained(self.folder, self.unnorm_key, config, **self._overrides)
+
+    def load_reward_model(self, config: ActorConfig | None = None, *, new: bool = False) -> RewardModel:
+        """See `Checkpoint.load_reward_model`."""
+        if new:
+            return RewardModel.from_policy(self.folder, self.unnorm_key)
+        return RewardModel.from_pretrained(self.folder, self.unnorm_key, config)
+
+    def preparation_differences(self, other: Checkpoint) -> list[str]:
+        """See `Checkpoint.preparation_differences`; proprio is compared only if both read it."""
+        if not isinstance(other, OpenVLACheckpoint):
+            return [f"policies of type {type_of(other.folder)}"]
+        mine, theirs = self.config, other.config
+        found = [
+            name for name in ("image_preprocessing", "center_crop") if getattr(mine, name) != getattr(theirs, name)
+        ]
+        if mine.image_size != theirs.image_size:
+            found.append("image_size")
+        if mine.use_proprio and theirs.use_proprio and not self.inputs.normalizes_proprio_like(other.inputs):
+            found.append("proprio statistics")
+        return found
+
+    def option_problems(self, config: ActorConfig) -> list[Problem]:
+        """See `Checkpoint.option_problems`."""
+        return option_problems(self.config, config)
+
+    def check_decisions(self, policy: Policy, batch: Experience) -> None:
+        """Raise ConfigError if the action tokens are as good as random.
+
+        They are if the policy was trained with a regression head, or if the tokens are read in the wrong order.
+        """
+        if self.config.has_regression_head:
+            return
+        share = entropy_share(policy, batch, self.config.n_action_bins)
+        if share >= UNIFORM_SHARE:
+            raise ConfigError(
+                f"the action tokens of this checkpoint are as good as random: their entropy is {100 * share:.1f} % of "
+                "the uniform distribution's. It was trained with a regression head, or for another --model_variant; "
+                "fine-tune it on tokens first (cli/train_sft_vla.py)"
+            )
+
+    def begin_supervised(self, policy: Policy, *, mean_alone: bool) -> None:
+        """See `Checkpoint.begin_supervised`; regression heads next to the weights will not be saved."""
+        actor: Any = policy
+        actor.forget_action_heads()
+        if mean_alone:
+            actor.freeze_action_std()
+
+    def row_shape(self, instructions: Sequence[str], num_images: int) -> RowShape:
+        """See `Checkpoint.row_shape`."""
+        return RowShape(num_images, self.inputs.prompt(list(instructions), torch.device("cpu"))[0].shape[1])
+
+    def row_tokens(self, instructions: Sequence[str], num_images: int) -> list[int]:
+        """See `Policy.row_tokens`."""
+        return row_tokens(self.inputs, instructions, num_images)
+
+    def sketch(self, row: RowShape, config: ActorConfig, *, scalar_head: bool = False) -> Callable[[], Sketch]:
+        """See `Checkpoint.sketch`."""
+        return partial(OpenVLASketch, self.config, row, config, scalar_head=scalar_head)
+
+
+class OpenVLAFamily(PolicyFamily):
+    """Checks folders in the public layout."""
+
+    def check(
+        self, folder: Path, *, unnorm_key: str | None, suite: str | None, overrides: Mapping[str, Any]
+    ) -> OpenVLACheckpoint:
+        """See `PolicyFamily.check`."""
+        raw = read_config(folder)  # nothing else can be checked without it
+        problems: list[Problem] = []
+        config, key = None, ""
+        try:
+            config = check_weights(OpenVLAForActionPrediction, folder, raw, dict(overrides))
+        except ConfigError as error:
+            problems += error.problems
+        try:
+            load_tokenizer(folder)
+        except ConfigError as error:
+            problems += error.problems
+        try:
+            statistics = read_statistics(folder, raw)
+            key = resolve_statistics_key(statistics, unnorm_key or (suite if len(statistics) > 1 else None))
+            if config is not None:
+                problems += [p.prefixed(f"{folder}: ") for p in statistics_problems(config, statistics[key])]
+        except ConfigError as error:
+            problems += [p.prefixed(f"{folder}: ") for p in error.problems]
+        if problems or config is None:
+            raise ConfigError(problems)
+        return OpenVLACheckpoint(folder, config, key, overrides)
+
+    def overrides(self, folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """See `PolicyFamily.overrides`."""
+        found = {name: settings.get(name) for name in SETTINGS}
+        # A chunk length completes a public config.json without one, but never overrides an existing value.
+        if settings.get("action_chunk_len") is not None and read_config(folder).get("action_chunk_len") is None:
+            found["action_chunk_len"] = settings["action_chunk_len"]
+        return {name: value for name, value in found.items() if value is not None}
+
+    def warnings(self, folder: Path, checkpoint: Checkpoint | None) -> list[str]:
+        """See `PolicyFamily.warnings`."""
+        if isinstance(checkpoint, OpenVLACheckpoint) and checkpoint.config.has_regression_head:
+            return []
+        return head_warnings(folder)
+
+
+def statistics_problems(config: OpenVLAConfig, statistics: dict[str, Any]) -> list[Problem]:
+    """Statistics whose dimensions do not match the model."""
+    found = []
+    wanted = {"action": config.action_dim, "proprio": config.proprio_dim if config.use_proprio else None}
+    for entry, dims in wanted.items():
+        if dims is None:
+            continue
+        ranges = statistics.get(entry) or {}
+        lengths = {len(v) for k, v in ranges.items() if k in ("q01", "q99", "min", "max")}
+        if lengths != {dims}:
+            has = f"have {sorted(lengths)} dimensions" if lengths else "are missing"
+            text = f"the {entry} statistics {has}, but the model's {entry} has {dims}; choose another --unnorm_key"
+            found.append(Problem("unnorm_key", "mismatch", text))
+    return found
+
+
+def option_problems(config: OpenVLAConfig, actor: ActorConfig) -> list[Problem]:
+    """LoRA targets that match no layer or have no effect, and an attention kernel that is not installed."""
+    found: list[Problem] = []
+    try:
+        if actor.attn_implementation != "sdpa":
+            require_flash_attention()
+        if actor.lora_rank:
+            with torch.device("meta"):
+                vla = OpenVLAForActionPrediction(config)
+            lora_layers(vla, actor.lora_targets, vision=not actor.freeze_vision_backbone)
+    except ConfigError as error:
+        found += error.problems
+    if actor.lora_targets != ActorConfig.lora_targets and not actor.lora_rank:
+        text = "--lora_targets has no effect without adapters; give --lora_rank"
+        found.append(Problem("lora_targets", "no_effect", text))
+    return found
+
+
+@torch.no_grad()
+def entropy_share(policy: Policy, batch: Experience, bins: int) -> float:
+    """Mean entropy of the action tokens on prepared observations, as a fraction of the uniform distribution's."""
+    rows = batch.with_fields(trace={"tokens": torch.zeros(len(batch), policy.spec.columns, dtype=torch.int64)})
+    entropy = policy.forward(**policy.score(rows, 1.0), wants=("entropy",))["entropy"]
+    return float(entropy[:, policy.effective_columns.to(entropy.device)].mean()) / math.log(bins)
+
+
+register_policy_family("openvla", OpenVLAFamily())

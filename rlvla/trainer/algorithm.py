@@ -1,0 +1,157 @@
+"""The interface of a learning algorithm: it plans episodes, receives them, and updates the policy.
+
+The loop around it is `rlvla.trainer.trainer.Trainer`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from rlvla.data.demonstrations import Demonstrations
+from rlvla.envs.base import TaskSpec
+from rlvla.experience import Sample
+from rlvla.rollout import EpisodeRequest
+from rlvla.rollout.task_sampler import TaskSampler
+from rlvla.trainer.algorithm_config import LEARNERS
+from rlvla.trainer.config import PPOConfig
+from rlvla.trainer.metrics import Metrics
+from rlvla.trainer.models import Models
+from rlvla.trainer.observers import Observer, OptimizerStep
+from rlvla.utils.deepspeed.engine import Engine, OptimConfig
+from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
+
+register_algorithm = LEARNERS.register
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Episodes to be played with the current policy.
+
+    Attributes:
+        requests: the episodes to play on this rank.
+        greedy: take the most likely actions; such episodes are baselines and are left out of the rollout metrics.
+    """
+
+    requests: Sequence[EpisodeRequest]
+    greedy: bool = False
+
+
+@dataclass
+class AlgorithmSetup:
+    """What an algorithm is constructed from.
+
+    Attributes:
+        models: the networks, in host memory.
+        strategy: process group and DeepSpeed engines.
+        config: the configuration of the run.
+        tasks: the training tasks.
+        demos: demonstrations for a supervised loss, or None.
+    """
+
+    models: Models
+    strategy: DeepspeedStrategy
+    config: PPOConfig
+    tasks: Sequence[TaskSpec]
+    demos: Demonstrations | None = None
+
+    def prepare(self, model: nn.Module, learning_rate: float, steps: int) -> Engine:
+        """Wrap a model and its optimizer in an engine; `steps` is the length of the learning-rate schedule."""
+        optimization = self.config.optimization
+        return self.strategy.prepare(
+            model,
+            OptimConfig(
+                learning_rate,
+                tuple(optimization.adam_betas),
+                optimization.l2,
+                optimization.lr_scheduler,
+                optimization.lr_warmup_ratio,
+                max(1, steps),
+            ),
+        )
+
+    def sampler(self) -> TaskSampler:
+        """A sampler of the training instances (task and initial state), in the order of the run."""
+        states = [self.config.split.train_states(task) for task in self.tasks]
+        return TaskSampler(self.tasks, states, self.config.batch.n_samples_per_prompt, self.strategy.seed)
+
+
+class Algorithm:
+    """A learning algorithm; registered by `register_algorithm(name)` and selected by `--algorithm NAME`.
+
+    In each iteration the loop calls `plan` and `ingest` until `plan` returns None, and then `update`. All ranks call
+    each method the same number of times.
+
+    Args:
+        setup: models, strategy, configuration and tasks.
+
+    Attributes:
+        actor: engine of the policy that is played, evaluated and exported; set by `__init__` of the subclass.
+        observers: their `after_step` is called for each optimizer step; set by the loop.
+        uses_critic: whether a critic is loaded.
+        uses_reference: whether a reference policy is loaded.
+    """
+
+    uses_critic = uses_reference = False
+    actor: Engine
+
+    def __init__(self, setup: AlgorithmSetup):
+        self.setup = setup
+        self.observers: list[Observer] = []
+
+    @property
+    def engines(self) -> dict[str, Engine]:
+        """All trained models, by their names in checkpoints."""
+        return {"actor": self.actor}
+
+    def plan(self, iteration: int) -> Plan | None:
+        """The next episodes to play, or None (on all ranks alike) if there are enough for an update."""
+        raise NotImplementedError
+
+    def ingest(self, samples: Sequence[Sample]) -> None:
+        """Receive the episodes of the last plan, without those whose environment kept failing."""
+        raise NotImplementedError
+
+    def update(self, metrics: Metrics) -> dict[str, float]:
+        """Train on the episodes received.
+
+        Args:
+            metrics: metrics of the iteration, which the loop reduces over ranks; may be added to.
+
+        Returns:
+            Further metrics, equal on all ranks.
+        """
+        raise NotImplementedError
+
+    def interrupt(self) -> None:
+        """Discard the current iteration: a signal interrupted its rollout, and it is repeated after a resume."""
+
+    def is_idle(self, values: Mapping[str, float]) -> bool:
+        """Whether the metrics of an iteration say that it could not change the policy, see `--max_idle_iterations`."""
+        return False
+
+    def after_step(self, step: OptimizerStep) -> None:
+        """Notify the observers of an optimizer step."""
+        for observer in self.observers:
+            observer.after_step(step)
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON-serializable state, equal on all ranks."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore a `state_dict`; `state` may contain further keys."""
+
+    def rank_state_dict(self) -> dict[str, Any]:
+        """Picklable state specific to this rank."""
+        return {}
+
+    def load_rank_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the `rank_state_dict` of this rank."""
+
+    def share_out(self, states: Sequence[dict[str, Any]]) -> str:
+        """Restore from the `rank_state_dict`s of a different number of ranks; returns for the log what was done."""
+        return "each rank starts with an empty state"

@@ -1,0 +1,129 @@
+"""The networks of a run, their offloading during rollouts, and the moving average of the policy's weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from rlvla.models.actor import Actor
+from rlvla.models.reference import ReferenceModel
+from rlvla.models.value_models import Critic
+from rlvla.trainer.observers import Observer, OptimizerStep
+from rlvla.utils.deepspeed.engine import Engine
+from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
+
+HOST = torch.device("cpu")
+
+
+@dataclass
+class Models:
+    """The networks of a run; `critic` and `reference` are None if not used."""
+
+    actor: Actor
+    critic: Critic | None
+    reference: ReferenceModel | None
+
+    @property
+    def frozen(self) -> list[nn.Module]:
+        """The separate networks that are never trained, each as the module whose `forward` is called."""
+        if self.reference is None or self.reference.without_adapters:
+            return []
+        return [self.reference.actor]
+
+
+class Offloading:
+    """Moves optimizer states, critic and reference to host memory during rollouts.
+
+    Args:
+        enabled: if False, nothing is moved.
+        engines: the trained models; the weights of "actor" stay, since it plays the episodes.
+        models: the networks, of which the frozen ones are moved.
+        strategy: moves frozen models.
+    """
+
+    def __init__(
+        self,
+        enabled: bool,
+        engines: Mapping[str, Engine],
+        models: Models,
+        strategy: DeepspeedStrategy,
+    ):
+        self._enabled, self._engines = enabled, engines
+        self._frozen, self._strategy = models.frozen, strategy
+
+    @contextmanager
+    def during_rollout(self) -> Iterator[None]:
+        """Inside the block everything is offloaded; it is moved back afterwards, also after an error."""
+        if not self._enabled:
+            yield
+            return
+        try:
+            for name, engine in self._engines.items():
+                engine.offload_states(weights=name != "actor")
+            for model in self._frozen:
+                self._strategy.move_frozen(model, HOST)
+            yield
+        finally:
+            for engine in self._engines.values():
+                engine.reload_states()
+            for model in self._frozen:
+                self._strategy.move_frozen(model, self._strategy.device)
+
+
+class WeightAverage(Observer):
+    """Exponential moving average of an engine's trainable weights, updated after each optimizer step.
+
+    average <- beta * average + (1 - beta) * weights, always in float32: in bfloat16 the contribution of a single step
+    would be rounded away. The average starts at the initial weights.
+
+    Args:
+        engine: an engine with complete parameters on each rank (ZeRO 0 to 2).
+        beta: decay in (0, 1).
+    """
+
+    def __init__(self, engine: Engine, beta: float):
+        self._engine, self._beta = engine, beta
+        self._average = {name: p.detach().float().clone() for name, p in self._weights()}
+
+    def _weights(self) -> list[tuple[str, nn.Parameter]]:
+        return [(name, p) for name, p in self._engine.module.named_parameters() if p.requires_grad]
+
+    def after_step(self, step: OptimizerStep) -> None:
+        """Update the average after a step of the actor, unless the step was skipped."""
+        if step.model == "actor" and math.isfinite(step.norm):
+            self.update()
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Update the average with the current weights."""
+        for name, p in self._weights():
+            self._average[name].lerp_(p.float(), 1.0 - self._beta)
+
+    @contextmanager
+    def in_place_of_weights(self) -> Iterator[None]:
+        """Inside the block the module has the average as its weights; afterwards its weights are restored exactly."""
+        weights = {name: p.detach().clone() for name, p in self._weights()}
+        try:
+            self._put(self._average)
+            yield
+        finally:
+            self._put(weights)
+
+    @torch.no_grad()
+    def _put(self, values: dict[str, torch.Tensor]) -> None:
+        for name, p in self._weights():
+            p.copy_(values[name])
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """The average by parameter name, on the CPU; equal on all ranks."""
+        return {name: tensor.cpu() for name, tensor in self._average.items()}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        """Restore a `state_dict`."""
+        for name, tensor in self._average.items():
+            tensor.copy_(state[name])

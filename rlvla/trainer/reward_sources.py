@@ -1,0 +1,243 @@
+"""Checks of the reward sources of a run against its algorithm, and the learned reward model as a source."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlvla.envs.base import TaskSpec
+from rlvla.experience import Experience, Sample
+from rlvla.models.families import check_checkpoint
+from rlvla.models.value_models import REWARD_HEAD_FILE, RewardModel
+from rlvla.rewards import RewardConfig, RewardPlan, register_reward
+from rlvla.rewards.config import REWARD_MODEL
+from rlvla.trainer.algorithm_config import ONE_ADVANTAGE_PER_EPISODE, AlgorithmConfig, learner_needs_critic
+from rlvla.trainer.config import OptimizationConfig
+from rlvla.utils.deepspeed.config import StrategyConfig
+from rlvla.utils.errors import ConfigError, Problem
+
+
+def learner_gamma(algorithm: AlgorithmConfig) -> float:
+    """The discount for reward shaping: `--gamma` if the estimator uses it, 1 if it compares whole episodes."""
+    return algorithm.gamma if "gamma" in algorithm.estimator_options else 1.0
+
+
+def reward_problems(config: RewardConfig, algorithm: AlgorithmConfig, tasks: Sequence[TaskSpec]) -> list[Problem]:
+    """Everything wrong with the reward sources: in themselves, for the tasks, and for the algorithm."""
+    problems: list[Problem] = []
+
+    def report(flag: str, reason: str, text: str) -> None:
+        problems.append(Problem(flag, reason, text))
+
+    try:
+        plan = RewardPlan.from_config(config)
+        problems += plan.problems(tasks)
+        plan.close()
+    except ConfigError as error:
+        problems += error.problems
+    gamma = learner_gamma(algorithm)
+    if config.gamma_shaping is not None and config.gamma_shaping != gamma:
+        discounts = "gamma" in algorithm.estimator_options
+        source = "--gamma" if discounts else f"{algorithm.advantage_estimator} compares whole episodes"
+        report(
+            "gamma_shaping",
+            "contradiction",
+            f"--gamma_shaping {config.gamma_shaping} must equal the learner's discount, {gamma} ({source}); otherwise "
+            "shaping changes which policy is best",
+        )
+    if _shapes(config) and gamma < 1 and algorithm.advantage_level != "action":
+        report(
+            "advantage_level",
+            "contradiction",
+            f"--advantage_level {algorithm.advantage_level}: shaping discounts per environment step; take action, or "
+            "--gamma 1",
+        )
+    if _vlm_potential(config) and algorithm.advantage_estimator in ONE_ADVANTAGE_PER_EPISODE:
+        report(
+            "vlm_progress_term",
+            "contradiction",
+            f"--vlm_progress_term potential adds up to the same for all episodes of an initial state, and "
+            f"--advantage_estimator {algorithm.advantage_estimator} compares their sums: nothing would be learned from "
+            "it; take --vlm_progress_term delta",
+        )
+    if config.dynamic_truncation and learner_needs_critic(algorithm) and not algorithm.bootstrap_truncated:
+        report(
+            "dynamic_truncation",
+            "contradiction",
+            "--dynamic_truncation with --no-bootstrap_truncated would count an episode that was cut short as worth "
+            "nothing more; leave one of them out",
+        )
+    return problems
+
+
+def _shapes(config: RewardConfig) -> bool:
+    return ("rm" in _sources(config) and config.rm_mode == "hybrid") or _vlm_potential(config)
+
+
+def _vlm_potential(config: RewardConfig) -> bool:
+    return "vlm" in _sources(config) and config.vlm_progress_term == "potential"
+
+
+def _sources(config: RewardConfig) -> set[str]:
+    return {spec.partition(":")[0] for spec in config.reward}
+
+
+def waits_on_host(strategy: StrategyConfig, optimization: OptimizationConfig) -> bool:
+    """Whether reward models are kept in host memory while they are not scoring episodes."""
+    return strategy.zero_stage == 3 or optimization.offload_during_rollout
+
+
+def tie_to_learner(
+    plan: RewardPlan,
+    algorithm: AlgorithmConfig,
+    device: torch.device | str,
+    *,
+    waits_on_host: bool = False,
+    bf16: bool = False,
+) -> None:
+    """Configure the sources for the learner: discount, treatment of truncated episodes, device and precision.
+
+    Args:
+        plan: the reward sources.
+        algorithm: algorithm configuration of the learner.
+        device: device of reward models.
+        waits_on_host: keep reward models in host memory while they are not scoring, see `waits_on_host`.
+        bf16: whether the learner computes in bfloat16.
+    """
+    needs_critic = learner_needs_critic(algorithm)
+    bootstraps = needs_critic and algorithm.bootstrap_truncated
+    for source in plan.sources.values():
+        if hasattr(source, "gamma"):
+            source.gamma = learner_gamma(algorithm)
+        if hasattr(source, "device"):
+            source.device = device
+        if hasattr(source, "waits_on_host"):
+            source.waits_on_host = waits_on_host
+        if hasattr(source, "bf16"):
+            source.bf16 = bf16
+        if hasattr(source, "truncation_ends"):
+            # The potential of a reward machine is largest at the goal, so without a critic a truncated episode may keep
+            # the potential it has reached. A model's estimate near the goal could exceed the reward of success.
+            source.truncation_ends = needs_critic and not bootstraps
+        if hasattr(source, "bootstraps"):
+            source.bootstraps = bootstraps
+
+
+@register_reward("rm_model")
+def rm_model(config: RewardConfig) -> RewardModelSource:
+    """The source of `--reward rm_model`."""
+    if config.rm_model_path is None:
+        raise ConfigError.of("rm_model_path", "needs_flag", "--reward rm_model needs --rm_model_path")
+    return RewardModelSource(config.rm_model_path, config.rm_model_batch_size, pay=config.rm_model_pay)
+
+
+@register_reward(REWARD_MODEL, own_flag="--reward_pretrain")
+def reward_pretrain(config: RewardConfig) -> RewardModelSource:
+    """The source that `--reward_pretrain` adds."""
+    assert config.reward_pretrain is not None
+    return RewardModelSource(config.reward_pretrain, config.rm_model_batch_size, pay="final", flag="reward_pretrain")
+
+
+class RewardModelSource:
+    """Rewards finished episodes by a learned reward model, from their frames.
+
+    Each rank has a complete copy of the model, because ranks call it independently; one without episodes does not.
+
+    Args:
+        folder: folder of the model.
+        batch_size: frames per forward pass.
+        pay: "progress" rewards the change of progress over each decision, at its last executed step; "final" rewards
+            the probability of success in the last frame, at the last step.
+        flag: the flag that named the folder, for messages.
+
+    Attributes:
+        device: where the model runs; set by the trainer.
+        waits_on_host: keep the model in host memory while it is not scoring.
+        bf16: whether the learner computes in bfloat16. With "final" the model does too; progress is always computed in
+            float32, because bfloat16 would round away its changes from frame to frame.
+
+    Raises:
+        ConfigError: the folder is not a reward model.
+    """
+
+    def __init__(self, folder: str | Path, batch_size: int = 256, *, pay: str, flag: str = "rm_model_path"):
+        self._folder, self._batch, self._pay = Path(folder), batch_size, pay
+        try:
+            self._checkpoint = check_checkpoint(self._folder)
+        except ConfigError as error:
+            raise ConfigError(problem.of_flag(flag) for problem in error.problems) from None
+        if not (self._folder / REWARD_HEAD_FILE).is_file():
+            raise ConfigError.of(
+                flag,
+                "invalid_file",
+                f"--{flag}: {self._folder} is not a reward model, {REWARD_HEAD_FILE} is missing there; train one with "
+                "cli/train_rm_vla.py",
+            )
+        self.device: torch.device | str = "cpu"
+        self.waits_on_host = False
+        self.bf16 = False
+        self._model: RewardModel | None = None
+        self._waiting: list[Sample] = []
+
+    def submit(self, sample: Sample) -> None:
+        """Keep the episode until `collect`."""
+        self._waiting.append(sample)
+
+    def collect(self) -> list[float | np.ndarray]:
+        """Score the frames of all submitted episodes in batches."""
+        waiting, self._waiting = self._waiting, []
+        if not waiting:
+            return []
+        model = self._model_on_device()
+        frames = [(sample.env_images, sample.env_proprio, sample.instruction) for sample in waiting]
+        if self._pay == "final":
+            last = [(images[-1:], None if state is None else state[-1:], words) for images, state, words in frames]
+            paid: list[float | np.ndarray] = [float(p) for p in self._predict(model.success_probability, last)]
+        else:
+            progress = self._predict(model.progress, frames).split([len(images) for images, _, _ in frames])
+            paid = [_changes(sample, each.numpy()) for sample, each in zip(waiting, progress)]
+        if self.waits_on_host:
+            model.to("cpu")
+        return paid
+
+    def _model_on_device(self) -> RewardModel:
+        if self._model is None:
+            self._model = self._checkpoint.load_reward_model().eval()
+            if self.bf16 and self._pay == "final":
+                self._model.bfloat16()
+        self._model.to(self.device)
+        return self._model
+
+    def _predict(
+        self, predict: Callable[[Experience], Tensor], episodes: Sequence[tuple[Tensor, Tensor | None, str]]
+    ) -> Tensor:
+        """Predictions for the frames of all episodes, concatenated, on the host.
+
+        Args:
+            predict: a method of the model that maps a batch of n frames to n numbers.
+            episodes: (images [n, N, H, W, 3], proprio [n, P] or None, instruction) of each, from the environment.
+        """
+        assert self._model is not None
+        has_proprio = episodes[0][1] is not None
+        state = torch.cat([state for _, state, _ in episodes if state is not None]).numpy() if has_proprio else None
+        images, proprio = self._model.prepare(torch.cat([images for images, _, _ in episodes]).numpy(), state)
+        words = [instruction for images, _, instruction in episodes for _ in range(len(images))]
+        answers = []
+        for start in range(0, len(images), self._batch):
+            rows = slice(start, start + self._batch)
+            part = None if proprio is None else torch.from_numpy(proprio[rows])
+            batch = Experience(images=torch.from_numpy(images[rows]), proprio=part, instructions=words[rows])
+            answers.append(predict(batch.to(self.device)).cpu())
+        return torch.cat(answers)
+
+
+def _changes(sample: Sample, progress: np.ndarray) -> np.ndarray:
+    """[T]: change of progress over each decision, at its last executed step."""
+    executed = sample.executed.sum(1).numpy()
+    rewards = np.zeros(int(executed.sum()))
+    rewards[executed.cumsum() - 1] = np.diff(progress)
+    return rewards

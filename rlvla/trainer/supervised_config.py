@@ -1,0 +1,132 @@
+"""The settings of supervised training: fine-tuning of a policy, and the reward model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlvla.models.config import ACTION_STD_HELP, ACTION_STD_INIT_HELP, PLATFORM_HELP, VARIANT_HELP
+from rlvla.models.vla.choices import ACTION_STD_KINDS, MODEL_VARIANTS
+from rlvla.models.vla.platforms import PLATFORMS
+from rlvla.trainer.config import dry_run_flag, max_bad_steps_flag
+from rlvla.utils.cli.flags import arg
+from rlvla.utils.deepspeed.config import SCHEDULERS
+
+SFT_LOSSES = ("l1", "nll")
+
+
+@dataclass(frozen=True)
+class SFTRunConfig:
+    """Data, initial checkpoint and run folder of supervised fine-tuning."""
+
+    demos: tuple[str, ...] = arg(
+        ("runs/demos/demos.hdf5",),
+        "demonstrations, one or more of: HDF5 of cli/collect_demos.py or dumped rollouts, a LeRobot folder, LIBERO "
+        "*_demo.hdf5 (a file or a folder)",
+        metavar="PATH",
+    )
+    pretrain: str = arg("tiny", "checkpoint folder to start from, or 'tiny' for a new small model", metavar="DIR")
+    save_path: str = arg("runs/sft", "run folder; the policy goes to its subfolder policy/", metavar="DIR")
+    cameras: tuple[str, ...] = arg((), "cameras of the file to use (default: all)", metavar="NAME")
+    use_proprio: bool = arg(True, "a new tiny model takes proprioception if the demonstrations have it")
+    center_crop: bool | None = arg(None, "crop images to 90 % of their area (default: the checkpoint's, else no)")
+    unnorm_key: str | None = arg(None, "entry of the dataset statistics (default: the only one)", metavar="KEY")
+    model_variant: str | None = arg(None, f"{VARIANT_HELP} (a new tiny model: oft)", choices=MODEL_VARIANTS)
+    platform: str | None = arg(None, PLATFORM_HELP, choices=tuple(PLATFORMS))
+    action_std: str | None = arg(None, ACTION_STD_HELP, choices=ACTION_STD_KINDS)
+    action_std_init: float | None = arg(None, ACTION_STD_INIT_HELP, above=0)
+    seed: int = arg(0, "seed of weights and batches", minimum=0)
+    dry_run: bool = dry_run_flag()
+
+
+@dataclass(frozen=True)
+class TinyConfig:
+    """Sizes of a new tiny model (--pretrain tiny)."""
+
+    action_chunk_len: int | None = arg(
+        None, "actions per decision (default: the checkpoint's, else 8, or 1 for autoregressive)", minimum=1
+    )
+    tiny_patch_size: int = arg(8, "side of a patch in pixels", minimum=1)
+    tiny_vision_dim: int = arg(48, "width of each vision tower", minimum=4)
+    tiny_vision_depth: int = arg(3, "blocks of each vision tower (the last one is not computed)", minimum=2)
+    tiny_llm_dim: int = arg(64, "width of the decoder", minimum=4)
+    tiny_llm_layers: int = arg(3, "layers of the decoder", minimum=1)
+
+
+@dataclass(frozen=True)
+class SFTConfig:
+    """Hyperparameters of supervised fine-tuning."""
+
+    max_epochs: int = arg(10, "passes over the demonstrations", minimum=1)
+    train_batch_size: int = arg(64, "decisions per optimizer step, over all ranks", minimum=1)
+    micro_train_batch_size: int = arg(64, "decisions per forward and backward pass on one rank", minimum=1)
+    learning_rate: float = arg(1e-3, "peak learning rate (about 5e-5 is suitable for a 7B model with LoRA)", minimum=0)
+    lr_warmup_ratio: float = arg(0.03, "share of the optimizer steps spent warming up", minimum=0, maximum=1)
+    lr_scheduler: str = arg("cosine", "learning-rate schedule", choices=SCHEDULERS)
+    adam_betas: tuple[float, ...] = arg((0.9, 0.95), "AdamW betas", minimum=0, below=1, nargs=2, metavar="BETA")
+    l2: float = arg(0.01, "AdamW weight decay", minimum=0)
+    label_smoothing: float = arg(
+        0.0, "fraction of each label spread uniformly over all action tokens", minimum=0, maximum=0.9
+    )
+    sft_loss: str | None = arg(
+        None,
+        "loss of a regression head: l1 (trains the mean, the standard deviation stays fixed; default) or nll (negative "
+        "log-likelihood, trains both)",
+        choices=SFT_LOSSES,
+    )
+    max_bad_steps: int = max_bad_steps_flag()
+    logging_steps: int = arg(20, "log metrics every this many optimizer steps", minimum=1)
+    use_tensorboard: bool = arg(True, "write TensorBoard event files in --save_path")
+    use_wandb: bool = arg(False, "also log to Weights & Biases (extra rlvla[wandb])")
+
+    @property
+    def trains_mean_alone(self) -> bool:
+        """Whether the loss leaves the standard deviation of a regression policy untouched."""
+        return self.supervision["sft_loss"] == "l1"
+
+    @property
+    def supervision(self) -> dict[str, object]:
+        """Options of the policy's supervised loss."""
+        return {"label_smoothing": self.label_smoothing, "sft_loss": self.sft_loss or SFT_LOSSES[0]}
+
+    def optimizer_steps(self, num_rows: int) -> int:
+        """Number of optimizer steps of the run; an incomplete last batch of an epoch is dropped."""
+        return self.max_epochs * max(1, num_rows // self.train_batch_size)
+
+
+@dataclass(frozen=True)
+class RewardRunConfig:
+    """Data, initial checkpoint and run folder of a reward model."""
+
+    demos: tuple[str, ...] = arg(
+        ("runs/demos/demos.hdf5",),
+        "one or more files of episodes, from cli/collect_demos.py --keep all or training with --dump_rollouts",
+        metavar="FILE",
+    )
+    pretrain: str = arg("tiny", "policy folder to start from, or 'tiny' for a new small model", metavar="DIR")
+    save_path: str = arg("runs/rm", "run folder; the result goes to its subfolder reward_model/", metavar="DIR")
+    cameras: tuple[str, ...] = arg((), "cameras of the file to use (default: all)", metavar="NAME")
+    use_proprio: bool = arg(False, "a new tiny model takes proprioception")
+    center_crop: bool | None = arg(None, "a new tiny model crops images to 90 % of their area (default: no)")
+    unnorm_key: str | None = arg(None, "entry of the dataset statistics (default: the only one)", metavar="KEY")
+    seed: int = arg(0, "seed of weights, batches and the split", minimum=0)
+
+
+@dataclass(frozen=True)
+class RewardModelConfig:
+    """Hyperparameters of reward model training."""
+
+    max_epochs: int = arg(6, "passes over the frames", minimum=1)
+    train_batch_size: int = arg(64, "frames per optimizer step, over all ranks", minimum=1)
+    learning_rate: float = arg(2e-3, "peak learning rate (about 2e-5 is suitable for a 7B model with LoRA)", minimum=0)
+    lr_warmup_ratio: float = arg(0.05, "share of the optimizer steps spent warming up", minimum=0, maximum=1)
+    lr_scheduler: str = arg("cosine", "learning-rate schedule", choices=SCHEDULERS)
+    l2: float = arg(0.01, "AdamW weight decay", minimum=0)
+    progress_coef: float = arg(1.0, "weight of the progress regression relative to the cross-entropy", minimum=0)
+    failure_progress_cap: float = arg(
+        0.5, "upper bound of the progress of frames from failed episodes", minimum=0, maximum=1
+    )
+    heldout_share: float = arg(0.2, "fraction of the episodes held out for the metrics", above=0, below=1)
+    max_bad_steps: int = max_bad_steps_flag()
+    logging_steps: int = arg(20, "log metrics every this many optimizer steps", minimum=1)
+    use_tensorboard: bool = arg(True, "write TensorBoard event files in --save_path")
+    use_wandb: bool = arg(False, "also log to Weights & Biases (extra rlvla[wandb])")

@@ -1,0 +1,392 @@
+"""The training loop around an algorithm: rollouts, updates, evaluation, checkpoints, signals, logging, export."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from torch.profiler import record_function
+
+from rlvla.checkpoints.policy_folder import export_policy
+from rlvla.checkpoints.training import CheckpointError, load_checkpoint, save_checkpoint
+from rlvla.evaluation.evaluate import evaluate
+from rlvla.evaluation.results import EvalResult
+from rlvla.evaluation.videos import record_videos
+from rlvla.models.policy import Policy, RolloutPolicy
+from rlvla.rollout import RolloutEngine
+from rlvla.trainer.algorithm import Algorithm, AlgorithmSetup
+from rlvla.trainer.algorithm_config import LEARNERS
+from rlvla.trainer.guards import Guards, good_enough
+from rlvla.trainer.measurements import IterationProfiler, Stopwatch, Throughput, iteration_line, measure_rollout
+from rlvla.trainer.metrics import Metrics
+from rlvla.trainer.metrics_writer import PPO_OVERVIEW, MetricsLogger, ppo_layout
+from rlvla.trainer.models import Offloading, WeightAverage
+from rlvla.trainer.observers import Observer, RewardCheck, Rollout, RolloutDumps
+from rlvla.trainer.player import Player
+from rlvla.utils.errors import TrainingHalted
+from rlvla.utils.seeding import seed_everything
+from rlvla.utils.stopping import BrokenOff, StopRequested, StopSignals
+from rlvla.utils.terminal import log
+
+
+class Trainer:
+    """Trains a policy with the chosen algorithm on episodes played in the simulator.
+
+    Args:
+        setup: models, strategy, configuration and tasks; `setup.config.algorithm.algorithm` names the algorithm.
+        rollout: plays episodes on this rank's workers.
+        save_path: run folder, which receives metrics, TensorBoard files, and `policy/` at the end.
+        ckpt_path: folder of the training checkpoints.
+        signals: records signals that ask the run to stop.
+
+    Attributes:
+        algorithm: the algorithm, created from `setup`.
+        iteration: number of completed iterations.
+        totals: episodes, env_steps and seconds of training so far.
+        evaluations: (iteration, result) for each evaluated iteration.
+        logger: writes the metrics.
+        observers: called after rollouts, optimizer steps, updates and iterations.
+    """
+
+    def __init__(
+        self,
+        setup: AlgorithmSetup,
+        rollout: RolloutEngine,
+        save_path: Path,
+        ckpt_path: Path,
+        signals: StopSignals | None = None,
+    ):
+        config, strategy = setup.config, setup.strategy
+        self.config, self.strategy, self.rollout, self.tasks = config, strategy, rollout, setup.tasks
+        self._save_path, self._ckpt_path = save_path, ckpt_path
+        self.algorithm: Algorithm = LEARNERS.get(config.algorithm.algorithm)(setup)
+        actor, optimization = self.algorithm.actor, config.optimization
+        self._offloading = Offloading(
+            optimization.offload_during_rollout, self.algorithm.engines, setup.models, strategy
+        )
+        self._average = WeightAverage(actor, optimization.ema_beta) if optimization.ema_beta else None
+        self._guards = Guards(config.guards, strategy, save_path, config.batch.temperature, self.algorithm.is_idle)
+        self._signals = signals or StopSignals()
+        self._player = Player(rollout, strategy, self._signals, config.batch.temperature)
+        self._profiler = IterationProfiler(config.schedule.profile_steps, save_path, strategy)
+        self._throughput = Throughput(strategy, setup.models.actor)
+        self.observers: list[Observer] = [RewardCheck(rollout.rewards, strategy), self._throughput, self._guards]
+        if config.schedule.dump_rollouts:  # first, because the other observers may end the run
+            rollout.keep_observed = True
+            dumps = RolloutDumps(save_path / "rollouts", strategy.rank, config.record.env, actor.module)
+            self.observers.insert(0, dumps)
+        if self._average is not None:
+            self.observers.append(self._average)
+        self.algorithm.observers = self.observers
+        self.logger = MetricsLogger(
+            save_path if strategy.is_main else None,
+            use_tensorboard=config.schedule.use_tensorboard,
+            use_wandb=config.schedule.use_wandb,
+            layout=ppo_layout(config.reward_weights()),
+            overview=PPO_OVERVIEW,
+        )
+        self.iteration = 0
+        self.totals = {"episodes": 0.0, "env_steps": 0.0, "seconds": 0.0}
+        self.evaluations: list[tuple[int, EvalResult]] = []
+        self._saved = 0  # iteration of the newest checkpoint
+        self._best: dict[str, Any] | None = None  # iteration and success_at_end of the best evaluation
+
+    # -------------------------------------------------------------------- run
+    def resume(self) -> bool:
+        """Restore the newest intact checkpoint; False if there is none."""
+        state = load_checkpoint(self._ckpt_path, self.algorithm.engines, self.strategy)
+        if state is None:
+            return False
+        self.iteration = self._saved = state["iteration"]
+        self.totals = state["totals"]
+        self.evaluations = [(iteration, EvalResult.from_dict(result)) for iteration, result in state["evaluations"]]
+        self._load_state(state)
+        return True
+
+    def _state(self) -> dict[str, Any]:
+        """JSON-serializable state, equal on all ranks."""
+        evaluations = [(iteration, result.as_dict()) for iteration, result in self.evaluations]
+        state = {"totals": self.totals, "evaluations": evaluations, "best": self._best}
+        state["guards"] = self._guards.state_dict()
+        learned = self.algorithm.state_dict()
+        taken = sorted({*state, "iteration", "world_size", "rank_state", "rank_states", "tensors"} & set(learned))
+        if taken:
+            raise ValueError(f"state_dict of the algorithm uses names of the loop: {', '.join(taken)}; rename them")
+        return state | learned
+
+    def _load_state(self, state: dict[str, Any]) -> None:
+        self._best = state["best"]
+        self._guards.load_state_dict(state["guards"])
+        self.algorithm.load_state_dict(state)
+        if state["rank_state"] is not None:
+            self.algorithm.load_rank_state_dict(state["rank_state"])
+        else:  # the number of ranks has changed
+            outcome = self.algorithm.share_out(state["rank_states"])
+            self._log(
+                f"{state['world_size']} rank(s) wrote the checkpoint and {self.strategy.world_size} continue: "
+                f"{outcome}, all ranks reseed their generators, as at the start of each iteration"
+            )
+        if self._average is not None:
+            self._average.load_state_dict(state["tensors"]["ema"])
+
+    def fit(self) -> dict[str, float]:
+        """Train to the end of the run, export the policy, and return totals (episodes, env_steps, seconds).
+
+        Raises:
+            StopRequested: a signal asked the run to stop; a checkpoint has been saved.
+            TrainingHalted: further training would be wasted; after the first iteration, a checkpoint and the policy are
+                saved.
+        """
+        self._evaluate_if_due()
+        try:
+            self._train()
+        except TrainingHalted as error:
+            if self.iteration == 0:
+                raise
+            raise TrainingHalted(f"{error}\n{self._save_halted()}") from error
+        if self._guards.nothing_left:
+            self._log(f"iteration {self.iteration}: everything succeeds, nothing is left to learn; the run ends")
+        if not self.config.schedule.val_only:
+            self._export("policy")
+            if not self._evaluated:  # an early end may be due to an evaluation
+                self.evaluate()
+        self.logger.close()
+        return dict(self.totals)
+
+    def _train(self) -> None:
+        """Run all iterations, with evaluations and checkpoints as scheduled."""
+        schedule = self.config.schedule
+        while not self._ended():
+            self._stop_if_asked()
+            with self._profiler.recorded(self.iteration + 1):
+                self._iterate()
+            self._stop_if_asked()
+            self._evaluate_if_due()
+            ended = self._ended()
+            due = schedule.save_steps and self.iteration % schedule.save_steps == 0
+            new_best = schedule.save_steps and self._best is not None and self._best["iteration"] == self.iteration
+            if due or new_best or ended:
+                self._try_to_save()
+
+    def _save_halted(self) -> str:
+        """Save a checkpoint and export the policy of a halted run; returns where they are."""
+        checkpoint = f"the checkpoint is in {self._ckpt_path}"
+        if self._saved != self.iteration:
+            try:
+                self.save()
+            except CheckpointError as error:
+                checkpoint = f"no checkpoint ({error})"
+        self._export("policy")
+        self.logger.close()
+        return f"Kept after iteration {self.iteration}: the policy is in {self._save_path / 'policy'}, {checkpoint}"
+
+    def save(self) -> None:
+        """Write a checkpoint of the state after the current iteration.
+
+        Raises:
+            CheckpointError: it could not be written.
+        """
+        save_checkpoint(
+            self._ckpt_path,
+            self.iteration,
+            self.algorithm.engines,
+            self._state(),
+            self.strategy,
+            self.config.schedule.max_ckpt_num,
+            self.algorithm.rank_state_dict(),
+            tensors={} if self._average is None else {"ema": self._average.state_dict()},
+            protect=[self._best["iteration"]] if self._best else [],
+        )
+        self._saved = self.iteration
+
+    def _start_evaluation(self) -> tuple[float, int] | None:
+        """Success at end of the initial policy and number of episodes, if it was evaluated."""
+        if not self.evaluations or self.evaluations[0][0] != 0:
+            return None
+        result = self.evaluations[0][1].success_at_end
+        return result.rate, result.n
+
+    def _ended(self) -> bool:
+        """Whether training is over: all iterations are done, or the policy is good enough."""
+        schedule = self.config.schedule
+        if schedule.val_only or self._guards.nothing_left or self.iteration >= self.config.batch.iterations:
+            return True
+        may_stop = schedule.early_stopping and self.iteration > 0 and self._evaluated
+        return may_stop and good_enough([e for _, e in self.evaluations], schedule)
+
+    @property
+    def _evaluated(self) -> bool:
+        """Whether the current policy has been evaluated."""
+        return any(iteration == self.iteration for iteration, _ in self.evaluations)
+
+    def _try_to_save(self) -> None:
+        """Save a checkpoint; a failure is fatal only for the last one, since a full disk may have room later."""
+        try:
+            self.save()
+        except CheckpointError as error:
+            if self._ended():
+                raise
+            self._log(f"warning: {error}; training goes on")
+
+    def _stop_if_asked(self) -> None:
+        number = int(self.strategy.all_reduce({"signal": float(self._signals.received)}, "max")["signal"])
+        if not number:
+            return
+        where = f"after iteration {self.iteration} of {self.config.batch.iterations}"
+        if self.iteration == 0:
+            self._log(f"stopped {where}: there is nothing to save yet")
+        else:
+            if self._saved != self.iteration:
+                self.save()
+            self._log(f"stopped {where}; the checkpoint is in {self._ckpt_path}")
+        self.logger.close()
+        raise StopRequested(number)
+
+    def _evaluate_if_due(self) -> None:
+        schedule = self.config.schedule
+        if schedule.val_only:  # even if evaluated before, which may have been on other episodes
+            due = True
+        elif self._evaluated:
+            due = False
+        elif self.iteration == 0:
+            due = schedule.val_before_train
+        else:
+            steps = schedule.eval_steps
+            due = steps and self.iteration % steps == 0 and self.iteration < self.config.batch.iterations
+        if due:
+            self.evaluate()
+
+    def evaluate(self) -> EvalResult:
+        """Evaluate the greedy policy on the evaluation states; the result is logged and stored in `evaluations`.
+
+        The policy with the best evaluation during training (success at end; ties go to the earliest) is exported to
+        `best_policy/`.
+
+        Raises:
+            StopRequested: a signal asked the run to stop.
+        """
+        schedule = self.config.schedule
+        try:
+            with self._evaluated_weights(), self._policy() as policy:
+                result = evaluate(
+                    self.rollout,
+                    policy,
+                    self.tasks,
+                    self.strategy,
+                    episodes_per_task=schedule.eval_episodes,
+                    split=self.config.split,
+                    seed=self.strategy.seed,
+                    attempt=self._signals.attempt,
+                )
+                if schedule.num_videos:
+                    self._record(policy, result)
+        except BrokenOff:
+            self._stop_if_asked()
+            raise
+        others = [entry for entry in self.evaluations if entry[0] != self.iteration]
+        self.evaluations = [*others, (self.iteration, result)]
+        metrics = result.as_metrics() | {f"total/{name}": value for name, value in self.totals.items()}
+        self.logger.log(metrics, self.iteration)
+        self._log(f"iteration {self.iteration}: evaluation, success at end {result.success_at_end}")
+        rate = result.success_at_end.rate
+        if not schedule.val_only and (self._best is None or rate > self._best["success_at_end"]):
+            self._best = {"iteration": self.iteration, "success_at_end": rate}
+            if self.iteration:  # the initial policy already has a folder
+                self._export("best_policy")
+        return result
+
+    def _export(self, name: str) -> None:
+        """Export the weights used for evaluation into a subfolder of the run."""
+        with self._evaluated_weights():
+            export_policy(self.algorithm.actor, self._save_path / name, self.strategy, self.config.record)
+
+    def _evaluated_weights(self) -> AbstractContextManager[None]:
+        """Inside the block the actor has the weights to evaluate and export: its own, or their moving average."""
+        if self._average is None or not self.config.optimization.use_ema:
+            return nullcontext()
+        return self._average.in_place_of_weights()
+
+    def _record(self, policy: RolloutPolicy, result: EvalResult) -> None:
+        schedule = self.config.schedule
+        videos = record_videos(
+            self.rollout,
+            policy,
+            self.tasks,
+            self.strategy,
+            result,
+            self._save_path / "videos" / f"iteration_{self.iteration:06d}",
+            count=schedule.num_videos,
+            seed=self.strategy.seed,
+            temperature=1.0,
+        )
+        for video in videos:
+            name = f"videos/{video.task}/{'success' if video.success else 'failure'}_state{video.init_state_id}"
+            self.logger.video(name, video.frames, video.fps, self.iteration)
+
+    # --------------------------------------------------------------- iteration
+    def _iterate(self) -> None:
+        """One iteration: play the planned episodes, update, report."""
+        watch, metrics = Stopwatch(), Metrics()
+        # So that library code that draws from global generators depends on the iteration only, even after a resume.
+        seed_everything(self.strategy.seed + 1000 * self.iteration + self.strategy.rank)
+        self.rollout.rewards.start_iteration(self.iteration, self.config.batch.iterations)
+        try:
+            with record_function("rollout"):
+                rollout = self._play()
+        except BrokenOff:
+            self.algorithm.interrupt()  # a signal; the iteration is repeated after a resume
+            return
+        for observer in self.observers:
+            observer.after_rollout(rollout, metrics)
+        values = rollout.values | self.algorithm.update(metrics)
+        for observer in self.observers:
+            observer.after_update(values)
+        self._report(rollout, values, metrics, watch)
+
+    def _play(self) -> Rollout:
+        """Play the episodes that the algorithm plans for an iteration, and pass them to it."""
+        rollout = Rollout(self.iteration, start_evaluation=self._start_evaluation())
+        self._player.reset()
+        with self._policy() as policy:
+            while (plan := self.algorithm.plan(self.iteration)) is not None:
+                what = "greedy baselines" if plan.greedy else "rollout"
+                bar = f"iteration {self.iteration + 1}/{self.config.batch.iterations} {what}"
+                samples = self._player.play(plan.requests, policy, bar, greedy=plan.greedy)
+                self.algorithm.ingest(samples)
+                rollout.num_episodes += len(samples)
+                rollout.samples += [] if plan.greedy else samples
+        rollout.stats = self._player.stats
+        return rollout
+
+    def _report(self, rollout: Rollout, values: dict[str, float], metrics: Metrics, watch: Stopwatch) -> None:
+        """Count the iteration, log its metrics, and print a line."""
+        elapsed, total = watch.elapsed, self.config.batch.iterations
+        measure_rollout(rollout.samples, rollout.stats, metrics, self.strategy)
+        metrics.total({"episodes": rollout.num_episodes})
+        metrics.mean({"timing_s/iteration": elapsed}, 1.0)
+        self._throughput.measure_memory(metrics)
+        values |= metrics.reduce(self.strategy)
+        self.iteration += 1
+        self.totals["episodes"] += values.pop("episodes")
+        self.totals["env_steps"] += values["rollout/env_steps"]
+        self.totals["seconds"] += elapsed
+        values |= {f"total/{name}": value for name, value in self.totals.items()}
+        if self.iteration % self.config.schedule.logging_steps == 0:
+            self.logger.log(values, self.iteration)
+            self._log(iteration_line(self.iteration, total, values, self.config.reward_weights()))
+        for observer in self.observers:
+            observer.after_iteration(values)
+
+    # ------------------------------------------------------------------ helpers
+    @contextmanager
+    def _policy(self) -> Iterator[Policy]:
+        """The actor for a rollout: the trained weights themselves, complete, in evaluation mode."""
+        self.algorithm.actor.train(False)
+        with self._offloading.during_rollout(), self.algorithm.actor.full_parameters() as module:
+            yield module
+
+    def _log(self, text: str) -> None:
+        if self.strategy.is_main:
+            log.info(text)

@@ -1,0 +1,330 @@
+"""Optimizer steps of actor and critic, normalized over the whole step.
+
+Losses are divided by the number of valid tokens (or rows) of the optimizer step over all micro-batches and ranks, so
+that the update does not depend on the micro-batch size or the number of ranks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlvla.algorithms.columns import Columns
+from rlvla.algorithms.kl import kl_penalty
+from rlvla.algorithms.losses import aggregate_loss, value_loss
+from rlvla.algorithms.policy_losses import get_policy_loss
+from rlvla.algorithms.policy_losses.covariance import TOKEN_CHOICES
+from rlvla.experience import Experience
+from rlvla.models.policy import Policy
+from rlvla.trainer.algorithm_config import AlgorithmConfig
+from rlvla.trainer.config import BatchConfig, OptimizationConfig
+from rlvla.trainer.demonstration_loss import DemonstrationLoss
+from rlvla.trainer.metrics import Metrics
+from rlvla.trainer.observers import OptimizerStep
+from rlvla.trainer.replay import MicroBatchPlanner, ReplayList
+from rlvla.trainer.scoring import critic_values
+from rlvla.trainer.step_normalizer import StepNormalizer, choose_over_ranks
+from rlvla.utils.deepspeed.engine import Engine
+from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
+from rlvla.utils.errors import TrainingHalted
+from rlvla.utils.seeding import derive_rng
+from rlvla.utils.terminal import progress_bar
+
+# Largest |ratio - 1| allowed at the first update of an iteration, where old and new policy are the same network.
+RATIO_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
+
+
+class RatioError(TrainingHalted):
+    """Old and new log-probs of the same weights differ: their forward passes do not compute the same thing."""
+
+
+class Updater:
+    """Runs the optimizer steps of actor and critic.
+
+    Args:
+        strategy: device, and reductions of counts over ranks.
+        batch: micro-batch sizes and sampling temperature.
+        algorithm: losses and their coefficients.
+        policy: gives the number of log-probs per decision and of tokens per row.
+    """
+
+    def __init__(
+        self,
+        strategy: DeepspeedStrategy,
+        batch: BatchConfig,
+        algorithm: AlgorithmConfig,
+        policy: Policy,
+    ):
+        self._strategy = strategy
+        self._batch = batch
+        self._algorithm = algorithm
+        self._columns = Columns(algorithm.log_prob_level, policy.spec.columns, policy.spec.columns_per_action)
+        self._planner = MicroBatchPlanner(strategy, batch, policy)
+        self._normalizer = StepNormalizer(strategy, algorithm.loss_agg_mode, algorithm.loss_horizon)
+        self._policy_loss = get_policy_loss(algorithm.policy_loss)
+        self._loss_arguments = self._loss_options()
+        self._own_mode = "agg_mode" not in algorithm.loss_options  # always averages over decisions
+
+    def spread(self, step: Experience) -> Experience:
+        """Balance the rows of a step over the ranks, if enabled; called before `policy_step` and `value_step`."""
+        return self._planner.spread(step)
+
+    def _micro_batches(self, step: Experience) -> Iterator[tuple[Experience, Tensor, int, bool]]:
+        """Yields (micro-batch on the device, its row indices, number of micro-batches, whether it is the last)."""
+        plan = self._planner.plan(step)
+        for index, rows in enumerate(plan):
+            yield step.take(rows).to(self._strategy.device), rows, len(plan), index == len(plan) - 1
+
+    # ------------------------------------------------------------------ policy
+    def policy_step(
+        self, engine: Engine, step: Experience, kl_coef: float, metrics: Metrics, *, first_of_iteration: bool
+    ) -> float:
+        """Take an optimizer step of the policy; measurements are added to `metrics`.
+
+        With a shared backbone the loss is policy loss + vf_coef * value loss.
+
+        Returns:
+            The gradient norm; not finite if the step was skipped.
+
+        Raises:
+            RatioError: at the first step of an iteration, on every rank, if the probability ratio is not 1 on any rank.
+        """
+        actor, check_ratio = engine.module, first_of_iteration
+        columns = self._columns
+        column_counts = self._normalizer.count(columns.any(step.policy_mask), step.episode_index)
+        token_counts = self._normalizer.count(step.policy_mask, step.episode_index)
+        value_counts = token_counts
+        if self._algorithm.share_backbone:
+            value_counts = self._normalizer.count(step.value_mask, step.episode_index)
+        chosen = self._choose_tokens(engine, step)
+        engine.train()
+        for micro, rows, count, last in self._micro_batches(step):
+            outputs = self._forward(engine, micro)
+            new, old, advantages, column_mask = self._on_columns(micro, outputs["log_probs"])
+            if check_ratio:
+                self._check_ratio(new, old, column_mask, next(actor.parameters()).dtype)
+                check_ratio = False
+            weights = None if micro.rollout_weights is None else columns.first(micro.rollout_weights)
+            loss, measured = self._policy_loss(
+                new,
+                old,
+                advantages,
+                column_mask,
+                rollout_weights=weights,
+                **chosen(rows),
+                **self._loss_arguments,
+                **self._normalizer.options(column_counts, rows, own_mode=self._own_mode),
+            )
+            metrics.mean({f"actor/{name}": value for name, value in measured.items()}, float(column_mask.sum()))
+            self._add_loss(metrics, "actor/pg_loss", loss, count)
+            options = self._normalizer.options(token_counts, rows)
+            loss = loss + self._penalties(micro, outputs, options, kl_coef, metrics, count)
+            if "values" in outputs:
+                options = self._normalizer.options(value_counts, rows)
+                value_loss = self._value_loss(outputs["values"], micro, options, metrics, count)
+                loss = loss + self._algorithm.vf_coef * value_loss
+            norm = engine.backward(loss, last=last)
+        metrics.mean({"actor/grad_norm": norm}, float(math.isfinite(norm)))
+        return norm
+
+    def _choose_tokens(self, engine: Engine, step: Experience) -> Callable[[Tensor], dict[str, Tensor]]:
+        """Select the tokens that the loss treats differently, over the whole step, after a pass without gradients.
+
+        Returns:
+            A function from the row indices of a micro-batch to the extra argument of its loss, if there is one.
+        """
+        choose = TOKEN_CHOICES.get(self._algorithm.policy_loss)
+        if choose is None:
+            return lambda rows: {}
+        engine.train(False)
+        log_probs = torch.zeros(step.action_mask.shape)
+        with torch.no_grad():
+            for micro, rows, _, _ in self._micro_batches(step):
+                inputs = engine.module.score(micro, self._batch.temperature)
+                log_probs[rows] = engine(**inputs, wants=("log_probs",))["log_probs"][: len(rows)].cpu()
+        chosen = choose_over_ranks(self._strategy, choose, self._on_columns(step, log_probs), self._loss_arguments)
+        blank = torch.zeros_like(chosen[:1])
+        return lambda rows: {"chosen": (chosen[rows] if len(rows) else blank).to(self._strategy.device)}
+
+    def _loss_options(self) -> dict[str, Any]:
+        """The arguments of the policy loss, as far as its signature names them."""
+        algorithm = self._algorithm
+        offered = {
+            "clip_low": algorithm.clip[0],
+            "clip_high": algorithm.clip[1],
+            "clip_dual": algorithm.eps_clip_dual,
+            "tau_pos": algorithm.tau_pos,
+            "tau_neg": algorithm.tau_neg,
+            "beta": algorithm.beta,
+            "cov_ratio": algorithm.cov_ratio,
+            "cov_low": algorithm.cov_low,
+            "cov_high": algorithm.cov_high,
+            "kl_coef": algorithm.kl_cov_coef,
+        }
+        return {name: value for name, value in offered.items() if name in algorithm.loss_options}
+
+    def _forward(self, engine: Engine, micro: Experience) -> dict[str, Tensor]:
+        """Forward pass of the policy; returns `log_probs` and, where available or used, `entropy`, `kl`, `values`."""
+        policy: Policy = engine.module
+        wants = ["log_probs"]
+        if "entropy" not in policy.spec.missing:
+            wants.append("entropy")
+        if micro.reference is not None:
+            wants.append("kl")
+        if self._algorithm.share_backbone:
+            wants.append("values")
+        return engine(**policy.score(micro, self._batch.temperature), wants=wants, reference=micro.reference)
+
+    def _penalties(
+        self,
+        micro: Experience,
+        outputs: dict[str, Tensor],
+        options: dict[str, Any],
+        kl_coef: float,
+        metrics: Metrics,
+        count: int,
+    ) -> Tensor | float:
+        """Entropy bonus and KL loss, both aggregated by the mode of the run."""
+        options, mask = dict(options), micro.policy_mask
+        weight, mode = float(mask.sum()), options.pop("agg_mode")
+        total: Tensor | float = 0.0
+        if "entropy" in outputs:
+            entropy = outputs["entropy"]
+            metrics.mean({"actor/entropy": entropy[mask].detach().mean()}, weight)
+            if self._algorithm.entropy_loss_coef:
+                total = total - self._algorithm.entropy_loss_coef * aggregate_loss(entropy, mask, mode, **options)
+        if self._algorithm.kl_in_loss:
+            if "kl" in outputs:
+                kl = outputs["kl"]
+            else:
+                kl = kl_penalty(outputs["log_probs"], micro.ref_log_probs, self._algorithm.kl_estimator, mask)
+            kl_loss = aggregate_loss(kl, mask, mode, **options)
+            self._add_loss(metrics, "actor/kl_loss", kl_loss, count)
+            total = total + kl_coef * kl_loss
+        return total
+
+    @staticmethod
+    def _add_loss(metrics: Metrics, name: str, loss: Tensor, count: int) -> None:
+        """Record the loss of a micro-batch: summed over a step, averaged over steps and ranks."""
+        metrics.mean({name: loss.detach() * count}, 1.0 / count)
+
+    def _check_ratio(self, new: Tensor, old: Tensor, mask: Tensor, dtype: torch.dtype) -> None:
+        local = float((new.detach() - old)[mask].exp().sub(1).abs().max()) if bool(mask.any()) else 0.0
+        # The maximum over ranks, so that all of them stop together; NaN might get lost in it.
+        local = math.inf if math.isnan(local) else local
+        deviation = self._strategy.all_reduce({"deviation": local}, "max")["deviation"]
+        tolerance = RATIO_TOLERANCE.get(dtype, 1e-3)
+        if deviation > tolerance:
+            raise RatioError(
+                "at the first update of an iteration the probability ratio must be 1, but it is off by "
+                f"{deviation:.2g} (tolerance {tolerance:g} for {dtype}). The forward pass of the update differs from "
+                "the one that gave the old log-probs: look for dropout, a different temperature or preprocessing, or "
+                "lower precision."
+            )
+
+    def _on_columns(self, rows: Experience, log_probs: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The first four arguments of a policy loss, all [B, L]: new and old log-probs, advantages, mask."""
+        columns, mask = self._columns, rows.policy_mask
+        new, old = columns.sum(log_probs, mask), columns.sum(rows.old_log_probs, mask)
+        return new, old, columns.first(rows.advantages), columns.any(mask)
+
+    # ------------------------------------------------------------------- value
+    def value_step(self, engine: Engine, step: Experience, metrics: Metrics) -> float:
+        """Take an optimizer step of the critic; see `policy_step`."""
+        counts = self._normalizer.count(step.value_mask, step.episode_index)
+        engine.train()
+        for micro, rows, count, last in self._micro_batches(step):
+            options = self._normalizer.options(counts, rows)
+            loss = self._value_loss(critic_values(engine, micro), micro, options, metrics, count)
+            norm = engine.backward(loss, last=last)
+        metrics.mean({"critic/grad_norm": norm}, float(math.isfinite(norm)))
+        return norm
+
+    def _value_loss(
+        self, values: Tensor, micro: Experience, options: dict[str, Any], metrics: Metrics, count: int
+    ) -> Tensor:
+        clip = self._algorithm.value_clip or None
+        loss, measured = value_loss(values, micro.values, micro.returns, micro.value_mask, clip=clip, **options)
+        metrics.mean({f"critic/{name}": value for name, value in measured.items()}, float(micro.value_mask.sum()))
+        self._add_loss(metrics, "critic/vf_loss", loss, count)
+        return loss
+
+
+@dataclass
+class UpdatePhase:
+    """Trains actor and critic on the experience of an iteration.
+
+    Attributes:
+        strategy: used to agree on the number of steps over ranks.
+        batch: episodes per step and epochs per iteration.
+        optimization: `freezing_actor_steps` and `target_kl`.
+        updater: runs the optimizer steps.
+        actor: engine of the actor, frozen for the first `freezing_actor_steps` iterations.
+        critic: engine of the critic; None if there is none or it shares the actor's network.
+        after_step: called for each optimizer step.
+        demonstrations: supervised loss added to each step of the actor, or None.
+    """
+
+    strategy: DeepspeedStrategy
+    batch: BatchConfig
+    optimization: OptimizationConfig
+    updater: Updater
+    actor: Engine
+    critic: Engine | None
+    after_step: Callable[[OptimizerStep], None]
+    demonstrations: DemonstrationLoss | None = None
+
+    def run(self, iteration: int, replay: ReplayList, kl_coef: float, metrics: Metrics) -> None:
+        """Run all epochs of an iteration (counted from 0) over the replay list; measurements are added to `metrics`.
+
+        Once `actor/ppo_kl` of a step over all ranks exceeds `target_kl`, or is not finite, the policy is no longer
+        trained in this iteration; a separate critic is.
+        """
+        batch, per_step = self.batch, self.batch.train_batch_size // self.strategy.world_size
+        num_steps = int(self.strategy.all_reduce({"n": -(-replay.num_episodes // per_step)}, "max")["n"])
+        target_kl = self.optimization.target_kl
+        train_actor, first = iteration >= self.optimization.freezing_actor_steps, True
+        phase = f"iteration {iteration + 1}/{batch.iterations} update"
+        with progress_bar(batch.max_epochs * num_steps, phase, enabled=self.strategy.is_main, unit="step") as bar:
+            for epoch in range(batch.max_epochs):
+                rng = derive_rng(self.strategy.seed, "update", iteration, epoch, self.strategy.rank)
+                for number, step in enumerate(replay.optimizer_steps(per_step, rng, num_steps)):
+                    step, acts = self.updater.spread(step), train_actor
+                    if acts:
+                        kl = self._policy_step((iteration, epoch, number), step, kl_coef, metrics, first)
+                        train_actor = target_kl is None or (math.isfinite(kl) and kl <= target_kl)
+                    if self.critic is not None:
+                        norm = self.updater.value_step(self.critic, step, metrics)
+                        critic = OptimizerStep("critic", self.critic, norm, step, iteration, metrics, counts=not acts)
+                        self._done(critic)
+                    first = False
+                    bar.update(1)
+
+    def _done(self, step: OptimizerStep) -> None:
+        """Count a skipped step, and report the step to `after_step`."""
+        if not math.isfinite(step.norm):
+            step.metrics.total({f"{step.model}/skipped_steps": 1.0 / self.strategy.world_size})
+        self.after_step(step)
+
+    def _policy_step(
+        self, key: tuple[int, int, int], step: Experience, kl_coef: float, metrics: Metrics, first: bool
+    ) -> float:
+        """One step of the actor, with `key` = (iteration, epoch, number); returns its `actor/ppo_kl` in nats."""
+        if self.demonstrations is not None:
+            self.demonstrations.accumulate(self.actor, key, metrics)
+        before = metrics.so_far("actor/ppo_kl")
+        norm = self.updater.policy_step(self.actor, step, kl_coef, metrics, first_of_iteration=first)
+        self._done(OptimizerStep("actor", self.actor, norm, step, key[0], metrics))
+        if math.isfinite(norm):
+            metrics.total({"actor/optimizer_steps": 1.0 / self.strategy.world_size})
+        if self.optimization.target_kl is None:
+            return 0.0
+        after = metrics.so_far("actor/ppo_kl")
+        local = {"kl": after[0] - before[0], "tokens": after[1] - before[1]}
+        sums = self.strategy.all_reduce(local, "sum")
+        return sums["kl"] / max(1.0, sums["tokens"])

@@ -1,0 +1,1 @@
+"""Command-line flags, configuration files, and what all commands share."""

@@ -1,0 +1,301 @@
+"""Dataclasses as the single source of command-line flags: a default and a help text are written once.
+
+A field made by `arg` becomes the flag of the same name; other fields have no flag. `bool` fields accept `--flag` and
+`--no-flag`; tuples take several values; a default of `None` means "taken from the checkpoint" or "off", as the help
+text says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+import math
+import os
+import re
+import sys
+import types
+import typing
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, NoReturn
+
+from rlvla.utils.cli.config_file import config_file_of, words_of_config_file
+from rlvla.utils.errors import ConfigError, MissingExtraError, Problem
+from rlvla.utils.terminal import LOG_LEVELS, set_output
+
+NONE = "none"  # unsets a flag whose default is None, for example one set in a configuration file
+_SUGGESTIONS = 3
+
+
+def arg(default: Any, help: str | Callable[[], str], **metadata: Any) -> Any:
+    """A dataclass field that is also a flag.
+
+    Args:
+        default: the default value; a tuple makes a flag that takes several values.
+        help: one sentence that names the unit; the parser appends the default. A function is called when the parser is
+            built, for texts that list what is registered.
+        metadata: `choices` (or a function that returns them when a parser is built), `metavar`, `nargs`, `action` as
+            in argparse; `minimum`, `maximum` (inclusive) and `above`, `below` (exclusive bounds) are checked by
+            `range_problems`. `recorded=False`: see `rlvla.envs.options.SuiteOptions`.
+    """
+    return dataclasses.field(default=default, metadata={"help": help, **metadata})
+
+
+class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Appends the default as it would be typed; without one, the help text itself says what happens."""
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        help_text, default = action.help or "", action.default
+        if default in (None, (), argparse.SUPPRESS):
+            return help_text
+        if isinstance(default, bool):
+            default = "on" if default else "off"
+        elif isinstance(default, tuple):
+            default = " ".join(map(str, default))
+        return f"{help_text} (default: {str(default).replace('%', '%%')})"
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser that reports all mistakes at once and suggests a flag for a mistyped one.
+
+    Attributes:
+        configs: the dataclasses whose fields are flags, each with the names of the fields that are not.
+    """
+
+    def __init__(self, description: str):
+        super().__init__(
+            usage="%(prog)s [--flag VALUE ...]",  # the full list of flags would fill a screen and explain nothing
+            description=description,
+            formatter_class=_HelpFormatter,
+            allow_abbrev=False,
+            exit_on_error=False,
+        )
+        self.configs: list[tuple[type, Collection[str]]] = []
+        terminal = self.add_argument_group("terminal and configuration file")
+        terminal.add_argument(
+            "--config",
+            metavar="FILE",
+            help="YAML file of flags and values; flags on the command line take precedence, and "
+            f"{NONE!r} unsets a value",
+        )
+        terminal.add_argument("--log_level", choices=LOG_LEVELS, default="info", help="lowest level of messages shown")
+        terminal.add_argument(
+            "--quiet",
+            action=argparse.BooleanOptionalAction,
+            default=False,
+            help="hide progress bars and per-iteration lines; results, warnings and errors are still shown",
+        )
+        # argparse in Python 3.11 mistakes -1e-3 for a flag.
+        self._negative_number_matcher = re.compile(r"-(\d+\.?\d*|\.\d+)(e[-+]?\d+)?$|-(inf|nan)$", re.IGNORECASE)
+
+    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> argparse.Namespace:
+        """Parse `--config` and the command line; all mistakes, including values out of range, are reported at once."""
+        given = list(sys.argv[1:] if args is None else args)
+        parsed = argparse.Namespace() if namespace is None else namespace
+        words: list[str] = []
+        problems: list[object] = []
+        try:
+            repeated = [a.dest for a in self._actions if isinstance(a, argparse._AppendAction)]
+            words = words_of_config_file(given, repeated)
+        except ConfigError as error:
+            problems += error.problems
+        problems += [f"--config {config_file_of(given)}: {problem}" for problem in self._parse(words, parsed)]
+        problems += self._parse(given, parsed)
+        if problems:
+            self.error("\n  ".join(map(str, [*problems, *self._value_problems(parsed)])))
+        set_output(parsed.log_level, quiet=parsed.quiet)
+        return parsed
+
+    def _parse(self, words: Sequence[str], namespace: argparse.Namespace) -> list[str]:
+        """Store all valid flags in the namespace; returns what is wrong with the others.
+
+        Flags are parsed one by one because argparse stops at the first mistake.
+        """
+        parts: list[list[str]] = [[]]
+        for word in words:
+            if self._is_flag(word):
+                parts.append([])
+            parts[-1].append(word)
+        problems = []
+        for part in parts:
+            try:
+                _, unknown = self.parse_known_args(part, namespace)
+            except argparse.ArgumentError as error:
+                problems.append(f"{error.argument_name}: {error.message}")
+                continue
+            if unknown and unknown[0].startswith("-"):
+                problems.append(self._unknown(unknown[0]))
+            elif unknown:
+                behind = f"{part[0]}: " if part[0].startswith("-") else ""
+                problems.append(f"{behind}unexpected value(s): {' '.join(unknown)}")
+        return problems
+
+    def _is_flag(self, word: str) -> bool:
+        """As in argparse, a lone dash, a negative number and a text with a space are values."""
+        number = self._negative_number_matcher.match(word)
+        return len(word) > 1 and word.startswith("-") and not number and " " not in word.partition("=")[0]
+
+    def _unknown(self, word: str) -> str:
+        """The message for an unknown flag; suggests flags that start with it, contain it or resemble it."""
+        typed = word.partition("=")[0]
+        known = [o for a in self._actions for o in a.option_strings if typed.startswith("--no-") or o[:5] != "--no-"]
+        name = typed.lstrip("-")
+        near = [option for option in known if option.startswith(f"--{name}")]
+        near = near or [option for option in known if len(name) > 1 and name in option]
+        near = near or difflib.get_close_matches(typed, known, n=1)
+        return f"unknown flag {word}" + (f"; did you mean {' or '.join(near[:_SUGGESTIONS])}?" if near else "")
+
+    def _value_problems(self, namespace: argparse.Namespace) -> list[Problem]:
+        """Of the flags that could be understood."""
+        found: list[Problem] = []
+        for config, without in self.configs:
+            try:
+                found += range_problems(from_namespace(config, namespace, without))
+            except ConfigError as error:
+                found += error.problems
+        return found
+
+    def error(self, message: str) -> NoReturn:
+        """Print the message alone (no usage wall) and exit with status 2."""
+        text = f"{self.prog}: error: {message}\n(run with --help for all flags)\n"
+        self.exit(2, text if _is_first_on_machine() else None)
+
+
+def _base_type(annotation: Any) -> tuple[type, bool]:
+    """(element type, is a tuple) of a field annotation such as `int`, `float | None`, `tuple[int, ...]`."""
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        annotation = next(a for a in typing.get_args(annotation) if a is not type(None))
+    if typing.get_origin(annotation) is tuple:
+        return typing.get_args(annotation)[0], True
+    return annotation, False
+
+
+def _or_none(kind: Callable[[str], Any]) -> Callable[[str], Any]:
+    def convert(text: str) -> Any:
+        return text if text == NONE else kind(text)
+
+    convert.__name__ = getattr(kind, "__name__", "value")  # named in argparse's message about an invalid value
+    return convert
+
+
+def add_arguments(
+    parser: Parser,
+    config: type,
+    title: str,
+    without: Collection[str] = (),
+    reword: Callable[[str], str] = str,
+) -> None:
+    """Add one flag per field of the dataclass `config`, except `without`, to a group titled `title`.
+
+    `reword` adapts help texts to a command for which they would be inaccurate.
+    """
+    group = parser.add_argument_group(title)
+    parser.configs.append((config, without))
+    hints = typing.get_type_hints(config)
+    for field in _flag_fields(config, without):
+        text = field.metadata["help"]
+        text = reword(text() if callable(text) else text)
+        group.add_argument(f"--{field.name}", **argument(field, hints[field.name], text, field.default))
+
+
+def _flag_fields(config: type, without: Collection[str]) -> list[dataclasses.Field]:
+    return [field for field in dataclasses.fields(config) if "help" in field.metadata and field.name not in without]
+
+
+def argument(field: dataclasses.Field, hint: Any, text: str, default: Any) -> dict[str, Any]:
+    """Keyword arguments of argparse's `add_argument` for a field made by `arg`.
+
+    Args:
+        field: the field; its metadata define what the flag accepts.
+        hint: its resolved type annotation.
+        text: the help text.
+        default: the default of the flag; if None, `none` is accepted as a value.
+    """
+    kind, several = _base_type(hint)
+    options: dict[str, Any] = {"default": default, "help": text.replace("%", "%%")}
+    if kind is bool:
+        options["action"] = argparse.BooleanOptionalAction
+        return options
+    optional = default is None and not several
+    options["type"] = _or_none(kind) if optional else kind
+    options["metavar"] = field.metadata.get("metavar", kind.__name__.upper())
+    if "choices" in field.metadata:
+        choices = field.metadata["choices"]
+        choices = tuple(choices() if callable(choices) else choices)
+        options["metavar"] = "{" + ",".join(map(str, choices)) + "}"
+        options["choices"] = (*choices, NONE) if optional else choices
+    if "action" in field.metadata:
+        options["action"], options["default"] = field.metadata["action"], None
+    elif several:
+        options["nargs"] = field.metadata.get("nargs", "*")
+    return options
+
+
+def from_namespace(config: type, namespace: argparse.Namespace, without: Collection[str] = ()) -> Any:
+    """Build the dataclass from the parsed flags; the fields in `without` keep their defaults."""
+    values = {}
+    for field in _flag_fields(config, without):
+        value = getattr(namespace, field.name)
+        if value is None or (value == NONE and field.default is None):  # None: a repeatable flag was not given
+            value = field.default
+        values[field.name] = tuple(value) if isinstance(value, list) else value
+    return config(**values)
+
+
+def given_flags(parser: argparse.ArgumentParser, argv: Sequence[str]) -> frozenset[str]:
+    """Names of the flags present on a command line."""
+    words = {word.split("=")[0] for word in argv if word.startswith("--")}
+    return frozenset(action.dest for action in parser._actions if words & set(action.option_strings))
+
+
+def as_typed(name: str, value: Any) -> str:
+    """A flag with its value as one would type it, e.g. `--gamma 0.9`, `--no-quiet`."""
+    if isinstance(value, bool):
+        return f"--{name}" if value else f"--no-{name}"
+    if value is None:
+        return f"--{name} {NONE}"
+    return f"--{name} {' '.join(map(str, value)) if isinstance(value, tuple) else value}"
+
+
+def range_problems(config: Any) -> list[Problem]:
+    """Every numeric field that is NaN, infinite or outside its declared range ("out_of_range")."""
+    problems = []
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        for number in value if isinstance(value, tuple) else (value,):
+            if isinstance(number, bool) or not isinstance(number, (int, float)):
+                continue
+            problem = _out_of_range(number, field.metadata)
+            if problem:
+                problems.append(Problem(field.name, "out_of_range", f"--{field.name} {number}: {problem}"))
+    return problems
+
+
+def _out_of_range(number: float, metadata: Any) -> str | None:
+    if not math.isfinite(number):
+        return "must be a finite number"
+    if "above" in metadata and not number > metadata["above"]:
+        return f"must be greater than {metadata['above']}"
+    if "below" in metadata and not number < metadata["below"]:
+        return f"must be less than {metadata['below']}"
+    if "minimum" in metadata and number < metadata["minimum"]:
+        return f"must be at least {metadata['minimum']}"
+    if "maximum" in metadata and number > metadata["maximum"]:
+        return f"must be at most {metadata['maximum']}"
+    return None
+
+
+def fail(prog: str, error: ConfigError | MissingExtraError) -> NoReturn:
+    """Print the problems of a configuration, or the missing extra, one per line, and exit with status 2.
+
+    Problems common to all ranks are printed once per machine.
+    """
+    problems = error.problems if isinstance(error, ConfigError) else [str(error)]
+    if _is_first_on_machine() or getattr(error, "one_rank", False):
+        lines = "\n".join(f"  - {problem}" for problem in problems)
+        print(f"{prog}: the configuration cannot be used:\n{lines}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+def _is_first_on_machine() -> bool:
+    return os.environ.get("LOCAL_RANK", "0") == "0"

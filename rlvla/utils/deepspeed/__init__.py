@@ -1,0 +1,1 @@
+"""DeepSpeed: the strategy, engines, flags."""

@@ -1,0 +1,66 @@
+"""Flags of DeepSpeed, and the ranks its launcher announces before a process group exists."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from rlvla.utils.cli.flags import arg
+from rlvla.utils.errors import Problem
+
+# Schedule after the warm-up -> its name in transformers, whose plain "constant" has no warm-up.
+SCHEDULERS = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}
+
+
+@dataclass(frozen=True)
+class StrategyConfig:
+    """How DeepSpeed is run."""
+
+    zero_stage: int = arg(
+        0,
+        "DeepSpeed ZeRO stage: 0 replicates, 1 shards optimizer states, 2 gradients, 3 parameters (with --bf16 0 and 1 "
+        "run as 2)",
+        choices=(0, 1, 2, 3),
+    )
+    bf16: bool = arg(False, "train in bfloat16 (faster on GPUs; on CPUs only from about 10 M parameters)")
+    adam_offload: bool = arg(False, "keep optimizer states in host memory (needs zero_stage >= 1, or bf16)")
+    param_offload: bool = arg(
+        False,
+        "keep each rank's shard of all parameters, including frozen models, in host memory between passes (needs "
+        "zero_stage 3)",
+    )
+    max_norm: float = arg(1.0, "maximum gradient norm; larger gradients are clipped to it", above=0)
+    local_rank: int = arg(-1, "set by the deepspeed launcher")
+
+    @property
+    def engine_stage(self) -> int:
+        """The ZeRO stage that is run.
+
+        The gradients of many micro-batches must be accumulated in float32: in bfloat16 the 257th of equal summands has
+        no effect. With bfloat16 weights DeepSpeed offers this from stage 2 on; stage 0 rejects it, and stage 1 uses an
+        optimizer for it whose states cannot be offloaded.
+        """
+        return max(self.zero_stage, 2) if self.bf16 else self.zero_stage
+
+    def problems(self) -> list[Problem]:
+        """Flags that contradict each other; checked by every training command."""
+        problems = []
+        if self.adam_offload and self.engine_stage == 0:
+            problems.append(Problem("adam_offload", "needs_flag", "--adam_offload needs --zero_stage 1, 2 or 3"))
+        if self.param_offload and self.zero_stage != 3:
+            text = (
+                "--param_offload needs --zero_stage 3, which shards the parameters over the ranks; --zero_stage is "
+                f"{self.zero_stage}"
+            )
+            problems.append(Problem("param_offload", "needs_flag", text))
+        return problems
+
+
+def launched_world_size() -> int:
+    """Number of ranks, available before the process group exists: the launcher's WORLD_SIZE, else 1."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def launched_rank() -> int:
+    """Rank of this process, available before the process group exists: the launcher's RANK, else 0."""
+    return int(os.environ.get("RANK", "0"))

@@ -1,0 +1,226 @@
+"""A model and its optimizer under DeepSpeed."""
+
+from __future__ import annotations
+
+import io
+import math
+import shutil
+from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from rlvla.utils.deepspeed.config import StrategyConfig
+from rlvla.utils.files import flushed_file
+
+
+class _CheckpointWriter:
+    """DeepSpeed's checkpoint writer, except that failed writes are recorded instead of raised."""
+
+    def __init__(self, writer: Any):
+        self._writer = writer
+        self.problems: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._writer, name)
+
+    def save(self, state_dict: Any, path: str) -> None:
+        try:
+            with flushed_file(Path(path)) as file:
+                torch.save(state_dict, file)
+        except (OSError, RuntimeError) as error:
+            self.problems.append(str(error))
+
+
+class Engine:
+    """A DeepSpeed engine whose caller controls gradient accumulation."""
+
+    def __init__(self, engine: Any, config: StrategyConfig):
+        self.engine = engine
+        self.config = config
+
+    @property
+    def module(self) -> nn.Module:
+        """The wrapped model."""
+        return self.engine.module
+
+    def __call__(self, *args: Any, **kw: Any) -> Any:
+        """Forward pass through DeepSpeed."""
+        return self.engine(*args, **kw)
+
+    def train(self, mode: bool = True) -> None:
+        """Set the training mode."""
+        self.engine.train(mode)
+
+    def backward(self, loss: torch.Tensor, *, last: bool) -> float | None:
+        """Accumulate the gradient of `loss`; on the `last` micro-batch also take an optimizer step.
+
+        If the gradient, or the loss of any micro-batch on any rank, is NaN or infinite, the step is skipped on all
+        ranks: weights, moments and schedule stay as they are.
+
+        Returns:
+            The gradient norm before clipping, NaN or infinite if the step was skipped; None before the last
+            micro-batch.
+        """
+        self.engine.set_gradient_accumulation_boundary(last)
+        # A non-finite loss may have a finite gradient; this factor makes the gradient NaN as well, on any rank.
+        self.engine.backward(loss * torch.where(loss.detach().isfinite(), 1.0, math.nan))
+        norm = None
+        if last and self.config.engine_stage == 0:  # gradients are whole, and DeepSpeed keeps no norm of them
+            grads = [p.grad for p in self.module.parameters() if p.grad is not None]
+            norm = float(torch.nn.utils.get_total_norm(grads)) if grads else 0.0
+            if not math.isfinite(norm):
+                self.engine.optimizer.zero_grad()
+                return norm
+        self.engine.step()
+        if last and norm is None:
+            norm = float(self.engine.get_global_grad_norm() or 0.0)
+        return norm
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate of the next step."""
+        return self.engine.get_lr()[0]
+
+    @contextmanager
+    def full_parameters(self) -> Iterator[nn.Module]:
+        """The module with complete parameters on every rank, for reading them or for forward passes.
+
+        Under ZeRO-3 the parameters are gathered once, for the duration of the block. Inside it the module takes part in
+        no collective operation, so ranks may call it at different times and a different number of times.
+        """
+        if self.config.engine_stage < 3:
+            yield self.module
+            return
+        import deepspeed
+
+        with (
+            deepspeed.zero.GatheredParameters(list(self.module.parameters()), modifier_rank=None),
+            _without_deepspeed_hooks(self.module),
+        ):
+            yield self.module
+
+    def offload_states(self, *, weights: bool = False) -> None:
+        """Move the optimizer states to host memory until `reload_states`; not available with ZeRO-0.
+
+        ZeRO-1 and 2: moments and master weights. ZeRO-3: the moments only; DeepSpeed would move more only with one of
+        its own optimizers.
+
+        Args:
+            weights: also move the parameters, with ZeRO-1 and 2; with ZeRO-3 they are sharded and stay.
+        """
+        if self.config.engine_stage == 3:
+            self._move_moments(torch.device("cpu"))
+            return
+        from deepspeed.runtime.zero.offload_config import OffloadStateTypeEnum as Kind
+
+        self.engine.offload_states(include=[Kind.optim_states, Kind.hp_params, *([Kind.lp_params] if weights else [])])
+
+    def reload_states(self) -> None:
+        """Move back what `offload_states` has moved, if anything."""
+        if self.config.engine_stage == 3:
+            self._move_moments(self.engine.device)
+            return
+        optimizer = self.engine.optimizer
+        if optimizer.offloaded_states:
+            optimizer.reload_states()
+            # DeepSpeed links parameters to their moments before these are back.
+            optimizer._link_all_hp_params()
+
+    def _move_moments(self, device: Any) -> None:
+        for state in self.engine.optimizer.optimizer.state.values():
+            for name, value in state.items():
+                if torch.is_tensor(value) and value.dim():  # the step count is on the host anyway
+                    state[name] = value.to(device)
+
+    def parameter_shapes(self) -> dict[str, list[int]]:
+        """Full (unsharded) shape of each parameter, by which a checkpoint's model is identified."""
+        return {name: list(getattr(p, "ds_shape", p.shape)) for name, p in self.module.named_parameters()}
+
+    def save(self, folder: Path, tag: str) -> str | None:
+        """Write parameters, optimizer and scheduler state; called on every rank.
+
+        Args:
+            folder: parent of the folder `tag` that is written.
+            tag: name of the engine.
+
+        Returns:
+            Why this rank could not write its files, or None. An exception would leave the other ranks waiting in one
+            of DeepSpeed's barriers.
+        """
+        before = self.engine.checkpoint_engine
+        self.engine.checkpoint_engine = writer = _CheckpointWriter(before)
+        # DeepSpeed also copies its conversion scripts into the folder, and raises on a single rank if it cannot.
+        self.engine._copy_recovery_script = lambda _: None
+        try:
+            self.engine.save_checkpoint(str(folder), tag=tag, save_latest=False)
+        finally:
+            self.engine.checkpoint_engine = before
+            del self.engine._copy_recovery_script
+        return writer.problems[0] if writer.problems else None
+
+    def load(self, folder: Path, tag: str, *, universal: bool = False) -> None:
+        """Read what `save` wrote with the same world size, or what `convert` made of it.
+
+        Raises:
+            RuntimeError: there is no such checkpoint.
+        """
+        settings = self.engine._config
+        # Without ZeRO each rank has the full state, which DeepSpeed reads with any number of ranks.
+        settings.load_universal_checkpoint = universal and self.config.engine_stage > 0
+        try:
+            path, _ = self.engine.load_checkpoint(str(folder), tag=tag)
+        finally:
+            settings.load_universal_checkpoint = False
+        if path is None:
+            raise RuntimeError(f"no DeepSpeed checkpoint '{tag}' in {folder}")
+
+    def convert(self, source: Path, target: Path) -> None:
+        """Convert what `save` wrote into a form that any number of ranks can load; called on one rank."""
+        if self.config.engine_stage == 0:
+            shutil.copytree(source, target)
+            return
+        from deepspeed.checkpoint import ds_to_universal
+
+        settings = {"num_extract_workers": 1, "num_merge_workers": 1, "inject_missing_state": True}
+        settings |= {"keep_temp_folder": False, "strict": True}
+        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+            ds_to_universal.main(Namespace(input_folder=str(source), output_folder=str(target), **settings))
+
+
+@dataclass(frozen=True)
+class OptimConfig:
+    """An AdamW optimizer and its learning-rate schedule."""
+
+    learning_rate: float
+    betas: tuple[float, float]
+    weight_decay: float
+    scheduler: str
+    warmup_ratio: float
+    total_steps: int
+
+
+def bucket_elements(trainable: int) -> int:
+    """Elements of ZeRO's gradient-reduction bucket: DeepSpeed's default, or fewer for a smaller model."""
+    return max(1, min(500_000_000, trainable))
+
+
+@contextmanager
+def _without_deepspeed_hooks(module: nn.Module) -> Iterator[None]:
+    """Inside the block no layer gathers its parameters from other ranks or releases them again."""
+    tables = [table for part in module.modules() for table in (part._forward_pre_hooks, part._forward_hooks)]
+    before = [dict(table) for table in tables]
+    for table in tables:
+        for key in [key for key, hook in table.items() if (hook.__module__ or "").startswith("deepspeed.")]:
+            del table[key]
+    try:
+        yield
+    finally:
+        for table, hooks in zip(tables, before):
+            table.clear()
+            table.update(hooks)

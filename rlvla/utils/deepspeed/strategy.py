@@ -1,0 +1,202 @@
+"""DeepSpeed behind a small interface: engines, collective operations, checkpoints of engine state.
+
+The caller controls gradient accumulation (`backward(..., last=True)` on the last micro-batch of an optimizer step),
+because the number of micro-batches varies from step to step. DeepSpeed therefore divides by an accumulation count of 1,
+and the `dp_size` factor of the losses undoes its averaging over ranks.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import time
+import warnings
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from rlvla.utils.deepspeed.config import SCHEDULERS, StrategyConfig
+from rlvla.utils.deepspeed.engine import Engine, OptimConfig, bucket_elements
+from rlvla.utils.errors import RunEnded, require
+from rlvla.utils.terminal import log
+
+
+def _rendezvous_failure(error: Exception) -> str:
+    place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+    if "address already in use" in str(error):
+        return (
+            f"port {place} is taken, perhaps by another run on this machine; give the launcher another one: "
+            "deepspeed --master_port 29600 ..."
+        )
+    return f"the ranks could not connect at {place} ({error}); set the launcher's --master_addr and --master_port"
+
+
+def has_accelerator() -> bool:
+    """Whether this process would compute on an accelerator rather than the CPU."""
+    if not torch.cuda.is_available():
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    require("deepspeed", extra="all")
+    from deepspeed.accelerator import get_accelerator
+
+    return get_accelerator().device_name() != "cpu"
+
+
+class DeepspeedStrategy:
+    """Process group, engines and collective operations of a run.
+
+    Without a launcher the world size is 1. `device` is this rank's accelerator, or the CPU if there is none.
+    """
+
+    def __init__(self, config: StrategyConfig, seed: int = 0):
+        self.config = config
+        self.seed = seed
+        if not torch.cuda.is_available():
+            os.environ.setdefault("DS_ACCELERATOR", "cpu")
+        # DeepSpeed may read it at any time. On its own, it does not look like a launcher to processes that inherit it.
+        os.environ.setdefault("LOCAL_RANK", "0")
+        deepspeed = require("deepspeed", extra="all")
+        from deepspeed.accelerator import get_accelerator
+
+        # Otherwise the first engine on a CPU spends over a minute compiling a shared-memory communication op.
+        require("deepspeed.ops", extra="all").__compatible_ops__["deepspeed_shm_comm"] = False
+        warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
+        accelerator = get_accelerator()
+        on_cpu = accelerator.device_name() == "cpu"
+        backend = "gloo" if on_cpu else accelerator.communication_backend_name()
+        if not dist.is_initialized():
+            # Once per process, and destroyed only at exit: DeepSpeed keeps handles of the group beyond a single run.
+            if "RANK" not in os.environ:
+                # A private store rather than the launcher's variables, which all later child processes would inherit.
+                dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+            try:
+                deepspeed.init_distributed(dist_backend=backend, verbose=False)
+            except dist.DistNetworkError as error:
+                raise RunEnded(_rendezvous_failure(error)) from error
+            atexit.register(_leave_process_group)
+        self._deepspeed = deepspeed
+        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+        if on_cpu:
+            self.device = torch.device("cpu")
+        else:
+            local_rank = int(os.environ["LOCAL_RANK"])
+            accelerator.set_device(local_rank)
+            self.device = torch.device(accelerator.device_name(local_rank))
+        if self.is_main and config.engine_stage != config.zero_stage:
+            stages = f"{config.zero_stage} runs as {config.engine_stage}"
+            log.info(f"--bf16: ZeRO stage {stages}, which accumulates gradients in float32")
+
+    @property
+    def is_main(self) -> bool:
+        """True on the rank that writes files and prints."""
+        return self.rank == 0
+
+    # ------------------------------------------------------------------ engines
+    def _place(self, model: nn.Module, settings: dict[str, Any]) -> None:
+        """Move a model to the device in the dtype of the run; under ZeRO-3 only this rank's shard of it.
+
+        ZeRO-3 moves the parameters one by one, so a model larger than the device can be sharded.
+        """
+        model.to(dtype=torch.bfloat16 if self.config.bf16 else torch.float32)
+        if self.config.engine_stage == 3:
+            self._deepspeed.zero.Init(module=model, config_dict_or_path=settings)
+        model.to(self.device)  # sharded parameters are empty by now; buffers are complete on every rank
+
+    def prepare(self, model: nn.Module, optim: OptimConfig) -> Engine:
+        """Wrap a model for training; frozen parameters are left out of the optimizer."""
+        from transformers import get_scheduler
+
+        settings = self._deepspeed_config(sum(p.numel() for p in model.parameters() if p.requires_grad))
+        self._place(model, settings)
+        trainable = [p for p in model.parameters() if p.requires_grad]
+        optimizer = torch.optim.AdamW(
+            trainable, lr=optim.learning_rate, betas=optim.betas, weight_decay=optim.weight_decay
+        )
+        scheduler = get_scheduler(
+            SCHEDULERS[optim.scheduler],
+            optimizer,
+            num_warmup_steps=int(optim.warmup_ratio * optim.total_steps),
+            num_training_steps=optim.total_steps,
+        )
+        engine, *_ = self._deepspeed.initialize(
+            model=model, optimizer=optimizer, lr_scheduler=scheduler, config=settings
+        )
+        return Engine(engine, self.config)
+
+    def prepare_frozen(self, model: nn.Module) -> None:
+        """Freeze a model and move it to the device for forward passes without gradients.
+
+        Under ZeRO-3 its parameters are sharded like those of trained models and gathered layer by layer in each pass,
+        so all ranks must call it the same number of times.
+        """
+        model.requires_grad_(False).eval()
+        settings = self._deepspeed_config(trainable=0)
+        self._place(model, settings)
+        if self.config.engine_stage == 3:
+            self._deepspeed.initialize(model=model, config=settings)  # installs the hooks that gather and release
+
+    def move_frozen(self, model: nn.Module, device: torch.device) -> None:
+        """Move this rank's part of a frozen model; shards kept on the host by `param_offload` stay there."""
+        model.to(device)
+        for parameter in model.parameters():
+            share = getattr(parameter, "ds_tensor", None)
+            if share is not None and not self.config.param_offload:
+                share.data = share.data.to(device)
+
+    def _deepspeed_config(self, trainable: int) -> dict[str, Any]:
+        zero: dict[str, Any] = {"stage": self.config.engine_stage, "reduce_bucket_size": bucket_elements(trainable)}
+        if self.config.adam_offload:
+            zero["offload_optimizer"] = {"device": "cpu"}
+        if self.config.param_offload:
+            # Pinned memory speeds up copies to an accelerator; on a CPU there are none.
+            zero["offload_param"] = {"device": "cpu", "pin_memory": self.device.type != "cpu"}
+        return {
+            "train_micro_batch_size_per_gpu": 1,
+            "gradient_accumulation_steps": 1,
+            "gradient_clipping": self.config.max_norm,
+            "zero_optimization": zero,
+            "zero_allow_untested_optimizer": True,
+            # torch's AdamW also works on offloaded states; DeepSpeed's would be compiled at first use.
+            "zero_force_ds_cpu_optimizer": False,
+            "bf16": {"enabled": self.config.bf16},
+            "data_types": {"grad_accum_dtype": "fp32"},  # see `StrategyConfig.engine_stage`
+            "steps_per_print": 10**9,
+        }
+
+    # -------------------------------------------------------------- collectives
+    def all_reduce(self, values: dict[str, float], op: str = "mean") -> dict[str, float]:
+        """Reduce named numbers over the ranks (`op` mean, sum, max or min); all ranks pass the same names."""
+        if self.world_size == 1 or not values:
+            return dict(values)
+        tensor = torch.tensor([float(v) for v in values.values()], dtype=torch.float64, device=self.device)
+        kind = {"mean": dist.ReduceOp.SUM, "sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
+        dist.all_reduce(tensor, op=kind[op])
+        if op == "mean":
+            tensor /= self.world_size
+        return dict(zip(values, tensor.tolist()))
+
+    def any(self, condition: bool) -> bool:
+        """Whether the condition holds on any rank."""
+        return bool(self.all_reduce({"any": float(condition)}, "max")["any"])
+
+    def gather_objects(self, item: Any) -> list[Any]:
+        """The items passed by all ranks, in rank order; every rank gets the list."""
+        if self.world_size == 1:
+            return [item]
+        gathered: list[Any] = [None] * self.world_size
+        dist.all_gather_object(gathered, item)
+        return gathered
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        if self.world_size > 1:
+            dist.barrier()
+
+
+def _leave_process_group() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+        # Gloo's threads may still be releasing the tensors of the last operations. One that does so after the
+        # interpreter is gone aborts the process with "terminate called without an active exception".
+        time.sleep(0.1)

@@ -1,0 +1,195 @@
+"""Atomic writes, manifests with checksums, output folders, and files of metrics."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+MANIFEST = "manifest.json"
+METRICS_FILE = "metrics.jsonl"
+
+
+@contextmanager
+def flushed_file(path: Path) -> Iterator[BinaryIO]:
+    """Open a new file for writing; it is flushed to disk at the end of the block."""
+    with path.open("wb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def manifest_entry(path: Path) -> dict[str, Any]:
+    """Size and SHA-256 of a file on disk."""
+    return {"bytes": path.stat().st_size, "sha256": _sha256(path)}
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_manifest(folder: Path, entries: dict[Path, dict[str, Any]]) -> None:
+    """Write the manifest that marks a folder as complete, and flush the folder to disk.
+
+    Args:
+        folder: where the manifest goes.
+        entries: `manifest_entry` of each file in the folder.
+    """
+    for parent in {folder, *(path.parent for path in entries)}:
+        fsync_entry(parent)
+    files = {str(path.relative_to(folder)): entry for path, entry in sorted(entries.items())}
+    write_json(folder / MANIFEST, {"files": files})
+    fsync_entry(folder)
+
+
+def damage(folder: Path, *, checksums: bool = True) -> str | None:
+    """What is wrong with a folder completed by `write_manifest`, or None.
+
+    Args:
+        folder: the folder to check.
+        checksums: also read the files and compare checksums; otherwise only presence and size are checked.
+    """
+    path = folder / MANIFEST
+    if not path.is_file():
+        return f"{MANIFEST} is missing: it was not completed, or not written by this program"
+    try:
+        files = json.loads(path.read_text(encoding="utf-8"))["files"]
+        for name, entry in files.items():
+            problem = _file_damage(folder / name, entry["bytes"], entry["sha256"] if checksums else None)
+            if problem:
+                return f"{name} {problem}"
+    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+        return f"{MANIFEST} cannot be used ({type(error).__name__}: {error})"
+    return None
+
+
+def _file_damage(path: Path, size: int, digest: str | None) -> str | None:
+    if not path.is_file():
+        return "is missing"
+    if path.stat().st_size != size:
+        return f"has {path.stat().st_size} bytes instead of {size}"
+    changed = digest is not None and _sha256(path) != digest
+    return "has changed since it was written (checksum)" if changed else None
+
+
+def fsync_entry(folder: Path) -> None:
+    """Flush the directory entries of a folder (new names, renames) to disk."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _set_aside(final: Path) -> Path:
+    return final.with_name(f".old_{final.name}")
+
+
+def put_in_place(temporary: Path, final: Path) -> None:
+    """Rename a complete folder to its final name, replacing an existing one.
+
+    The existing folder is removed only after the rename; `recover` restores it after a crash in between.
+    """
+    aside = _set_aside(final)
+    shutil.rmtree(aside, ignore_errors=True)
+    if final.exists():
+        final.rename(aside)
+    temporary.rename(final)
+    fsync_entry(final.parent)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def recover(folder: Path) -> None:
+    """Clean up after a crash during `put_in_place`."""
+    for aside in folder.glob(".old_*"):
+        final = aside.with_name(aside.name.removeprefix(".old_"))
+        if final.exists():
+            shutil.rmtree(aside, ignore_errors=True)
+        else:
+            aside.rename(final)
+
+
+def output_folder_problem(folder: str | Path, *, resuming: bool = False) -> str | None:
+    """Why `folder` cannot receive a new run, or None."""
+    path = Path(folder)
+    if path.exists() and not path.is_dir():
+        return f"{path} is a file; name a folder"
+    if not resuming and path.is_dir() and any(path.iterdir()):
+        return (
+            f"{path} already holds another run; name another folder, remove it, or continue a training run "
+            "with --load_checkpoint"
+        )
+    return None
+
+
+@contextmanager
+def atomic_path(path: Path) -> Iterator[Path]:
+    """Yield a temporary path next to `path` that is renamed to it at the end of the block.
+
+    Readers see either the old file or the complete new one; after an error the old file stays.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        temporary.chmod(0o644)  # temporary files are readable by their owner only
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Write a file atomically: readers see the old content or the new one, never a part."""
+    with atomic_path(path) as temporary:
+        temporary.write_bytes(data)
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write JSON atomically, formatted by `json_text`."""
+    write_atomic(path, json_text(content).encode())
+
+
+def json_text(content: Any) -> str:
+    """Indented JSON."""
+    return json.dumps(content, indent=2) + "\n"
+
+
+def open_lines(path: Path) -> Any:
+    """Open a text file to append lines; an incomplete last line, as a kill may leave, is terminated first."""
+    file = path.open("a+", encoding="utf-8")
+    if file.tell():
+        with path.open("rb") as before:
+            before.seek(-1, os.SEEK_END)
+            if before.read(1) != b"\n":
+                file.write("\n")
+    return file
+
+
+def read_metrics(folder: Path) -> list[dict[str, float]]:
+    """The records of `metrics.jsonl` by step; if a step was logged twice (a resumed run), the later values win.
+
+    Incomplete lines, as a kill or a full disk leaves them, are skipped.
+    """
+    path = folder / METRICS_FILE
+    if not path.exists():
+        return []
+    by_step: dict[int, dict[str, float]] = {}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        by_step.setdefault(record["step"], {}).update(record)
+    return [by_step[step] for step in sorted(by_step)]

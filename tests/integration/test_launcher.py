@@ -1,0 +1,201 @@
+"""Two ranks under the deepspeed launcher, and what is left of a run that is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from cli.train_sft_vla import main as sft
+from rlvla.checkpoints.training import list_checkpoints
+from rlvla.models.actor import Actor
+from rlvla.utils.files import read_metrics
+from tests.support.launching import LAUNCHER, PPO_FLAGS, PPO_SCRIPT, ROOT, environment, launch, launch_command
+
+pytestmark = pytest.mark.slow
+
+SFT_FLAGS = [
+    *("--tiny_vision_dim", "16", "--tiny_llm_dim", "32", "--tiny_llm_layers", "1", "--action_chunk_len", "4"),
+    *("--max_epochs", "1", "--no-use_tensorboard", "--learning_rate", "3e-4"),
+]
+GRPO_FLAGS = [
+    *("--advantage_estimator", "grpo", "--n_samples_per_prompt", "2", "--rollout_batch_size", "4"),
+    *("--init_kl_coef", "0.1", "--policy_loss", "test_double_ppo"),
+]
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def change(after: dict[str, torch.Tensor], before: dict[str, torch.Tensor]) -> torch.Tensor:
+    return torch.cat([(after[name] - before[name]).flatten() for name in sorted(before)])
+
+
+@pytest.fixture(scope="module")
+def runs(policy_folder: Path, demos_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All runs on two ranks that end by themselves: SFT, GRPO, and GAE under every ZeRO stage.
+
+    Runs of stages 2 and 3 are also stopped after one iteration and continued. What was printed is in `printed`.
+    """
+    folder = tmp_path_factory.mktemp("two_ranks")
+
+    def ppo(name: str, *flags: str) -> list[str]:
+        return ["ppo", "--pretrain", str(policy_folder), "--save_path", str(folder / name), *PPO_FLAGS, *flags]
+
+    stages = {f"zero{stage}": ["--zero_stage", str(stage)] for stage in range(4)}
+    stages["zero3 lora"] = ["--zero_stage", "3", "--lora_rank", "4", "--actor_learning_rate", "1e-2"]
+    # A ZeRO-3 engine replaces torch's linear function for the rest of the process, which moves last bits: last of all.
+    order = ["zero0", "zero1", "zero2", "zero2 parts", "zero3", "zero3 parts", "zero3 lora"]
+    sequence = [
+        ["sft", *SFT_FLAGS, "--demos", str(demos_file), "--save_path", str(folder / "sft")],
+        ppo("grpo", *GRPO_FLAGS, "--custom_module", str(ROOT / "tests" / "support" / "own_algorithm.py")),
+    ]
+    for name in order:
+        flags = stages[name.removesuffix(" parts")]
+        if name.endswith("parts"):
+            sequence += [ppo(name, *flags, "--num_episodes", "8"), ppo(name, *flags, "--load_checkpoint")]
+        else:
+            sequence.append(ppo(name, *flags))
+    (folder / "sequence.json").write_text(json.dumps(sequence))
+    (folder / "printed").write_text(launch("tests/support/runs_in_sequence.py", folder / "sequence.json"))
+    return folder
+
+
+def test_sft_on_two_ranks_gives_the_weights_of_one(runs: Path, demos_file: Path, tmp_path: Path) -> None:
+    sft([*SFT_FLAGS, "--demos", str(demos_file), "--save_path", str(tmp_path)])
+    one, two, start = (weights(folder) for folder in (tmp_path / "policy", runs / "sft/policy", tmp_path / "start"))
+    assert float(change(one, start).abs().max()) > 1e-4
+    assert float(change(two, one).abs().max()) < 1e-5
+    losses = [[r["sft/loss"] for r in read_metrics(folder)] for folder in (tmp_path, runs / "sft")]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-4)
+    Actor.from_pretrained(runs / "sft" / "policy")
+
+
+def test_grpo_with_an_own_loss_on_two_ranks(runs: Path) -> None:
+    """Groups stay on one rank, every rank has the custom module, figures are those of all ranks, printed once."""
+    printed, many = (runs / "printed").read_text(), len(list(runs.glob("*/evaluations.json")))
+    assert printed.count("next: python cli/eval_vla.py") == many + 3, "SFT, and the two runs that were stopped"
+    assert printed.count("iteration 1/2:") == many - 2 and printed.count("iteration 2/2:") == many
+    records = [r for r in read_metrics(runs / "grpo") if "rollout/success_at_end" in r]
+    assert [r["total/episodes"] for r in records] == [8, 16]
+    assert all("actor/own" in r for r in records), "the metric of the loss in tests/support/own_algorithm.py"
+    assert records[-1]["total/env_steps"] > 64, "eight steps of each of the episodes of both ranks"
+    (evaluation,) = json.loads((runs / "grpo" / "evaluations.json").read_text())
+    assert evaluation["success_at_end"]["n"] == 4
+    Actor.from_pretrained(runs / "grpo" / "policy")
+
+
+@pytest.mark.parametrize("name", ["zero0", "zero1", "zero2", "zero3", "zero3 lora"])
+def test_zero_stages_train_and_export(runs: Path, policy_folder: Path, name: str) -> None:
+    after, start = weights(runs / name / "policy"), weights(policy_folder)
+    moved = change(after, start)
+    assert torch.isfinite(moved).all() and float(moved.abs().max()) > 5e-4
+    if "lora" not in name:
+        plain = change(weights(runs / "zero0" / "policy"), start)
+        assert float(torch.cosine_similarity(moved, plain, dim=0)) > 0.999, "the stages are one algorithm"
+    records = [r for r in read_metrics(runs / name) if "critic/vf_loss" in r]
+    assert len(records) == 2 and all(r["actor/grad_norm"] > 0 for r in records)
+    assert sum(r["rollout/env_steps"] for r in records) == records[-1]["total/env_steps"]
+    Actor.from_pretrained(runs / name / "policy")
+
+
+@pytest.mark.parametrize("name", ["zero2", "zero3"])
+def test_continuing_on_two_ranks(runs: Path, name: str) -> None:
+    whole, parts = (weights(runs / f / "policy") for f in (name, f"{name} parts"))
+    assert float(change(parts, whole).abs().max()) == 0.0
+    newest = list_checkpoints(runs / f"{name} parts" / "checkpoints")[-1]
+    assert {p.name for p in newest.glob("rank*")} == {"rank0.pt", "rank1.pt"}
+
+
+# --------------------------------------------------------------------------------------- killed runs
+def running(pattern: str, group: int) -> set[int]:
+    """Live processes of a process group or session with the pattern in their command line."""
+    found = set()
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            state, _, _, session = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if pattern in command and state not in "ZX" and int(session) == group:
+            found.add(int(entry.name))
+    return found
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 300) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return condition()
+
+
+def start(command: list[str], log: Path) -> subprocess.Popen:
+    """Start in a session of its own, printing to the file."""
+    with log.open("w") as file:
+        return subprocess.Popen(
+            command, cwd=ROOT, env=environment(), stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+        )
+
+
+@pytest.mark.parametrize(("ranks", "number"), [(1, signal.SIGINT), (2, signal.SIGTERM)])
+def test_asked_to_stop_then_continued_as_printed_then_killed(
+    policy_folder: Path, tmp_path: Path, ranks: int, number: int
+) -> None:
+    """Asked to stop, a run saves and says how to go on; that command goes on; a kill leaves no process behind."""
+    flags = ["--pretrain", policy_folder, *PPO_FLAGS, "--num_episodes", 80_000, "--save_path", tmp_path / "run"]
+    flags += ["--num_envs", 2]
+    alone = [sys.executable, PPO_SCRIPT, *map(str, flags)]
+    log, second = tmp_path / "log", tmp_path / "second"
+    process = start(alone if ranks == 1 else launch_command(PPO_SCRIPT, *flags), log)
+    try:
+        assert wait_for(lambda: "iteration 2/" in log.read_text()), log.read_text()
+        os.killpg(process.pid, number)  # as a terminal or a batch system does: every process of the job
+        status = process.wait(300)
+        assert wait_for(lambda: not running("rlvla", process.pid) and not running(PPO_SCRIPT, process.pid))
+        assert status == 128 + number if ranks == 1 else status != 0
+        text = log.read_text()
+        iteration = saved_and_said(text, tmp_path / "run")
+        (words,) = [line.split(": ")[1].split() for line in text.splitlines() if line.startswith("continue with: ")]
+        assert words[-1] == "--load_checkpoint" and words[0] == ("python" if ranks == 1 else "deepspeed")
+        process = start([sys.executable if ranks == 1 else LAUNCHER, *words[1:]], second)
+        assert wait_for(lambda: f"iteration {iteration + 1}/" in second.read_text()), second.read_text()
+        assert f"continuing after iteration {iteration} of 10000" in second.read_text()
+        dies_with_one_rank(process, ranks)
+    finally:
+        for pid in running("", process.pid):
+            os.kill(pid, signal.SIGKILL)
+
+
+def saved_and_said(text: str, folder: Path) -> int:
+    """The iteration whose checkpoint was written, as was printed, once and without a traceback."""
+    (checkpoint,) = list_checkpoints(folder / "checkpoints")
+    iteration = int(checkpoint.name.split("_")[1])
+    assert "Traceback" not in text
+    assert text.count(f"stopped after iteration {iteration} of 10000; the checkpoint is in") == 1
+    return iteration
+
+
+def dies_with_one_rank(process: subprocess.Popen, ranks: int) -> None:
+    """SIGKILL of one training process: its workers end with it, and the launcher ends the other rank."""
+    assert len(running("rlvla.envs.workers.worker", process.pid)) == 2 * ranks
+    trainers = {pid for pid in running(PPO_SCRIPT, process.pid) if is_python(pid, PPO_SCRIPT)}
+    assert len(trainers) == ranks
+    os.kill(min(trainers), signal.SIGKILL)
+    assert process.wait(300) != 0
+    assert wait_for(lambda: not running("rlvla", process.pid)), running("rlvla", process.pid)
+
+
+def is_python(pid: int, script: str) -> bool:
+    """Whether that process itself runs the script (and does not merely name it, as the launcher does)."""
+    words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
+    return script in words[1:3]

@@ -1,0 +1,104 @@
+"""The VLM reward against real OpenAI-compatible servers, on tiny models with random weights."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlvla.rewards import RewardConfig
+from rlvla.rewards.vlm.client import FailedAnswer, VLMClient
+from rlvla.rewards.vlm.scorers import Score, Scorer
+from rlvla.rewards.vlm.server_check import server_problem
+
+pytest.importorskip("openai", reason="the extra vlm is not installed")
+IMAGE = np.random.default_rng(0).integers(0, 255, (28, 28, 3)).astype(np.uint8)
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+@contextmanager
+def served(command: list[str], port: int, seconds: float, log: Path) -> Iterator[str]:
+    """A server process that answers on /health; its base URL."""
+    with log.open("w") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=out, env={**os.environ, "HF_HUB_OFFLINE": "1"})
+    try:
+        deadline = time.monotonic() + seconds
+        while True:
+            assert process.poll() is None and time.monotonic() < deadline, log.read_text()[-3000:]
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2)
+                break
+            except OSError:
+                time.sleep(0.5)
+        yield f"http://127.0.0.1:{port}/v1"
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def ask(url: str, model: str, scorer: str) -> tuple[Score | FailedAnswer, dict[str, float]]:
+    config = RewardConfig(vlm_url=url, vlm_model=model, vlm_timeout=120.0, vlm_retries=0, vlm_max_tokens=32)
+    client = VLMClient(config, Scorer(scorer))
+    answer = client.ask("lift the cube", [IMAGE] * (client._scorer.frames or 3)).result(200)
+    metrics = client.take_metrics()
+    client.close()
+    return answer, metrics
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    importlib.util.find_spec("fastapi") is None or importlib.util.find_spec("uvicorn") is None,
+    reason="transformers serve needs fastapi and uvicorn (transformers[serving])",
+)
+def test_transformers_serve(tmp_path: Path) -> None:
+    """It ignores schemas, and a model with random weights babbles: the answer is read, and refused for what it is."""
+    from tests.support.tiny_llava import build_tiny_llava
+
+    folder, port = str(build_tiny_llava(tmp_path / "llava")), free_port()
+    serve = Path(sys.executable).with_name("transformers")
+    command = [str(serve), "serve", folder, "--host", "127.0.0.1", "--port", str(port), "--device", "cpu"]
+    with served(command, port, 300, tmp_path / "log.txt") as url:
+        assert server_problem(RewardConfig(vlm_url=url, vlm_model=folder, vlm_timeout=120.0)) is None
+        unknown = RewardConfig(vlm_url=url, vlm_model=str(tmp_path / "nobody"), vlm_timeout=120.0)
+        assert server_problem(unknown) is not None
+        wrong = server_problem(RewardConfig(vlm_url=url.removesuffix("/v1") + "/v2", vlm_model=folder))
+        assert wrong is not None and "ends in /v1" in wrong
+        for scorer in ("progress", "pairwise"):
+            answer, metrics = ask(url, folder, scorer)
+            assert isinstance(answer, FailedAnswer) and answer.kind == "AnswerError", answer
+            assert metrics["completion_tokens"] == 32 and metrics["prompt_tokens"] > 20
+        answer, _ = ask(url, folder, "logprob")
+        assert isinstance(answer, FailedAnswer) and "no log-probs" in answer.message
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("RLVLA_VLLM_MODEL" not in os.environ, reason="RLVLA_VLLM_MODEL names no model folder for vLLM")
+def test_vllm(tmp_path: Path) -> None:
+    """RLVLA_VLLM_MODEL: folder of a vision-language model; RLVLA_VLLM: the vllm command (default: vllm on PATH)."""
+    vllm, port = os.environ.get("RLVLA_VLLM") or shutil.which("vllm"), free_port()
+    assert vllm, "vllm is not on PATH; RLVLA_VLLM may name it"
+    model = os.environ["RLVLA_VLLM_MODEL"]
+    command = [vllm, "serve", model, "--host", "127.0.0.1", "--port", str(port), "--max-model-len", "2048"]
+    with served(command, port, 300, tmp_path / "log.txt") as url:
+        assert server_problem(RewardConfig(vlm_url=url, vlm_model=model)) is None
+        unknown = server_problem(RewardConfig(vlm_url=url, vlm_model="nobody"))
+        assert unknown is not None and f"does not know it; it has {model}" in unknown
+        for scorer in ("progress", "pairwise", "episode", "logprob"):
+            answer, _ = ask(url, model, scorer)
+            assert isinstance(answer, Score), f"{scorer}: the schema is honoured, so the answer is valid: {answer}"

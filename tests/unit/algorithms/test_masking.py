@@ -1,0 +1,67 @@
+import pytest
+import torch
+
+from rlvla.algorithms.masking import masked_mean, masked_sum, masked_var, masked_whiten
+from tests.support import slow_reference as slow
+from tests.support.algorithm_cases import random_batch
+
+
+@pytest.mark.parametrize("garbage", [0.0, float("nan"), float("inf")])
+def test_equals_the_slow_reference(garbage):
+    b = random_batch(1, garbage=garbage)
+    values, mask = slow.rows_of(b["adv"]), slow.masks_of(b["mask"])
+    mean, var = slow.mean_var(values, mask)
+    assert float(masked_mean(b["adv"], b["mask"])) == pytest.approx(mean, rel=1e-12)
+    assert float(masked_var(b["adv"], b["mask"])) == pytest.approx(var, rel=1e-12)
+    assert float(masked_var(b["adv"], b["mask"], unbiased=False)) == pytest.approx(
+        slow.mean_var(values, mask, 0)[1], rel=1e-12
+    )
+    white = torch.where(b["mask"], masked_whiten(b["adv"], b["mask"]), 0.0)
+    torch.testing.assert_close(white, torch.tensor(slow.whiten(values, mask), dtype=torch.float64))
+    unshifted = masked_whiten(b["adv"], b["mask"], shift_mean=False)
+    torch.testing.assert_close(unshifted[b["mask"]] - mean, white[b["mask"]])
+    sums = [sum(v for v, m in zip(vs, ms) if m) for vs, ms in zip(values, mask)]
+    torch.testing.assert_close(masked_sum(b["adv"], b["mask"], 1), torch.tensor(sums, dtype=torch.float64))
+
+
+def test_rows_without_valid_entries_have_mean_zero():
+    mean = masked_mean(torch.full((2, 3), torch.nan), torch.zeros(2, 3, dtype=torch.bool), -1)
+    assert mean.tolist() == [0.0, 0.0]
+
+
+def test_a_large_offset_costs_no_digits():
+    values = torch.tensor([[1e6, 1e6 + 1e-3, 1e6 + 2e-3]], dtype=torch.float64)
+    assert float(masked_var(values, torch.ones(1, 3, dtype=torch.bool))) == pytest.approx(1e-6, rel=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int64])
+def test_results_are_float32_or_better(dtype):
+    values = torch.ones(2, 300, dtype=dtype)
+    assert masked_mean(values, torch.ones(2, 300, dtype=torch.bool)).dtype == torch.float32
+    assert float(masked_sum(values, torch.ones(2, 300, dtype=torch.bool))) == 600.0  # beyond the integers of bfloat16
+
+
+def test_gradients():
+    b = random_batch(2, rows=3, tokens=4, garbage=0.0)
+    values = b["adv"].requires_grad_()
+    for function in (masked_mean, masked_var, masked_whiten):
+        assert torch.autograd.gradcheck(lambda v, f=function: f(v, b["mask"]), (values,))
+    dirty = torch.where(b["mask"], b["adv"].detach(), torch.nan).requires_grad_()
+    masked_var(dirty, b["mask"]).backward()
+    assert (dirty.grad[~b["mask"]] == 0).all()
+
+
+def test_too_few_entries():
+    mask = torch.tensor([[True, False]])
+    with pytest.raises(ValueError, match="at least 2 valid entries, got 1"):
+        masked_var(torch.ones(1, 2), mask)
+    assert float(masked_var(torch.ones(1, 2), mask, unbiased=False)) == pytest.approx(0.0, abs=1e-12)
+
+
+def test_bad_input():
+    with pytest.raises(ValueError, match="bool"):
+        masked_mean(torch.ones(2, 2), torch.ones(2, 2))
+    with pytest.raises(ValueError, match=r"\[2, 2\].*\[2, 3\]"):
+        masked_mean(torch.ones(2, 2), torch.ones(2, 3, dtype=torch.bool))
+    with pytest.raises(ValueError, match="list"):
+        masked_mean([1.0], torch.ones(1, dtype=torch.bool))

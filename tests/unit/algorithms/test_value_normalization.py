@@ -1,0 +1,40 @@
+import pytest
+import torch
+
+from rlvla.algorithms.value_normalization import ValueNormalizer
+from tests.support.algorithm_cases import random_batch
+
+
+def test_running_moments_equal_those_of_everything_seen():
+    normalizer, seen = ValueNormalizer(), []
+    for seed in range(3):
+        b = random_batch(seed)
+        returns = b["adv"] * (seed + 1) + 100.0
+        normalizer.update(returns, b["mask"])
+        seen.append(returns[b["mask"]])
+    everything = torch.cat(seen)
+    assert normalizer.mean == pytest.approx(float(everything.mean()), rel=1e-12)
+    assert normalizer.std == pytest.approx(float(everything.std(correction=0)), rel=1e-12)
+    normalized = normalizer.normalize(everything)
+    assert float(normalized.mean()) == pytest.approx(0.0, abs=1e-12)
+    torch.testing.assert_close(normalizer.denormalize(normalized), everything)
+
+
+def test_state_survives_a_checkpoint_and_an_empty_batch_changes_nothing():
+    b = random_batch(1)
+    normalizer, resumed = ValueNormalizer(), ValueNormalizer()
+    normalizer.update(b["adv"], b["mask"])
+    resumed.load_state_dict(normalizer.state_dict())
+    resumed.update(b["adv"], torch.zeros_like(b["mask"]))
+    assert resumed.state_dict() == normalizer.state_dict()
+
+
+def test_before_data_and_with_constant_returns():
+    normalizer = ValueNormalizer(epsilon=1e-3)
+    assert float(normalizer.normalize(torch.tensor(3.0))) == 3.0
+    normalizer.update(torch.full((2, 2), 5.0), torch.ones(2, 2, dtype=torch.bool))
+    assert normalizer.std == 1e-3
+    with pytest.raises(ValueError, match="epsilon"):
+        ValueNormalizer(epsilon=0.0)
+    with pytest.raises(ValueError, match="bool"):
+        normalizer.update(torch.ones(2, 2), torch.ones(2, 2))

@@ -1,0 +1,249 @@
+"""LeRobot folders: written, read back, and as other programs write them."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cli.convert_demos import main as convert
+from cli.train_sft_vla import main as sft
+from rlvla.data.demonstrations import Demonstrations
+from rlvla.data.lerobot import read_lerobot
+from rlvla.data.lerobot_writing import _picture_moments, write_lerobot
+from rlvla.data.reading import read_demonstrations
+from rlvla.utils.errors import ConfigError
+
+pa = pytest.importorskip("pyarrow", reason="LeRobot data sets need the extra rlvla[lerobot]")
+pytest.importorskip("av", reason="LeRobot data sets need the extra rlvla[lerobot]")
+pq = pytest.importorskip("pyarrow.parquet")
+
+
+def same(a: Demonstrations, b: Demonstrations, *, lossy: bool = True) -> None:
+    assert a.instructions == b.instructions and a.success == b.success and a.init_states == b.init_states
+    for one, other in zip(a.actions, b.actions):
+        np.testing.assert_array_equal(one, other)
+    assert (a.proprio is None) == (b.proprio is None)
+    for one, other in zip(a.proprio or [], b.proprio or []):
+        np.testing.assert_array_equal(one, other)
+    for one, other in zip(a.images, b.images):
+        assert one.shape == other.shape
+        assert np.abs(one.astype(int) - other).mean() <= (4 if lossy else 0)
+    assert a.statistics == b.statistics
+    assert {k: v for k, v in a.env_args.items() if v is not None} == {
+        k: v for k, v in b.env_args.items() if v is not None
+    }
+
+
+@pytest.mark.parametrize("version", ["v2.1", "v3.0"])
+def test_there_and_back(demos_file: Path, tmp_path: Path, version: str) -> None:
+    demos = read_demonstrations(demos_file)
+    if version == "v2.1":
+        from tests.support.lerobot_v2 import write_v2
+
+        write_v2(tmp_path / "l", demos, 10.0)
+    else:
+        convert(["--demos", str(demos_file), "--output", str(tmp_path / "l")])
+    back = read_demonstrations(tmp_path / "l")
+    demos.env_args["image_size"] = 64  # was left to the default
+    same(demos, back)
+    convert(["--demos", str(tmp_path / "l"), "--output", str(tmp_path / "h"), "--format", "hdf5"])
+    same(back, read_demonstrations(tmp_path / "h" / "demos.hdf5"), lossy=False)
+
+
+def test_the_older_layout_is_not_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        convert(["--demos", "x.hdf5", "--output", str(tmp_path / "l"), "--format", "lerobot-v2.1"])
+    error = capsys.readouterr().err
+    assert "--format" in error and "'lerobot-v2.1'" in error and "lerobot-v3.0" in error
+
+
+def test_the_files_are_where_the_format_wants_them(demos_file: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "l"
+    convert(["--demos", str(demos_file), "--output", str(folder), "--format", "lerobot-v3.0"])
+    info = json.loads((folder / "meta" / "info.json").read_text())
+    demos = read_demonstrations(demos_file)
+    assert info["codebase_version"] == "v3.0" and info["total_episodes"] == 40 and info["fps"] == 10
+    assert info["total_frames"] == demos.num_steps and info["splits"] == {"train": "0:40"}
+    assert info["features"]["observation.images.top"]["dtype"] == "video"
+    assert info["features"]["action"] == {"dtype": "float32", "shape": [2], "names": None}
+    files = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}
+    wanted = {"data/chunk-000/file-000.parquet", "meta/tasks.parquet", "meta/stats.json"}
+    wanted |= {"meta/episodes/chunk-000/file-000.parquet", "videos/observation.images.top/chunk-000/file-000.mp4"}
+    data = folder / "data/chunk-000/file-000.parquet"
+    assert wanted <= files
+    table = pq.read_table(data)
+    wanted = {"action", "observation.state", "timestamp", "frame_index", "episode_index", "index", "task_index"}
+    assert set(table.column_names) == wanted | {"next.reward", "next.done"} <= set(info["features"])
+    assert table["timestamp"][1].as_py() == pytest.approx(1 / 10)
+    stats = json.loads((folder / "meta/stats.json").read_text())["observation.images.top"]
+    assert np.array(stats["mean"]).shape == (3, 1, 1) and 0 < np.min(stats["mean"]) < np.max(stats["max"]) <= 1
+    # LeRobot looks for the texts in the index of a pandas data frame.
+    described = pq.read_schema(folder / "meta/tasks.parquet").pandas_metadata
+    assert described["index_columns"] == ["task"]
+    texts = pq.read_table(folder / "meta/tasks.parquet").to_pydict()
+    assert texts["task"] == sorted(set(demos.instructions)) and texts["task_index"] == [0, 1, 2]
+    assert not (tmp_path / ".l.part").exists()
+
+
+def test_a_picture_of_a_decision_is_held_once(tmp_path: Path) -> None:
+    """Its chunk's rows all show it, but memory has no copy for each of them."""
+    episodes, decisions, chunk = 12, 4, 16
+    rng = np.random.default_rng(0)
+    images = [rng.integers(0, 255, (decisions, 1, 128, 128, 3), np.uint8) for _ in range(episodes)]
+    demos = Demonstrations(
+        env_args={"task_suite_name": "kitchen", "cameras": ["front"], "image_size": 128},
+        statistics={},
+        images=images,
+        proprio=None,
+        actions=[rng.normal(size=(decisions * chunk, 2)).astype(np.float32) for _ in range(episodes)],
+        instructions=["tidy up"] * episodes,
+        success=[True] * episodes,
+        init_states=[],
+        decision_steps=[np.arange(0, decisions * chunk, chunk)] * episodes,
+    )
+    write_lerobot(tmp_path / "warm", demos, 10.0)  # imports count, too
+    tracemalloc.start()
+    write_lerobot(tmp_path / "l", demos, 10.0)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < demos.image_bytes, "the pictures themselves were there before"
+    back = read_lerobot(tmp_path / "l")
+    assert [len(own) for own in back.images] == [decisions] * episodes and back.num_steps == demos.num_steps
+    channels = np.concatenate(images)[:, 0].transpose(3, 0, 1, 2).reshape(3, -1) / 255
+    stats = json.loads((tmp_path / "l" / "meta/stats.json").read_text())["observation.images.front"]
+    np.testing.assert_allclose(np.ravel(stats["mean"]), channels.mean(1), atol=0.02)  # ten rows of each episode
+    np.testing.assert_allclose(np.ravel(stats["std"]), channels.std(1), atol=0.02)
+    assert np.shape(stats["std"]) == (3, 1, 1) and stats["count"] == [10 * episodes]
+
+
+def test_statistics_of_pictures_are_exact() -> None:
+    pictures = np.random.default_rng(1).integers(3, 200, (5, 6, 7, 3), np.uint8)
+    found, channels = _picture_moments(iter(pictures)), pictures.transpose(3, 0, 1, 2).reshape(3, -1) / 255
+    for name in ("min", "max", "mean", "std"):
+        np.testing.assert_allclose(np.ravel(found[name]), getattr(channels, name)(axis=1), rtol=1e-12)
+
+
+def foreign(folder: Path, *, size: tuple[int, int] = (32, 32), camera: str = "front") -> Path:
+    """A v2.1 data set as recorded elsewhere: pictures inside parquet, names of its own, nothing of rlvla."""
+    from PIL import Image
+
+    def picture(value: int) -> dict:
+        buffer = io.BytesIO()
+        Image.fromarray(np.full((*size, 3), value, np.uint8)).save(buffer, "PNG")
+        return {"bytes": buffer.getvalue(), "path": None}
+
+    key = f"observation.images.{camera}"
+    (folder / "meta").mkdir(parents=True)
+    (folder / "data" / "chunk-000").mkdir(parents=True)
+    info = {
+        "codebase_version": "v2.1",
+        "chunks_size": 1000,
+        "fps": 30,
+        "data_path": "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet",
+        "video_path": None,
+        "features": {
+            key: {"dtype": "image", "shape": [*size, 3], "names": ["height", "width", "channel"]},
+            "action": {"dtype": "float32", "shape": [3], "names": None},
+        },
+    }
+    (folder / "meta" / "info.json").write_text(json.dumps(info))
+    lines = [{"episode_index": i, "tasks": [f"task {i}"], "length": 12} for i in range(2)]
+    (folder / "meta" / "episodes.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    rng = np.random.default_rng(0)
+    for episode in range(2):
+        order = rng.permutation(12)  # rows need not be sorted
+        columns = {
+            "action": [[frame / 12, -frame / 12, episode] for frame in order.tolist()],
+            "frame_index": order,
+            "episode_index": [episode] * 12,
+            key: [picture(20 * frame) for frame in order.tolist()],
+        }
+        pq.write_table(pa.table(columns), folder / f"data/chunk-000/episode_{episode:06d}.parquet")
+    return folder
+
+
+def test_a_data_set_made_elsewhere(tmp_path: Path) -> None:
+    demos = read_lerobot(foreign(tmp_path / "kitchen"))
+    assert demos.env_args == {"image_size": 32, "task_suite_name": "kitchen", "cameras": ["front"]}
+    assert demos.instructions == ["task 0", "task 1"] and demos.success == [True, True] and demos.init_states == []
+    assert demos.images[0].shape == (12, 1, 32, 32, 3) and demos.images[1][5, 0, 0, 0, 0] == 100
+    assert demos.actions[1][6].tolist() == [0.5, -0.5, 1.0]
+    assert demos.statistics["kitchen"]["num_trajectories"] == 2
+
+
+@pytest.mark.parametrize(
+    ("shape", "names"),
+    [
+        ([3, 32, 32], ["channels", "height", "width"]),
+        ([3, 32, 32], ["channel", "height", "width"]),
+        ([32, 32, 3], ["h", "w", "c"]),
+        ([32, 32, 3], None),
+    ],
+)
+def test_axes_of_pictures_go_by_their_names(tmp_path: Path, shape: list[int], names: list[str] | None) -> None:
+    folder = relabelled(foreign(tmp_path / "kitchen"), shape, names)
+    demos = read_lerobot(folder)
+    assert demos.env_args["image_size"] == 32 and demos.images[0].shape == (12, 1, 32, 32, 3)
+
+
+def test_channels_first_are_not_taken_for_a_wrong_size(tmp_path: Path) -> None:
+    folder = relabelled(foreign(tmp_path / "wide", size=(32, 40)), [3, 32, 40], ["channels", "height", "width"])
+    with pytest.raises(ConfigError, match="images of 32x40 pixels"):
+        read_lerobot(folder)
+
+
+def relabelled(folder: Path, shape: list[int], names: list[str] | None) -> Path:
+    """The same pictures; `info.json` says something else of them."""
+    path = folder / "meta" / "info.json"
+    info = json.loads(path.read_text())
+    info["features"]["observation.images.front"] |= {"shape": shape, "names": names}
+    path.write_text(json.dumps(info))
+    return folder
+
+
+def test_sft_learns_from_it(tmp_path: Path) -> None:
+    sft(
+        ["--demos", str(foreign(tmp_path / "kitchen")), "--save_path", str(tmp_path / "sft"), "--max_epochs", "1"]
+        + ["--tiny_vision_dim", "16", "--tiny_llm_dim", "32", "--tiny_llm_layers", "1", "--train_batch_size", "8"]
+        + ["--no-use_tensorboard", "--action_chunk_len", "2"]
+    )
+    record = json.loads((tmp_path / "sft" / "policy" / "rlvla_environment.json").read_text())
+    assert record["task_suite_name"] == "kitchen" and record["learned_from"] == [] and record["image_size"] == 32
+
+
+def test_what_cannot_be_read_is_one_clear_error(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    folder = foreign(tmp_path / "kitchen")
+
+    def problem(change, cameras=None) -> str:
+        copy = Path(shutil.copytree(folder, tmp_path / f"copy{len(list(tmp_path.iterdir()))}"))
+        info = json.loads((copy / "meta" / "info.json").read_text())
+        change(copy, info)
+        (copy / "meta" / "info.json").write_text(json.dumps(info))
+        with pytest.raises(ConfigError) as error:
+            read_lerobot(copy, cameras)
+        return str(error.value)
+
+    assert "format v1.6" in problem(lambda f, i: i.update(codebase_version="v1.6"))
+    assert "no feature 'action'" in problem(lambda f, i: i["features"].pop("action"))
+
+    def decisions(folder: Path, info: dict) -> None:  # rollouts as the first versions wrote them
+        info["features"]["steps_executed"] = {"dtype": "int64", "shape": [1], "names": None}
+        info["rlvla"] = {"task_suite_name": "kitchen", "cameras": ["front"], "action_chunk_len": 3}
+
+    assert "whole chunk of actions in each row" in problem(decisions)
+    assert "no camera side; it has front" in problem(lambda f, i: None, ["side"])
+    assert "not a readable LeRobot" in problem(lambda f, i: (f / "meta" / "episodes.jsonl").unlink())
+    assert "not a readable LeRobot" in problem(lambda f, i: i.pop("chunks_size"))
+    assert "holds no episode" in problem(lambda f, i: (f / "meta" / "episodes.jsonl").write_text(""))
+    with pytest.raises(ConfigError, match="32x40"):
+        read_lerobot(foreign(tmp_path / "wide", size=(32, 40)))
+    with pytest.raises(SystemExit):
+        convert(["--demos", str(tmp_path / "none"), "--output", str(folder), "--control_freq", "0"])
+    err = capsys.readouterr().err
+    assert "does not exist" in err and "--output" in err and "--control_freq" in err

@@ -1,0 +1,180 @@
+"""Demonstrations: what is written is what is read, and statistics are those of the actions."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from cli.collect_demos import main as collect
+from cli.convert_demos import main as convert
+from rlvla.data.demonstrations import statistics
+from rlvla.data.reading import read_demonstrations
+from rlvla.data.robomimic import DemonstrationWriter
+from rlvla.envs import make_env
+from rlvla.utils.errors import ConfigError
+
+ENV = {"task_suite_name": "toy", "cameras": ["left", "right"]}
+
+
+def episode(steps: int, seed: int, *, success: bool = True, proprio: bool = True) -> dict:
+    rng = np.random.default_rng(seed)
+    return {
+        "images": rng.integers(0, 256, (steps, 2, 8, 8, 3), dtype=np.uint8),
+        "proprio": rng.normal(size=(steps, 3)).astype(np.float32) if proprio else None,
+        "actions": rng.uniform(-1, 1, (steps, 4)).astype(np.float32),
+        "rewards": np.zeros(steps, np.float32),
+        "instruction": f"do {seed}",
+        "success_at_end": success,
+        "init_state_id": 10 + seed,
+        "seed": 2**62 + seed,
+    }
+
+
+def write(path: Path, episodes: list[dict]) -> None:
+    writer = DemonstrationWriter(path, ENV, ENV["cameras"], gripper_dims=(3,))
+    for item in episodes:
+        writer.add(item, task_id=5)
+    writer.close()
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    episodes = [episode(3 + i, i, success=i != 1) for i in range(12)]  # more than ten: demo_10 sorts behind demo_9
+    write(tmp_path / "demos.hdf5", episodes)
+    demos = read_demonstrations(tmp_path / "demos.hdf5")
+    assert demos.env_args == ENV and demos.num_steps == sum(len(e["actions"]) for e in episodes)
+    assert demos.instructions == [e["instruction"] for e in episodes]
+    assert demos.success == [i != 1 for i in range(12)]
+    assert demos.init_states == [(5, 10 + i) for i in range(12)]
+    for i, item in enumerate(episodes):
+        np.testing.assert_array_equal(demos.images[i], item["images"])
+        np.testing.assert_array_equal(demos.actions[i], item["actions"])
+        np.testing.assert_array_equal(demos.proprio[i], item["proprio"])
+    one = read_demonstrations(tmp_path / "demos.hdf5", cameras=["right"])
+    np.testing.assert_array_equal(one.images[0], episodes[0]["images"][:, 1:])
+
+
+def test_chosen_cameras_keep_their_names(tmp_path: Path) -> None:
+    item = episode(3, 0)
+    write(tmp_path / "demos.hdf5", [item])
+    for index, chosen in enumerate((["right", "left"], ["right"])):
+        converted = tmp_path / str(index)
+        argv = ["--demos", str(tmp_path / "demos.hdf5"), "--output", str(converted), "--format", "hdf5"]
+        convert([*argv, "--cameras", *chosen])
+        demos = read_demonstrations(converted / "demos.hdf5")
+        assert demos.env_args == ENV | {"cameras": chosen}
+        with h5py.File(converted / "demos.hdf5") as file:
+            assert set(file["data/demo_0/obs"]) == {"proprio", *(f"{camera}_image" for camera in chosen)}
+            for camera in chosen:
+                own = item["images"][:, ENV["cameras"].index(camera)]
+                np.testing.assert_array_equal(file[f"data/demo_0/obs/{camera}_image"][:], own)
+
+
+def test_layout_is_robomimic_style(tmp_path: Path) -> None:
+    write(tmp_path / "demos.hdf5", [episode(3, 0), episode(5, 1)])
+    with h5py.File(tmp_path / "demos.hdf5") as file:
+        assert file["data"].attrs["total"] == 8
+        demo = file["data/demo_1"]
+        assert demo.attrs["num_samples"] == 5 and demo["obs/left_image"].shape == (5, 8, 8, 3)
+        assert demo["dones"][:].tolist() == [0, 0, 0, 0, 1]
+        assert {"actions", "rewards", "dones", "obs"} == set(demo)
+
+
+def test_statistics_are_those_of_all_steps(tmp_path: Path) -> None:
+    episodes = [episode(20, 0), episode(30, 1)]
+    write(tmp_path / "demos.hdf5", episodes)
+    stats = json.loads((tmp_path / "dataset_statistics.json").read_text())["toy"]
+    actions = np.concatenate([e["actions"] for e in episodes]).astype(np.float64)
+    for name, wanted in {
+        "mean": actions.mean(0),
+        "std": actions.std(0),
+        "min": actions.min(0),
+        "max": actions.max(0),
+        "q01": np.percentile(actions, 1, axis=0),
+        "q99": np.percentile(actions, 99, axis=0),
+    }.items():
+        np.testing.assert_allclose(stats["action"][name], wanted, rtol=1e-12)
+    assert stats["action"]["mask"] == [True, True, True, False]
+    assert stats["proprio"]["mask"] == [True] * 3
+    assert stats["num_trajectories"] == 2 and stats["num_transitions"] == 50
+
+
+def test_statistics_of_a_known_column() -> None:
+    stats = statistics(np.arange(101.0)[:, None])
+    assert (stats["q01"], stats["q99"], stats["mean"], stats["max"]) == ([1.0], [99.0], [50.0], [100.0])
+
+
+def test_an_unfinished_file_never_appears(tmp_path: Path) -> None:
+    writer = DemonstrationWriter(tmp_path / "demos.hdf5", ENV, ENV["cameras"])
+    writer.add(episode(3, 0), 0)
+    assert not (tmp_path / "demos.hdf5").exists()
+    writer.abort()
+    assert list(tmp_path.iterdir()) == []
+    empty = DemonstrationWriter(tmp_path / "demos.hdf5", ENV, ENV["cameras"])
+    with pytest.raises(ConfigError, match="no demonstration was kept"):
+        empty.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as error:
+        read_demonstrations(tmp_path / "demos.hdf5")
+    assert len(error.value.problems) == 2, "the file and its statistics are both missing"
+    write(tmp_path / "demos.hdf5", [episode(3, 0)])
+    with pytest.raises(ConfigError, match="no camera top; it has left, right"):
+        read_demonstrations(tmp_path / "demos.hdf5", ["top"])
+    (tmp_path / "demos.hdf5").write_bytes(b"no HDF5")
+    with pytest.raises(ConfigError, match="not a readable file"):
+        read_demonstrations(tmp_path / "demos.hdf5")
+
+
+# ------------------------------------------------------------------------------------------- collecting
+def run(folder: Path, *flags: str) -> Path:
+    collect(["--task_suite_name", "toy_reach", "--output", str(folder), *flags])
+    return folder / "demos.hdf5"
+
+
+def test_collected_episodes_are_the_experts_on_training_states(demos_file: Path) -> None:
+    demos = read_demonstrations(demos_file)
+    assert len(demos.success) == 40 and all(demos.success)
+    assert all(state < 8000 for _, state in demos.init_states)
+    env = make_env("toy_reach", 0, use_proprio=True)
+    for i in (0, 17):
+        first = env.reset(demos.init_states[i][1], 0)
+        np.testing.assert_array_equal(demos.images[i][0], first.images)
+        np.testing.assert_allclose(demos.proprio[i][0], first.proprio)
+        assert env.step_chunk(demos.actions[i]).success_at_end, "replaying the actions succeeds"
+
+
+def test_the_file_does_not_depend_on_the_number_of_workers(tmp_path: Path) -> None:
+    flags = ("--num_demos", "6", "--noise_std", "0.3", "--seed", "3")
+    one, two = (read_demonstrations(run(tmp_path / n, *flags, "--num_envs", n)) for n in ("1", "3"))
+    assert one.init_states == two.init_states
+    assert all(np.array_equal(a, b) for a, b in zip(one.actions, two.actions))
+
+
+def test_keep_all_keeps_failures_and_success_leaves_them_out(tmp_path: Path) -> None:
+    bad = ("--num_demos", "8", "--offset_prob", "0.7", "--offset_max", "1.0")
+    everything = read_demonstrations(run(tmp_path / "all", *bad, "--keep", "all"))
+    chosen = read_demonstrations(run(tmp_path / "success", *bad))
+    assert len(everything.success) == len(chosen.success) == 8
+    assert not all(everything.success) and all(chosen.success)
+
+
+def test_a_hopeless_expert_is_an_error_and_leaves_no_file(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit) as stop:
+        run(tmp_path / "x", "--num_demos", "2", "--max_attempts", "1", "--offset_bias", "0.9", "0.9")
+    assert stop.value.code == 2
+    assert "succeeded in 0 of 2 episodes" in capsys.readouterr().err
+    assert list((tmp_path / "x").iterdir()) == []
+
+
+def test_joined_images_are_the_episodes_images(demos_file: Path) -> None:
+    before, demos = read_demonstrations(demos_file), read_demonstrations(demos_file)
+    joined = demos.joined_images()
+    assert demos.image_bytes == before.image_bytes == joined.nbytes
+    assert [len(images) for images in demos.images] == [len(images) for images in before.images]
+    assert all((a == b).all() and np.shares_memory(a, joined) for a, b in zip(demos.images, before.images))

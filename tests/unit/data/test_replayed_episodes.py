@@ -1,0 +1,67 @@
+"""Recorded episodes played again: each file in its own environment, to its last step."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from cli.collect_demos import main as collect
+from cli.convert_demos import main as convert
+from rlvla.data.reading import read_demonstrations
+
+
+def rollouts(folder: Path, max_steps: int, seed: int) -> Path:
+    """Four failures of `max_steps` steps, with pictures of every third step, as dumped rollouts hold them."""
+    argv = ["--task_suite_name", "toy_reach", "--image_size", "16", "--use_proprio", "--keep", "all", "--num_envs", "1"]
+    argv += ["--num_demos", "4", "--offset_bias", "0.9", "0.9", "--max_steps", str(max_steps), "--seed", str(seed)]
+    collect([*argv, "--output", str(folder)])
+    with h5py.File(folder / "demos.hdf5", "r+") as file:
+        for demo in file["data"].values():
+            assert len(demo["actions"]) == max_steps
+            starts = np.arange(0, max_steps, 3)
+            for name in ("obs/top_image", "obs/proprio"):
+                kept = demo[name][:][starts]
+                del demo[name]
+                demo[name] = kept
+            demo["decision_steps"] = starts
+    return folder / "demos.hdf5"
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Rollouts of episodes that end after 6 steps, and of such that end after 9."""
+    folder = tmp_path_factory.mktemp("rollouts")
+    return [rollouts(folder / str(max_steps), max_steps, max_steps) for max_steps in (6, 9)]
+
+
+def test_each_file_is_played_in_its_own_environment(files: list[Path], tmp_path: Path) -> None:
+    argv = ["--render_steps", "--format", "hdf5", "--output", str(tmp_path / "h"), "--demos"]
+    convert([*argv, *map(str, files)])
+    rendered = read_demonstrations(tmp_path / "h" / "demos.hdf5")
+    assert rendered.decision_steps is None
+    assert [len(images) for images in rendered.images] == [6] * 4 + [9] * 4
+    recorded = [(images, 3) for path in files for images in read_demonstrations(path).images]
+    for images, (decisions, every) in zip(rendered.images, recorded, strict=True):
+        np.testing.assert_array_equal(images[::every], decisions)
+
+
+def test_an_episode_that_ends_earlier_than_recorded_is_noticed(
+    files: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    shorter = Path(shutil.copytree(files[0].parent, tmp_path / "shorter")) / "demos.hdf5"
+    with h5py.File(shorter, "r+") as file:
+        record = json.loads(file["data"].attrs["env_args"])
+        file["data"].attrs["env_args"] = json.dumps(record | {"max_steps": 5})
+    with pytest.raises(SystemExit):
+        convert(
+            ["--demos", str(files[1]), str(shorter), "--render_steps", "--format", "hdf5"]
+            + ["--output", str(tmp_path / "h")]
+        )
+    err = capsys.readouterr().err
+    assert f"{shorter}: demo_0 ends after 5 of its 6 recorded steps" in err, err
+    assert not (tmp_path / "h").exists()

@@ -1,0 +1,34 @@
+"""What is paid inside a chunk."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from rlvla.envs.base import ChunkResult, Observation
+from rlvla.envs.chunks import ChunkRunner
+
+OBSERVATION = Observation(np.zeros((1, 2, 2, 3), np.uint8), None, "do it")
+
+
+@pytest.mark.parametrize(("dense", "paid"), [(False, [0, 0, 0, 1, 0, 0]), (True, [-1.5, -2.5, -3.5, -4.5, 0, 0])])
+def test_the_simulators_reward_of_each_step_or_one_for_success(dense: bool, paid: list[float]) -> None:
+    """Success holds from the third step on, for two steps; six actions are given."""
+    runner, steps = ChunkRunner(max_steps=10, hold_steps=2), []
+
+    def advance(action: np.ndarray) -> tuple[bool, frozenset[str]]:
+        steps.append(action)
+        return len(steps) >= 3, frozenset()
+
+    def play(actions: np.ndarray) -> ChunkResult:
+        reward = (lambda: -len(steps) - 0.5) if dense else None
+        return runner.play(actions, advance, lambda: OBSERVATION, reward=reward)
+
+    runner.begin()
+    result = play(np.zeros((6, 1)))
+    assert result.terminated and result.steps_executed == 4
+    assert result.rewards.tolist() == paid and result.rewards.dtype == np.float32
+    steps.clear()
+    runner.begin()
+    parts = [play(np.zeros((size, 1))).rewards.tolist() for size in (3, 1)]
+    assert [*parts[0], *parts[1]] == paid[:4], "wherever the cut is"

@@ -1,0 +1,97 @@
+"""Paired comparisons: what counts as gained and lost, and what must not be paired."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import pytest
+from scipy.stats import binom
+
+from rlvla.envs import list_tasks
+from rlvla.envs.config import SplitConfig
+from rlvla.evaluation.comparison import compare
+from rlvla.evaluation.protocol import describe_differences, describe_protocol
+from rlvla.evaluation.results import EpisodeOutcome, EvalResult, summarize
+
+TOY = list_tasks("toy_reach")[0]
+TWO = [TOY, replace(TOY, task_id=1, name="reach again")]
+
+
+def result(successes: list[bool], states: list[int] | None = None) -> EvalResult:
+    states = states or list(range(len(successes)))
+    outcomes = [EpisodeOutcome(0, state, s, True, 5) for state, s in zip(states, successes)]
+    return summarize(outcomes, [TOY], "heldout", True)
+
+
+def test_pairs_are_formed_by_initial_state() -> None:
+    # Policy: states 0-7; baseline: only 0 and 9. Both lists are shuffled differently.
+    own = result([False, True, True, True, True, True, True, True, True, False], [9, 7, 6, 5, 4, 3, 2, 1, 0, 8])
+    base = result([True] + [False] * 8 + [True])
+    comparison = compare("new", own, "old", base)
+    at_end, once = comparison.overall(), comparison.overall("success_once")
+    assert (at_end.n, at_end.gained, at_end.lost) == (10, 7, 1)
+    assert at_end.difference == pytest.approx(0.6)
+    assert at_end.p_value == pytest.approx(2 * binom.cdf(1, 8, 0.5))
+    assert 0.0 < at_end.low < 0.6 < at_end.high <= 1.0
+    assert (once.difference, once.gained, once.p_value) == (0.0, 0, 1.0)
+    assert comparison.lost_states == ((0, 9),)
+    text = comparison.as_table()
+    assert "new minus old (greedy" in text and "+60.0 [" in text and "exact McNemar" in text
+    assert "score interval (Tango)" in text and "bootstrap" not in text
+
+
+def test_no_paired_difference_is_shown_as_certain() -> None:
+    """Nothing discordant, and everything gained: a bootstrap would be a single point."""
+    equal = compare("a", result([True, False] * 5), "b", result([True, False] * 5)).overall()
+    assert (equal.low, equal.high) == pytest.approx((-0.2775, 0.2775), abs=1e-4)
+    gained = compare("a", result([True] * 10), "b", result([False] * 10)).overall()
+    assert (gained.low, gained.high) == pytest.approx((0.4449, 1.0), abs=1e-4)
+    assert equal.bootstrap is gained.bootstrap is None
+
+
+def test_the_bootstrap_stands_beside_the_interval_where_it_means_something() -> None:
+    own, base = [True] * 30 + [False] * 20, [False] * 20 + [True] * 20 + [False] * 10
+    found = compare("a", result(own), "b", result(base))
+    overall = found.overall()
+    assert overall.bootstrap == pytest.approx((overall.low, overall.high), abs=0.04)
+    assert found.as_dict()["differences"][0]["bootstrap"] == overall.bootstrap
+
+
+def test_an_episode_that_one_side_lacks_is_no_pair() -> None:
+    assert compare("a", result([True] * 5), "b", result([True, False, True])).overall().n == 3
+
+
+def test_episodes_that_only_one_side_could_play_make_no_pair() -> None:
+    comparison = compare("a", result([True], [0]), "b", result([True], [1]))
+    assert not comparison.paired and comparison.overall().p_value is None
+    assert "no initial state from which both could be played" in comparison.note()
+    # Of the second task each side has what the other lacks: it gets no row.
+    own, base = (
+        summarize([EpisodeOutcome(0, 0, True, True, 5), EpisodeOutcome(1, state, True, True, 5)], TWO, "heldout", True)
+        for state in (0, 1)
+    )
+    comparison = compare("a", own, "b", base)
+    assert comparison.paired and [(d.task, d.n) for d in comparison.differences[:2]] == [(TOY.name, 1), ("all", 1)]
+
+
+def test_different_protocols_are_never_paired_and_say_so() -> None:
+    comparison = compare("a", result([True] * 40), "b", result([False] * 30), ["seed 0 and 1"])
+    overall = comparison.overall()
+    assert overall.p_value is overall.gained is None and not comparison.lost_states and not comparison.paired
+    assert overall.n == 30 and overall.low > 0.7
+    assert "THE PROTOCOLS DIFFER" in comparison.as_table() and "seed 0 and 1" in comparison.as_table()
+
+
+def test_every_difference_between_protocols_is_named() -> None:
+    own = describe_protocol([TOY], SplitConfig(), 10, 0, 1.0)
+    assert describe_differences(own, copy.deepcopy(own)) == []
+    shared = describe_protocol([TOY], SplitConfig(eval_protocol="shared"), 10, 1, 1.5)
+    text = "; ".join(describe_differences(own, shared))
+    assert all(word in text for word in ("name heldout and shared", "seed 0 and 1", "temperature", "initial states"))
+    slower = describe_protocol(list_tasks("toy_reach", max_steps=20), SplitConfig(), 10, 0, 1.0)
+    assert describe_differences(own, slower) == ["max_steps of reach 12 and 20"]
+    longer = describe_protocol([TOY], SplitConfig(), 10, 0, 1.0, success_hold_steps=5)
+    assert describe_differences(own, longer) == ["success_hold_steps None and 5"]
+    other = describe_protocol([TOY], SplitConfig(), 10, 0, 1.0) | {"tasks": []}
+    assert describe_differences(own, other) == ["tasks [0] and []"]

@@ -1,0 +1,174 @@
+"""Evaluation: which episodes, which figures, where they go."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cli.eval_vla import main
+from rlvla.envs import list_tasks
+from rlvla.envs.config import SplitConfig
+from rlvla.evaluation.evaluate import evaluate
+from rlvla.evaluation.results import EpisodeOutcome, EvalResult, Rate, summarize
+from rlvla.evaluation.statistics import wilson_interval
+from rlvla.rollout import EpisodeRequest
+
+TOY = list_tasks("toy_reach")[0]
+TASKS = [TOY, replace(TOY, task_id=1, name="other")]
+
+
+class Engine:
+    """Records the requests; an episode succeeds at end on even states and once on all multiples of 3 too."""
+
+    def __init__(self) -> None:
+        self.requests: list[EpisodeRequest] = []
+        self.options: dict = {}
+
+    def run(self, requests, policy, *, on_episode, **options):
+        self.requests, self.options = list(requests), options
+        samples = [Played(request) for request in requests]
+        for sample in reversed(samples):  # any order
+            on_episode(sample)
+        return samples
+
+
+class Played:
+    def __init__(self, request: EpisodeRequest):
+        self.task_id = request.task_id
+        self.success_at_end = request.init_state_id % 2 == 0
+        self.success_once = self.success_at_end or request.init_state_id % 3 == 0
+        self.init_state_id = request.init_state_id
+        self.finish_step = 10 + request.task_id
+        self.regressions = int(self.success_once and not self.success_at_end)
+
+
+class Rank:
+    """A strategy of which only the rank counts; `others` are the outcomes that other ranks send."""
+
+    def __init__(self, rank: int = 0, world_size: int = 1, others: tuple = ()):
+        self.rank, self.world_size, self.is_main, self._others = rank, world_size, False, list(others)
+
+    def gather_objects(self, item):
+        self.sent = item
+        return [item, *self._others] if self.world_size > 1 else [item]
+
+    def any(self, condition):
+        return condition
+
+
+def run(strategy: Rank, split: SplitConfig | None = None, n: int = 10, seed: int = 0, **kw):
+    engine = Engine()
+    split = split or SplitConfig()
+    result = evaluate(engine, None, TASKS, strategy, episodes_per_task=n, split=split, seed=seed, **kw)
+    return engine, result
+
+
+def test_held_out_states_of_every_task_each_once() -> None:
+    engine, result = run(Rank())
+    assert [(r.task_id, r.init_state_id) for r in engine.requests] == [(t, 8000 + i) for t in (0, 1) for i in range(10)]
+    assert engine.options["greedy"] is True
+    assert result.protocol == "heldout" and result.success_at_end.n == 20
+    shared, result = run(Rank(), SplitConfig(eval_protocol="shared"))
+    assert shared.requests[0].init_state_id == 0 and result.protocol == "shared"
+    own, result = run(Rank(), SplitConfig(eval_init_states=(50, 60)))
+    assert own.requests[0].init_state_id == 50 and result.protocol == "states 50..59, trained on heldout"
+
+
+def test_two_policies_meet_the_same_episodes() -> None:
+    assert run(Rank())[0].requests == run(Rank())[0].requests
+    assert {r.seed for r in run(Rank())[0].requests} != {r.seed for r in run(Rank(), seed=1)[0].requests}
+
+
+def test_success_once_and_at_end_are_two_numbers_with_intervals() -> None:
+    _, result = run(Rank())
+    assert (result.success_at_end.rate, result.success_once.rate) == (0.5, 0.7)
+    assert (result.success_once.low, result.success_once.high) == wilson_interval(14, 20)
+    assert [t.success_at_end.n for t in result.tasks] == [10, 10]
+    assert [t.mean_length for t in result.tasks] == [10.0, 11.0] and result.mean_length == 10.5
+    text = result.as_table()
+    assert "other" in text and "all" in text and "(greedy, protocol heldout)" in text and "70.0% [" in text
+    assert EvalResult.from_dict(json.loads(json.dumps(result.as_dict()))) == result
+    assert [t.regressions for t in result.tasks] == [0.2, 0.2]  # success once but not at end: 8001 and 8007
+    assert result.episodes[1] == EpisodeOutcome(0, 8001, False, True, 10, 1)
+    metrics = result.as_metrics()
+    assert metrics["eval/regressions"] == 0.2 and metrics["eval_tasks/other"] == 0.5
+    assert metrics["eval/success_at_end"] == 0.5 and metrics["eval/n"] == 20
+
+
+def test_ranks_share_the_episodes_and_count_all() -> None:
+    whole, one = run(Rank())
+    strategies = [Rank(0, 2), Rank(1, 2)]
+    halves = [run(s)[0] for s in strategies]
+    requests = [e.requests for e in halves]
+    assert sorted(requests[0] + requests[1], key=whole.requests.index) == whole.requests
+    _, joined = run(Rank(0, 2, others=(strategies[1].sent,)))
+    assert joined == one
+
+
+def test_sampled_evaluation_goes_by_another_name() -> None:
+    engine, result = run(Rank(), greedy=False, temperature=1.6)
+    assert engine.options == {"greedy": False, "temperature": 1.6, "success_only": True}
+    assert "eval_sampled/success_at_end" in result.as_metrics()
+    assert "sampled" in result.as_table()
+
+
+def test_rate_of_outcomes() -> None:
+    rate = Rate.of([True, False, False, True])
+    assert (rate.rate, rate.n) == (0.5, 4)
+    assert str(rate).startswith("50.0% [")
+    assert summarize([EpisodeOutcome(0, 7, True, True, 3)], [TOY], "heldout", True).success_at_end.rate == 1.0
+
+
+def test_the_command_writes_figures(policy_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    output = tmp_path / "deep" / "figures.json"
+    argv = ["--pretrain", str(policy_folder), "--eval_episodes", "4", "--num_envs", "2", "--sampled"]
+    main([*argv, "--temperature", "1.6", "--output", str(output)])
+    content = json.loads(output.read_text())
+    greedy, sampled = content["results"]
+    assert greedy["greedy"] and not sampled["greedy"]
+    assert content["policy"] == str(policy_folder) and content["temperature"] == 1.6
+    assert content["environment"]["task_suite_name"] == "toy_reach"
+    for result in (greedy, sampled):
+        assert result["success_at_end"]["n"] == 4 and result["protocol"] == "heldout"
+        assert set(result["success_at_end"]) == {"rate", "n", "low", "high"}
+    out = capsys.readouterr().out
+    assert "greedy" in out and "sampled" in out and str(output) in out
+    main([*argv, "--temperature", "1.6", "--num_envs", "1", "--output", str(tmp_path / "again.json")])
+    assert json.loads((tmp_path / "again.json").read_text())["results"] == content["results"]
+
+
+def test_episodes_that_did_not_come_are_counted_and_told() -> None:
+    class Losing(Engine):
+        def run(self, requests, policy, *, on_episode, **options):
+            return super().run(requests[:-3], policy, on_episode=on_episode, **options)
+
+    result = evaluate(Losing(), None, TASKS, Rank(), episodes_per_task=10, split=SplitConfig(), seed=0)
+    assert result.dropped == 3 and result.success_at_end.n == 17 and result.as_metrics()["eval/dropped"] == 3
+    assert "3 EPISODES COULD NOT BE PLAYED" in result.as_table()
+    with pytest.raises(RuntimeError, match="no evaluation episode of other"):
+        evaluate(Losing(), None, TASKS, Rank(), episodes_per_task=3, split=SplitConfig(), seed=0)
+
+
+def test_what_a_journal_holds_is_not_played_again() -> None:
+    class Notes:
+        def __init__(self, done):
+            self.done, self.new = list(done), []
+
+        def read(self):
+            return self.done
+
+        def append(self, outcome):
+            self.new.append(outcome)
+
+    _, whole = run(Rank())
+    elsewhere = EpisodeOutcome(0, 9999, True, True, 1)  # of an evaluation of more episodes
+    notes = Notes([*whole.episodes[:7], elsewhere])
+    engine, result = run(Rank(), journal=notes)
+    assert result == whole
+    assert len(engine.requests) == len(notes.new) == 13
+    assert {(r.task_id, r.init_state_id) for r in engine.requests} == {
+        (e.task_id, e.init_state_id) for e in whole.episodes[7:]
+    }

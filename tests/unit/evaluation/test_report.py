@@ -1,0 +1,175 @@
+"""The report page: what it shows, that it needs nothing else, and that a browser renders it at a phone's width."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlvla.envs import list_tasks
+from rlvla.envs.config import SplitConfig
+from rlvla.envs.splits import LearnedStates, learned_from_words
+from rlvla.evaluation.findings import EvaluationReport, PolicyEvaluation, SuiteEvaluation
+from rlvla.evaluation.protocol import describe_protocol
+from rlvla.evaluation.report import _reward_series, _reward_sources, learning_charts, write_report
+from rlvla.evaluation.results import EpisodeOutcome, summarize
+
+TASK = list_tasks("toy_reach")[0]
+TRAINED_ON = learned_from_words([TASK], [LearnedStates("toy_reach", 0, 0, 8000)])
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+def evaluation(policy: str, successes: int, videos: list[Path] | None = None, n: int = 20) -> PolicyEvaluation:
+    protocol = describe_protocol([TASK], SplitConfig(), n, 0, None)
+    outcomes = [EpisodeOutcome(0, s, i < successes, True, 9) for i, s in enumerate(protocol["tasks"][0]["init_states"])]
+    result = summarize(outcomes, [TASK], "heldout", True, requested=n + 1)
+    return PolicyEvaluation(
+        policy, {"cameras": ["top"]}, {"greedy": protocol}, [result], {"greedy": videos or []}, trained_on=TRAINED_ON
+    )
+
+
+@pytest.fixture
+def run_folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "runs" / "a <run> & more"
+    folder.mkdir(parents=True)
+    lines = [
+        {"step": i, "rollout/success_at_end": i / 9, "total/episodes": 64.0 * i, "reward/success": i / 9}
+        | {"actor/entropy": 1.0 / i, "actor/ppo_kl": 0.01, "actor/grad_norm": 0.5}
+        for i in range(1, 9)
+    ]
+    lines.append({"step": 8, "eval/success_at_end": 0.75, "eval/n": 20.0, "total/episodes": 512.0})
+    (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    (folder / "run_config.json").write_text('{"run": {"note": "</pre><script>alert(1)</script>"}}')
+    return folder
+
+
+@pytest.fixture
+def report(run_folder: Path, tmp_path: Path) -> Path:
+    video = tmp_path / "reach_state8003_failure.mp4"
+    try:
+        from rlvla.utils.video import write_mp4
+
+        write_mp4(video, np.zeros((4, 64, 64, 3), np.uint8), 10)
+    except ImportError:
+        video.write_bytes(b"no video")
+    own, base = evaluation(f"{run_folder}/policy", 15, [video]), evaluation("base/policy", 6)
+    return write_report(tmp_path / "report", EvaluationReport.of({"toy_reach": SuiteEvaluation.of(own, [base])}))
+
+
+def test_everything_is_on_the_page_and_nothing_elsewhere(report: Path) -> None:
+    assert [p.name for p in report.parent.iterdir()] == ["report.html"]
+    text = report.read_text()
+    for word in (
+        "75.0 %",
+        "30.0 %",
+        "+45.0 ",
+        ">points<",
+        "reach, initial state 8003",
+        "Training of",
+        "McNemar",
+        "protocol heldout",
+        "8000..8019",
+        "torch",
+    ):
+        assert word in text, word
+    assert "1 episode could not be played, and is in no figure" in text
+    assert "trained on initial states 0..7999 of reach" in text and "<summary>command</summary>" in text
+    assert text.count("<svg") == 5 and "reward per episode" in text and "gradient norm" in text
+    assert "data:video/mp4;base64," in text
+    assert "<script" not in text and "a &lt;run&gt; &amp; more" in text, "names and files are text, not markup"
+    loaded = re.findall(r'(?:src|href|srcset|poster|action|data)="([^"]*)"|url\(([^)]*)\)|@import', text)
+    outside = [a or b for a, b in loaded if not (a or b).startswith(("data:", "#"))]
+    assert outside == []
+
+
+def test_the_markup_is_whole(report: Path) -> None:
+    class Checker(HTMLParser):
+        void = {"meta", "br", "path", "use", "rect", "line", "circle", "link"}
+        open: list[str] = []
+
+        def handle_starttag(self, tag, attrs):
+            if tag not in self.void:
+                self.open.append(tag)
+
+        def handle_endtag(self, tag):
+            if tag not in self.void:
+                assert self.open.pop() == tag
+
+    checker = Checker()
+    checker.feed(report.read_text())
+    assert checker.open == []
+
+
+def test_a_policy_without_a_run_has_no_curves(tmp_path: Path) -> None:
+    alone = SuiteEvaluation.of(evaluation(str(tmp_path / "policy"), 20))
+    text = write_report(tmp_path / "report", EvaluationReport.of({"toy_reach": alone})).read_text()
+    assert "<svg" not in text and "<video" not in text and "100.0 %" in text
+    assert learning_charts([]) == []
+
+
+def test_what_a_source_counts_is_no_reward() -> None:
+    names = ("total", "success", "success_regressions", "rm", "rm_progress", "rm_model", "own", "own_calls")
+    records = [{"step": 1, "rollout/success_at_end": 0.5} | {f"reward/{name}": 1.0 for name in names}]
+    assert _reward_sources(records) == ["total", "own", "rm", "rm_model", "success"]
+
+
+def test_a_source_that_is_all_of_the_total_has_no_curve_of_its_own() -> None:
+    records = [
+        {"step": i, "rollout/success_at_end": 0.5, "total/episodes": 8.0 * i}
+        | {"reward/total": 0.1 * i, "reward/success": 0.1 * i, "reward/own": 0.0}
+        for i in (1, 2)
+    ]
+    assert _reward_series(records) == {"total = success": "reward/total", "own": "reward/own"}
+    for record in records:
+        del record["reward/own"]
+    assert learning_charts(records)[1].title == "reward per episode: total = success"
+    records[1]["reward/total"] = 0.3
+    assert list(_reward_series(records)) == ["total", "success"]
+
+
+def test_curves_are_reproducible_and_show_what_there_is() -> None:
+    records = [{"step": 1, "rollout/success_at_end": 0.5, "total/episodes": 8.0, "actor/entropy": 1.0}]
+    first, second = learning_charts(records), learning_charts(records)
+    assert [c.title for c in first] == ["success at end", "entropy of the policy"] and first == second
+    only_evaluated = learning_charts([{"step": 0, "eval/success_at_end": 0.0, "eval/n": 5.0, "total/episodes": 0.0}])
+    assert [c.title for c in only_evaluated] == ["success at end"] and "evaluation" in only_evaluated[0].svg
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no chromium on this machine")
+@pytest.mark.parametrize("width", [375, 1280])
+def test_a_browser_renders_it(report: Path, tmp_path: Path, width: int) -> None:
+    """Measured from a page around it: nothing sticks out sideways, curves have a size, the video can be played."""
+    page = tmp_path / "around.html"
+    page.write_text(
+        f"""<iframe id=f src="report/report.html" width={width} height=900 style="border:0"></iframe><p id=out></p>
+        <script>
+        document.getElementById('f').onload = async event => {{
+          const inner = event.target.contentDocument, root = inner.documentElement, video = inner.querySelector('video')
+          const ready = () => video.readyState > 0 || video.error
+          for (let i = 0; i < 100 && !ready(); i++) await new Promise(r => setTimeout(r, 50))
+          const sizes = [...inner.querySelectorAll('svg')].map(s => s.getBoundingClientRect())
+          document.getElementById('out').textContent = JSON.stringify({{
+            scroll: root.scrollWidth, height: root.scrollHeight,
+            smallest: Math.min(...sizes.map(s => Math.min(s.width, s.height))),
+            widest: Math.max(...sizes.map(s => s.width)), video: video.videoWidth,
+            below: video.clientHeight - video.clientWidth * video.videoHeight / video.videoWidth,
+            loaded: event.target.contentWindow.performance.getEntriesByType('resource').length}})
+        }}
+        </script>"""
+    )
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files", "--disable-dev-shm-usage"]
+    command = [BROWSER, *flags, f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=20000", "--dump-dom"]
+    done = subprocess.run([*command, page.as_uri()], capture_output=True, text=True, timeout=120)
+    found = re.search(r'<p id="out">(\{.*?\})</p>', done.stdout)
+    assert found, done.stdout[-500:] + done.stderr[-500:]
+    measured = json.loads(found[1])
+    assert measured["scroll"] <= width, "the page can be moved sideways"
+    assert measured["smallest"] > 100 and measured["widest"] <= width and measured["height"] > 1000
+    pytest.importorskip("av", reason="the video of this test was not made: needs PyAV, the extra rlvla[video]")
+    assert measured["video"] == 64 and 60 < measured["below"] < 80, "the controls have a bar below the picture"

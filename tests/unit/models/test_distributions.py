@@ -1,0 +1,121 @@
+"""Distributions of action tokens, against sums over every outcome."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from rlvla.models.distributions import AutoregressiveTokens, TokenDistribution, pick_tokens
+
+B, K, V = 4, 3, 5
+
+
+def logits(seed: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return 2 * torch.randn(B, K, V, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def uniforms(seed: int = 0) -> torch.Tensor:
+    return torch.from_numpy(np.random.default_rng(seed).random((B, K)))
+
+
+def every_outcome() -> list[torch.Tensor]:
+    """Each of the V ** K decisions, for all rows."""
+    return [torch.tensor(outcome).expand(B, K) for outcome in itertools.product(range(V), repeat=K)]
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 1.6])
+def test_probabilities_of_all_decisions_add_up_to_one(temperature: float) -> None:
+    ours = TokenDistribution(logits(0).double(), temperature)
+    total = sum(ours.log_prob({"tokens": tokens}).sum(-1).exp() for tokens in every_outcome())
+    torch.testing.assert_close(total, torch.ones(B, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 1.6])
+def test_entropy_kl_and_squares_equal_sums_over_the_vocabulary(temperature: float) -> None:
+    ours, other = (TokenDistribution(logits(seed).double(), temperature) for seed in (0, 1))
+    found = ours.entropy(), ours.kl(other.parameters()), ours.sum_pi_squared()
+    for row, column in itertools.product(range(B), range(K)):
+        weights = [[math.exp(x / temperature) for x in d._logits[row, column].tolist()] for d in (ours, other)]
+        p, q = ([w / math.fsum(each) for w in each] for each in weights)
+        wanted = (
+            -math.fsum(a * math.log(a) for a in p),
+            math.fsum(a * (math.log(a) - math.log(b)) for a, b in zip(p, q)),
+            math.fsum(a * a for a in p),
+        )
+        assert [float(numbers[row, column]) for numbers in found] == pytest.approx(wanted, abs=1e-12)
+    assert torch.equal(ours.kl(ours.parameters()), torch.zeros(B, K, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 1.6])
+def test_what_sampling_says_is_what_scoring_says_to_the_bit(temperature: float) -> None:
+    ours = TokenDistribution(logits(2), temperature)
+    for noise in (uniforms(), None):
+        output = ours.sample(noise)
+        assert output.trace["tokens"].dtype == torch.int64 and output.log_probs.dtype == torch.float32
+        assert torch.equal(TokenDistribution(logits(2), temperature).log_prob(output.trace), output.log_probs)
+    assert torch.equal(ours.sample(None).trace["tokens"], logits(2).argmax(-1)), "greedy at any temperature"
+
+
+def test_a_token_is_drawn_where_the_cumulative_probability_passes_the_uniform() -> None:
+    ours, noise = TokenDistribution(logits(3), 1.3), uniforms(1)
+    tokens = ours.sample(noise).trace["tokens"]
+    for row, column in itertools.product(range(B), range(K)):
+        p = torch.softmax(logits(3)[row, column].double() / 1.3, -1).tolist()
+        token = int(tokens[row, column])
+        below = math.fsum(p[:token])
+        assert below - 1e-6 <= float(noise[row, column]) <= below + p[token] + 1e-6
+
+
+def test_gradients_of_log_prob_entropy_and_kl() -> None:
+    table, other = logits(4).double().requires_grad_(), TokenDistribution(logits(5).double(), 1.0).parameters()
+    trace = {"tokens": torch.randint(0, V, (B, K), generator=torch.Generator().manual_seed(0))}
+    for quantity in (lambda d: d.log_prob(trace), lambda d: d.entropy(), lambda d: d.kl(other)):
+        assert torch.autograd.gradcheck(lambda x, f=quantity: f(TokenDistribution(x, 1.6)), (table,))
+
+
+def test_a_token_cannot_be_sampled_with_a_gradient() -> None:
+    with pytest.raises(NotImplementedError, match="discrete"):
+        TokenDistribution(logits(0), 1.0).rsample(uniforms())
+
+
+# ------------------------------------------------------------------------- tokens one after the other
+PREFIX = torch.randn(K, V + 1, V, generator=torch.Generator().manual_seed(9))
+
+
+def next_logits(step: int, last: torch.Tensor | None) -> torch.Tensor:
+    """[B, V]: a network whose logits depend on the token before, differently in every row."""
+    before = torch.full((B,), V) if last is None else last
+    return PREFIX[step][before] + 0.3 * logits(6)[:, step]
+
+
+def chain(temperature: float) -> AutoregressiveTokens:
+    def decode(choose):
+        found, last = [], None
+        for step in range(K):
+            found.append(next_logits(step, last))
+            last = choose(found[-1], step)
+        return torch.stack(found, 1)
+
+    def teacher_forced(tokens):
+        return torch.stack([next_logits(k, None if k == 0 else tokens[:, k - 1]) for k in range(K)], 1)
+
+    return AutoregressiveTokens(decode, teacher_forced, temperature)
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0])
+def test_decisions_of_a_chain_add_up_to_one_and_are_scored_as_sampled(temperature: float) -> None:
+    ours = chain(temperature)
+    total = sum(ours.log_prob({"tokens": tokens}).double().sum(-1).exp() for tokens in every_outcome())
+    torch.testing.assert_close(total, torch.ones(B, dtype=torch.float64), atol=1e-5, rtol=0)
+    for noise in (uniforms(2), None):
+        output = ours.sample(noise)
+        assert torch.equal(ours.log_prob(output.trace), output.log_probs)
+        last = None
+        for step in range(K):
+            drawn = None if noise is None else noise[:, step : step + 1]
+            last = pick_tokens(next_logits(step, last)[:, None], temperature, drawn)[:, 0]
+            assert torch.equal(output.trace["tokens"][:, step], last), "each token given the one before"

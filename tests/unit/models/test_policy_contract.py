@@ -1,0 +1,93 @@
+"""The policy contract, run over every family and variant."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlvla.models.config import ActorConfig
+from rlvla.models.testing import PolicyContract
+from rlvla.models.vla.tiny import build_tiny
+from tests.support.own_policy import write_new
+
+STATISTICS = {
+    "toy": {
+        "action": {"q01": [-0.5, 0.25, 0.0], "q99": [1.5, 0.75, 1.0], "mask": [True, True, True]},
+        "proprio": {"q01": [-1.0, -1.0], "q99": [1.0, 1.0]},
+    }
+}
+
+
+def tiny(folder: Path, **options: Any) -> Path:
+    """A small model with three action dimensions."""
+    sizes = {"image_size": 16, "vision_dim": 16, "vision_depth": 2, "llm_dim": 32, "llm_mlp_dim": 64, "llm_layers": 1}
+    return build_tiny(
+        folder,
+        sentences=PolicyContract.instructions,
+        dataset_statistics=STATISTICS,
+        action_dim=3,
+        use_proprio=True,
+        proprio_dim=2,
+        **(sizes | options),
+    )
+
+
+class TestTokens(PolicyContract):
+    @pytest.fixture(scope="class")
+    @classmethod
+    def folder(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        return tiny(tmp_path_factory.mktemp("tokens") / "policy", action_chunk_len=2, num_images_in_input=2)
+
+
+class TestCroppedTokens(PolicyContract):
+    @pytest.fixture(scope="class")
+    @classmethod
+    def folder(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        return tiny(tmp_path_factory.mktemp("cropped") / "policy", action_chunk_len=2, center_crop=True)
+
+
+class TestAutoregressiveTokens(PolicyContract):
+    @pytest.fixture(scope="class")
+    @classmethod
+    def folder(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        return tiny(tmp_path_factory.mktemp("autoregressive") / "policy", model_variant="autoregressive")
+
+
+class TestGaussian(PolicyContract):
+    unreached = ("vla.language_model.lm_head.weight",)  # the head of the tokens, which stays in the checkpoint
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def folder(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        return tiny(tmp_path_factory.mktemp("gaussian") / "policy", model_variant="oft_regression", action_chunk_len=2)
+
+
+class TestGaussianOfFeatures(PolicyContract):
+    unreached = TestGaussian.unreached
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def folder(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        options = {"model_variant": "oft_regression", "action_std": "features", "action_chunk_len": 2}
+        return tiny(tmp_path_factory.mktemp("features") / "policy", **options)
+
+
+class TestGaussianAdapters(TestGaussian):
+    config = ActorConfig(lora_rank=2)
+
+
+class TestSharedCritic(TestTokens):
+    value_head = True
+
+
+class TestAdapters(TestTokens):
+    config = ActorConfig(lora_rank=2, lora_targets=("all-linear",))
+
+
+class TestOwnFamily(PolicyContract):
+    @pytest.fixture(scope="class")
+    @classmethod
+    def folder(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        return write_new(tmp_path_factory.mktemp("own") / "policy")

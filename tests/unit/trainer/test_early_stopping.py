@@ -1,0 +1,48 @@
+"""A run ends early only when several large enough evaluations in a row are good enough."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlvla.commands.algorithm_checks import early_stopping_problems
+from rlvla.evaluation.results import EvalResult, Rate
+from rlvla.trainer.config import ScheduleConfig
+from rlvla.trainer.guards import good_enough
+
+
+def results(rates: list[float], n: int) -> list[EvalResult]:
+    made = []
+    for rate in rates:
+        outcome = Rate.of([True] * round(rate * n) + [False] * (n - round(rate * n)))
+        made.append(EvalResult("heldout", True, outcome, outcome, 10.0, ()))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("rates", "n", "stops"),
+    [
+        ([0.96, 0.98, 0.95], 100, True),
+        ([0.5, 0.96, 0.98, 0.96], 50, True),
+        ([0.96, 0.98], 100, False),
+        ([0.96, 0.98, 0.94], 100, False),
+        ([0.96, 0.9, 0.98, 0.98], 100, False),
+        ([1.0, 1.0, 1.0], 49, False),
+    ],
+)
+def test_three_good_evaluations_in_a_row(rates: list[float], n: int, stops: bool) -> None:
+    assert good_enough(results(rates, n), ScheduleConfig()) == stops
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({}, []),
+        ({"early_stopping": True, "eval_steps": 2}, []),
+        ({"early_stopping": True}, ["--eval_steps"]),
+        ({"early_stopping": True, "eval_steps": 2, "eval_episodes": 20}, ["--eval_episodes 20 on 2 task"]),
+        ({"early_stop_success": 0.9}, ["--early_stop_success has no effect"]),
+    ],
+)
+def test_settings_with_which_it_cannot_happen(options: dict, words: list[str]) -> None:
+    problems = early_stopping_problems(ScheduleConfig(**options), num_tasks=2)
+    assert len(problems) == len(words) and all(word in problem for word, problem in zip(words, problems))

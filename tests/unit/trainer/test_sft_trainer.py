@@ -1,0 +1,237 @@
+"""Supervised fine-tuning: what the rows are, what is minimised, what comes out."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from cli.replay_batch import main as replay
+from cli.train_sft_vla import main
+from rlvla.data.demonstrations import Demonstrations
+from rlvla.data.reading import read_demonstrations
+from rlvla.data.rows import DemonstrationRows
+from rlvla.models.actor import Actor
+from rlvla.trainer import sft_trainer
+from rlvla.trainer.supervised_config import SFTConfig
+from rlvla.utils.files import read_metrics
+
+A, D = 4, 2
+TINY = ["--tiny_vision_dim", "16", "--tiny_llm_dim", "32", "--tiny_llm_layers", "1", "--action_chunk_len", "4"]
+
+
+@pytest.fixture(scope="module")
+def actor(policy_folder: Path) -> Actor:
+    return Actor.from_pretrained(policy_folder)
+
+
+@pytest.fixture(scope="module")
+def demos(demos_file: Path) -> Demonstrations:
+    return read_demonstrations(demos_file)
+
+
+class Rank:
+    """The part of a strategy that says which rows are this rank's."""
+
+    def __init__(self, rank: int = 0, world_size: int = 1, seed: int = 0):
+        self.rank, self.world_size, self.seed = rank, world_size, seed
+
+
+def test_a_row_is_an_observation_and_the_actions_that_followed(actor: Actor, demos: Demonstrations) -> None:
+    rows = DemonstrationRows(demos, actor)
+    assert len(rows) == demos.num_steps
+    everything = rows._rows
+    start = len(demos.actions[0])
+    for step in (0, 1, len(demos.actions[1]) - 2, len(demos.actions[1]) - 1):  # of the second episode
+        row = start + step
+        left = min(A, len(demos.actions[1]) - step)
+        assert torch.equal(everything.images[row], torch.from_numpy(demos.images[1][step]))
+        lowest, highest = (np.array(demos.statistics["toy_reach"]["proprio"][q]) for q in ("q01", "q99"))
+        normalized = 2 * (demos.proprio[1][step] - lowest) / (highest - lowest) - 1
+        np.testing.assert_allclose(everything.proprio[row].numpy(), np.clip(normalized, -1, 1), atol=1e-6)
+        assert everything.instructions[row] == demos.instructions[1]
+        assert everything.action_mask[row].tolist() == [True] * (left * D) + [False] * ((A - left) * D)
+        decoded = actor.inputs.decode_actions(everything.action_tokens[row].numpy()).reshape(A, D)
+        low, high = (np.array(demos.statistics["toy_reach"]["action"][q]) for q in ("q01", "q99"))
+        wanted = np.clip(demos.actions[1][step : step + left], low, high)
+        np.testing.assert_allclose(decoded[:left], wanted, atol=float((high - low).max()) / 255)
+
+
+def test_every_row_once_per_epoch_and_ranks_share_each_step(actor: Actor, demos: Demonstrations) -> None:
+    rows = DemonstrationRows(demos, actor)
+    config = SFTConfig(max_epochs=2, train_batch_size=32)
+    numbered = rows._rows.with_fields(episode_index=torch.arange(len(rows)))
+    rows._rows = numbered
+
+    def indices(rank: Rank) -> list[list[int]]:
+        return [
+            batch.episode_index.tolist()
+            for batch in rows.batches(config.train_batch_size, config.max_epochs, rank.seed, rank.rank, rank.world_size)
+        ]
+
+    alone, first, second = indices(Rank()), indices(Rank(0, 2)), indices(Rank(1, 2))
+    assert len(alone) == config.optimizer_steps(len(rows)) == 2 * (len(rows) // 32)
+    assert [sorted(a + b) for a, b in zip(first, second)] == [sorted(step) for step in alone]
+    epoch = [i for step in alone[: len(alone) // 2] for i in step]
+    assert len(set(epoch)) == len(epoch), "no row twice in an epoch"
+    assert alone[0] != alone[len(alone) // 2], "every epoch has its own order"
+    assert alone == indices(Rank()) != indices(Rank(seed=1))
+
+
+def train(folder: Path, demos_file: Path, *flags: str) -> Path:
+    main(["--demos", str(demos_file), "--save_path", str(folder), *TINY, "--no-use_tensorboard", *flags])
+    return folder / "policy"
+
+
+def test_the_loss_is_the_masked_cross_entropy(demos_file: Path, tmp_path: Path, demos: Demonstrations) -> None:
+    """At learning rate 0 the metrics are those of the start model on the whole data, computed here directly."""
+    flags = ("--max_epochs", "1", "--train_batch_size", "1000", "--learning_rate", "0", "--micro_train_batch_size", "7")
+    policy = train(tmp_path / "run", demos_file, *flags)
+    (record,) = read_metrics(tmp_path / "run")
+    start = Actor.from_pretrained(policy)
+    rows = DemonstrationRows(demos, start)._rows
+    with torch.no_grad():
+        table = start(**start.score(rows, 1.0), wants=("parameters",))["parameters/log_probs"]
+    nll = -table.gather(-1, rows.action_tokens.unsqueeze(-1)).squeeze(-1)
+    right = (table.argmax(-1) == rows.action_tokens).float()
+    assert record["sft/loss"] == pytest.approx(float(nll[rows.action_mask].mean()), abs=1e-4)
+    assert record["sft/accuracy"] == pytest.approx(float(right[rows.action_mask].mean()), abs=1e-6)
+
+
+def test_training_lowers_the_loss_and_the_micro_batch_changes_nothing(demos_file: Path, tmp_path: Path) -> None:
+    flags = ("--max_epochs", "3", "--logging_steps", "1", "--train_batch_size", "50")
+    one = train(tmp_path / "one", demos_file, *flags)
+    losses = [record["sft/loss"] for record in read_metrics(tmp_path / "one")]
+    assert losses[-1] < losses[0] - 0.05
+    many = train(tmp_path / "many", demos_file, *flags, "--micro_train_batch_size", "9")
+    a, b = (load_file(f / "model.safetensors") for f in (one, many))
+    start = load_file(tmp_path / "one" / "start" / "model.safetensors")
+    moved, other = (torch.cat([(w[name] - start[name]).flatten() for name in sorted(start)]) for w in (a, b))
+    assert float(torch.cosine_similarity(moved, other, dim=0)) > 0.999
+
+
+def test_steps_that_are_not_finite_are_left_out_counted_and_end_the_run(
+    demos_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loss is NaN, its gradient is not: as in PPO."""
+    calls, aggregate_loss = [], sft_trainer.aggregate_loss
+
+    def sometimes_nan(*args: object, **kw: object) -> torch.Tensor:
+        calls.append(1)
+        return aggregate_loss(*args, **kw) + (math.nan if len(calls) in bad else 0.0)
+
+    monkeypatch.setattr(sft_trainer, "aggregate_loss", sometimes_nan)
+    flags = ("--max_epochs", "1", "--train_batch_size", "40", "--logging_steps", "999")  # steps of one micro-batch
+    bad = {1, 2, 4}
+    policy = train(tmp_path / "survives", demos_file, *flags)
+    (record,) = read_metrics(tmp_path / "survives")
+    assert record["step"] == len(calls) >= 5 and record["sft/skipped_steps"] == 3 and record["sft/grad_norm"] > 0
+    assert all(tensor.isfinite().all() for tensor in load_file(policy / "model.safetensors").values())
+    batches = sorted((tmp_path / "survives" / "bad_batches").iterdir())
+    assert [path.name for path in batches] == [f"step_00000{n}_actor_1_rank0.pt" for n in (1, 2, 4)]
+    replay(["--batch", str(batches[2]), "--pretrain", str(tmp_path / "survives" / "start")])
+    assert "40 rows for the actor" in (told := capsys.readouterr().out) and "everything is finite" in told
+
+    calls.clear()
+    bad = {2, 4, 5}
+    with pytest.raises(SystemExit) as ended:
+        train(tmp_path / "ends", demos_file, *flags, "--max_bad_steps", "2")
+    told = capsys.readouterr().err
+    assert ended.value.code == 1 and len(calls) == 5 and "Traceback" not in told
+    assert "2 optimizer steps of the actor in a row had NaN or infinity in their loss or gradient" in told
+    assert not (tmp_path / "ends" / "policy").exists()
+    bad = set(range(99))
+    with pytest.raises(SystemExit):
+        train(tmp_path / "never", demos_file, *flags)
+    assert "3 optimizer steps of the actor in a row" in capsys.readouterr().err, "the default is that of PPO"
+
+
+def test_equal_seeds_give_equal_policies(demos_file: Path, tmp_path: Path) -> None:
+    runs = [train(tmp_path / n, demos_file, "--max_epochs", "1", "--seed", s) for n, s in zip("abc", "334")]
+    a, b, c = (load_file(run / "model.safetensors") for run in runs)
+    assert all(torch.equal(a[name], b[name]) for name in a)
+    assert any(not torch.equal(a[name], c[name]) for name in a)
+
+
+def test_label_smoothing_raises_the_entropy(demos_file: Path, tmp_path: Path, demos: Demonstrations) -> None:
+    entropies = []
+    for smoothing in ("0", "0.9"):
+        folder = train(
+            tmp_path / smoothing,
+            demos_file,
+            "--max_epochs",
+            "4",
+            "--learning_rate",
+            "3e-3",
+            "--label_smoothing",
+            smoothing,
+        )
+        actor = Actor.from_pretrained(folder)
+        rows = DemonstrationRows(demos, actor)._rows.index(torch.arange(32))
+        with torch.no_grad():
+            entropies.append(float(actor(**actor.score(rows, 1.0))["entropy"].mean()))
+    assert entropies[1] > entropies[0] + 0.02
+
+
+def test_continuing_from_a_policy_with_lora(demos_file: Path, policy_folder: Path, tmp_path: Path) -> None:
+    policy = train(
+        tmp_path / "run", demos_file, "--pretrain", str(policy_folder), "--lora_rank", "4", "--max_epochs", "1"
+    )
+    before, after = (load_file(f / "model.safetensors") for f in (policy_folder, policy))
+    assert after.keys() == before.keys()
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed and all("language_model" in name for name in changed)
+
+
+def test_what_was_learned_from_before_is_not_forgotten(
+    demos_file: Path, policy_folder: Path, demos: Demonstrations, tmp_path: Path
+) -> None:
+    start = Path(shutil.copytree(policy_folder, tmp_path / "start"))
+    record = json.loads((start / "rlvla_environment.json").read_text())
+    (start / "rlvla_environment.json").write_text(json.dumps(record | {"learned_from": [[9000, 9100]]}))
+    policy = train(tmp_path / "run", demos_file, "--pretrain", str(start), "--max_epochs", "1")
+    states = [state for _, state in demos.init_states]
+    after = json.loads((policy / "rlvla_environment.json").read_text())
+    before = {"suite": "toy_reach", "task_id": None, "start": 9000, "stop": 9100}
+    own = {"suite": "toy_reach", "task_id": 0, "start": min(states), "stop": max(states) + 1}
+    assert after["learned_from"] == [before, own]
+
+
+def test_a_policy_without_proprio_is_recorded_as_such(demos_file: Path, demos: Demonstrations, tmp_path: Path) -> None:
+    policy = train(tmp_path / "run", demos_file, "--no-use_proprio", "--max_epochs", "1")
+    assert json.loads((policy / "rlvla_environment.json").read_text())["use_proprio"] is False
+    assert demos.proprio is not None
+    assert DemonstrationRows(demos, Actor.from_pretrained(policy))._rows.proprio is None
+
+
+def test_the_policy_knows_what_it_saw(policy_folder: Path, demos: Demonstrations) -> None:
+    record = json.loads((policy_folder / "rlvla_environment.json").read_text())
+    states = [state for _, state in demos.init_states]
+    span = {"start": min(states), "stop": max(states) + 1}
+    assert record["learned_from"] == [{"suite": "toy_reach", "task_id": 0, **span}]
+    assert record["task_suite_name"] == "toy_reach" and record["use_proprio"] is True
+    assert json.loads((policy_folder / "dataset_statistics.json").read_text()) == demos.statistics
+
+
+def test_statistics_that_cannot_be_used_do_not_block_the_folder(
+    demos_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    copied = shutil.copytree(demos_file.parent, tmp_path / "demos")
+    statistics = copied / "dataset_statistics.json"
+    right = statistics.read_text()
+    statistics.write_text(json.dumps(json.loads(right)["toy_reach"]))
+    words = ["--demos", str(copied / "demos.hdf5"), "--save_path", str(tmp_path / "run"), "--action_chunk_len", "4"]
+    words += ["--tiny_vision_dim", "16", "--tiny_llm_dim", "32", "--tiny_llm_layers", "1", "--max_epochs", "1"]
+    with pytest.raises(SystemExit):
+        main([*words, "--no-use_tensorboard"])
+    assert "statistics" in capsys.readouterr().err
+    statistics.write_text(right)
+    main([*words, "--no-use_tensorboard"])
+    assert (tmp_path / "run" / "policy").is_dir()
+    assert "it is replaced" in capsys.readouterr().out

@@ -1,0 +1,77 @@
+"""Output folders and files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rlvla.utils.files import (
+    atomic_path,
+    damage,
+    manifest_entry,
+    output_folder_problem,
+    write_atomic,
+    write_json,
+    write_manifest,
+)
+
+
+def test_what_can_receive_a_run(tmp_path: Path) -> None:
+    assert output_folder_problem(tmp_path / "new") is None
+    assert output_folder_problem(tmp_path) is None, "an empty folder is fine"
+    (tmp_path / "x").write_text("")
+    assert "already holds another run" in output_folder_problem(tmp_path)
+    assert output_folder_problem(tmp_path, resuming=True) is None
+    assert "is a file" in output_folder_problem(tmp_path / "x", resuming=True)
+
+
+def test_files_are_replaced_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "deep" / "x.json"
+    write_json(path, {"a": 1})
+    write_json(path, {"a": 2})
+    assert json.loads(path.read_text()) == {"a": 2}
+    assert path.stat().st_mode & 0o777 == 0o644
+
+    def crash(*_: object) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr("os.replace", crash)
+    with pytest.raises(OSError, match="disk full"):
+        write_atomic(path, b"half")
+    assert json.loads(path.read_text()) == {"a": 2}
+    assert [p.name for p in path.parent.iterdir()] == ["x.json"]
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "weights.bin"
+    write_atomic(path, b"old")
+
+    def half() -> None:
+        with atomic_path(path) as temporary:
+            temporary.write_bytes(b"ne")
+            assert path.read_bytes() == b"old"
+            raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        half()
+    assert path.read_bytes() == b"old" and list(path.parent.iterdir()) == [path]
+    with atomic_path(path) as temporary:
+        temporary.write_bytes(b"new")
+    assert path.read_bytes() == b"new" and path.stat().st_mode & 0o777 == 0o644
+
+
+def test_a_manifest_notices_missing_short_and_changed_files(tmp_path: Path) -> None:
+    (tmp_path / "actor").mkdir()
+    path = tmp_path / "actor" / "weights.pt"
+    path.write_bytes(b"abc")
+    assert "manifest.json is missing" in damage(tmp_path)
+    write_manifest(tmp_path, {path: manifest_entry(path)})
+    assert damage(tmp_path) is None
+    path.write_bytes(b"abd")
+    assert damage(tmp_path, checksums=False) is None and "actor/weights.pt has changed" in damage(tmp_path)
+    path.write_bytes(b"ab")
+    assert "has 2 bytes instead of 3" in damage(tmp_path, checksums=False)
+    path.unlink()
+    assert "actor/weights.pt is missing" in damage(tmp_path)

@@ -1,0 +1,127 @@
+"""What a person sees."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rlvla.utils.errors import MissingExtraError, require
+from rlvla.utils.files import METRICS_FILE, open_lines, read_metrics
+from rlvla.utils.terminal import duration, log, markdown_table, passing_note, progress_bar, set_output, table
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.4, "0s"), (59.6, "1m00s"), (95.2, "1m35s"), (3599.9, "1h00m"), (7384, "2h03m")]
+)
+def test_duration(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_table_aligns_numbers_to_the_right_and_words_to_the_left() -> None:
+    lines = table(("task", "n"), [("reach", 5), ("x", 1000)]).splitlines()
+    assert lines == ["task      n", "-----  ----", "reach     5", "x      1000"]
+    assert table(("a", "b"), []).splitlines() == ["a  b", "-  -"]
+
+
+def test_a_torn_line_of_metrics_costs_itself_only(tmp_path: Path) -> None:
+    path = tmp_path / METRICS_FILE
+    path.write_text('{"step": 1, "loss": 0.5}\n{"step": 2, "lo')
+    for step in (2, 3):
+        with open_lines(path) as file:
+            file.write(json.dumps({"step": step, "loss": 0.1 * step}) + "\n")
+    assert [record["step"] for record in read_metrics(tmp_path)] == [1, 2, 3]
+    assert len(path.read_text().splitlines()) == 4
+    with open_lines(tmp_path / "new") as file:
+        file.write("first\n")
+    assert (tmp_path / "new").read_text() == "first\n"
+
+
+def test_a_disabled_bar_is_silent(capsys: pytest.CaptureFixture) -> None:
+    with progress_bar(3, "x", enabled=False) as bar:
+        bar.update(1)
+    assert capsys.readouterr().err == ""
+
+
+def test_without_a_terminal_a_short_bar_says_nothing(capsys: pytest.CaptureFixture) -> None:
+    with progress_bar(3, "x") as bar:
+        bar.update(1)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_without_a_terminal_a_long_bar_says_lines(
+    capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0  # of tqdm's clock
+    monkeypatch.setattr("tqdm.std.time", lambda: now)
+    with progress_bar(4, "evaluate", initial=1) as bar:
+        for done in range(3):
+            now += 40.0  # more than the pause between two lines
+            bar.set_postfix_str(f"success {done}", refresh=False)
+            bar.update(1)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert [line.partition(" [")[0].split() for line in err.splitlines()] == [
+        ["evaluate:", "50%", "2/4"],
+        ["evaluate:", "75%", "3/4"],
+        ["evaluate:", "100%", "4/4"],
+    ], err
+    assert all(f"s/episode, success {done}]" in line for done, line in enumerate(err.splitlines()))
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_note_passes_on_a_terminal_of_the_first_rank_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def shown(rank: str, stream: io.StringIO) -> str:
+        monkeypatch.setenv("RANK", rank)
+        monkeypatch.setattr(sys, "stderr", stream)
+        with pytest.raises(ValueError), passing_note("loading"):
+            raise ValueError
+        return stream.getvalue()
+
+    assert shown("0", Terminal()) == "\rloading ...\r\x1b[K"
+    assert shown("1", Terminal()) == "" == shown("0", io.StringIO())
+
+
+def test_require_names_module_and_extra() -> None:
+    with pytest.raises(MissingExtraError, match=r"no_such_module.*rlvla\[robosuite\]"):
+        require("no_such_module", extra="robosuite")
+    assert require("json", extra="x").dumps([]) == "[]"
+
+
+@pytest.fixture
+def output_as_before() -> Iterator[None]:
+    yield
+    set_output()
+
+
+@pytest.mark.usefixtures("output_as_before")
+def test_levels_of_messages(capsys: pytest.CaptureFixture) -> None:
+    def said() -> tuple[str, str]:
+        log.debug("detail")
+        log.info("line")
+        log.warning("mind")
+        out, err = capsys.readouterr()
+        return out, err
+
+    assert said() == ("line\n", "warning: mind\n")
+    set_output("debug")
+    assert said() == ("detail\nline\n", "warning: mind\n")
+    set_output("error")
+    assert said() == ("", "")
+    set_output(quiet=True)
+    assert said() == ("", "warning: mind\n")
+    with progress_bar(3, "x") as bar:
+        bar.update(1)
+    assert capsys.readouterr().err == ""
+
+
+def test_markdown_table() -> None:
+    assert markdown_table(("a", "b"), [(1, "x|y")]) == "| a | b |\n| --- | --- |\n| 1 | x\\|y |"
