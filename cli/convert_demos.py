@@ -19,7 +19,7 @@ from rlvla.utils.errors import ConfigError, MissingExtraError
 def build_parser() -> Parser:
     """The command line."""
     parser = Parser(__doc__ or "")
-    add_arguments(parser, ConvertConfig, "data sets")
+    add_arguments(parser, ConvertConfig, "datasets")
     add_arguments(parser, CustomConfig, "own code")
     return parser
 

@@ -62,47 +62,47 @@ def early_stopping_problems(schedule: ScheduleConfig, num_tasks: int) -> list[Pr
     if not schedule.early_stopping:
         names = ("early_stop_success", "early_stop_evaluations")
         return [problem(name, "no_effect") for name in names if getattr(schedule, name) != getattr(default, name)]
-    found = []
+    problems = []
     if not schedule.eval_steps:
-        found.append(problem("early_stopping", "needs_flag"))
+        problems.append(problem("early_stopping", "needs_flag"))
     if 0 < num_tasks * schedule.eval_episodes < EARLY_STOP_EPISODES:
         amounts = {"least": EARLY_STOP_EPISODES, "episodes": schedule.eval_episodes, "tasks": num_tasks}
-        found.append(problem("early_stopping", "too_few", **amounts))
-    return found
+        problems.append(problem("early_stopping", "too_few", **amounts))
+    return problems
 
 
 def batch_problems(flags: PPORun) -> list[Problem]:
     """Batch sizes that do not divide each other."""
-    batch, ranks, found = flags.batch, launched_world_size(), []
+    batch, ranks, problems = flags.batch, launched_world_size(), []
     episodes = batch.episodes_per_iteration
     if batch.train_batch_size < 1 or batch.rollout_batch_size < 1 or batch.n_samples_per_prompt < 1:
         return []  # already reported
     for name in ("rollout_batch_size", "train_batch_size"):
         if getattr(batch, name) % ranks:
-            found.append(problem(name, "not_divisible", value=getattr(batch, name), ranks=ranks))
+            problems.append(problem(name, "not_divisible", value=getattr(batch, name), ranks=ranks))
     if episodes % batch.train_batch_size:
-        found.append(problem("train_batch_size", "does_not_divide", value=batch.train_batch_size, episodes=episodes))
+        problems.append(problem("train_batch_size", "does_not_divide", value=batch.train_batch_size, episodes=episodes))
     if batch.num_episodes < episodes:
-        found.append(problem("num_episodes", "too_few", value=batch.num_episodes, episodes=episodes))
+        problems.append(problem("num_episodes", "too_few", value=batch.num_episodes, episodes=episodes))
     elif batch.num_episodes % episodes:
         below = batch.num_episodes // episodes * episodes
         near = {"episodes": episodes, "below": below, "above": below + episodes}
-        found.append(problem("num_episodes", "not_divisible", value=batch.num_episodes, **near))
-    return found + _iteration_problems(flags)
+        problems.append(problem("num_episodes", "not_divisible", value=batch.num_episodes, **near))
+    return problems + _iteration_problems(flags)
 
 
 def _iteration_problems(flags: PPORun) -> list[Problem]:
     """Iterations beyond the end of the run, and freezing that leaves nothing to train."""
-    schedule, iterations, found = flags.schedule, flags.batch.iterations, []
+    schedule, iterations, problems = flags.schedule, flags.batch.iterations, []
     late = [number for number in schedule.profile_steps if number > iterations]
     if late:
-        found.append(problem("profile_steps", "out_of_range", value=" ".join(map(str, late)), iterations=iterations))
+        problems.append(problem("profile_steps", "out_of_range", value=" ".join(map(str, late)), iterations=iterations))
     if schedule.profile_steps and schedule.val_only:
-        found.append(problem("profile_steps", "contradiction"))
+        problems.append(problem("profile_steps", "contradiction"))
     frozen = flags.optimization.freezing_actor_steps
     if flags.algorithm.needs_critic and frozen and frozen >= iterations and not schedule.val_only:
-        found.append(problem("freezing_actor_steps", "contradiction", value=frozen, iterations=iterations))
-    return found
+        problems.append(problem("freezing_actor_steps", "contradiction", value=frozen, iterations=iterations))
+    return problems
 
 
 def algorithm_problems(flags: PPORun) -> list[Problem]:
@@ -129,26 +129,26 @@ def _offload_problems(flags: PPORun) -> list[Problem]:
 
 
 def _group_problems(flags: PPORun) -> list[Problem]:
-    algorithm, n, found = flags.algorithm, flags.batch.n_samples_per_prompt, []
+    algorithm, n, problems = flags.algorithm, flags.batch.n_samples_per_prompt, []
     options, estimator = algorithm.estimator_options, algorithm.advantage_estimator
     # An estimator with the option `singleton` supports groups of one.
     if "group_ids" in options and "singleton" not in options and n < 2:
-        found.append(problem("advantage_estimator", "too_few", value=estimator, n=n))
+        problems.append(problem("advantage_estimator", "too_few", value=estimator, n=n))
     advantage_level, level = algorithm.advantage_level, algorithm.log_prob_level
     if estimator not in ONE_ADVANTAGE_PER_EPISODE and LEVEL_ORDER[advantage_level] < LEVEL_ORDER[level]:
-        found.append(problem("log_prob_level", "contradiction", value=level, advantage_level=advantage_level))
+        problems.append(problem("log_prob_level", "contradiction", value=level, advantage_level=advantage_level))
     if flags.filters.filter_zero_variance and n < 2:
-        found.append(problem("filter_zero_variance", "too_few", n=n))
-    return found
+        problems.append(problem("filter_zero_variance", "too_few", n=n))
+    return problems
 
 
 def _range_problems(flags: PPORun) -> list[Problem]:
-    algorithm, correction, found = flags.algorithm, flags.correction, []
+    algorithm, correction, problems = flags.algorithm, flags.correction, []
     widths = algorithm.eps_clip_low_high
     # A lower width of 1 or more disables the lower bound, as in the paper on cispo.
     open_below = algorithm.policy_loss == "cispo" and len(widths) == 2 and widths[0] >= 1
     if widths and (len(widths) != 2 or (widths[0] > widths[1] and not open_below)):
-        found.append(problem("eps_clip_low_high", "out_of_range", value=" ".join(map(str, widths))))
+        problems.append(problem("eps_clip_low_high", "out_of_range", value=" ".join(map(str, widths))))
     bounds = (
         (algorithm, "cov_low", "cov_high"),
         (flags.filters, "accuracy_lower_bound", "accuracy_upper_bound"),
@@ -158,44 +158,44 @@ def _range_problems(flags: PPORun) -> list[Problem]:
     for group, lower, upper in bounds:
         low, high = getattr(group, lower), getattr(group, upper)
         if low > high:
-            found.append(problem(lower, "bounds_crossed", value=low, other=upper, bound=high))
+            problems.append(problem(lower, "bounds_crossed", value=low, other=upper, bound=high))
     if (correction.rollout_is, correction.rollout_is_level) == ("seq_mask_tis", "sequence"):
-        found.append(problem("rollout_is", "contradiction"))
-    return found
+        problems.append(problem("rollout_is", "contradiction"))
+    return problems
 
 
 def _kl_problems(algorithm: AlgorithmConfig) -> list[Problem]:
-    weight, found = algorithm.init_kl_coef, []
+    weight, problems = algorithm.init_kl_coef, []
     if not weight:
         if algorithm.use_kl_loss:
-            found.append(problem("use_kl_loss", "no_effect"))
+            problems.append(problem("use_kl_loss", "no_effect"))
         if algorithm.kl_target is not None:
-            found.append(problem("kl_target", "needs_flag"))
-        return found
+            problems.append(problem("kl_target", "needs_flag"))
+        return problems
     if algorithm.use_kl_loss and algorithm.use_kl_in_reward:
-        found.append(problem("use_kl_in_reward", "contradiction"))
+        problems.append(problem("use_kl_in_reward", "contradiction"))
     if not algorithm.kl_in_reward and not algorithm.kl_in_loss:
-        found.append(problem("use_kl_in_reward", "needs_flag", value=weight))
+        problems.append(problem("use_kl_in_reward", "needs_flag", value=weight))
     kind = algorithm.kl_estimator
     if algorithm.kl_in_reward and kind.endswith("+"):
-        found.append(problem("kl_estimator", "contradiction", value=kind, without_suffix=kind[:-1]))
+        problems.append(problem("kl_estimator", "contradiction", value=kind, without_suffix=kind[:-1]))
     if algorithm.kl_in_reward and "component_rewards" in algorithm.estimator_options:
-        found.append(problem("init_kl_coef", "contradiction", value=weight, estimator=algorithm.advantage_estimator))
-    return found
+        problems.append(problem("init_kl_coef", "contradiction", value=weight, estimator=algorithm.advantage_estimator))
+    return problems
 
 
 def _step_problems(flags: PPORun) -> list[Problem]:
     """Options of the actor's steps: early end of an iteration, moving average, demonstrations."""
-    optimization, batch, found = flags.optimization, flags.batch, []
+    optimization, batch, problems = flags.optimization, flags.batch, []
     if optimization.target_kl is not None and batch.max_epochs * batch.episodes_per_iteration <= batch.train_batch_size:
-        found.append(problem("target_kl", "no_effect", value=optimization.target_kl))
+        problems.append(problem("target_kl", "no_effect", value=optimization.target_kl))
     if optimization.ema_beta and flags.strategy.zero_stage == 3:
-        found.append(problem("ema_beta", "contradiction", value=optimization.ema_beta))
+        problems.append(problem("ema_beta", "contradiction", value=optimization.ema_beta))
     if optimization.use_ema and not optimization.ema_beta:
-        found.append(problem("use_ema", "needs_flag"))
+        problems.append(problem("use_ema", "needs_flag"))
     if bool(optimization.ptx_coef) != (optimization.ptx_demos is not None):
-        found.append(problem("ptx_coef", "needs_flag"))
-    return found
+        problems.append(problem("ptx_coef", "needs_flag"))
+    return problems
 
 
 class _Unread:
@@ -203,7 +203,7 @@ class _Unread:
 
     def __init__(self, flags: PPORun):
         self._flags = flags
-        self.found: list[Problem] = []
+        self.problems: list[Problem] = []
 
     def check(
         self, group: str, names: Iterable[str], unused: Callable[[str], bool] | bool, why: str, **values: str
@@ -212,12 +212,12 @@ class _Unread:
         for name in names:
             if (unused(name) if callable(unused) else unused) and _is_set(self._flags, group, name):
                 typed = as_typed(name, getattr(getattr(self._flags, group), name))
-                self.found.append(unread(name, typed, why, **values))
+                self.problems.append(unread(name, typed, why, **values))
 
 
 def _without_effect(flags: PPORun) -> list[Problem]:
-    algorithm, found = flags.algorithm, _Unread(flags)
-    check, options, loss_options = found.check, algorithm.estimator_options, algorithm.loss_options
+    algorithm, unread_flags = flags.algorithm, _Unread(flags)
+    check, options, loss_options = unread_flags.check, algorithm.estimator_options, algorithm.loss_options
     estimator, loss = {"estimator": algorithm.advantage_estimator}, {"loss": algorithm.policy_loss}
     check("algorithm", _ESTIMATOR_FLAGS, lambda name: _ESTIMATOR_FLAGS[name] not in options, "estimator", **estimator)
     check("algorithm", _LOSS_FLAGS, lambda name: _LOSS_FLAGS[name] not in loss_options, "loss", **loss)
@@ -237,12 +237,12 @@ def _without_effect(flags: PPORun) -> list[Problem]:
     check("algorithm", ["loss_agg_mode"], not mode_read, "loss mode", **loss)
     lonely = "singleton" in options and flags.batch.n_samples_per_prompt > 1
     check("algorithm", ["singleton"], lonely, "no lonely episode")
-    _unread_in_other_groups(flags, found)
-    return found.found
+    _unread_in_other_groups(flags, unread_flags)
+    return unread_flags.problems
 
 
-def _unread_in_other_groups(flags: PPORun, found: _Unread) -> None:
-    filters, correction, check = flags.filters, flags.correction, found.check
+def _unread_in_other_groups(flags: PPORun, unread_flags: _Unread) -> None:
+    filters, correction, check = flags.filters, flags.correction, unread_flags.check
     check("filters", _FILTER_FLAGS, not filters.active, "no filter")
     bounds = ("accuracy_lower_bound", "accuracy_upper_bound")
     check("filters", bounds, not filters.filter_accuracy, "switch", switch="filter_accuracy")

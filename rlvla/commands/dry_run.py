@@ -192,8 +192,8 @@ def sft_memory(
     sketch = checkpoint.sketch(row, actor)
     if sketch is None:
         return None
-    found = probe(sketch, bf16=strategy.bf16, train_rows=micro, forward_rows=1)
-    engine = engine_memory(found, strategy, launched_world_size(), accumulates=rows > micro)
+    probed = probe(sketch, bf16=strategy.bf16, train_rows=micro, forward_rows=1)
+    engine = engine_memory(probed, strategy, launched_world_size(), accumulates=rows > micro)
     return MemoryPlan({"policy": engine})
 
 

@@ -45,25 +45,25 @@ def observation_problems(folder: str | Path, spec: PolicySpec, shown: Observatio
         spec: facts of the model.
         shown: the observations it would receive.
     """
-    found = []
+    problems = []
     cameras, suite = shown.env.camera_names, get_suite(shown.env.suite)
     recorded = recorded_environment(folder)
     known = tuple(recorded.get("cameras") or ())
     if spec.cameras not in (None, len(cameras)):
         there = ", ".join(cameras)
-        found.append(problem(None, "image_count", folder=folder, wanted=spec.cameras, cameras=there))
+        problems.append(problem(None, "image_count", folder=folder, wanted=spec.cameras, cameras=there))
     elif known != cameras and known and set(known) <= set(suite.cameras):
-        found.append(problem(None, "cameras", folder=folder, known=", ".join(known), shown=", ".join(cameras)))
+        problems.append(problem(None, "cameras", folder=folder, known=", ".join(known), shown=", ".join(cameras)))
     size = shown.env.image_size or suite.image_size
     if spec.image_size not in (None, size):
-        found.append(problem(None, "image_size", folder=folder, wanted=spec.image_size, size=size))
+        problems.append(problem(None, "image_size", folder=folder, wanted=spec.image_size, size=size))
     quality, own = recorded.get("render_quality"), shown.env.render_quality or "fast"
     if quality not in (None, own):
-        found.append(problem(None, "render_quality", folder=folder, quality=quality, shown=own))
+        problems.append(problem(None, "render_quality", folder=folder, quality=quality, shown=own))
     if spec.proprio_dim not in (0, shown.proprio_dim):
         there_are = f"there are {shown.proprio_dim}" if shown.proprio_dim else "there is none (--use_proprio)"
-        found.append(problem(None, "proprio_dims", folder=folder, wanted=spec.proprio_dim, there_are=there_are))
-    return found
+        problems.append(problem(None, "proprio_dims", folder=folder, wanted=spec.proprio_dim, there_are=there_are))
+    return problems
 
 
 def value_model_problems(flags: PPORun, setting: CheckedRun | None) -> list[Problem]:
@@ -73,10 +73,10 @@ def value_model_problems(flags: PPORun, setting: CheckedRun | None) -> list[Prob
         state_input, length = setting.state_input, setting.spec.proprio_dim
         width = state_input.settings.width if state_input else 0  # reward models do not observe the machine state
         shown = ObservationSpec(setting.env, length - width if length else 0)
-    found = _critic_problems(flags, setting, shown)
+    problems = _critic_problems(flags, setting, shown)
     if shown is not None:
-        found += source_problems(flags.rewards, shown)
-    return found
+        problems += source_problems(flags.rewards, shown)
+    return problems
 
 
 def source_problems(rewards: RewardConfig, shown: ObservationSpec) -> list[Problem]:
@@ -86,15 +86,15 @@ def source_problems(rewards: RewardConfig, shown: ObservationSpec) -> list[Probl
         "rm_model_path": rewards.rm_model_path if "rm_model" in asked else None,
         "reward_pretrain": rewards.reward_pretrain,
     }
-    found = []
+    problems = []
     for flag, folder in folders.items():
         try:
             if folder is not None:
                 spec = check_checkpoint(folder).spec
-                found += [p.of_flag(flag) for p in observation_problems(folder, spec, shown)]
+                problems += [p.of_flag(flag) for p in observation_problems(folder, spec, shown)]
         except ConfigError:
             continue
-    return found
+    return problems
 
 
 def recorded_source_problems(rewards: RewardConfig, demos: Demonstrations) -> list[Problem]:
@@ -110,12 +110,12 @@ def _critic_problems(flags: PPORun, setting: CheckedRun | None, shown: Observati
     key, overrides = (setting.checkpoint.unnorm_key, setting.overrides) if setting else (flags.policy.unnorm_key, None)
     try:
         critic = check_checkpoint(folder, key, flags.env.task_suite_name, overrides)
-        spec, found = critic.spec, []
+        spec, problems = critic.spec, []
         if setting is not None and shown is not None:
             own, policy = [(c.action_chunk_len, c.action_dim) for c in (spec, setting.spec)]
             if own != policy:
                 shapes = {"own": " x ".join(map(str, own)), "policy": " x ".join(map(str, policy))}
-                found.append(problem("critic_pretrain", "action_shape", folder=folder, **shapes))
+                problems.append(problem("critic_pretrain", "action_shape", folder=folder, **shapes))
             # Unlike a reward model, the critic observes the machine state, as the policy does.
             seen = replace(shown, proprio_dim=setting.spec.proprio_dim)
             # It reads what the policy has prepared: where that resizes, the size of the environment's images is open.
@@ -124,10 +124,10 @@ def _critic_problems(flags: PPORun, setting: CheckedRun | None, shown: Observati
             if not unlike and (differences := critic.preparation_differences(setting.checkpoint)):
                 what = ", ".join(differences)
                 unlike = [problem("critic_pretrain", "mismatch", folder=folder, what=what)]
-            found += unlike
+            problems += unlike
     except ConfigError as error:
-        found = error.problems
-    return [p.of_flag("critic_pretrain") for p in found]
+        problems = error.problems
+    return [p.of_flag("critic_pretrain") for p in problems]
 
 
 def mismatch_with_policy(demos: Demonstrations, path: str, spec: PolicySpec, folder: str) -> list[Problem]:
@@ -141,19 +141,19 @@ def mismatch_with_policy(demos: Demonstrations, path: str, spec: PolicySpec, fol
     """
     problems = []
 
-    def found(reason: str, **values: object) -> None:
+    def add(reason: str, **values: object) -> None:
         problems.append(problem("demos", reason, path=path, folder=folder, **values))
 
     cameras, size = demos.images[0].shape[1:3]
     dims = demos.actions[0].shape[1]
     if dims != spec.action_dim:
-        found("action_dims", dims=dims, wanted=spec.action_dim)
+        add("action_dims", dims=dims, wanted=spec.action_dim)
     if spec.cameras not in (None, cameras):
-        found("cameras", cameras=cameras, wanted=spec.cameras)
+        add("cameras", cameras=cameras, wanted=spec.cameras)
     if spec.image_size not in (None, size):
-        found("image_size", size=size, wanted=spec.image_size)
+        add("image_size", size=size, wanted=spec.image_size)
     if spec.proprio_dim and demos.proprio is None:
-        found("no_proprio")
+        add("no_proprio")
     elif spec.proprio_dim and demos.proprio and demos.proprio[0].shape[1] != spec.proprio_dim:
-        found("proprio_dims", length=demos.proprio[0].shape[1], wanted=spec.proprio_dim)
+        add("proprio_dims", length=demos.proprio[0].shape[1], wanted=spec.proprio_dim)
     return problems

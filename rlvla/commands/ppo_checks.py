@@ -62,10 +62,10 @@ def check(flags: PPORun) -> CheckedRun:
 def _folder_problems(flags: PPORun) -> list[Problem]:
     """Folders that a new run cannot use."""
     resuming = flags.run.load_checkpoint
-    found = {"save_path": run_folder_problem(flags.run.save_path, resuming=resuming)}
+    problems = {"save_path": run_folder_problem(flags.run.save_path, resuming=resuming)}
     if flags.run.ckpt_path is not None:
-        found["ckpt_path"] = checkpoint_folder_problem(flags.run.ckpt_path, resuming=resuming)
-    return [problem(flag, "folder_in_use", why=why) for flag, why in found.items() if why]
+        problems["ckpt_path"] = checkpoint_folder_problem(flags.run.ckpt_path, resuming=resuming)
+    return [problem(flag, "folder_in_use", why=why) for flag, why in problems.items() if why]
 
 
 def _changed_flags(flags: PPORun, setting: CheckedRun) -> list[Problem]:
@@ -77,7 +77,7 @@ def _changed_flags(flags: PPORun, setting: CheckedRun) -> list[Problem]:
         before = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         return [problem("save_path", "invalid_file", file=path, error=error)]
-    found = []
+    problems = []
     elsewhere = {name: value for group in before.values() if isinstance(group, dict) for name, value in group.items()}
     for group, now in json.loads(json.dumps(describe(flags, setting))).items():
         if group in _FREE_GROUPS:
@@ -85,8 +85,8 @@ def _changed_flags(flags: PPORun, setting: CheckedRun) -> list[Problem]:
         for name, value in now.items():
             known = before.get(group, {}).get(name, elsewhere.get(name, value))  # flags have moved between groups
             if name not in _FREE_FLAGS and known != value:
-                found.append(problem(name, "changed", value=value, folder=flags.run.save_path, known=known))
-    return found
+                problems.append(problem(name, "changed", value=value, folder=flags.run.save_path, known=known))
+    return problems
 
 
 def _resume_problems(flags: PPORun) -> list[Problem]:
@@ -122,9 +122,9 @@ def _demonstration_problems(flags: PPORun, setting: CheckedRun) -> list[Problem]
         demos = read_demonstrations(path, setting.env.camera_names)
     except ConfigError as error:
         return [p.of_flag("ptx_demos") for p in error.problems]
-    found = mismatch_with_policy(demos, path, setting.spec, flags.policy.pretrain)
-    found += flags.split.problems(setting.tasks, flags.schedule.eval_episodes, demos.states_learned_from)
-    return [p.of_flag("ptx_demos") for p in found]
+    problems = mismatch_with_policy(demos, path, setting.spec, flags.policy.pretrain)
+    problems += flags.split.problems(setting.tasks, flags.schedule.eval_episodes, demos.states_learned_from)
+    return [p.of_flag("ptx_demos") for p in problems]
 
 
 def _evaluates_a_checkpoint(flags: PPORun) -> bool:

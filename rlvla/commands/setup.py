@@ -97,28 +97,28 @@ def check_run(
 
 
 def _contradictions(policy: PolicyConfig, env: EnvConfig, spec: PolicySpec, tasks: Sequence[TaskSpec]) -> list[Problem]:
-    found = []
+    problems = []
     cameras = len(env.camera_names)
     wanted_images = spec.cameras or policy.num_images_in_input or cameras
     if policy.action_chunk_len not in (None, spec.action_chunk_len):
         lengths = {"value": policy.action_chunk_len, "wanted": spec.action_chunk_len}
-        found.append(problem("action_chunk_len", "mismatch", **lengths))
+        problems.append(problem("action_chunk_len", "mismatch", **lengths))
     if policy.num_images_in_input not in (None, wanted_images):
         images = {"value": policy.num_images_in_input, "wanted": wanted_images}
-        found.append(problem("num_images_in_input", "mismatch", **images))
+        problems.append(problem("num_images_in_input", "mismatch", **images))
     if cameras != wanted_images:
-        found.append(problem("cameras", "mismatch", value=" ".join(env.camera_names), wanted=wanted_images))
+        problems.append(problem("cameras", "mismatch", value=" ".join(env.camera_names), wanted=wanted_images))
     if bool(spec.proprio_dim) != bool(env.use_proprio):
         takes = "takes" if spec.proprio_dim else "does not take"
-        found.append(problem("use_proprio", "mismatch", takes=takes))
+        problems.append(problem("use_proprio", "mismatch", takes=takes))
     size = env.image_size or get_suite(env.suite).image_size
     if spec.image_size not in (None, size):
-        found.append(problem("image_size", "mismatch", value=size, wanted=spec.image_size))
+        problems.append(problem("image_size", "mismatch", value=size, wanted=spec.image_size))
     dims = {task.action_dim for task in tasks}
     if dims != {spec.action_dim}:
         dimensions = {"dims": sorted(dims), "wanted": spec.action_dim}
-        found.append(problem("task_suite_name", "action_dims", suite=env.suite, **dimensions))
-    return found
+        problems.append(problem("task_suite_name", "action_dims", suite=env.suite, **dimensions))
+    return problems
 
 
 def _proprio_problems(env: EnvConfig, spec: PolicySpec, tasks: Sequence[TaskSpec]) -> list[Problem]:
@@ -227,11 +227,11 @@ def _width_problems(
     width = asked.settings.width
     if not width:
         return []
-    found = [problem("rm_state_input", "contradiction", of=flag) for flag in _reward_model_flags(rewards)]
+    problems = [problem("rm_state_input", "contradiction", of=flag) for flag in _reward_model_flags(rewards)]
     if not spec.proprio_dim:
-        return [*found, problem("rm_state_input", "no_proprio")]
+        return [*problems, problem("rm_state_input", "no_proprio")]
     for length in sorted({task.proprio_dim for task in tasks}):
         if spec.proprio_dim != length + width:
             amounts = {"length": length, "width": width, "both": length + width, "wanted": spec.proprio_dim}
-            found.append(problem("rm_state_input", "proprio_dims", **amounts))
-    return found
+            problems.append(problem("rm_state_input", "proprio_dims", **amounts))
+    return problems

@@ -94,12 +94,12 @@ def _data_problems(demos: Demonstrations, config: RewardModelConfig, run: Reward
     """Problems of the data: both outcomes must occur, and each rank needs a frame."""
     train, heldout = split_episodes(demos, config.heldout_share, run.seed)
     frames, world = sum(len(demos.images[i]) for i in train), launched_world_size()
-    found, given = [], {"value": " ".join(run.demos)}
+    problems, given = [], {"value": " ".join(run.demos)}
     if frames < world:
-        found.append(problem("demos", "too_few_frames", frames=frames, ranks=world, **given))
+        problems.append(problem("demos", "too_few_frames", frames=frames, ranks=world, **given))
     for name, part in (("training", train), ("held-out", heldout)):
         outcomes = [demos.success[i] for i in part]
         if len(set(outcomes)) < 2:
             amounts = {"part": name, "successes": sum(outcomes), "episodes": len(part)}
-            found.append(problem("demos", "one_outcome", **amounts, **given))
-    return found
+            problems.append(problem("demos", "one_outcome", **amounts, **given))
+    return problems

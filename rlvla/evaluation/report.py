@@ -129,12 +129,12 @@ def _bars_of_suites(over_all: Sequence[SuitesResult]) -> list[dict[str, Any]]:
 
 def _videos(evaluations: Sequence[PolicyEvaluation]) -> dict[str, list[dict[str, Any]]]:
     """Videos by policy and mode; files that no longer exist are skipped."""
-    found = {
+    videos_of = {
         f"{evaluation.policy}, {mode}": [_video(path) for path in paths if path.is_file()]
         for evaluation in evaluations
         for mode, paths in evaluation.videos.items()
     }
-    return {heading: videos for heading, videos in found.items() if videos}
+    return {heading: videos for heading, videos in videos_of.items() if videos}
 
 
 def _video(path: Path) -> dict[str, Any]:
@@ -150,18 +150,18 @@ def _video(path: Path) -> dict[str, Any]:
 
 
 def _configurations(suites: Mapping[str, SuiteEvaluation], run_folder: Path) -> list[tuple[str, str]]:
-    found = [("command", command_line())]
+    settings = [("command", command_line())]
     for name, suite in suites.items():
         label = f"{name}: " if len(suites) > 1 else ""
         protocols = {mode: _shortened(protocol) for mode, protocol in suite.own.protocols.items()}
-        found += [
+        settings += [
             (f"{label}protocol", json.dumps(protocols, indent=2)),
             (f"{label}environment", json.dumps(suite.own.environment, indent=2)),
         ]
     for name in _RUN_FILES:
         if (run_folder / name).is_file():
-            found.append((f"training: {name}", (run_folder / name).read_text(encoding="utf-8")))
-    return found
+            settings.append((f"training: {name}", (run_folder / name).read_text(encoding="utf-8")))
+    return settings
 
 
 def _shortened(protocol: dict[str, Any]) -> dict[str, Any]:

@@ -178,7 +178,7 @@ class RewardPlan:
 
 def _without_effect(config: RewardConfig, weights: Mapping[str, float]) -> list[Problem]:
     """Settings that would be ignored because their source is not used."""
-    found = []
+    problems = []
     for flag in fields(config):
         users = next((names for prefix, names in _USERS.items() if flag.name.startswith(prefix)), ())
         if users and not set(users) & set(weights) and getattr(config, flag.name) != flag.default:
@@ -187,8 +187,8 @@ def _without_effect(config: RewardConfig, weights: Mapping[str, float]) -> list[
                 f"--{flag.name} has no effect: add {named} to --reward, or leave it out (against a --config file: "
                 f"{as_typed(flag.name, flag.default)})"
             )
-            found.append(Problem(flag.name, "no_effect", text))
-    return found
+            problems.append(Problem(flag.name, "no_effect", text))
+    return problems
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ class _Token:
 
 
 def _tokens(formula: str) -> list[_Token]:
-    found, position = [], 0
+    tokens, position = [], 0
     end = len(formula.rstrip())
     while position < end:
         match = _TOKEN.match(formula, position)
@@ -46,9 +46,9 @@ def _tokens(formula: str) -> list[_Token]:
             start = position + len(formula[position:]) - len(formula[position:].lstrip())
             raise FormulaError(formula, start, f"{formula[start]!r} is not part of the language")
         text = match[1] or match[2]
-        found.append(_Token(text, match.end() - len(text)))
+        tokens.append(_Token(text, match.end() - len(text)))
         position = match.end()
-    return [*found, _Token("", len(formula))]
+    return [*tokens, _Token("", len(formula))]
 
 
 class _Parser:
@@ -174,12 +174,12 @@ def parse_ltlf(formula: str) -> Formula:
 
 def propositions_of(formula: Formula) -> tuple[str, ...]:
     """Propositions of a formula, in order of first appearance."""
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     todo = [formula]
     while todo:
         kind, *parts = todo.pop()
         if kind in ("atom", "not_atom"):
-            found[parts[0]] = None
+            names[parts[0]] = None
         else:
             todo.extend(reversed(parts))
-    return tuple(found)
+    return tuple(names)

@@ -19,19 +19,19 @@ def labeled_edges(graph: MachineGraph) -> dict[tuple[str, str], str]:
 
     An edge of a compiled machine shows its smallest sets of propositions, and what must not hold beside them.
     """
-    found: dict[tuple[str, str], str] = {}
+    labels: dict[tuple[str, str], str] = {}
     for number, state in enumerate(graph.states):
         if state in graph.success | graph.failure:
             continue
         if graph.automaton is None:
             for guard, edge in graph.edges[state]:
                 key = (state, edge.target)
-                found[key] = f"{found[key]} | {guard.text}" if key in found else guard.text
+                labels[key] = f"{labels[key]} | {guard.text}" if key in labels else guard.text
             continue
         for successor, label in _letters(graph.automaton, number).items():
             if successor != number:
-                found[state, graph.states[successor]] = label
-    return found
+                labels[state, graph.states[successor]] = label
+    return labels
 
 
 def _letters(dfa: DFA, state: int) -> dict[int, str]:

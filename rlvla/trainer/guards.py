@@ -48,7 +48,7 @@ class StartCheck:
             score = metrics["highest_score"]
             if rate == 1.0 or (n == 0 and score > 0):
                 problems.append(
-                    f"the start policy succeeded in all of {episodes} episodes: there is nothing to learn. Choose a "
+                    f"the initial policy succeeded in all of {episodes} episodes: there is nothing to learn. Choose a "
                     "harder task or other initial states"
                 )
             else:

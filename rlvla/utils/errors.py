@@ -18,7 +18,7 @@ class Problem:
         flag: the flag to change, without dashes; None if no single flag is at fault.
         reason: the kind of mistake, e.g. "out_of_range", "not_divisible", "no_effect" (nothing reads the flag),
             "needs_flag" (another one is missing), "contradiction" (of two flags), "mismatch" (with a checkpoint, a
-            suite, a data set), "changed" (since the run being resumed was started), "missing_file", "invalid_file",
+            suite, a dataset), "changed" (since the run being resumed was started), "missing_file", "invalid_file",
             "folder_in_use", "unknown_name", "duplicate", "too_few", "unavailable" (on this machine); "" if none is
             given.
         text: a sentence that names the value and the remedy; also `str()` of the problem.

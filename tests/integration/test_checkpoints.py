@@ -62,7 +62,7 @@ class Near:
 
 @pytest.fixture(scope="module", autouse=True)
 def dense_reward() -> Iterator[None]:
-    """A start policy hardly ever succeeds; this reward gives every run gradients."""
+    """A initial policy hardly ever succeeds; this reward gives every run gradients."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reward_base, "_SOURCES", dict(reward_base._SOURCES))
 

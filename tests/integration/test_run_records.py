@@ -71,7 +71,7 @@ def test_dumped_rollouts_are_demonstrations(run: Path, tmp_path: Path) -> None:
 
 
 def test_dumped_rollouts_become_a_lerobot_data_set(run: Path, policy_folder: Path, tmp_path: Path) -> None:
-    pq = pytest.importorskip("pyarrow.parquet", reason="LeRobot data sets need the extra rlvla[lerobot]")
+    pq = pytest.importorskip("pyarrow.parquet", reason="LeRobot datasets need the extra rlvla[lerobot]")
     sources = sorted(str(path) for path in (run / "rollouts").rglob("demos.hdf5"))
     convert(["--demos", *sources, "--output", str(tmp_path / "l")])
     before, after = read_several(sources), read_demonstrations(tmp_path / "l")

@@ -1,4 +1,4 @@
-"""A LeRobot data set in the layout of v2.1, which rlvla reads and no longer writes: a file and videos per episode."""
+"""A LeRobot dataset in the layout of v2.1, which rlvla reads and no longer writes: a file and videos per episode."""
 
 from __future__ import annotations
 

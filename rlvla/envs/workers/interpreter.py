@@ -39,19 +39,19 @@ def path_of_interpreter(python: str) -> str:
     Raises:
         ConfigError: there is no such executable, or it is not a supported Python interpreter.
     """
-    found = shutil.which(python)
-    if found is None:
+    executable = shutil.which(python)
+    if executable is None:
         hint = "; name the bin/python in it" if os.path.isdir(python) else ""
         raise ConfigError.of("env_python", "missing_file", f"--env_python {python}: not an executable file{hint}")
     code = f"import sys; sys.exit(0 if sys.version_info >= {_OLDEST} else {_TOO_OLD})"
-    ended = _run([found, "-c", code], python)
+    ended = _run([executable, "-c", code], python)
     if ended.returncode == _TOO_OLD:
         oldest = ".".join(map(str, _OLDEST))
         text = f"--env_python {python}: rlvla's workers need Python {oldest} or newer"
         raise ConfigError.of("env_python", "unavailable", text)
     if ended.returncode != 0:
         raise ConfigError(f"--env_python {python}: not a Python interpreter (it ended with {ended.returncode})")
-    return os.path.abspath(found)  # keep symlinks: the path of the executable identifies a virtual environment
+    return os.path.abspath(executable)  # keep symlinks: the path of the executable identifies a virtual environment
 
 
 def tasks_of_interpreter(python: str, suite: str, options: Mapping[str, Any]) -> list[TaskSpec]:

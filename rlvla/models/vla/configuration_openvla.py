@@ -183,58 +183,58 @@ class OpenVLAConfig(PretrainedConfig):
 
     def problems(self) -> list[str]:
         """One sentence per invalid setting; empty if there are none."""
-        found = self._platform_problems()
+        problems = self._platform_problems()
         if not self.use_fused_vision_backbone or len(self.timm_model_ids) != 2:
-            found.append(
+            problems.append(
                 f"the model needs two vision towers, but timm_model_ids is {self.timm_model_ids} and "
                 f"use_fused_vision_backbone is {self.use_fused_vision_backbone}; use a checkpoint with a fused backbone"
             )
         elif len(self.image_sizes) != 2 or len(set(self.image_sizes)) != 1:
-            found.append(f"image_sizes is {self.image_sizes}; give two equal sizes, one per tower")
+            problems.append(f"image_sizes is {self.image_sizes}; give two equal sizes, one per tower")
         else:
             for name, value in (
                 ("timm_model_kwargs", self.timm_model_kwargs),
                 ("timm_override_act_layers", self.timm_override_act_layers),
             ):
                 if value is not None and len(value) != 2:
-                    found.append(f"{name} has {len(value)} entries; give one per tower")
-        if not found:
+                    problems.append(f"{name} has {len(value)} entries; give one per tower")
+        if not problems:
             try:
                 first, second = self.tower_configs()
                 if first.num_patches != second.num_patches:
-                    found.append(
+                    problems.append(
                         f"the towers give {first.num_patches} and {second.num_patches} patches; make them equal"
                     )
             except ConfigError as error:
-                found.extend(error.problems)
-        return found
+                problems.extend(error.problems)
+        return problems
 
     def _platform_problems(self) -> list[str]:
-        found = []
+        problems = []
         if self.model_variant not in MODEL_VARIANTS:
-            found.append(f"model_variant {self.model_variant!r} is unknown; use one of {list(MODEL_VARIANTS)}")
+            problems.append(f"model_variant {self.model_variant!r} is unknown; use one of {list(MODEL_VARIANTS)}")
         if self.is_autoregressive and self.action_chunk_len != 1:
-            found.append(
+            problems.append(
                 f"action_chunk_len is {self.action_chunk_len}, but the autoregressive variant predicts one action; "
                 "leave it out, or say model_variant oft"
             )
         if self.has_regression_head:
-            found += self._std_problems()
+            problems += self._std_problems()
         if "fused-gelu-mlp" not in self.arch_specifier:
-            found.append(
+            problems.append(
                 f"arch_specifier {self.arch_specifier!r} is unknown; only 'no-align+fused-gelu-mlp' is supported"
             )
         for name in ("action_chunk_len", "action_dim", "n_action_bins"):
             if getattr(self, name) < 1:
-                found.append(f"{name} is {getattr(self, name)}; give a positive number")
+                problems.append(f"{name} is {getattr(self, name)}; give a positive number")
         if self.num_images_in_input is not None and self.num_images_in_input < 1:
-            found.append(f"num_images_in_input is {self.num_images_in_input}; give at least 1")
+            problems.append(f"num_images_in_input is {self.num_images_in_input}; give at least 1")
         if self.use_proprio and (self.proprio_dim is None or self.proprio_dim < 1):
-            found.append(
+            problems.append(
                 f"use_proprio is set, but proprio_dim is {self.proprio_dim}; give the length of the proprio vector"
             )
         if self.n_action_bins >= self.base_vocab_size:
-            found.append(
+            problems.append(
                 f"{self.n_action_bins} action bins do not fit into a vocabulary of {self.base_vocab_size} tokens "
                 "(text_config.vocab_size - pad_to_multiple_of)"
             )
@@ -245,16 +245,16 @@ class OpenVLAConfig(PretrainedConfig):
             ("prompt_style", PROMPT_STYLES),
         ):
             if getattr(self, name) not in allowed:
-                found.append(f"{name} {getattr(self, name)!r} is unknown; use one of {list(allowed)}")
-        return found
+                problems.append(f"{name} {getattr(self, name)!r} is unknown; use one of {list(allowed)}")
+        return problems
 
     def _std_problems(self) -> list[str]:
-        found = []
+        problems = []
         if self.action_std not in ACTION_STD_KINDS:
-            found.append(f"action_std {self.action_std!r} is unknown; use one of {list(ACTION_STD_KINDS)}")
+            problems.append(f"action_std {self.action_std!r} is unknown; use one of {list(ACTION_STD_KINDS)}")
         if not MIN_STD <= self.action_std_init <= MAX_STD:
-            found.append(
+            problems.append(
                 f"action_std_init is {self.action_std_init}; give the standard deviation of actions in [-1, 1], "
                 f"{MIN_STD} to {MAX_STD}"
             )
-        return found
+        return problems

@@ -73,14 +73,14 @@ class OpenVLACheckpoint(Checkpoint):
         if not isinstance(other, OpenVLACheckpoint):
             return [f"policies of type {type_of(other.folder)}"]
         mine, theirs = self.config, other.config
-        found = [
+        missing = [
             name for name in ("image_preprocessing", "center_crop") if getattr(mine, name) != getattr(theirs, name)
         ]
         if mine.image_size != theirs.image_size:
-            found.append("image_size")
+            missing.append("image_size")
         if mine.use_proprio and theirs.use_proprio and not self.inputs.normalizes_proprio_like(other.inputs):
-            found.append("proprio statistics")
-        return found
+            missing.append("proprio statistics")
+        return missing
 
     def option_problems(self, config: ActorConfig) -> list[Problem]:
         """See `Checkpoint.option_problems`."""
@@ -152,11 +152,11 @@ class OpenVLAFamily(PolicyFamily):
 
     def overrides(self, folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
         """See `PolicyFamily.overrides`."""
-        found = {name: settings.get(name) for name in SETTINGS}
+        recorded = {name: settings.get(name) for name in SETTINGS}
         # A chunk length completes a public config.json without one, but never overrides an existing value.
         if settings.get("action_chunk_len") is not None and read_config(folder).get("action_chunk_len") is None:
-            found["action_chunk_len"] = settings["action_chunk_len"]
-        return {name: value for name, value in found.items() if value is not None}
+            recorded["action_chunk_len"] = settings["action_chunk_len"]
+        return {name: value for name, value in recorded.items() if value is not None}
 
     def warnings(self, folder: Path, checkpoint: Checkpoint | None) -> list[str]:
         """See `PolicyFamily.warnings`."""
@@ -167,7 +167,7 @@ class OpenVLAFamily(PolicyFamily):
 
 def statistics_problems(config: OpenVLAConfig, statistics: dict[str, Any]) -> list[Problem]:
     """Statistics whose dimensions do not match the model."""
-    found = []
+    problems = []
     wanted = {"action": config.action_dim, "proprio": config.proprio_dim if config.use_proprio else None}
     for entry, dims in wanted.items():
         if dims is None:
@@ -177,13 +177,13 @@ def statistics_problems(config: OpenVLAConfig, statistics: dict[str, Any]) -> li
         if lengths != {dims}:
             has = f"have {sorted(lengths)} dimensions" if lengths else "are missing"
             text = f"the {entry} statistics {has}, but the model's {entry} has {dims}; choose another --unnorm_key"
-            found.append(Problem("unnorm_key", "mismatch", text))
-    return found
+            problems.append(Problem("unnorm_key", "mismatch", text))
+    return problems
 
 
 def option_problems(config: OpenVLAConfig, actor: ActorConfig) -> list[Problem]:
     """LoRA targets that match no layer or have no effect, and an attention kernel that is not installed."""
-    found: list[Problem] = []
+    problems: list[Problem] = []
     try:
         if actor.attn_implementation != "sdpa":
             require_flash_attention()
@@ -192,11 +192,11 @@ def option_problems(config: OpenVLAConfig, actor: ActorConfig) -> list[Problem]:
                 vla = OpenVLAForActionPrediction(config)
             lora_layers(vla, actor.lora_targets, vision=not actor.freeze_vision_backbone)
     except ConfigError as error:
-        found += error.problems
+        problems += error.problems
     if actor.lora_targets != ActorConfig.lora_targets and not actor.lora_rank:
         text = "--lora_targets has no effect without adapters; give --lora_rank"
-        found.append(Problem("lora_targets", "no_effect", text))
-    return found
+        problems.append(Problem("lora_targets", "no_effect", text))
+    return problems
 
 
 @torch.no_grad()

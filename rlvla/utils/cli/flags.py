@@ -147,13 +147,13 @@ class Parser(argparse.ArgumentParser):
 
     def _value_problems(self, namespace: argparse.Namespace) -> list[Problem]:
         """Of the flags that could be understood."""
-        found: list[Problem] = []
+        problems: list[Problem] = []
         for config, without in self.configs:
             try:
-                found += range_problems(from_namespace(config, namespace, without))
+                problems += range_problems(from_namespace(config, namespace, without))
             except ConfigError as error:
-                found += error.problems
-        return found
+                problems += error.problems
+        return problems
 
     def error(self, message: str) -> NoReturn:
         """Print the message alone (no usage wall) and exit with status 2."""

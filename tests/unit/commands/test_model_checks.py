@@ -183,7 +183,7 @@ CONFIG = OpenVLAConfig(num_images_in_input=1, center_crop=False, image_preproces
         ({"cameras": ["agentview"]}, {}, ""),
         ({}, {}, ""),
         ({"cameras": ["wrist"]}, {}, r"was trained on the camera\(s\) wrist, and would be shown agentview"),
-        ({"cameras": ["image"]}, {}, ""),  # the name in a data set made elsewhere
+        ({"cameras": ["image"]}, {}, ""),  # the name in a dataset made elsewhere
         ({"cameras": ["agentview"]}, {"cameras": ("agentview", "wrist")}, "takes 1 image.* agentview, wrist"),
         ({"render_quality": "full"}, {}, "--render_quality full, and would be shown fast"),
         ({"render_quality": "fast"}, {"render_quality": "full"}, "--render_quality fast, and would be shown full"),

@@ -19,8 +19,8 @@ from rlvla.data.lerobot_writing import _picture_moments, write_lerobot
 from rlvla.data.reading import read_demonstrations
 from rlvla.utils.errors import ConfigError
 
-pa = pytest.importorskip("pyarrow", reason="LeRobot data sets need the extra rlvla[lerobot]")
-pytest.importorskip("av", reason="LeRobot data sets need the extra rlvla[lerobot]")
+pa = pytest.importorskip("pyarrow", reason="LeRobot datasets need the extra rlvla[lerobot]")
+pytest.importorskip("av", reason="LeRobot datasets need the extra rlvla[lerobot]")
 pq = pytest.importorskip("pyarrow.parquet")
 
 
@@ -130,7 +130,7 @@ def test_statistics_of_pictures_are_exact() -> None:
 
 
 def foreign(folder: Path, *, size: tuple[int, int] = (32, 32), camera: str = "front") -> Path:
-    """A v2.1 data set as recorded elsewhere: pictures inside parquet, names of its own, nothing of rlvla."""
+    """A v2.1 dataset as recorded elsewhere: pictures inside parquet, names of its own, nothing of rlvla."""
     from PIL import Image
 
     def picture(value: int) -> dict:

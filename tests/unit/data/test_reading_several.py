@@ -173,7 +173,7 @@ def test_a_known_suite_that_does_not_fit_the_record_is_told(
     more_demos: Path, changed: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     for module in ("pyarrow", "av"):
-        pytest.importorskip(module, reason="LeRobot data sets need the extra rlvla[lerobot]")
+        pytest.importorskip(module, reason="LeRobot datasets need the extra rlvla[lerobot]")
 
     def another_camera(file: h5py.File) -> None:
         record(file, cameras=["wrist"], max_steps=0)
