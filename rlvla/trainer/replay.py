@@ -50,31 +50,41 @@ class ReplayList:
             self._parts = [Experience.cat(self._parts)]
         return self._parts[0]
 
-    def optimizer_steps(
-        self, episodes_per_step: int, rng: np.random.Generator, num_steps: int | None = None
-    ) -> Iterator[Experience]:
-        """Shuffle the episodes and yield the rows of `episodes_per_step` of them at a time.
+    def optimizer_steps(self, sizes: Sequence[int], rng: np.random.Generator) -> Iterator[Experience]:
+        """Shuffle the episodes and yield the rows of one optimizer step after the other.
 
         The rows of a step are shuffled as well, so that its micro-batches are alike.
 
         Args:
-            episodes_per_step: number of episodes per step; the last step takes the remainder.
+            sizes: number of episodes of each step, see `step_sizes`; a step without episodes is a fully masked row.
             rng: generator for the shuffles.
-            num_steps: yield exactly this many steps of about equal size instead, to match a rank with more episodes; a
-                step without episodes is a fully masked row.
         """
         everything = self.experience()
         episodes = everything.episode_index.numpy()
         order = rng.permutation(np.unique(episodes))
-        natural = -(-len(order) // episodes_per_step)
-        if num_steps in (None, natural):
-            portions = [order[start : start + episodes_per_step] for start in range(0, len(order), episodes_per_step)]
-        else:
-            assert num_steps is not None
-            portions = np.array_split(order, num_steps)
-        for portion in portions:
+        for portion in np.split(order, np.cumsum(sizes)[:-1]):
             rows = np.flatnonzero(np.isin(episodes, portion))
             yield everything.take(torch.from_numpy(rng.permutation(rows)))
+
+
+def step_sizes(episodes: Sequence[int], train_batch_size: int) -> list[list[int]]:
+    """Divide the episodes of an iteration into optimizer steps, [ranks][steps].
+
+    There are ceil(total / train_batch_size) steps, and their totals over the ranks differ by at most one. The remainder
+    is not left to the last step: it would move the policy as far as a full one.
+
+    Args:
+        episodes: number of episodes on each rank.
+        train_batch_size: largest number of episodes per step, over all ranks.
+    """
+    steps = max(1, -(-sum(episodes) // train_batch_size))
+    sizes: list[list[int]] = []
+    surplus = 0  # each rank goes on with its surplus episodes where the previous rank stopped
+    for count in episodes:
+        each, rest = divmod(count, steps)
+        sizes.append([each + ((step - surplus) % steps < rest) for step in range(steps)])
+        surplus += rest
+    return sizes
 
 
 def micro_batches(step: Experience, rows: int, count: int) -> Iterator[Experience]:

@@ -26,7 +26,7 @@ from rlvla.trainer.config import BatchConfig, OptimizationConfig
 from rlvla.trainer.demonstration_loss import DemonstrationLoss
 from rlvla.trainer.metrics import Metrics
 from rlvla.trainer.observers import OptimizerStep
-from rlvla.trainer.replay import MicroBatchPlanner, ReplayList
+from rlvla.trainer.replay import MicroBatchPlanner, ReplayList, step_sizes
 from rlvla.trainer.scoring import critic_values
 from rlvla.trainer.step_normalizer import StepNormalizer, choose_over_ranks
 from rlvla.utils.deepspeed.engine import Engine
@@ -260,7 +260,7 @@ class UpdatePhase:
     """Trains actor and critic on the experience of an iteration.
 
     Attributes:
-        strategy: used to agree on the number of steps over ranks.
+        strategy: used to agree on the episodes of each step over ranks.
         batch: episodes per step and epochs per iteration.
         optimization: `freezing_actor_steps` and `target_kl`.
         updater: runs the optimizer steps.
@@ -285,15 +285,16 @@ class UpdatePhase:
         Once `actor/ppo_kl` of a step over all ranks exceeds `target_kl`, or is not finite, the policy is no longer
         trained in this iteration; a separate critic is.
         """
-        batch, per_step = self.batch, self.batch.train_batch_size // self.strategy.world_size
-        num_steps = int(self.strategy.all_reduce({"n": -(-replay.num_episodes // per_step)}, "max")["n"])
+        batch = self.batch
+        episodes = self.strategy.gather_objects(replay.num_episodes)
+        sizes = step_sizes(episodes, batch.train_batch_size)[self.strategy.rank]
         target_kl = self.optimization.target_kl
         train_actor, first = iteration >= self.optimization.freezing_actor_steps, True
         phase = f"iteration {iteration + 1}/{batch.iterations} update"
-        with progress_bar(batch.max_epochs * num_steps, phase, enabled=self.strategy.is_main, unit="step") as bar:
+        with progress_bar(batch.max_epochs * len(sizes), phase, enabled=self.strategy.is_main, unit="step") as bar:
             for epoch in range(batch.max_epochs):
                 rng = derive_rng(self.strategy.seed, "update", iteration, epoch, self.strategy.rank)
-                for number, step in enumerate(replay.optimizer_steps(per_step, rng, num_steps)):
+                for number, step in enumerate(replay.optimizer_steps(sizes, rng)):
                     step, acts = self.updater.spread(step), train_actor
                     if acts:
                         kl = self._policy_step((iteration, epoch, number), step, kl_coef, metrics, first)

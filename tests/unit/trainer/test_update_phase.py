@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from rlvla.trainer.updater import UpdatePhase
 from rlvla.utils.deepspeed.config import StrategyConfig
 from rlvla.utils.deepspeed.engine import Engine, OptimConfig
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
+from tests.support.ranks import ManyRanks
 
 OPTIM = OptimConfig(0.1, (0.9, 0.999), 0.0, "constant", 0.0, 10)
 
@@ -53,19 +55,19 @@ class FakeUpdater:
         return 1.0
 
 
-def replay() -> ReplayList:
+def replay(episodes: int = 4) -> ReplayList:
     rows = ReplayList()
-    rows.append(four_rows())
+    rows.append(one_row_episodes(episodes))
     return rows
 
 
-def four_rows() -> Experience:
+def one_row_episodes(count: int) -> Experience:
     return Experience(
-        images=torch.zeros(4, 1, 4, 4, 3, dtype=torch.uint8),
-        instructions=["reach"] * 4,
-        episode_index=torch.arange(4),
-        trace={"tokens": torch.zeros(4, 2, dtype=torch.long)},
-        action_mask=torch.ones(4, 2, dtype=torch.bool),
+        images=torch.zeros(count, 1, 4, 4, 3, dtype=torch.uint8),
+        instructions=["reach"] * count,
+        episode_index=torch.arange(count),
+        trace={"tokens": torch.zeros(count, 2, dtype=torch.long)},
+        action_mask=torch.ones(count, 2, dtype=torch.bool),
     )
 
 
@@ -92,6 +94,35 @@ def test_a_kl_that_is_not_finite_is_not_within_the_target(
     phase = UpdatePhase(strategy, batch, optimization, updater, object(), object(), lambda step: None)
     phase.run(0, replay(), 0.0, Metrics())
     assert updater.policy_steps == steps and updater.value_steps == 6
+
+
+@pytest.mark.parametrize(
+    ("episodes", "batch_size", "expected"),
+    [([7], 3, [3, 2, 2]), ([9], 3, [3, 3, 3]), ([4, 3], 6, [4, 3]), ([4, 2], 6, [6]), ([6, 6], 4, [4, 4, 4])],
+)
+def test_steps_are_of_about_equal_size_over_all_ranks(
+    episodes: list[int], batch_size: int, expected: list[int]
+) -> None:
+    world = ManyRanks(len(episodes))
+
+    def sizes(rank: int) -> list[int]:
+        strategy = world.of(rank)
+        strategy.seed = 0
+        rows: list[int] = []
+        batch = BatchConfig(train_batch_size=batch_size, max_epochs=1)
+        phase = UpdatePhase(
+            strategy, batch, OptimizationConfig(), FakeUpdater(), object(), None, lambda s: rows.append(trained(s.rows))
+        )
+        phase.run(0, replay(episodes[rank]), 0.0, Metrics())
+        return rows
+
+    with ThreadPoolExecutor(len(episodes)) as pool:
+        jobs = [pool.submit(sizes, rank) for rank in range(len(episodes))]
+        assert [sum(step) for step in zip(*[job.result(timeout=60) for job in jobs], strict=True)] == expected
+
+
+def trained(step: Experience) -> int:
+    return int(step.action_mask.any(-1).sum())
 
 
 def engine_of(strategy: DeepspeedStrategy) -> Engine:
