@@ -74,8 +74,13 @@ class Groups:
         return self.sum_per_group(values)[self.index]
 
     def mean(self, values: Tensor) -> Tensor:
-        """[B] -> [B], each row's group mean."""
-        return (self.sum_per_group(values) / self.sizes)[self.index]
+        """[B] -> [B], each row's group mean; without rounding error in a group of equal values."""
+        means = (self.sum_per_group(values) / self.sizes)[self.index]
+        return torch.where(self.constant(values), values, means)
+
+    def constant(self, values: Tensor) -> Tensor:
+        """[B] -> [B] bool, whether all values of the row's group are equal."""
+        return self.min(values) == self.max(values)
 
     def std(self, values: Tensor) -> Tensor:
         """[B] -> [B], each row's group standard deviation (ddof 1); 0 in a group of one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -29,6 +30,15 @@ def all_reduce_sum(tensor: Tensor, process_group: Any = None) -> Tensor:
     total = tensor.detach().clone()
     dist.all_reduce(total, group=None if process_group == "world" else process_group)
     return total
+
+
+def all_reduce_max(tensor: Tensor, process_group: Any = None) -> Tensor:
+    """Maximum of a tensor over the ranks of a process group; arguments and result as in `all_reduce_sum`."""
+    if process_group is None:
+        return tensor
+    top = tensor.detach().clone()
+    dist.all_reduce(top, op=dist.ReduceOp.MAX, group=None if process_group == "world" else process_group)
+    return top
 
 
 def masked_sum(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
@@ -85,7 +95,7 @@ def masked_var(values: Tensor, mask: Tensor, unbiased: bool = True, process_grou
 def masked_whiten(
     values: Tensor, mask: Tensor, shift_mean: bool = True, unbiased: bool = True, process_group: Any = None
 ) -> Tensor:
-    """(values - mean) / sqrt(var + 1e-8) with the masked moments.
+    """(values - mean) / sqrt(var + 1e-8) with the masked moments; exactly 0 if all valid entries are equal.
 
     The result is not masked: entries outside the mask are whitened as well.
 
@@ -119,35 +129,61 @@ def whiten_rows(row_values: Tensor, counts: Tensor, process_group: Any = None) -
         ValueError: fewer than 2 valid entries.
     """
     weight = counts.to(row_values.dtype)
-    values = row_values.masked_fill(counts == 0, 0.0)
+    valid = counts > 0
+    values = row_values.masked_fill(~valid, 0.0)
+    constant = _constant([row_values], [valid], row_values.dtype, process_group)
     total = all_reduce_sum((weight * values).sum(), process_group)
     count = all_reduce_sum(weight.sum(), process_group)
-    centered = values - total / count.clamp(min=1)
+    centered = values - _exact(total / count.clamp(min=1), constant)
     squares = all_reduce_sum((weight * centered.square()).sum(), process_group)
     mean, variance = _finish_moments(total, count, squares, unbiased=True)
-    return (row_values - mean) * torch.rsqrt(variance + EPSILON)
+    return (row_values - _exact(mean, constant)) * torch.rsqrt(variance + EPSILON)
 
 
 def masked_moments(
     values: Tensor, mask: Tensor, unbiased: bool = True, process_group: Any = None
 ) -> tuple[Tensor, Tensor]:
-    """`masked_mean` and `masked_var` at once.
+    """`masked_mean` and `masked_var` at once; exactly (v, 0) if all valid entries are v.
 
     Values are centered before they are squared, so that a large offset costs no precision. Rows are processed in
     blocks: copying a large batch would take longer than the arithmetic.
     """
     check_same_shape(mask, "mask", values=values)
     dtype = working_dtype(values)
-    blocks = list(zip(values.split(_BLOCK_ROWS), mask.split(_BLOCK_ROWS)))
+    value_blocks, mask_blocks = values.split(_BLOCK_ROWS), mask.split(_BLOCK_ROWS)
+    constant = _constant(value_blocks, mask_blocks, dtype, process_group)
+    blocks = list(zip(value_blocks, mask_blocks))
     sums = [clean(block, block_mask, dtype).sum() for block, block_mask in blocks]
     total = all_reduce_sum(torch.stack(sums).sum(), process_group)
     count = all_reduce_sum(count_valid(mask), process_group).to(dtype)
-    mean = total / count.clamp(min=1)
+    mean = _exact(total / count.clamp(min=1), constant)
     squares = [
         (clean(block, block_mask, dtype) - mean).masked_fill(~block_mask, 0.0).square().sum()
         for block, block_mask in blocks
     ]
-    return _finish_moments(total, count, all_reduce_sum(torch.stack(squares).sum(), process_group), unbiased)
+    sum_of_squares = all_reduce_sum(torch.stack(squares).sum(), process_group)
+    mean, variance = _finish_moments(total, count, sum_of_squares, unbiased)
+    return _exact(mean, constant), variance
+
+
+def _constant(values: Sequence[Tensor], masks: Sequence[Tensor], dtype: torch.dtype, process_group: Any) -> Tensor:
+    """The value of all valid entries over all ranks, a scalar; NaN if they differ or there are none."""
+    extremes = [torch.full((2,), -torch.inf, dtype=dtype, device=values[0].device)]
+    for block, mask in zip(values, masks):
+        if block.numel():
+            low = torch.where(mask, block.detach(), torch.inf).amin()
+            high = torch.where(mask, block.detach(), -torch.inf).amax()
+            extremes.append(torch.stack([-low, high]).to(dtype))
+    negative_low, high = all_reduce_max(torch.stack(extremes).amax(0), process_group)
+    return torch.where(-negative_low == high, high, torch.nan)
+
+
+def _exact(mean: Tensor, constant: Tensor) -> Tensor:
+    """The mean without rounding error if all entries are equal.
+
+    Otherwise dividing the error by the standard deviation would turn equal values into advantages of up to 1e-2.
+    """
+    return torch.where(constant.isnan(), mean, mean + (constant - mean).detach())
 
 
 def _finish_moments(total: Tensor, count: Tensor, squares: Tensor, unbiased: bool) -> tuple[Tensor, Tensor]:

@@ -17,6 +17,8 @@ WHITENED = ("gae", "gdpo", "gpg", "reinforce_baseline", "reinforce_plus_plus")
 def batch():
     b = random_batch(6, rows=14)
     b["rewards"] = b["rewards"] + 1e3  # a large offset: sums of raw squares would lose digits
+    b["equal"] = torch.full_like(b["rewards"], 2.3, dtype=torch.float32)
+    b["equal_on_each_rank"] = b["equal"] + 0.2 * (torch.arange(14) < SPLIT).unsqueeze(-1)
     b["ids"] = [0] * SPLIT + [1 + i % 3 for i in range(14 - SPLIT)]  # no group crosses the ranks
     return b
 
@@ -36,7 +38,9 @@ def everything(b, process_group):
         ]
     )
     results = {"scalars": scalars.expand(rows, -1).contiguous()}
-    results["whiten"] = torch.where(mask, masked_whiten(b["rewards"], mask, process_group=process_group), 0.0)
+    for values in ("rewards", "equal", "equal_on_each_rank"):
+        whitened = masked_whiten(b[values], mask, process_group=process_group)
+        results[f"whitened {values}"] = torch.where(mask, whitened, 0.0)
     for level in ("token", "sequence"):
         results[level], _ = rollout_correction_weights(
             b["new"], b["old"], mask, level=level, batch_normalize=True, process_group=process_group
@@ -62,4 +66,9 @@ def test_two_ranks_equal_one():
     whole, parts = everything(batch(), None), two_ranks.run(of_rank)
     for name, expected in whole.items():
         joined = torch.cat([part[name] for part in parts])
-        torch.testing.assert_close(joined, expected, rtol=1e-9, atol=1e-9, msg=lambda m, n=name: f"{n}: {m}")
+        tolerance = 1e-9 if expected.dtype == torch.float64 else 1e-6
+        torch.testing.assert_close(joined, expected, rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}")
+        if name == "whitened equal":
+            assert not joined.any()
+        if name == "whitened equal_on_each_rank":
+            assert joined.abs().max() > 0.5

@@ -150,6 +150,7 @@ def opo(
     scores, groups = _scores_and_groups("opo", token_level_rewards, response_mask, group_ids)
     length = count_valid_per_row(response_mask).to(scores.dtype)
     baseline = groups.sum(length * scores) / groups.sum(length).clamp(min=1)
+    baseline = torch.where(groups.constant(scores), scores, baseline)  # without rounding error
     advantages = torch.where(groups.size > 1, scores - baseline, scores)
     return _broadcast(advantages, token_level_rewards, response_mask)
 

@@ -34,6 +34,8 @@ def test_statistics():
     assert groups.std(values)[1] == 0.0
     assert groups.max(values).tolist() == [6.0, 5.0, 6.0, 6.0]
     assert groups.min(values).tolist() == [1.0, 5.0, 1.0, 1.0]
+    assert groups.constant(values).tolist() == [False, True, False, False]
+    assert groups.constant(torch.full_like(values, 0.1)).all()
     assert groups.first_where(values >= 2).tolist() == [False, True, True, False]
 
 

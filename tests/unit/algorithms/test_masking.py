@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from rlvla.algorithms.masking import masked_mean, masked_sum, masked_var, masked_whiten
+from rlvla.algorithms.masking import masked_mean, masked_sum, masked_var, masked_whiten, whiten_rows
 from tests.support import slow_reference as slow
 from tests.support.algorithm_cases import random_batch
 
@@ -65,3 +65,20 @@ def test_bad_input():
         masked_mean(torch.ones(2, 2), torch.ones(2, 3, dtype=torch.bool))
     with pytest.raises(ValueError, match="list"):
         masked_mean([1.0], torch.ones(1, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("value", [2.3, -0.1, 1e6, 0.0])
+def test_constant_values_are_whitened_to_exactly_zero(dtype, value):
+    mask = torch.rand(512, 448, generator=torch.Generator().manual_seed(0)) < 0.7
+    values = torch.full(mask.shape, value, dtype=dtype).masked_fill(~mask, torch.nan)
+    assert not masked_whiten(values, mask)[mask].any()
+    assert float(masked_var(values, mask)) == 0.0
+    rows = torch.full((7,), value, dtype=dtype)
+    counts = torch.tensor([3, 0, 1, 5, 1, 1, 2])
+    assert not whiten_rows(rows.masked_fill(counts == 0, torch.nan), counts)[counts > 0].any()
+
+
+def test_values_that_differ_in_the_last_bit_are_not_constant():
+    values = torch.tensor([[1.0, 1.0 + 2**-23, 1.0]])
+    assert masked_whiten(values, torch.ones(1, 3, dtype=torch.bool))[0, 1] > 0
