@@ -17,7 +17,7 @@ from rlvla.models.vla.checkpoint import (
     read_statistics,
     shapes_of,
 )
-from rlvla.models.vla.checkpoint_files import FolderTensors, action_heads, adapter_folder, base_folder, find_tensors
+from rlvla.models.vla.checkpoint_files import FolderTensors, action_heads, adapter_folder, find_tensors, lineage
 from rlvla.models.vla.configuration_openvla import OpenVLAConfig
 from rlvla.models.vla.openvla import OpenVLAForActionPrediction
 from rlvla.models.vla.prompts import load_tokenizer
@@ -132,5 +132,8 @@ def _facts(folder: Path, config: OpenVLAConfig, reason: str, found: FolderTensor
     if config.has_regression_head:
         facts["standard deviation"] = f"{config.action_std}, {config.action_std_init} at first"
     if adapter is not None:
-        facts["adapter"] = f"{adapter.name} on {base_folder(folder)}, {len(found.adapters)} layers"
+        facts["adapter"] = (
+            f"{adapter.name} on {lineage(folder)[1]}, {len(found.adapters)} layers, merged when loaded; --lora_rank "
+            "trains new adapters"
+        )
     return facts

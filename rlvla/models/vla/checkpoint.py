@@ -16,10 +16,11 @@ from rlvla.models.vla.checkpoint_files import (
     INDEX_FILE,
     PROPRIO_PREFIX,
     FolderTensors,
+    Stored,
     action_heads,
-    base_folder,
     find_file,
     find_tensors,
+    lineage,
     read_json,
 )
 from rlvla.models.vla.configuration_openvla import OpenVLAConfig
@@ -48,6 +49,8 @@ class CheckpointFolder:
         companions: tokenizer and processor files by name.
         names: names of tensors in the main files, where they differ from the names in the model.
         separate: separate file -> name in the model -> name in the file.
+        separate_adapters: separate file -> name in the file -> part of an adapter without effect, in files that had
+            adapters: OpenVLA-OFT reads such a file only with the adapters to which its names refer.
         shadowed: tensors of the main files that a separate file overrides, by their names there.
         statistics: content of dataset_statistics.json, None if there was none.
         action_heads: regression heads by file name; they belong to the loaded weights, not to ones trained from them.
@@ -59,6 +62,7 @@ class CheckpointFolder:
     companions: dict[str, bytes] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
     separate: dict[str, dict[str, str]] = field(default_factory=dict)
+    separate_adapters: dict[str, dict[str, Tensor]] = field(default_factory=dict)
     shadowed: dict[str, Tensor] = field(default_factory=dict)
     statistics: dict[str, Any] | None = None
     action_heads: dict[str, bytes] = field(default_factory=dict)
@@ -117,7 +121,9 @@ def load_folder(
 
 def _describe_folder(folder: Path, raw: dict[str, Any], found: FolderTensors, reason: str) -> CheckpointFolder:
     in_separate = {name for names in found.separate.values() for name in names}
-    companions = _read_companions(base_folder(folder)) | _read_companions(folder)
+    companions: dict[str, bytes] = {}
+    for place in reversed(lineage(folder)):
+        companions |= _read_companions(place)
     path = folder / STATISTICS_FILE
     return CheckpointFolder(
         source=str(folder.resolve()),
@@ -125,11 +131,18 @@ def _describe_folder(folder: Path, raw: dict[str, Any], found: FolderTensors, re
         companions=companions,
         names={n: s.key for n, s in found.tensors.items() if n not in in_separate and n != s.key},
         separate=found.separate,
+        separate_adapters={file: _without_effect(parts) for file, parts in found.separate_adapters.items()},
         shadowed={stored.key: stored.read() for stored in found.shadowed.values()},
         statistics=read_json(path) if path.is_file() else None,
         action_heads={path.name: path.read_bytes() for path in action_heads(folder)},
         variant_reason=reason,
     )
+
+
+def _without_effect(parts: Mapping[str, Stored]) -> dict[str, Tensor]:
+    """Adapters as before training: `lora_A` as it is, `lora_B` zero."""
+    tensors = {key: stored.read() for key, stored in parts.items()}
+    return {key: torch.zeros_like(tensor) if ".lora_B." in key else tensor for key, tensor in tensors.items()}
 
 
 def check_weights(

@@ -2,14 +2,14 @@
 
 Public folders keep most tensors in safetensors files. OpenVLA-OFT stores some parts separately: a proprio projector, a
 vision backbone with FiLM (complete, replacing the one in the safetensors files) and an action head. A folder may also
-have just a LoRA adapter that names its base model. No code in the folder is run.
+have just a LoRA adapter that names its base model, which may be such a folder, too. No code in the folder is run.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,8 @@ ADAPTER_WEIGHTS_FILE = "adapter_model.safetensors"
 ADAPTER_FOLDER = "lora_adapter"
 PROPRIO_PREFIX = "proprio_projector."
 VISION_PREFIX = "vision_backbone."
+# Parts that OpenVLA-OFT stores in files of their own, `{part}--{step}_checkpoint.pt`, and their names in the model.
+PARTS = {"proprio_projector": PROPRIO_PREFIX, "vision_backbone": VISION_PREFIX}
 # Standard deviation for a policy with a regression head.
 ACTION_STD_FILE = "action_std.safetensors"
 NOT_THE_BODY = (ADAPTER_WEIGHTS_FILE, ACTION_STD_FILE)
@@ -35,6 +37,8 @@ NOT_THE_BODY = (ADAPTER_WEIGHTS_FILE, ACTION_STD_FILE)
 HEAD_PATTERNS = ("action_head--*_checkpoint.pt", "noisy_action_projector--*_checkpoint.pt")
 # OFT wraps every vision block for FiLM; the wrapper's name has no counterpart here.
 _FILM_WRAPPER = re.compile(r"(\.blocks\.\d+)\.block\.")
+# In the names of an adapted layer's own tensors.
+BASE_LAYER = ".base_layer."
 _ADAPTER_PART = re.compile(r"\.lora_(A|B)(?:\.default)?\.weight$")
 # OFT sets lora_alpha = min(rank, 16).
 OFT_MAX_LORA_ALPHA = 16
@@ -66,7 +70,13 @@ class Stored:
 
 @dataclass(frozen=True)
 class LowRank:
-    """A LoRA adapter of one matrix, which adds `scale * up @ down` to it (Hu et al. 2021)."""
+    """A LoRA adapter of a matrix or a convolution, which adds `scale * up @ down` to its weight (Hu et al. 2021).
+
+    Attributes:
+        down: [r, in], or [r, in, k, k] for a convolution.
+        up: [out, r], or [out, r, 1, 1].
+        scale: usually lora_alpha / r.
+    """
 
     down: Stored
     up: Stored
@@ -79,15 +89,17 @@ class FolderTensors:
 
     Attributes:
         tensors: where each is stored.
-        adapters: LoRA adapters of some of them.
+        adapters: LoRA adapters of some of them, in the order in which they were trained.
         shadowed: tensors of the safetensors files that a separate file overrides.
         separate: separate file -> name in the model -> name in the file, in the file's order.
+        separate_adapters: separate file -> name in the file -> part of an adapter.
     """
 
     tensors: dict[str, Stored] = field(default_factory=dict)
-    adapters: dict[str, LowRank] = field(default_factory=dict)
+    adapters: dict[str, list[LowRank]] = field(default_factory=dict)
     shadowed: dict[str, Stored] = field(default_factory=dict)
     separate: dict[str, dict[str, str]] = field(default_factory=dict)
+    separate_adapters: dict[str, dict[str, Stored]] = field(default_factory=dict)
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -95,16 +107,17 @@ class FolderTensors:
         return {name: stored.shape for name, stored in self.tensors.items()}
 
     def read(self, name: str) -> Tensor:
-        """A tensor, with its adapter merged."""
-        tensor, adapter = self.tensors[name].read(), self.adapters.get(name)
-        if adapter is None:
-            return tensor
-        return merged_weight(tensor, adapter.down.read(), adapter.up.read(), adapter.scale)
+        """A tensor, with its adapters merged."""
+        tensor = self.tensors[name].read()
+        for adapter in self.adapters.get(name, ()):
+            tensor = merged_weight(tensor, adapter.down.read(), adapter.up.read(), adapter.scale)
+        return tensor
 
 
 def merged_weight(weight: Tensor, down: Tensor, up: Tensor, scale: float) -> Tensor:
-    """`weight + scale * up @ down`, computed in float32 and returned in the dtype of `weight`."""
-    return torch.addmm(weight.float(), up.float(), down.float(), alpha=scale).to(weight.dtype)
+    """`weight + scale * up @ down` (see `LowRank`), computed in float32 and returned in the dtype of `weight`."""
+    matrices = (tensor.float().flatten(1) for tensor in (weight, up, down))
+    return torch.addmm(*matrices, alpha=scale).view(weight.shape).to(weight.dtype)
 
 
 def canonical_name(key: str) -> str:
@@ -121,22 +134,34 @@ def find_tensors(folder: Path) -> FolderTensors:
     Raises:
         ConfigError: no weights, or a file that is missing or unreadable.
     """
-    found = FolderTensors()
-    adapter = adapter_folder(folder)
-    base = base_folder(folder)
-    for path in weight_files(base):
+    tensors = FolderTensors()
+    places = lineage(folder)
+    for path in weight_files(places[-1]):
         for key, shape in safetensors_header(path):
-            found.tensors[canonical_name(key)] = Stored(path, key, shape)
-    for part, prefix in (("proprio_projector", PROPRIO_PREFIX), ("vision_backbone", VISION_PREFIX)):
-        pattern = f"{part}--*_checkpoint.pt"
-        paths = sorted(folder.glob(pattern)) or sorted(base.glob(pattern))
+            tensors.tensors[canonical_name(key)] = Stored(path, key, shape)
+    parts = {prefix: _part_file(part, places) for part, prefix in PARTS.items()}
+    for place in reversed(places):
+        trained: dict[str, LowRank] = {}  # OFT stores adapters of the vision backbone in both files
+        for prefix, path in parts.items():
+            if path is not None and path.parent == place:
+                trained |= _add_separate(tensors, path, prefix)
+        adapter = adapter_folder(place)
+        if adapter is not None:
+            trained |= _adapters_of(tensors, adapter)
+        for name, low_rank in trained.items():
+            tensors.adapters.setdefault(name, []).append(low_rank)
+    return tensors
+
+
+def _part_file(part: str, places: Sequence[Path]) -> Path | None:
+    """The separate file of a part: that of the first folder which has one."""
+    for place in places:
+        paths = sorted(place.glob(f"{part}--*_checkpoint.pt"))
         if len(paths) > 1:
-            raise ConfigError(f"{folder} has several files of {part} {[p.name for p in paths]}; keep one")
-        for path in paths:
-            _add_separate(found, path, prefix)
-    if adapter is not None:
-        _add_adapter(found, adapter)
-    return found
+            raise ConfigError(f"{place} has several files of {part} {[p.name for p in paths]}; keep one")
+        if paths:
+            return paths[0]
+    return None
 
 
 def action_heads(folder: Path) -> list[Path]:
@@ -152,18 +177,29 @@ def adapter_folder(folder: Path) -> Path | None:
     return next((place for place in places if (place / ADAPTER_CONFIG_FILE).is_file()), None)
 
 
-def base_folder(folder: Path) -> Path:
-    """The source of config, weights and tokenizer: the folder itself or its adapter's base model.
+def lineage(folder: Path) -> list[Path]:
+    """The folder and, while it has only an adapter, the base model of that, which has config, weights and tokenizer.
 
     Raises:
-        ConfigError: the base model is not a local folder.
+        ConfigError: a base model is not a local folder, or adapters name each other as base models.
     """
-    adapter = adapter_folder(folder)
-    if adapter is None:
-        return folder
+    places = [folder]
+    while (adapter := adapter_folder(places[-1])) is not None:
+        places.append(_base_of(adapter, places))
+    return places
+
+
+def _base_of(adapter: Path, adapted: Sequence[Path]) -> Path:
+    """The folder that an adapter names as its base model.
+
+    Args:
+        adapter: folder of the adapter's files.
+        adapted: the folders whose base model it is, which cannot be the base model themselves.
+    """
     named = read_json(adapter / ADAPTER_CONFIG_FILE).get("base_model_name_or_path") or ""
+    seen = {adapter.resolve(), *(place.resolve() for place in adapted)}
     for place in (Path(named), adapter / named):
-        if named and place.is_dir() and place.resolve() not in (folder.resolve(), adapter.resolve()):
+        if named and place.is_dir() and place.resolve() not in seen:
             return place
     raise ConfigError(
         f"{adapter / ADAPTER_CONFIG_FILE}: the base model {named!r} is not a folder here; set "
@@ -174,10 +210,9 @@ def base_folder(folder: Path) -> Path:
 def find_file(folder: Path, name: str) -> Path:
     """Path of a small file in the folder, or in its adapter's base model if only that has it; it may not exist."""
     path = folder / name
-    if path.is_file() or not folder.is_dir() or adapter_folder(folder) is None:
+    if path.is_file() or not folder.is_dir():
         return path
-    other = base_folder(folder) / name
-    return other if other.is_file() else path
+    return next((place / name for place in lineage(folder) if (place / name).is_file()), path)
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -239,28 +274,31 @@ def torch_file(path: Path) -> dict[str, Tensor]:
     return content
 
 
-def _add_separate(found: FolderTensors, path: Path, prefix: str) -> None:
-    """Add the separate file of a part; its tensors override those of the safetensors files."""
-    names, low_rank = {}, {}
+def _add_separate(tensors: FolderTensors, path: Path, prefix: str) -> dict[str, LowRank]:
+    """Add the separate file of a part, whose tensors override those of the safetensors files; returns its adapters."""
+    names, low_rank, adapters = {}, {}, {}
     for key, value in torch_file(path).items():
         plain = key.removeprefix("module.")
         name = canonical_name(plain if plain.startswith(prefix) else prefix + plain)
         stored = Stored(path, key, tuple(value.shape), value)
         if _ADAPTER_PART.search(name):
-            low_rank[name.replace(".default.weight", ".weight")] = stored
+            low_rank[name.replace(".default.weight", ".weight")] = adapters[plain] = stored
             continue
-        name, plain = name.replace(".base_layer.", "."), plain.replace(".base_layer.", ".")
-        if name in found.tensors:
-            found.shadowed[name] = found.tensors[name]
+        name = name.replace(BASE_LAYER, ".")
+        if name in tensors.tensors:
+            tensors.shadowed[name] = tensors.tensors[name]
         names[name] = plain
-        found.tensors[name] = stored
-    found.separate[path.name] = names
+        tensors.tensors[name] = stored
+        tensors.adapters.pop(name, None)
+    tensors.separate[path.name] = names
+    if adapters:
+        tensors.separate_adapters[path.name] = adapters
     rank = min((s.shape[0] for n, s in low_rank.items() if n.endswith("lora_A.weight")), default=1)
-    _pair_adapters(found, low_rank, min(rank, OFT_MAX_LORA_ALPHA) / rank, path)
+    return _pair_adapters(tensors, low_rank, min(rank, OFT_MAX_LORA_ALPHA) / rank, path)
 
 
-def _add_adapter(found: FolderTensors, folder: Path) -> None:
-    """Add a LoRA adapter in peft's format."""
+def _adapters_of(tensors: FolderTensors, folder: Path) -> dict[str, LowRank]:
+    """The LoRA adapters in a folder in peft's format."""
     config = read_json(folder / ADAPTER_CONFIG_FILE)
     unsupported = [k for k in ("use_dora", "rank_pattern", "alpha_pattern", "modules_to_save") if config.get(k)]
     if config.get("peft_type") != "LORA" or config.get("bias", "none") != "none":
@@ -271,33 +309,40 @@ def _add_adapter(found: FolderTensors, folder: Path) -> None:
         )
     path, low_rank = folder / ADAPTER_WEIGHTS_FILE, {}
     for key, shape in safetensors_header(path):
+        if BASE_LAYER in key:  # peft also stores the frozen weights of an adapted head
+            continue
         name = canonical_name(key.removeprefix("base_model.model.")).replace(".default.weight", ".weight")
         low_rank[name] = Stored(path, key, shape)
     rank = config["r"]
-    _pair_adapters(found, low_rank, config["lora_alpha"] / (rank**0.5 if config.get("use_rslora") else rank), path)
+    scale = config["lora_alpha"] / (rank**0.5 if config.get("use_rslora") else rank)
+    return _pair_adapters(tensors, low_rank, scale, path)
 
 
-def _pair_adapters(found: FolderTensors, low_rank: dict[str, Stored], scale: float, path: Path) -> None:
-    problems = []
+def _pair_adapters(tensors: FolderTensors, low_rank: dict[str, Stored], scale: float, path: Path) -> dict[str, LowRank]:
+    """The adapters by the name of the weight to which they belong."""
+    adapters, problems = {}, []
     for name, down in low_rank.items():
         if not name.endswith(".lora_A.weight"):
             if name.replace("lora_B", "lora_A") not in low_rank or not name.endswith(".lora_B.weight"):
                 problems.append(f"{path}: {name} belongs to no adapter")
             continue
         stem = name.removesuffix("lora_A.weight")
-        weight, up = found.tensors.get(f"{stem}weight"), low_rank.get(f"{stem}lora_B.weight")
-        if (
-            weight is None
-            or up is None
-            or (up.shape[0], down.shape[-1]) != weight.shape
-            or up.shape[1] != down.shape[0]
-        ):
+        weight, up = tensors.tensors.get(f"{stem}weight"), low_rank.get(f"{stem}lora_B.weight")
+        if weight is None or up is None or not _fit_together(weight.shape, down.shape, up.shape):
             shapes = [None if s is None else list(s.shape) for s in (weight, down, up)]
             problems.append(f"{path}: {stem} weight, lora_A, lora_B are {shapes}, which do not fit together")
             continue
-        found.adapters[f"{stem}weight"] = LowRank(down, up, scale)
+        adapters[f"{stem}weight"] = LowRank(down, up, scale)
     if problems:
         raise ConfigError(problems)
+    return adapters
+
+
+def _fit_together(weight: tuple[int, ...], down: tuple[int, ...], up: tuple[int, ...]) -> bool:
+    """Whether shapes of a weight and of its adapter belong together, see `LowRank`."""
+    if len(weight) < 2 or not down:
+        return False
+    return down[1:] == weight[1:] and up == (weight[0], down[0], *(1 for _ in weight[2:]))
 
 
 def read_json(path: Path) -> dict[str, Any]:

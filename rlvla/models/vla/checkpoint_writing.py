@@ -58,7 +58,7 @@ def save_folder(
     separate = with_head_files(held.separate, list(shapes))
     elsewhere = {name for names in separate.values() for name in names}
     for file, names in separate.items():
-        part = {key: _on_host(tensors[name]) for name, key in names.items()}
+        part = {key: _on_host(tensors[name]) for name, key in names.items()} | held.separate_adapters.get(file, {})
         write = save_file if file.endswith(".safetensors") else torch.save
         with atomic_path(folder / file) as temporary:
             write(part, temporary)
@@ -127,10 +127,21 @@ def config_to_public(config: OpenVLAConfig, raw: dict[str, Any], dtype: torch.dt
     # Readers older than transformers 5 do not know "dtype".
     for key in [key for key in ("torch_dtype", "dtype") if key in raw] or ["torch_dtype"]:
         merged[key] = name
+    # The public code reads these, although sizes of towers and decoder are in the other fields.
+    merged |= {key: value for key, value in _public_names(config).items() if merged.get(key) is None}
     merged["text_config"] = _merge_text_config(config, raw.get("text_config") or {})
     merged["architectures"] = raw.get("architectures") or ["OpenVLAForActionPrediction"]
     merged["model_type"] = "openvla"
     return merged
+
+
+def _public_names(config: OpenVLAConfig) -> dict[str, Any]:
+    vicuna = config.prompt_style == "vicuna"
+    return {
+        "vision_backbone_id": "dinosiglip-vit-so-224px",
+        "llm_backbone_id": "vicuna-v15-7b" if vicuna else "llama2-7b-pure",
+        "timm_override_act_layers": [None, None],
+    }
 
 
 def _merge_text_config(config: OpenVLAConfig, raw: dict[str, Any]) -> dict[str, Any]:

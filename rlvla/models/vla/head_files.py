@@ -16,7 +16,7 @@ from rlvla.models.vla.checkpoint_files import (
     HEAD_PATTERNS,
     FolderTensors,
     Stored,
-    base_folder,
+    lineage,
     safetensors_header,
     torch_file,
 )
@@ -65,7 +65,7 @@ def head_file(folder: Path) -> Path | None:
     Raises:
         ConfigError: there are several, or it is a diffusion head.
     """
-    for place in (folder, base_folder(folder)):
+    for place in lineage(folder):
         diffusion = sorted(place.glob(HEAD_PATTERNS[1]))
         if diffusion:
             raise ConfigError(
@@ -135,7 +135,7 @@ def initialize_head(head: RegressionHead, generator: torch.Generator) -> None:
 def _action_std(folder: Path, config: OpenVLAConfig, reset: bool) -> dict[str, Stored]:
     """The stored standard deviation, or a new one at `action_std_init`; tensors missing from the file are new."""
     fresh = ActionStd(config.action_std, config.text_config.hidden_size, config.action_dim, config.action_std_init)
-    path = next((p / ACTION_STD_FILE for p in (folder, base_folder(folder)) if (p / ACTION_STD_FILE).is_file()), None)
+    path = next((p / ACTION_STD_FILE for p in lineage(folder) if (p / ACTION_STD_FILE).is_file()), None)
     kept = {} if path is None or reset else dict(safetensors_header(path))
     stored = {}
     for key, value in fresh.state_dict().items():
