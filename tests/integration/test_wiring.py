@@ -19,6 +19,7 @@ from rlvla.trainer.config import BatchConfig
 from rlvla.trainer.experience_maker import ExperienceMaker
 from rlvla.trainer.scoring import Networks
 from tests.support import experience as cases
+from tests.support import slow_reference as slow
 
 A, D, T = cases.A, cases.D, cases.A * cases.D
 BUILT_IN = [name for name in list_advantage_estimators() if not name.startswith("test_")]
@@ -193,6 +194,53 @@ def test_rollout_weights_are_formed_per_column(actor, level: str, mode: str) -> 
     assert metrics["rollout_corr/rollout_is_max"] <= 1.3 + 1e-6
     assert 0 < metrics["rollout_corr/ess"] < 1
     assert metrics["rollout_corr/probs_diff_max"] >= metrics["rollout_corr/probs_diff_mean"] > 0
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_rejected_columns_have_no_energy_in_the_optimal_token_baseline(actor, level: str) -> None:
+    """They have no gradient, so they do not raise the weight of their episode in the baselines of later columns."""
+    algorithm = AlgorithmConfig(advantage_estimator="optimal_token_baseline", advantage_level="token")
+    base, _, _ = make(actor, algorithm)
+    gap = torch.zeros(16, T)
+    gap[0, 2] = 4.0
+    samples = [
+        dataclasses.replace(s, log_probs=(base.old_log_probs - gap)[start : start + s.num_decisions])
+        for s, start in zip(cases.SAMPLES, starts())
+    ]
+    correction = CorrectionConfig(rollout_rs="k3", rollout_rs_level=level, rollout_rs_high=0.1)
+    rows, _, _ = make(actor, algorithm, samples=samples, correction=correction)
+    rejected = base.policy_mask & ~rows.policy_mask
+    assert rejected.sum() == (1 if level == "token" else base.policy_mask[0].sum())
+    with torch.no_grad():
+        every = actor(**actor.score(rows, 1.0), wants=("parameters",))["parameters/log_probs"]
+    squares = every.exp().square().sum(-1)
+    energy = torch.where(rows.policy_mask, 1 - 2 * rows.old_log_probs.exp() + squares, 0.0)
+    with_energy = slow_advantages(energy, rows.action_mask)
+    assert torch.allclose(rows.advantages[rows.policy_mask], with_energy[rows.policy_mask], atol=1e-5)
+    changed = (rows.advantages - base.advantages)[rows.policy_mask].abs()
+    assert changed.max() > 1e-3, "the rejection reaches the baselines"
+
+
+def slow_advantages(energy: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Return-to-go minus the baselines that these energies [16, T] give, on the columns of both."""
+    episodes = [list(range(start, start + s.num_decisions)) for s, start in zip(cases.SAMPLES, starts())]
+    longest = max(map(len, episodes)) * T
+    weights, masks, rewards = [], [], []
+    for sample, own in zip(cases.SAMPLES, episodes):
+        padding = [0.0] * (longest - len(own) * T)
+        weights.append(energy[own].flatten().tolist() + padding)
+        masks.append([bool(m) for m in mask[own].flatten().tolist() + padding])
+        spread = torch.zeros(len(own), A, D)
+        spread[..., -1] = sample.rewards
+        rewards.append(spread.flatten().tolist() + padding)
+    # A sampled token of probability 0 leaves w = 1 + squares.
+    impossible = [[-1e9] * longest] * len(masks)
+    squares = [[w - 1 for w in row] for row in weights]
+    advantages, _ = slow.token_baseline(rewards, masks, [s.uid for s in cases.SAMPLES], impossible, squares)
+    result = torch.zeros(16, T)
+    for row, own in zip(advantages, episodes):
+        result[own] = torch.tensor(row[: len(own) * T]).view(len(own), T)
+    return result
 
 
 def test_rejected_columns_take_no_part_in_the_policy_loss(actor) -> None:

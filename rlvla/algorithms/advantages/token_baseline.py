@@ -41,8 +41,10 @@ def optimal_token_baseline(
     baseline 0.
 
     Args:
-        old_log_probs: [B, T], log pi_t of the sampled token.
-        sum_pi_squared: [B, T], sum of the squared probabilities of all tokens.
+        old_log_probs: [B, T], log pi_t of the sampled token; 0 at columns without policy loss (rejected by the rollout
+            correction, or of an action dimension that never moves), see `sum_pi_squared`.
+        sum_pi_squared: [B, T], sum of the squared probabilities of all tokens; 1 at columns without policy loss, which
+            with pi_t = 1 gives w_t = 0: they have no gradient and do not raise the weight of their row.
         rollout_weights: [B, T] importance weights, whose square multiplies w_t, or None.
         handle_zero_tail: the longest row of a group has baseline 0 beyond the second-longest length, where its baseline
             would be its own return.
