@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -10,12 +11,18 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from rlvla.models.vla.checkpoint_files import ADAPTER_WEIGHTS_FILE, merged_weight
+from rlvla.models.vla.checkpoint_files import ADAPTER_CONFIG_FILE, ADAPTER_WEIGHTS_FILE, merged_weight
 from rlvla.models.vla.head_files import HEAD_PREFIX
 from rlvla.models.vla.openvla import OpenVLAForActionPrediction
 from rlvla.utils.errors import ConfigError, require
+from rlvla.utils.files import write_atomic
 
 LANGUAGE, ALL_LINEAR = "language", "all-linear"
+# Fields of adapter_config.json in every version of peft.
+ADAPTER_FIELDS = (
+    *("base_model_name_or_path", "bias", "fan_in_fan_out", "inference_mode", "init_lora_weights", "lora_alpha"),
+    *("lora_dropout", "modules_to_save", "peft_type", "r", "target_modules", "task_type"),
+)
 _PREFIX = "base_model.model."  # peft's wrappers around the model
 _HEAD = "language_model.lm_head"  # only some of its rows are used; not adapted, as in OpenVLA
 
@@ -117,7 +124,10 @@ class MergedWeights(Mapping[str, Tensor]):
 
 
 def save_adapter(folder: Path, state: Mapping[str, Tensor], config: Any) -> None:
-    """Save only the adapters of a peft state dict, in the format that peft and this package read."""
+    """Save only the adapters of a peft state dict, in the format that peft and this package read.
+
+    Only fields known to every version of peft are written, since older ones refuse unknown fields.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     adapters = {
         name.replace(".default.weight", ".weight"): tensor.detach().cpu().contiguous()
@@ -125,4 +135,6 @@ def save_adapter(folder: Path, state: Mapping[str, Tensor], config: Any) -> None
         if ".lora_" in name
     }
     save_file(adapters, str(folder / ADAPTER_WEIGHTS_FILE), metadata={"format": "pt"})
-    config.save_pretrained(str(folder))
+    fields = {name: value for name, value in config.to_dict().items() if name in ADAPTER_FIELDS}
+    text = json.dumps(fields, indent=2, sort_keys=True) + "\n"
+    write_atomic(folder / ADAPTER_CONFIG_FILE, text.encode())

@@ -14,7 +14,7 @@ from rlvla.models.vla.configuration_openvla import OpenVLAConfig
 from rlvla.models.vla.head_files import initialize_head
 from rlvla.models.vla.image_processing import DINO_MEAN, DINO_STD, SIGLIP_MEAN, SIGLIP_STD
 from rlvla.models.vla.openvla import OpenVLAForActionPrediction
-from rlvla.models.vla.tokenizer import BOS, EOS, PAD, PROMPT_END, train_tokenizer
+from rlvla.models.vla.tokenizer import BOS, EOS, PAD, PROMPT_END, save_tokenizer, train_tokenizer
 from rlvla.models.vla.vision import VisionTower
 
 # Padding rows after the vocabulary; the padding token is the first of them.
@@ -131,7 +131,7 @@ def build_tiny(
     initialize(model, torch.Generator().manual_seed(seed))
     model.dataset_statistics = dataset_statistics
     model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    save_tokenizer(tokenizer, folder)
     (folder / "preprocessor_config.json").write_text(
         json.dumps(_preprocessor(config), indent=2) + "\n", encoding="utf-8"
     )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
@@ -13,6 +15,10 @@ from rlvla.utils.errors import ConfigError
 UNK, BOS, EOS, PROMPT_END = "<unk>", "<s>", "</s>", "<prompt_end>"
 PAD = "<pad>"
 MAX_TEXT_TOKENS = 2048
+
+
+# Class of a tokenizer that needs no file but tokenizer.json, known to every version of transformers.
+TOKENIZER_CLASS = "PreTrainedTokenizerFast"
 
 
 def train_tokenizer(sentences: Sequence[str], *, n_action_bins: int = 256) -> PreTrainedTokenizerFast:
@@ -60,3 +66,24 @@ def train_tokenizer(sentences: Sequence[str], *, n_action_bins: int = 256) -> Pr
         padding_side="left",
         clean_up_tokenization_spaces=False,
     )
+
+
+def save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+    """Write the tokenizer to `folder` so that transformers and tokenizers from 4.40 and 0.19 on read it.
+
+    Newer versions write another class name, and merges as pairs, which older ones do not know.
+    """
+    tokenizer.save_pretrained(folder)
+    path = folder / "tokenizer_config.json"
+    settings = json.loads(path.read_text(encoding="utf-8"))
+    settings.pop("backend", None)
+    _write_json(path, settings | {"tokenizer_class": TOKENIZER_CLASS})
+    path = folder / "tokenizer.json"
+    content = json.loads(path.read_text(encoding="utf-8"))
+    merges = content["model"]["merges"]
+    content["model"]["merges"] = [pair if isinstance(pair, str) else " ".join(pair) for pair in merges]
+    _write_json(path, content)
+
+
+def _write_json(path: Path, content: dict[str, object]) -> None:
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

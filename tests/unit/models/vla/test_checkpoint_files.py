@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rlvla.models.actor import Actor, ActorConfig
+from rlvla.models.lora import ADAPTER_FIELDS
 from rlvla.models.vla.checkpoint import read_config
 from rlvla.models.vla.checkpoint_files import find_tensors
 from rlvla.models.vla.openvla import OpenVLAForActionPrediction
@@ -69,6 +70,12 @@ def test_the_adapter_file_is_one_that_peft_reads(adapted, tiny_folder):
     peft.PeftModel.from_pretrained(model, str(adapted / "lora_adapter")).merge_and_unload()
     merged = load(adapted).state_dict()
     assert all(torch.allclose(merged[name], p, atol=1e-5) for name, p in model.state_dict().items())
+
+
+def test_the_adapter_has_only_fields_that_every_version_of_peft_knows(adapted):
+    config = json.loads((adapted / "lora_adapter" / "adapter_config.json").read_text())
+    assert set(config) == set(ADAPTER_FIELDS)
+    assert (config["peft_type"], config["r"], config["lora_alpha"]) == ("LORA", 3, 6)
 
 
 @pytest.mark.parametrize(

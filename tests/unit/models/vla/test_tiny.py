@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 from rlvla.models.inputs import VLAInputs
+from rlvla.models.vla.checkpoint_files import CONFIG_FILE
 from rlvla.models.vla.openvla import OpenVLAForActionPrediction
 from rlvla.models.vla.prompts import build_prompt, load_tokenizer
 from rlvla.models.vla.tiny import build_tiny, sincos_positions
@@ -119,6 +122,36 @@ def test_tokenizer_encodes_anything(tiny_folder):
             assert tokenizer.decode(ids, skip_special_tokens=True) == build_prompt(sentence)
     known = tokenizer("lift the red cube")["input_ids"]
     assert len(known) == 5, "BOS and one token for each word of a task sentence"
+
+
+def test_every_version_of_the_public_libraries_reads_the_files(tiny_folder):
+    """What transformers 4.40 and tokenizers 0.19 need; tests/integration/test_public_openvla.py runs them."""
+    settings, content, config = (
+        json.loads((tiny_folder / name).read_text())
+        for name in ("tokenizer_config.json", "tokenizer.json", CONFIG_FILE)
+    )
+    assert settings["tokenizer_class"] == "PreTrainedTokenizerFast" and "backend" not in settings
+    merges = content["model"]["merges"]
+    assert merges and all(isinstance(merge, str) and len(merge.split(" ")) == 2 for merge in merges)
+    assert (
+        config["vision_backbone_id"] == "dinosiglip-vit-so-224px" and config["timm_override_act_layers"] == [None] * 2
+    )
+    assert config["llm_backbone_id"] == "llama2-7b-pure"
+    auto = AutoTokenizer.from_pretrained(tiny_folder)
+    for prompt in (build_prompt("lift the red cube"), "Zebra <s> \u00e9"):
+        assert auto(prompt).input_ids == load_tokenizer(tiny_folder)(prompt).input_ids
+
+
+def test_names_in_a_public_config_are_kept(tiny_folder, tmp_path):
+    copy = shutil.copytree(tiny_folder, tmp_path / "copy")
+    config = json.loads((copy / CONFIG_FILE).read_text())
+    config |= {"llm_backbone_id": "vicuna-v15-7b", "timm_override_act_layers": [None, "quick_gelu"]}
+    (copy / CONFIG_FILE).write_text(json.dumps({**config, "vision_backbone_id": None, "prompt_style": None}))
+    from_pretrained(copy).save_pretrained(tmp_path / "out")
+    saved = json.loads((tmp_path / "out" / CONFIG_FILE).read_text())
+    assert saved["llm_backbone_id"] == "vicuna-v15-7b" and saved["prompt_style"] == "vicuna"
+    assert saved["timm_override_act_layers"] == [None, "quick_gelu"]
+    assert saved["vision_backbone_id"] == "dinosiglip-vit-so-224px"
 
 
 def test_text_never_becomes_action_tokens():
