@@ -7,7 +7,8 @@
       actor/, critic/         DeepSpeed's files
       manifest.json           size and SHA-256 of each file; written last
 
-On resume, a folder with missing or changed files is reported and skipped.
+On resume, a folder with missing or changed files is reported and skipped. Checksums do not protect against malice: every
+file is read by `rlvla.utils.torch_files`, which runs nothing, and one that names code is refused.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from rlvla.utils.deepspeed.engine import Engine
+from rlvla.experience import Sample
+from rlvla.utils.deepspeed.engine import Engine, classes_of_deepspeed
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
 from rlvla.utils.errors import ConfigError
 from rlvla.utils.files import (
@@ -38,12 +40,14 @@ from rlvla.utils.files import (
     write_manifest,
 )
 from rlvla.utils.terminal import log
+from rlvla.utils.torch_files import read_torch_file, refusal
 from rlvla.version import __version__
 
 FORMAT = 3  # 3: waiting episodes hold actions, traces and prepared observations
 _NAME = re.compile(r"iteration_(\d+)")
 _STATE = "trainer.json"
 _DAMAGED = "damaged_"
+_CLASSES_OF_RANK = (Sample,)  # episodes that wait for their group
 
 
 class CheckpointError(RuntimeError):
@@ -85,7 +89,8 @@ def save_checkpoint(
         state: JSON-serializable state of the trainer.
         strategy: used to agree with the other ranks on success or failure.
         keep: number of newest checkpoints to keep.
-        rank_state: picklable state specific to this rank; returned as `state["rank_state"]` on loading.
+        rank_state: state specific to this rank: tensors, arrays of numbers, plain values, `Sample`, and classes that a
+            custom module adds with `torch.serialization.add_safe_globals`; returned as `state["rank_state"]` on loading.
         tensors: name -> tensors that are equal on all ranks; returned as `state["tensors"]` on loading.
         protect: iterations whose checkpoints are kept in addition to the newest (the best by evaluation).
 
@@ -140,8 +145,12 @@ def _write(
 ) -> str | None:
     """Write this rank's file and, on the main rank, the shared ones; returns what went wrong, or None."""
     try:
-        with flushed_file(temporary / f"rank{strategy.rank}.pt") as file:
+        own = temporary / f"rank{strategy.rank}.pt"
+        with flushed_file(own) as file:
             torch.save(per_rank, file)
+        unreadable = refusal(own, _CLASSES_OF_RANK)
+        if unreadable:
+            return f"it could not be read again: {unreadable}; see docs/security.md on state of a learner of your own"
         if strategy.is_main:
             with flushed_file(temporary / "tensors.pt") as file:
                 torch.save(tensors, file)
@@ -228,15 +237,18 @@ def load_checkpoint(folder: Path, engines: dict[str, Engine], strategy: Deepspee
         ranks that wrote the checkpoint), and `tensors`.
 
     Raises:
-        ConfigError: the checkpoint belongs to another model or was written by a newer version of this program.
+        ConfigError: the checkpoint belongs to another model, was written by a newer version of this program, or has a
+            file that names code.
     """
     chosen: Path | None = None
     if strategy.is_main:
         recover(folder)
         chosen = _newest_intact(folder)
-    chosen = strategy.gather_objects(chosen)[0]
+    chosen, refused = strategy.gather_objects((chosen, chosen and _refused_file(chosen)))[0]
     if chosen is None:
         return None
+    if refused:
+        raise ConfigError.of("load_checkpoint", "invalid_file", refused)
     state = json.loads((chosen / _STATE).read_text(encoding="utf-8"))
     _check(chosen, state, engines)
     written_by, same = state["world_size"], state["world_size"] == strategy.world_size
@@ -245,12 +257,12 @@ def load_checkpoint(folder: Path, engines: dict[str, Engine], strategy: Deepspee
             engine.load(chosen, name)
         else:
             _load_converted(chosen, name, engine, strategy)
-    parts = [torch.load(chosen / f"rank{rank}.pt", weights_only=False) for rank in range(written_by)]
+    parts = [read_torch_file(chosen / f"rank{rank}.pt", classes=_CLASSES_OF_RANK) for rank in range(written_by)]
     if same:
         _restore_generators(parts[strategy.rank]["generators"])
     state["rank_states"] = [part["state"] for part in parts]
     state["rank_state"] = state["rank_states"][strategy.rank] if same else None
-    state["tensors"] = torch.load(chosen / "tensors.pt", map_location="cpu", weights_only=True)
+    state["tensors"] = read_torch_file(chosen / "tensors.pt")
     strategy.barrier()
     return state
 
@@ -264,6 +276,15 @@ def _newest_intact(folder: Path) -> Path | None:
         shutil.rmtree(target, ignore_errors=True)
         path.rename(target)
         log.warning(f"checkpoint {path.name} is skipped: {problem}. It was renamed to {target.name}")
+    return None
+
+
+def _refused_file(checkpoint: Path) -> str | None:
+    """Why a file of a checkpoint is refused, or None; nothing has been changed by then."""
+    for path in sorted(checkpoint.rglob("*.pt")):
+        reason = refusal(path, _CLASSES_OF_RANK if path.parent == checkpoint else classes_of_deepspeed())
+        if reason:
+            return reason
     return None
 
 

@@ -21,6 +21,7 @@ from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
 from rlvla.utils.errors import TrainingHalted
 from rlvla.utils.files import flushed_file
 from rlvla.utils.terminal import log
+from rlvla.utils.torch_files import read_torch_file
 
 # About 2 % of the values lie outside the 1 % and 99 % quantiles of the statistics; half of them suggest another robot.
 FOREIGN_PROPRIO = 0.5
@@ -288,8 +289,8 @@ class StoredBatch:
 
 
 def read_batch(path: Path) -> StoredBatch:
-    """Read a file of `BadSteps`, also of version 0.1."""
-    content = torch.load(path, map_location="cpu", weights_only=True)
+    """Read a file of `BadSteps`, also of version 0.1; errors as in `read_torch_file`."""
+    content = read_torch_file(path)
     known = {f.name for f in fields(Experience)}
     stored = content["experience"]
     since_0_2 = "action_tokens" not in stored

@@ -19,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from rlvla.utils.errors import ConfigError
+from rlvla.utils.torch_files import read_torch_file
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
@@ -260,15 +261,9 @@ def torch_file(path: Path) -> dict[str, Tensor]:
     """The tensors of a torch file by name, memory-mapped if possible; no code in it is run.
 
     Raises:
-        ConfigError: it is unreadable or contains anything else.
+        ConfigError: it is unreadable, names code, or contains anything else.
     """
-    try:
-        try:
-            content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        except RuntimeError:  # the legacy format cannot be memory-mapped
-            content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # pickle raises many kinds of errors on invalid bytes
-        raise ConfigError(f"{path} is not a readable torch file; copy the checkpoint again") from error
+    content = read_torch_file(path, mmap=True)
     if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
         raise ConfigError(f"{path} does not hold tensors by name; copy the checkpoint again")
     return content

@@ -17,6 +17,7 @@ from torch import nn
 
 from rlvla.utils.deepspeed.config import StrategyConfig
 from rlvla.utils.files import flushed_file
+from rlvla.utils.torch_files import restricted_loading
 
 
 class _CheckpointWriter:
@@ -35,6 +36,15 @@ class _CheckpointWriter:
                 torch.save(state_dict, file)
         except (OSError, RuntimeError) as error:
             self.problems.append(str(error))
+
+
+def classes_of_deepspeed() -> list[type]:
+    """The classes that DeepSpeed's own files name beside tensors and plain values."""
+    from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
+    from deepspeed.runtime.zero.config import ZeroStageEnum
+    from deepspeed.utils.tensor_fragment import fragment_address
+
+    return [LossScaler, DynamicLossScaler, ZeroStageEnum, fragment_address]
 
 
 class Engine:
@@ -165,23 +175,29 @@ class Engine:
         return writer.problems[0] if writer.problems else None
 
     def load(self, folder: Path, tag: str, *, universal: bool = False) -> None:
-        """Read what `save` wrote with the same world size, or what `convert` made of it.
+        """Read what `save` wrote with the same world size, or what `convert` made of it; no code in it is run.
 
         Raises:
             RuntimeError: there is no such checkpoint.
+            pickle.UnpicklingError: a file names more than `classes_of_deepspeed`.
         """
         settings = self.engine._config
         # Without ZeRO each rank has the full state, which DeepSpeed reads with any number of ranks.
         settings.load_universal_checkpoint = universal and self.config.engine_stage > 0
         try:
-            path, _ = self.engine.load_checkpoint(str(folder), tag=tag)
+            with restricted_loading(classes_of_deepspeed()):
+                path, _ = self.engine.load_checkpoint(str(folder), tag=tag)
         finally:
             settings.load_universal_checkpoint = False
         if path is None:
             raise RuntimeError(f"no DeepSpeed checkpoint '{tag}' in {folder}")
 
     def convert(self, source: Path, target: Path) -> None:
-        """Convert what `save` wrote into a form that any number of ranks can load; called on one rank."""
+        """Convert what `save` wrote into a form that any number of ranks can load; called on one rank.
+
+        Raises:
+            pickle.UnpicklingError: as `load`.
+        """
         if self.config.engine_stage == 0:
             shutil.copytree(source, target)
             return
@@ -189,7 +205,11 @@ class Engine:
 
         settings = {"num_extract_workers": 1, "num_merge_workers": 1, "inject_missing_state": True}
         settings |= {"keep_temp_folder": False, "strict": True}
-        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+        with (
+            redirect_stdout(io.StringIO()),
+            redirect_stderr(io.StringIO()),
+            restricted_loading(classes_of_deepspeed()),
+        ):
             ds_to_universal.main(Namespace(input_folder=str(source), output_folder=str(target), **settings))
 
 
