@@ -7,8 +7,8 @@
       actor/, critic/         DeepSpeed's files
       manifest.json           size and SHA-256 of each file; written last
 
-On resume, a folder with missing or changed files is reported and skipped. Checksums do not protect against malice: every
-file is read by `rlvla.utils.torch_files`, which runs nothing, and one that names code is refused.
+On resume, a folder with missing or changed files is reported and skipped. Checksums do not protect against malice:
+`rlvla.utils.torch_files` reads every file, runs nothing, and refuses one that names code.
 """
 
 from __future__ import annotations
@@ -89,8 +89,9 @@ def save_checkpoint(
         state: JSON-serializable state of the trainer.
         strategy: used to agree with the other ranks on success or failure.
         keep: number of newest checkpoints to keep.
-        rank_state: state specific to this rank: tensors, arrays of numbers, plain values, `Sample`, and classes that a
-            custom module adds with `torch.serialization.add_safe_globals`; returned as `state["rank_state"]` on loading.
+        rank_state: state specific to this rank, returned as `state["rank_state"]` on loading: tensors, arrays of
+            numbers, plain values, `Sample`, and classes that a custom module adds with
+            `torch.serialization.add_safe_globals`.
         tensors: name -> tensors that are equal on all ranks; returned as `state["tensors"]` on loading.
         protect: iterations whose checkpoints are kept in addition to the newest (the best by evaluation).
 

@@ -1,8 +1,8 @@
 """Reading the files of `torch.save`: tensors, arrays and plain values, never code.
 
 A pickle may name any function of the machine and have it called. Here only what is listed can be named: torch's own
-list, numpy arrays of numbers, bytes, frozen sets, and the classes that a caller adds. A `--custom_module` adds classes of its
-own with `torch.serialization.add_safe_globals`.
+list, numpy arrays of numbers, bytes, frozen sets, and the classes that a caller adds. A `--custom_module` adds classes
+of its own with `torch.serialization.add_safe_globals`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -112,10 +112,8 @@ def refusal(path: Path, classes: Sequence[type] = ()) -> str | None:
 
 def _reason(path: Path, error: Exception) -> str:
     named = re.findall(r"GLOBAL (\S+)", str(error))
-    try:
+    with suppress(Exception):  # another format, or one that cannot be read as far as that
         named = sorted(get_unsafe_globals_in_checkpoint(str(path))) or named
-    except Exception:  # another format, or one that cannot be read as far as that
-        pass
     if named:
         return (
             f"is refused: it names {', '.join(named)}, while tensors and plain values are all it may hold; nothing in "

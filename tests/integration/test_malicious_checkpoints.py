@@ -1,4 +1,4 @@
-"""Every pickle of a training checkpoint, of a policy folder and of a left-out batch, replaced by one that calls code."""
+"""Each pickle of a training checkpoint, a policy folder and a left-out batch, replaced by one that calls code."""
 
 from __future__ import annotations
 
@@ -118,7 +118,11 @@ def test_separate_files_of_a_policy_run_nothing(
     policy_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     mark = tmp_path / "mark"
-    files = ["proprio_projector--1_checkpoint.pt", "vision_backbone--1_checkpoint.pt", HEAD_PATTERNS[0].replace("*", "1")]
+    files = [
+        "proprio_projector--1_checkpoint.pt",
+        "vision_backbone--1_checkpoint.pt",
+        HEAD_PATTERNS[0].replace("*", "1"),
+    ]
     for name in files:
         folder = tmp_path / "policy"
         shutil.copytree(policy_folder, folder)
