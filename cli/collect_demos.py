@@ -36,7 +36,7 @@ from rlvla.utils.files import output_folder_problem
 class CollectConfig:
     """What is recorded, and where to."""
 
-    output: str = arg("runs/demos", "folder for demos.hdf5 and dataset_statistics.json", metavar="DIR")
+    output: str = arg("runs/demos", "folder for demos.hdf5 and dataset_statistics.json", metavar="DIR", writes="folder")
     num_demos: int = arg(200, "episodes to keep, per task", minimum=1)
     keep: str = arg("success", "keep successful episodes only, or all", choices=("success", "all"))
     max_attempts: int = arg(20, "give up after num_demos times this many episodes per task", minimum=1)

@@ -17,8 +17,8 @@ if not __package__:  # run as a file, not as part of the installed package
 from rlvla.rewards.machine_drawing import draw_machine, to_dot
 from rlvla.rewards.machines import TASKS, formula_graph, machine_graph
 from rlvla.utils.cli.command import command
-from rlvla.utils.cli.flags import Parser, add_arguments, arg, fail, from_namespace
-from rlvla.utils.errors import ConfigError
+from rlvla.utils.cli.flags import Parser, add_arguments, arg, fail, from_namespace, range_problems
+from rlvla.utils.errors import ConfigError, Problem
 
 FORMATS = (".png", ".svg", ".pdf", ".dot")
 
@@ -29,7 +29,7 @@ class DrawConfig:
 
     machine: str | None = arg(None, f"one of {', '.join(TASKS)} (default: that of --formula)")
     formula: str | None = arg(None, "an LTLf formula, e.g. 'F(grasped & F lifted)' (default: that of --machine)")
-    output: str = arg("reward_machine.png", "file to write: .png, .svg, .pdf or .dot", metavar="FILE")
+    output: str = arg("reward_machine.png", "file to write: .png, .svg, .pdf or .dot", metavar="FILE", writes="file")
 
 
 def build_parser() -> Parser:
@@ -41,7 +41,8 @@ def build_parser() -> Parser:
 
 def draw(config: DrawConfig) -> None:
     """Check the flags, build the machine, write the file."""
-    problems, graph = [], None
+    problems: list[str | Problem] = [*range_problems(config)]
+    graph = None
     if (config.machine is None) == (config.formula is None):
         problems.append("give either --machine or --formula")
     path = Path(config.output)

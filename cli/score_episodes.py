@@ -35,7 +35,9 @@ class ScoreConfig:
 
     demos: str = arg("runs/demos/demos.hdf5", "recorded episodes (cli/collect_demos.py)", metavar="FILE")
     episodes: tuple[int, ...] = arg((0,), "numbers of the episodes in the file", minimum=0, metavar="N")
-    output: str = arg("runs/scores", "folder for a plot of each episode and scores.json", metavar="DIR")
+    output: str = arg(
+        "runs/scores", "folder for a plot of each episode and scores.json", metavar="DIR", writes="folder"
+    )
 
 
 def build_parser() -> Parser:

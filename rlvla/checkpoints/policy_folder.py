@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from rlvla.envs.config import EnvConfig
+from rlvla.envs.records import LEARNED_FROM, checked_record
 from rlvla.envs.splits import LearnedStates
 from rlvla.rewards import StateInputSettings
+from rlvla.utils.data_files import read_json
 from rlvla.utils.deepspeed.engine import Engine
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
-from rlvla.utils.errors import ConfigError
 from rlvla.utils.files import put_in_place, write_json
 
 # A policy only works on the observations it was trained on: suite, cameras, image size, rendering, control frequency.
@@ -39,7 +39,7 @@ class PolicyRecord:
         """Write the record into a checkpoint folder."""
         order = sorted(set(self.learned_from), key=lambda s: (s.suite, -1 if s.task_id is None else s.task_id, s.start))
         seen = [asdict(states) for states in order]
-        content = self.env.as_dict() | {"cameras": list(self.env.camera_names), "learned_from": seen}
+        content = self.env.as_dict() | {"cameras": list(self.env.camera_names), LEARNED_FROM: seen}
         if self.machine_state is not None:
             content[MACHINE_STATE] = self.machine_state.as_dict()
         write_json(folder / ENVIRONMENT_FILE, content)
@@ -62,16 +62,13 @@ def export_policy(engine: Engine, folder: Path, strategy: DeepspeedStrategy, rec
 
 
 def recorded_environment(folder: str | Path) -> dict[str, Any]:
-    """The content of the file that `PolicyRecord.write` wrote, {} without one.
+    """The content of the file that `PolicyRecord.write` wrote, {} without one; see `checked_record`.
 
     Raises:
-        ConfigError: the file cannot be read.
+        ConfigError: the file cannot be read, or holds values of the wrong type.
     """
     path = Path(folder) / ENVIRONMENT_FILE
-    try:
-        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    except ValueError as error:
-        raise ConfigError(f"{path} is not valid JSON ({error}); copy the checkpoint again") from error
+    return checked_record(read_json(path), path) if path.is_file() else {}
 
 
 def learned_states(recorded: dict[str, Any]) -> list[LearnedStates] | None:
@@ -79,10 +76,10 @@ def learned_states(recorded: dict[str, Any]) -> list[LearnedStates] | None:
 
     Early records lack suite and task; their pairs [start, stop) apply to all tasks of the suite.
     """
-    if "learned_from" not in recorded:
+    if LEARNED_FROM not in recorded:
         return None
     suite = str(recorded.get("task_suite_name"))
     return [
         LearnedStates(**seen) if isinstance(seen, dict) else LearnedStates(suite, None, *seen)
-        for seen in recorded["learned_from"]
+        for seen in recorded[LEARNED_FROM]
     ]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from rlvla.utils.cli.config_file import RUN_CONFIG_FILE
+from rlvla.utils.data_files import read_yaml
 from rlvla.utils.errors import ConfigError
 from rlvla.utils.files import METRICS_FILE, output_folder_problem
 from rlvla.utils.terminal import log
@@ -122,9 +123,8 @@ def _holds_no_checkpoint(folder: Path | None) -> bool:
 
 def _checkpoints_elsewhere(folder: Path) -> Path | None:
     """The separate folder (`--ckpt_path`) of the run, or None."""
-    import yaml
-
-    with suppress(OSError, yaml.YAMLError, AttributeError):
-        named = yaml.safe_load((folder / RUN_CONFIG_FILE).read_text(encoding="utf-8")).get("ckpt_path")
-        return Path(named) if named else None
+    with suppress(ConfigError):
+        flags = read_yaml(folder / RUN_CONFIG_FILE)
+        named = flags.get("ckpt_path") if isinstance(flags, dict) else None
+        return Path(named) if isinstance(named, str) and named else None
     return None

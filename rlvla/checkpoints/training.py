@@ -27,6 +27,7 @@ import numpy as np
 import torch
 
 from rlvla.experience import Sample
+from rlvla.utils.data_files import check_types, read_json
 from rlvla.utils.deepspeed.engine import Engine, classes_of_deepspeed
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
 from rlvla.utils.errors import ConfigError
@@ -47,6 +48,7 @@ FORMAT = 3  # 3: waiting episodes hold actions, traces and prepared observations
 _NAME = re.compile(r"iteration_(\d+)")
 _STATE = "trainer.json"
 _DAMAGED = "damaged_"
+_TYPES = {"iteration": int, "world_size": int, "format": int | None, "models": dict[str, dict]}
 _CLASSES_OF_RANK = (Sample,)  # episodes that wait for their group
 
 
@@ -250,7 +252,8 @@ def load_checkpoint(folder: Path, engines: dict[str, Engine], strategy: Deepspee
         return None
     if refused:
         raise ConfigError.of("load_checkpoint", "invalid_file", refused)
-    state = json.loads((chosen / _STATE).read_text(encoding="utf-8"))
+    state = read_json(chosen / _STATE, allow_nan=True)
+    check_types(dict.fromkeys(_TYPES) | state, _TYPES, chosen / _STATE)
     _check(chosen, state, engines)
     written_by, same = state["world_size"], state["world_size"] == strategy.world_size
     for name, engine in engines.items():
@@ -290,10 +293,12 @@ def _refused_file(checkpoint: Path) -> str | None:
 
 
 def _check(path: Path, state: dict[str, Any], engines: dict[str, Engine]) -> None:
-    if state.get("format", 0) > FORMAT:
+    if (state.get("format") or 0) > FORMAT:
         raise ConfigError(
             f"{path} has format {state['format']}, which is newer than the {FORMAT} of this program; update it"
         )
+    if not 1 <= state["world_size"] <= len(list(path.glob("rank*.pt"))):
+        raise ConfigError(f"{path / _STATE}: {state['world_size']} ranks wrote it, and there are other rank*.pt files")
     for name, engine in engines.items():
         stored, ours = state["models"].get(name), engine.parameter_shapes()
         if stored is None:

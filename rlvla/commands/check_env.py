@@ -37,7 +37,10 @@ class CheckConfig:
     """What to check, and where to write the images."""
 
     output: str = arg(
-        "runs/check_env.png", "contact sheet of all tasks and cameras, as PNG; overwritten", metavar="FILE"
+        "runs/check_env.png",
+        "contact sheet of all tasks and cameras, as PNG; overwritten",
+        metavar="FILE",
+        writes="file",
     )
     check_steps: int = arg(8, "small random actions to execute in each task", minimum=1)
     init_state_id: int = arg(0, "initial state to start from", minimum=0)
@@ -157,8 +160,6 @@ def problems_of(env: EnvConfig, config: CheckConfig, workers: WorkerConfig) -> l
         problems += error.problems
     if Path(config.output).suffix.lower() != ".png":
         problems.append(problem("output", "not_png", value=config.output))
-    if Path(config.output).is_dir():
-        problems.append(problem("output", "is_folder", value=config.output))
     return problems
 
 

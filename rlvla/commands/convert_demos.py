@@ -29,7 +29,7 @@ class ConvertConfig:
         "one or more HDF5 files of demonstrations or dumped rollouts, or LeRobot folders; they become one dataset",
         metavar="PATH",
     )
-    output: str = arg("runs/converted", "folder of the new dataset", metavar="DIR")
+    output: str = arg("runs/converted", "folder of the new dataset", metavar="DIR", writes="folder")
     format: str = arg("lerobot-v3.0", "format of the new dataset", choices=FORMATS)
     cameras: tuple[str, ...] = arg((), "cameras to keep, in this order (default: all)", metavar="NAME")
     control_freq: float | None = arg(

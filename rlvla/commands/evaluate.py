@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rlvla.checkpoints.policy_folder import learned_states, recorded_environment
 from rlvla.commands.custom_modules import CustomConfig, modules_with_suites
-from rlvla.commands.evaluate_checks import EvaluatedPolicy, SuitePlan, check, modes_of
+from rlvla.commands.evaluate_checks import EvaluatedPolicy, SuitePlan, check, modes_of, output_of
 from rlvla.commands.setup import start_workers
 from rlvla.envs.config import EnvConfig, SplitConfig
 from rlvla.envs.splits import learned_from_words
@@ -24,7 +24,6 @@ from rlvla.evaluation.report import write_report
 from rlvla.evaluation.results import EvalResult
 from rlvla.evaluation.videos import machines_of_run, record_videos
 from rlvla.models.config import PolicyConfig
-from rlvla.models.vla.checkpoint import EVALUATION_FILE
 from rlvla.rollout import RolloutConfig, RolloutEngine
 from rlvla.utils.deepspeed.config import StrategyConfig
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
@@ -75,7 +74,7 @@ def run_eval(
     workers = workers or WorkerConfig()
     plans = check(policy, env, split, config, workers, *filter(None, (rollout,)))
     quiet_libraries()
-    output = Path(config.output) if config.output else Path(policy.pretrain) / EVALUATION_FILE
+    output = output_of(policy, config)
     modules = modules_with_suites(custom or CustomConfig())
     evaluation = _Evaluation(split, config, workers, rollout, modules, output, len(plans) > 1)
     report = EvaluationReport.of({suite: _evaluate_suite(suite, plan, evaluation) for suite, plan in plans.items()})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,8 +16,10 @@ from rlvla.evaluation.config import EvalConfig
 from rlvla.evaluation.findings import PolicyEvaluation
 from rlvla.evaluation.protocol import describe_differences, describe_protocol
 from rlvla.models.config import PolicyConfig
+from rlvla.models.vla.checkpoint import EVALUATION_FILE
 from rlvla.utils.cli.flags import range_problems
 from rlvla.utils.errors import ConfigError, Problem, require
+from rlvla.utils.files import target_problem
 
 
 @dataclass(frozen=True)
@@ -66,8 +69,11 @@ def check(
     folders = [policy.pretrain, *config.compare]
     if config.num_videos:
         require("av", extra="video")
-    if config.report and Path(config.report).exists() and not Path(config.report).is_dir():
+    if config.report and os.path.isfile(config.report):
         problems.append(problem("report", "invalid_file", value=config.report))
+    if config.output is None:
+        why = target_problem(output_of(policy, config), folder=False)
+        problems += [problem("output", "not_writable", why=why)] if why else []
     problems += [problem("compare", "duplicate", value=name) for name in folders if folders.count(name) > 1]
     suites = config.task_suite_name or (env.task_suite_name,)
     problems += [problem("task_suite_name", "duplicate", value=suite) for suite in suites if suites.count(suite) > 1]
@@ -126,6 +132,11 @@ def _plan(policy: PolicyConfig, env: EnvConfig, split: SplitConfig, config: Eval
     if problems:
         raise ConfigError(problems)
     return SuitePlan(tuple(policies), earlier)
+
+
+def output_of(policy: PolicyConfig, config: EvalConfig) -> Path:
+    """The JSON file of an evaluation."""
+    return Path(config.output) if config.output else Path(policy.pretrain) / EVALUATION_FILE
 
 
 def modes_of(config: EvalConfig) -> dict[str, float | None]:

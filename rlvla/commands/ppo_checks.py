@@ -18,6 +18,7 @@ from rlvla.commands.setup import CheckedRun, check_run
 from rlvla.data.reading import read_demonstrations
 from rlvla.trainer.reward_sources import reward_problems
 from rlvla.utils.cli.flags import range_problems
+from rlvla.utils.data_files import read_json
 from rlvla.utils.errors import ConfigError, Problem, require
 
 # Flags that may change on resume: run length, batching that affects no result, evaluation and saving.
@@ -40,19 +41,21 @@ def check(flags: PPORun) -> CheckedRun:
     out_of_range = {p.flag for p in problems if isinstance(p, Problem)}  # reported once is enough
     problems += [*batch_problems(flags), *flags.workers.problems(flags.env.env_python), *flags.strategy.problems()]
     problems += [p for p in algorithm_problems(flags) if p.flag not in out_of_range]
-    problems += _folder_problems(flags)
+    writable = not any(p.reason == "not_writable" for p in problems if isinstance(p, Problem))
+    problems += _folder_problems(flags) + _resume_problems(flags) if writable else []
     if flags.schedule.num_videos:
         require("av", extra="video")
     if flags.schedule.use_wandb:
         require("wandb", extra="wandb")
-    problems += _resume_problems(flags)
     setting, more = check_run(flags.policy, flags.env, flags.split, flags.schedule.eval_episodes, flags.rewards)
     problems += more + value_model_problems(flags, setting)
     problems += early_stopping_problems(flags.schedule, len(setting.tasks) if setting is not None else 0)
     problems += reward_problems(flags.rewards, flags.algorithm, setting.tasks if setting is not None else [])
     if setting is not None:
         problems += quantity_problems(setting.spec, flags.algorithm)
-        problems += _changed_flags(flags, setting) + setting.checkpoint.option_problems(flags.actor)
+        problems += (_changed_flags(flags, setting) if writable else []) + setting.checkpoint.option_problems(
+            flags.actor
+        )
         problems += _token_problems(flags, setting) + _demonstration_problems(flags, setting)
     if problems or setting is None:
         raise ConfigError(dict.fromkeys(problems))
@@ -74,11 +77,12 @@ def _changed_flags(flags: PPORun, setting: CheckedRun) -> list[Problem]:
     if not flags.run.load_checkpoint or not path.is_file() or ended_early(path.parent):
         return []
     try:
-        before = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        return [problem("save_path", "invalid_file", file=path, error=error)]
+        stored = read_json(path, allow_nan=True)
+    except ConfigError as error:
+        return [problem("save_path", "invalid_file", error=error)]
+    before = {name: group for name, group in stored.items() if isinstance(group, dict)}
     problems = []
-    elsewhere = {name: value for group in before.values() if isinstance(group, dict) for name, value in group.items()}
+    elsewhere = {name: value for group in before.values() for name, value in group.items()}
     for group, now in json.loads(json.dumps(describe(flags, setting))).items():
         if group in _FREE_GROUPS:
             continue

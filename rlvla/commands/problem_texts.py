@@ -101,7 +101,7 @@ _TEXTS: dict[tuple[str | None, str], str] = {
     ("ptx_coef", "needs_flag"): "--ptx_coef and --ptx_demos belong together: give both or neither",
     # folders and runs that are continued
     (None, "folder_in_use"): "--{flag}: {why}",
-    ("save_path", "invalid_file"): "{file} is not valid JSON ({error}); name another --save_path",
+    ("save_path", "invalid_file"): "{error}; name another --save_path",
     ("save_path", "mismatch"): (
         "--save_path: {folder} holds no run of this command ({file} is missing); name another folder"
     ),
@@ -185,7 +185,7 @@ _TEXTS: dict[tuple[str | None, str], str] = {
     # other commands
     ("init_state_id", "out_of_range"): "--init_state_id {value}: {task} has initial states 0..{last}",
     ("output", "not_png"): "--output {value}: the contact sheet is a PNG; name a file that ends in .png",
-    ("output", "is_folder"): "--output {value} is a folder; name a file",
+    ("output", "not_writable"): "{why}; --output names another place for the results",
     ("control_freq", "unknown_name"): (
         "--control_freq: {demos} does not record its environment steps per second, and suite {suite} is not known "
         "here; give them"

@@ -9,7 +9,6 @@ which locate each episode in them.
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +17,13 @@ from typing import Any
 import numpy as np
 
 from rlvla.data.demonstrations import Demonstrations, dataset_entry
+from rlvla.envs.records import checked_record
+from rlvla.utils.data_files import inside, parse_json, read_json
 from rlvla.utils.errors import ConfigError, require
 from rlvla.utils.video import read_video
 
 VERSIONS = ("v2.1", "v3.0")
+PICTURES = ("PNG", "JPEG", "WEBP")  # Pillow would start Ghostscript for others
 IMAGE_PREFIX = "observation.images."
 STATE, ACTION = "observation.state", "action"
 REWARD, DONE = "next.reward", "next.done"
@@ -70,7 +72,7 @@ def read_lerobot(folder: str | Path, cameras: Sequence[str] | None = None) -> De
     require("pyarrow", extra="lerobot")
     require("av", extra="lerobot")
     try:
-        return _read(folder, json.loads((folder / "meta" / "info.json").read_text(encoding="utf-8")), cameras)
+        return _read(folder, read_json(folder / "meta" / "info.json"), cameras)
     except (OSError, KeyError, ValueError, IndexError) as error:
         if isinstance(error, ConfigError):
             raise
@@ -106,7 +108,8 @@ def _read(folder: Path, info: dict[str, Any], cameras: Sequence[str] | None) -> 
         raise ConfigError(
             f"{folder} has images of {height}x{width} pixels; policies take square ones: crop or resize the dataset"
         )
-    env_args = {"task_suite_name": folder.name, **info.get("rlvla", {}), "cameras": wanted, "image_size": height}
+    origin = checked_record(info.get("rlvla", {}), folder / "meta" / "info.json")
+    env_args = {"task_suite_name": folder.name, **origin, "cameras": wanted, "image_size": height}
     demos = Demonstrations(env_args, {}, [], [] if STATE in features else None, [], [], [], [])
     demos.control_freq = float(info["fps"])
     demos.seeds, demos.rewards = [], [] if REWARD in features else None
@@ -177,20 +180,20 @@ def _rows(place: EpisodePlace, wanted: Sequence[str]) -> dict[str, list[Any]]:
 def _picture(cell: Any) -> np.ndarray:
     from PIL import Image
 
-    return np.asarray(Image.open(io.BytesIO(cell["bytes"])).convert("RGB"))
+    return np.asarray(Image.open(io.BytesIO(cell["bytes"]), formats=PICTURES).convert("RGB"))
 
 
 def _places_v2(folder: Path, info: dict[str, Any]) -> Iterator[EpisodePlace]:
     for line in (folder / "meta" / "episodes.jsonl").read_text(encoding="utf-8").splitlines():
-        facts = json.loads(line)
+        facts = parse_json(line, folder / "meta" / "episodes.jsonl")
         index = facts["episode_index"]
         where = {"episode_chunk": index // info["chunks_size"], "episode_index": index}
         videos = {
-            key: (folder / info["video_path"].format(video_key=key, **where), 0.0, None)
+            key: (inside(folder, info["video_path"].format(video_key=key, **where)), 0.0, None)
             for key, feature in info["features"].items()
             if feature["dtype"] == "video"
         }
-        yield EpisodePlace(index, folder / info["data_path"].format(**where), videos, facts["tasks"][0], facts)
+        yield EpisodePlace(index, inside(folder, info["data_path"].format(**where)), videos, facts["tasks"][0], facts)
 
 
 def _places_v3(folder: Path, info: dict[str, Any]) -> Iterator[EpisodePlace]:
@@ -202,6 +205,6 @@ def _places_v3(folder: Path, info: dict[str, Any]) -> Iterator[EpisodePlace]:
             videos = {}
             for key in (k for k, feature in info["features"].items() if feature["dtype"] == "video"):
                 place = {name: facts[f"videos/{key}/{name}"] for name in ("chunk_index", "file_index")}
-                file = folder / info["video_path"].format(video_key=key, **place)
+                file = inside(folder, info["video_path"].format(video_key=key, **place))
                 videos[key] = (file, facts[f"videos/{key}/from_timestamp"], facts[f"videos/{key}/to_timestamp"])
-            yield EpisodePlace(facts["episode_index"], folder / data, videos, facts["tasks"][0], facts)
+            yield EpisodePlace(facts["episode_index"], inside(folder, data), videos, facts["tasks"][0], facts)

@@ -18,6 +18,7 @@ from typing import Any
 import h5py
 import numpy as np
 
+from rlvla.data.hdf5 import opened
 from rlvla.envs.libero import install as libero_install
 from rlvla.envs.libero.env import instruction_of
 from rlvla.utils.errors import ConfigError
@@ -84,8 +85,8 @@ def read_libero_episodes(path: Path, cameras: Sequence[str] | None) -> dict[str,
     last: dict[str, list] = {name: [] for name in ("last_images", "last_proprio")}
     for _, _, file in files:
         try:
-            with h5py.File(file, "r") as opened:
-                _read_file(opened, instruction_of(file.name.removesuffix(SUFFIX)), cameras, content, last)
+            with opened(file) as hdf5:
+                _read_file(hdf5, instruction_of(file.name.removesuffix(SUFFIX)), cameras, content, last)
         except (OSError, KeyError, ValueError) as error:
             raise ConfigError(f"{file} is not a readable file of LIBERO demonstrations ({error})") from error
     if not content["actions"]:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-import h5py
 import numpy as np
 
 from rlvla.data.demonstrations import STATISTICS_FILE, UNKNOWN_STATE, Demonstrations, dataset_entry, statistics
+from rlvla.data.hdf5 import opened
 from rlvla.data.libero import GRIPPER_DIM, is_libero, read_libero_episodes
 from rlvla.data.robomimic import _read
 from rlvla.envs.config import EnvConfig
+from rlvla.utils.data_files import read_json
 from rlvla.utils.errors import ConfigError, Problem
 
 T = TypeVar("T")
@@ -45,9 +45,9 @@ def read_demonstrations(path: str | Path, cameras: Sequence[str] | None = None) 
     if problems:
         raise ConfigError(problems)
     try:
-        with h5py.File(path, "r") as file:
-            return _read(file, json.loads(statistics_path.read_text(encoding="utf-8")), path, cameras)
-    except (OSError, KeyError, json.JSONDecodeError) as error:
+        with opened(path) as file:
+            return _read(file, read_json(statistics_path), path, cameras)
+    except (OSError, KeyError) as error:
         raise ConfigError(f"{path} is not a readable file of demonstrations ({error})") from error
 
 

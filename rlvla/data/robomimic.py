@@ -19,6 +19,8 @@ import h5py
 import numpy as np
 
 from rlvla.data.demonstrations import STATISTICS_FILE, Demonstrations, dataset_entry
+from rlvla.envs.records import checked_record
+from rlvla.utils.data_files import parse_json
 from rlvla.utils.errors import ConfigError
 from rlvla.utils.files import write_json
 from rlvla.utils.stopping import interrupts_deferred
@@ -103,7 +105,8 @@ class DemonstrationWriter:
 
 def _read(file: h5py.File, stats: dict[str, Any], path: Path, cameras: Sequence[str] | None) -> Demonstrations:
     data = file["data"]
-    env_args = json.loads(data.attrs["env_args"])
+    source = f"{path} (attribute env_args)"
+    env_args = checked_record(parse_json(data.attrs["env_args"], source), source)
     known = env_args["cameras"]
     unknown = [camera for camera in cameras or () if camera not in known]
     if unknown:

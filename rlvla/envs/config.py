@@ -29,8 +29,6 @@ from rlvla.envs.workers.interpreter import (
 from rlvla.utils.cli.flags import arg
 from rlvla.utils.errors import ConfigError, Problem
 
-# Machine-dependent, not saved with checkpoints.
-_OF_THIS_MACHINE = ("env_python",)
 # Specific to a suite: not taken from a record of another suite.
 _OF_THE_SUITE = ("task_ids", "max_steps", "success_hold_steps")
 
@@ -80,6 +78,7 @@ class EnvConfig:
         "Python interpreter of the environment workers; needs numpy and the simulator only (default: that of this "
         "process)",
         metavar="PATH",
+        recorded=False,
     )
     options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -90,7 +89,8 @@ class EnvConfig:
     def completed(self, recorded: dict[str, Any]) -> EnvConfig:
         """Fill missing values from the record of a checkpoint or of demonstrations (`as_dict`).
 
-        If another suite is given than the recorded one, only settings of the observations are taken.
+        Flags that depend on the machine are never taken from there. If another suite is given than the recorded one,
+        only settings of the observations are taken.
         """
         options: dict[str, Any] = {}
         if self.task_suite_name not in (None, recorded.get("task_suite_name")):
@@ -98,6 +98,7 @@ class EnvConfig:
         else:
             options = recorded_options(recorded.get("task_suite_name"), recorded)
         given = {name: getattr(self, name) for name in _COMMON}
+        recorded = {name: value for name, value in recorded.items() if name not in _COMMON or name in RECORDED_FLAGS}
         merged = {name: v if v not in (None, ()) else recorded.get(name, v) for name, v in given.items()}
         merged = {name: tuple(v) if isinstance(v, list) else v for name, v in merged.items()}
         options = {name: value for name, value in options.items() if value is not None and name not in merged}
@@ -110,7 +111,7 @@ class EnvConfig:
         """
         flags = suite_flags()
         given = {name: value for name, value in self.options.items() if name not in flags or flags[name].recorded}
-        common = {name: getattr(self, name) for name in _COMMON if name not in _OF_THIS_MACHINE}
+        common = {name: getattr(self, name) for name in RECORDED_FLAGS}
         return common | recorded_options(self.task_suite_name, given) | given
 
     @property
@@ -180,6 +181,8 @@ class EnvConfig:
 
 # Fields that are common to all suites.
 _COMMON = tuple(f.name for f in fields(EnvConfig) if f.name != "options")
+# Those that are saved with demonstrations and checkpoints; the others depend on the machine.
+RECORDED_FLAGS = tuple(f.name for f in fields(EnvConfig) if f.name in _COMMON and f.metadata.get("recorded", True))
 
 
 def without_checkpoint(help_text: str) -> str:

@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from rlvla.envs.base import TaskSpec
+from rlvla.utils.data_files import read_yaml
 from rlvla.utils.errors import ConfigError
 
 # heldout: never train on evaluation states. shared: train and evaluate on all states, as in most publications.
@@ -98,14 +99,10 @@ def read_state_file(path: str) -> dict[str, list[int]] | list[int]:
     Raises:
         ConfigError: the file is missing or invalid.
     """
-    import yaml
-
     try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError.of(
-            "eval_states_file", "missing_file", f"--eval_states_file {path} cannot be read: {error}"
-        ) from error
+        content = read_yaml(Path(path))
+    except ConfigError as error:
+        raise ConfigError(problem.of_flag("eval_states_file") for problem in error.problems) from error
     lists = list(content.values()) if isinstance(content, dict) else [content]
     for states in lists or [None]:
         if not isinstance(states, list) or not states or not all(type(i) is int for i in states):

@@ -151,8 +151,9 @@ def recorded_options(suite: str | None, record: Mapping[str, Any]) -> dict[str, 
     if suite is None:
         return {}
     if suite not in suite_names():
-        simple = (bool, int, float, str)
-        return {name: value for name, value in record.items() if isinstance(value, simple)}
+        simple, flags = (bool, int, float, str), suite_flags()
+        kept = {name: value for name, value in record.items() if isinstance(value, simple)}
+        return {name: value for name, value in kept.items() if name not in flags or flags[name].recorded}
     known = known_options(suite)
     names = [name for name, flag in suite_flags().items() if flag.recorded and (known is None or name in known)]
     values = {name: record.get(name) for name in names}

@@ -36,6 +36,7 @@ class EvalConfig:
         None,
         "JSON file for the results, with a Markdown file next to it (default: eval.json in the checkpoint folder)",
         metavar="FILE",
+        writes="file",
     )
     num_videos: int = arg(
         0,
@@ -44,7 +45,10 @@ class EvalConfig:
         minimum=0,
     )
     report: str | None = arg(
-        None, "folder for report.html, a single file with tables, curves, videos and configuration", metavar="DIR"
+        None,
+        "folder for report.html, a single file with tables, curves, videos and configuration",
+        metavar="DIR",
+        writes="folder",
     )
     seed: int = arg(0, "seed of the episodes", minimum=0)
     local_rank: int = arg(-1, "set by the deepspeed launcher")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
@@ -12,6 +11,7 @@ from typing import Any
 from rlvla.evaluation.comparison import MEAN_OF_SUITES, Comparison, SuitesComparison, compare, compare_over_suites
 from rlvla.evaluation.protocol import describe_differences
 from rlvla.evaluation.results import EvalResult, Rate
+from rlvla.utils.data_files import read_json
 from rlvla.utils.errors import ConfigError
 from rlvla.utils.terminal import table
 from rlvla.version import __version__
@@ -87,11 +87,11 @@ class PolicyEvaluation:
             suite: suite to read from a file with several suites; ConfigError if missing.
         """
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
+            content = read_json(path, allow_nan=True)
             several = content.get(SUITES_KEY)
             if several is not None and suite not in several:
                 raise ConfigError(f"{path} holds {', '.join(several)}, not {suite}; evaluate both in the same suites")
-            found = cls.from_dict(content if several is None else several[suite])
+            evaluation = cls.from_dict(content if several is None else several[suite])
         except ConfigError:
             raise
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -99,9 +99,9 @@ class PolicyEvaluation:
                 f"{path} is not the result of an evaluation ({type(error).__name__}: {error}); make one with "
                 "cli/eval_vla.py"
             ) from error
-        if not found.results or not all(result.episodes for result in found.results):
-            raise ConfigError(f"{path} does not hold the single episodes; evaluate {found.policy} again")
-        return found
+        if not evaluation.results or not all(result.episodes for result in evaluation.results):
+            raise ConfigError(f"{path} does not hold the single episodes; evaluate {evaluation.policy} again")
+        return evaluation
 
 
 def package_versions(simulator: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -36,7 +36,7 @@ class EpisodeJournal:
             for line in path.read_text(encoding="utf-8").splitlines():
                 try:
                     outcome = EpisodeOutcome(**json.loads(line))
-                except (ValueError, TypeError):  # the process was killed while writing this line
+                except (ValueError, TypeError, RecursionError):  # the process was killed while writing this line
                     continue
                 outcomes[outcome.task_id, outcome.init_state_id] = outcome
         return list(outcomes.values())

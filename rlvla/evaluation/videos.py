@@ -6,7 +6,6 @@ and that failures can be selected because all outcomes are known.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from rlvla.rewards.base import EpisodeStart
 from rlvla.rewards.machine_source import MachineSource
 from rlvla.rewards.state_input import STATE_FLAGS
 from rlvla.rollout import RolloutEngine, RolloutPolicy, TooManyDroppedError
+from rlvla.utils.data_files import read_json
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
 from rlvla.utils.errors import ConfigError
 from rlvla.utils.terminal import log
@@ -126,7 +126,7 @@ def _write(folder: Path, task: TaskSpec, sample: Sample, machines: MachineSource
 def machines_of_run(policy: Path) -> MachineSource | None:
     """The reward machines a policy was trained with, read from its run folder; None if it has no `rm` source."""
     try:
-        flags = json.loads((policy.parent / RUN_FILE).read_text(encoding="utf-8"))["rewards"]
+        flags = read_json(policy.parent / RUN_FILE, allow_nan=True)["rewards"]
         if not any(spec.partition(":")[0] == "rm" for spec in flags["reward"]):
             return None
         return MachineSource(RewardConfig(**{name: flags[name] for name in STATE_FLAGS}))

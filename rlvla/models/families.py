@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from rlvla.utils.data_files import read_json
 from rlvla.utils.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
@@ -241,14 +241,7 @@ def type_of(folder: str | Path) -> str:
     path = folder / CONFIG_FILE
     if not path.is_file() and any((place / ADAPTER_CONFIG_FILE).is_file() for place in (folder, *folder.glob("*/"))):
         return "openvla"  # only an adapter: config.json is in its base model
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"{path} is missing; a checkpoint folder needs {CONFIG_FILE}") from None
-    except ValueError as error:
-        raise ConfigError(f"{path} is not valid JSON ({error})") from error
-    if not isinstance(raw, dict):
-        raise ConfigError(f"{path} holds a {type(raw).__name__}; a JSON object is needed")
+    raw = read_json(path, allow_nan=True)
     return str(raw.get("model_type", raw.get("type")))
 
 

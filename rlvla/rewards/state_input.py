@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 import numpy as np
 
 from rlvla.rewards.base import EpisodeStart, StepInfo
 from rlvla.rewards.config import STATE_INPUTS, RewardConfig
 from rlvla.rewards.machine_source import MachineSource
+from rlvla.utils.data_files import check_types
 from rlvla.utils.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
@@ -49,9 +50,11 @@ class StateInputSettings:
     @classmethod
     def from_dict(cls, content: dict[str, Any]) -> StateInputSettings:
         """The inverse of `as_dict`; ConfigError for anything else."""
-        names = {field.name for field in fields(cls)}
-        if set(content) != names or content["rm_state_input"] not in STATE_INPUTS[1:]:
+        hints = get_type_hints(cls)
+        known = isinstance(content, dict) and set(content) == set(hints)
+        if not known or content["rm_state_input"] not in STATE_INPUTS[1:]:
             raise ConfigError(f"the checkpoint's record of its machine state is not readable: {content}")
+        check_types(content, hints, "the checkpoint's record of its machine state")
         return cls(**content)
 
 

@@ -50,9 +50,14 @@ def max_bad_steps_flag() -> Any:
 class RunConfig:
     """Folders, workers and seed."""
 
-    save_path: str = arg("runs/ppo", "run folder: policy/, metrics, TensorBoard files, learning curve", metavar="DIR")
+    save_path: str = arg(
+        "runs/ppo", "run folder: policy/, metrics, TensorBoard files, learning curve", metavar="DIR", writes="folder"
+    )
     ckpt_path: str | None = arg(
-        None, "folder of the training checkpoints (default: checkpoints/ in --save_path)", metavar="DIR"
+        None,
+        "folder of the training checkpoints (default: checkpoints/ in --save_path)",
+        metavar="DIR",
+        writes="folder",
     )
     load_checkpoint: bool = arg(False, "resume from the newest checkpoint; start from scratch if there is none")
     critic_pretrain: str | None = arg(

@@ -25,7 +25,9 @@ class SFTRunConfig:
         metavar="PATH",
     )
     pretrain: str = arg("tiny", "checkpoint folder to start from, or 'tiny' for a new small model", metavar="DIR")
-    save_path: str = arg("runs/sft", "run folder; the policy goes to its subfolder policy/", metavar="DIR")
+    save_path: str = arg(
+        "runs/sft", "run folder; the policy goes to its subfolder policy/", metavar="DIR", writes="folder"
+    )
     cameras: tuple[str, ...] = arg((), "cameras of the file to use (default: all)", metavar="NAME")
     use_proprio: bool = arg(True, "a new tiny model takes proprioception if the demonstrations have it")
     center_crop: bool | None = arg(None, "crop images to 90 % of their area (default: the checkpoint's, else no)")
@@ -103,7 +105,9 @@ class RewardRunConfig:
         metavar="FILE",
     )
     pretrain: str = arg("tiny", "policy folder to start from, or 'tiny' for a new small model", metavar="DIR")
-    save_path: str = arg("runs/rm", "run folder; the result goes to its subfolder reward_model/", metavar="DIR")
+    save_path: str = arg(
+        "runs/rm", "run folder; the result goes to its subfolder reward_model/", metavar="DIR", writes="folder"
+    )
     cameras: tuple[str, ...] = arg((), "cameras of the file to use (default: all)", metavar="NAME")
     use_proprio: bool = arg(False, "a new tiny model takes proprioception")
     center_crop: bool | None = arg(None, "a new tiny model crops images to 90 % of their area (default: no)")

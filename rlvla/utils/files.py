@@ -12,8 +12,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from rlvla.utils.data_files import check_types, inside, read_json
+
 MANIFEST = "manifest.json"
 METRICS_FILE = "metrics.jsonl"
+_TEMPORARY_NAME = 32  # bytes by which the name of a temporary file is longer
 
 
 @contextmanager
@@ -60,13 +63,17 @@ def damage(folder: Path, *, checksums: bool = True) -> str | None:
     if not path.is_file():
         return f"{MANIFEST} is missing: it was not completed, or not written by this program"
     try:
-        files = json.loads(path.read_text(encoding="utf-8"))["files"]
-        for name, entry in files.items():
-            problem = _file_damage(folder / name, entry["bytes"], entry["sha256"] if checksums else None)
+        content = read_json(path)
+        check_types({"files": None} | content, {"files": dict[str, dict]}, path)
+        if not content["files"]:
+            return f"{MANIFEST} names no file"
+        for name, entry in content["files"].items():
+            check_types({"bytes": None, "sha256": None} | entry, {"bytes": int, "sha256": str}, f"{path}: {name}")
+            problem = _file_damage(inside(folder, name), entry["bytes"], entry["sha256"] if checksums else None)
             if problem:
                 return f"{name} {problem}"
-    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
-        return f"{MANIFEST} cannot be used ({type(error).__name__}: {error})"
+    except (ValueError, OSError) as error:
+        return f"{MANIFEST} cannot be used ({' '.join(str(error).split())})"
     return None
 
 
@@ -116,9 +123,37 @@ def recover(folder: Path) -> None:
             aside.rename(final)
 
 
+def target_problem(target: str | Path, *, folder: bool) -> str | None:
+    """Why nothing can be written at a path, or None; found out by writing, which leaves nothing behind.
+
+    Args:
+        target: a file to be written or replaced, or a folder to be written into; either is created with its parents.
+        folder: whether it is a folder. That it exists as a file is left to the command, which may allow it.
+    """
+    path = Path(target)
+    try:
+        if not folder and path.is_dir():
+            return f"{path} is a folder; name a file"
+        existing = path if folder and path.exists() else path.absolute().parent
+        while not existing.exists():
+            existing = existing.parent
+        if not existing.is_dir():
+            return None if existing == path else f"{existing} is a file, so nothing can be written below it"
+        longest = os.pathconf(existing, "PC_NAME_MAX") - _TEMPORARY_NAME
+        if any(len(os.fsencode(part)) > longest for part in path.parts):
+            return f"a name in it is too long for the file system of {existing}; use at most {longest} bytes"
+        with tempfile.TemporaryFile(dir=existing):
+            return None
+    except (OSError, ValueError) as error:  # ValueError: a null character
+        why = getattr(error, "strerror", None) or str(error)
+        return f"nothing can be written there ({why}); name another place, or make this one writable"
+
+
 def output_folder_problem(folder: str | Path, *, resuming: bool = False) -> str | None:
-    """Why `folder` cannot receive a new run, or None."""
+    """Why `folder` cannot receive a new run, or None; for what `target_problem` reports, None as well."""
     path = Path(folder)
+    if target_problem(path, folder=True):
+        return None
     if path.exists() and not path.is_dir():
         return f"{path} is a file; name a folder"
     if not resuming and path.is_dir() and any(path.iterdir()):
@@ -189,7 +224,9 @@ def read_metrics(folder: Path) -> list[dict[str, float]]:
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
             record = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
+            continue
+        if not isinstance(record, dict) or not isinstance(record.get("step"), int):
             continue
         by_step.setdefault(record["step"], {}).update(record)
     return [by_step[step] for step in sorted(by_step)]

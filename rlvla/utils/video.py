@@ -20,6 +20,7 @@ _BAND = (24, 26, 30)
 _TEXT, _SUCCESS, _FAILURE = (235, 235, 235), (112, 214, 122), (240, 128, 110)
 _TILE, _GAP, _CAPTION = 192, 6, 30  # pixels: side of a picture, space between two, height of a two-line caption
 _MAX_COLUMNS = 8
+_CONTAINER = "mp4"  # named, because a playlist under any name could send FFmpeg to other files
 _PAGE, _EMPTY = (24, 26, 30), (60, 34, 34)
 
 
@@ -164,7 +165,7 @@ def video_size(path: Path) -> tuple[int, int] | None:
     except MissingExtraError:
         return None
     try:
-        with av.open(str(path)) as container:
+        with av.open(str(path), format=_CONTAINER) as container:
             stream = container.streams.video[0]
             return stream.width, stream.height
     except (av.FFmpegError, IndexError):
@@ -172,7 +173,7 @@ def video_size(path: Path) -> tuple[int, int] | None:
 
 
 def read_video(path: Path, start_s: float = 0.0, end_s: float | None = None) -> np.ndarray:
-    """Decode the frames [F, H, W, 3] uint8 of a video file, in any codec that PyAV supports.
+    """Decode the frames [F, H, W, 3] uint8 of an mp4 file, in any codec that PyAV supports.
 
     Args:
         path: the video file.
@@ -185,7 +186,7 @@ def read_video(path: Path, start_s: float = 0.0, end_s: float | None = None) -> 
     av = require("av", extra="video")
     frames = []
     try:
-        with av.open(str(path)) as container:
+        with av.open(str(path), format=_CONTAINER) as container:
             stream = container.streams.video[0]
             half = 0.5 / float(stream.average_rate)
             if start_s > 0:

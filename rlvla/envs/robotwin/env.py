@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import json
 import math
 import os
 import random
@@ -25,7 +24,8 @@ from rlvla.envs.options import SuiteOptions
 from rlvla.envs.robotwin.single_step import SingleStepEnv, View
 from rlvla.envs.splits import HELD_OUT_FRACTION
 from rlvla.utils.cli.flags import arg
-from rlvla.utils.errors import ConfigError
+from rlvla.utils.data_files import read_json, read_yaml
+from rlvla.utils.errors import ConfigError, Problem
 
 SUITE = "robotwin"
 CAMERAS = ("head_camera", "left_camera", "right_camera")
@@ -66,12 +66,7 @@ def simulator_seed(init_state_id: int, scene: int = 0) -> int:
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
-    import yaml
-
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
-        raise ConfigError(f"{path} of RoboTwin cannot be read: {error}") from error
+    content = read_yaml(path)
     if not isinstance(content, dict):
         raise ConfigError(f"{path} of RoboTwin holds no settings")
     return content
@@ -97,6 +92,14 @@ class RobotwinOptions(SuiteOptions):
     )
     robotwin_config: str = arg("demo_clean", "RoboTwin's task configuration", metavar="NAME")
 
+    def problems(self) -> list[Problem]:
+        """Also a configuration outside of RoboTwin's folder: the name is recorded, the content decides what runs."""
+        problems = super().problems()
+        if Path(self.robotwin_config).name != self.robotwin_config:
+            text = f"--robotwin_config {self.robotwin_config}: give the name of a file in task_config, without folders"
+            problems.append(Problem("robotwin_config", "unknown_name", text))
+        return problems
+
 
 def list_tasks(**kw) -> list[TaskSpec]:
     """The tasks of a checkout, sorted by name: those with a class in `envs/` and instructions in `description/`."""
@@ -116,8 +119,7 @@ def list_tasks(**kw) -> list[TaskSpec]:
             suite=SUITE,
             task_id=task_id,
             name=path.stem,
-            instruction=json.loads(path.read_text(encoding="utf-8")).get("full_description")
-            or path.stem.replace("_", " "),
+            instruction=read_json(path).get("full_description") or path.stem.replace("_", " "),
             max_steps=options.max_steps or int(limits.get(path.stem, DEFAULT_STEPS)),
             num_init_states=NUM_INIT_STATES,
             action_dim=ACTION_DIM,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, get_type_hints
 
 import torch
 from torch import Tensor
@@ -21,12 +21,12 @@ from rlvla.models.vla.checkpoint_files import (
     find_file,
     find_tensors,
     lineage,
-    read_json,
 )
 from rlvla.models.vla.configuration_openvla import OpenVLAConfig
 from rlvla.models.vla.head_files import add_head
 from rlvla.models.vla.platforms import with_platform
 from rlvla.models.vla.variants import detect_variant
+from rlvla.utils.data_files import check_types, read_json
 from rlvla.utils.errors import ConfigError
 
 STATISTICS_FILE = "dataset_statistics.json"
@@ -133,7 +133,7 @@ def _describe_folder(folder: Path, raw: dict[str, Any], found: FolderTensors, re
         separate=found.separate,
         separate_adapters={file: _without_effect(parts) for file, parts in found.separate_adapters.items()},
         shadowed={stored.key: stored.read() for stored in found.shadowed.values()},
-        statistics=read_json(path) if path.is_file() else None,
+        statistics=read_json(path, allow_nan=True) if path.is_file() else None,
         action_heads={path.name: path.read_bytes() for path in action_heads(folder)},
         variant_reason=reason,
     )
@@ -174,7 +174,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
         raise ConfigError(f"checkpoint folder {str(folder)!r} does not exist; give a folder with {CONFIG_FILE}")
     path = find_file(folder, CONFIG_FILE)
-    raw = read_json(path)
+    raw = read_json(path, allow_nan=True)  # statistics of other datasets; those in use are checked
     if raw.get("model_type") != "openvla":
         raise ConfigError(f"{path}: model_type is {raw.get('model_type')!r}; only 'openvla' checkpoints can be loaded")
     return raw
@@ -196,7 +196,9 @@ def complete_config(
     platform, asked = overrides.pop("platform", None), overrides.pop("model_variant", None)
     overrides.pop("new_head", None)
     body_only = overrides.pop("body_only", False)
-    settings = {k: v for k, v in raw.items() if k not in ("model_type", "torch_dtype", "auto_map")} | overrides
+    hints = get_type_hints(OpenVLAConfig.__init__) | {"auto_map": dict | None, "return": Any}
+    check_types(raw, hints, folder / CONFIG_FILE)
+    settings = {k: v for k, v in raw.items() if k not in ("model_type", "torch_dtype")} | overrides
     settings["model_variant"], reason = detect_variant(folder, raw, found, asked)
     if body_only:
         settings["model_variant"] = BODY_OF.get(settings["model_variant"], settings["model_variant"])
@@ -210,7 +212,16 @@ def complete_config(
         settings["proprio_dim"] = weight[1]
     if settings.get("use_film") is None and any(name.endswith(".blocks.0.scale.weight") for name in found.tensors):
         settings["use_film"] = True
-    return OpenVLAConfig(**settings), reason
+    config = OpenVLAConfig(**settings)
+    _check_depth(folder, config, len(found.tensors))
+    return config, reason
+
+
+def _check_depth(folder: Path, config: OpenVLAConfig, tensors: int) -> None:
+    """Refuse more layers than there are tensors, before they are built."""
+    deepest = max(config.text_config.num_hidden_layers, *(tower.depth for tower in config.tower_configs()))
+    if deepest > tensors:
+        raise ConfigError(f"{folder / CONFIG_FILE} has {deepest} layers, and the folder {tensors} tensors")
 
 
 def complete_tensors(folder: Path, config: OpenVLAConfig, found: FolderTensors, overrides: dict[str, Any]) -> None:
@@ -223,7 +234,7 @@ def complete_tensors(folder: Path, config: OpenVLAConfig, found: FolderTensors, 
 def read_statistics(folder: Path, raw_config: dict[str, Any]) -> dict[str, Any]:
     """Dataset statistics by key: `norm_stats` of config.json, updated with dataset_statistics.json."""
     path = find_file(folder, STATISTICS_FILE)
-    return {**(raw_config.get("norm_stats") or {}), **(read_json(path) if path.is_file() else {})}
+    return {**(raw_config.get("norm_stats") or {}), **(read_json(path, allow_nan=True) if path.is_file() else {})}
 
 
 def resolve_statistics_key(statistics: dict[str, Any], suite: str | None) -> str:

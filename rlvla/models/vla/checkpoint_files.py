@@ -7,17 +7,16 @@ have just a LoRA adapter that names its base model, which may be such a folder, 
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from rlvla.utils.data_files import check_types, inside, read_json
 from rlvla.utils.errors import ConfigError
 from rlvla.utils.torch_files import read_torch_file
 
@@ -41,6 +40,7 @@ _FILM_WRAPPER = re.compile(r"(\.blocks\.\d+)\.block\.")
 # In the names of an adapted layer's own tensors.
 BASE_LAYER = ".base_layer."
 _ADAPTER_PART = re.compile(r"\.lora_(A|B)(?:\.default)?\.weight$")
+_ADAPTER_SETTINGS = {"r": int, "lora_alpha": float, "use_rslora": bool | None}
 # OFT sets lora_alpha = min(rank, 16).
 OFT_MAX_LORA_ALPHA = 16
 
@@ -197,7 +197,9 @@ def _base_of(adapter: Path, adapted: Sequence[Path]) -> Path:
         adapter: folder of the adapter's files.
         adapted: the folders whose base model it is, which cannot be the base model themselves.
     """
-    named = read_json(adapter / ADAPTER_CONFIG_FILE).get("base_model_name_or_path") or ""
+    config = read_json(adapter / ADAPTER_CONFIG_FILE)
+    check_types(config, {"base_model_name_or_path": str | None}, adapter / ADAPTER_CONFIG_FILE)
+    named = config.get("base_model_name_or_path") or ""
     seen = {adapter.resolve(), *(place.resolve() for place in adapted)}
     for place in (Path(named), adapter / named):
         if named and place.is_dir() and place.resolve() not in seen:
@@ -223,8 +225,13 @@ def weight_files(folder: Path) -> list[Path]:
         ConfigError: there are none, some are missing, or it is unclear which one to use.
     """
     if (folder / INDEX_FILE).is_file():
-        weight_map = read_json(folder / INDEX_FILE).get("weight_map", {})
-        paths = [folder / name for name in sorted(set(weight_map.values()))]
+        index = read_json(folder / INDEX_FILE)
+        check_types(index, {"weight_map": dict[str, str]}, folder / INDEX_FILE)
+        weight_map = index.get("weight_map", {})
+        try:
+            paths = [inside(folder, name) for name in sorted(set(weight_map.values()))]
+        except ValueError as error:
+            raise ConfigError.of(None, "invalid_file", f"{folder / INDEX_FILE}: {error}") from None
         absent = [path.name for path in paths if not path.is_file()]
         if absent or not paths:
             what = ", ".join(absent) or "every shard"
@@ -295,6 +302,7 @@ def _add_separate(tensors: FolderTensors, path: Path, prefix: str) -> dict[str, 
 def _adapters_of(tensors: FolderTensors, folder: Path) -> dict[str, LowRank]:
     """The LoRA adapters in a folder in peft's format."""
     config = read_json(folder / ADAPTER_CONFIG_FILE)
+    check_types({"r": None, "lora_alpha": None} | config, _ADAPTER_SETTINGS, folder / ADAPTER_CONFIG_FILE)
     unsupported = [k for k in ("use_dora", "rank_pattern", "alpha_pattern", "modules_to_save") if config.get(k)]
     if config.get("peft_type") != "LORA" or config.get("bias", "none") != "none":
         unsupported.append(f"peft_type {config.get('peft_type')} with bias {config.get('bias')}")
@@ -338,20 +346,3 @@ def _fit_together(weight: tuple[int, ...], down: tuple[int, ...], up: tuple[int,
     if len(weight) < 2 or not down:
         return False
     return down[1:] == weight[1:] and up == (weight[0], down[0], *(1 for _ in weight[2:]))
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file.
-
-    Raises:
-        ConfigError: the file is missing or is not a JSON object.
-    """
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"{path} is missing; a checkpoint folder needs {path.name}") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid JSON ({error})") from error
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path} holds a {type(content).__name__}; a JSON object is needed")
-    return content

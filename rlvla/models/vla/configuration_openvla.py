@@ -23,6 +23,24 @@ GRIPPER_CONVENTIONS = ("none", "libero")
 DEFAULT_CHUNK = {"oft": 8, "autoregressive": 1, "oft_regression": 8}
 # For actions in [-1, 1].
 DEFAULT_ACTION_STD = 0.1
+# Settings by which transformers would fetch and run code, kernels or quantizers.
+_NAMING_CODE = {"auto_map", "custom_pipelines", "quantization_config", "trust_remote_code", "use_kernels"}
+_NAMING_CODE |= {"kernel_config", "attn_implementation", "experts_implementation"}
+_NAMING_CODE |= {
+    f"_{name}{end}" for name in ("attn_implementation", "experts_implementation") for end in ("", "_internal")
+}
+
+
+def _without_code(settings: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in settings.items() if name not in _NAMING_CODE}
+
+
+def _llama(settings: dict[str, Any]) -> LlamaConfig:
+    try:
+        return LlamaConfig(**_without_code(settings))
+    except Exception as error:  # the validation of transformers has errors of its own
+        why = " ".join(str(error).split())
+        raise ConfigError.of(None, "invalid_file", f"text_config of config.json cannot be used ({why})") from error
 
 
 class OpenVLAConfig(PretrainedConfig):
@@ -103,9 +121,7 @@ class OpenVLAConfig(PretrainedConfig):
     ):
         if text_config is None:
             text_config = {"vocab_size": 32064, "pad_token_id": pad_token_id}
-        if not isinstance(text_config, LlamaConfig):
-            text_config = LlamaConfig(**text_config)
-        self.text_config = text_config
+        self.text_config = text_config if isinstance(text_config, LlamaConfig) else _llama(text_config)
         self.timm_model_ids = list(timm_model_ids or PUBLIC_TIMM_MODEL_IDS)
         self.image_sizes = list(image_sizes or [224, 224])
         self.timm_model_kwargs = timm_model_kwargs
@@ -139,7 +155,7 @@ class OpenVLAConfig(PretrainedConfig):
                 f"action_std and action_std_init belong to model_variant {REGRESSION}, not to {self.model_variant}; "
                 "leave them out"
             )
-        super().__init__(pad_token_id=pad_token_id, **kwargs)
+        super().__init__(pad_token_id=pad_token_id, **_without_code(kwargs))
         problems = self.problems()
         if problems:
             raise ConfigError(problems)

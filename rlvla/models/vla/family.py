@@ -27,10 +27,13 @@ from rlvla.models.vla.configuration_openvla import OpenVLAConfig
 from rlvla.models.vla.openvla import OpenVLAForActionPrediction
 from rlvla.models.vla.prompts import load_tokenizer
 from rlvla.models.vla.sketch import OpenVLASketch
+from rlvla.utils.data_files import check_types
 from rlvla.utils.errors import ConfigError, Problem
 
 # Action tokens with at least this fraction of the uniform distribution's entropy are considered random.
 UNIFORM_SHARE = 0.99
+_LIMITS = dict.fromkeys(("q01", "q99", "min", "max"), list[float])
+_STATISTICS: dict[str, Any] = _LIMITS | {"mask": list[bool] | None}
 
 
 class OpenVLACheckpoint(Checkpoint):
@@ -141,6 +144,7 @@ class OpenVLAFamily(PolicyFamily):
             problems += error.problems
         try:
             statistics = read_statistics(folder, raw)
+            check_types(statistics, dict.fromkeys(statistics, dict), f"{folder}: the statistics")
             key = resolve_statistics_key(statistics, unnorm_key or (suite if len(statistics) > 1 else None))
             if config is not None:
                 problems += [p.prefixed(f"{folder}: ") for p in statistics_problems(config, statistics[key])]
@@ -166,14 +170,16 @@ class OpenVLAFamily(PolicyFamily):
 
 
 def statistics_problems(config: OpenVLAConfig, statistics: dict[str, Any]) -> list[Problem]:
-    """Statistics whose dimensions do not match the model."""
+    """Statistics that do not match the model in their dimensions, or are not finite numbers."""
     problems = []
     wanted = {"action": config.action_dim, "proprio": config.proprio_dim if config.use_proprio else None}
     for entry, dims in wanted.items():
         if dims is None:
             continue
+        check_types(statistics, {entry: dict | None}, "the statistics")
         ranges = statistics.get(entry) or {}
-        lengths = {len(v) for k, v in ranges.items() if k in ("q01", "q99", "min", "max")}
+        check_types(ranges, _STATISTICS, f"the {entry} statistics")
+        lengths = {len(values) for name, values in ranges.items() if name in _LIMITS}
         if lengths != {dims}:
             has = f"have {sorted(lengths)} dimensions" if lengths else "are missing"
             text = f"the {entry} statistics {has}, but the model's {entry} has {dims}; choose another --unnorm_key"

@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rlvla.utils.data_files import read_yaml
 from rlvla.utils.errors import ConfigError
 from rlvla.utils.files import write_atomic
 from rlvla.version import __version__
@@ -36,12 +37,10 @@ def words_of_config_file(words: Sequence[str], repeated: Collection[str] = ()) -
     path = config_file_of(words)
     if path is None:
         return []
-    import yaml
-
     try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"--config {path} cannot be read: {error}") from error
+        content = read_yaml(Path(path))
+    except ConfigError as error:
+        raise ConfigError(problem.of_flag("config") for problem in error.problems) from error
     if not isinstance(content, dict):
         raise ConfigError(f"--config {path} must hold lines 'flag: value', e.g. seed: 3")
     flags: list[str] = []

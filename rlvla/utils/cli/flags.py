@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 
 from rlvla.utils.cli.config_file import config_file_of, words_of_config_file
 from rlvla.utils.errors import ConfigError, MissingExtraError, Problem
+from rlvla.utils.files import target_problem
 from rlvla.utils.terminal import LOG_LEVELS, set_output
 
 NONE = "none"  # unsets a flag whose default is None, for example one set in a configuration file
@@ -36,7 +37,8 @@ def arg(default: Any, help: str | Callable[[], str], **metadata: Any) -> Any:
             built, for texts that list what is registered.
         metadata: `choices` (or a function that returns them when a parser is built), `metavar`, `nargs`, `action` as
             in argparse; `minimum`, `maximum` (inclusive) and `above`, `below` (exclusive bounds) are checked by
-            `range_problems`. `recorded=False`: see `rlvla.envs.options.SuiteOptions`.
+            `range_problems`. `writes` ("file" or "folder") marks an output, which `range_problems` checks as well.
+            `recorded=False`: see `rlvla.envs.options.SuiteOptions`.
     """
     return dataclasses.field(default=default, metadata={"help": help, **metadata})
 
@@ -258,10 +260,17 @@ def as_typed(name: str, value: Any) -> str:
 
 
 def range_problems(config: Any) -> list[Problem]:
-    """Every numeric field that is NaN, infinite or outside its declared range ("out_of_range")."""
+    """Every number that is NaN, infinite or outside its declared range, and every output that cannot be written.
+
+    The reasons are "out_of_range" and "not_writable".
+    """
     problems = []
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
+        if "writes" in field.metadata and isinstance(value, str):
+            problem = target_problem(value, folder=field.metadata["writes"] == "folder")
+            if problem:
+                problems.append(Problem(field.name, "not_writable", f"--{field.name} {value}: {problem}"))
         for number in value if isinstance(value, tuple) else (value,):
             if isinstance(number, bool) or not isinstance(number, (int, float)):
                 continue

@@ -1,0 +1,164 @@
+"""Reading JSON and YAML of unknown origin: one sentence that names the file for whatever is wrong with it."""
+
+from __future__ import annotations
+
+import json
+import math
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlvla.utils.errors import ConfigError
+
+_LONGEST_REASON = 200
+
+
+def read_json(path: Path, *, allow_nan: bool = False) -> dict[str, Any]:
+    """The JSON object in a file.
+
+    Args:
+        path: the file.
+        allow_nan: also accept NaN and infinity, as in measurements of a run.
+
+    Raises:
+        ConfigError: the file cannot be read, is not JSON in UTF-8, holds anything but an object, names a key twice, is
+            nested too deeply, or has a number that is not finite.
+    """
+    return parse_json(_text_of(path), path, allow_nan=allow_nan)
+
+
+def parse_json(text: str | bytes, where: object, *, allow_nan: bool = False) -> dict[str, Any]:
+    """The JSON object in a text; `where` names its place in messages. Errors as in `read_json`."""
+
+    def refuse(name: str) -> float:
+        if allow_nan:
+            return float(name)
+        raise ValueError(f"{name} is not a finite number")
+
+    def number(digits: str) -> float:
+        value = float(digits)
+        return value if math.isfinite(value) else refuse(digits)
+
+    try:
+        content = json.loads(text, object_pairs_hook=_without_twins, parse_constant=refuse, parse_float=number)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError.of(None, "invalid_file", f"{where} is not valid JSON ({_why(error)})") from error
+    return _as_object(content, where, "a JSON object")
+
+
+def read_yaml(path: Path) -> Any:
+    """The content of a YAML file, without tags that create objects.
+
+    Raises:
+        ConfigError: the file cannot be read, is not YAML in UTF-8, names a key twice, or is nested too deeply.
+    """
+    import yaml  # not installed where only environments run
+
+    class Loader(yaml.SafeLoader):
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+            _refuse_twins([str(key) for key in keys if key != "<<"])
+            return super().construct_mapping(node, deep)
+
+    try:
+        return yaml.load(_text_of(path), Loader=Loader)  # derived from the safe one
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError.of(None, "invalid_file", f"{path} is not valid YAML ({_why(error)})") from error
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (FileNotFoundError, NotADirectoryError):
+        raise ConfigError.of(None, "missing_file", f"{path} is missing") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError.of(None, "invalid_file", f"{path} cannot be read ({_why(error)})") from error
+
+
+def _without_twins(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    _refuse_twins([key for key, _ in pairs])
+    return dict(pairs)
+
+
+def _refuse_twins(keys: Sequence[str]) -> None:
+    if len(set(keys)) < len(keys):
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"{twice!r} is named twice")
+
+
+def _as_object(content: Any, where: object, wanted: str) -> dict[str, Any]:
+    if not isinstance(content, dict):
+        raise ConfigError.of(None, "invalid_file", f"{where} holds a {type(content).__name__}; {wanted} is needed")
+    return content
+
+
+def _why(error: BaseException) -> str:
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    return " ".join(str(error).split())[:_LONGEST_REASON] or type(error).__name__
+
+
+def check_types(content: Mapping[str, Any], hints: Mapping[str, Any], where: object) -> None:
+    """Check the entries of a JSON object that have a type; others, and those that are absent, are not looked at.
+
+    Args:
+        content: the object.
+        hints: name -> type annotation (`int`, `str | None`, `tuple[int, ...]`, `list[float]`, `dict[str, int]`).
+        where: named in messages.
+
+    Raises:
+        ConfigError: with one problem for each entry of another type.
+    """
+    wrong = [name for name, hint in hints.items() if name in content and not fits(content[name], hint)]
+    problems = [
+        ConfigError.of(None, "invalid_file", f"{where}: {name} is {_shown(content[name])}, not {_words(hints[name])}")
+        for name in wrong
+    ]
+    if problems:
+        raise ConfigError(problem for error in problems for problem in error.problems)
+
+
+def fits(value: Any, hint: Any) -> bool:
+    """Whether a value from JSON has the type of an annotation; lists pass for tuples, whole numbers for `float`."""
+    if hint is Any:
+        return True
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return any(fits(value, one) for one in args)
+    if hint is None or hint is type(None):
+        return value is None
+    if origin in (list, tuple, Sequence):
+        entry = args[0] if args else Any
+        return isinstance(value, (list, tuple)) and all(fits(one, entry) for one in value)
+    if origin in (dict, Mapping):
+        entry = args[1] if args else Any
+        return isinstance(value, Mapping) and all(fits(one, entry) for one in value.values())
+    if hint is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, hint) if isinstance(hint, type) else True
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:40]}..."
+
+
+def _words(hint: Any) -> str:
+    return str(getattr(hint, "__name__", hint)) if typing.get_origin(hint) is None else str(hint)
+
+
+def inside(folder: Path, name: object) -> Path:
+    """The path of a file that a record names, which must lie in its folder.
+
+    Raises:
+        ValueError: it is no relative path, or leaves the folder.
+    """
+    if not isinstance(name, str) or not name or "\0" in name or Path(name).is_absolute() or ".." in Path(name).parts:
+        raise ValueError(f"{_shown(name)} is not the name of a file in {folder}")
+    return folder / name
