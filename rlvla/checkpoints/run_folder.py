@@ -12,7 +12,7 @@ from typing import Protocol
 from rlvla.utils.cli.config_file import RUN_CONFIG_FILE
 from rlvla.utils.data_files import read_yaml
 from rlvla.utils.errors import ConfigError
-from rlvla.utils.files import METRICS_FILE, output_folder_problem
+from rlvla.utils.files import METRICS_FILE, output_folder_problem, remove_leftovers, write_atomic
 from rlvla.utils.terminal import log
 
 RUN_FILE = "run_config.json"  # all flags of a run of `cli/train_ppo_vla.py`; identifies its folder
@@ -87,12 +87,54 @@ def claimed_run_folder(folder: Path, ranks: Ranks) -> Iterator[None]:
         except OSError:
             pass  # a file system without locks
         try:
+            remove_leftovers(folder)
             if replaced:
                 log.info(f"{folder} holds a run that ended before it had saved anything; it is replaced")
                 _remove_beginnings(folder)
             yield
         finally:
             lock.unlink(missing_ok=True)
+
+
+class FolderWatch:
+    """Notices that the folder of a run was deleted or moved while the run uses it, and makes it again.
+
+    Args:
+        folder: an existing folder; its records of the run, which a resumption needs, are remembered.
+    """
+
+    def __init__(self, folder: Path):
+        self._folder, self._seen, self._lock = folder, _identity(folder), None
+        self._records = {name: (folder / name).read_bytes() for name in _MARKS if (folder / name).is_file()}
+
+    def restored(self) -> bool:
+        """Whether the folder was gone and is there again, without anything but the records; said in one warning."""
+        if _identity(self._folder) == self._seen:
+            return False
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            for name, content in self._records.items():
+                write_atomic(self._folder / name, content)
+            self._lock = (self._folder / _LOCK).open("a", encoding="utf-8")  # open as long as the run
+            with suppress(OSError):
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            log.warning(f"{self._folder} was deleted while the run uses it, and cannot be made again ({error})")
+            return False
+        self._seen = _identity(self._folder)
+        log.warning(
+            f"{self._folder} was deleted or moved while the run uses it. It is made again: metrics from now on, the "
+            "next checkpoint and the policy will be in it; what it held before is not"
+        )
+        return True
+
+
+def _identity(folder: Path) -> tuple[int, int] | None:
+    try:
+        status = folder.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 def _in_use(folder: Path) -> bool:

@@ -133,10 +133,15 @@ def _on_main(strategy: DeepspeedStrategy, work: Callable[[], None]) -> str | Non
 def _start(folder: Path, temporary: Path) -> None:
     """Create the temporary folder, removing leftovers of earlier attempts."""
     folder.mkdir(parents=True, exist_ok=True)
+    _remove_leftovers(folder)
+    temporary.mkdir()
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Remove what an interrupted save, rotation or conversion left."""
     recover(folder)
     for leftover in folder.glob(".tmp_*"):
         shutil.rmtree(leftover, ignore_errors=True)
-    temporary.mkdir()
 
 
 def _write(
@@ -245,7 +250,7 @@ def load_checkpoint(folder: Path, engines: dict[str, Engine], strategy: Deepspee
     """
     chosen: Path | None = None
     if strategy.is_main:
-        recover(folder)
+        _remove_leftovers(folder)
         chosen = _newest_intact(folder)
     chosen, refused = strategy.gather_objects((chosen, chosen and _refused_file(chosen)))[0]
     if chosen is None:

@@ -75,7 +75,7 @@ class MetricsLogger:
         layout: Layout | None = None,
         overview: Mapping[str, str] | None = None,
     ):
-        self._overview = overview or {}
+        self._overview, self._folder = overview or {}, folder
         self._writer: Any = None
         self._lines: Any = None
         self._wandb: Any = None
@@ -105,6 +105,16 @@ class MetricsLogger:
                 resume="allow",
                 settings=settings,
             )
+
+    def reopen(self) -> None:
+        """Go on in new files, after the folder was deleted and made again."""
+        if self._folder is None:
+            return
+        self._lines.close()
+        self._lines = open_lines(self._folder / METRICS_FILE)
+        if self._writer:
+            self._writer.close()
+            self._writer._get_file_writer()  # a new file
 
     def describe(self, parts: Sequence[Any], outcomes: tuple[str, ...] = ("eval/success_at_end",)) -> None:
         """Record the configuration, as text and as hyperparameters, and the command line.

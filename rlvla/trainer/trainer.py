@@ -10,6 +10,7 @@ from typing import Any
 from torch.profiler import record_function
 
 from rlvla.checkpoints.policy_folder import export_policy
+from rlvla.checkpoints.run_folder import FolderWatch
 from rlvla.checkpoints.training import CheckpointError, load_checkpoint, save_checkpoint
 from rlvla.evaluation.evaluate import evaluate
 from rlvla.evaluation.results import EvalResult
@@ -87,6 +88,7 @@ class Trainer:
             layout=ppo_layout(config.reward_weights()),
             overview=PPO_OVERVIEW,
         )
+        self._folder_watch = FolderWatch(save_path) if strategy.is_main else None
         self.iteration = 0
         self.totals = {"episodes": 0.0, "env_steps": 0.0, "seconds": 0.0}
         self.evaluations: list[tuple[int, EvalResult]] = []
@@ -188,6 +190,7 @@ class Trainer:
         Raises:
             CheckpointError: it could not be written.
         """
+        self._look_after_folder()
         save_checkpoint(
             self._ckpt_path,
             self.iteration,
@@ -200,6 +203,11 @@ class Trainer:
             protect=[self._best["iteration"]] if self._best else [],
         )
         self._saved = self.iteration
+
+    def _look_after_folder(self) -> None:
+        """Go on in a new folder if that of the run was deleted."""
+        if self._folder_watch is not None and self._folder_watch.restored():
+            self.logger.reopen()
 
     def _start_evaluation(self) -> tuple[float, int] | None:
         """Success at end of the initial policy and number of episodes, if it was evaluated."""
@@ -299,6 +307,7 @@ class Trainer:
 
     def _export(self, name: str) -> None:
         """Export the weights used for evaluation into a subfolder of the run."""
+        self._look_after_folder()
         with self._evaluated_weights():
             export_policy(self.algorithm.actor, self._save_path / name, self.strategy, self.config.record)
 
@@ -362,6 +371,7 @@ class Trainer:
 
     def _report(self, rollout: Rollout, values: dict[str, float], metrics: Metrics, watch: Stopwatch) -> None:
         """Count the iteration, log its metrics, and print a line."""
+        self._look_after_folder()
         elapsed, total = watch.elapsed, self.config.batch.iterations
         measure_rollout(rollout.samples, rollout.stats, metrics, self.strategy)
         metrics.total({"episodes": rollout.num_episodes})

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
+import glob
 import hashlib
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -16,6 +19,8 @@ from rlvla.utils.data_files import check_types, inside, read_json
 
 MANIFEST = "manifest.json"
 METRICS_FILE = "metrics.jsonl"
+_UNFINISHED = ".rlvla_part"  # ends the names of temporary files
+_UNFINISHED_SECONDS = 60  # between the creation of one and its lock
 _TEMPORARY_NAME = 32  # bytes by which the name of a temporary file is longer
 
 
@@ -140,13 +145,14 @@ def target_problem(target: str | Path, *, folder: bool) -> str | None:
         if not existing.is_dir():
             return None if existing == path else f"{existing} is a file, so nothing can be written below it"
         longest = os.pathconf(existing, "PC_NAME_MAX") - _TEMPORARY_NAME
+        if "\0" in str(path):
+            return "it holds a null character; name another place"
         if any(len(os.fsencode(part)) > longest for part in path.parts):
             return f"a name in it is too long for the file system of {existing}; use at most {longest} bytes"
         with tempfile.TemporaryFile(dir=existing):
             return None
-    except (OSError, ValueError) as error:  # ValueError: a null character
-        why = getattr(error, "strerror", None) or str(error)
-        return f"nothing can be written there ({why}); name another place, or make this one writable"
+    except OSError as error:
+        return f"nothing can be written there ({error.strerror}); name another place, or make this one writable"
 
 
 def output_folder_problem(folder: str | Path, *, resuming: bool = False) -> str | None:
@@ -171,11 +177,13 @@ def atomic_path(path: Path) -> Iterator[Path]:
     Readers see either the old file or the complete new one; after an error the old file stays.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.close(handle)
+    _remove_unfinished(path.parent.glob(f".{glob.escape(path.name)}.*{_UNFINISHED}"))
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=_UNFINISHED)
     temporary = Path(name)
     try:
-        yield temporary
+        with os.fdopen(handle):
+            _lock(handle)  # until it is complete; a file of a process that was killed is not locked
+            yield temporary
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
         temporary.chmod(0o644)  # temporary files are readable by their owner only
@@ -183,6 +191,36 @@ def atomic_path(path: Path) -> Iterator[Path]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def _lock(handle: int) -> bool:
+    """Lock an open file for this process; False if another one has it."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True  # a file system without locks
+    return True
+
+
+def _remove_unfinished(files: Iterable[Path]) -> None:
+    """Remove those temporary files of `atomic_path` that no process is writing any more."""
+    for path in files:
+        with suppress(OSError):  # it has just got its final name, or belongs to somebody else
+            old = time.time() - path.stat().st_mtime > _UNFINISHED_SECONDS
+            with path.open("rb") as file:
+                if old and _lock(file.fileno()):
+                    path.unlink()
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove what killed processes left in a folder that nobody else uses: our hidden temporary files and folders."""
+    recover(folder)
+    _remove_unfinished(folder.rglob(f".*{_UNFINISHED}"))
+    for unfinished in folder.glob(".*.part"):
+        if unfinished.is_dir() and not unfinished.is_symlink():
+            shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def write_atomic(path: Path, data: bytes) -> None:

@@ -1,0 +1,126 @@
+"""Damaged JSON and YAML: one sentence that names the file, whatever is wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlvla.utils.data_files import check_types, fits, inside, parse_json, read_json, read_yaml
+from rlvla.utils.errors import ConfigError
+
+DEEP = 100_000
+DAMAGED = {
+    "nothing": b"",
+    "half": b'{"a": ',
+    "a list": b"[1]",
+    "a number": b"3",
+    "null": b"null",
+    "twice": b'{"a": 1, "a": 2}',
+    "twice inside": b'{"b": [{"a": 1, "a": 2}]}',
+    "NaN": b'{"a": NaN}',
+    "infinity": b'{"a": [-Infinity]}',
+    "too large": b'{"a": 1e999}',
+    "nested lists": b'{"a": ' + b"[" * DEEP + b"]" * DEEP + b"}",
+    "nested objects": b'{"a": ' * DEEP + b"1" + b"}" * DEEP,
+    "a long number": b'{"a": ' + b"9" * 5000 + b"}",
+    "not UTF-8": b'{"a": "\xff"}',
+    "binary": bytes(range(256)),
+    "with a mark": b"\xef\xbb\xbf{}",
+}
+
+
+def the_sentence(error: ConfigError, file: Path) -> None:
+    (problem,) = error.problems
+    assert problem.reason in ("invalid_file", "missing_file")
+    assert str(file) in problem and "\n" not in problem.text and len(problem.text) < len(str(file)) + 300
+
+
+@pytest.mark.parametrize("damage", DAMAGED)
+def test_json_is_named_with_what_is_wrong(tmp_path: Path, damage: str) -> None:
+    file = tmp_path / "config.json"
+    file.write_bytes(DAMAGED[damage])
+    with pytest.raises(ConfigError) as refused:
+        read_json(file)
+    the_sentence(refused.value, file)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"a: [", b"a: 1\na: 2\n", b"b:\n  a: 1\n  a: 2\n", b"[" * 5000 + b"]" * 5000, b"\xff\xfe\xff", b"? [1]\n: 2\n? {}",
+     b"a: !!python/object/apply:os.system ['true']", b"a: *none"],
+)  # fmt: skip
+def test_yaml_is_named_with_what_is_wrong(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_bytes(content)
+    with pytest.raises(ConfigError) as refused:
+        read_yaml(file)
+    the_sentence(refused.value, file)
+
+
+def test_missing_files_and_folders(tmp_path: Path) -> None:
+    for read in (read_json, read_yaml):
+        for file in (tmp_path / "none", tmp_path, tmp_path / "none" / "x"):
+            with pytest.raises(ConfigError) as refused:
+                read(file)
+            the_sentence(refused.value, file)
+
+
+def test_measurements_may_be_nan(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text('{"a": NaN, "b": Infinity}')
+    assert str(read_json(tmp_path / "a.json", allow_nan=True)) == "{'a': nan, 'b': inf}"
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(st.text(), JSON))
+def test_whatever_is_valid_is_read(content: dict[str, Any]) -> None:
+    assert parse_json(json.dumps(content), "here") == content
+
+
+@given(st.binary(max_size=60))
+def test_whatever_is_not_is_one_problem(content: bytes) -> None:
+    problems = []
+    try:
+        parse_json(content, "here")
+    except ConfigError as error:
+        problems = error.problems
+    assert len(problems) <= 1 and all("here" in problem for problem in problems)
+
+
+@pytest.mark.parametrize(
+    ("value", "hint", "does"),
+    [(1, int, True), (True, int, False), (1.0, int, False), (1, float, True), (float("nan"), float, False),
+     ("a", str, True), (None, str | None, True), (None, str, False), ([1, 2], tuple[int, ...], True),
+     ([1, "a"], list[int], False), ("ab", tuple[str, ...], False), ({"a": {}}, dict[str, dict], True),
+     ({"a": 1}, dict[str, dict], False), ([], dict, False), (3, Any, True), (True, bool, True), (0, bool, False)],
+)  # fmt: skip
+def test_types_of_entries(value: Any, hint: Any, does: bool) -> None:
+    assert fits(value, hint) == does
+
+
+@given(JSON, st.sampled_from([int, float, str, bool, dict[str, int], tuple[str, ...], list[float] | None]))
+def test_no_value_breaks_the_check(value: Any, hint: Any) -> None:
+    assert isinstance(fits(value, hint), bool)
+
+
+def test_all_entries_of_the_wrong_type_are_named_at_once() -> None:
+    with pytest.raises(ConfigError) as refused:
+        check_types({"a": "x" * 1000, "b": [1], "c": 3}, {"a": int, "b": str | None, "c": int, "d": int}, "file.json")
+    assert len(refused.value.problems) == 2 and all(len(p.text) < 120 for p in refused.value.problems)
+
+
+@pytest.mark.parametrize("name", ["", "/etc/passwd", "../a", "a/../../b", "a\0b", None, 3, "..", ["a"]])
+def test_names_stay_in_their_folder(tmp_path: Path, name: Any) -> None:
+    with pytest.raises(ValueError, match="is not the name of a file in"):
+        inside(tmp_path, name)
+    assert inside(tmp_path, "a/b.pt") == tmp_path / "a/b.pt"
