@@ -12,7 +12,7 @@ from typing import Protocol
 from rlvla.utils.cli.config_file import RUN_CONFIG_FILE
 from rlvla.utils.data_files import read_yaml
 from rlvla.utils.errors import ConfigError
-from rlvla.utils.files import METRICS_FILE, output_folder_problem, remove_leftovers, write_atomic
+from rlvla.utils.files import METRICS_FILE, output_folder_problem, remove_leftovers, target_problem, write_atomic
 from rlvla.utils.terminal import log
 
 RUN_FILE = "run_config.json"  # all flags of a run of `cli/train_ppo_vla.py`; identifies its folder
@@ -24,15 +24,25 @@ _BEGINNINGS = {*_MARKS, METRICS_FILE, "tensorboard", "start", "videos", "wandb",
 
 
 def run_folder_problem(folder: str | Path, *, resuming: bool = False) -> str | None:
-    """Why a run cannot start in `folder`, or None; leftovers of a run that had saved nothing are no obstacle."""
+    """Why a run cannot start in `folder`, or None; leftovers of a run that had saved nothing are no obstacle.
+
+    What `target_problem` reports is left out.
+    """
     path = Path(folder)
+    if target_problem(path, folder=True):
+        return None
     if not resuming and path.is_dir() and _in_use(path):
         return f"another process is training in {path}; name another folder"
     return None if ended_early(path) else output_folder_problem(path, resuming=resuming)
 
 
 def checkpoint_folder_problem(folder: str | Path, *, resuming: bool = False) -> str | None:
-    """Why a separate checkpoint folder cannot receive the checkpoints of a new run, or None."""
+    """Why a separate checkpoint folder cannot receive the checkpoints of a new run, or None.
+
+    What `target_problem` reports is left out.
+    """
+    if target_problem(folder, folder=True):
+        return None
     return None if _holds_no_checkpoint(Path(folder)) else output_folder_problem(folder, resuming=resuming)
 
 

@@ -18,13 +18,17 @@ import numpy as np
 
 from rlvla.data.demonstrations import Demonstrations, dataset_entry
 from rlvla.envs.records import checked_record
-from rlvla.utils.data_files import inside, parse_json, read_json
+from rlvla.utils.data_files import check_types, inside, parse_json, read_json
 from rlvla.utils.errors import ConfigError, require
 from rlvla.utils.video import read_video
 
 VERSIONS = ("v2.1", "v3.0")
 PICTURES = ("PNG", "JPEG", "WEBP")  # Pillow would start Ghostscript for others
 IMAGE_PREFIX = "observation.images."
+_INFO = {
+    **{"codebase_version": str, "fps": float, "features": dict[str, dict], "rlvla": dict},
+    **{"data_path": str, "video_path": str | None, "chunks_size": int | None},
+}
 STATE, ACTION = "observation.state", "action"
 REWARD, DONE = "next.reward", "next.done"
 # In rollouts written by rlvla: whether image and state of a row are new; other rows repeat those of the last decision.
@@ -80,6 +84,7 @@ def read_lerobot(folder: str | Path, cameras: Sequence[str] | None = None) -> De
 
 
 def _read(folder: Path, info: dict[str, Any], cameras: Sequence[str] | None) -> Demonstrations:
+    check_types(info, _INFO, folder / "meta" / "info.json")
     version = info["codebase_version"]
     if version not in VERSIONS:
         raise ConfigError(
