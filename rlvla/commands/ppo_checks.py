@@ -26,7 +26,7 @@ _FREE_FLAGS = {
     *("num_episodes", "micro_rollout_batch_size", "micro_train_batch_size", "balance_ranks"),
     *("use_dynamic_batch", "train_max_tokens_per_gpu", "custom_module"),
     *("offload_during_rollout", "param_offload"),
-    *("save_path", "ckpt_path", "load_checkpoint", "num_envs", "local_rank", "dry_run"),
+    *("save_path", "ckpt_path", "load_checkpoint", "num_envs", "local_rank", "rank_timeout", "dry_run"),
 }
 
 

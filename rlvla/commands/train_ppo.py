@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import sys
 from contextlib import ExitStack
 from pathlib import Path
 
 from rlvla.checkpoints.checks import check_first_decisions
 from rlvla.checkpoints.policy_folder import PolicyRecord, learned_states, recorded_environment
 from rlvla.checkpoints.run_folder import RUN_FILE, claimed_run_folder
+from rlvla.checkpoints.training import list_checkpoints
 from rlvla.commands.custom_modules import modules_with_suites, words_for_later_commands
 from rlvla.commands.dry_run import ppo_report
 from rlvla.commands.load_models import load_models
@@ -24,13 +26,15 @@ from rlvla.rollout import RolloutEngine
 from rlvla.trainer.config import PPOConfig
 from rlvla.trainer.ppo_trainer import PPOTrainer
 from rlvla.trainer.reward_sources import tie_to_learner, waits_on_host
+from rlvla.utils.cli.command import STARTS_ANEW
 from rlvla.utils.cli.config_file import write_config_file
 from rlvla.utils.deepspeed.config import launched_rank
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
+from rlvla.utils.ending import outlook
 from rlvla.utils.errors import ConfigError
 from rlvla.utils.files import read_metrics, write_atomic, write_json
 from rlvla.utils.seeding import seed_everything
-from rlvla.utils.stopping import StopSignals
+from rlvla.utils.stopping import StopSignals, resume_command
 from rlvla.utils.terminal import duration, log, passing_note, quiet_libraries, table
 
 CURVE_FILE = "learning_curve.png"
@@ -60,6 +64,7 @@ def run_ppo(flags: PPORun) -> PPOTrainer | None:
             strategy = DeepspeedStrategy(flags.strategy, seed=flags.run.seed)
         save_path = Path(flags.run.save_path)
         stack.enter_context(claimed_run_folder(save_path, strategy))
+        stack.enter_context(outlook(lambda: newest_checkpoint(flags)))
         if strategy.is_main and not _evaluates_a_checkpoint(flags):  # otherwise keep the records of the training run
             write_json(save_path / RUN_FILE, describe(flags, setting))
             write_config_file(save_path, list(flags.groups.values()))
@@ -109,6 +114,14 @@ def _resume(trainer: PPOTrainer, flags: PPORun) -> None:
     if resumed and trainer.strategy.is_main:
         what = "evaluating the checkpoint" if alone else "continuing"
         log.info(f"{what} after iteration {trainer.iteration} of {flags.batch.iterations}")
+
+
+def newest_checkpoint(flags: PPORun) -> str:
+    """Which checkpoint is the newest and how to resume from it, for a run that ends without saving another."""
+    checkpoints = list_checkpoints(flags.ckpt_path)
+    if not checkpoints:
+        return f"{flags.ckpt_path} holds no checkpoint; {STARTS_ANEW}"
+    return f"the newest checkpoint is {checkpoints[-1]}; continue with: {resume_command(sys.argv)}"
 
 
 def _record(flags: PPORun, setting: CheckedRun, demos: Demonstrations | None) -> PolicyRecord:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from rlvla.envs.registry import suite_names
 from rlvla.utils.cli.flags import arg
+from rlvla.utils.deepspeed.config import rank_timeout_flag
 
 
 @dataclass(frozen=True)
@@ -47,4 +48,5 @@ class EvalConfig:
         None, "folder for report.html, a single file with tables, curves, videos and configuration", metavar="DIR"
     )
     seed: int = arg(0, "seed of the episodes", minimum=0)
+    rank_timeout: float = rank_timeout_flag()
     local_rank: int = arg(-1, "set by the deepspeed launcher")

@@ -1,4 +1,4 @@
-"""Stopping a run on SIGTERM or SIGINT at a point where no work is lost."""
+"""Stopping a run on SIGTERM, SIGINT or SIGHUP at a point where no work is lost."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TypeVar
 
+from rlvla.utils.ending import SHELL_SIGNAL_BASE, can_raise, cause_of, record, say, taken_over
+
 T = TypeVar("T")
-_SHELL_SIGNAL_BASE = 128
 _WORKERS_FIRST_SECONDS = 0.5
 
 
@@ -21,7 +22,7 @@ class StopRequested(SystemExit):
     """Ends a run that was asked to stop; the exit status is 128 + signal number, as in a shell."""
 
     def __init__(self, signal_number: int):
-        super().__init__(_SHELL_SIGNAL_BASE + signal_number)
+        super().__init__(SHELL_SIGNAL_BASE + signal_number)
 
 
 class BrokenOff(RuntimeError):
@@ -54,7 +55,7 @@ def interrupts_deferred() -> Iterator[None]:
 
 
 class StopSignals:
-    """Records SIGTERM and SIGINT until the run checks for them.
+    """Records SIGTERM, SIGINT and SIGHUP until the run checks for them.
 
     The launcher, the terminal and batch systems may each send one, so all but the first are ignored.
 
@@ -69,22 +70,16 @@ class StopSignals:
     @contextmanager
     def caught(self) -> Iterator[StopSignals]:
         """Catch the signals within the block (main thread only)."""
-        numbers = (signal.SIGTERM, signal.SIGINT)
-        before = {number: signal.signal(number, self._handle) for number in numbers}
-        try:
+        with taken_over(self._handle, lambda: self.received != 0 and not self._interruptible):
             yield self
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         first = not self.received
         self.received = self.received or number
+        record(number)
         if first and os.environ.get("LOCAL_RANK", "0") == "0":
-            name = signal.Signals(number).name
-            # Not print: the signal may have interrupted one.
-            os.write(2, f"\n{name}: stopping at the next safe point, then saving (SIGQUIT or SIGKILL: now)\n".encode())
-        if self._interruptible:
+            say(f"\n{cause_of(number)}: stopping at the next safe point, then saving (SIGQUIT or SIGKILL: now)")
+        if self._interruptible and can_raise(frame):
             self._interruptible = False
             raise _Interrupted
 

@@ -7,8 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,6 +18,7 @@ from rlvla.checkpoints.training import list_checkpoints
 from rlvla.models.actor import Actor
 from rlvla.utils.files import read_metrics
 from tests.support.launching import LAUNCHER, PPO_FLAGS, PPO_SCRIPT, ROOT, environment, launch, launch_command
+from tests.support.processes import running, wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -118,27 +117,6 @@ def test_continuing_on_two_ranks(runs: Path, name: str) -> None:
 
 
 # --------------------------------------------------------------------------------------- killed runs
-def running(pattern: str, group: int) -> set[int]:
-    """Live processes of a process group or session with the pattern in their command line."""
-    found = set()
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            state, _, _, session = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if pattern in command and state not in "ZX" and int(session) == group:
-            found.add(int(entry.name))
-    return found
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 300) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return condition()
-
-
 def start(command: list[str], log: Path) -> subprocess.Popen:
     """Start in a session of its own, printing to the file."""
     with log.open("w") as file:
