@@ -90,9 +90,9 @@ def run_ppo(flags: PPORun) -> PPOTrainer | None:
         )
         folders = (save_path, flags.ckpt_path)
         trainer = PPOTrainer(models, strategy, rollout, setting.tasks, config, *folders, signals, demos)
-        trainer.logger.describe(list(flags.groups.values()))
         if flags.run.load_checkpoint:
             _resume(trainer, flags)
+        trainer.logger.describe(list(flags.groups.values()))
         if trainer.iteration == 0:
             check_first_decisions(setting.checkpoint, models.actor, first_observations(pool, setting))
         plan.start()
@@ -161,7 +161,9 @@ def closing_words(trainer: PPOTrainer, save_path: Path) -> str:
             evaluations,
             f"(greedy, protocol {protocol}; {totals['episodes']:.0f} episodes, {totals['env_steps']:.0f} env steps, "
             f"{duration(totals['seconds'])} of training)",
-            f"curves: tensorboard --logdir {save_path} (picture: {save_path / CURVE_FILE})",
+            f"curves: tensorboard --logdir {save_path} (picture: {save_path / CURVE_FILE})"
+            if trainer.config.schedule.use_tensorboard
+            else f"curves: {save_path / CURVE_FILE}",
             f"next: python cli/eval_vla.py --pretrain {save_path / 'policy'} --report {save_path / 'report'}"
             + words_for_later_commands(),
         ]

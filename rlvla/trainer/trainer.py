@@ -98,11 +98,14 @@ class Trainer:
         """Restore the newest intact checkpoint; False if there is none."""
         state = load_checkpoint(self._ckpt_path, self.algorithm.engines, self.strategy)
         if state is None:
+            self.logger.rewind(-1, evaluates_again=False)
             return False
         self.iteration = self._saved = state["iteration"]
         self.totals = state["totals"]
         self.evaluations = [(iteration, EvalResult.from_dict(result)) for iteration, result in state["evaluations"]]
         self._load_state(state)
+        val_only = self.config.schedule.val_only
+        self.logger.rewind(self.iteration, evaluates_again=val_only or not self._evaluated, keeps_later=val_only)
         return True
 
     def _state(self) -> dict[str, Any]:

@@ -149,9 +149,43 @@ def test_asked_to_stop_then_continued_as_printed_then_killed(
         assert wait_for(lambda: f"iteration {iteration + 1}/" in second.read_text()), second.read_text()
         assert f"continuing after iteration {iteration} of 10000" in second.read_text()
         dies_with_one_rank(process, ranks)
+        assert second.read_text().count("is gone: its connection broke; the newest checkpoint is") == ranks - 1
+        assert "Traceback" not in second.read_text()
     finally:
-        for pid in running("", process.pid):
-            os.kill(pid, signal.SIGKILL)
+        end(process)
+
+
+def end(process: subprocess.Popen) -> None:
+    """SIGKILL whatever is left of its session."""
+    for pid in running("", process.pid):
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_a_killed_launcher_then_a_frozen_rank(policy_folder: Path, tmp_path: Path) -> None:
+    """Without its launcher a run saves and ends; with a frozen rank it ends and names the newest checkpoint."""
+    flags = ["--pretrain", policy_folder, *PPO_FLAGS, "--num_episodes", 80_000, "--save_path", tmp_path / "run"]
+    log, second = tmp_path / "log", tmp_path / "second"
+    process = start(launch_command(PPO_SCRIPT, *flags), log)
+    try:
+        assert wait_for(lambda: "iteration 2/" in log.read_text()), log.read_text()
+        process.kill()
+        assert wait_for(lambda: not running("", process.pid), 60), running("", process.pid)
+        text = log.read_text()
+        iteration = saved_and_said(text, tmp_path / "run")
+        assert text.count("the launcher has ended: stopping") == 1 and text.count("continue with: deepspeed") == 1
+        process.wait()
+        process = start(launch_command(PPO_SCRIPT, *flags, "--load_checkpoint", "--rank_timeout", 10), second)
+        assert wait_for(lambda: f"iteration {iteration + 1}/" in second.read_text()), second.read_text()
+        frozen = max(pid for pid in running(PPO_SCRIPT, process.pid) if is_python(pid, PPO_SCRIPT))
+        os.kill(frozen, signal.SIGSTOP)
+        assert process.wait(300) != 0
+        assert wait_for(lambda: not running("", process.pid))
+        text = second.read_text()
+        reason = "rank 1 is gone: no sign of life for 10 s (--rank_timeout); the newest checkpoint is"
+        assert text.count(reason) == 1 and "Traceback" not in text
+        assert f"iteration_{iteration:06d}; continue with: deepspeed" in text
+    finally:
+        end(process)
 
 
 def saved_and_said(text: str, folder: Path) -> int:
