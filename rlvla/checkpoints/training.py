@@ -27,7 +27,7 @@ import torch
 
 from rlvla.utils.deepspeed.engine import Engine
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
-from rlvla.utils.errors import ConfigError
+from rlvla.utils.errors import ConfigError, SaveError
 from rlvla.utils.files import (
     damage,
     flushed_file,
@@ -46,7 +46,7 @@ _STATE = "trainer.json"
 _DAMAGED = "damaged_"
 
 
-class CheckpointError(RuntimeError):
+class CheckpointError(SaveError):
     """A checkpoint could not be written; earlier ones are untouched."""
 
 

@@ -19,6 +19,7 @@ from rlvla.data.reading import read_demonstrations
 from rlvla.trainer.reward_sources import reward_problems
 from rlvla.utils.cli.flags import range_problems
 from rlvla.utils.errors import ConfigError, Problem, require
+from rlvla.utils.files import output_folder_problem
 
 # Flags that may change on resume: run length, batching that affects no result, evaluation and saving.
 _FREE_GROUPS = ("schedule", "workers", "rollout", "guards")
@@ -65,6 +66,8 @@ def _folder_problems(flags: PPORun) -> list[Problem]:
     problems = {"save_path": run_folder_problem(flags.run.save_path, resuming=resuming)}
     if flags.run.ckpt_path is not None:
         problems["ckpt_path"] = checkpoint_folder_problem(flags.run.ckpt_path, resuming=resuming)
+    if flags.schedule.fallback_path is not None:
+        problems["fallback_path"] = output_folder_problem(flags.schedule.fallback_path, resuming=resuming)
     return [problem(flag, "folder_in_use", why=why) for flag, why in problems.items() if why]
 
 

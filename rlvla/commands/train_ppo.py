@@ -30,8 +30,9 @@ from rlvla.utils.cli.command import STARTS_ANEW
 from rlvla.utils.cli.config_file import write_config_file
 from rlvla.utils.deepspeed.config import launched_rank
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
+from rlvla.utils.disk import Expendable
 from rlvla.utils.ending import outlook
-from rlvla.utils.errors import ConfigError
+from rlvla.utils.errors import ConfigError, SaveError
 from rlvla.utils.files import read_metrics, write_atomic, write_json
 from rlvla.utils.seeding import seed_everything
 from rlvla.utils.stopping import StopSignals, resume_command
@@ -96,13 +97,18 @@ def run_ppo(flags: PPORun) -> PPOTrainer | None:
         if trainer.iteration == 0:
             check_first_decisions(setting.checkpoint, models.actor, first_observations(pool, setting))
         plan.start()
+        unsaved = None
         try:
             trainer.fit()
+        except SaveError as error:
+            unsaved = error
         finally:
             plan.close()
         if strategy.is_main:
             _conclude(trainer, flags, save_path)
         strategy.barrier()
+        if unsaved is not None:
+            raise unsaved
     return trainer
 
 
@@ -135,13 +141,15 @@ def _record(flags: PPORun, setting: CheckedRun, demos: Demonstrations | None) ->
 
 
 def _conclude(trainer: PPOTrainer, flags: PPORun, save_path: Path) -> None:
-    write_json(save_path / "totals.json", trainer.totals)
-    write_json(
-        save_path / "evaluations.json",
-        [{"iteration": iteration, **result.as_dict()} for iteration, result in trainer.evaluations],
-    )
-    if not flags.schedule.val_only:
-        save_learning_curve(save_path)
+    evaluations = [{"iteration": iteration, **result.as_dict()} for iteration, result in trainer.evaluations]
+
+    def write() -> None:
+        write_json(save_path / "totals.json", trainer.totals)
+        write_json(save_path / "evaluations.json", evaluations)
+        if not flags.schedule.val_only:
+            save_learning_curve(save_path)
+
+    Expendable(f"the summary in {save_path}").attempt(write)
     print(closing_words(trainer, save_path))
 
 
@@ -164,7 +172,7 @@ def closing_words(trainer: PPOTrainer, save_path: Path) -> str:
             f"curves: tensorboard --logdir {save_path} (picture: {save_path / CURVE_FILE})"
             if trainer.config.schedule.use_tensorboard
             else f"curves: {save_path / CURVE_FILE}",
-            f"next: python cli/eval_vla.py --pretrain {save_path / 'policy'} --report {save_path / 'report'}"
+            f"next: python cli/eval_vla.py --pretrain {trainer.exported} --report {save_path / 'report'}"
             + words_for_later_commands(),
         ]
     )

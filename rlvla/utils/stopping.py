@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import TypeVar
 
@@ -19,10 +20,15 @@ _WORKERS_FIRST_SECONDS = 0.5
 
 
 class StopRequested(SystemExit):
-    """Ends a run that was asked to stop; the exit status is 128 + signal number, as in a shell."""
+    """Ends a run that was asked to stop; the exit status is 128 + signal number, as in a shell.
 
-    def __init__(self, signal_number: int):
+    Attributes:
+        ckpt_path: folder of the checkpoint, if it is not the run's own.
+    """
+
+    def __init__(self, signal_number: int, ckpt_path: Path | None = None):
         super().__init__(SHELL_SIGNAL_BASE + signal_number)
+        self.ckpt_path = ckpt_path
 
 
 class BrokenOff(RuntimeError):
@@ -103,11 +109,18 @@ class StopSignals:
             raise
 
 
-def resume_command(argv: Sequence[str]) -> str:
-    """The command that resumes the run started with `argv` (`sys.argv`), to be run in the same folder."""
+def resume_command(argv: Sequence[str], ckpt_path: Path | None = None) -> str:
+    """The command that resumes the run started with `argv` (`sys.argv`), to be run in the same folder.
+
+    Args:
+        argv: the command line.
+        ckpt_path: folder of the checkpoint, if it is not the run's own.
+    """
     words = [word for word in argv if not word.startswith("--local_rank")]
     if "--load_checkpoint" not in words:
         words.append("--load_checkpoint")
+    if ckpt_path is not None:
+        words += ["--ckpt_path", str(ckpt_path)]
     world = int(os.environ.get("WORLD_SIZE", "1"))
     launcher = ["python"]
     if world > 1 or len(words) < len(argv):

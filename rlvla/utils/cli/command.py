@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 import sys
@@ -16,6 +17,7 @@ from rlvla.utils.terminal import passing_note
 Main = Callable[[Sequence[str] | None], None]
 STARTS_ANEW = "the same command starts anew"
 _OTHERS_SPEAK_SECONDS = 3.0
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
 
 
 def command(after_interrupt: str = STARTS_ANEW) -> Callable[[Main], Main]:
@@ -44,6 +46,12 @@ def _run(main: Main, argv: Sequence[str] | None) -> None:
     except RunEnded as error:
         if error.one_rank or is_first_rank():  # the launcher ends the other ranks
             print(f"{program()}: the run was ended: {error}", file=sys.stderr, flush=True)
+        raise SystemExit(1) from None
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        place = f" ({error.filename})" if error.filename else ""
+        print(f"{program()}: the run was ended: {error.strerror}{place}", file=sys.stderr, flush=True)
         raise SystemExit(1) from None
     except RuntimeError as error:
         if not _is_lost_rank(error):
