@@ -13,9 +13,6 @@ from rlvla.utils.errors import Problem
 
 # Schedule after the warm-up -> its name in transformers, whose plain "constant" has no warm-up.
 SCHEDULERS = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}
-MASTER_PORT_HINT = (
-    "perhaps another run on this machine has it; give the launcher another one: deepspeed --master_port 29600 ..."
-)
 
 
 def rank_timeout_flag() -> Any:
@@ -92,7 +89,14 @@ def port_problems() -> list[Problem]:
         return []
     try:
         socket.create_server(("", int(port))).close()
-    except (OSError, OverflowError) as error:
-        text = f"port {port}, at which the ranks are to meet, cannot be used ({error}): {MASTER_PORT_HINT}"
-        return [Problem("master_port", "unavailable", text)]
+    except (OSError, OverflowError):
+        return [Problem("master_port", "unavailable", taken_port(port))]
     return []
+
+
+def taken_port(place: str) -> str:
+    """The message about a port at which the ranks cannot meet."""
+    return (
+        f"port {place} is taken, perhaps by another run on this machine; give the launcher another one: "
+        "deepspeed --master_port 29600 ..."
+    )

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.rendezvous import rendezvous
 
-from rlvla.utils.deepspeed.config import MASTER_PORT_HINT, SCHEDULERS, StrategyConfig
+from rlvla.utils.deepspeed.config import SCHEDULERS, StrategyConfig, taken_port
 from rlvla.utils.deepspeed.engine import Engine, OptimConfig, bucket_elements
 from rlvla.utils.deepspeed.heartbeat import Heartbeat, accept, connect, listen
 from rlvla.utils.errors import RunEnded, require
@@ -36,7 +36,7 @@ _heartbeat: Heartbeat | None = None
 def _rendezvous_failure(error: Exception) -> str:
     place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
     if "address already in use" in str(error):
-        return f"port {place} is taken: {MASTER_PORT_HINT}"
+        return taken_port(place)
     return f"the ranks could not connect at {place} ({error}); set the launcher's --master_addr and --master_port"
 
 
