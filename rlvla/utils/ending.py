@@ -28,6 +28,7 @@ from rlvla.utils.launcher import Ancestor, launchers_of_this_rank
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SHELL_SIGNAL_BASE = 128
 LAUNCHER_GONE = "the launcher has ended"
+_BY_LAUNCHER = 1 << 16  # marks the number of a signal that stands for it
 # A rank whose launcher is gone ends within 30 s; other launchers kill 30 s after a SIGTERM.
 SECONDS_TO_END = 25.0
 _LAUNCHER_SECONDS = 1.0  # between two looks at the launcher
@@ -115,9 +116,19 @@ def cause_of(number: int) -> str:
     return _command.cause or _CAUSES.get(signal.Signals(number), signal.Signals(number).name)
 
 
-def signal_received() -> int:
-    """Number of the signal that asked this process to end, or 0."""
-    return _command.asked
+def request_received() -> int:
+    """0, or why this process was asked to end, as `pass_on` takes it."""
+    return _command.asked | (_BY_LAUNCHER if _command.asked and _command.cause else 0)
+
+
+def pass_on(request: int) -> None:
+    """End this process, too, for the reason that another rank has: its `request_received`."""
+    if _command.asked:
+        return
+    if request & _BY_LAUNCHER:
+        _command.cause = LAUNCHER_GONE
+    number = request & ~_BY_LAUNCHER
+    os.kill(os.getpid(), number if number in SIGNALS else signal.SIGTERM)
 
 
 def can_raise(frame: FrameType | None) -> bool:

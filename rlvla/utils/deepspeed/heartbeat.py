@@ -8,10 +8,8 @@ the others end. A signal that one rank received is passed on to all.
 
 from __future__ import annotations
 
-import os
 import secrets
 import select
-import signal
 import socket
 import struct
 import threading
@@ -20,10 +18,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from rlvla.utils.ending import SIGNALS, end_now, signal_received
+from rlvla.utils.ending import end_now, pass_on, request_received
 
 _MESSAGE = struct.Struct("!BI")  # kind, value
-_ALIVE, _GOODBYE, _LOST = range(3)  # value: signal received (0: none), likewise, the lost rank
+_ALIVE, _GOODBYE, _LOST = range(3)  # value: `request_received`, likewise, the lost rank
 _TOKEN_BYTES = 16
 _READY = b"\1"
 _CONNECT_SECONDS = 60.0
@@ -97,7 +95,7 @@ class Heartbeat(threading.Thread):
         for connection in peers.values():
             connection.setblocking(False)
         self._on_loss = on_loss or (lambda reason, speaks: end_now(reason, speaks=speaks))
-        self._was_signalled = False
+        self._was_asked = False
         self._leaving = False
         self._wake_reader, self._wake_writer = socket.socketpair()
 
@@ -111,8 +109,8 @@ class Heartbeat(threading.Thread):
         """Until `leave`, or until a rank is lost."""
         before, next_beat, passed_on = time.monotonic(), 0.0, 0
         while not self._leaving and self._peers:
-            if time.monotonic() >= next_beat or passed_on != signal_received():
-                next_beat, passed_on = time.monotonic() + self._interval, signal_received()
+            if time.monotonic() >= next_beat or passed_on != request_received():
+                next_beat, passed_on = time.monotonic() + self._interval, request_received()
                 for peer in self._peers.values():
                     peer.send(_ALIVE, passed_on)
             readable = [peer.connection for peer in self._peers.values()]
@@ -127,7 +125,7 @@ class Heartbeat(threading.Thread):
                 if peer.silent > self._timeout and peer.rank in self._peers:
                     self._lose(peer.rank, f"no sign of life for {self._timeout:g} s (--rank_timeout)")
         for peer in self._peers.values():
-            peer.send(_GOODBYE, signal_received())
+            peer.send(_GOODBYE, request_received())
             peer.connection.close()
 
     def _read(self, peer: _Peer) -> None:
@@ -143,10 +141,9 @@ class Heartbeat(threading.Thread):
                 continue
             if kind == _GOODBYE:
                 self._peers.pop(peer.rank, None)
-            if value and not self._was_signalled:
-                self._was_signalled = True
-                if not signal_received():
-                    os.kill(os.getpid(), value if value in SIGNALS else signal.SIGTERM)
+            if value and not self._was_asked:
+                self._was_asked = True
+                pass_on(value)
 
     def _lose(self, rank: int, why: str) -> None:
         del self._peers[rank]
