@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from enum import Enum, auto
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 from rlvla.utils.launcher import Ancestor, launchers_of_this_rank
 
@@ -62,7 +62,8 @@ class _Command:
         self.outlook: Callable[[], str] = lambda: _NOT_BEGUN
         self.may_take_long = False  # a signal is recorded, and the run ends when its state is saved
         self.has_reacted: Callable[[], bool] = lambda: self.asked != 0
-        self.has_spoken = False
+        self.is_gone = False  # `end_now` was called
+        self.has_spoken = False  # it said that it ends
 
 
 _command = _Command()
@@ -97,7 +98,7 @@ def silence_closed_outputs() -> None:
             os.close(nowhere)
 
 
-def end_now(reason: str, status: int = 1, *, speaks: bool | None = None) -> None:
+def end_now(reason: str, status: int = 1, *, speaks: bool | None = None) -> NoReturn:
     """End the process at once, from any thread, after one line: the reason, and how to go on.
 
     Args:
@@ -105,10 +106,15 @@ def end_now(reason: str, status: int = 1, *, speaks: bool | None = None) -> None
         status: exit status.
         speaks: whether this rank prints the line; by default the first one does.
     """
-    if (is_first_rank() if speaks is None else speaks) and not _command.has_spoken:
-        _command.has_spoken = True
+    if (is_first_rank() if speaks is None else speaks) and not _command.is_gone:
+        _command.is_gone = True
         say(f"\n{program()}: {reason}; {_command.outlook()}")
     os._exit(status)
+
+
+def is_leaving() -> bool:
+    """Whether this process was asked to end and has nothing to save."""
+    return _command.asked != 0 and not _command.may_take_long
 
 
 def cause_of(number: int) -> str:
@@ -143,12 +149,10 @@ def can_raise(frame: FrameType | None) -> bool:
 
 @contextmanager
 def outlook(describe: Callable[[], str]) -> Iterator[None]:
-    """Inside the block, `describe()` is what a sudden end says about how to go on."""
+    """Inside the block, and after an exception in it, `describe()` is what a sudden end says about how to go on."""
     before, _command.outlook = _command.outlook, describe
-    try:
-        yield
-    finally:
-        _command.outlook = before
+    yield
+    _command.outlook = before
 
 
 @contextmanager
@@ -174,7 +178,6 @@ def taken_over(by: Callable[[int, FrameType | None], None], has_reacted: Callabl
 def record(number: int) -> None:
     """Note that a signal has been obeyed: the command ends, and later signals do not disturb it."""
     _command.asked = _command.asked or number
-    _command.has_spoken = True
 
 
 def _stays_ignored(number: int) -> bool:
@@ -259,7 +262,7 @@ def run_command(work: Callable[[], None], after_interrupt: str) -> None:
         work()
         return
     command = _command
-    before = _install()
+    before, outer = _install(), command.outlook
     command.asked, command.has_raised, command.cause, command.has_spoken = 0, False, "", False
     watcher = _Watcher()
     try:
@@ -280,7 +283,7 @@ def run_command(work: Callable[[], None], after_interrupt: str) -> None:
         command.phase = _Phase.CLOSING
         if not command.is_program:
             watcher.stop()
-            command.phase = _Phase.STARTING
+            command.phase, command.outlook = _Phase.STARTING, outer
             for number, handler in before.items():
                 signal.signal(number, handler)
 
@@ -328,9 +331,9 @@ class _Watcher(threading.Thread):
                 self._next_look = time.monotonic() + _LAUNCHER_SECONDS
                 self._look_at_launchers()
             if self._deadline is not None and time.monotonic() > self._deadline:
-                reason = cause_of(pending or signal.SIGTERM)
-                _command.has_spoken = _command.has_spoken and not _command.may_take_long
-                end_now(reason, SHELL_SIGNAL_BASE + (pending or signal.SIGTERM))
+                number = pending or signal.SIGTERM
+                speaks = is_first_rank() and (_command.may_take_long or not _command.has_spoken)
+                end_now(cause_of(number), SHELL_SIGNAL_BASE + number, speaks=speaks)
 
     def _arrived(self) -> int:
         """Number of a signal that arrived and asks to end, or 0."""

@@ -14,11 +14,10 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from rlvla.utils.ending import end_now, pass_on, request_received
+from rlvla.utils.ending import end_now, is_leaving, pass_on, request_received
 
 _MESSAGE = struct.Struct("!BI")  # kind, value
 _ALIVE, _GOODBYE, _LOST = range(3)  # value: `request_received`, likewise, the lost rank
@@ -78,23 +77,15 @@ class Heartbeat(threading.Thread):
         rank: this rank.
         peers: connections to all ranks (rank 0) or to rank 0, as `connect` returns them.
         timeout: seconds after which a silent rank is lost.
-        on_loss: called with the reason when a rank is lost, in this thread; by default it ends the process.
     """
 
-    def __init__(
-        self,
-        rank: int,
-        peers: dict[int, socket.socket],
-        timeout: float,
-        on_loss: Callable[[str, bool], None] | None = None,
-    ):
+    def __init__(self, rank: int, peers: dict[int, socket.socket], timeout: float):
         super().__init__(name="heartbeat", daemon=True)
         self._rank, self._timeout = rank, timeout
         self._interval = min(timeout / _BEATS_PER_TIMEOUT, _LONGEST_INTERVAL)
         self._peers = {rank: _Peer(rank, connection) for rank, connection in peers.items()}
         for connection in peers.values():
             connection.setblocking(False)
-        self._on_loss = on_loss or (lambda reason, speaks: end_now(reason, speaks=speaks))
         self._was_asked = False
         self._leaving = False
         self._wake_reader, self._wake_writer = socket.socketpair()
@@ -106,7 +97,7 @@ class Heartbeat(threading.Thread):
         self.join()
 
     def run(self) -> None:
-        """Until `leave`, or until a rank is lost."""
+        """Until `leave`; if a rank is lost, this process ends."""
         before, next_beat, passed_on = time.monotonic(), 0.0, 0
         while not self._leaving and self._peers:
             if time.monotonic() >= next_beat or passed_on != request_received():
@@ -137,8 +128,7 @@ class Heartbeat(threading.Thread):
         for kind, value in messages:
             peer.silent = 0.0
             if kind == _LOST:
-                self._on_loss("", False)  # rank 0 says why
-                continue
+                end_now("", speaks=False)  # rank 0 says why
             if kind == _GOODBYE:
                 self._peers.pop(peer.rank, None)
             if value and not self._was_asked:
@@ -150,8 +140,8 @@ class Heartbeat(threading.Thread):
         for peer in self._peers.values():
             peer.send(_LOST, rank)
         # Rank 0 knows first, and if it is lost itself, rank 1 speaks.
-        speaks = self._rank == 0 or (rank == 0 and self._rank == 1)
-        self._on_loss(f"rank {rank} is gone: {why}", speaks)
+        speaks = (self._rank == 0 or (rank == 0 and self._rank == 1)) and not is_leaving()
+        end_now(f"rank {rank} is gone: {why}", speaks=speaks)
 
 
 def listen(address: str) -> tuple[socket.socket, bytes]:
