@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from enum import Enum, auto
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, NoReturn
 
 from rlvla.utils.launcher import Ancestor, launchers_of_this_rank
@@ -33,6 +33,7 @@ _BY_LAUNCHER = 1 << 16  # marks the number of a signal that stands for it
 SECONDS_TO_END = 25.0
 _LAUNCHER_SECONDS = 1.0  # between two looks at the launcher
 _REPEAT_SECONDS = 0.05
+_TWICE_SECONDS = 0.3  # Ctrl-C pressed again comes later, one signal sent by several processes earlier
 _CAUSES = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "the terminal was closed"}
 _NOT_BEGUN = "nothing had begun"
 # Code that runs while Python or a C library discards exceptions: finalizers, weak-reference callbacks, h5py's locks,
@@ -57,6 +58,7 @@ class _Command:
         self.phase = _Phase.STARTING
         self.is_program = False  # this process runs nothing else, so that handlers may stay until it exits
         self.asked = 0  # number of the signal that asked it to end
+        self.asked_at = 0.0  # when it last came
         self.has_raised = False  # that signal became an exception
         self.cause = ""  # replaces the name of the signal in messages
         self.outlook: Callable[[], str] = lambda: _NOT_BEGUN
@@ -139,12 +141,20 @@ def pass_on(request: int) -> None:
 
 def can_raise(frame: FrameType | None) -> bool:
     """Whether an exception raised in this frame would reach the code that called it."""
+    codes = _codes(frame)
+    return not any(c.co_name == "__del__" or any(part in c.co_filename for part in _UNSAFE_FILES) for c in codes)
+
+
+def _codes(frame: FrameType | None) -> Iterator[CodeType]:
+    """The code that is executed in a frame, and that of its callers."""
     while frame is not None:
-        code = frame.f_code
-        if code.co_name == "__del__" or any(part in code.co_filename for part in _UNSAFE_FILES):
-            return False
+        yield frame.f_code
         frame = frame.f_back
-    return True
+
+
+def _within_reach(work: Callable[[], None]) -> None:
+    """Call the work of a command; an exception of the signal handler is only raised below this function."""
+    work()
 
 
 @contextmanager
@@ -210,17 +220,18 @@ def _install() -> dict[int, Any]:
 
 def _on_signal(number: int, frame: FrameType | None) -> None:
     command = _command
-    if command.phase is _Phase.CLOSING:
-        os._exit(SHELL_SIGNAL_BASE + (command.asked or number))
     if command.phase is _Phase.STARTING:
         end_now(cause_of(number), SHELL_SIGNAL_BASE + number)
+    if command.phase is _Phase.CLOSING or _within_reach.__code__ not in _codes(frame):
+        os._exit(SHELL_SIGNAL_BASE + (command.asked or number))
     if command.asked:
-        if command.has_raised and number == signal.SIGINT == command.asked:  # pressed twice: at once
+        pressed_twice = command.has_raised and number == signal.SIGINT == command.asked
+        if pressed_twice and time.monotonic() > command.asked_at + _TWICE_SECONDS:
             os._exit(SHELL_SIGNAL_BASE + number)
         return
     if not can_raise(frame):
         return  # it will be sent again
-    command.asked = number
+    command.asked, command.asked_at = number, time.monotonic()
     if is_first_rank():
         command.has_spoken = True
         say(f"\n{program()}: {cause_of(number)}; {command.outlook()}")
@@ -268,7 +279,7 @@ def run_command(work: Callable[[], None], after_interrupt: str) -> None:
     try:
         with outlook(lambda: after_interrupt):
             command.phase = _Phase.RUNNING
-            work()
+            _within_reach(work)
     except KeyboardInterrupt:
         if not command.asked:  # raised by something else than the handler
             command.asked = signal.SIGINT
