@@ -14,6 +14,10 @@ from pathlib import Path
 if not __package__:  # run as a file, not as part of the installed package
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from rlvla.utils.ending import begin
+
+begin(__name__)
+
 from rlvla.commands.check_env import CheckConfig, run_check
 from rlvla.commands.custom_modules import CustomConfig, modules_with_suites, parse_command_line
 from rlvla.envs.config import EnvConfig, without_checkpoint

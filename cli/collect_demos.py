@@ -11,9 +11,10 @@ from pathlib import Path
 if not __package__:  # run as a file, not as part of the installed package
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from rlvla.commands.problem_texts import problem
+from rlvla.utils.ending import begin
 from rlvla.utils.threads import limit_threads
 
+begin(__name__)
 limit_threads()
 
 from rlvla.commands.custom_modules import (
@@ -22,6 +23,7 @@ from rlvla.commands.custom_modules import (
     parse_command_line,
     words_for_later_commands,
 )
+from rlvla.commands.problem_texts import problem
 from rlvla.envs.config import EnvConfig, SplitConfig, without_checkpoint
 from rlvla.envs.experts import ExpertConfig, make_expert
 from rlvla.envs.suite_flags import add_suite_flags

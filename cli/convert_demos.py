@@ -9,6 +9,10 @@ from pathlib import Path
 if not __package__:  # run as a file, not as part of the installed package
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from rlvla.utils.ending import begin
+
+begin(__name__)
+
 from rlvla.commands.convert_demos import ConvertConfig, run_convert
 from rlvla.commands.custom_modules import CustomConfig, parse_command_line
 from rlvla.utils.cli.command import command

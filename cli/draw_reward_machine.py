@@ -14,6 +14,10 @@ from pathlib import Path
 if not __package__:  # run as a file, not as part of the installed package
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from rlvla.utils.ending import begin
+
+begin(__name__)
+
 from rlvla.rewards.machine_drawing import draw_machine, to_dot
 from rlvla.rewards.machines import TASKS, formula_graph, machine_graph
 from rlvla.utils.cli.command import command

@@ -14,8 +14,10 @@ from pathlib import Path
 if not __package__:  # run as a file, not as part of the installed package
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from rlvla.utils.ending import begin
 from rlvla.utils.threads import limit_threads
 
+begin(__name__)
 limit_threads()
 
 from rlvla.commands.custom_modules import CustomConfig, parse_command_line

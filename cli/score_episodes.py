@@ -13,12 +13,14 @@ from pathlib import Path
 if not __package__:  # run as a file, not as part of the installed package
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from rlvla.commands.problem_texts import problem
+from rlvla.utils.ending import begin
 from rlvla.utils.threads import limit_threads
 
+begin(__name__)
 limit_threads()
 
 from rlvla.commands.custom_modules import CustomConfig, parse_command_line
+from rlvla.commands.problem_texts import problem
 from rlvla.data.reading import read_demonstrations
 from rlvla.data.replayed_episodes import recorded_env, replay_problem
 from rlvla.rewards import RewardConfig, RewardPlan

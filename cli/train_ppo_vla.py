@@ -13,8 +13,10 @@ from pathlib import Path
 if not __package__:  # run as a file, not as part of the installed package
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from rlvla.utils.ending import begin
 from rlvla.utils.threads import limit_threads
 
+begin(__name__)
 limit_threads()
 
 from rlvla.commands.custom_modules import CustomConfig, parse_command_line
@@ -31,6 +33,7 @@ from rlvla.utils.cli.flags import Parser, add_arguments, fail, from_namespace
 from rlvla.utils.deepspeed.config import StrategyConfig, launched_rank
 from rlvla.utils.errors import ConfigError, MissingExtraError
 from rlvla.utils.stopping import StopRequested, resume_command
+from rlvla.utils.terminal import log
 
 # In the order of --help: what is trained and where, how it learns, how it runs.
 GROUPS = {
@@ -77,9 +80,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         run_ppo(PPORun(**groups, given=namespace.given))
     except (ConfigError, MissingExtraError) as error:
         fail(parser.prog, error)
-    except StopRequested:
+    except StopRequested as stop:
         if launched_rank() == 0:
-            print(f"continue with: {resume_command(sys.argv)}", flush=True)
+            log.info(f"continue with: {resume_command(sys.argv, stop.ckpt_path)}")
         raise
 
 

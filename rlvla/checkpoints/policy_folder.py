@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 from rlvla.envs.config import EnvConfig
 from rlvla.envs.records import LEARNED_FROM, checked_record
 from rlvla.envs.splits import LearnedStates
@@ -14,7 +16,9 @@ from rlvla.rewards import StateInputSettings
 from rlvla.utils.data_files import read_json
 from rlvla.utils.deepspeed.engine import Engine
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
+from rlvla.utils.errors import SaveError
 from rlvla.utils.files import put_in_place, write_json
+from rlvla.utils.terminal import log
 
 # A policy only works on the observations it was trained on: suite, cameras, image size, rendering, control frequency.
 ENVIRONMENT_FILE = "rlvla_environment.json"
@@ -45,20 +49,57 @@ class PolicyRecord:
         write_json(folder / ENVIRONMENT_FILE, content)
 
 
-def export_policy(engine: Engine, folder: Path, strategy: DeepspeedStrategy, record: PolicyRecord) -> None:
+def export_policy(
+    engine: Engine, folder: Path, strategy: DeepspeedStrategy, record: PolicyRecord, fallback: str | Path | None = None
+) -> Path:
     """Save the module of an engine with `save_pretrained`; called on every rank, written by the main one.
 
     The folder, complete with its record, is written under a temporary name and then renamed; an existing one is
     replaced.
+
+    Args:
+        engine: the trained model.
+        folder: the folder to write.
+        strategy: used to agree with the other ranks on success or failure.
+        record: environment and initial states.
+        fallback: where a folder of the same name is written if `folder` cannot be.
+
+    Returns:
+        The folder that was written.
+
+    Raises:
+        SaveError: on every rank, if none could be written; an existing folder is untouched.
     """
+    places = [folder, *([Path(fallback) / folder.name] if fallback else [])]
+    problems: list[str] = []
+    written: Path | None = None
     with engine.full_parameters() as module:
-        if strategy.is_main:
-            temporary = folder.with_name(f".{folder.name}.part")
-            shutil.rmtree(temporary, ignore_errors=True)
-            module.save_pretrained(temporary)
-            record.write(temporary)
-            put_in_place(temporary, folder)
-    strategy.barrier()
+        for place in places if strategy.is_main else ():
+            problem = _write_policy(module, place, record)
+            if problem is None:
+                written = place
+                break
+            problems.append(f"{place} ({problem})")
+    written, problems = strategy.gather_objects((written, problems))[0]
+    if written is None:
+        raise SaveError(f"the policy could not be written to {' or '.join(problems)}. Make room there")
+    if problems and strategy.is_main:
+        log.warning(f"the policy could not be written to {problems[0]}; it is in {written}")
+    return written
+
+
+def _write_policy(module: Any, folder: Path, record: PolicyRecord) -> str | None:
+    """Write a policy folder; returns what went wrong, or None."""
+    temporary = folder.with_name(f".{folder.name}.part")
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        module.save_pretrained(temporary)
+        record.write(temporary)
+        put_in_place(temporary, folder)
+    except (OSError, RuntimeError, SafetensorError) as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        return str(error)
+    return None
 
 
 def recorded_environment(folder: str | Path) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from rlvla.experience import Sample
 from rlvla.utils.data_files import check_types, read_json
 from rlvla.utils.deepspeed.engine import Engine, classes_of_deepspeed
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
-from rlvla.utils.errors import ConfigError
+from rlvla.utils.errors import ConfigError, SaveError
 from rlvla.utils.files import (
     damage,
     flushed_file,
@@ -52,7 +52,7 @@ _TYPES = {"iteration": int, "world_size": int, "format": int | None, "models": d
 _CLASSES_OF_RANK = (Sample,)  # episodes that wait for their group
 
 
-class CheckpointError(RuntimeError):
+class CheckpointError(SaveError):
     """A checkpoint could not be written; earlier ones are untouched."""
 
 

@@ -78,7 +78,7 @@ def run_eval(
     modules = modules_with_suites(custom or CustomConfig())
     evaluation = _Evaluation(split, config, workers, rollout, modules, output, len(plans) > 1)
     report = EvaluationReport.of({suite: _evaluate_suite(suite, plan, evaluation) for suite, plan in plans.items()})
-    strategy = DeepspeedStrategy(StrategyConfig(), seed=config.seed)
+    strategy = DeepspeedStrategy(StrategyConfig(rank_timeout=config.rank_timeout), seed=config.seed)
     if strategy.is_main:
         _finish(report, evaluation)
     strategy.barrier()
@@ -88,7 +88,7 @@ def run_eval(
 def _evaluate_suite(suite: str, plan: SuitePlan, evaluation: _Evaluation) -> SuiteEvaluation:
     config, first = evaluation.config, plan.policies[0].setting
     with start_workers(config.num_envs, first.env, first.tasks[0], evaluation.modules, evaluation.workers) as pool:
-        strategy = DeepspeedStrategy(StrategyConfig(), seed=config.seed)
+        strategy = DeepspeedStrategy(StrategyConfig(rank_timeout=config.rank_timeout), seed=config.seed)
         evaluations = [_evaluate_policy(suite, policy, pool, strategy, evaluation) for policy in plan.policies]
     by_name = {policy.folder: result for policy, result in zip(plan.policies, evaluations)} | dict(plan.earlier)
     result = SuiteEvaluation.of(evaluations[0], [by_name[name] for name in config.compare])

@@ -18,6 +18,7 @@ from rlvla.evaluation.protocol import describe_differences, describe_protocol
 from rlvla.models.config import PolicyConfig
 from rlvla.models.vla.checkpoint import EVALUATION_FILE
 from rlvla.utils.cli.flags import range_problems
+from rlvla.utils.deepspeed.config import port_problems
 from rlvla.utils.errors import ConfigError, Problem, require
 from rlvla.utils.files import target_problem
 
@@ -65,7 +66,7 @@ def check(
     """
     parts = (policy, env, split, config, workers, *more_flags)
     problems: list[str | Problem] = [p for part in parts for p in range_problems(part)]
-    problems += workers.problems(env.env_python)
+    problems += [*workers.problems(env.env_python), *port_problems()]
     folders = [policy.pretrain, *config.compare]
     if config.num_videos:
         require("av", extra="video")

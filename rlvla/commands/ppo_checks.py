@@ -20,6 +20,7 @@ from rlvla.trainer.reward_sources import reward_problems
 from rlvla.utils.cli.flags import range_problems
 from rlvla.utils.data_files import read_json
 from rlvla.utils.errors import ConfigError, Problem, require
+from rlvla.utils.files import output_folder_problem
 
 # Flags that may change on resume: run length, batching that affects no result, evaluation and saving.
 _FREE_GROUPS = ("schedule", "workers", "rollout", "guards")
@@ -27,7 +28,7 @@ _FREE_FLAGS = {
     *("num_episodes", "micro_rollout_batch_size", "micro_train_batch_size", "balance_ranks"),
     *("use_dynamic_batch", "train_max_tokens_per_gpu", "custom_module"),
     *("offload_during_rollout", "param_offload"),
-    *("save_path", "ckpt_path", "load_checkpoint", "num_envs", "local_rank", "dry_run"),
+    *("save_path", "ckpt_path", "load_checkpoint", "num_envs", "local_rank", "rank_timeout", "dry_run"),
 }
 
 
@@ -68,6 +69,8 @@ def _folder_problems(flags: PPORun) -> list[Problem]:
     problems = {"save_path": run_folder_problem(flags.run.save_path, resuming=resuming)}
     if flags.run.ckpt_path is not None:
         problems["ckpt_path"] = checkpoint_folder_problem(flags.run.ckpt_path, resuming=resuming)
+    if flags.schedule.fallback_path is not None:
+        problems["fallback_path"] = output_folder_problem(flags.schedule.fallback_path, resuming=resuming)
     return [problem(flag, "folder_in_use", why=why) for flag, why in problems.items() if why]
 
 

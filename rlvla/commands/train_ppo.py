@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import sys
 from contextlib import ExitStack
 from pathlib import Path
 
 from rlvla.checkpoints.checks import check_first_decisions
 from rlvla.checkpoints.policy_folder import PolicyRecord, learned_states, recorded_environment
 from rlvla.checkpoints.run_folder import RUN_FILE, claimed_run_folder
+from rlvla.checkpoints.training import list_checkpoints
 from rlvla.commands.custom_modules import modules_with_suites, words_for_later_commands
 from rlvla.commands.dry_run import ppo_report
 from rlvla.commands.load_models import load_models
@@ -24,13 +26,16 @@ from rlvla.rollout import RolloutEngine
 from rlvla.trainer.config import PPOConfig
 from rlvla.trainer.ppo_trainer import PPOTrainer
 from rlvla.trainer.reward_sources import tie_to_learner, waits_on_host
+from rlvla.utils.cli.command import STARTS_ANEW
 from rlvla.utils.cli.config_file import write_config_file
 from rlvla.utils.deepspeed.config import launched_rank
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
-from rlvla.utils.errors import ConfigError
+from rlvla.utils.disk import Expendable
+from rlvla.utils.ending import outlook
+from rlvla.utils.errors import ConfigError, SaveError
 from rlvla.utils.files import read_metrics, write_atomic, write_json
 from rlvla.utils.seeding import seed_everything
-from rlvla.utils.stopping import StopSignals
+from rlvla.utils.stopping import StopSignals, resume_command
 from rlvla.utils.terminal import duration, log, passing_note, quiet_libraries, table
 
 CURVE_FILE = "learning_curve.png"
@@ -60,6 +65,7 @@ def run_ppo(flags: PPORun) -> PPOTrainer | None:
             strategy = DeepspeedStrategy(flags.strategy, seed=flags.run.seed)
         save_path = Path(flags.run.save_path)
         stack.enter_context(claimed_run_folder(save_path, strategy))
+        stack.enter_context(outlook(lambda: newest_checkpoint(flags)))
         if strategy.is_main and not _evaluates_a_checkpoint(flags):  # otherwise keep the records of the training run
             write_json(save_path / RUN_FILE, describe(flags, setting))
             write_config_file(save_path, list(flags.groups.values()))
@@ -85,19 +91,24 @@ def run_ppo(flags: PPORun) -> PPOTrainer | None:
         )
         folders = (save_path, flags.ckpt_path)
         trainer = PPOTrainer(models, strategy, rollout, setting.tasks, config, *folders, signals, demos)
-        trainer.logger.describe(list(flags.groups.values()))
         if flags.run.load_checkpoint:
             _resume(trainer, flags)
+        trainer.logger.describe(list(flags.groups.values()))
         if trainer.iteration == 0:
             check_first_decisions(setting.checkpoint, models.actor, first_observations(pool, setting))
         plan.start()
+        unsaved = None
         try:
             trainer.fit()
+        except SaveError as error:
+            unsaved = error
         finally:
             plan.close()
         if strategy.is_main:
             _conclude(trainer, flags, save_path)
         strategy.barrier()
+        if unsaved is not None:
+            raise unsaved
     return trainer
 
 
@@ -111,6 +122,14 @@ def _resume(trainer: PPOTrainer, flags: PPORun) -> None:
         log.info(f"{what} after iteration {trainer.iteration} of {flags.batch.iterations}")
 
 
+def newest_checkpoint(flags: PPORun) -> str:
+    """Which checkpoint is the newest and how to resume from it, for a run that ends without saving another."""
+    checkpoints = list_checkpoints(flags.ckpt_path)
+    if not checkpoints:
+        return f"{flags.ckpt_path} holds no checkpoint; {STARTS_ANEW}"
+    return f"the newest checkpoint is {checkpoints[-1]}; continue with: {resume_command(sys.argv)}"
+
+
 def _record(flags: PPORun, setting: CheckedRun, demos: Demonstrations | None) -> PolicyRecord:
     """The record of the trained policy, with the initial states of this run, the checkpoint and the demonstrations."""
     before = learned_states(recorded_environment(flags.policy.pretrain)) or []
@@ -122,13 +141,15 @@ def _record(flags: PPORun, setting: CheckedRun, demos: Demonstrations | None) ->
 
 
 def _conclude(trainer: PPOTrainer, flags: PPORun, save_path: Path) -> None:
-    write_json(save_path / "totals.json", trainer.totals)
-    write_json(
-        save_path / "evaluations.json",
-        [{"iteration": iteration, **result.as_dict()} for iteration, result in trainer.evaluations],
-    )
-    if not flags.schedule.val_only:
-        save_learning_curve(save_path)
+    evaluations = [{"iteration": iteration, **result.as_dict()} for iteration, result in trainer.evaluations]
+
+    def write() -> None:
+        write_json(save_path / "totals.json", trainer.totals)
+        write_json(save_path / "evaluations.json", evaluations)
+        if not flags.schedule.val_only:
+            save_learning_curve(save_path)
+
+    Expendable(f"the summary in {save_path}").attempt(write)
     print(closing_words(trainer, save_path))
 
 
@@ -148,8 +169,10 @@ def closing_words(trainer: PPOTrainer, save_path: Path) -> str:
             evaluations,
             f"(greedy, protocol {protocol}; {totals['episodes']:.0f} episodes, {totals['env_steps']:.0f} env steps, "
             f"{duration(totals['seconds'])} of training)",
-            f"curves: tensorboard --logdir {save_path} (picture: {save_path / CURVE_FILE})",
-            f"next: python cli/eval_vla.py --pretrain {save_path / 'policy'} --report {save_path / 'report'}"
+            f"curves: tensorboard --logdir {save_path} (picture: {save_path / CURVE_FILE})"
+            if trainer.config.schedule.use_tensorboard
+            else f"curves: {save_path / CURVE_FILE}",
+            f"next: python cli/eval_vla.py --pretrain {trainer.exported} --report {save_path / 'report'}"
             + words_for_later_commands(),
         ]
     )

@@ -21,8 +21,9 @@ from rlvla.utils.cli.config_file import write_config_file
 from rlvla.utils.cli.flags import range_problems
 from rlvla.utils.deepspeed.config import StrategyConfig, launched_world_size
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
+from rlvla.utils.disk import Expendable
 from rlvla.utils.errors import ConfigError, Problem, require
-from rlvla.utils.files import write_json
+from rlvla.utils.files import output_folder_problem, write_json
 from rlvla.utils.seeding import seed_everything
 from rlvla.utils.terminal import quiet_libraries, table
 
@@ -36,6 +37,8 @@ def run_reward_model(
     problems += strategy_config.problems()
     folder = run_folder_problem(run.save_path)
     problems += [problem("save_path", "folder_in_use", why=folder)] if folder else []
+    fallback = output_folder_problem(run.fallback_path) if run.fallback_path else None
+    problems += [problem("fallback_path", "folder_in_use", why=fallback)] if fallback else []
     ranks = launched_world_size()
     if config.train_batch_size % ranks:
         problems.append(problem("train_batch_size", "not_divisible", value=config.train_batch_size, ranks=ranks))
@@ -79,12 +82,12 @@ def _train(
     model = check_checkpoint(pretrain, run.unnorm_key).load_reward_model(new=True)
     env = EnvConfig().completed(demos.env_args | {"cameras": list(run.cameras or demos.env_args["cameras"])})
     record = PolicyRecord(env, tuple(demos.states_learned_from))
-    trainer = RewardModelTrainer(model, demos, strategy, config, save_path, record)
+    trainer = RewardModelTrainer(model, demos, strategy, config, save_path, record, run.fallback_path)
     trainer.logger.describe(parts, outcomes=("reward_model/auroc",))
     metrics = trainer.fit()
-    result = save_path / "reward_model"
+    result = trainer.exported
     if strategy.is_main:
-        write_json(save_path / "metrics.json", metrics)
+        Expendable("metrics.json").attempt(lambda: write_json(save_path / "metrics.json", metrics))
         print(table(("held-out episodes", "value"), [(n.split("/")[1], f"{v:.4g}") for n, v in metrics.items()]))
         print(f"{result}\nnext: python cli/train_ppo_vla.py --reward_pretrain {result} ...")
     return result

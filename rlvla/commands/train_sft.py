@@ -34,6 +34,7 @@ from rlvla.utils.cli.flags import range_problems
 from rlvla.utils.deepspeed.config import StrategyConfig, launched_rank, launched_world_size
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
 from rlvla.utils.errors import ConfigError, Problem, require
+from rlvla.utils.files import output_folder_problem
 from rlvla.utils.seeding import seed_everything
 from rlvla.utils.terminal import duration, passing_note, quiet_libraries, table
 
@@ -111,10 +112,10 @@ def _train(
         actor = checkpoint.load_policy(actor_config)
     checkpoint.begin_supervised(actor, mean_alone=config.trains_mean_alone)
     record = _record(demos, run, actor, learned_states(recorded_environment(pretrain)) or [])
-    trainer = SFTTrainer(actor, demos, strategy, config, save_path, record)
+    trainer = SFTTrainer(actor, demos, strategy, config, save_path, record, run.fallback_path)
     trainer.logger.describe(parts, outcomes=("sft/accuracy",))
     metrics = trainer.fit()
-    policy = save_path / "policy"
+    policy = trainer.exported
     if strategy.is_main:
         rows = [(name, f"{value:.4g}") for name, value in metrics.items()]
         print(table(("metric (last steps)", "value"), rows))
@@ -148,6 +149,8 @@ def _problems(run: SFTRunConfig, config: SFTConfig) -> list[Problem]:
     folder = run_folder_problem(run.save_path)
     if folder:
         problems.append(problem("save_path", "folder_in_use", why=folder))
+    fallback = output_folder_problem(run.fallback_path) if run.fallback_path else None
+    problems += [problem("fallback_path", "folder_in_use", why=fallback)] if fallback else []
     ranks = launched_world_size()
     if config.train_batch_size % ranks:
         problems.append(problem("train_batch_size", "not_divisible", value=config.train_batch_size, ranks=ranks))

@@ -99,8 +99,10 @@ class DemonstrationWriter:
 
     def abort(self) -> None:
         """Discard the unfinished file."""
-        self._file.close()
-        self._temporary.unlink(missing_ok=True)
+        try:
+            self._file.close()
+        finally:
+            self._temporary.unlink(missing_ok=True)
 
 
 def _read(file: h5py.File, stats: dict[str, Any], path: Path, cameras: Sequence[str] | None) -> Demonstrations:

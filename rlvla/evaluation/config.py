@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from rlvla.envs.registry import suite_names
 from rlvla.utils.cli.flags import arg
+from rlvla.utils.deepspeed.config import rank_timeout_flag
 
 
 @dataclass(frozen=True)
@@ -51,4 +52,5 @@ class EvalConfig:
         writes="folder",
     )
     seed: int = arg(0, "seed of the episodes", minimum=0)
+    rank_timeout: float = rank_timeout_flag()
     local_rank: int = arg(-1, "set by the deepspeed launcher")

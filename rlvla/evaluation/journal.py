@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvla.evaluation.results import EpisodeOutcome
+from rlvla.utils.disk import Expendable
 
 
 class EpisodeJournal:
@@ -28,6 +29,7 @@ class EpisodeJournal:
         key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
         self._folder, self._key = folder, key
         self._path = folder / f"{key}.rank{rank}.jsonl"
+        self._expendable = Expendable(str(self._path))
 
     def read(self) -> list[EpisodeOutcome]:
         """Episodes of all ranks without duplicates; incomplete lines are skipped."""
@@ -42,7 +44,10 @@ class EpisodeJournal:
         return list(outcomes.values())
 
     def append(self, outcome: EpisodeOutcome) -> None:
-        """Append an episode and flush it to disk."""
+        """Append an episode and flush it to disk; what finds no room is played again after an interrupt."""
+        self._expendable.attempt(lambda: self._append(outcome))
+
+    def _append(self, outcome: EpisodeOutcome) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
         with self._path.open("ab") as file:
             # A truncated last line of an earlier attempt must not merge with this one.

@@ -25,9 +25,12 @@ from rlvla.rewards.state_input import STATE_FLAGS
 from rlvla.rollout import RolloutEngine, RolloutPolicy, TooManyDroppedError
 from rlvla.utils.data_files import read_json
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
+from rlvla.utils.disk import Expendable
 from rlvla.utils.errors import ConfigError
 from rlvla.utils.terminal import log
 from rlvla.utils.video import caption_frames, upright, write_mp4
+
+_expendable = Expendable("a video")
 
 
 @dataclass(frozen=True)
@@ -109,7 +112,10 @@ def record_videos(
         log.warning("some videos are missing: %s", error)
         samples = []
     machines = machines or engine.rewards.sources.get("rm")
-    videos = [_write(folder, by_id[sample.task_id], sample, machines) for sample in samples]
+    videos: list[EvalVideo] = []
+    for sample in samples:
+        task = by_id[sample.task_id]
+        _expendable.attempt(lambda sample=sample, task=task: videos.append(_write(folder, task, sample, machines)))
     gathered = [video for part in strategy.gather_objects(videos) for video in part]
     return gathered if strategy.is_main else []
 

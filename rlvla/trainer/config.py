@@ -46,6 +46,16 @@ def max_bad_steps_flag() -> Any:
     )
 
 
+def fallback_path_flag(what: str) -> Any:
+    """The field `fallback_path` of every command that trains a model; `what` is written there."""
+    return arg(
+        None,
+        f"folder on another disk that receives {what} if it cannot be written at the end",
+        metavar="DIR",
+        writes="folder",
+    )
+
+
 @dataclass(frozen=True)
 class RunConfig:
     """Folders, workers and seed."""
@@ -159,6 +169,7 @@ class ScheduleConfig:
     val_only: bool = arg(False, "only evaluate the initial policy, or with --load_checkpoint the newest checkpoint")
     save_steps: int = arg(0, "write a checkpoint every this many iterations; 0: only at the end", minimum=0)
     max_ckpt_num: int = arg(2, "number of newest checkpoints to keep", minimum=1)
+    fallback_path: str | None = fallback_path_flag("the checkpoint (in checkpoints/) or policy/")
     logging_steps: int = arg(1, "log metrics every this many iterations", minimum=1)
     profile_steps: tuple[int, ...] = arg(
         (),

@@ -18,6 +18,7 @@ from rlvla.trainer.config import GuardConfig, ScheduleConfig
 from rlvla.trainer.metrics import Metrics
 from rlvla.trainer.observers import Observer, OptimizerStep, Rollout
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
+from rlvla.utils.disk import Expendable
 from rlvla.utils.errors import TrainingHalted
 from rlvla.utils.files import flushed_file
 from rlvla.utils.terminal import log
@@ -145,6 +146,7 @@ class BadSteps:
 
     def __init__(self, folder: Path, limit: int, strategy: DeepspeedStrategy, unit: str = "iteration"):
         self._folder, self._limit, self._strategy, self._unit = folder, limit, strategy, unit
+        self._expendable = Expendable(str(folder))
         self.in_a_row: dict[str, int] = {}
         self.total = 0
 
@@ -166,11 +168,15 @@ class BadSteps:
             return True
         self.total += 1
         self.in_a_row[model] = count = self.in_a_row.get(model, 0) + 1
-        self._folder.mkdir(parents=True, exist_ok=True)
         path = self._new_file(f"{self._unit}_{number:06d}_{model}", f"rank{self._strategy.rank}.pt")
         content = {f.name: getattr(step, f.name) for f in fields(step)}
-        with flushed_file(path) as file:
-            torch.save({"experience": content, "model": model, "settings": dict(settings)}, file)
+
+        def save() -> None:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            with flushed_file(path) as file:
+                torch.save({"experience": content, "model": model, "settings": dict(settings)}, file)
+
+        self._expendable.attempt(save)
         if count >= self._limit:
             raise TrainingHalted(
                 f"{count} optimizer steps of the {model.replace('_', ' ')} in a row had NaN or infinity in their loss "

@@ -7,15 +7,16 @@ import re
 import secrets
 import shlex
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from rlvla.utils.cli.config_file import command_line, resolved_flags, telling_flags
+from rlvla.utils.disk import Expendable, LineFile, require_room
 from rlvla.utils.errors import require
-from rlvla.utils.files import METRICS_FILE, open_lines
+from rlvla.utils.files import METRICS_FILE, read_lines, write_atomic
 from rlvla.utils.terminal import is_quiet
 from rlvla.utils.video import encode_gif
 
@@ -54,8 +55,60 @@ PPO_OVERVIEW = {
 }
 
 
+class _Board:
+    """TensorBoard's event files; scalars that find no room are kept and written later.
+
+    Args:
+        folder: where the event files go.
+    """
+
+    def __init__(self, folder: Path):
+        self._kind = require("torch.utils.tensorboard", extra="all").SummaryWriter
+        self._folder, self._expendable = folder, Expendable(str(folder))
+        self._writer: Any = None
+        self._waiting: list[tuple[int | None, Callable[[Any], object]]] = []  # step and work
+        self.purged_from: int | None = None  # readers forget earlier events of this step and later ones
+
+    def write(self, add: Callable[[Any], object], step: int | None = None, *, keep: bool = True) -> None:
+        """Call `add` with the SummaryWriter.
+
+        Args:
+            add: adds events.
+            step: their step, if they have one.
+            keep: try again later if there is no room.
+        """
+        self._waiting.append((step, add))
+        if not self._expendable.attempt(self._write) and not keep:
+            self._waiting.pop()
+
+    def _write(self) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        require_room(self._folder)
+        try:
+            if self._writer is None:
+                self._writer = self._kind(str(self._folder), purge_step=self.purged_from)
+            for _, add in self._waiting:
+                add(self._writer)
+            self._writer.flush()
+        except (OSError, RuntimeError):
+            # A writer that has failed once never recovers; the next one repeats what this one may have written.
+            if self._writer is not None:
+                steps = [step for step, _ in self._waiting if step is not None]
+                self._writer, self.purged_from = None, min(steps, default=None)
+            raise
+        self._waiting.clear()
+
+    def close(self) -> None:
+        """Flush and close the files; writing again starts a new one."""
+        if self._writer is not None:
+            self._expendable.attempt(self._writer.close)
+        self._writer = None
+
+
 class MetricsLogger:
     """Writes scalars to `metrics.jsonl`, one line per step, and to TensorBoard and Weights & Biases on request.
+
+    A full disk does not end the run: what finds no room is written later.
 
     Args:
         folder: where `metrics.jsonl` and the event files go; None (on all ranks but the main one) writes nothing.
@@ -75,24 +128,16 @@ class MetricsLogger:
         layout: Layout | None = None,
         overview: Mapping[str, str] | None = None,
     ):
-        self._overview, self._folder = overview or {}, folder
-        self._writer: Any = None
-        self._lines: Any = None
+        self._folder, self._layout, self._overview = folder, layout, overview or {}
+        self._board: _Board | None = None
+        self._lines: LineFile | None = None
         self._wandb: Any = None
         if folder is None:
             return
         folder.mkdir(parents=True, exist_ok=True)
-        self._lines = open_lines(folder / METRICS_FILE)
+        self._lines = LineFile(folder / METRICS_FILE)
         if use_tensorboard:
-            board = require("torch.utils.tensorboard", extra="all")
-            self._writer = board.SummaryWriter(str(folder / "tensorboard"))
-            if layout:
-                self._writer.add_custom_scalars(
-                    {
-                        category: {title: ["Multiline", names] for title, names in charts.items()}
-                        for category, charts in layout.items()
-                    }
-                )
+            self._board = _Board(folder / "tensorboard")
         if use_wandb:
             wandb = require("wandb", extra="wandb")
             # wandb's tables of final values would hide ours; it still prints the address of the run, unless --quiet.
@@ -110,11 +155,36 @@ class MetricsLogger:
         """Go on in new files, after the folder was deleted and made again."""
         if self._folder is None:
             return
-        self._lines.close()
-        self._lines = open_lines(self._folder / METRICS_FILE)
-        if self._writer:
-            self._writer.close()
-            self._writer._get_file_writer()  # a new file
+        if self._lines is not None:
+            self._lines.close()
+        if self._board is not None:
+            self._board.close()
+
+    def rewind(self, step: int, *, evaluates_again: bool, keeps_later: bool = False) -> None:
+        """Forget what the run will log again; called once, before anything is logged.
+
+        Args:
+            step: the step from which the run resumes.
+            evaluates_again: forget evaluations of that step.
+            keeps_later: keep later steps, which will not be repeated.
+        """
+        if self._folder is None or not (self._folder / METRICS_FILE).exists():
+            return
+        kept = {}  # of lines that repeat one, the last
+        for record in read_lines(self._folder / METRICS_FILE):
+            again = evaluates_again and record["step"] == step and _is_evaluation(record)
+            if (record["step"] <= step or keeps_later) and not again:
+                kept[record["step"], _is_evaluation(record)] = record
+        text = "".join(json.dumps(record) + "\n" for record in kept.values())
+        # Without room the file stays as it is; `read_metrics` lets later lines win.
+        Expendable(METRICS_FILE).attempt(lambda: write_atomic(self._folder / METRICS_FILE, text.encode()))
+        if self._board is None:
+            return
+        self._board.purged_from = first = step if evaluates_again else step + 1
+        for record in kept.values():
+            if record["step"] >= first:
+                values = {name: value for name, value in record.items() if name not in ("step", "time")}
+                self._show(values, int(record["step"]), record["time"])
 
     def describe(self, parts: Sequence[Any], outcomes: tuple[str, ...] = ("eval/success_at_end",)) -> None:
         """Record the configuration, as text and as hyperparameters, and the command line.
@@ -124,17 +194,23 @@ class MetricsLogger:
             outcomes: scalars by which TensorBoard's HParams page compares runs.
         """
         configuration = resolved_flags(parts)
-        if self._writer:
+        if self._board:
             from torch.utils.tensorboard.summary import hparams
 
             lines = "\n".join(f"    {name}: {value}" for name, value in configuration.items())
-            self._writer.add_text("configuration", lines)
-            self._writer.add_text("command", _as_block(shlex.split(command_line())))
+            command = _as_block(shlex.split(command_line()))
             plain = {name: _as_number_or_text(value) for name, value in configuration.items()}
             experiment, *others = hparams(plain, dict.fromkeys(outcomes, 0.0))
-            for summary in (_listed_first(experiment, telling_flags(parts)), *others):
-                self._writer.file_writer.add_summary(summary)
-            self._writer.flush()
+            summaries = (_listed_first(experiment, telling_flags(parts)), *others)
+
+            def add(writer: Any) -> None:
+                writer.add_text("configuration", lines)
+                writer.add_text("command", command)
+                for summary in summaries:
+                    writer.file_writer.add_summary(summary)
+
+            self._lay_out()
+            self._board.write(add)
         if self._wandb:
             self._wandb.config.update({**configuration, "command": command_line()}, allow_val_change=True)
 
@@ -142,20 +218,39 @@ class MetricsLogger:
         """Record the scalars of a step (an iteration, counted from 1)."""
         if self._lines is None:
             return
-        self._lines.write(json.dumps({"step": step, "time": time.time(), **metrics}) + "\n")
-        self._lines.flush()
-        if self._writer:
-            for name, value in metrics.items():
-                self._writer.add_scalar(name, value, step)
-                if name in self._overview:
-                    self._writer.add_scalar(self._overview[name], value, step)
-            self._writer.flush()
+        now = time.time()
+        self._lines.append(json.dumps({"step": step, "time": now, **metrics}))
+        self._show(metrics, step, now)
         if self._wandb:
             self._wandb.log(metrics, step=step)
 
+    def _show(self, metrics: Mapping[str, float], step: int, wall_time: float) -> None:
+        """Add scalars to TensorBoard."""
+        if self._board is None:
+            return
+
+        def add(writer: Any) -> None:
+            for name, value in metrics.items():
+                for shown in (name, self._overview.get(name)):
+                    if shown is not None:
+                        writer.add_scalar(shown, value, step, wall_time)
+
+        self._lay_out()
+        self._board.write(add, step)
+
+    def _lay_out(self) -> None:
+        """Define the Custom Scalars page, once."""
+        if self._board and self._layout:
+            charts = {
+                category: {title: ["Multiline", names] for title, names in charts.items()}
+                for category, charts in self._layout.items()
+            }
+            self._board.write(lambda writer: writer.add_custom_scalars(charts))
+            self._layout = None
+
     def video(self, name: str, frames: np.ndarray, fps: float, step: int) -> None:
         """Show an episode [F, H, W, 3] uint8 as an animation on TensorBoard's Images page."""
-        if self._writer:
+        if self._board:
             from tensorboard.compat.proto.summary_pb2 import Summary
 
             image = Summary.Image(
@@ -164,17 +259,22 @@ class MetricsLogger:
                 colorspace=3,
                 encoded_image_string=encode_gif(frames, fps),
             )
-            self._writer.file_writer.add_summary(Summary(value=[Summary.Value(tag=name, image=image)]), step)
-            self._writer.flush()
+            summary = Summary(value=[Summary.Value(tag=name, image=image)])
+            self._board.write(lambda writer: writer.file_writer.add_summary(summary, step), step, keep=False)
 
     def close(self) -> None:
         """Flush and close the files."""
         if self._lines:
             self._lines.close()
-        if self._writer:
-            self._writer.close()
+        if self._board:
+            self._board.close()
         if self._wandb:
             self._wandb.finish()
+
+
+def _is_evaluation(record: Mapping[str, Any]) -> bool:
+    """Whether a line of metrics is that of an evaluation rather than an iteration."""
+    return any(name.startswith(("eval/", "eval_sampled/")) for name in record)
 
 
 def _as_number_or_text(value: Any) -> float | str:

@@ -14,6 +14,7 @@ from rlvla.rollout.stats import RolloutStats
 from rlvla.trainer.metrics import Metrics
 from rlvla.utils.deepspeed.engine import Engine
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
+from rlvla.utils.disk import Expendable, require_room
 
 
 @dataclass
@@ -91,12 +92,19 @@ class RolloutDumps(Observer):
 
     def __init__(self, folder: Path, rank: int, env: EnvConfig, policy: Policy):
         self._folder, self._rank, self._env, self._policy = folder, rank, env, policy
+        self._expendable = Expendable(f"{folder} (rank {rank})")
 
     def after_rollout(self, rollout: Rollout, metrics: Metrics) -> None:
-        """Write the episodes of the iteration."""
+        """Write the episodes of the iteration; without room for them, only a warning is given."""
         if rollout.samples:
-            number = rollout.iteration + 1  # counted from 1, as in the log
-            dump_rollouts(self._folder, number, self._rank, rollout.samples, self._env, self._policy)
+            self._expendable.attempt(lambda: self._dump(rollout))
+
+    def _dump(self, rollout: Rollout) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        # HDF5 cannot close a file that it could not write.
+        require_room(self._folder, sum(sample.env_images.nbytes for sample in rollout.samples))
+        number = rollout.iteration + 1  # counted from 1, as in the log
+        dump_rollouts(self._folder, number, self._rank, rollout.samples, self._env, self._policy)
 
 
 class RewardCheck(Observer):

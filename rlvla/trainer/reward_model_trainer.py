@@ -75,6 +75,10 @@ class RewardModelTrainer:
         config: training hyperparameters.
         save_path: run folder; the result goes to its subfolder `reward_model/`.
         record: environment record written into the exported folder.
+        fallback_path: parent of the exported folder if it cannot be written to `save_path`.
+
+    Attributes:
+        exported: the exported folder, after `fit`.
     """
 
     def __init__(
@@ -85,8 +89,10 @@ class RewardModelTrainer:
         config: RewardModelConfig,
         save_path: Path,
         record: PolicyRecord,
+        fallback_path: str | None = None,
     ):
         self._strategy, self._config, self._save_path, self._record = strategy, config, save_path, record
+        self._fallback_path, self.exported = fallback_path, save_path / "reward_model"
         self._demos, self._model = demos, model
         train, self._heldout = split_episodes(demos, config.heldout_share, strategy.seed)
         self._rows = FrameRows.of(demos, train, model)
@@ -128,7 +134,8 @@ class RewardModelTrainer:
         metrics = self.evaluate()
         self.logger.log(metrics, step)
         self.logger.close()
-        export_policy(self._engine, self._save_path / "reward_model", self._strategy, self._record)
+        result = self._save_path / "reward_model"
+        self.exported = export_policy(self._engine, result, self._strategy, self._record, self._fallback_path)
         return metrics
 
     def _step(self, step: int, rows: torch.Tensor, means: Metrics) -> None:

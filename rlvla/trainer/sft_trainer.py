@@ -35,6 +35,10 @@ class SFTTrainer:
         config: training hyperparameters.
         save_path: run folder; the result goes to its subfolder `policy/`.
         record: environment record written into the exported folder.
+        fallback_path: parent of the exported folder if it cannot be written to `save_path`.
+
+    Attributes:
+        exported: the exported folder, after `fit`.
     """
 
     def __init__(
@@ -45,8 +49,10 @@ class SFTTrainer:
         config: SFTConfig,
         save_path: Path,
         record: PolicyRecord,
+        fallback_path: str | None = None,
     ):
         self._strategy, self._config, self._save_path, self._record = strategy, config, save_path, record
+        self._fallback_path, self.exported = fallback_path, save_path / "policy"
         self._rows = DemonstrationRows(demos, actor)
         self._total = config.optimizer_steps(len(self._rows))
         self._engine = strategy.prepare(
@@ -91,7 +97,8 @@ class SFTTrainer:
                     bar.set_postfix_str(f"loss {last['sft/loss']:.3f} acc {last['sft/accuracy']:.2f}", refresh=False)
                 bar.update(1)
         self.logger.close()
-        export_policy(self._engine, self._save_path / "policy", self._strategy, self._record)
+        result = self._save_path / "policy"
+        self.exported = export_policy(self._engine, result, self._strategy, self._record, self._fallback_path)
         return last
 
     def _batches(self) -> Iterator[Experience]:

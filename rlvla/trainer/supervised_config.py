@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from rlvla.models.config import ACTION_STD_HELP, ACTION_STD_INIT_HELP, PLATFORM_HELP, VARIANT_HELP
 from rlvla.models.vla.choices import ACTION_STD_KINDS, MODEL_VARIANTS
 from rlvla.models.vla.platforms import PLATFORMS
-from rlvla.trainer.config import dry_run_flag, max_bad_steps_flag
+from rlvla.trainer.config import dry_run_flag, fallback_path_flag, max_bad_steps_flag
 from rlvla.utils.cli.flags import arg
 from rlvla.utils.deepspeed.config import SCHEDULERS
 
@@ -28,6 +28,7 @@ class SFTRunConfig:
     save_path: str = arg(
         "runs/sft", "run folder; the policy goes to its subfolder policy/", metavar="DIR", writes="folder"
     )
+    fallback_path: str | None = fallback_path_flag("policy/")
     cameras: tuple[str, ...] = arg((), "cameras of the file to use (default: all)", metavar="NAME")
     use_proprio: bool = arg(True, "a new tiny model takes proprioception if the demonstrations have it")
     center_crop: bool | None = arg(None, "crop images to 90 % of their area (default: the checkpoint's, else no)")
@@ -108,6 +109,7 @@ class RewardRunConfig:
     save_path: str = arg(
         "runs/rm", "run folder; the result goes to its subfolder reward_model/", metavar="DIR", writes="folder"
     )
+    fallback_path: str | None = fallback_path_flag("reward_model/")
     cameras: tuple[str, ...] = arg((), "cameras of the file to use (default: all)", metavar="NAME")
     use_proprio: bool = arg(False, "a new tiny model takes proprioception")
     center_crop: bool | None = arg(None, "a new tiny model crops images to 90 % of their area (default: no)")

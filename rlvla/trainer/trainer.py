@@ -10,7 +10,7 @@ from typing import Any
 from torch.profiler import record_function
 
 from rlvla.checkpoints.policy_folder import export_policy
-from rlvla.checkpoints.run_folder import FolderWatch
+from rlvla.checkpoints.run_folder import CHECKPOINTS, FolderWatch
 from rlvla.checkpoints.training import CheckpointError, load_checkpoint, save_checkpoint
 from rlvla.evaluation.evaluate import evaluate
 from rlvla.evaluation.results import EvalResult
@@ -26,7 +26,7 @@ from rlvla.trainer.metrics_writer import PPO_OVERVIEW, MetricsLogger, ppo_layout
 from rlvla.trainer.models import Offloading, WeightAverage
 from rlvla.trainer.observers import Observer, RewardCheck, Rollout, RolloutDumps
 from rlvla.trainer.player import Player
-from rlvla.utils.errors import TrainingHalted
+from rlvla.utils.errors import SaveError, TrainingHalted
 from rlvla.utils.seeding import seed_everything
 from rlvla.utils.stopping import BrokenOff, StopRequested, StopSignals
 from rlvla.utils.terminal import log
@@ -49,6 +49,7 @@ class Trainer:
         evaluations: (iteration, result) for each evaluated iteration.
         logger: writes the metrics.
         observers: called after rollouts, optimizer steps, updates and iterations.
+        exported: folder of the trained policy.
     """
 
     def __init__(
@@ -92,7 +93,10 @@ class Trainer:
         self.iteration = 0
         self.totals = {"episodes": 0.0, "env_steps": 0.0, "seconds": 0.0}
         self.evaluations: list[tuple[int, EvalResult]] = []
+        self.exported = save_path / "policy"
         self._saved = 0  # iteration of the newest checkpoint
+        self._saved_in = ckpt_path
+        self._unsaved = False
         self._best: dict[str, Any] | None = None  # iteration and success_at_end of the best evaluation
 
     # -------------------------------------------------------------------- run
@@ -100,11 +104,14 @@ class Trainer:
         """Restore the newest intact checkpoint; False if there is none."""
         state = load_checkpoint(self._ckpt_path, self.algorithm.engines, self.strategy)
         if state is None:
+            self.logger.rewind(-1, evaluates_again=False)
             return False
         self.iteration = self._saved = state["iteration"]
         self.totals = state["totals"]
         self.evaluations = [(iteration, EvalResult.from_dict(result)) for iteration, result in state["evaluations"]]
         self._load_state(state)
+        val_only = self.config.schedule.val_only
+        self.logger.rewind(self.iteration, evaluates_again=val_only or not self._evaluated, keeps_later=val_only)
         return True
 
     def _state(self) -> dict[str, Any]:
@@ -140,6 +147,7 @@ class Trainer:
             StopRequested: a signal asked the run to stop; a checkpoint has been saved.
             TrainingHalted: further training would be wasted; after the first iteration, a checkpoint and the policy are
                 saved.
+            SaveError: the last checkpoint, or the policy, could not be written; everything else is done.
         """
         self._evaluate_if_due()
         try:
@@ -147,13 +155,18 @@ class Trainer:
         except TrainingHalted as error:
             if self.iteration == 0:
                 raise
-            raise TrainingHalted(f"{error}\n{self._save_halted()}") from error
+            kept = ", ".join(self._keep())
+            self.logger.close()
+            raise TrainingHalted(f"{error}\nKept after iteration {self.iteration}: {kept}") from error
         if self._guards.nothing_left:
             self._log(f"iteration {self.iteration}: everything succeeds, nothing is left to learn; the run ends")
         if not self.config.schedule.val_only:
-            self._export("policy")
+            kept = self._keep()
             if not self._evaluated:  # an early end may be due to an evaluation
                 self.evaluate()
+            if self._unsaved:
+                self.logger.close()
+                raise SaveError(", ".join(kept))
         self.logger.close()
         return dict(self.totals)
 
@@ -169,20 +182,43 @@ class Trainer:
             ended = self._ended()
             due = schedule.save_steps and self.iteration % schedule.save_steps == 0
             new_best = schedule.save_steps and self._best is not None and self._best["iteration"] == self.iteration
-            if due or new_best or ended:
+            if (due or new_best) and not ended:
                 self._try_to_save()
 
-    def _save_halted(self) -> str:
-        """Save a checkpoint and export the policy of a halted run; returns where they are."""
-        checkpoint = f"the checkpoint is in {self._ckpt_path}"
-        if self._saved != self.iteration:
-            try:
-                self.save()
-            except CheckpointError as error:
-                checkpoint = f"no checkpoint ({error})"
-        self._export("policy")
-        self.logger.close()
-        return f"Kept after iteration {self.iteration}: the policy is in {self._save_path / 'policy'}, {checkpoint}"
+    def _keep(self) -> list[str]:
+        """Write the last checkpoint and the policy, each even if the other cannot be; returns what became of them."""
+        self._unsaved, kept = False, []
+        try:
+            self._save_last()
+            kept.append(f"the checkpoint is in {self._saved_in}")
+        except CheckpointError as error:
+            self._unsaved = True
+            kept.append(str(error))
+        try:
+            self.exported = self._export("policy")
+            kept.insert(0, f"the policy is in {self.exported}")
+        except SaveError as error:
+            self._unsaved = True
+            kept.append(str(error))
+        return kept
+
+    def _save_last(self) -> None:
+        """Write a checkpoint, to `--fallback_path` if it cannot be written to its folder.
+
+        Raises:
+            CheckpointError: it could not be written.
+        """
+        fallback = self.config.schedule.fallback_path
+        if self._saved == self.iteration:
+            return
+        try:
+            self.save()
+        except CheckpointError as error:
+            if fallback is None:
+                raise
+            self._saved_in = Path(fallback) / CHECKPOINTS
+            self._log(f"warning: {error}; it goes to {self._saved_in} instead")
+            self.save()
 
     def save(self) -> None:
         """Write a checkpoint of the state after the current iteration.
@@ -192,7 +228,7 @@ class Trainer:
         """
         self._look_after_folder()
         save_checkpoint(
-            self._ckpt_path,
+            self._saved_in,
             self.iteration,
             self.algorithm.engines,
             self._state(),
@@ -230,12 +266,10 @@ class Trainer:
         return any(iteration == self.iteration for iteration, _ in self.evaluations)
 
     def _try_to_save(self) -> None:
-        """Save a checkpoint; a failure is fatal only for the last one, since a full disk may have room later."""
+        """Save a checkpoint; without room the run goes on, since there may be some later."""
         try:
             self.save()
         except CheckpointError as error:
-            if self._ended():
-                raise
             self._log(f"warning: {error}; training goes on")
 
     def _stop_if_asked(self) -> None:
@@ -246,11 +280,14 @@ class Trainer:
         if self.iteration == 0:
             self._log(f"stopped {where}: there is nothing to save yet")
         else:
-            if self._saved != self.iteration:
-                self.save()
-            self._log(f"stopped {where}; the checkpoint is in {self._ckpt_path}")
+            try:
+                self._save_last()
+                kept = f"the checkpoint is in {self._saved_in}"
+            except CheckpointError:
+                kept = ", ".join(self._keep())
+            self._log(f"stopped {where}; {kept}")
         self.logger.close()
-        raise StopRequested(number)
+        raise StopRequested(number, self._saved_in if self._saved_in != self._ckpt_path else None)
 
     def _evaluate_if_due(self) -> None:
         schedule = self.config.schedule
@@ -302,14 +339,22 @@ class Trainer:
         if not schedule.val_only and (self._best is None or rate > self._best["success_at_end"]):
             self._best = {"iteration": self.iteration, "success_at_end": rate}
             if self.iteration:  # the initial policy already has a folder
-                self._export("best_policy")
+                try:
+                    self._export("best_policy")
+                except SaveError as error:
+                    self._log(f"warning: {error}; the run goes on")
         return result
 
-    def _export(self, name: str) -> None:
-        """Export the weights used for evaluation into a subfolder of the run."""
+    def _export(self, name: str) -> Path:
+        """Export the weights used for evaluation into a subfolder of the run; returns the folder.
+
+        Raises:
+            SaveError: it could not be written.
+        """
         self._look_after_folder()
+        folder, fallback = self._save_path / name, self.config.schedule.fallback_path
         with self._evaluated_weights():
-            export_policy(self.algorithm.actor, self._save_path / name, self.strategy, self.config.record)
+            return export_policy(self.algorithm.actor, folder, self.strategy, self.config.record, fallback)
 
     def _evaluated_weights(self) -> AbstractContextManager[None]:
         """Inside the block the actor has the weights to evaluate and export: its own, or their moving average."""

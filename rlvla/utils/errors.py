@@ -90,6 +90,12 @@ class TrainingHalted(RunEnded):
     one_rank = False
 
 
+class SaveError(RunEnded):
+    """What the run has learned could not be written; raised on every rank at the same point."""
+
+    one_rank = False
+
+
 class MissingExtraError(ImportError):
     """An optional dependency is not installed; the message names the extra that provides it."""
 

@@ -250,21 +250,25 @@ def open_lines(path: Path) -> Any:
     return file
 
 
-def read_metrics(folder: Path) -> list[dict[str, float]]:
-    """The records of `metrics.jsonl` by step; if a step was logged twice (a resumed run), the later values win.
-
-    Incomplete lines, as a kill or a full disk leaves them, are skipped.
-    """
-    path = folder / METRICS_FILE
-    if not path.exists():
-        return []
-    by_step: dict[int, dict[str, float]] = {}
-    for line in path.read_text(encoding="utf-8").splitlines():
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The records of a file of metrics; incomplete lines, as a kill or a full disk leaves them, are skipped."""
+    records = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             record = json.loads(line)
         except (ValueError, RecursionError):
             continue
         if not isinstance(record, dict) or not isinstance(record.get("step"), int):
             continue
+        if isinstance(record, dict) and "step" in record:
+            records.append(record)
+    return records
+
+
+def read_metrics(folder: Path) -> list[dict[str, float]]:
+    """The records of `metrics.jsonl` by step; if a step was logged twice (a resumed run), the later values win."""
+    path = folder / METRICS_FILE
+    by_step: dict[int, dict[str, float]] = {}
+    for record in read_lines(path) if path.exists() else []:
         by_step.setdefault(record["step"], {}).update(record)
     return [by_step[step] for step in sorted(by_step)]

@@ -1,4 +1,4 @@
-"""Stopping a run on SIGTERM or SIGINT at a point where no work is lost."""
+"""Stopping a run on SIGTERM, SIGINT or SIGHUP at a point where no work is lost."""
 
 from __future__ import annotations
 
@@ -9,19 +9,26 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import TypeVar
 
+from rlvla.utils.ending import SHELL_SIGNAL_BASE, can_raise, cause_of, record, say, taken_over
+
 T = TypeVar("T")
-_SHELL_SIGNAL_BASE = 128
 _WORKERS_FIRST_SECONDS = 0.5
 
 
 class StopRequested(SystemExit):
-    """Ends a run that was asked to stop; the exit status is 128 + signal number, as in a shell."""
+    """Ends a run that was asked to stop; the exit status is 128 + signal number, as in a shell.
 
-    def __init__(self, signal_number: int):
-        super().__init__(_SHELL_SIGNAL_BASE + signal_number)
+    Attributes:
+        ckpt_path: folder of the checkpoint, if it is not the run's own.
+    """
+
+    def __init__(self, signal_number: int, ckpt_path: Path | None = None):
+        super().__init__(SHELL_SIGNAL_BASE + signal_number)
+        self.ckpt_path = ckpt_path
 
 
 class BrokenOff(RuntimeError):
@@ -54,7 +61,7 @@ def interrupts_deferred() -> Iterator[None]:
 
 
 class StopSignals:
-    """Records SIGTERM and SIGINT until the run checks for them.
+    """Records SIGTERM, SIGINT and SIGHUP until the run checks for them.
 
     The launcher, the terminal and batch systems may each send one, so all but the first are ignored.
 
@@ -69,22 +76,16 @@ class StopSignals:
     @contextmanager
     def caught(self) -> Iterator[StopSignals]:
         """Catch the signals within the block (main thread only)."""
-        numbers = (signal.SIGTERM, signal.SIGINT)
-        before = {number: signal.signal(number, self._handle) for number in numbers}
-        try:
+        with taken_over(self._handle, lambda: self.received != 0 and not self._interruptible):
             yield self
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         first = not self.received
         self.received = self.received or number
+        record(number)
         if first and os.environ.get("LOCAL_RANK", "0") == "0":
-            name = signal.Signals(number).name
-            # Not print: the signal may have interrupted one.
-            os.write(2, f"\n{name}: stopping at the next safe point, then saving (SIGQUIT or SIGKILL: now)\n".encode())
-        if self._interruptible:
+            say(f"\n{cause_of(number)}: stopping at the next safe point, then saving (SIGQUIT or SIGKILL: now)")
+        if self._interruptible and can_raise(frame):
             self._interruptible = False
             raise _Interrupted
 
@@ -108,11 +109,18 @@ class StopSignals:
             raise
 
 
-def resume_command(argv: Sequence[str]) -> str:
-    """The command that resumes the run started with `argv` (`sys.argv`), to be run in the same folder."""
+def resume_command(argv: Sequence[str], ckpt_path: Path | None = None) -> str:
+    """The command that resumes the run started with `argv` (`sys.argv`), to be run in the same folder.
+
+    Args:
+        argv: the command line.
+        ckpt_path: folder of the checkpoint, if it is not the run's own.
+    """
     words = [word for word in argv if not word.startswith("--local_rank")]
     if "--load_checkpoint" not in words:
         words.append("--load_checkpoint")
+    if ckpt_path is not None:
+        words += ["--ckpt_path", str(ckpt_path)]
     world = int(os.environ.get("WORLD_SIZE", "1"))
     launcher = ["python"]
     if world > 1 or len(words) < len(argv):

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from rlvla.utils.ending import silence_closed_outputs
+
 LOG_LEVELS = ("debug", "info", "warning", "error")
 log = logging.getLogger("rlvla")
 _quiet = False
@@ -23,10 +25,13 @@ class _StandardOutput(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         text = record.getMessage()
-        if record.levelno >= logging.WARNING:
-            print(f"{record.levelname.lower()}: {text}", file=sys.stderr, flush=True)
-        else:
-            print(text, flush=True)
+        try:
+            if record.levelno >= logging.WARNING:
+                print(f"{record.levelname.lower()}: {text}", file=sys.stderr, flush=True)
+            else:
+                print(text, flush=True)
+        except OSError:  # the terminal was closed, or the disk with the log file is full: the run goes on
+            silence_closed_outputs()
 
 
 log.addHandler(_StandardOutput())

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import random
-import shutil
-import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +14,7 @@ from rlvla.utils.deepspeed.config import StrategyConfig
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
 from rlvla.utils.errors import ConfigError
 from tests.support.checkpoints import OPTIM, save, trained_engine
+from tests.support.disks import needs_root, small_disk
 
 
 @pytest.fixture(scope="module")
@@ -192,30 +190,22 @@ def test_tensors_and_the_state_of_a_rank_come_back(strategy: DeepspeedStrategy, 
     assert state["versions"]["torch"].startswith(torch.__version__.split("+")[0])
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
+@needs_root
 def test_a_full_disk_costs_one_checkpoint_only(strategy: DeepspeedStrategy, tmp_path: Path) -> None:
-    folder = tmp_path / "small"
-    folder.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", str(folder)], capture_output=True)
-    if mounted.returncode:
-        pytest.skip(f"no tmpfs can be mounted here: {mounted.stderr.decode().strip()}")
-    try:
-        engine = trained_engine(strategy, 2)
+    with small_disk(tmp_path / "small", "300k") as disk:
+        folder, engine = disk.folder, trained_engine(strategy, 2)
         save(strategy, folder, 1, engine)
-        filler = folder / "filler"
-        filler.write_bytes(bytes(shutil.disk_usage(folder).free - 8192))
+        disk.fill(left=8192)
         for iteration in (2, 3):
             with pytest.raises(CheckpointError, match="No space left on device"):
                 save(strategy, folder, iteration, engine)
         assert {p.name for p in folder.iterdir()} == {"filler", "iteration_000001"}
         engine.backward(engine(torch.ones(1, 3)).sum(), last=True)  # the run goes on
-        filler.unlink()
+        disk.make_room()
         save(strategy, folder, 4, engine)
         fresh = trained_engine(strategy, 0)
         assert load_checkpoint(folder, {"net": fresh}, strategy)["iteration"] == 4
         assert torch.equal(fresh.module.weight, engine.module.weight)
-    finally:
-        subprocess.run(["umount", str(folder)], check=True)
 
 
 def test_nothing_to_load(strategy: DeepspeedStrategy, tmp_path: Path) -> None:

@@ -7,8 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,6 +18,7 @@ from rlvla.checkpoints.training import list_checkpoints
 from rlvla.models.actor import Actor
 from rlvla.utils.files import read_metrics
 from tests.support.launching import LAUNCHER, PPO_FLAGS, PPO_SCRIPT, ROOT, environment, launch, launch_command
+from tests.support.processes import running, wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -118,27 +117,6 @@ def test_continuing_on_two_ranks(runs: Path, name: str) -> None:
 
 
 # --------------------------------------------------------------------------------------- killed runs
-def running(pattern: str, group: int) -> set[int]:
-    """Live processes of a process group or session with the pattern in their command line."""
-    found = set()
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            state, _, _, session = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if pattern in command and state not in "ZX" and int(session) == group:
-            found.add(int(entry.name))
-    return found
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 300) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return condition()
-
-
 def start(command: list[str], log: Path) -> subprocess.Popen:
     """Start in a session of its own, printing to the file."""
     with log.open("w") as file:
@@ -171,9 +149,43 @@ def test_asked_to_stop_then_continued_as_printed_then_killed(
         assert wait_for(lambda: f"iteration {iteration + 1}/" in second.read_text()), second.read_text()
         assert f"continuing after iteration {iteration} of 10000" in second.read_text()
         dies_with_one_rank(process, ranks)
+        assert second.read_text().count("is gone: its connection broke; the newest checkpoint is") == ranks - 1
+        assert "Traceback" not in second.read_text()
     finally:
-        for pid in running("", process.pid):
-            os.kill(pid, signal.SIGKILL)
+        end(process)
+
+
+def end(process: subprocess.Popen) -> None:
+    """SIGKILL whatever is left of its session."""
+    for pid in running("", process.pid):
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_a_killed_launcher_then_a_frozen_rank(policy_folder: Path, tmp_path: Path) -> None:
+    """Without its launcher a run saves and ends; with a frozen rank it ends and names the newest checkpoint."""
+    flags = ["--pretrain", policy_folder, *PPO_FLAGS, "--num_episodes", 80_000, "--save_path", tmp_path / "run"]
+    log, second = tmp_path / "log", tmp_path / "second"
+    process = start(launch_command(PPO_SCRIPT, *flags), log)
+    try:
+        assert wait_for(lambda: "iteration 2/" in log.read_text()), log.read_text()
+        process.kill()
+        assert wait_for(lambda: not running("", process.pid), 60), running("", process.pid)
+        text = log.read_text()
+        iteration = saved_and_said(text, tmp_path / "run")
+        assert text.count("the launcher has ended: stopping") == 1 and text.count("continue with: deepspeed") == 1
+        process.wait()
+        process = start(launch_command(PPO_SCRIPT, *flags, "--load_checkpoint", "--rank_timeout", 10), second)
+        assert wait_for(lambda: f"iteration {iteration + 1}/" in second.read_text()), second.read_text()
+        frozen = max(pid for pid in running(PPO_SCRIPT, process.pid) if is_python(pid, PPO_SCRIPT))
+        os.kill(frozen, signal.SIGSTOP)
+        assert process.wait(300) != 0
+        assert wait_for(lambda: not running("", process.pid))
+        text = second.read_text()
+        reason = "rank 1 is gone: no sign of life for 10 s (--rank_timeout); the newest checkpoint is"
+        assert text.count(reason) == 1 and "Traceback" not in text
+        assert f"iteration_{iteration:06d}; continue with: deepspeed" in text
+    finally:
+        end(process)
 
 
 def saved_and_said(text: str, folder: Path) -> int:

@@ -305,9 +305,10 @@ def die_with_parent(parent_pid: int) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point of the process; arguments are passed by `EnvPool`."""
-    # Ctrl-C reaches the whole process group: the parent handles it and closes the connection. It started this process
-    # with the signal blocked.
+    # Ctrl-C and a closing terminal reach the whole process group: the parent handles them and closes the connection.
+    # It started this process with SIGINT blocked.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     parser = argparse.ArgumentParser(description="Environment worker, started by rlvla.envs.workers.pool.EnvPool.")
     parser.add_argument("--connection_fd", type=int, required=True)

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
-import signal
 import sys
-import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
-from types import FrameType
 
+from rlvla.utils.ending import end_now, importing, is_first_rank, program, run_command
 from rlvla.utils.errors import RunEnded
 from rlvla.utils.terminal import passing_note
 
 Main = Callable[[Sequence[str] | None], None]
 STARTS_ANEW = "the same command starts anew"
-_INTERRUPTED = 128 + signal.SIGINT
+_OTHERS_SPEAK_SECONDS = 3.0
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
 
 
 def command(after_interrupt: str = STARTS_ANEW) -> Callable[[Main], Main]:
-    """Decorator for a command's `main`: Ctrl-C and `RunEnded` end it with a message instead of a traceback.
+    """Decorator for a command's `main`: signals and `RunEnded` end it with a message instead of a traceback.
 
-    The exit status is 130 or 1. A message common to all ranks is printed by the first one only. Workers are stopped and
-    unfinished files removed on the way out, as after an error.
+    The exit status is 128 + signal number, or 1. A message common to all ranks is printed by the first one only.
+    Workers are stopped and unfinished files removed on the way out, as after an error.
 
     Args:
         after_interrupt: what happens when the command is run again; part of the message after Ctrl-C.
@@ -33,48 +33,41 @@ def command(after_interrupt: str = STARTS_ANEW) -> Callable[[Main], Main]:
     def decorate(main: Main) -> Main:
         @functools.wraps(main)
         def run(argv: Sequence[str] | None = None) -> None:
-            try:
-                main(argv)
-            except KeyboardInterrupt:
-                _print_interrupted(after_interrupt)
-                raise SystemExit(_INTERRUPTED) from None
-            except RunEnded as error:
-                if error.one_rank or _is_first_rank():  # the launcher ends the other ranks
-                    print(f"{Path(sys.argv[0]).name}: the run was ended: {error}", file=sys.stderr, flush=True)
-                raise SystemExit(1) from None
+            run_command(lambda: _run(main, argv), after_interrupt)
 
         return run
 
     return decorate
 
 
+def _run(main: Main, argv: Sequence[str] | None) -> None:
+    try:
+        main(argv)
+    except RunEnded as error:
+        if error.one_rank or is_first_rank():  # the launcher ends the other ranks
+            print(f"{program()}: the run was ended: {error}", file=sys.stderr, flush=True)
+        raise SystemExit(1) from None
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        place = f" ({error.filename})" if error.filename else ""
+        print(f"{program()}: the run was ended: {error.strerror}{place}", file=sys.stderr, flush=True)
+        raise SystemExit(1) from None
+    except RuntimeError as error:
+        if not _is_lost_rank(error):
+            raise
+        time.sleep(_OTHERS_SPEAK_SECONDS)  # the heartbeat, the launcher, or the rank that failed knows more
+        end_now("another rank has ended")
+
+
+def _is_lost_rank(error: RuntimeError) -> bool:
+    """Whether a collective operation failed because another rank is gone."""
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1 and ("DistError" in kinds or "gloo/" in str(error))
+
+
 @contextmanager
 def heavy_imports() -> Iterator[None]:
-    """Wrap imports that take seconds: inside the block Ctrl-C ends the process at once.
-
-    An exception raised during torch's initialization would abort the process with a core dump.
-    """
-    with passing_note("loading torch, transformers, deepspeed"):
-        alone = threading.current_thread() is threading.main_thread()
-        if not alone or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-            yield
-            return
-
-        def end(number: int, frame: FrameType | None) -> None:
-            _print_interrupted("nothing had begun")
-            os._exit(_INTERRUPTED)
-
-        signal.signal(signal.SIGINT, end)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def _print_interrupted(after_interrupt: str) -> None:
-    if _is_first_rank():
-        print(f"\n{Path(sys.argv[0]).name}: interrupted; {after_interrupt}", file=sys.stderr, flush=True)
-
-
-def _is_first_rank() -> bool:
-    return os.environ.get("RANK", "0") == "0"
+    """Wrap imports that take seconds: a note is shown, and Ctrl-C ends the process at once."""
+    with passing_note("loading torch, transformers, deepspeed"), importing():
+        yield

@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import os
+import socket
+import sys
 from dataclasses import dataclass
+from typing import Any
 
 from rlvla.utils.cli.flags import arg
 from rlvla.utils.errors import Problem
 
 # Schedule after the warm-up -> its name in transformers, whose plain "constant" has no warm-up.
 SCHEDULERS = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}
+
+
+def rank_timeout_flag() -> Any:
+    """The field `rank_timeout` of every command that runs on several ranks."""
+    return arg(
+        600.0,
+        "seconds without a sign of life from another rank (frozen, unreachable) after which the run ends; a rank that "
+        "computes or waits gives signs of life",
+        minimum=1,
+    )
 
 
 @dataclass(frozen=True)
@@ -30,6 +43,7 @@ class StrategyConfig:
         "zero_stage 3)",
     )
     max_norm: float = arg(1.0, "maximum gradient norm; larger gradients are clipped to it", above=0)
+    rank_timeout: float = rank_timeout_flag()
     local_rank: int = arg(-1, "set by the deepspeed launcher")
 
     @property
@@ -44,7 +58,7 @@ class StrategyConfig:
 
     def problems(self) -> list[Problem]:
         """Flags that contradict each other; checked by every training command."""
-        problems = []
+        problems = port_problems()
         if self.adam_offload and self.engine_stage == 0:
             problems.append(Problem("adam_offload", "needs_flag", "--adam_offload needs --zero_stage 1, 2 or 3"))
         if self.param_offload and self.zero_stage != 3:
@@ -64,3 +78,25 @@ def launched_world_size() -> int:
 def launched_rank() -> int:
     """Rank of this process, available before the process group exists: the launcher's RANK, else 0."""
     return int(os.environ.get("RANK", "0"))
+
+
+def port_problems() -> list[Problem]:
+    """Problems if another process has taken the port at which the ranks are to meet; known to the first rank."""
+    port, is_host = os.environ.get("MASTER_PORT", ""), os.environ.get("RANK") == "0"
+    distributed = sys.modules.get("torch.distributed")
+    connected = distributed is not None and distributed.is_initialized()
+    if not is_host or connected or not port.isdigit() or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        return []
+    try:
+        socket.create_server(("", int(port))).close()
+    except (OSError, OverflowError):
+        return [Problem("master_port", "unavailable", taken_port(port))]
+    return []
+
+
+def taken_port(place: str) -> str:
+    """The message about a port at which the ranks cannot meet."""
+    return (
+        f"port {place} is taken, perhaps by another run on this machine; give the launcher another one: "
+        "deepspeed --master_port 29600 ..."
+    )

@@ -9,28 +9,55 @@ from __future__ import annotations
 
 import atexit
 import os
+import signal
+import threading
 import time
 import warnings
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.rendezvous import rendezvous
 
-from rlvla.utils.deepspeed.config import SCHEDULERS, StrategyConfig
+from rlvla.utils.deepspeed.config import SCHEDULERS, StrategyConfig, taken_port
 from rlvla.utils.deepspeed.engine import Engine, OptimConfig, bucket_elements
+from rlvla.utils.deepspeed.heartbeat import Heartbeat, accept, connect, listen
 from rlvla.utils.errors import RunEnded, require
 from rlvla.utils.terminal import log
+
+# A rank that waits for another's episodes waits as long as that one gives signs of life (`Heartbeat`).
+_COLLECTIVE_TIMEOUT = timedelta(days=1)
+_RENDEZVOUS_TIMEOUT = timedelta(minutes=30)
+_heartbeat: Heartbeat | None = None
 
 
 def _rendezvous_failure(error: Exception) -> str:
     place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
     if "address already in use" in str(error):
-        return (
-            f"port {place} is taken, perhaps by another run on this machine; give the launcher another one: "
-            "deepspeed --master_port 29600 ..."
-        )
+        return taken_port(place)
     return f"the ranks could not connect at {place} ({error}); set the launcher's --master_addr and --master_port"
+
+
+def _join_ranks(backend: str) -> None:
+    """Create the process group of the launcher's ranks.
+
+    Raises:
+        RunEnded: the ranks did not meet.
+    """
+    in_main = threading.current_thread() is threading.main_thread()
+    # While the main thread waits in C++ only the default action ends it, as the launcher wants if a rank has failed.
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL) if in_main else None
+    try:
+        store, rank, world_size = next(rendezvous("env://", timeout=_RENDEZVOUS_TIMEOUT))
+        shared = dist.PrefixStore("default_pg", store)
+        dist.init_process_group(backend, store=shared, rank=rank, world_size=world_size, timeout=_COLLECTIVE_TIMEOUT)
+    except (dist.DistNetworkError, dist.DistStoreError) as error:
+        raise RunEnded(_rendezvous_failure(error)) from error
+    finally:
+        if in_main:
+            signal.signal(signal.SIGTERM, before)
 
 
 def has_accelerator() -> bool:
@@ -65,27 +92,50 @@ class DeepspeedStrategy:
         accelerator = get_accelerator()
         on_cpu = accelerator.device_name() == "cpu"
         backend = "gloo" if on_cpu else accelerator.communication_backend_name()
-        if not dist.is_initialized():
-            # Once per process, and destroyed only at exit: DeepSpeed keeps handles of the group beyond a single run.
-            if "RANK" not in os.environ:
-                # A private store rather than the launcher's variables, which all later child processes would inherit.
-                dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
-            try:
-                deepspeed.init_distributed(dist_backend=backend, verbose=False)
-            except dist.DistNetworkError as error:
-                raise RunEnded(_rendezvous_failure(error)) from error
-            atexit.register(_leave_process_group)
-        self._deepspeed = deepspeed
-        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         if on_cpu:
             self.device = torch.device("cpu")
         else:
             local_rank = int(os.environ["LOCAL_RANK"])
             accelerator.set_device(local_rank)
             self.device = torch.device(accelerator.device_name(local_rank))
+        joined = not dist.is_initialized()
+        if joined:
+            # Once per process, and destroyed only at exit: DeepSpeed keeps handles of the group beyond a single run.
+            if "RANK" not in os.environ:
+                # A private store rather than the launcher's variables, which all later child processes would inherit.
+                dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+            elif {"WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():  # otherwise DeepSpeed asks MPI
+                _join_ranks(backend)
+            deepspeed.init_distributed(dist_backend=backend, timeout=_COLLECTIVE_TIMEOUT, verbose=False)
+            atexit.register(_leave_process_group)
+        self._deepspeed = deepspeed
+        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+        if joined:
+            self._start_heartbeat()
         if self.is_main and config.engine_stage != config.zero_stage:
             stages = f"{config.zero_stage} runs as {config.engine_stage}"
             log.info(f"--bf16: ZeRO stage {stages}, which accumulates gradients in float32")
+
+    def _start_heartbeat(self) -> None:
+        """Watch the other ranks from now on; see `Heartbeat`."""
+        global _heartbeat
+        if self.world_size == 1:
+            return
+        address = os.environ.get("MASTER_ADDR", "127.0.0.1")
+        server = token = None
+        if self.is_main:
+            server, token = listen(address)
+        port = server.getsockname()[1] if server is not None else None
+        port, token = self.gather_objects((port, token))[0]
+        try:
+            peers = (
+                connect(address, port, token, self.rank) if server is None else accept(server, token, self.world_size)
+            )
+        except OSError as error:
+            log.warning(f"rank {self.rank}: a rank that freezes will not be noticed ({address}:{port}: {error})")
+            return
+        _heartbeat = Heartbeat(self.rank, peers, self.config.rank_timeout)
+        _heartbeat.start()
 
     @property
     def is_main(self) -> bool:
@@ -195,6 +245,8 @@ class DeepspeedStrategy:
 
 
 def _leave_process_group() -> None:
+    if _heartbeat is not None:
+        _heartbeat.leave()
     if dist.is_initialized():
         dist.destroy_process_group()
         # Gloo's threads may still be releasing the tensors of the last operations. One that does so after the

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from rlvla.trainer.metrics_writer import MetricsLogger
 from rlvla.utils import terminal as logging
 from rlvla.utils.errors import MissingExtraError
 from rlvla.utils.files import read_metrics
+from tests.support.disks import needs_root, small_disk
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,92 @@ def test_metrics_are_written_for_people_and_for_tensorboard(tmp_path: Path) -> N
     assert [(e.step, e.value) for e in events.Scalars("a/x")] == [(1, 1.0), (2, 2.0)]
     assert [(e.step, e.value) for e in events.Scalars("0_overview/x")] == [(1, 1.0), (2, 2.0)]
     assert "overview" not in (tmp_path / "metrics.jsonl").read_text()
+
+
+def logged(folder: Path) -> list[tuple[int, list[str]]]:
+    """The lines of `metrics.jsonl` as they are: step, and names of the metrics."""
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [(line["step"], [name for name in line if "/" in name]) for line in lines]
+
+
+def shown(folder: Path, name: str) -> list[tuple[int, float]]:
+    """What TensorBoard shows of a scalar."""
+    events = EventAccumulator(str(folder / "tensorboard")).Reload()
+    return [(event.step, event.value) for event in events.Scalars(name)]
+
+
+@pytest.mark.parametrize("evaluates_again", [False, True])
+def test_a_resumed_run_holds_each_step_once(tmp_path: Path, evaluates_again: bool) -> None:
+    """Killed after step 4 and resumed from the checkpoint of step 2, perhaps written before its evaluation."""
+    first = MetricsLogger(tmp_path, use_tensorboard=True)
+    for step in (1, 2, 3, 4):
+        first.log({"a/x": float(step)}, step)
+        first.log({"eval/y": 0.1 * step}, step)
+    first.close()
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 5, "a/')
+    again = MetricsLogger(tmp_path, use_tensorboard=True)
+    again.rewind(2, evaluates_again=evaluates_again)
+    if evaluates_again:
+        again.log({"eval/y": 20.0}, 2)
+    for step in (3, 4):
+        again.log({"a/x": 10.0 * step}, step)
+        again.log({"eval/y": 10.0 * step}, step)
+    again.close()
+    assert logged(tmp_path) == [(step, [name]) for step in (1, 2, 3, 4) for name in ("a/x", "eval/y")]
+    assert shown(tmp_path, "a/x") == [(1, 1.0), (2, 2.0), (3, 30.0), (4, 40.0)]
+    evaluated = 20.0 if evaluates_again else pytest.approx(0.2)
+    assert shown(tmp_path, "eval/y") == [(1, pytest.approx(0.1)), (2, evaluated), (3, 30.0), (4, 40.0)]
+
+
+def test_evaluating_a_checkpoint_again_replaces_its_evaluation_alone(tmp_path: Path) -> None:
+    for value in (0.1, 0.2):
+        logger = MetricsLogger(tmp_path, use_tensorboard=True)
+        if value > 0.1:
+            logger.rewind(1, evaluates_again=True, keeps_later=True)
+        else:
+            logger.log({"a/x": 1.0}, 1)
+            logger.log({"a/x": 2.0}, 2)
+        logger.log({"eval/y": value}, 1)
+        logger.close()
+    assert sorted(logged(tmp_path)) == [(1, ["a/x"]), (1, ["eval/y"]), (2, ["a/x"])]
+    assert shown(tmp_path, "a/x") == [(1, 1.0), (2, 2.0)]
+    assert shown(tmp_path, "eval/y") == [(1, pytest.approx(0.2))]
+
+
+@needs_root
+def test_a_full_disk_delays_metrics_and_loses_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with small_disk(tmp_path / "small", "4m") as disk:
+        folder = disk.folder / "run"
+        logger = MetricsLogger(folder, use_tensorboard=True)
+        logger.log({"a/x": 1.0}, 1)
+        disk.fill()
+        for step in range(2, 60):  # more than fits into what is left of the file's last block
+            logger.log({"a/x": float(step), "a/text": 1 / 3}, step)
+        logger.video("videos/reach", np.zeros((3, 16, 16, 3), np.uint8), 10, 59)
+        errors = capsys.readouterr().err
+        assert errors.count("warning: ") == 2 and errors.count("the run goes on") == 2, errors
+        disk.make_room()
+        logger.log({"a/x": 60.0}, 60)
+        logger.close()
+        assert "Traceback" not in capsys.readouterr().err
+        assert [step for step, _ in logged(folder)] == list(range(1, 61))
+        assert shown(folder, "a/x") == [(step, float(step)) for step in range(1, 61)]
+
+
+@needs_root
+def test_a_disk_full_from_the_start(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "small", "4m") as disk:
+        folder = disk.folder / "run"
+        folder.mkdir()
+        disk.fill()
+        logger = MetricsLogger(folder, use_tensorboard=True, layout={"learns?": {"success": ["rollout/s"]}})
+        logger.describe([Settings(seed=3)])
+        logger.log({"a/x": 1.0}, 1)
+        disk.make_room()
+        logger.log({"a/x": 2.0}, 2)
+        logger.close()
+        assert logged(folder) == [(1, ["a/x"]), (2, ["a/x"])] and shown(folder, "a/x") == [(1, 1.0), (2, 2.0)]
 
 
 def test_other_ranks_write_nothing(tmp_path: Path) -> None:

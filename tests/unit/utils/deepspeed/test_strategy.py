@@ -63,6 +63,20 @@ main()
     assert f"port 127.0.0.1:{port} is taken" in done.stderr and "--master_port" in done.stderr
 
 
+@pytest.mark.parametrize(("rank", "reported"), [("0", True), ("1", False)])
+def test_a_port_that_is_taken_is_reported_before_anything_is_started(
+    rank: str, reported: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the first rank alone, whose port it is to be; the launcher then ends the others."""
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: False)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        monkeypatch.setenv("MASTER_PORT", str(taken.getsockname()[1]))
+        problems = StrategyConfig().problems()
+    assert [(p.flag, p.reason) for p in problems] == [("master_port", "unavailable")] * reported
+    assert StrategyConfig().problems() == [], "it is free again"
+
+
 # ------------------------------------------------------------------------------------------------------------ bf16
 BF16 = [(0, False), (1, False), (2, False), (3, False), (1, True), (2, True), (3, True)]  # stage, offload
 MICRO_BATCHES = 400

@@ -1,0 +1,78 @@
+"""The processes that launched this rank, as the operating system shows them (Linux; elsewhere none are known)."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+_NODE_LAUNCHER = "deepspeed.launcher.launch"  # started by the program `deepspeed`, on every machine
+_PROGRAMS = {"deepspeed", "deepspeed.pt", "ds", "torchrun"}
+_MODULES = {_NODE_LAUNCHER, "deepspeed.launcher.runner", "torch.distributed.run", "torch.distributed.launch"}
+_LEADING_WORDS = 5  # of a command line, among which its program stands: an interpreter and its options come first
+_GONE = -1  # no process started then
+
+
+@dataclass(frozen=True)
+class Ancestor:
+    """A process that this one descends from.
+
+    Attributes:
+        pid: process id.
+        start: when it started, in clock ticks since boot: ids are reused.
+    """
+
+    pid: int
+    start: int
+
+    def is_alive(self) -> bool:
+        """Whether it still runs."""
+        fields = _stat(self.pid)
+        return fields is not None and int(fields[19]) == self.start and fields[0] not in "ZX"
+
+
+def launchers_of_this_rank() -> list[Ancestor]:
+    """The launcher of this rank, and the launcher's own; [] if this process was not launched as a rank.
+
+    One that has ended already is included, as a process that is not alive.
+    """
+    if "RANK" not in os.environ:
+        return []
+    launchers: list[Ancestor] = []
+    child, pid = os.getpid(), os.getppid()
+    started_by_launcher = any(word.startswith("--local_rank") for word in sys.argv)
+    while True:
+        fields = _stat(pid)
+        # Whoever starts the outermost launcher may end without consequence (nohup, a script's `&`).
+        if started_by_launcher and _is_adopted(child, pid):
+            return [*launchers, Ancestor(pid, _GONE)]
+        words = _leading_words(pid)
+        if fields is None or not any(Path(word).name in _PROGRAMS or word in _MODULES for word in words):
+            return launchers
+        launchers.append(Ancestor(pid, int(fields[19])))
+        child, pid, started_by_launcher = pid, int(fields[1]), _NODE_LAUNCHER in words
+
+
+def _is_adopted(child: int, parent: int) -> bool:
+    """Whether the parent is not the process that started the child, whose session it would share."""
+    try:
+        session = os.getsid(child)
+        return session != child and os.getsid(parent) != session
+    except (ProcessLookupError, PermissionError):
+        return False
+
+
+def _leading_words(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")[:_LEADING_WORDS]
+    except OSError:
+        return []
+
+
+def _stat(pid: int) -> list[str] | None:
+    """The fields of /proc/<pid>/stat after the name: state, parent, ..., start time at index 19; None if it ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return None

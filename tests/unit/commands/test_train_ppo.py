@@ -1,0 +1,26 @@
+"""What a run of PPO says at its end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from rlvla.commands.train_ppo import closing_words
+
+
+@pytest.mark.parametrize("use_tensorboard", [True, False])
+def test_tensorboard_is_mentioned_where_it_is_written(tmp_path: Path, use_tensorboard: bool) -> None:
+    result = SimpleNamespace(
+        success_at_end=SimpleNamespace(n=4), success_once="0.5", mean_length=3.0, protocol="1234abcd"
+    )
+    trainer = SimpleNamespace(
+        evaluations=[(2, result)],
+        totals={"episodes": 8.0, "env_steps": 64.0, "seconds": 5.0},
+        config=SimpleNamespace(schedule=SimpleNamespace(val_only=False, use_tensorboard=use_tensorboard)),
+        exported=tmp_path / "policy",
+    )
+    words = closing_words(trainer, tmp_path)
+    assert ("tensorboard" in words) is use_tensorboard
+    assert f"{tmp_path / 'learning_curve.png'}" in words and f"--pretrain {tmp_path / 'policy'}" in words

@@ -1,0 +1,121 @@
+"""Ranks that freeze, die or leave, as the others see them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from rlvla.utils.deepspeed.heartbeat import accept, connect, listen
+from tests.support.processes import wait_for
+
+ROOT = Path(__file__).resolve().parents[4]
+TIMEOUT = 3.0
+
+# A rank whose main thread does what its arguments say, as soon as all others have a heartbeat.
+RANK = """
+import os, sys, time
+from rlvla.utils.deepspeed.heartbeat import Heartbeat, accept, connect, listen
+from rlvla.utils.ending import begin, run_command
+
+begin("__main__")
+rank, world, port, token, does = int(os.environ["RANK"]), 3, int(sys.argv[1]), bytes.fromhex(sys.argv[2]), sys.argv[3]
+
+def work():
+    if rank:
+        peers = connect("127.0.0.1", port, token, rank)
+    else:
+        import socket
+        peers = accept(socket.socket(fileno=port), token, world)
+    heartbeat = Heartbeat(rank, peers, float(sys.argv[4]))
+    heartbeat.start()
+    print("begun", flush=True)
+    try:
+        time.sleep(0 if does == "leaves" else 600)
+    finally:
+        heartbeat.leave()
+
+run_command(work, "the same command starts anew")
+"""
+
+
+@contextmanager
+def ranks(*does: str, timeout: float = TIMEOUT) -> Iterator[list[subprocess.Popen[str]]]:
+    """Three ranks with heartbeats."""
+    server, token = listen("127.0.0.1")
+    processes = []
+    for rank, what in enumerate(does):
+        port = server.getsockname()[1] if rank else server.fileno()
+        process = subprocess.Popen(
+            [sys.executable, "-c", RANK, str(port), token.hex(), what, str(timeout)],
+            env=os.environ | {"PYTHONPATH": str(ROOT), "RANK": str(rank), "WORLD_SIZE": "3"},
+            pass_fds=[server.fileno()],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        processes.append(process)
+    server.close()
+    try:
+        for process in processes:
+            assert process.stdout is not None and process.stdout.readline() == "begun\n"
+        yield processes
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+
+def printed(processes: list[subprocess.Popen[str]]) -> str:
+    return "".join(process.communicate(timeout=60)[1] for process in processes)
+
+
+@pytest.mark.parametrize("frozen", [0, 2])
+def test_a_frozen_rank_ends_the_others_with_one_line(frozen: int) -> None:
+    with ranks("works", "works", "works") as processes:
+        os.kill(processes[frozen].pid, signal.SIGSTOP)
+        others = [process for rank, process in enumerate(processes) if rank != frozen]
+        line = f"rank {frozen} is gone: no sign of life for 3 s (--rank_timeout); the same command starts anew"
+        assert printed(others) == f"\n-c: {line}\n"
+        assert [process.returncode for process in others] == [1, 1]
+
+
+def test_a_killed_rank_is_noticed_at_once() -> None:
+    with ranks("works", "works", "works", timeout=600.0) as processes:
+        processes[1].kill()
+        assert printed([processes[0], processes[2]]).count("rank 1 is gone: its connection broke; the same") == 1
+
+
+def test_a_signal_to_one_rank_reaches_all() -> None:
+    with ranks("works", "works", "works") as processes:
+        processes[2].terminate()
+        assert printed(processes) == "\n-c: terminated; the same command starts anew\n"
+        assert [process.returncode for process in processes] == [143, 143, 143]
+
+
+def test_a_rank_that_is_done_is_not_missed() -> None:
+    with ranks("works", "leaves", "works") as processes:
+        assert processes[1].wait(60) == 0
+        assert not wait_for(lambda: processes[0].poll() is not None, TIMEOUT + 1)
+        assert processes[2].poll() is None
+
+
+def test_strangers_are_turned_away() -> None:
+    server, token = listen("127.0.0.1")
+    port = server.getsockname()[1]
+    stranger = socket.create_connection(("127.0.0.1", port))
+    stranger.sendall(b"GET / HTTP/1.1\r\n\r\n" + bytes(20))
+    with ThreadPoolExecutor() as threads:
+        friend = threads.submit(connect, "127.0.0.1", port, token, 1)
+        connections = accept(server, token, 2)
+    assert list(connections) == [1] and connections[1].getpeername() == friend.result()[0].getsockname()
+    for connection in (stranger, friend.result()[0], connections[1]):
+        connection.close()

@@ -1,0 +1,145 @@
+"""Commands that are asked to end, or whose launcher ends: one line, the right status, nothing left."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import signal
+import subprocess
+import sys
+import termios
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from rlvla.utils.ending import run_command
+from tests.support.processes import children, running, wait_for
+
+ROOT = Path(__file__).resolve().parents[3]
+
+# A rank that works until it is asked to end, and takes a moment to clean up.
+WORKER = """
+import sys, time
+from pathlib import Path
+from rlvla.utils.ending import begin, run_command
+
+begin("__main__")
+done = Path(sys.argv[-1])
+
+def work():
+    try:
+        done.with_suffix(".begun").touch()
+        time.sleep(600)
+    finally:
+        time.sleep(0.1)
+        done.touch()
+
+run_command(work, "the same command starts anew")
+"""
+# Starts its arguments as a child and waits, as the processes of a launcher do.
+LAUNCHER = """
+import os, subprocess, sys
+
+sys.exit(subprocess.run([sys.executable, *sys.argv[1:]], env=os.environ | {"RANK": "0"}).returncode)
+"""
+
+
+@contextmanager
+def launched(folder: Path, **options: object) -> Iterator[subprocess.Popen[str]]:
+    """A worker below two processes that look like those of a launcher, in a session of its own."""
+    names = {"deepspeed": LAUNCHER, "torchrun": LAUNCHER, "worker.py": WORKER}
+    for name, text in names.items():
+        (folder / name).write_text(text)
+    command = [sys.executable, *(str(folder / name) for name in names), str(folder / "done")]
+    settings = {"stderr": subprocess.PIPE, "text": True, "start_new_session": True} | options
+    process = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(ROOT)}, **settings)
+    try:
+        assert wait_for((folder / "done.begun").exists, 60)
+        yield process
+    finally:
+        for pid in running("worker.py", process.pid):
+            os.kill(pid, signal.SIGKILL)
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("outer", [True, False], ids=["launcher", "launcher of the machine"])
+def test_a_rank_ends_with_its_launcher(tmp_path: Path, outer: bool, number: int) -> None:
+    with launched(tmp_path) as process:
+        os.kill(process.pid if outer else children(process.pid)[0], number)
+        assert wait_for(lambda: not running("worker.py", process.pid), 30)
+        assert (tmp_path / "done").exists(), "it ended in order"
+        _, errors = process.communicate()
+        assert errors == "\nworker.py: the launcher has ended; the same command starts anew\n"
+
+
+def test_a_rank_ends_with_its_terminal(tmp_path: Path) -> None:
+    """Closing the terminal ends the launcher, and no longer shows what the rank prints."""
+    master, slave = pty.openpty()
+
+    def control() -> None:
+        fcntl.ioctl(slave, termios.TIOCSCTTY, 0)
+
+    with launched(tmp_path, stdout=slave, stderr=slave, preexec_fn=control) as process:
+        os.close(slave)
+        os.close(master)
+        assert process.wait(30) == -signal.SIGHUP
+        assert wait_for(lambda: not running("worker.py", process.pid), 30)
+        assert (tmp_path / "done").exists()
+
+
+def test_nohup_is_respected(tmp_path: Path) -> None:
+    with launched(tmp_path, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)) as process:
+        os.killpg(process.pid, signal.SIGHUP)
+        os.killpg(process.pid, signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+        assert "worker.py: interrupted; the same command starts anew" in errors
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_each_signal_is_one_line_and_its_status(number: int, capfd: pytest.CaptureFixture[str]) -> None:
+    before = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+    with pytest.raises(SystemExit) as end:
+        run_command(lambda: signal.raise_signal(number), "it starts anew")
+    assert end.value.code == 128 + number
+    assert capfd.readouterr().err.count("it starts anew") == 1
+    assert before == [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+
+
+def interrupts_in_a_finalizer() -> None:
+    class Finalized:
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGINT)
+
+    Finalized()
+    wait_for(lambda: False, 30)
+
+
+def fails_while_it_cleans_up() -> None:
+    try:
+        signal.raise_signal(signal.SIGINT)
+    finally:
+        raise OSError("the connection is broken")
+
+
+@pytest.mark.parametrize("work", [interrupts_in_a_finalizer, fails_while_it_cleans_up])
+def test_an_interrupt_is_neither_lost_nor_a_traceback(
+    work: Callable[[], None], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Python prints and drops what a finalizer raises."""
+    with pytest.raises(SystemExit, match="130"):
+        run_command(work, "it starts anew")
+    errors = capfd.readouterr().err
+    assert errors.count("interrupted; it starts anew") == 1 and errors.count("\n") == 2
+
+
+def test_errors_are_shown_as_before() -> None:
+    def fails() -> None:
+        raise OSError("no such device")
+
+    with pytest.raises(OSError, match="no such device"):
+        run_command(fails, "it starts anew")
