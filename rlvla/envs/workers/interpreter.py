@@ -22,6 +22,7 @@ from typing import Any
 
 from rlvla.envs.base import TaskSpec
 from rlvla.envs.registry import get_suite, list_tasks
+from rlvla.envs.workers.codec import task_from_json
 from rlvla.envs.workers.processes import worker_environment
 from rlvla.utils.errors import ConfigError, MissingExtraError, Problem
 
@@ -68,13 +69,7 @@ def tasks_of_interpreter(python: str, suite: str, options: Mapping[str, Any]) ->
     answer = _ask(path_of_interpreter(python), suite, repr(dict(options)))
     if "problems" in answer:
         raise ConfigError(Problem(**problem) for problem in answer["problems"])
-    return [_task(task) for task in answer["tasks"]]
-
-
-def _task(fields: dict[str, Any]) -> TaskSpec:
-    """Restore a task from JSON, which has no tuples."""
-    values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in fields.items()}
-    return TaskSpec(**values)
+    return [task_from_json(task) for task in answer["tasks"]]
 
 
 def versions_of_interpreter(python: str, suite: str, options: Mapping[str, Any]) -> dict[str, str]:
