@@ -19,7 +19,7 @@ import numpy as np
 
 from rlvla.envs.base import ChunkResult, Observation, TaskSpec, check_actions
 from rlvla.envs.registry import Suite, register_suite
-from rlvla.envs.workers import slab
+from rlvla.envs.workers import ray_backend, slab
 
 SIZE, CHUNK = 8, 2
 
@@ -134,6 +134,15 @@ WIRE = {
     "far_offset": _framed(b'[[0,["observation",{"offset":1000000000000,"shape":[1],"dtype":"|u1"},null,""]]]'),
 }
 
+# What an actor of Ray may return.
+RAY = {
+    "ray_noise": WIRE["noise"],
+    "ray_nothing": b"",
+    "ray_object": {"no": "bytes"},
+    "ray_long_head": struct.pack("!I", 2**31) + bytes(100),
+    "ray_no_message": struct.pack("!I", 2) + b"{}",
+}
+
 
 def _write(data: bytes) -> None:
     descriptor = int(sys.argv[sys.argv.index("--connection_fd") + 1])
@@ -207,6 +216,8 @@ class FaultyEnv:
         if fault == "shrink":  # the answer references memory that is gone
             append = slab.Slab.append
             slab.Slab.append = lambda self, array: (append(self, array), os.ftruncate(self._fd, 0))[0]
+        if fault in RAY:
+            ray_backend.RayWorker._reply = lambda *parts: RAY[fault]
         if fault == "wait":  # for the test to make the file, or to have failed
             ends = time.monotonic() + 120
             while not (self._folder / "go").exists() and time.monotonic() < ends:

@@ -66,8 +66,9 @@ def test_results_that_break_the_contract(fault, seed):
     checker = AnswerChecker(faulty_suite.task(), OPTIONS)
     checker.chunk(received(good, StepChunk(ACTIONS)), len(ACTIONS))
     bad = faulty_suite.CONTRACT[fault](good)
-    kind = faulty_suite.KINDS.get(fault, "bad_answer")
-    with pytest.raises({"exception": (TypeError, ValueError), "unreadable": UnreadableError}.get(kind, BadAnswerError)) as error:
+    errors = {"exception": (TypeError, ValueError), "unreadable": UnreadableError}
+    expected = errors.get(faulty_suite.KINDS.get(fault, "bad_answer"), BadAnswerError)
+    with pytest.raises(expected) as error:
         checker.chunk(received(bad, StepChunk(ACTIONS)), len(ACTIONS))
     assert len(str(error.value)) < 500 and str(error.value).isprintable()
 
