@@ -5,6 +5,7 @@ environment that is built suffers make's n-th fault (null: none), the n-th attem
 Attempts are counted by files in that folder, since the processes that count them do not live long.
 """
 
+import gc
 import json
 import os
 import pickle
@@ -33,7 +34,7 @@ def _late(result: ChunkResult, name: str, value: object) -> ChunkResult:
     """The result of one executed action of two, with something in the second."""
     values = getattr(result, name).copy()
     values[1] = value
-    first = {"rewards": result.rewards * [1, 0], "successes": result.successes & [True, False]}
+    first = {"rewards": result.rewards * np.array([1, 0], np.float32), "successes": result.successes & [True, False]}
     ended = replace(result, **first, steps_executed=1, events=[], terminated=False, success_at_end=False)
     return replace(ended, truncated=True, **{name: values.astype(getattr(result, name).dtype)})
 
@@ -217,7 +218,8 @@ class FaultyEnv:
             append = slab.Slab.append
             slab.Slab.append = lambda self, array: (append(self, array), os.ftruncate(self._fd, 0))[0]
         if fault in RAY:
-            ray_backend.RayWorker._reply = lambda *parts: RAY[fault]
+            [actor] = (item for item in gc.get_objects() if isinstance(item, ray_backend.RayWorker))
+            actor._reply = lambda *parts: RAY[fault]
         if fault == "wait":  # for the test to make the file, or to have failed
             ends = time.monotonic() + 120
             while not (self._folder / "go").exists() and time.monotonic() < ends:
