@@ -130,6 +130,7 @@ WIRE = {
     "few_fields": _framed(b'[[0,["chunk",1,2]]]'),
     "greeting": _framed(b'{"hello":{"protocol":5,"rlvla":"0","python":"3","numpy":"2"}}'),
     "terabytes": _framed(b'[[0,["observation",{"offset":0,"shape":[1000000000000],"dtype":"|u1"},null,""]]]'),
+    "gigabytes": _framed(b'[[0,["observation",{"offset":0,"shape":[1073741824],"dtype":"|u1"},null,""]]]'),
     "negative_shape": _framed(b'[[0,["observation",{"offset":0,"shape":[-1,-1],"dtype":"|u1"},null,""]]]'),
     "object_dtype": _framed(b'[[0,["observation",{"offset":0,"shape":[1],"dtype":"|O"},null,""]]]'),
     "far_offset": _framed(b'[[0,["observation",{"offset":1000000000000,"shape":[1],"dtype":"|u1"},null,""]]]'),

@@ -11,19 +11,20 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from rlvla.envs.base import ChunkResult, Observation, TaskSpec
-from rlvla.envs.workers.messages import Answer, Failure, Hello, SlotAnswer
+from rlvla.envs.workers.messages import Answer, Failure, Hello, RunExpert, SlotAnswer, SlotCommand
 from rlvla.envs.workers.slab import ArrayRef
 from rlvla.utils.errors import Problem
 
-# Limits in bytes: of the JSON per slot, and of all arrays of a message (an expert's episode holds every image).
-LARGEST_MESSAGE, LARGEST_ARRAYS = 2**20, 8 * 2**30
+# Limits in bytes: of the JSON per slot, of all arrays of a message, and of those of an expert's episode, which holds
+# every image.
+LARGEST_MESSAGE, LARGEST_ARRAYS, LARGEST_EPISODE = 2**20, 2**29, 2**33
 # Characters kept of an exception's text and of its traceback.
 _TEXT, _TRACEBACK = 2_000, 20_000
 _MOST_PROBLEMS = 100
@@ -96,13 +97,21 @@ def join_answers(answers: Sequence[tuple[int, str]]) -> bytes:
     return ("[" + ",".join(f"[{slot},{answer}]" for slot, answer in answers) + "]").encode()
 
 
-def decode_message(data: bytes, load: Load, num_slots: int = 1) -> Hello | list[SlotAnswer]:
+def arrays_due(commands: Iterable[SlotCommand]) -> int:
+    """Most bytes of arrays that the answers to these commands may hold."""
+    return LARGEST_EPISODE if any(isinstance(command, RunExpert) for _, command in commands) else LARGEST_ARRAYS
+
+
+def decode_message(
+    data: bytes, load: Load, num_slots: int = 1, most_arrays: int = LARGEST_ARRAYS
+) -> Hello | list[SlotAnswer]:
     """Read a message; fields of answers have any JSON type, or are arrays: see `AnswerChecker`.
 
     Args:
         data: a message of `encode_hello` or `join_answers`.
         load: returns the array of a reference.
         num_slots: slots of the worker.
+        most_arrays: most bytes of all arrays together, see `arrays_due`.
 
     Raises:
         UnreadableError: anything else.
@@ -111,7 +120,7 @@ def decode_message(data: bytes, load: Load, num_slots: int = 1) -> Hello | list[
     if len(data) > limit:
         raise UnreadableError(f"a message of {len(data)} bytes, more than the {limit} that are read")
     try:
-        return _message(json.loads(data), _counted(load), num_slots)
+        return _message(json.loads(data), _counted(load, most_arrays), num_slots)
     except UnreadableError:
         raise
     except (
@@ -140,9 +149,9 @@ def _message(raw: Any, load: Load, num_slots: int) -> Hello | list[SlotAnswer]:
     return answers
 
 
-def _counted(load: Load) -> Load:
+def _counted(load: Load, limit: int) -> Load:
     """Limit the size of all arrays together, and their types to numbers and text."""
-    left = LARGEST_ARRAYS
+    left = limit
 
     def counted(slot: int, reference: Mapping[str, Any]) -> np.ndarray:
         nonlocal left
@@ -151,7 +160,7 @@ def _counted(load: Load) -> Load:
             raise UnreadableError("an array of a type that is not read")
         left -= math.prod(shape) * np.dtype(dtype).itemsize
         if left < 0:
-            raise UnreadableError(f"arrays of more than the {LARGEST_ARRAYS} bytes that are read")
+            raise UnreadableError(f"arrays of more than the {limit} bytes that are read")
         return load(slot, reference)
 
     return counted

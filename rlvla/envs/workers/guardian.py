@@ -59,7 +59,8 @@ def guard_this_process() -> None:
 
     if hasattr(os, "pidfd_open"):
         command = [sys.executable, "-I", "-S", __file__, str(os.getpid())]
-        subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, check=False)
+        with suppress(OSError):  # without one, whoever started this process ends what it leaves
+            subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, check=False)
 
 
 def main() -> None:

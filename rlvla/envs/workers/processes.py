@@ -20,7 +20,7 @@ import numpy as np
 
 import rlvla
 from rlvla.envs.workers.backend import WorkerGoneError, WorkerOptions
-from rlvla.envs.workers.codec import LARGEST_MESSAGE, decode_message, reference_of
+from rlvla.envs.workers.codec import LARGEST_ARRAYS, LARGEST_MESSAGE, arrays_due, decode_message, reference_of
 from rlvla.envs.workers.guardian import MARK, kill_marked, new_mark
 from rlvla.envs.workers.inbox import Inbox, send_message
 from rlvla.envs.workers.messages import Hello, SlotAnswer, SlotCommand, dump_commands, pack
@@ -69,7 +69,7 @@ class ProcessChannel:
         self.connection = connection
         self.inbox = Inbox(connection, LARGEST_MESSAGE * len(slabs))
         self.death = _death_of(process.pid)
-        self._slabs = slabs
+        self._slabs, self._most_arrays = slabs, LARGEST_ARRAYS
         self._python = python
 
     @property
@@ -94,6 +94,7 @@ class ProcessChannel:
 
     def send(self, commands: Sequence[SlotCommand]) -> None:
         """Send commands as one message."""
+        self._most_arrays = max(self._most_arrays, arrays_due(commands))
         message = [(slot, pack(command, self._slabs[slot])) for slot, command in commands]
         try:
             send_message(self.connection, dump_commands(message))
@@ -108,7 +109,7 @@ class ProcessChannel:
         message = self.inbox.take()
         if message is None:
             raise WorkerGoneError
-        return decode_message(message, self._load, len(self._slabs))
+        return decode_message(message, self._load, len(self._slabs), self._most_arrays)
 
     def _load(self, slot: int, reference: Mapping[str, Any]) -> np.ndarray:
         return self._slabs[slot].read(reference_of(reference))

@@ -25,7 +25,9 @@ import numpy as np
 
 from rlvla.envs.workers.backend import WorkerGoneError, WorkerOptions
 from rlvla.envs.workers.codec import (
+    LARGEST_ARRAYS,
     UnreadableError,
+    arrays_due,
     decode_message,
     encode_answer,
     encode_hello,
@@ -143,7 +145,9 @@ def write_reply(envelope: Envelope, message: bytes, arrays: Sequence[bytes]) -> 
     return b"".join([_LENGTH.pack(len(head)), head, message, *arrays])
 
 
-def read_reply(data: bytes, num_slots: int) -> tuple[Envelope, Hello | list[SlotAnswer]]:
+def read_reply(
+    data: bytes, num_slots: int, most_arrays: int = LARGEST_ARRAYS
+) -> tuple[Envelope, Hello | list[SlotAnswer]]:
     """Read the return value of an actor; `UnreadableError` unless it is one."""
     try:
         length = _LENGTH.unpack_from(data)[0]
@@ -157,12 +161,18 @@ def read_reply(data: bytes, num_slots: int) -> tuple[Envelope, Hello | list[Slot
             bool(fields["is_batched"]),
             int(fields["message_bytes"]),
         )
+    except UnreadableError:
+        raise
     except (ValueError, TypeError, KeyError, struct.error) as error:
         raise UnreadableError(readable(f"no reply of this protocol ({error!r})", 1000)) from error
     start = _LENGTH.size + length
     end = start + max(0, envelope.message_bytes)
     arrays = memoryview(data)[end:]
-    return envelope, decode_message(data[start:end], lambda _, reference: array_behind(arrays, reference), num_slots)
+
+    def load(_: int, reference: Mapping[str, Any]) -> np.ndarray:
+        return array_behind(arrays, reference)
+
+    return envelope, decode_message(data[start:end], load, num_slots, most_arrays)
 
 
 class RayWorker:
@@ -190,7 +200,8 @@ class RayWorker:
         groups = answers_of(
             self._worker, load_commands(commands), lambda _, answer: encode_answer(answer, arrays.store)
         )
-        return self._reply(join_answers([answer for group in groups for answer in group]), arrays.parts)
+        message = join_answers([answer for group in groups for answer in group])
+        return self._reply(message, arrays.parts)
 
     def close(self) -> None:
         """Close the environments, ignoring exceptions."""
@@ -212,7 +223,7 @@ class RayChannel:
 
     def __init__(self, actor: Any, num_slots: int):
         self.actor = actor
-        self._num_slots = num_slots
+        self._num_slots, self._most_arrays = num_slots, LARGEST_ARRAYS
         self._calls: deque[Any] = deque([actor.hello.remote()])
         self._known = Envelope(0, "a machine of the Ray cluster", 0)
         self._end = "the worker was ended"
@@ -239,6 +250,7 @@ class RayChannel:
         Commands share a call if a batched environment executes them together; otherwise, each has its own call, so that
         no answer waits for another slot.
         """
+        self._most_arrays = max(self._most_arrays, arrays_due(commands))
         calls = [commands] if self._known.is_batched else [[command] for command in commands]
         for call in calls:
             self._calls.append(self.actor.execute.remote(dump_commands(call)))
@@ -254,7 +266,7 @@ class RayChannel:
             raise WorkerGoneError from error
         if not isinstance(data, bytes):
             raise UnreadableError(f"bytes were due, not {type(data).__name__}")
-        self._known, message = read_reply(data, self._num_slots)
+        self._known, message = read_reply(data, self._num_slots, self._most_arrays)
         return message
 
     def kill(self) -> None:
