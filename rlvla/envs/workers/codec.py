@@ -118,7 +118,7 @@ def decode_message(
     """
     limit = LARGEST_MESSAGE * num_slots
     if len(data) > limit:
-        raise UnreadableError(f"a message of {len(data)} bytes, more than the {limit} that are read")
+        raise UnreadableError(f"a message of {len(data)} bytes, where at most {limit} are read")
     try:
         return _message(json.loads(data), _counted(load, most_arrays), num_slots)
     except UnreadableError:
@@ -160,7 +160,7 @@ def _counted(load: Load, limit: int) -> Load:
             raise UnreadableError("an array of a type that is not read")
         left -= math.prod(shape) * np.dtype(dtype).itemsize
         if left < 0:
-            raise UnreadableError(f"arrays of more than the {limit} bytes that are read")
+            raise UnreadableError(f"arrays of more than the {limit} bytes that are due")
         return load(slot, reference)
 
     return counted

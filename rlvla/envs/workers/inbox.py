@@ -64,7 +64,7 @@ class Inbox:
         length = self._length()
         assert length is not None
         if not 0 <= length <= self._limit:
-            raise UnreadableError(f"a message of {length} bytes, more than the {self._limit} that are read")
+            raise UnreadableError(f"a message of {length} bytes, where at most {self._limit} are read")
         end = _HEADER.size + length
         message = bytes(self._bytes[_HEADER.size : end])
         del self._bytes[:end]
