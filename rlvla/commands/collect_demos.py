@@ -15,6 +15,7 @@ from rlvla.envs.base import TaskSpec
 from rlvla.envs.config import EnvConfig, SplitConfig
 from rlvla.envs.experts import ExpertConfig
 from rlvla.envs.experts.episode import ExpertEpisode
+from rlvla.envs.workers.answer_checks import AnswerChecker, BadAnswerError
 from rlvla.envs.workers.config import WorkerConfig
 from rlvla.envs.workers.messages import EnvSpec, RunExpert
 from rlvla.envs.workers.pool import EnvWorkerError
@@ -97,7 +98,7 @@ def _record_task(
         )
         for attempt in range(config.num_demos * config.max_attempts)
     )
-    episodes = expert_episodes(pool, commands)
+    episodes = expert_episodes(pool, commands, AnswerChecker(task, env.env_kwargs()))
     with progress_bar(config.num_demos, f"demonstrations of {task.name}") as bar:
         while kept < config.num_demos:
             episode = next(episodes, None)
@@ -123,13 +124,13 @@ def _record_task(
 
 
 def expert_episodes(
-    pool: WatchedPool, commands: Iterable[RunExpert], *, retries: int = 2
+    pool: WatchedPool, commands: Iterable[RunExpert], checker: AnswerChecker, *, retries: int = 2
 ) -> Iterator[ExpertEpisode | EnvWorkerError]:
-    """Play the commands on all workers; yields one result per command, in their order.
+    """Play the commands, all of one task, on all workers; yields one result per command, in their order.
 
-    An episode whose environment fails is repeated up to `retries` times; after that its result is the last error. One
-    that was lost with another episode of the same worker is repeated in any case. A caller that stops early and wants
-    to use the pool again must call `pool.drain` first.
+    An episode whose environment fails, or whose answer `checker` refuses, is repeated up to `retries` times; after that
+    its result is the last error. One that was lost with another episode of the same worker is repeated in any case. A
+    caller that stops early and wants to use the pool again must call `pool.drain` first.
 
     Raises:
         ConfigError: reported by a worker.
@@ -154,6 +155,11 @@ def expert_episodes(
             number, command = playing.pop(worker)
             if isinstance(result, ConfigError):
                 raise result
+            if not isinstance(result, EnvWorkerError):
+                try:
+                    checker.expert_episode(result, command.init_state_id, command.seed)
+                except BadAnswerError as error:
+                    result = pool.reject(worker, error)
             if isinstance(result, EnvWorkerError):
                 log.warning("an expert's episode failed: %s", result)
                 failures[number] = failures.get(number, 0) + (not result.collateral)

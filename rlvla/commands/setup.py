@@ -15,6 +15,7 @@ from rlvla.commands.problem_texts import problem
 from rlvla.envs.base import Observation, TaskSpec
 from rlvla.envs.config import EnvConfig, SplitConfig
 from rlvla.envs.registry import get_suite
+from rlvla.envs.workers.answer_checks import AnswerChecker, BadAnswerError
 from rlvla.envs.workers.config import WorkerConfig, start_pool
 from rlvla.envs.workers.messages import EnvSpec, Reset
 from rlvla.envs.workers.watchdog import WatchedPool
@@ -155,16 +156,21 @@ def first_observations(pool: WatchedPool, setting: CheckedRun) -> list[Observati
     """Observations of the first task at the start of an episode, one per worker slot.
 
     Raises:
-        EnvWorkerError, ConfigError: what a worker reported.
+        EnvWorkerError, ConfigError: what a worker reported, or an invalid observation.
     """
     task = setting.tasks[0]
+    checker = AnswerChecker(task, setting.env.env_kwargs())
     spec = EnvSpec(task.suite, task.task_id, setting.env.env_kwargs())
     pool.submit_all([(slot, Reset(spec, slot % task.num_init_states, slot)) for slot in range(pool.num_slots)])
     observations: list[Observation] = []
     while len(observations) < pool.num_slots:
-        for _, result in pool.wait():
+        for slot, result in pool.wait():
             if isinstance(result, Exception):
                 raise result
+            try:
+                checker.observation(result)
+            except BadAnswerError as error:
+                raise pool.reject(slot, error) from None
             observations.append(result)
     if setting.state_input is None:
         return observations

@@ -8,6 +8,8 @@ import numpy as np
 
 from rlvla.envs.base import ChunkResult, Observation, SuccessTracker
 
+# Range of the rewards of a simulator without its own, see `ChunkRunner.play`.
+SUCCESS_REWARD = (0.0, 1.0)
 # Executes an action [D]; returns the success predicate and the propositions that hold afterwards.
 Advance = Callable[[np.ndarray], tuple[bool, frozenset[str]]]
 

@@ -26,6 +26,7 @@ from rlvla.envs.experts import ExpertConfig, make_expert
 from rlvla.envs.experts.episode import play_expert_episode
 from rlvla.envs.registry import get_suite, list_tasks, make_batched_env, make_env
 from rlvla.envs.slot_env import SlotEnv
+from rlvla.envs.workers.answer_checks import AnswerChecker
 from rlvla.utils.errors import ConfigError
 
 # Initial states to try when searching one that the expert solves.
@@ -146,6 +147,14 @@ class EnvContract:
         assert len(result.events) == 3 and all(isinstance(e, frozenset) for e in result.events)
         assert all(isinstance(name, str) for happened in result.events for name in happened)
         assert result.frames is None and not result.success_at_end
+
+    def test_answers_pass_the_check_of_rollouts(self, env: Env, solution: Solution) -> None:
+        init_state_id, actions = solution
+        checker = AnswerChecker(env.task, {"use_proprio": True})
+        checker.observation(env.reset(init_state_id, seed=0))
+        for start in range(0, len(actions), 4):
+            chunk = actions[start : start + 4]
+            checker.chunk(env.step_chunk(chunk), len(chunk), steps_before=start)
 
     def test_frames_on_request(self, env: Env) -> None:
         env.reset(0, seed=0)

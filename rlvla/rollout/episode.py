@@ -129,6 +129,11 @@ class Episode:
         """A, the number of actions in the current chunk."""
         return len(self._actions[-1])
 
+    @property
+    def steps(self) -> int:
+        """Environment steps executed so far."""
+        return sum(self._executed)
+
     def noise(self) -> np.ndarray:
         """Random numbers for the next decision from the episode's generator, see `PolicySpec.draw`."""
         return self._policy.spec.draw(self._rng)

@@ -27,9 +27,6 @@ from rlvla.utils.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-# Names of the phases in worker messages.
-_PHASES = {Phase.CREATING: "make", Phase.RESETTING: "reset", Phase.STEPPING: "step_chunk"}
-
 _FOREVER_S = 1e6  # finite, as the OS requires
 
 
@@ -73,6 +70,7 @@ class RolloutSession:
         self._keep_observed = keep_observed
         self._pending = PendingEpisodes([(request.suite, request.task_id) for request in requests])
         self._running: dict[int, _Running] = {}  # by slot of the pool
+        self._checkers: dict[tuple[str, int], AnswerChecker] = {}
         self._outbox: list[SlotCommand] = []  # commands for the slots of a worker are sent as one message
         self._largest_batch = config.rollout_max_batch or pool.num_slots
         if config.deterministic_rollout:
@@ -126,13 +124,20 @@ class RolloutSession:
             episode = Episode(
                 request, task, self._plan, self._policy, self._state_input, keep_observed=self._keep_observed
             )
-            self._running[slot] = running = _Running(index, env, episode, AnswerChecker(task, self._env_kwargs))
+            self._running[slot] = running = _Running(index, env, episode, self._checker(task))
             if current == env:
                 self._reset(slot, running)
             else:  # separate from the reset, because building has its own time limit
                 running.episode.phase = Phase.CREATING
                 self._command(slot, running, Make(env))
         self._send()
+
+    def _checker(self, task: TaskSpec) -> AnswerChecker:
+        """One for all episodes of a task, whose images must have one shape."""
+        key = (task.suite, task.task_id)
+        if key not in self._checkers:
+            self._checkers[key] = AnswerChecker(task, self._env_kwargs)
+        return self._checkers[key]
 
     def _reset(self, slot: int, running: _Running) -> None:
         request = running.episode.request
@@ -198,32 +203,22 @@ class RolloutSession:
         episode = running.episode
         try:
             if episode.phase is Phase.CREATING:
-                if result != self._tasks[running.env.suite, running.env.task_id]:
-                    raise BadAnswerError(f"the environment says it is {result}")
+                running.checker.made(result)
                 self._reset(slot, running)
             elif episode.phase is Phase.RESETTING:
                 running.checker.observation(result)
                 episode.on_observation(result)  # type: ignore[arg-type]
             else:
-                running.checker.chunk(result, episode.chunk_length)
+                running.checker.chunk(
+                    result,
+                    episode.chunk_length,
+                    steps_before=episode.steps,
+                    record_frames=episode.request.record_frames,
+                )
                 episode.on_chunk(result)  # type: ignore[arg-type]
-        except BadAnswerError as error:
-            self._pool.replace(slot)  # do not reuse a worker that gave an invalid answer
-            return self._bad_answer(slot, running, error)
+        except BadAnswerError as error:  # do not reuse a worker that gave an invalid answer
+            return self._pool.reject(slot, error)
         return None
-
-    def _bad_answer(self, slot: int, running: _Running, error: BadAnswerError) -> EnvWorkerError:
-        request = running.episode.request
-        return EnvWorkerError(
-            f"broke the contract of environments: {error}",
-            worker_id=self._pool.worker_of(slot),
-            slot=slot if self._pool.num_slots > self._pool.num_workers else None,
-            phase=_PHASES[running.episode.phase],
-            spec=running.env,
-            init_state_id=request.init_state_id,
-            seed=request.seed,
-            error_type=type(error).__name__,
-        )
 
     def _finish(self, slot: int, running: _Running, on_episode: Callable[[FinishedEpisode], None] | None) -> None:
         del self._running[slot]
@@ -239,6 +234,7 @@ class RolloutSession:
         """Retry the episode or drop it; a failure caused by another slot does not count as an attempt."""
         del self._running[slot]
         running.episode.fail()
+        self.stats.faults[error.kind] += 1
         if error.collateral:
             log.warning("an episode is played again, which was lost with another one: %s", error)
             self.stats.retries += 1

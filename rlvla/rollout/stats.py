@@ -5,11 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from rlvla.envs.workers.handle import FAULT_KINDS
 from rlvla.envs.workers.pool import EnvWorkerError
 from rlvla.rollout.episode import EpisodeRequest
 from rlvla.utils.errors import RunEnded
 
-SUMMED = ("rollout/env_steps", "rollout/env_steps_per_s", "rollout/env_retries", "rollout/dropped")
+SUMMED = (
+    "rollout/env_steps",
+    "rollout/env_steps_per_s",
+    "rollout/env_retries",
+    "rollout/dropped",
+    *(f"rollout/env_faults_{kind}" for kind in FAULT_KINDS),
+)
 
 
 @dataclass(frozen=True)
@@ -36,6 +43,7 @@ class RolloutStats:
         episodes: finished episodes.
         retries: attempts that failed and were repeated, also those lost with another episode of the same worker.
         dropped: episodes given up.
+        faults: failed attempts by kind, see `FAULT_KINDS`.
     """
 
     wall_s: float = 0.0
@@ -49,6 +57,7 @@ class RolloutStats:
     episodes: int = 0
     retries: int = 0
     dropped: list[DroppedEpisode] = field(default_factory=list)
+    faults: Counter[str] = field(default_factory=Counter)
 
     def as_metrics(self) -> dict[str, float]:
         """Metrics by TensorBoard name; those in `SUMMED` are summed over ranks, the others averaged."""
@@ -62,6 +71,7 @@ class RolloutStats:
             "rollout/env_steps_per_s": self.env_steps / max(1e-9, self.wall_s),
             "rollout/env_retries": float(self.retries),
             "rollout/dropped": float(len(self.dropped)),
+            **{f"rollout/env_faults_{kind}": float(self.faults[kind]) for kind in FAULT_KINDS},
         }
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import textwrap
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,8 +21,9 @@ from cli import collect_demos
 from rlvla.envs.workers.messages import EnvSpec, Make, Reset
 from rlvla.envs.workers.pool import EnvPool, EnvWorkerError, WorkerState
 from rlvla.envs.workers.ray_backend import RayBackend
-from rlvla.envs.workers.watchdog import WatchedPool
+from rlvla.envs.workers.watchdog import WatchdogLimits, WatchedPool
 from rlvla.rollout import EpisodeRequest, RolloutEngine
+from tests.support import faulty_suite
 from tests.support import pool_contract as contract
 from tests.support.policies import ScriptedPolicy
 from tests.support.workers import FAKE_SUITES, TOY, fake, is_running, wait_until_gone
@@ -195,6 +198,35 @@ def test_a_killed_workers_episode_is_played_again_and_all_are_those_of_processes
     assert killed and engine.stats.retries >= 1 and engine.stats.dropped == []
     with EnvPool(2) as processes:
         assert_same_episodes(samples, play(processes, 24)[0])
+
+
+def test_attacks_of_actors_cost_an_attempt_each(cluster: TwoNodes, tmp_path: Path) -> None:
+    attacks = dict.fromkeys(faulty_suite.RAY, "unreadable")
+    attacks |= {"megabytes": "unreadable", "kill": "ended", "raise": "exception", "long_error": "exception"}
+    attacks |= dict.fromkeys(("events_text", "instruction_surrogate", "absurd_reward", "late_success"), "bad_answer")
+    plan = {str(1000 + index): [["step", fault]] for index, fault in enumerate(attacks)}
+    (tmp_path / "faults.json").write_text(json.dumps(plan))
+    kwargs = {"use_proprio": True, "image_size": faulty_suite.SIZE, "plan": str(tmp_path)}
+    requests = [EpisodeRequest("faulty", 0, i, 1000 + i, "group") for i in range(len(attacks) + 2)]
+    options = {"custom_modules": [faulty_suite.__file__], "start_timeout": START_SECONDS}
+    with EnvPool(2, backend=RayBackend(cluster.address), **options) as pool:
+        watched = WatchedPool(pool, WatchdogLimits(start=START_SECONDS))
+        engine = RolloutEngine(watched, kwargs, {"success": 1.0}, tasks=[faulty_suite.task()])
+        samples = engine.run(requests, ScriptedPolicy(faulty_suite.CHUNK, 1), temperature=1.0)
+    assert engine.stats.faults == Counter(attacks.values()) and engine.stats.dropped == []
+    assert [sample.seed for sample in samples] == [request.seed for request in requests]
+    for sample in samples:
+        assert sample.success_at_end == faulty_suite.succeeds(sample.seed)
+        assert sample.finish_step == faulty_suite.length_of(sample.seed)
+
+
+def test_what_a_simulator_has_started_ends_with_its_actor(pool: EnvPool, tmp_path: Path) -> None:
+    pool.call(0, Reset(fake(children=str(tmp_path)), 0, 0))
+    children = [int(path.name) for path in tmp_path.iterdir()]
+    assert len(children) == 2 and all(map(is_running, children))
+    os.kill(pool.pid(0), signal.SIGKILL)
+    assert wait_until_gone(children)
+    pool.restart(0)
 
 
 @pytest.fixture(scope="module")

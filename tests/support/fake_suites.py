@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 import time
 
@@ -23,6 +24,19 @@ class FakeEnv:
         self._fault("make")
         FakeEnv.built += 1
         self.closed_file = options.get("closed_file")
+        if options.get("children"):
+            self._start_children(options["children"])
+
+    def _start_children(self, folder):
+        """Two processes that leave their numbers there, in the worker's group and in a session of its own."""
+        descriptors = [fd for fd in range(3, 64) if os.path.exists(f"/proc/self/fd/{fd}")]
+        for alone in (False, True):
+            child = subprocess.Popen(
+                ["sleep", "600"],
+                start_new_session=alone,
+                pass_fds=descriptors if self.options.get("inherit") else (),
+            )
+            open(os.path.join(folder, str(child.pid)), "w").close()
 
     def _fault(self, phase):
         kind = self.options.get(phase)

@@ -5,23 +5,151 @@ environment that is built suffers make's n-th fault (null: none), the n-th attem
 Attempts are counted by files in that folder, since the processes that count them do not live long.
 """
 
+import gc
 import json
 import os
+import pickle
 import signal
+import struct
+import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from rlvla.envs.base import ChunkResult, Observation, TaskSpec, check_actions
 from rlvla.envs.registry import Suite, register_suite
-from rlvla.envs.workers import slab
+from rlvla.envs.workers import ray_backend, slab
 
 SIZE, CHUNK = 8, 2
 
 
 def task(task_id: int = 0) -> TaskSpec:
-    return TaskSpec("faulty", task_id, f"faulty {task_id}", "do it", 8, 1000, 1, 1, 10.0, ("done",))
+    task = TaskSpec("faulty", task_id, f"faulty {task_id}", "do it", 8, 1000, 1, 1, 10.0, ("done",))
+    return replace(task, reward_range=(0.0, 1.0))
+
+
+def _late(result: ChunkResult, name: str, value: object) -> ChunkResult:
+    """The result of one executed action of two, with something in the second."""
+    values = getattr(result, name).copy()
+    values[1] = value
+    first = {"rewards": result.rewards * np.array([1, 0], np.float32), "successes": result.successes & [True, False]}
+    ended = replace(result, **first, steps_executed=1, events=[], terminated=False, success_at_end=False)
+    return replace(ended, truncated=True, **{name: values.astype(getattr(result, name).dtype)})
+
+
+def _seen(result: ChunkResult, **changes: object) -> ChunkResult:
+    return replace(result, observation=replace(result.observation, **changes))
+
+
+# Results that break the contract of environments, and the kind of the failure if it is not "bad_answer".
+CONTRACT = {
+    "events_numbers": lambda r: replace(r, events=[frozenset({step}) for step in range(r.steps_executed)]),
+    "events_text": lambda r: replace(r, events="done"),
+    "events_words": lambda r: replace(r, events=["done"] * r.steps_executed),
+    "events_dict": lambda r: replace(r, events={"done": 1}),
+    "events_nested": lambda r: replace(r, events=[[["done"]]] * r.steps_executed),
+    "events_unknown": lambda r: replace(r, events=[frozenset({"flown"})] * r.steps_executed),
+    "events_many": lambda r: replace(r, events=[frozenset()] * 5),
+    "events_long": lambda r: replace(r, events=[frozenset({"x" * 500_000})] * r.steps_executed),
+    "instruction_none": lambda r: _seen(r, instruction=None),
+    "instruction_bytes": lambda r: _seen(r, instruction=["do", "it"]),
+    "instruction_surrogate": lambda r: _seen(r, instruction="do \ud800 it"),
+    "instruction_control": lambda r: _seen(r, instruction="do\0it\x1b[2J"),
+    "instruction_long": lambda r: _seen(r, instruction="do it " * 10_000),
+    "success_at_end": lambda r: replace(r, success_at_end=True, successes=r.successes & False),
+    "terminated": lambda r: replace(r, terminated=True, truncated=False, success_at_end=False),
+    "flags_numbers": lambda r: replace(r, terminated=1),
+    "flags_text": lambda r: replace(r, truncated="no"),
+    "late_success": lambda r: _late(r, "successes", True),
+    "late_reward": lambda r: _late(r, "rewards", 0.5),
+    "absurd_reward": lambda r: replace(r, rewards=np.full_like(r.rewards, 1e30)),
+    "negative_reward": lambda r: replace(r, rewards=np.full_like(r.rewards, -0.5)),
+    "nan_reward": lambda r: replace(r, rewards=np.full_like(r.rewards, np.nan)),
+    "rewards_list": lambda r: replace(r, rewards=[0.0, 0.0]),
+    "rewards_double": lambda r: replace(r, rewards=r.rewards.astype(np.float64)),
+    "rewards_short": lambda r: replace(r, rewards=r.rewards[:1]),
+    "successes_numbers": lambda r: replace(r, successes=r.successes.astype(np.int64)),
+    "steps_none": lambda r: replace(r, steps_executed=0),
+    "steps_many": lambda r: replace(r, steps_executed=9),
+    "steps_bool": lambda r: replace(r, steps_executed=True),
+    "steps_nan": lambda r: replace(r, steps_executed=float("nan")),
+    "frames": lambda r: replace(r, frames=np.zeros((r.steps_executed, SIZE, SIZE, 3), np.uint8)),
+    "grey": lambda r: _seen(r, images=r.observation.images[..., :1]),
+    "huge_image": lambda r: _seen(r, images=np.zeros((1, 2000, 2000, 3), np.uint8)),
+    "no_image": lambda r: _seen(r, images=None),
+    "proprio_nan": lambda r: _seen(r, proprio=np.array([np.nan], np.float32)),
+    "proprio_long": lambda r: _seen(r, proprio=np.zeros(4, np.float32)),
+    "proprio_none": lambda r: _seen(r, proprio=None),
+    "nothing": lambda r: None,
+    "observation": lambda r: r.observation,
+    "objects": lambda r: replace(r, events=[frozenset({object()})]),
+    "array_of_objects": lambda r: replace(r, rewards=np.array([object(), object()])),
+    "megabytes": lambda r: _seen(r, instruction="x" * 5_000_000),
+}
+KINDS = {
+    "events_nested": "unreadable",
+    "nothing": "exception",
+    "observation": "unreadable",
+    "objects": "exception",
+    "array_of_objects": "exception",
+    "megabytes": "unreadable",
+}
+
+
+class _RunsCode:
+    """Would leave a file if its pickle were read."""
+
+    def __init__(self, path: Path):
+        self.path = str(path)
+
+    def __reduce__(self):
+        return os.open, (self.path, os.O_CREAT)
+
+
+def _framed(message: bytes) -> bytes:
+    return struct.pack("!i", len(message)) + message
+
+
+# What a worker may write to its connection in the place of an answer.
+WIRE = {
+    "gigabyte": struct.pack("!i", 2**30) + bytes(100),
+    "negative_length": struct.pack("!iQ", -1, 2**40) + bytes(100),
+    "noise": np.random.default_rng(0).bytes(50_000),
+    "no_json": _framed(b"\x80\x04\xff"),
+    "deep": _framed(b"[" * 900_000),
+    "big_number": _framed(b'[[0,["chunk",' + b"9" * 100_000 + b"]]]"),
+    "no_answers": _framed(b"[]"),
+    "a_number": _framed(b"7"),
+    "wrong_slot": _framed(b'[[7,["values",{}]]]'),
+    "negative_slot": _framed(b'[[-1,["values",{}]]]'),
+    "twice": _framed(b'[[0,["failure","make","E","","",[],[]]],[0,["failure","make","E","","",[],[]]]]'),
+    "closed_slot": _framed(b'[[0,["failure","make","E","","",[],[55]]]]'),
+    "unknown_kind": _framed(b'[[0,["surprise"]]]'),
+    "few_fields": _framed(b'[[0,["chunk",1,2]]]'),
+    "greeting": _framed(b'{"hello":{"protocol":5,"rlvla":"0","python":"3","numpy":"2"}}'),
+    "terabytes": _framed(b'[[0,["observation",{"offset":0,"shape":[1000000000000],"dtype":"|u1"},null,""]]]'),
+    "gigabytes": _framed(b'[[0,["observation",{"offset":0,"shape":[1073741824],"dtype":"|u1"},null,""]]]'),
+    "negative_shape": _framed(b'[[0,["observation",{"offset":0,"shape":[-1,-1],"dtype":"|u1"},null,""]]]'),
+    "object_dtype": _framed(b'[[0,["observation",{"offset":0,"shape":[1],"dtype":"|O"},null,""]]]'),
+    "far_offset": _framed(b'[[0,["observation",{"offset":1000000000000,"shape":[1],"dtype":"|u1"},null,""]]]'),
+}
+
+# What an actor of Ray may return.
+RAY = {
+    "ray_noise": WIRE["noise"],
+    "ray_nothing": b"",
+    "ray_object": {"no": "bytes"},
+    "ray_long_head": struct.pack("!I", 2**31) + bytes(100),
+    "ray_no_message": struct.pack("!I", 2) + b"{}",
+}
+
+
+def _write(data: bytes) -> None:
+    descriptor = int(sys.argv[sys.argv.index("--connection_fd") + 1])
+    while data:
+        data = data[os.write(descriptor, data) :]
 
 
 def length_of(seed: int) -> int:
@@ -65,6 +193,34 @@ class FaultyEnv:
             os._exit(7)
         if fault == "sleep":
             time.sleep(600)
+        if fault in WIRE:
+            _write(WIRE[fault])
+            time.sleep(600)
+        if fault == "pickle":
+            _write(_framed(pickle.dumps(_RunsCode(self._folder / "code was run"))))
+            time.sleep(600)
+        if fault == "drip":
+            _write(struct.pack("!i", 1000))
+            while True:
+                _write(b"[")
+                time.sleep(0.01)
+        if fault == "flood":
+            while True:
+                _write(struct.pack("!i", 2**20) + bytes(2**20))
+        if fault == "long_error":
+            raise ZeroDivisionError("x" * 30_000_000)
+        if fault == "strange_error":
+            raise ZeroDivisionError("\ud800 \x1b[2J")
+        if fault == "orphan":  # a child holds the connection; the worker is dead
+            if os.fork():
+                os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(600)
+        if fault == "shrink":  # the answer references memory that is gone
+            append = slab.Slab.append
+            slab.Slab.append = lambda self, array: (append(self, array), os.ftruncate(self._fd, 0))[0]
+        if fault in RAY:
+            [actor] = (item for item in gc.get_objects() if isinstance(item, ray_backend.RayWorker))
+            actor._reply = lambda *parts: RAY[fault]
         if fault == "wait":  # for the test to make the file, or to have failed
             ends = time.monotonic() + 120
             while not (self._folder / "go").exists() and time.monotonic() < ends:
@@ -112,9 +268,10 @@ class FaultyEnv:
         rewards, successes = np.zeros(len(actions), np.float32), np.zeros(len(actions), bool)
         rewards[count - 1] = successes[count - 1] = success
         events = [frozenset({"done"} if done else ()) for done in successes[:count]]
-        return ChunkResult(
+        result = ChunkResult(
             self._observe(fault), count, rewards, successes, success, over and not success, success, events
         )
+        return CONTRACT[fault](result) if fault in CONTRACT else result
 
     def privileged_state(self) -> dict[str, np.ndarray]:
         return {}

@@ -18,6 +18,7 @@ from typing import ClassVar
 import numpy as np
 
 from rlvla.envs.base import Observation, TaskSpec, check_init_state_id, task_of
+from rlvla.envs.chunks import SUCCESS_REWARD
 from rlvla.envs.libero import install as install
 from rlvla.envs.mujoco.arm_env import MujocoArmEnv
 from rlvla.envs.options import SuiteOptions
@@ -107,6 +108,7 @@ def list_tasks(suite: str, **kw) -> list[TaskSpec]:
                 images_flipped_vertically=True,
                 gripper_dims=(ACTION_DIM - 1,),
                 machine="goals",
+                reward_range=SUCCESS_REWARD,
             )
         )
     return specs

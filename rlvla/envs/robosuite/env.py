@@ -10,6 +10,7 @@ from typing import ClassVar
 import numpy as np
 
 from rlvla.envs.base import Observation, TaskSpec, check_init_state_id, task_of
+from rlvla.envs.chunks import SUCCESS_REWARD
 from rlvla.envs.mujoco.arm_env import MujocoArmEnv
 from rlvla.envs.options import SuiteOptions
 from rlvla.envs.robosuite.importing import import_robosuite
@@ -68,6 +69,7 @@ def list_tasks(**kw) -> list[TaskSpec]:
             propositions=task.facts.propositions,
             gripper_dims=(ACTION_DIM - 1,) if task.has_gripper else (),
             machine=task.machine,
+            reward_range=SUCCESS_REWARD,
         )
         for task_id, task in enumerate(TASKS)
     ]

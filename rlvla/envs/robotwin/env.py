@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from rlvla.envs.base import TaskSpec, task_of
+from rlvla.envs.chunks import SUCCESS_REWARD
 from rlvla.envs.options import SuiteOptions
 from rlvla.envs.robotwin.single_step import SingleStepEnv, View
 from rlvla.envs.splits import HELD_OUT_FRACTION
@@ -127,6 +128,7 @@ def list_tasks(**kw) -> list[TaskSpec]:
             control_freq=CONTROL_FREQ,
             propositions=("success",),
             action_limit=ACTION_LIMIT,
+            reward_range=SUCCESS_REWARD,
         )
         for task_id, path in enumerate(names)
     ]

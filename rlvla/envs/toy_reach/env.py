@@ -14,7 +14,7 @@ from typing import ClassVar
 import numpy as np
 
 from rlvla.envs.base import ChunkResult, Observation, TaskSpec, check_actions, check_init_state_id, task_of
-from rlvla.envs.chunks import ChunkRunner
+from rlvla.envs.chunks import SUCCESS_REWARD, ChunkRunner
 from rlvla.envs.options import SuiteOptions
 
 # Each color has a third of the table (center x of its lane): with discs anywhere, grounding color words would take a
@@ -217,6 +217,7 @@ def list_tasks(**kw) -> list[TaskSpec]:
             control_freq=10.0,
             propositions=("near", "reached"),
             machine="chain",
+            reward_range=SUCCESS_REWARD,
         )
     ]
 

@@ -61,7 +61,7 @@ class Channel(Protocol):
 
         Raises:
             WorkerGoneError: the worker has ended.
-            Exception: the message is invalid.
+            UnreadableError: the message is invalid.
         """
         ...
 
@@ -94,7 +94,10 @@ class Backend(Protocol[AnyChannel]):
         ...
 
     def wait(self, channels: Sequence[AnyChannel], timeout: float | None) -> Sequence[AnyChannel]:
-        """Channels with something to `receive`; waits up to `timeout` seconds (None: forever) for the first."""
+        """Channels with something to `receive`; waits up to `timeout` seconds (None: forever) for the first.
+
+        A worker that sends a part of a message only, however slowly, does not keep the caller longer than that.
+        """
         ...
 
     def close(self, idle: Sequence[AnyChannel], busy: Sequence[AnyChannel]) -> None:

@@ -6,8 +6,10 @@ import enum
 import time
 from collections.abc import Sequence
 
+from rlvla.envs.base import ChunkResult, Observation, TaskSpec
 from rlvla.envs.registry import get_suite
 from rlvla.envs.workers.backend import Channel
+from rlvla.envs.workers.codec import UnreadableError
 from rlvla.envs.workers.messages import (
     Answer,
     Command,
@@ -18,6 +20,7 @@ from rlvla.envs.workers.messages import (
     PrivilegedState,
     Reset,
     RunExpert,
+    SlotAnswer,
     SlotCommand,
     StepChunk,
 )
@@ -32,6 +35,11 @@ class WorkerState(enum.Enum):
     DEAD = "dead"
 
 
+# How an environment can fail: an exception, the end of its process, a time limit, a message that cannot be read, an
+# answer that breaks the contract, a command that could not be sent, and (lost) a failure of another slot.
+FAULT_KINDS = ("exception", "ended", "late", "unreadable", "bad_answer", "unsent", "lost")
+
+
 class EnvWorkerError(RuntimeError):
     """A worker raised an exception or its process ended.
 
@@ -43,6 +51,7 @@ class EnvWorkerError(RuntimeError):
         error_type: class name of the exception; None if the process ended.
         worker_traceback: the worker's traceback; empty if the process ended.
         collateral: whether another slot of the worker caused the failure.
+        kind: one of `FAULT_KINDS`.
     """
 
     def __init__(
@@ -58,6 +67,7 @@ class EnvWorkerError(RuntimeError):
         error_type: str | None = None,
         worker_traceback: str = "",
         collateral: bool = False,
+        kind: str = "ended",
     ):
         self.worker_id = worker_id
         self.slot = worker_id if slot is None else slot
@@ -69,6 +79,7 @@ class EnvWorkerError(RuntimeError):
         self.error_type = error_type
         self.worker_traceback = worker_traceback
         self.collateral = collateral
+        self.kind = "lost" if collateral else kind
         where = f"{worker_name(worker_id, slot)}, phase {phase}"
         if spec is not None:
             where += f", {spec.suite} task {spec.task_id}"
@@ -91,6 +102,16 @@ PHASES: dict[type, str] = {
     StepChunk: "step_chunk",
     RunExpert: "run_expert",
     PrivilegedState: "privileged_state",
+}
+
+
+# Command -> type of its answer.
+ANSWERS: dict[type, type] = {
+    Make: TaskSpec,
+    Reset: Observation,
+    StepChunk: ChunkResult,
+    RunExpert: dict,
+    PrivilegedState: dict,
 }
 
 
@@ -157,7 +178,13 @@ class WorkerHandle:
         return [self.owed[0], *(slot for slot in others if self.slots[slot].joins(first))]
 
     def error(
-        self, slot: int, message: str, failure: Failure | None = None, collateral: bool = False
+        self,
+        slot: int,
+        message: str,
+        failure: Failure | None = None,
+        collateral: bool = False,
+        kind: str = "ended",
+        error_type: str | None = None,
     ) -> EnvWorkerError:
         """Create the report of a failure in a slot; `failure` is the worker's description of it, if any."""
         known = self.slots[slot]
@@ -169,9 +196,10 @@ class WorkerHandle:
             spec=known.spec,
             init_state_id=known.init_state_id,
             seed=known.seed,
-            error_type=failure.error_type if failure else None,
+            error_type=failure.error_type if failure else error_type,
             worker_traceback=failure.traceback if failure else "",
             collateral=collateral,
+            kind="exception" if failure else kind,
         )
 
     def send(self, commands: Sequence[SlotCommand]) -> None:
@@ -188,6 +216,24 @@ class WorkerHandle:
         except OSError:
             del self.owed[-len(commands) :]
             raise
+
+    def check(self, answers: object) -> list[SlotAnswer]:
+        """Return the answers, failures last; `UnreadableError` unless each is an answer to a pending command."""
+        if not isinstance(answers, list):
+            raise UnreadableError("a second greeting")
+        slots = {slot for slot, _ in answers}
+        if not answers or len(slots) < len(answers) or not slots <= set(self.owed):
+            raise UnreadableError(
+                f"answers of slots {[slot for slot, _ in answers]} where those of {self.owed} are due"
+            )
+        for slot, answer in answers:
+            command = self.slots[slot].command
+            if isinstance(answer, Failure):
+                if not all(0 <= other < len(self.slots) for other in answer.closed):
+                    raise UnreadableError(f"slots {answer.closed} were closed, of {len(self.slots)}")
+            elif not isinstance(answer, ANSWERS[type(command)]):
+                raise UnreadableError(f"{type(answer).__name__} in answer to {type(command).__name__}")
+        return sorted(answers, key=lambda item: isinstance(item[1], Failure))  # they may discard other environments
 
     def take(self, slot: int, answer: Answer | Failure) -> Result:
         """Convert the answer to a slot's command to a result and update the slot."""

@@ -22,12 +22,14 @@ from typing import Any
 
 from rlvla.envs.base import TaskSpec
 from rlvla.envs.registry import get_suite, list_tasks
+from rlvla.envs.workers.codec import readable, task_from_json
 from rlvla.envs.workers.processes import worker_environment
 from rlvla.utils.errors import ConfigError, MissingExtraError, Problem
 
 _OLDEST = (3, 10)
 # Exit code of an interpreter that is too old; not used by Python itself.
 _TOO_OLD = 86
+_NO_TASKS = "its answer is no list of tasks"
 # The first import of a simulator may compile code.
 _TIMEOUT_SECONDS = 120.0
 
@@ -65,21 +67,22 @@ def tasks_of_interpreter(python: str, suite: str, options: Mapping[str, Any]) ->
     Raises:
         ConfigError: the interpreter is unusable, lacks numpy or the suite's simulator, or an option is invalid.
     """
-    answer = _ask(path_of_interpreter(python), suite, repr(dict(options)))
-    if "problems" in answer:
-        raise ConfigError(Problem(**problem) for problem in answer["problems"])
-    return [_task(task) for task in answer["tasks"]]
-
-
-def _task(fields: dict[str, Any]) -> TaskSpec:
-    """Restore a task from JSON, which has no tuples."""
-    values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in fields.items()}
-    return TaskSpec(**values)
+    path = path_of_interpreter(python)
+    answer = _ask(path, suite, repr(dict(options)))
+    try:
+        problems = [Problem(**problem) for problem in answer.get("problems", ())]
+        tasks = [] if problems else [task_from_json(task) for task in answer["tasks"]]
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ConfigError.of("env_python", "unavailable", f"--env_python {python}: {_NO_TASKS} ({error})") from error
+    if problems:
+        raise ConfigError(problems)
+    return tasks
 
 
 def versions_of_interpreter(python: str, suite: str, options: Mapping[str, Any]) -> dict[str, str]:
     """`installed_versions` of the suite's simulator in another interpreter; arguments as in `tasks_of_interpreter`."""
-    return dict(_ask(path_of_interpreter(python), suite, repr(dict(options))).get("versions", {}))
+    versions = _ask(path_of_interpreter(python), suite, repr(dict(options))).get("versions")
+    return {str(name): str(version) for name, version in versions.items()} if isinstance(versions, dict) else {}
 
 
 def installed_versions(modules: Iterable[str]) -> dict[str, str]:
@@ -92,9 +95,10 @@ def installed_versions(modules: Iterable[str]) -> dict[str, str]:
 def _ask(python: str, suite: str, options: str) -> dict[str, Any]:
     ended = _run([python, "-m", "rlvla.envs.workers.interpreter", suite, options], python)
     try:
-        return json.loads(ended.stdout.strip().splitlines()[-1])
-    except (IndexError, ValueError):
+        answer = json.loads(ended.stdout.strip().splitlines()[-1])
+    except (IndexError, ValueError, RecursionError):
         return _unusable(python, _reason(ended, python))
+    return answer if isinstance(answer, dict) else _unusable(python, _NO_TASKS)
 
 
 def _reason(ended: subprocess.CompletedProcess[str], python: str) -> str:
@@ -103,7 +107,7 @@ def _reason(ended: subprocess.CompletedProcess[str], python: str) -> str:
         name = missing[1].partition(".")[0]
         return f"it has no {name}, which workers need; install it with: {python} -m pip install {name}"
     last = (ended.stderr.strip().splitlines() or ["it printed nothing"])[-1]
-    return f"it cannot run rlvla's workers: {last}"
+    return f"it cannot run rlvla's workers: {readable(last, 1000)}"
 
 
 def _run(command: list[str], python: str) -> subprocess.CompletedProcess[str]:

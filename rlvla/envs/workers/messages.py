@@ -2,16 +2,16 @@
 
 A worker has slots, each with its own episode. A message is a list of (slot, command) to the worker and of
 (slot, answer) from it; within a slot, commands and answers alternate. Arrays are not part of messages: the sender
-writes them to the slot's shared memory (`rlvla.envs.workers.slab`), and the message references them.
+writes them to the slot's shared memory (`rlvla.envs.workers.slab`), and the message references them. Commands are
+pickled, since a worker trusts its pool; answers are not (`rlvla.envs.workers.codec`).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from rlvla.envs.workers.slab import ArrayRef, Slab
 from rlvla.utils.errors import Problem
 
 # Increment on every incompatible change.
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 # Readable by all supported Python versions: a worker may run in another interpreter.
 _PICKLE_PROTOCOL = 4
 
@@ -126,14 +126,14 @@ def unpack(message: Any, slab: Slab) -> Any:
     return replace_leaves(message, ArrayRef, slab.read)
 
 
-def send_message(connection: Connection, message: object) -> None:
-    """Send one message; OSError if the other side is gone."""
-    connection.send_bytes(pickle.dumps(message, protocol=_PICKLE_PROTOCOL))
+def dump_commands(commands: Sequence[tuple[int, Any]]) -> bytes:
+    """Serialize packed commands."""
+    return pickle.dumps(commands, protocol=_PICKLE_PROTOCOL)
 
 
-def receive_message(connection: Connection) -> Any:
-    """Wait for one message; EOFError or OSError if the other side is gone."""
-    return pickle.loads(connection.recv_bytes())
+def load_commands(data: bytes) -> list[tuple[int, Any]]:
+    """The inverse of `dump_commands`, for workers only: it runs what the data says."""
+    return pickle.loads(data)
 
 
 def replace_leaves(value: Any, kind: type, function: Callable[[Any], Any]) -> Any:

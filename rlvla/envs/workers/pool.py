@@ -11,13 +11,13 @@ from types import TracebackType
 from typing import Any
 
 from rlvla.envs.workers.backend import Backend, WorkerGoneError, WorkerOptions
+from rlvla.envs.workers.codec import UnreadableError
 from rlvla.envs.workers.handle import EnvWorkerError, Result, WorkerHandle, WorkerState, worker_name
 from rlvla.envs.workers.messages import (
     PROTOCOL_VERSION,
     Answer,
     Command,
     EnvSpec,
-    Failure,
     Hello,
     SlotCommand,
 )
@@ -139,10 +139,12 @@ class EnvPool:
         """Resident memory in bytes of a slot's worker; 0 if unknown or ended."""
         return self._locate(slot)[0].channel.rss_bytes()
 
-    def failure(self, slot: int, message: str, *, collateral: bool = False) -> EnvWorkerError:
-        """Create a failure report for a slot, for callers that detect failures themselves."""
+    def failure(
+        self, slot: int, message: str, *, collateral: bool = False, kind: str = "ended", error_type: str | None = None
+    ) -> EnvWorkerError:
+        """Create a failure report for a slot, for callers that detect failures themselves; see `EnvWorkerError`."""
         worker, local = self._locate(slot)
-        return worker.error(local, message, collateral=collateral)
+        return worker.error(local, message, collateral=collateral, kind=kind, error_type=error_type)
 
     def executing(self, worker_id: int) -> list[int]:
         """Slots whose commands a worker is executing: one, or several that share a batched environment."""
@@ -190,7 +192,9 @@ class EnvPool:
                 pass  # `wait` reads earlier answers first, then reports the end
             except OSError as error:  # no shared memory left
                 message = f"the command could not be sent: {error}"
-                self._failed += [(worker.first + local, worker.error(local, message)) for local, _ in group]
+                self._failed += [
+                    (worker.first + local, worker.error(local, message, kind="unsent")) for local, _ in group
+                ]
 
     def wait(self, timeout: float | None = None) -> list[tuple[int, Result]]:
         """Wait for at least one answer and return all that have arrived.
@@ -285,45 +289,48 @@ class EnvPool:
         if not self._backend.wait([worker.channel], self._start_timeout):
             worker.channel.kill()
             self._reap(worker)
-            raise worker.error(0, f"not ready after {self._start_timeout:g} s")
+            raise worker.error(0, f"not ready after {self._start_timeout:g} s", kind="late")
         [(_, hello)] = self._greet(worker)
         if isinstance(hello, Exception):
             raise hello
 
     def _greet(self, worker: WorkerHandle) -> list[tuple[int, Result]]:
         """Read the first message of a worker."""
+        account = ""
         try:
             hello = worker.channel.receive()
         except WorkerGoneError:
             return self._reap(worker)
+        except UnreadableError as error:
+            hello, account = [], f"{worker.channel.place} sent {error} instead of a greeting"
         theirs = (hello.protocol, hello.rlvla) if isinstance(hello, Hello) else (None, None)
-        if not isinstance(hello, Hello) or theirs != (PROTOCOL_VERSION, __version__):
-            self._reap(worker)
+        if theirs != (PROTOCOL_VERSION, __version__):
+            if isinstance(hello, Hello):
+                account = f"{worker.channel.place} has rlvla {theirs[1]} (worker protocol {theirs[0]})"
             message = (
-                f"{worker.channel.place} has rlvla {theirs[1]} (worker protocol {theirs[0]}), this process has rlvla "
-                f"{__version__} (worker protocol {PROTOCOL_VERSION}); install the same version in both"
+                f"{account or 'there was no greeting'}, this process has rlvla {__version__} (worker protocol "
+                f"{PROTOCOL_VERSION}); install the same version in both"
             )
-            return [(worker.first, worker.error(0, message))]
+            worker.channel.kill()
+            return self._reap(worker, message, "unreadable")
         worker.state = WorkerState.IDLE
+        assert isinstance(hello, Hello)
         return [(worker.first, hello)]
 
     def _collect(self, worker: WorkerHandle) -> list[tuple[int, Result]]:
         if worker.state is WorkerState.BUSY:
             return self._greet(worker)
         try:
-            answers = worker.channel.receive()
-            if not isinstance(answers, list) or not {slot for slot, _ in answers} <= set(worker.owed):
-                raise ValueError(f"no answers of slots {worker.owed}")
+            answers = worker.check(worker.channel.receive())
         except WorkerGoneError:
             return self._reap(worker)
-        except Exception as error:  # an invalid message or array reference
+        except UnreadableError as error:
             worker.channel.kill()
-            return self._reap(worker, f"sent an answer that cannot be read ({error!r}) and was killed")
+            return self._reap(worker, f"sent an answer that cannot be read ({error}) and was killed", "unreadable")
         worker.since = time.monotonic()
-        answers.sort(key=lambda item: isinstance(item[1], Failure))  # they may discard environments of other answers
         return [(worker.first + slot, worker.take(slot, answer)) for slot, answer in answers]
 
-    def _reap(self, worker: WorkerHandle, account: str | None = None) -> list[tuple[int, Result]]:
+    def _reap(self, worker: WorkerHandle, account: str | None = None, kind: str = "ended") -> list[tuple[int, Result]]:
         """Ensure that a worker's process has ended, and return the failures of all slots with a pending answer.
 
         Failures of commands that had not started are collateral.
@@ -331,6 +338,7 @@ class EnvPool:
         Args:
             worker: the worker to reap.
             account: error message; by default, how the process ended.
+            kind: what happened, one of `FAULT_KINDS`.
         """
         starting = worker.state is WorkerState.BUSY
         if worker.state is not WorkerState.DEAD:
@@ -339,6 +347,6 @@ class EnvPool:
         failed, guilty = worker.owed or ([0] if starting else []), worker.executing() or [0]
         worker.owed = []
         return [
-            (worker.first + slot, worker.error(slot, account or worker.end, collateral=slot not in guilty))
+            (worker.first + slot, worker.error(slot, account or worker.end, collateral=slot not in guilty, kind=kind))
             for slot in failed
         ]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -10,22 +12,18 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from multiprocessing import connection as mp_connection
-from multiprocessing.connection import Connection
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 import rlvla
 from rlvla.envs.workers.backend import WorkerGoneError, WorkerOptions
-from rlvla.envs.workers.messages import (
-    Hello,
-    SlotAnswer,
-    SlotCommand,
-    pack,
-    receive_message,
-    send_message,
-    unpack,
-)
+from rlvla.envs.workers.codec import LARGEST_ARRAYS, LARGEST_MESSAGE, arrays_due, decode_message, reference_of
+from rlvla.envs.workers.guardian import MARK, kill_marked, new_mark
+from rlvla.envs.workers.inbox import Inbox, send_message
+from rlvla.envs.workers.messages import Hello, SlotAnswer, SlotCommand, dump_commands, pack
 from rlvla.envs.workers.slab import Slab, create_slab_file
 from rlvla.utils.errors import ConfigError
 
@@ -41,15 +39,37 @@ WORKER_ENVIRONMENT = {
 }
 # Time for an idle worker to close its environment, and for any worker to react to SIGTERM.
 _GRACE_SECONDS, _TERMINATE_SECONDS = 3.0, 1.0
+# Time in which a worker must read a command; a command is short, and a worker that runs reads the one before first.
+_SEND_SECONDS = 5.0
+# Interval at which ends are looked for, while ending workers, and where no descriptor announces them.
+_END_TICK, _POLL_SECONDS = 0.005, 0.5
 
 
 class ProcessChannel:
-    """A worker process. Arrays are passed in a slab per slot, everything else through the connection."""
+    """A worker process. Arrays are passed in a slab per slot, everything else through the connection.
 
-    def __init__(self, process: subprocess.Popen[bytes], connection: Connection, slabs: Sequence[Slab], python: str):
-        self.process = process
+    Args:
+        process: the process, the leader of a session and a group of its own.
+        connection: socket to the process.
+        slabs: shared memory of each slot.
+        python: its interpreter.
+        mark: mark of its descendants, see `rlvla.envs.workers.guardian`.
+    """
+
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        connection: socket.socket,
+        slabs: Sequence[Slab],
+        python: str,
+        mark: str,
+    ):
+        connection.settimeout(_SEND_SECONDS)  # for sending; nothing waits to receive
+        self.process, self.mark = process, mark
         self.connection = connection
-        self._slabs = slabs
+        self.inbox = Inbox(connection, LARGEST_MESSAGE * len(slabs))
+        self.death = _death_of(process.pid)
+        self._slabs, self._most_arrays = slabs, LARGEST_ARRAYS
         self._python = python
 
     @property
@@ -62,38 +82,53 @@ class ProcessChannel:
         """The interpreter."""
         return f"'{self._python}'"
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the process has ended; it stays a zombie, so that its number and its group's are not reused."""
+        if self.process.returncode is not None:
+            return True
+        try:
+            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:  # somebody else has reaped it
+            return True
+
     def send(self, commands: Sequence[SlotCommand]) -> None:
         """Send commands as one message."""
+        self._most_arrays = max(self._most_arrays, arrays_due(commands))
         message = [(slot, pack(command, self._slabs[slot])) for slot, command in commands]
         try:
-            send_message(self.connection, message)
+            send_message(self.connection, dump_commands(message))
+        except TimeoutError as error:  # part of the message may have been sent
+            self.kill()
+            raise WorkerGoneError from error
         except OSError as error:
             raise WorkerGoneError from error
 
     def receive(self) -> Hello | list[SlotAnswer]:
         """Read one message."""
-        try:
-            message = receive_message(self.connection)
-        except (EOFError, OSError) as error:
-            raise WorkerGoneError from error
-        if not isinstance(message, list):
-            return message
-        return [(slot, unpack(answer, self._slabs[slot])) for slot, answer in message]
+        message = self.inbox.take()
+        if message is None:
+            raise WorkerGoneError
+        return decode_message(message, self._load, len(self._slabs), self._most_arrays)
+
+    def _load(self, slot: int, reference: Mapping[str, Any]) -> np.ndarray:
+        return self._slabs[slot].read(reference_of(reference))
 
     def kill(self) -> None:
-        """SIGKILL."""
-        self.process.kill()
+        """SIGKILL, for the process and all that it has started."""
+        if self.process.returncode is None:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
 
     def reap(self) -> str:
-        """Ensure that the process has ended."""
+        """Ensure that the process has ended, and all that it has started."""
         self.release()
         # After its connection broke, a process usually ends by itself; wait for its exit code.
-        _wait_for_exit([self.process], _TERMINATE_SECONDS)
-        self.process.kill()
-        return _describe_exit(self.process.wait())
+        _wait_for_end([self], _TERMINATE_SECONDS)
+        return _describe_exit(_bury([self])[0])
 
     def release(self) -> None:
-        """Close this side's file descriptors; the worker then ends by itself."""
+        """Close this side's connection and shared memory; the worker then ends by itself."""
         self.connection.close()
         for slab in self._slabs:
             slab.close()
@@ -117,6 +152,7 @@ class ProcessBackend:
         """Start a process; ConfigError if the interpreter cannot be started."""
         ours, theirs = socket.socketpair()
         slab_fds = [create_slab_file() for _ in range(options.num_slots)]
+        mark = new_mark()
         with theirs:
             command = [self._python, "-m", "rlvla.envs.workers.worker"]
             command += ["--connection_fd", str(theirs.fileno()), "--slab_fds", *map(str, slab_fds)]
@@ -130,37 +166,89 @@ class ProcessBackend:
                         command,
                         stdin=subprocess.DEVNULL,
                         stdout=2,  # simulator output belongs to the diagnostics
-                        env=worker_environment(options.environment),
+                        env=worker_environment({**options.environment, MARK: mark}),
                         pass_fds=(theirs.fileno(), *slab_fds),
+                        # A terminal's Ctrl-C and hang-up are for the pool's process; and the group can be killed.
+                        start_new_session=True,
                     )
             except OSError as error:
                 ours.close()
                 for fd in slab_fds:
                     os.close(fd)
                 raise ConfigError(f"cannot start environment workers with '{self._python}': {error}") from error
-        return ProcessChannel(process, Connection(ours.detach()), [Slab(fd) for fd in slab_fds], self._python)
+        return ProcessChannel(process, ours, [Slab(fd) for fd in slab_fds], self._python, mark)
 
     def wait(self, channels: Sequence[ProcessChannel], timeout: float | None) -> Sequence[ProcessChannel]:
-        """Channels that sent a message or ended."""
-        ready = set(mp_connection.wait([channel.connection for channel in channels], timeout))
-        return [channel for channel in channels if channel.connection in ready]
+        """Channels that sent a message or ended; those that sent a part of one are not waited for."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        waiting = select.poll()
+        reading = {channel.connection.fileno(): channel for channel in channels}
+        for descriptor in reading:
+            waiting.register(descriptor, select.POLLIN)
+        dying = {channel.death: channel for channel in channels if channel.death is not None}
+        for descriptor in dying:
+            waiting.register(descriptor, select.POLLIN)
+        ended: set[ProcessChannel] = set()
+        ready = [channel for channel in channels if channel.inbox.is_ready]
+        while True:
+            left = 0.0 if ready else None if deadline is None else max(0.0, deadline - time.monotonic())
+            if len(dying) < len(channels):  # no descriptor announces the end of every process
+                left = _POLL_SECONDS if left is None else min(left, _POLL_SECONDS)
+                ended |= {channel for channel in channels if channel.has_ended}
+            for descriptor, _ in waiting.poll(None if left is None else math.ceil(1000 * left)):
+                if descriptor in dying:
+                    ended.add(dying[descriptor])
+                else:
+                    reading[descriptor].inbox.fill()
+            for channel in ended:
+                channel.inbox.fill()  # what it sent before it ended
+            ready = [channel for channel in channels if channel in ended or channel.inbox.is_ready]
+            if ready or (deadline is not None and time.monotonic() >= deadline):
+                return ready
 
     def close(self, idle: Sequence[ProcessChannel], busy: Sequence[ProcessChannel]) -> None:
         """Close the connections, after which idle workers end by themselves; terminate busy ones."""
-        processes = [channel.process for channel in (*idle, *busy)]
-        for channel in (*idle, *busy):
+        channels = [*idle, *busy]
+        for channel in channels:
             channel.release()
         for channel in busy:
-            channel.process.terminate()
-        for send_signal, patience in (
-            (subprocess.Popen.terminate, _GRACE_SECONDS),
-            (subprocess.Popen.kill, _TERMINATE_SECONDS),
-        ):
-            _wait_for_exit(processes, patience)
-            for process in processes:
-                send_signal(process)  # no effect on a process that has ended
-        for process in processes:
-            process.wait()
+            _terminate(channel)
+        _wait_for_end(channels, _GRACE_SECONDS)
+        for channel in channels:
+            _terminate(channel)  # no effect on a process that has ended
+        _wait_for_end(channels, _TERMINATE_SECONDS)
+        _bury(channels)
+
+
+def _terminate(channel: ProcessChannel) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(channel.pid, signal.SIGTERM)
+
+
+def _bury(channels: Sequence[ProcessChannel]) -> list[int]:
+    """Kill the processes and their descendants, and return their exit codes."""
+    for channel in channels:
+        channel.kill()
+    kill_marked([channel.mark for channel in channels])
+    for channel in channels:
+        if channel.death is not None:
+            os.close(channel.death)
+            channel.death = None
+    return [channel.process.wait() for channel in channels]
+
+
+def _death_of(pid: int) -> int | None:
+    """A descriptor that becomes readable when the process ends; None where the system has none."""
+    try:
+        return os.pidfd_open(pid)
+    except (AttributeError, OSError):
+        return None
+
+
+def _wait_for_end(channels: Sequence[ProcessChannel], timeout: float) -> None:
+    deadline = time.monotonic() + timeout
+    while not all(channel.has_ended for channel in channels) and time.monotonic() < deadline:
+        time.sleep(_END_TICK)
 
 
 @contextmanager
@@ -206,12 +294,3 @@ def _describe_exit(returncode: int) -> str:
         name = str(-returncode)
     hint = " (out of memory, perhaps)" if name == "SIGKILL" else ""
     return f"the process was killed by signal {name}{hint}"
-
-
-def _wait_for_exit(processes: Sequence[subprocess.Popen[bytes]], timeout: float) -> None:
-    deadline = time.monotonic() + timeout
-    for process in processes:
-        try:
-            process.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            return

@@ -1,28 +1,45 @@
 """Workers as actors on the machines of a Ray cluster (`--env_backend ray`).
 
-An actor executes the same commands as a worker process. Messages are sent as bytes, camera images in them raw or as PNG
-(lossless).
+An actor executes the same commands as a worker process. Its answers are bytes, the JSON of
+`rlvla.envs.workers.codec` followed by the arrays, camera images raw or as PNG (lossless). What Ray sends around them is
+Ray's own, which unpickles it: all machines of a cluster must be trusted.
 """
 
 from __future__ import annotations
 
 import io
+import json
 import logging
+import math
 import os
-import pickle
 import signal
 import socket
+import struct
 import threading
 from collections import Counter, deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from rlvla.envs.workers.backend import WorkerGoneError, WorkerOptions
-from rlvla.envs.workers.messages import Hello, SlotAnswer, SlotCommand, replace_leaves
+from rlvla.envs.workers.codec import (
+    LARGEST_ARRAYS,
+    UnreadableError,
+    arrays_due,
+    decode_message,
+    encode_answer,
+    encode_hello,
+    join_answers,
+    readable,
+    reference_of,
+    reference_to,
+)
+from rlvla.envs.workers.guardian import MARK, guard_this_process, new_mark
+from rlvla.envs.workers.messages import Hello, SlotAnswer, SlotCommand, dump_commands, load_commands
 from rlvla.envs.workers.processes import WORKER_ENVIRONMENT, resident_bytes, worker_environment
+from rlvla.envs.workers.slab import ArrayRef
 from rlvla.envs.workers.worker import Worker, answers_of, hello
 from rlvla.utils.errors import ConfigError, MissingExtraError, Problem, require
 
@@ -35,75 +52,127 @@ _GRACE_SECONDS = 3.0
 # An announced answer is already on this machine, unless it was lost in transit.
 _FETCH_SECONDS = 10.0
 _CONNECT_SECONDS = 5.0
+_LENGTH = struct.Struct("!I")
+_LONGEST_ENVELOPE = 10_000
 # Ray's default for addresses without a port.
 _DEFAULT_PORT = 6379
 
 
 @dataclass(frozen=True)
-class _PNG:
-    """Images [..., H, W, 3] uint8, stacked vertically in one PNG."""
+class Envelope:
+    """What a reply says about its process.
 
-    shape: tuple[int, ...]
-    data: bytes
+    Attributes:
+        pid, host: the process and its machine.
+        rss_bytes: its resident memory.
+        is_batched: whether commands should be sent together.
+        message_bytes: length of the message, which follows; the arrays come after it.
+    """
 
-
-@dataclass(frozen=True)
-class _Reply:
-    """Return value of an actor: a message, and information about its process."""
-
-    message: Any
     pid: int
     host: str
     rss_bytes: int
     is_batched: bool = False
+    message_bytes: int = 0
 
 
-def encode(message: Any, frames: str) -> bytes:
-    """Serialize a message; `frames` "png" compresses its images.
+class ArraysBehind:
+    """Collects the arrays of a message as bytes, camera images raw or as PNG.
 
-    Raises:
-        ValueError: an array of Python objects.
+    Args:
+        frames: encoding of camera images, one of `FRAMES`.
     """
-    return _pickled(_packed(message, frames))
 
+    def __init__(self, frames: str):
+        self._frames, self._end = frames, 0
+        self.parts: list[Any] = []
 
-def decode(data: bytes) -> Any:
-    """The inverse of `encode`; arrays belong to the caller."""
-    return _unpacked(pickle.loads(data))
-
-
-def _packed(message: Any, frames: str) -> Any:
-    def packed(array: np.ndarray) -> np.ndarray | _PNG:
+    def store(self, array: np.ndarray) -> dict[str, Any]:
+        """Append an array; ValueError for an array of Python objects."""
         if array.dtype.hasobject:
             raise ValueError(f"an array of Python objects (dtype {array.dtype}) cannot be sent")
         is_image = array.dtype == np.uint8 and array.ndim >= 3 and array.shape[-1] == 3 and array.size > 0
-        return _compressed(array) if frames == "png" and is_image else array
-
-    return replace_leaves(message, np.ndarray, packed)
-
-
-def _unpacked(message: Any) -> Any:
-    return replace_leaves(message, _PNG, _decompressed)
-
-
-def _pickled(message: Any) -> bytes:
-    return pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+        as_png = self._frames == "png" and is_image
+        data = _compressed(array) if as_png else array.tobytes()
+        place = reference_to(ArrayRef(self._end, array.shape, array.dtype.str))
+        reference = {**place, "bytes": len(data), "png": as_png}
+        self.parts.append(data)
+        self._end += len(data)
+        return reference
 
 
-def _compressed(images: np.ndarray) -> _PNG:
+def array_behind(data: memoryview, reference: Mapping[str, Any]) -> np.ndarray:
+    """The array of a reference into these bytes; it belongs to the caller.
+
+    Raises:
+        ValueError: the reference is outside the data, or the data is no such array.
+    """
+    array, start, length = reference_of(reference), int(reference["offset"]), int(reference["bytes"])
+    if start < 0 or length < 0 or start + length > len(data):
+        raise ValueError(f"{array} reaches outside the {len(data)} bytes of arrays")
+    part = data[start : start + length]
+    if reference["png"]:
+        return _decompressed(part, array.shape)
+    return np.frombuffer(part, dtype=array.dtype).reshape(array.shape).copy()
+
+
+def _compressed(images: np.ndarray) -> bytes:
+    """Images [..., H, W, 3] uint8, stacked vertically in one PNG."""
     from PIL import Image
 
     buffer = io.BytesIO()
     width = images.shape[-2]
     Image.fromarray(np.ascontiguousarray(images).reshape(-1, width, 3)).save(buffer, "PNG", compress_level=1)
-    return _PNG(images.shape, buffer.getvalue())
+    return buffer.getvalue()
 
 
-def _decompressed(png: _PNG) -> np.ndarray:
+def _decompressed(data: memoryview, shape: tuple[int, ...]) -> np.ndarray:
     from PIL import Image
 
-    with Image.open(io.BytesIO(png.data)) as image:
-        return np.array(image).reshape(png.shape)
+    height = math.prod(shape[:-2])
+    try:
+        with Image.open(io.BytesIO(data), formats=("PNG",)) as image:
+            if image.size != (shape[-2], height) or image.mode != "RGB":  # before it is decompressed
+                raise ValueError(f"an image of {image.size} pixels, not {(shape[-2], height)}")
+            return np.array(image).reshape(shape)
+    except Exception as error:  # Pillow's errors have no common class
+        raise ValueError(f"an image that cannot be read: {error}") from error
+
+
+def write_reply(envelope: Envelope, message: bytes, arrays: Sequence[bytes]) -> bytes:
+    """The return value of an actor."""
+    head = json.dumps(vars(replace(envelope, message_bytes=len(message)))).encode()
+    return b"".join([_LENGTH.pack(len(head)), head, message, *arrays])
+
+
+def read_reply(
+    data: bytes, num_slots: int, most_arrays: int = LARGEST_ARRAYS
+) -> tuple[Envelope, Hello | list[SlotAnswer]]:
+    """Read the return value of an actor; `UnreadableError` unless it is one."""
+    try:
+        length = _LENGTH.unpack_from(data)[0]
+        if length > _LONGEST_ENVELOPE:
+            raise UnreadableError(f"{length} bytes about the process")
+        fields = json.loads(data[_LENGTH.size : _LENGTH.size + length])
+        envelope = Envelope(
+            int(fields["pid"]),
+            readable(str(fields["host"]), 100),
+            int(fields["rss_bytes"]),
+            bool(fields["is_batched"]),
+            int(fields["message_bytes"]),
+        )
+    except UnreadableError:
+        raise
+    except (ValueError, TypeError, KeyError, struct.error) as error:
+        raise UnreadableError(readable(f"no reply of this protocol ({error!r})", 1000)) from error
+    start = _LENGTH.size + length
+    end = start + max(0, envelope.message_bytes)
+    arrays = memoryview(data)[end:]
+
+    def load(_: int, reference: Mapping[str, Any]) -> np.ndarray:
+        return array_behind(arrays, reference)
+
+    return envelope, decode_message(data[start:end], load, num_slots, most_arrays)
 
 
 class RayWorker:
@@ -116,34 +185,47 @@ class RayWorker:
     """
 
     def __init__(self, custom_modules: Sequence[str], frames: str, num_slots: int):
+        os.environ[MARK] = new_mark()  # for what the simulator starts
+        guard_this_process()
         self._worker = Worker(custom_modules, num_slots)
         self._frames = frames
 
     def hello(self) -> bytes:
         """The first message."""
-        return self._reply(hello())
+        return self._reply(encode_hello(hello()), [])
 
     def execute(self, commands: bytes) -> bytes:
         """Execute commands of different slots and return their answers."""
-        answers = answers_of(self._worker, pickle.loads(commands), lambda _, answer: _packed(answer, self._frames))
-        return self._reply([answer for group in answers for answer in group])
+        arrays = ArraysBehind(self._frames)
+        groups = answers_of(
+            self._worker, load_commands(commands), lambda _, answer: encode_answer(answer, arrays.store)
+        )
+        message = join_answers([answer for group in groups for answer in group])
+        return self._reply(message, arrays.parts)
 
     def close(self) -> None:
         """Close the environments, ignoring exceptions."""
         self._worker.close()
 
-    def _reply(self, message: Any) -> bytes:
+    def _reply(self, message: bytes, arrays: Sequence[bytes]) -> bytes:
         memory = resident_bytes("self")
-        return _pickled(_Reply(message, os.getpid(), socket.gethostname(), memory, self._worker.is_batched))
+        envelope = Envelope(os.getpid(), socket.gethostname(), memory, self._worker.is_batched)
+        return write_reply(envelope, message, arrays)
 
 
 class RayChannel:
-    """An actor and its pending calls, in the order of execution."""
+    """An actor and its pending calls, in the order of execution.
 
-    def __init__(self, actor: Any):
+    Args:
+        actor: the actor.
+        num_slots: its number of slots.
+    """
+
+    def __init__(self, actor: Any, num_slots: int):
         self.actor = actor
+        self._num_slots, self._most_arrays = num_slots, LARGEST_ARRAYS
         self._calls: deque[Any] = deque([actor.hello.remote()])
-        self._known = _Reply(None, 0, "a machine of the Ray cluster", 0)
+        self._known = Envelope(0, "a machine of the Ray cluster", 0)
         self._end = "the worker was ended"
         self.ended = False
 
@@ -168,22 +250,24 @@ class RayChannel:
         Commands share a call if a batched environment executes them together; otherwise, each has its own call, so that
         no answer waits for another slot.
         """
+        self._most_arrays = max(self._most_arrays, arrays_due(commands))
         calls = [commands] if self._known.is_batched else [[command] for command in commands]
         for call in calls:
-            packed = [(slot, _packed(command, "raw")) for slot, command in call]
-            self._calls.append(self.actor.execute.remote(_pickled(packed)))
+            self._calls.append(self.actor.execute.remote(dump_commands(call)))
 
     def receive(self) -> Hello | list[SlotAnswer]:
         """Read the result of the next pending call."""
         ray = _ray()
         try:
-            self._known = pickle.loads(ray.get(self._calls.popleft(), timeout=_FETCH_SECONDS))
+            data = ray.get(self._calls.popleft(), timeout=_FETCH_SECONDS)
         except ray.exceptions.RayError as error:
             self.ended = True
             self._end = f"the process on {self.place} has ended: {_account(error)}"
             raise WorkerGoneError from error
-        message = self._known.message
-        return [(slot, _unpacked(answer)) for slot, answer in message] if isinstance(message, list) else message
+        if not isinstance(data, bytes):
+            raise UnreadableError(f"bytes were due, not {type(data).__name__}")
+        self._known, message = read_reply(data, self._num_slots, self._most_arrays)
+        return message
 
     def kill(self) -> None:
         """End the actor's process."""
@@ -241,7 +325,9 @@ class RayBackend:
             place = _ray().util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=True)
             settings["scheduling_strategy"] = place
         actor_class = self._actor_class.options(**settings)
-        channel = RayChannel(actor_class.remote(list(options.custom_modules), self._frames, options.num_slots))
+        channel = RayChannel(
+            actor_class.remote(list(options.custom_modules), self._frames, options.num_slots), options.num_slots
+        )
         if node is not None:
             self._placed.append((node, channel))
         return channel
@@ -376,4 +462,4 @@ def _ray() -> Any:
 
 def _account(error: BaseException) -> str:
     """Ray's error message in one line, without its list of common causes."""
-    return " ".join(str(error).split()).partition(" Some common causes")[0]
+    return readable(" ".join(str(error).split()).partition(" Some common causes")[0], 1000)

@@ -8,7 +8,6 @@ directions share the same bytes.
 from __future__ import annotations
 
 import math
-import mmap
 import os
 import tempfile
 from dataclasses import dataclass
@@ -16,8 +15,6 @@ from pathlib import Path
 
 import numpy as np
 
-# One cache line: misaligned arrays are slower to copy.
-_ALIGNMENT = 64
 _SHARED_MEMORY_FOLDER = Path("/dev/shm")
 
 
@@ -40,14 +37,15 @@ def create_slab_file() -> int:
 class Slab:
     """One side's view of the shared memory. It grows as needed and never shrinks.
 
+    It is read and written like a file, not mapped: a side that shrank the file would kill the other one otherwise
+    (SIGBUS).
+
     Args:
         fd: descriptor from `create_slab_file`, created by either side; the slab takes ownership.
     """
 
     def __init__(self, fd: int):
         self._fd = fd
-        self._memory: mmap.mmap | None = None
-        self._mapped = 0
         self._end = 0
 
     def rewind(self) -> None:
@@ -64,9 +62,11 @@ class Slab:
         if array.dtype.hasobject:
             raise ValueError(f"an array of Python objects (dtype {array.dtype}) cannot be shared")
         reference = ArrayRef(self._end, array.shape, array.dtype.str)
-        self._end += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
-        self._reserve(self._end)
-        self._view(reference)[...] = array
+        data = _bytes_of(np.ascontiguousarray(array))
+        self._end += len(data)
+        written = 0
+        while written < len(data):
+            written += os.pwrite(self._fd, data[written:], reference.offset + written)
         return reference
 
     def read(self, reference: ArrayRef) -> np.ndarray:
@@ -77,44 +77,29 @@ class Slab:
         """
         if np.dtype(reference.dtype).hasobject or any(size < 0 for size in reference.shape):
             raise ValueError(f"{reference} is no array that can be shared")
-        end = reference.offset + _num_bytes(reference)
-        if end > self._mapped:  # the other side may have grown the file
-            self._map(os.fstat(self._fd).st_size)
-        if reference.offset < 0 or end > self._mapped:
-            raise ValueError(f"{reference} reaches outside the {self._mapped} bytes of shared memory")
-        return self._view(reference).copy()
+        held = os.fstat(self._fd).st_size
+        if reference.offset < 0 or reference.offset + _num_bytes(reference) > held:
+            raise ValueError(f"{reference} reaches outside the {held} bytes of shared memory")
+        array = np.empty(reference.shape, dtype=reference.dtype)
+        data = _bytes_of(array)
+        done = 0
+        while done < len(data):
+            count = os.preadv(self._fd, [data[done:]], reference.offset + done)
+            if not count:
+                raise ValueError(f"{reference} reaches outside the shared memory, which has shrunk")
+            done += count
+        return array
 
     def close(self) -> None:
         """Release the memory. Safe to call twice."""
-        if self._memory is not None:
-            self._memory.close()
-            self._memory = None
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
-    def _view(self, reference: ArrayRef) -> np.ndarray:
-        if _num_bytes(reference) == 0:  # numpy rejects an offset at the end of the buffer
-            return np.empty(reference.shape, dtype=reference.dtype)
-        assert self._memory is not None
-        return np.ndarray(reference.shape, dtype=reference.dtype, buffer=self._memory, offset=reference.offset)
 
-    def _reserve(self, size: int) -> None:
-        if size <= self._mapped:
-            return
-        if size > os.fstat(self._fd).st_size:
-            # Allocate now: running out of memory later would be a SIGBUS on the first write.
-            if hasattr(os, "posix_fallocate"):
-                os.posix_fallocate(self._fd, 0, size)
-            else:
-                os.ftruncate(self._fd, size)
-        self._map(os.fstat(self._fd).st_size)
-
-    def _map(self, size: int) -> None:
-        if size > self._mapped:
-            # The old mapping is released with the last array that references it.
-            self._memory = mmap.mmap(self._fd, size)
-            self._mapped = size
+def _bytes_of(array: np.ndarray) -> memoryview:
+    """The memory of a contiguous array."""
+    return array.reshape(-1).view(np.uint8).data if array.size else memoryview(b"")
 
 
 def _num_bytes(reference: ArrayRef) -> int:

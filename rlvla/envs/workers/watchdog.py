@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol
 
+from rlvla.envs.workers.answer_checks import BadAnswerError
 from rlvla.envs.workers.messages import Command, EnvSpec, Hello, PrivilegedState, SlotCommand, StepChunk
 from rlvla.envs.workers.pool import EnvWorkerError, Result, WorkerState
 from rlvla.utils.errors import ConfigError
@@ -76,7 +77,9 @@ class Pool(Protocol):
 
     def rss_bytes(self, slot: int) -> int: ...  # noqa: D102
 
-    def failure(self, slot: int, message: str, *, collateral: bool = False) -> EnvWorkerError: ...  # noqa: D102
+    def failure(  # noqa: D102
+        self, slot: int, message: str, *, collateral: bool = False, kind: str = "ended", error_type: str | None = None
+    ) -> EnvWorkerError: ...
 
     def executing(self, worker_id: int) -> list[int]: ...  # noqa: D102
 
@@ -260,10 +263,10 @@ class WatchedPool:
                 continue
             message = f"no answer within {limit:g} s: the process is replaced"
             if slot not in self._working:
-                self._start_failed(slot, self._pool.failure(slot, message))
+                self._start_failed(slot, self._pool.failure(slot, message, kind="late"))
                 continue
             together = self._pool.executing(self._pool.worker_of(slot))  # any command of the call may be the cause
-            late += [(member, self._pool.failure(member, message)) for member in together]
+            late += [(member, self._pool.failure(member, message, kind="late")) for member in together]
             self._working.difference_update(together)
             self.replace(slot)
         return late
@@ -274,6 +277,13 @@ class WatchedPool:
         if self._failed_starts[worker] >= _FAILED_STARTS:
             raise error
         self.replace(slot)
+
+    def reject(self, slot: int, error: BadAnswerError) -> EnvWorkerError:
+        """Replace the worker of a slot that gave an invalid answer; returns the report of the failure."""
+        message = f"broke the contract of environments: {error}"
+        failure = self._pool.failure(slot, message, kind="bad_answer", error_type=type(error).__name__)
+        self.replace(slot)
+        return failure
 
     def replace(self, slot: int) -> None:
         """Kill the worker of a slot and start a new one in the background.

@@ -15,7 +15,6 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection
-from typing import Any
 
 import numpy as np
 
@@ -24,6 +23,8 @@ from rlvla.envs.experts import make_expert
 from rlvla.envs.experts.episode import play_expert_episode
 from rlvla.envs.registry import get_suite, load_custom_module, make_batched_env, make_env
 from rlvla.envs.slot_env import SlotEnv
+from rlvla.envs.workers.codec import encode_answer, encode_hello, join_answers, reference_to
+from rlvla.envs.workers.guardian import guard_this_process
 from rlvla.envs.workers.messages import (
     PROTOCOL_VERSION,
     Answer,
@@ -37,9 +38,7 @@ from rlvla.envs.workers.messages import (
     SlotAnswer,
     SlotCommand,
     StepChunk,
-    pack,
-    receive_message,
-    send_message,
+    load_commands,
     unpack,
 )
 from rlvla.envs.workers.slab import Slab
@@ -243,42 +242,48 @@ def hello() -> Hello:
 
 
 def answers_of(
-    worker: Worker, commands: Sequence[SlotCommand], pack_answer: Callable[[int, Any], Any]
-) -> Iterator[list[tuple[int, Any]]]:
-    """`Worker.execute` with packed answers; an answer that cannot be packed is a failure of its slot.
+    worker: Worker, commands: Sequence[SlotCommand], encode: Callable[[int, Answer | Failure], str]
+) -> Iterator[list[tuple[int, str]]]:
+    """`Worker.execute` with encoded answers; an answer that cannot be encoded is a failure of its slot.
 
     Args:
         worker: the worker.
         commands: commands of different slots.
-        pack_answer: called with a slot and its answer or `Failure`.
+        encode: called with a slot and its answer or `Failure`.
     """
     for answers in worker.execute(commands):
-        packed = []
+        encoded = []
         for slot, answer in answers:
             try:
-                packed.append((slot, pack_answer(slot, answer)))
+                encoded.append((slot, encode(slot, answer)))
             except Exception as error:
-                packed += worker.fail([slot], error)
-        yield packed
+                encoded += [(other, encode(other, failure)) for other, failure in worker.fail([slot], error)]
+        yield encoded
 
 
 def serve(connection: Connection, slabs: Sequence[Slab], custom_modules: Sequence[str]) -> None:
     """Send a `Hello`, then answer commands until the connection is closed; one slab per slot."""
-    send_message(connection, hello())
+
+    def encode(slot: int, answer: Answer | Failure) -> str:
+        slabs[slot].rewind()
+        return encode_answer(answer, lambda array: reference_to(slabs[slot].append(array)))
+
+    connection.send_bytes(encode_hello(hello()))
     worker = Worker(custom_modules, len(slabs))
     try:
         while True:
-            message = receive_message(connection)
+            message = load_commands(connection.recv_bytes())
             while len(slabs) > 1 and connection.poll():  # batch with commands that have arrived meanwhile
-                message += receive_message(connection)
+                message += load_commands(connection.recv_bytes())
             commands: list[SlotCommand] = []
             for slot, packed in message:
                 try:
                     commands.append((slot, unpack(packed, slabs[slot])))
                 except Exception as error:
-                    send_message(connection, worker.fail([slot], error))
-            for answers in answers_of(worker, commands, lambda slot, answer: pack(answer, slabs[slot])):
-                send_message(connection, answers)
+                    failed = [(other, encode(other, failure)) for other, failure in worker.fail([slot], error)]
+                    connection.send_bytes(join_answers(failed))
+            for answers in answers_of(worker, commands, encode):
+                connection.send_bytes(join_answers(answers))
     except (EOFError, OSError):  # the pool closed the connection or its process ended
         pass
     finally:
@@ -318,6 +323,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     if args.parent_pid is not None:
         die_with_parent(args.parent_pid)
+    guard_this_process()
     slabs = [Slab(fd) for fd in args.slab_fds]
     with Connection(args.connection_fd) as connection:
         serve(connection, slabs, args.custom_modules)

@@ -10,6 +10,7 @@ from typing import Protocol, TypeVar, cast
 import numpy as np
 
 from rlvla.envs.base import ChunkResult, Observation, TaskSpec, check_actions, check_init_state_id
+from rlvla.envs.workers.answer_checks import AnswerChecker
 from rlvla.envs.workers.messages import Answer, Command, EnvSpec, Make, PrivilegedState, Reset, StepChunk
 from rlvla.envs.workers.pool import EnvWorkerError
 
@@ -39,29 +40,39 @@ class WorkerEnv:
 
     Raises:
         ConfigError, EnvWorkerError: the environment cannot be built.
+        BadAnswerError: as all methods, it breaks the contract.
     """
 
     def __init__(self, pool: CallablePool, worker_id: int, spec: EnvSpec):
         self._pool, self._worker_id, self._spec = pool, worker_id, spec
         self._closed = False
         self.task: TaskSpec = self._call(Make(spec), TaskSpec)
+        self._checker, self._steps = AnswerChecker(self.task, spec.options), 0
 
     def reset(self, init_state_id: int, seed: int) -> Observation:
         """Start an episode. Raises ValueError for an `init_state_id` outside [0, num_init_states)."""
         check_init_state_id(self.task, init_state_id)
-        return self._call(Reset(self._spec, init_state_id, seed), Observation)
+        observation = self._call(Reset(self._spec, init_state_id, seed), Observation)
+        self._checker.observation(observation)
+        self._steps = 0
+        return observation
 
     def step_chunk(self, actions: np.ndarray, *, record_frames: bool = False) -> ChunkResult:
         """Execute actions [A, D] until done; see `Env.step_chunk`."""
         # Check before sending: a worker discards its environment after an exception.
         actions = check_actions(actions, self.task.action_dim, self.task.action_limit)
         self._require_present()
-        return self._call(StepChunk(actions, record_frames), ChunkResult)
+        result = self._call(StepChunk(actions, record_frames), ChunkResult)
+        self._checker.chunk(result, len(actions), steps_before=self._steps, record_frames=record_frames)
+        self._steps += result.steps_executed
+        return result
 
     def privileged_state(self) -> dict[str, np.ndarray]:
         """Simulator state for scripted experts."""
         self._require_present()
-        return cast(dict[str, np.ndarray], self._call(PrivilegedState(), dict))
+        state = cast(dict[str, np.ndarray], self._call(PrivilegedState(), dict))
+        self._checker.privileged_state(state)
+        return state
 
     def close(self) -> None:
         """Close this adapter. Safe to call twice."""

@@ -11,7 +11,7 @@ from rlvla.envs import list_tasks, make_env
 from rlvla.envs.config import EnvConfig
 from rlvla.envs.registry import get_suite
 from rlvla.envs.testing import assert_same_observation, assert_same_result
-from rlvla.envs.workers.interpreter import answer
+from rlvla.envs.workers.interpreter import answer, tasks_of_interpreter
 from rlvla.envs.workers.messages import EnvSpec
 from rlvla.envs.workers.pool import EnvPool
 from rlvla.envs.workers.worker_env import WorkerEnv
@@ -101,3 +101,16 @@ def test_versions_are_those_of_the_interpreter_that_plays(numpy_only, tmp_path, 
     monkeypatch.setattr("rlvla.envs.workers.interpreter.get_suite", lambda name: replace(known, requires=("numpy",)))
     assert answer("toy_reach", {})["versions"] == {"numpy": np.__version__}
     assert config(numpy_only).simulator_versions() == {}, "toy_reach needs no simulator, there either"
+
+
+@pytest.mark.parametrize(
+    "answer", ["7", "[]", "[" * 100_000, '{"tasks": [{"name": 1}]}', '{"tasks": 3}', '{"problems": [{"x": 1}]}', "{}"]
+)
+def test_an_answer_that_is_no_list_of_tasks_is_said(tmp_path, answer):
+    python, text = tmp_path / "python", tmp_path / "answer"
+    text.write_text(answer)
+    python.write_text(f'#!/bin/sh\n[ "$1" = -m ] && exec cat "{text}"\nexit 0\n')
+    python.chmod(0o755)
+    with pytest.raises(ConfigError) as error:
+        tasks_of_interpreter(str(python), "toy_reach", {})
+    assert [(p.flag, p.reason) for p in error.value.problems] == [("env_python", "unavailable")]

@@ -4,15 +4,38 @@ from __future__ import annotations
 
 import socket
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
 
 from rlvla.envs import make_env
 from rlvla.envs.testing import assert_same_observation, assert_same_result
+from rlvla.envs.workers.codec import UnreadableError, encode_answer, join_answers
 from rlvla.envs.workers.config import WorkerConfig
-from rlvla.envs.workers.ray_backend import FRAMES, RayBackend, address_problem, decode, encode
+from rlvla.envs.workers.ray_backend import (
+    FRAMES,
+    ArraysBehind,
+    Envelope,
+    RayBackend,
+    address_problem,
+    read_reply,
+    write_reply,
+)
 from rlvla.utils.errors import ConfigError
+
+
+def encode(answer: Any, frames: str) -> bytes:
+    """The reply of an actor with one answer."""
+    arrays = ArraysBehind(frames)
+    message = join_answers([(0, encode_answer(answer, arrays.store))])
+    return write_reply(Envelope(4, "here", 5, True), message, arrays.parts)
+
+
+def decode(data: bytes) -> Any:
+    envelope, [(slot, answer)] = read_reply(data, 1)
+    assert (envelope.pid, envelope.host, envelope.rss_bytes, envelope.is_batched, slot) == (4, "here", 5, True, 0)
+    return answer
 
 
 @pytest.mark.parametrize("frames", FRAMES)
@@ -43,6 +66,24 @@ def test_arrays_that_are_no_usual_picture(shape: tuple[int, ...]) -> None:
 def test_arrays_of_objects_are_refused() -> None:
     with pytest.raises(ValueError, match="Python objects"):
         encode({"array": np.array([object()])}, "raw")
+
+
+@pytest.mark.parametrize("frames", FRAMES)
+def test_damaged_replies_are_unreadable(frames: str) -> None:
+    """Whatever is changed in its head or its message, or cut off, the reply is read or refused in words."""
+    good = encode(make_env("toy_reach", 0, image_size=16).reset(0, 0), frames)
+    rng = np.random.default_rng(0)
+    refused = 0
+    for trial in range(400):
+        bad = bytearray(good)
+        for position in rng.integers(0, min(300, len(bad)), 1 + trial % 4):
+            bad[position] = rng.integers(256)
+        data = bytes(bad) if trial % 5 else good[: rng.integers(len(good))]
+        try:
+            read_reply(data, 1)
+        except UnreadableError:
+            refused += 1
+    assert refused > 200
 
 
 @pytest.mark.parametrize("address", ["host:port", "host:0", ":6379", "host:99999"])

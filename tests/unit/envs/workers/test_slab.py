@@ -3,8 +3,7 @@ import os
 import numpy as np
 import pytest
 
-from rlvla.envs.base import ChunkResult, Observation
-from rlvla.envs.workers.messages import StepChunk, pack, unpack
+from rlvla.envs.workers.messages import StepChunk, dump_commands, load_commands, pack, unpack
 from rlvla.envs.workers.slab import ArrayRef, Slab, create_slab_file
 
 
@@ -67,17 +66,17 @@ def test_objects_are_refused(sides):
         sides[0].append(np.array([object()]))
 
 
-def test_messages_come_back_as_they_were(sides):
+def test_commands_come_back_as_they_were(sides):
     left, right = sides
-    observation = Observation(np.arange(12, dtype=np.uint8).reshape(1, 2, 2, 3), None, "words")
-    message = ChunkResult(
-        observation, 1, np.ones(2, np.float32), np.array([True, False]), True, False, True, [frozenset({"reached"})]
-    )
-    received = unpack(pack(message, left), right)
-    assert isinstance(received, ChunkResult) and isinstance(received.observation, Observation)
-    np.testing.assert_array_equal(received.observation.images, observation.images)
-    assert received.observation.instruction == "words" and received.observation.proprio is None
-    np.testing.assert_array_equal(received.rewards, message.rewards)
-    assert received.events == message.events and received.frames is None and received.terminated is True
-    command = unpack(pack({"a": StepChunk(np.full((1, 2), 0.5, np.float32))}, left), right)["a"]
-    assert command.actions.tolist() == [[0.5, 0.5]] and command.record_frames is False
+    packed = pack(StepChunk(np.full((1, 2), 0.5, np.float32)), left)
+    [(slot, command)] = load_commands(dump_commands([(3, packed)]))
+    received = unpack(command, right)
+    assert slot == 3 and received.actions.tolist() == [[0.5, 0.5]] and received.record_frames is False
+
+
+def test_a_file_that_was_cut_short_is_refused(sides):
+    left, right = sides
+    reference = left.append(np.zeros(2**20, np.uint8))
+    os.ftruncate(left._fd, 2**19)
+    with pytest.raises(ValueError, match="outside"):
+        right.read(reference)

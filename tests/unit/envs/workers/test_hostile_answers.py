@@ -1,0 +1,188 @@
+"""Answers that break the protocol or the contract, read without a process: each is refused in words."""
+
+import pickle
+import socket
+import struct
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from rlvla.envs.base import Observation, TaskSpec
+from rlvla.envs.workers.answer_checks import AnswerChecker, BadAnswerError
+from rlvla.envs.workers.codec import (
+    LARGEST_MESSAGE,
+    UnreadableError,
+    decode_message,
+    encode_answer,
+    encode_hello,
+    join_answers,
+    readable,
+)
+from rlvla.envs.workers.handle import WorkerHandle
+from rlvla.envs.workers.inbox import Inbox
+from rlvla.envs.workers.messages import EnvSpec, Failure, Make, Reset, StepChunk
+from rlvla.envs.workers.ray_backend import ArraysBehind, Envelope, read_reply, write_reply
+from rlvla.envs.workers.worker import describe_failure, hello
+from rlvla.utils.errors import ConfigError, Problem
+from tests.support import faulty_suite
+
+OPTIONS = {"use_proprio": True, "image_size": faulty_suite.SIZE}
+ACTIONS = np.zeros((faulty_suite.CHUNK, 1), np.float32)
+
+
+class Sink:
+    """A channel that swallows commands."""
+
+    def send(self, commands):
+        pass
+
+
+def pending(*commands):
+    """A worker that owes answers to these commands, one per slot."""
+    worker = WorkerHandle(0, 0, len(commands), Sink())
+    worker.send(list(enumerate(commands)))
+    return worker
+
+
+def result_of(seed, chunks=1):
+    env = faulty_suite.make(0)
+    env.reset(0, seed)
+    return [env.step_chunk(ACTIONS) for _ in range(chunks)][-1]
+
+
+def received(answer, command):
+    """The answer as it arrives."""
+    arrays = ArraysBehind("raw")
+    message = join_answers([(0, encode_answer(answer, arrays.store))])
+    _, answers = read_reply(write_reply(Envelope(1, "here", 1), message, arrays.parts), 1)
+    return pending(command).check(answers)[0][1]
+
+
+@pytest.mark.parametrize("seed", [1017, 1001, 1007], ids=["success", "truncated", "goes on"])
+@pytest.mark.parametrize("fault", faulty_suite.CONTRACT)
+def test_results_that_break_the_contract(fault, seed):
+    good = result_of(seed)
+    checker = AnswerChecker(faulty_suite.task(), OPTIONS)
+    checker.chunk(received(good, StepChunk(ACTIONS)), len(ACTIONS))
+    bad = faulty_suite.CONTRACT[fault](good)
+    errors = {"exception": (TypeError, ValueError), "unreadable": UnreadableError}
+    expected = errors.get(faulty_suite.KINDS.get(fault, "bad_answer"), BadAnswerError)
+    with pytest.raises(expected) as error:
+        checker.chunk(received(bad, StepChunk(ACTIONS)), len(ACTIONS))
+    assert len(str(error.value)) < 500 and str(error.value).isprintable()
+
+
+def test_an_episode_beyond_its_step_limit():
+    checker, result = AnswerChecker(faulty_suite.task(), OPTIONS), result_of(1007)
+    checker.chunk(result, 2, steps_before=6)
+    with pytest.raises(BadAnswerError, match="9 steps were executed, more than the limit of 8"):
+        checker.chunk(result, 2, steps_before=7)
+
+
+def test_rewards_are_free_where_no_range_is_declared():
+    task = replace(faulty_suite.task(), reward_range=None)
+    AnswerChecker(task, OPTIONS).chunk(faulty_suite.CONTRACT["absurd_reward"](result_of(1007)), 2)
+
+
+def test_events_are_names_where_the_task_declares_none():
+    checker = AnswerChecker(replace(faulty_suite.task(), propositions=()), OPTIONS)
+    checker.chunk(faulty_suite.CONTRACT["events_unknown"](result_of(1007)), 2)
+    with pytest.raises(BadAnswerError, match="names"):
+        checker.chunk(faulty_suite.CONTRACT["events_numbers"](result_of(1007)), 2)
+
+
+@pytest.mark.parametrize("wire", faulty_suite.WIRE)
+def test_bytes_that_are_no_message(wire):
+    ours, theirs = socket.socketpair()
+    ours.settimeout(1.0)
+    with ours, theirs:
+        inbox = Inbox(ours, LARGEST_MESSAGE)
+        theirs.settimeout(1.0)
+        with pytest.raises(UnreadableError) as error:
+            read(inbox, theirs, faulty_suite.WIRE[wire])
+        assert len(str(error.value)) < 3000
+
+
+def read(inbox, sender, data):
+    """Send bytes and read the first message among them, as a pool that waits for the result of a chunk."""
+    while not inbox.is_ready:
+        data = data[sender.send(data[: 2**16]) :]
+        inbox.fill()
+    return pending(StepChunk(ACTIONS)).check(decode_message(inbox.take(), no_arrays, 1))
+
+
+def no_arrays(slot, reference):
+    raise ValueError("outside")
+
+
+def test_a_pickle_is_not_read(tmp_path):
+    with pytest.raises(UnreadableError):
+        decode_message(pickle.dumps(faulty_suite._RunsCode(tmp_path / "ran")), no_arrays, 1)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_message_in_pieces():
+    ours, theirs = socket.socketpair()
+    ours.settimeout(1.0)
+    with ours, theirs:
+        inbox, data = Inbox(ours, 100), struct.pack("!i", 3) + b"abc" + struct.pack("!i", 0)
+        for byte in data[:6]:
+            theirs.send(bytes([byte]))
+            inbox.fill()
+            assert not inbox.is_ready and inbox.take() is None
+        theirs.send(data[6:])
+        inbox.fill()
+        assert [inbox.take(), inbox.take(), inbox.take()] == [b"abc", b"", None]
+        theirs.close()
+        inbox.fill()
+        assert inbox.is_ready and inbox.at_end
+
+
+def test_random_changes_are_read_or_refused():
+    """500 damaged messages of each kind; a change inside a text or a number may go unnoticed here."""
+    rng, refused = np.random.default_rng(0), 0
+    failure = Failure("make", "E", "text", "trace", (Problem("flag", "reason", "text"),), ())
+    answers = (failure, result_of(1007), faulty_suite.make(0).reset(0, 0), faulty_suite.task())
+    for answer in answers:
+        arrays = ArraysBehind("raw")
+        good = join_answers([(0, encode_answer(answer, arrays.store))])
+        command = Reset(EnvSpec("faulty", 0), 0, 0) if isinstance(answer, Observation) else StepChunk(ACTIONS)
+        command = Make(EnvSpec("faulty", 0)) if isinstance(answer, TaskSpec) else command
+        for trial in range(500):
+            bad = bytearray(good)
+            for position in rng.integers(0, len(bad), 1 + trial % 3):
+                bad[position] = rng.choice(list(b'[]{},":0123456789truefalsn\\\xff\x00'))
+            data = write_reply(Envelope(1, "here", 1), bytes(bad), arrays.parts)
+            try:
+                pending(command).check(read_reply(data, 1)[1])
+            except UnreadableError:
+                refused += 1
+    assert 500 < refused < 2000
+
+
+def test_every_answer_comes_back_as_it_was():
+    failure = describe_failure("make", ConfigError([Problem(None, "r", "a"), Problem("f", "", "b")]))
+    assert received(failure, StepChunk(ACTIONS)) == failure
+    assert received(faulty_suite.task(), Make(EnvSpec("faulty", 0))) == faulty_suite.task()
+    assert decode_message(encode_hello(hello()), no_arrays) == hello()
+    result = replace(result_of(1001), steps_executed=np.int64(2), terminated=np.bool_(False))
+    again = received(result, StepChunk(ACTIONS))
+    assert type(again.steps_executed) is int and again.terminated is False and again.events == result.events
+
+
+def test_an_exception_of_megabytes_is_cut():
+    try:
+        raise ValueError("x" * 30_000_000 + "the end")
+    except ValueError as error:
+        answer = encode_answer(describe_failure("reset", error), no_arrays)
+    assert len(answer) < 50_000
+    failure = decode_message(join_answers([(0, answer)]), no_arrays)[0][1]
+    assert failure.message.endswith("the end") and "characters left out" in failure.message
+    assert "test_hostile_answers.py" in failure.traceback and failure.traceback.rstrip().endswith("the end")
+
+
+def test_text_that_cannot_be_printed():
+    text = readable("a\ud800b\x1b[2Jc\0d\ne\tf\u00e4\u4e2d", 100)
+    assert text == "a\ufffdb\ufffd[2Jc\ufffdd\ne\tf\u00e4\u4e2d"
+    assert text.encode()
