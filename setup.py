@@ -19,7 +19,7 @@ EXTRAS = {
         "termcolor>=2",
     ],
     # A vision-language model as a judge, behind an OpenAI-compatible server.
-    "vlm": ["openai>=1.60", "pydantic>=2.5"],
+    "vlm": ["pydantic>=2.5"],
     # What LIBERO needs beside robosuite 1.4. hf-libero and bddl themselves come with --no-deps, because they would
     # bring torchvision and another torch: examples/scripts/install_libero.sh.
     "libero": [

@@ -29,7 +29,7 @@ from rlvla.envs.experts import ExpertConfig, make_expert
 from rlvla.envs.suite_flags import add_suite_flags
 from rlvla.envs.workers.config import WorkerConfig
 from rlvla.utils.cli.command import command
-from rlvla.utils.cli.flags import Parser, add_arguments, arg, fail, from_namespace, range_problems
+from rlvla.utils.cli.flags import MAX_SEED, Parser, add_arguments, arg, fail, from_namespace, range_problems
 from rlvla.utils.errors import ConfigError, MissingExtraError
 from rlvla.utils.files import output_folder_problem
 
@@ -42,8 +42,8 @@ class CollectConfig:
     num_demos: int = arg(200, "episodes to keep, per task", minimum=1)
     keep: str = arg("success", "keep successful episodes only, or all", choices=("success", "all"))
     max_attempts: int = arg(20, "give up after num_demos times this many episodes per task", minimum=1)
-    num_envs: int = arg(2, "worker processes", minimum=1)
-    seed: int = arg(0, "seed of the expert's noise and of the choice of states", minimum=0)
+    num_envs: int = arg(2, "worker processes", minimum=1, maximum=10_000)
+    seed: int = arg(0, "seed of the expert's noise and of the choice of states", minimum=0, maximum=MAX_SEED)
 
 
 def build_parser() -> Parser:

@@ -32,7 +32,9 @@ class DrawConfig:
     """Which machine to draw, and the output file."""
 
     machine: str | None = arg(None, f"one of {', '.join(TASKS)} (default: that of --formula)")
-    formula: str | None = arg(None, "an LTLf formula, e.g. 'F(grasped & F lifted)' (default: that of --machine)")
+    formula: str | None = arg(
+        None, "an LTLf formula, e.g. 'F(grasped & F lifted)' (default: that of --machine)", lines=True
+    )
     output: str = arg("reward_machine.png", "file to write: .png, .svg, .pdf or .dot", metavar="FILE", writes="file")
 
 

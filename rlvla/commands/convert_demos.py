@@ -33,7 +33,10 @@ class ConvertConfig:
     format: str = arg("lerobot-v3.0", "format of the new dataset", choices=FORMATS)
     cameras: tuple[str, ...] = arg((), "cameras to keep, in this order (default: all)", metavar="NAME")
     control_freq: float | None = arg(
-        None, "environment steps per second, the fps of lerobot (default: as recorded, else the task's)", above=0
+        None,
+        "environment steps per second, the fps of lerobot (default: as recorded, else the task's)",
+        minimum=0.01,
+        maximum=100_000,
     )
     render_steps: bool = arg(
         False,

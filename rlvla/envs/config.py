@@ -55,18 +55,25 @@ class EnvConfig:
         metavar="NAME",
     )
     image_size: int | None = arg(
-        None, "side of the square camera images in pixels (default: the checkpoint's, else 64; LIBERO: 256)", minimum=8
+        None,
+        "side of the square camera images in pixels (default: the checkpoint's, else 64; LIBERO: 256)",
+        minimum=8,
+        maximum=4096,
     )
     use_proprio: bool | None = arg(
         None, "add the proprioceptive state to observations (default: the checkpoint's, else no)"
     )
     max_steps: int | None = arg(
-        None, "environment steps after which an episode is truncated (default: the suite's)", minimum=1
+        None,
+        "environment steps after which an episode is truncated (default: the suite's)",
+        minimum=1,
+        maximum=1_000_000,
     )
     success_hold_steps: int | None = arg(
         None,
         "consecutive successful environment steps that end an episode (default: the checkpoint's, else the suite's)",
         minimum=1,
+        maximum=1_000_000,
     )
     render_quality: str | None = arg(
         None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rlvla.envs.registry import suite_names
-from rlvla.utils.cli.flags import arg
+from rlvla.utils.cli.flags import MAX_SEED, arg
 from rlvla.utils.deepspeed.config import rank_timeout_flag
 
 
@@ -32,7 +32,7 @@ class EvalConfig:
     eval_episodes: int = arg(100, "episodes per task, each from a different initial state", minimum=1)
     sampled: bool = arg(False, "also sample actions, on the same initial states")
     temperature: float = arg(1.0, "sampling temperature (with --sampled)", above=0)
-    num_envs: int = arg(4, "environment processes per rank", minimum=1)
+    num_envs: int = arg(4, "environment processes per rank", minimum=1, maximum=10_000)
     output: str | None = arg(
         None,
         "JSON file for the results, with a Markdown file next to it (default: eval.json in the checkpoint folder)",
@@ -51,6 +51,6 @@ class EvalConfig:
         metavar="DIR",
         writes="folder",
     )
-    seed: int = arg(0, "seed of the episodes", minimum=0)
+    seed: int = arg(0, "seed of the episodes", minimum=0, maximum=MAX_SEED)
     rank_timeout: float = rank_timeout_flag()
     local_rank: int = arg(-1, "set by the deepspeed launcher")

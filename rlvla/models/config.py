@@ -30,8 +30,10 @@ PLATFORM_HELP = (
 class ActorConfig:
     """How a policy checkpoint is prepared for training."""
 
-    lora_rank: int = arg(0, "rank of LoRA adapters on the layers of --lora_targets (0: train all weights)", minimum=0)
-    lora_alpha: int = arg(16, "LoRA scale is lora_alpha / lora_rank", minimum=1)
+    lora_rank: int = arg(
+        0, "rank of LoRA adapters on the layers of --lora_targets (0: train all weights)", minimum=0, maximum=65_536
+    )
+    lora_alpha: int = arg(16, "LoRA scale is lora_alpha / lora_rank", minimum=1, maximum=65_536)
     lora_targets: tuple[str, ...] = arg(
         ("language",),
         "what gets adapters: language (every linear layer of the language model), all-linear (those of towers and "
@@ -66,12 +68,16 @@ class PolicyConfig:
         None, "entry of the dataset statistics (default: the suite's name, or the only one)", metavar="KEY"
     )
     action_chunk_len: int | None = arg(
-        None, "actions per decision; must agree with the checkpoint (default: the checkpoint's)", minimum=1
+        None,
+        "actions per decision; must agree with the checkpoint (default: the checkpoint's)",
+        minimum=1,
+        maximum=10_000,
     )
     num_images_in_input: int | None = arg(
         None,
         "cameras per decision; must agree with --cameras and the checkpoint (default: the checkpoint's)",
         minimum=1,
+        maximum=64,
     )
     center_crop: bool | None = arg(None, "crop images to 90 % of their area (default: the checkpoint's)")
     model_variant: str | None = arg(None, VARIANT_HELP, choices=MODEL_VARIANTS)

@@ -8,10 +8,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from rlvla.utils.http.exchange import printable
+
 if TYPE_CHECKING:
     from rlvla.experience import Sample
 
 SampleReward = float | np.ndarray
+_LARGEST = float(np.finfo(np.float32).max)
+_NO_REWARD = np.full(0, np.nan)
 
 
 class BackgroundJudge:
@@ -56,7 +60,7 @@ def steps_checked(rewards: object, samples: list[Sample], who: str) -> list[Samp
 
     Raises:
         ValueError: not one entry per sample, an entry that is neither a number nor one number per executed step, or not
-            finite.
+            finite in float32.
     """
     listed = rewards.tolist() if hasattr(rewards, "tolist") else rewards
     if not isinstance(listed, (list, tuple)) or len(listed) != len(samples):
@@ -65,13 +69,14 @@ def steps_checked(rewards: object, samples: list[Sample], who: str) -> list[Samp
     checked: list[SampleReward] = []
     for entry, sample in zip(listed, samples):
         try:
-            value = np.asarray(entry, dtype=np.float64)
-        except (TypeError, ValueError):
-            value = np.full(0, np.nan)
-        if value.shape not in ((), (sample.finish_step,)) or not np.isfinite(value).all():
+            value = np.asarray(entry)
+            value = value.astype(np.float64) if value.dtype.kind in "biufO" else _NO_REWARD
+        except (TypeError, ValueError, OverflowError):
+            value = _NO_REWARD
+        if value.shape not in ((), (sample.finish_step,)) or not (np.abs(value) <= _LARGEST).all():
             raise ValueError(
-                f"{who} gave {str(entry)[:80]} for an episode of {sample.finish_step} steps; it must be one finite "
-                "number, or one for each step"
+                f"{who} gave {printable(str(entry), 80)} for an episode of {sample.finish_step} steps; it must be one "
+                "finite number, or one for each step"
             )
         checked.append(float(value) if value.ndim == 0 else value)
     return checked

@@ -55,9 +55,11 @@ class EpisodeStart:
 class EpisodeReward(Protocol):
     """A reward source during one episode.
 
-    Optional members: `progress` (float in [0, 1], 1 at the goal; None while unknown) for dynamic truncation; `failed`
-    (bool), which ends the episode; and `end(*, terminated, truncated)`, which is called once after the last step and
-    before `finish`, whether the environment, a failed source or dynamic truncation ended the episode.
+    Optional members: `progress` (float in [0, 1], 1 at the goal; None while unknown) for dynamic truncation; instead of
+    it, if progress becomes known later, `late_progress()`, which returns what was learned since the last call as pairs
+    (number of executed steps, progress then), in order of the steps; `failed` (bool), which ends the episode; and
+    `end(*, terminated, truncated)`, which is called once after the last step and before `finish`, whether the
+    environment, a failed source or dynamic truncation ended the episode.
     """
 
     def step(self, observation: Observation | None, events: frozenset[str], info: StepInfo) -> float | None:

@@ -20,6 +20,7 @@ from rlvla.rewards.base import (
 from rlvla.rewards.config import REWARD_MODEL, RewardConfig
 from rlvla.rewards.schedule import WeightSchedule, fraction_done, parse_schedules
 from rlvla.rewards.truncation import ProgressWatch
+from rlvla.rewards.vlm.config import WITHOUT_PROGRESS_TERM
 from rlvla.utils.cli.flags import as_typed
 from rlvla.utils.errors import ConfigError, Problem
 
@@ -90,9 +91,7 @@ class RewardPlan:
             except ConfigError as error:
                 problems += error.problems
         problems += _without_effect(config, weights)
-        if config.dynamic_truncation and not {"rm", "vlm"} & set(weights):
-            text = "--dynamic_truncation needs a source that sees progress: add rm or vlm to --reward"
-            problems.append(Problem("dynamic_truncation", "needs_flag", text))
+        problems += _truncation_problems(config, weights)
         if problems:
             raise ConfigError(problems)
         return cls(weights, config, sources)
@@ -176,6 +175,22 @@ class RewardPlan:
                 source.check(metrics)
 
 
+def _truncation_problems(config: RewardConfig, weights: Mapping[str, float]) -> list[Problem]:
+    """--dynamic_truncation without a source that measures progress."""
+    if not config.dynamic_truncation or "rm" in weights:
+        return []
+    if "vlm" not in weights:
+        text = "--dynamic_truncation needs a source that sees progress: add rm or vlm to --reward"
+        return [Problem("dynamic_truncation", "needs_flag", text)]
+    if config.vlm_scorer in WITHOUT_PROGRESS_TERM:
+        text = (
+            f"--dynamic_truncation: --vlm_scorer {config.vlm_scorer} measures no progress while an episode goes on; "
+            "take another scorer, or add rm to --reward"
+        )
+        return [Problem("dynamic_truncation", "needs_flag", text)]
+    return []
+
+
 def _without_effect(config: RewardConfig, weights: Mapping[str, float]) -> list[Problem]:
     """Settings that would be ignored because their source is not used."""
     problems = []
@@ -236,6 +251,8 @@ class EpisodeRewards:
         self._executed: list[int] = []
         self._chunks: list[dict[str, np.ndarray]] = []
         self._late: set[str] = set()
+        self._time_is_up = False
+        self._ended_stalled = False
         self.failed = False
         self.stalled = False
 
@@ -262,15 +279,25 @@ class EpisodeRewards:
                 else:
                     rewards[name][step] = self._weights[name] * reward
             if self._watch is not None:
-                self._watch.step([getattr(source, "progress", None) for source in self._episodes.values()])
+                measured = {n: s.progress for n, s in self._episodes.items() if hasattr(s, "progress")}
+                self._watch.step(measured)
+        self._hear_late_progress()
+        self._time_is_up = bool(result.truncated)
         self._executed.append(result.steps_executed)
         self._chunks.append(rewards)
         self.failed |= any(getattr(source, "failed", False) for source in self._episodes.values())
         self.stalled |= self._watch is not None and self._watch.stalled
         return rewards
 
+    def _hear_late_progress(self) -> None:
+        if self._watch is not None:
+            for name, source in self._episodes.items():
+                if hasattr(source, "late_progress"):
+                    self._watch.answered(name, source.late_progress())
+
     def end(self, *, terminated: bool, truncated: bool) -> None:
         """The episode is over; sources with an `end` method are notified at once."""
+        self._ended_stalled = truncated and self.stalled and not self._time_is_up
         for source in self._episodes.values():
             if hasattr(source, "end"):
                 source.end(terminated=terminated, truncated=truncated)
@@ -293,6 +320,8 @@ class EpisodeRewards:
             ValueError: the number of rewards does not match the number of steps, or a reward is not finite.
         """
         paid = self.so_far()
+        if self._watch is not None:
+            paid.info["stalled"] = float(self._ended_stalled)
         for name, source in self._episodes.items():
             content = source.finish()
             paid.info.update({f"{name}_{key}": value for key, value in numbers_only(content).items()})

@@ -50,7 +50,9 @@ class RewardConfig(VLMConfig):
         "auto", "rm: lift, stack, door, pick_place, wipe, nut, cleanup, peg_in_hole, or auto: that of the task"
     )
     rm_formula: str | None = arg(
-        None, "rm: an LTLf formula over the environment's events instead, e.g. 'F(grasped & F lifted)' (default: none)"
+        None,
+        "rm: an LTLf formula over the environment's events instead, e.g. 'F(grasped & F lifted)' (default: none)",
+        lines=True,
     )
     rm_goal_order: str = arg(
         "any", "rm: the predicates of LIBERO's goals are reached in any order, or as listed", choices=("any", "listed")
@@ -98,10 +100,10 @@ class RewardConfig(VLMConfig):
         metavar="FILE.py:FUNCTION",
     )
     reward_fn_batch_size: int = arg(8, "reward_fn, remote: episodes per call", minimum=1)
-    reward_fn_workers: int = arg(4, "reward_fn, remote: calls at a time, beside the rollout", minimum=1)
+    reward_fn_workers: int = arg(4, "reward_fn, remote: calls at a time, beside the rollout", minimum=1, maximum=1024)
     remote_rm_url: str | None = arg(
         None, "remote: HTTP server that is sent finished episodes as JSON (default: none)", metavar="URL"
     )
-    remote_rm_timeout: float = arg(30.0, "remote: seconds until an answer must have come", above=0)
-    remote_rm_retries: int = arg(3, "remote: further attempts after a failed one", minimum=0)
+    remote_rm_timeout: float = arg(30.0, "remote: seconds until an answer must have come", minimum=0.1, maximum=3600)
+    remote_rm_retries: int = arg(3, "remote: further attempts after a failed one", minimum=0, maximum=100)
     remote_rm_images: bool = arg(False, "remote: send the frames of the first camera as PNG, too")

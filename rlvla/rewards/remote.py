@@ -10,11 +10,7 @@ from __future__ import annotations
 
 import base64
 import io
-import json
 import socket
-import time
-import urllib.error
-import urllib.request
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -22,14 +18,15 @@ import numpy as np
 
 from rlvla.rewards.background import BackgroundJudge, SampleReward, steps_checked
 from rlvla.rewards.base import register_reward
-from rlvla.utils.errors import ConfigError, RunEnded
+from rlvla.utils.errors import ConfigError, Problem, RunEnded
+from rlvla.utils.http.client import JsonClient, RequestLimits
+from rlvla.utils.http.exchange import MalformedAnswer, RequestError
 from rlvla.utils.video import upright
 
 if TYPE_CHECKING:
     from rlvla.experience import Sample
     from rlvla.rewards.config import RewardConfig
 
-_FIRST_PAUSE = 0.5  # seconds before the first retry; doubled each time
 _FIELDS = (
     "suite",
     "task_id",
@@ -67,19 +64,21 @@ def describe_episode(sample: Sample, *, images: bool) -> dict[str, Any]:
     return content
 
 
-def url_problem(url: str, flag: str) -> str | None:
-    """Why a URL is unusable (malformed, or nothing listens there), or None."""
-    parts = urlsplit(url)
+def url_problem(url: str, flag: str) -> Problem | None:
+    """Why the URL in `--flag` is unusable (malformed, or nothing listens there), or None."""
     try:
+        parts = urlsplit(url)
         port = parts.port or (443 if parts.scheme == "https" else 80)
+        whole = parts.scheme in ("http", "https") and bool(parts.hostname) and url.isprintable() and " " not in url
     except ValueError:
-        port = 0
-    if parts.scheme not in ("http", "https") or not parts.hostname or not port:
-        return f"{flag} {url} is not a URL such as http://127.0.0.1:8000"
+        whole = False
+    if not whole or parts.username or parts.fragment:
+        return Problem(flag, "out_of_range", f"--{flag} {url!r} is not a URL such as http://127.0.0.1:8000")
     try:
         socket.create_connection((parts.hostname, port), timeout=5).close()
-    except OSError as error:
-        return f"{flag} {url} does not answer ({error}); start the server first"
+    except (OSError, ValueError) as error:  # ValueError: a name that no host can have
+        text = f"--{flag} {url} does not answer ({error}); start the server first"
+        return Problem(flag, "unavailable", text)
     return None
 
 
@@ -89,49 +88,55 @@ class RemoteSource:
 
     def __init__(self, config: RewardConfig):
         if config.remote_rm_url is None:
-            raise ConfigError("--reward remote needs --remote_rm_url")
-        self._url, self._timeout = config.remote_rm_url, config.remote_rm_timeout
-        self._retries, self.needs_images = config.remote_rm_retries, config.remote_rm_images
-        problem = url_problem(self._url, "--remote_rm_url")
+            raise ConfigError.of("remote_rm_url", "needs_flag", "--reward remote needs --remote_rm_url")
+        self._url, self.needs_images = config.remote_rm_url, config.remote_rm_images
+        problem = url_problem(self._url, "remote_rm_url")
         if problem:
             raise ConfigError(problem)
+        self._limits = RequestLimits(config.remote_rm_timeout, config.remote_rm_retries, config.reward_fn_workers)
+        self._client: JsonClient | None = None
         self._judge = BackgroundJudge(self._ask, config.reward_fn_batch_size, config.reward_fn_workers)
+
+    @property
+    def client(self) -> JsonClient:
+        """The client, created on first use."""
+        if self._client is None:
+            self._client = JsonClient(self._limits)
+        return self._client
 
     def submit(self, sample: Sample) -> None:
         """Queue a finished episode."""
+        _ = self.client  # created here, on one thread
         self._judge.submit(sample)
 
     def collect(self) -> list[SampleReward]:
         """Rewards of the queued episodes; RemoteRewardError if the server gave none."""
         return self._judge.collect()
 
+    def metrics(self) -> dict[str, float]:
+        """Further attempts, attempts that took too long, and seconds of all requests, since the last call."""
+        return {f"reward/remote_{name}": value for name, value in self.client.take_counts().items()}
+
     def close(self) -> None:
-        """Shut down the threads."""
+        """Give up all requests and shut down the threads."""
         self._judge.close()
+        if self._client is not None:
+            self._client.close()
+            self._client = None
 
     def _ask(self, samples: list[Sample]) -> list[SampleReward]:
-        body = json.dumps({"episodes": [describe_episode(s, images=self.needs_images) for s in samples]}).encode()
-        problem = ""
-        for attempt in range(self._retries + 1):
-            if attempt:
-                time.sleep(_FIRST_PAUSE * 2 ** (attempt - 1))
-            try:
-                return self._once(body, samples)
-            except urllib.error.HTTPError as error:
-                problem = f"HTTP status {error.code}"
-                if error.code < 500 and error.code != 429:
-                    break  # a retry would not help
-            except (OSError, ValueError, KeyError, TypeError) as error:
-                problem = f"{type(error).__name__}: {error}"
-        raise RemoteRewardError(
-            f"--remote_rm_url {self._url} gave no rewards in {attempt + 1} attempt(s): {problem}; see "
-            "rlvla.rewards.remote for what it must answer"
-        )
+        def read(answer: Any) -> list[SampleReward]:
+            if not isinstance(answer, dict) or "rewards" not in answer:
+                raise MalformedAnswer('the answer must be a JSON object with an entry "rewards"')
+            return steps_checked(answer["rewards"], samples, "the server")
 
-    def _once(self, body: bytes, samples: list[Sample]) -> list[SampleReward]:
-        request = urllib.request.Request(self._url, body, {"Content-Type": "application/json"}, method="POST")
-        with urllib.request.urlopen(request, timeout=self._timeout) as response:
-            answer = json.loads(response.read())
-        if not isinstance(answer, dict) or "rewards" not in answer:
-            raise ValueError('the answer must be a JSON object with an entry "rewards"')
-        return steps_checked(answer["rewards"], samples, "the server")
+        def content() -> dict[str, Any]:
+            return {"episodes": [describe_episode(s, images=self.needs_images) for s in samples]}
+
+        try:
+            return self.client.ask(self._url, content, read).result()
+        except RequestError as error:
+            raise RemoteRewardError(
+                f"--remote_rm_url {self._url} gave no rewards, asked {self._limits.retries + 1} time(s) at most: "
+                f"{type(error).__name__}: {error}; see rlvla.rewards.remote for what it must answer"
+            ) from None

@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+
+@dataclass
+class _Course:
+    """The progress that one source has seen in an episode.
+
+    Attributes:
+        best: best progress so far, gains below the minimum left out.
+        waited: steps since then.
+        until: step of the last measurement.
+    """
+
+    best: float
+    until: int
+    waited: int = 0
 
 
 class ProgressWatch:
-    """Detects that an episode has made no progress for `patience` steps.
+    """Detects that no source has seen progress in an episode for `patience` steps.
+
+    Only measured steps count: a judge that answers late does not make an episode look idle.
 
     Args:
         patience: environment steps without progress before the episode counts as stalled.
@@ -15,19 +33,36 @@ class ProgressWatch:
 
     def __init__(self, patience: int, min_gain: float):
         self._patience, self._min_gain = patience, min_gain
-        self._best: float | None = None
-        self._waited = 0
+        self._courses: dict[str, _Course] = {}
+        self._steps = 0
 
-    def step(self, progress: Sequence[float | None]) -> None:
-        """Update with the progress reported by each source after a step; None if unknown."""
-        known = [p for p in progress if p is not None]
-        if not known:
-            return  # progress is still being computed: do not count the step
-        self._waited += 1
-        if self._best is None or max(known) >= self._best + self._min_gain - 1e-9:
-            self._best, self._waited = max(known), 0
+    def step(self, progress: Mapping[str, float | None]) -> None:
+        """Advance one step, with the progress that each source measures after it; None if it cannot say now."""
+        self._steps += 1
+        for source, value in progress.items():
+            if value is not None:
+                self._measured(source, self._steps, value)
+            elif source in self._courses:
+                self._courses[source].until = self._steps  # an unmeasured step does not count
+
+    def answered(self, source: str, measurements: Sequence[tuple[int, float]]) -> None:
+        """Late measurements of a source: (number of executed steps, progress then), in order of the steps.
+
+        One that arrives after a measurement of a later step is ignored.
+        """
+        for steps, value in measurements:
+            self._measured(source, steps, value)
+
+    def _measured(self, source: str, steps: int, value: float) -> None:
+        course = self._courses.setdefault(source, _Course(value, steps))
+        if steps <= course.until:
+            return
+        course.waited, course.until = course.waited + steps - course.until, steps
+        if value >= course.best + self._min_gain - 1e-9:
+            course.best, course.waited = value, 0
 
     @property
     def stalled(self) -> bool:
-        """No progress for `patience` steps."""
-        return self._waited >= self._patience
+        """No source that has measured progress saw any for `patience` steps."""
+        waited = [course.waited for course in self._courses.values()]
+        return bool(waited) and min(waited) >= self._patience

@@ -18,7 +18,7 @@ class RolloutConfig:
         minimum=1,
     )
     rollout_max_wait_ms: float = arg(
-        20.0, "milliseconds a smaller batch waits for more episodes while others simulate", minimum=0
+        20.0, "milliseconds a smaller batch waits for more episodes while others simulate", minimum=0, maximum=60_000
     )
     deterministic_rollout: bool = arg(
         False,
@@ -26,7 +26,7 @@ class RolloutConfig:
         "reproducible regardless of worker timing, but simulation and inference no longer overlap",
     )
     max_env_retries: int = arg(
-        2, "how often an episode is retried from its initial state after its environment failed", minimum=0
+        2, "how often an episode is retried from its initial state after its environment failed", minimum=0, maximum=100
     )
     max_dropped_fraction: float = arg(
         0.05,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlvla.envs.config import SplitConfig
 from rlvla.trainer.algorithm_config import AlgorithmConfig, CorrectionConfig, FilterConfig
-from rlvla.utils.cli.flags import arg
+from rlvla.utils.cli.flags import MAX_SEED, arg
 from rlvla.utils.deepspeed.config import SCHEDULERS
 
 if TYPE_CHECKING:
@@ -73,8 +73,10 @@ class RunConfig:
     critic_pretrain: str | None = arg(
         None, "checkpoint folder the critic starts from (default: --pretrain)", metavar="DIR"
     )
-    num_envs: int = arg(4, "environment processes per rank, each playing one episode at a time", minimum=1)
-    seed: int = arg(0, "random seed of the run", minimum=0)
+    num_envs: int = arg(
+        4, "environment processes per rank, each playing one episode at a time", minimum=1, maximum=10_000
+    )
+    seed: int = arg(0, "random seed of the run", minimum=0, maximum=MAX_SEED)
     dry_run: bool = dry_run_flag()
 
 

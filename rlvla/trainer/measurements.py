@@ -44,6 +44,8 @@ _BF16_PEAKS = (
     (r"MI250X", 383e12),
 )
 
+_LONG_WAIT = 1.0  # seconds
+
 
 def measure_rollout(
     samples: Sequence[Sample], stats: RolloutStats, metrics: Metrics, strategy: DeepspeedStrategy
@@ -87,6 +89,7 @@ def iteration_line(
         "entropy": ("actor/entropy", ".3f"),
         "kl": ("actor/ppo_kl", ".4f"),
         "clipped": ("actor/pg_clipfrac", ".3f"),
+        "stalled": ("reward/stalled", ".2f"),
         "grad": ("actor/grad_norm", ".2f"),
         "value loss": ("critic/vf_loss", ".4f"),
         "actor steps left out": ("actor/skipped_steps", ".0f"),
@@ -95,7 +98,22 @@ def iteration_line(
     parts = [f"{label} {metrics[name]:{form}}" for label, (name, form) in shown.items() if name in metrics]
     phases = [name for name in ("rollout", "update") if f"timing_s/{name}" in metrics]
     times = ", ".join(f"{name} {metrics[f'timing_s/{name}']:.1f} s" for name in phases)
-    return f"iteration {iteration}/{total}: {', '.join(parts)} ({times})"
+    return f"iteration {iteration}/{total}: {', '.join([*parts, *_reward_troubles(metrics)])} ({times})"
+
+
+def _reward_troubles(metrics: Mapping[str, float]) -> list[str]:
+    """Requests for rewards that failed or were repeated, and waiting for rewards that took longer than playing."""
+    troubles = []
+    for name in ("vlm", "remote"):
+        counts = [(metrics.get(f"reward/{name}_{what}", 0.0), what) for what in ("failures", "timeouts", "retries")]
+        if any(count for count, _ in counts):
+            requests = metrics.get(f"reward/{name}_requests")
+            of = "" if requests is None else f" of {requests:.0f} requests"
+            troubles.append(f"{name}: " + ", ".join(f"{count:.0f} {what}" for count, what in counts if count) + of)
+    waited = metrics.get("timing_s/rewards", 0.0)
+    if waited > max(_LONG_WAIT, metrics.get("timing_s/rollout", 0.0)):
+        troubles.append(f"waited {waited:.1f} s for rewards")
+    return troubles
 
 
 class Throughput(Observer):

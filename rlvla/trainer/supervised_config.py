@@ -8,7 +8,7 @@ from rlvla.models.config import ACTION_STD_HELP, ACTION_STD_INIT_HELP, PLATFORM_
 from rlvla.models.vla.choices import ACTION_STD_KINDS, MODEL_VARIANTS
 from rlvla.models.vla.platforms import PLATFORMS
 from rlvla.trainer.config import dry_run_flag, fallback_path_flag, max_bad_steps_flag
-from rlvla.utils.cli.flags import arg
+from rlvla.utils.cli.flags import MAX_SEED, arg
 from rlvla.utils.deepspeed.config import SCHEDULERS
 
 SFT_LOSSES = ("l1", "nll")
@@ -37,7 +37,7 @@ class SFTRunConfig:
     platform: str | None = arg(None, PLATFORM_HELP, choices=tuple(PLATFORMS))
     action_std: str | None = arg(None, ACTION_STD_HELP, choices=ACTION_STD_KINDS)
     action_std_init: float | None = arg(None, ACTION_STD_INIT_HELP, above=0)
-    seed: int = arg(0, "seed of weights and batches", minimum=0)
+    seed: int = arg(0, "seed of weights and batches", minimum=0, maximum=MAX_SEED)
     dry_run: bool = dry_run_flag()
 
 
@@ -46,13 +46,18 @@ class TinyConfig:
     """Sizes of a new tiny model (--pretrain tiny)."""
 
     action_chunk_len: int | None = arg(
-        None, "actions per decision (default: the checkpoint's, else 8, or 1 for autoregressive)", minimum=1
+        None,
+        "actions per decision (default: the checkpoint's, else 8, or 1 for autoregressive)",
+        minimum=1,
+        maximum=10_000,
     )
-    tiny_patch_size: int = arg(8, "side of a patch in pixels", minimum=1)
-    tiny_vision_dim: int = arg(48, "width of each vision tower", minimum=4)
-    tiny_vision_depth: int = arg(3, "blocks of each vision tower (the last one is not computed)", minimum=2)
-    tiny_llm_dim: int = arg(64, "width of the decoder", minimum=4)
-    tiny_llm_layers: int = arg(3, "layers of the decoder", minimum=1)
+    tiny_patch_size: int = arg(8, "side of a patch in pixels", minimum=1, maximum=1024)
+    tiny_vision_dim: int = arg(48, "width of each vision tower", minimum=4, maximum=65_536)
+    tiny_vision_depth: int = arg(
+        3, "blocks of each vision tower (the last one is not computed)", minimum=2, maximum=1000
+    )
+    tiny_llm_dim: int = arg(64, "width of the decoder", minimum=4, maximum=65_536)
+    tiny_llm_layers: int = arg(3, "layers of the decoder", minimum=1, maximum=1000)
 
 
 @dataclass(frozen=True)

@@ -174,7 +174,7 @@ def libero_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @contextmanager
 def a_judge(words: list[str]) -> Iterator[list[str]]:
     """The page's server is a small one on another port."""
-    pytest.importorskip("openai", reason="the extra vlm is not installed")
+    pytest.importorskip("pydantic", reason="the extra vlm is not installed")
     with judge_server() as server:
         server.answer = lambda request: (200, completion('{"action_score": 0.5, "progress": 0.5}'))
         yield [*words, "--vlm_url", f"{server.url}/v1"]

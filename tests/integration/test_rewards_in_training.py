@@ -11,7 +11,7 @@ import pytest
 from cli import train_ppo_vla
 from rlvla.trainer import experience_maker
 from rlvla.trainer.measurements import iteration_line
-from tests.support.judge_server import completion, judge_server
+from tests.support.judge_server import completion, judge_server, of_start_check
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def train(policy_folder: Path, tmp_path: Path) -> Callable[..., list[dict]]:
 
 
 def test_components_are_logged_and_scheduled(train: Callable, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    pytest.importorskip("openai", reason="the extra vlm is not installed")
+    pytest.importorskip("pydantic", reason="the extra vlm is not installed")
     mine = tmp_path / "mine.py"
     mine.write_text("def score(samples):\n    return [1.0 for _ in samples]\n")
     flags = ["--reward", "success:1", "rm:0.5", "reward_fn:2", "vlm:1", "--reward_fn", f"{mine}:score"]
@@ -52,6 +52,17 @@ def test_the_line_of_an_iteration_tells_the_reward_where_it_is_not_success() -> 
         assert "success 0.50, reward 0.5 (" in iteration_line(1, 2, values, weights)
 
 
+def test_the_line_of_an_iteration_says_what_is_wrong_with_the_judge() -> None:
+    fine = {"rollout/success_at_end": 0.5, "timing_s/rollout": 3.0, "timing_s/update": 1.0, "timing_s/rewards": 2.0}
+    fine |= {f"reward/vlm_{name}": 0.0 for name in ("failures", "timeouts", "retries")} | {"reward/vlm_requests": 40.0}
+    quiet = iteration_line(1, 2, fine)
+    assert "vlm" not in quiet and "waited" not in quiet
+    line = iteration_line(1, 2, {**fine, "reward/vlm_failures": 3.0, "reward/vlm_retries": 9.0})
+    assert "vlm: 3 failures, 9 retries of 40 requests" in line
+    assert "remote: 2 timeouts" in iteration_line(1, 2, {**fine, "reward/remote_timeouts": 2.0})
+    assert "waited 3.5 s for rewards" in iteration_line(1, 2, {**fine, "timing_s/rewards": 3.5})
+
+
 def test_gdpo_weighs_components_by_the_weights_of_the_iteration(
     train: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -70,9 +81,10 @@ def test_gdpo_weighs_components_by_the_weights_of_the_iteration(
 
 
 def test_a_judge_that_fails_stops_training(train: Callable, capsys: pytest.CaptureFixture) -> None:
-    pytest.importorskip("openai", reason="the extra vlm is not installed")
+    pytest.importorskip("pydantic", reason="the extra vlm is not installed")
     with judge_server() as server:
-        server.answer = lambda request: (200, completion("no idea"))
+        good = completion('{"action_score": 0.5, "progress": 0.5}')
+        server.answer = lambda request: (200, good if of_start_check(request) else completion("no idea"))
         flags = ["--reward", "vlm:1", "--vlm_url", f"{server.url}/v1", "--vlm_model", "judge"]
         with pytest.raises(SystemExit, match="1"):
             train(*flags)

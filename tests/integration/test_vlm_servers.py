@@ -21,8 +21,9 @@ from rlvla.rewards import RewardConfig
 from rlvla.rewards.vlm.client import FailedAnswer, VLMClient
 from rlvla.rewards.vlm.scorers import Score, Scorer
 from rlvla.rewards.vlm.server_check import server_problem
+from rlvla.utils.errors import Problem
 
-pytest.importorskip("openai", reason="the extra vlm is not installed")
+pytest.importorskip("pydantic", reason="the extra vlm is not installed")
 IMAGE = np.random.default_rng(0).integers(0, 255, (28, 28, 3)).astype(np.uint8)
 
 
@@ -61,6 +62,11 @@ def ask(url: str, model: str, scorer: str) -> tuple[Score | FailedAnswer, dict[s
     return answer, metrics
 
 
+def problem_of(url: str, model: str, scorer: str = "progress", **options: int) -> Problem | None:
+    config = RewardConfig(vlm_url=url, vlm_model=model, vlm_timeout=120.0, vlm_scorer=scorer, **options)
+    return server_problem(config, Scorer(scorer))
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(
     importlib.util.find_spec("fastapi") is None or importlib.util.find_spec("uvicorn") is None,
@@ -74,14 +80,14 @@ def test_transformers_serve(tmp_path: Path) -> None:
     serve = Path(sys.executable).with_name("transformers")
     command = [str(serve), "serve", folder, "--host", "127.0.0.1", "--port", str(port), "--device", "cpu"]
     with served(command, port, 300, tmp_path / "log.txt") as url:
-        assert server_problem(RewardConfig(vlm_url=url, vlm_model=folder, vlm_timeout=120.0)) is None
-        unknown = RewardConfig(vlm_url=url, vlm_model=str(tmp_path / "nobody"), vlm_timeout=120.0)
-        assert server_problem(unknown) is not None
-        wrong = server_problem(RewardConfig(vlm_url=url.removesuffix("/v1") + "/v2", vlm_model=folder))
-        assert wrong is not None and "ends in /v1" in wrong
+        babble = problem_of(url, folder, vlm_max_tokens=32)
+        assert babble is not None and babble.flag in ("vlm_model", "vlm_max_tokens"), babble
+        assert problem_of(url, str(tmp_path / "nobody")) is not None
+        wrong = problem_of(url.removesuffix("/v1") + "/v2", folder)
+        assert wrong is not None and wrong.flag == "vlm_url" and "ends in /v1" in wrong
         for scorer in ("progress", "pairwise"):
             answer, metrics = ask(url, folder, scorer)
-            assert isinstance(answer, FailedAnswer) and answer.kind == "AnswerError", answer
+            assert isinstance(answer, FailedAnswer) and answer.kind in ("AnswerError", "AnswerCutOff"), answer
             assert metrics["completion_tokens"] == 32 and metrics["prompt_tokens"] > 20
         answer, _ = ask(url, folder, "logprob")
         assert isinstance(answer, FailedAnswer) and "no log-probs" in answer.message
@@ -96,8 +102,9 @@ def test_vllm(tmp_path: Path) -> None:
     model = os.environ["RLVLA_VLLM_MODEL"]
     command = [vllm, "serve", model, "--host", "127.0.0.1", "--port", str(port), "--max-model-len", "2048"]
     with served(command, port, 300, tmp_path / "log.txt") as url:
-        assert server_problem(RewardConfig(vlm_url=url, vlm_model=model)) is None
-        unknown = server_problem(RewardConfig(vlm_url=url, vlm_model="nobody"))
+        for scorer in ("progress", "logprob"):
+            assert problem_of(url, model, scorer) is None
+        unknown = problem_of(url, "nobody")
         assert unknown is not None and f"does not know it; it has {model}" in unknown
         for scorer in ("progress", "pairwise", "episode", "logprob"):
             answer, _ = ask(url, model, scorer)

@@ -1,28 +1,31 @@
-"""A small HTTP server for tests: it answers chat completions and reward requests, or misbehaves as told."""
+"""A small HTTP server for tests: it answers chat completions and reward requests, or misbehaves as instructed."""
 
 from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import MappingProxyType
 from typing import Any
+
+from rlvla.rewards.vlm import server_check
 
 
 class JudgeServer:
     """Records requests; `answer` decides on each.
 
     Attributes:
-        answer: takes the request's JSON, returns (status, body): bytes as they are, or an object to be sent as JSON. A
-            body of None closes the connection without an answer.
+        answer: takes the request's JSON, returns (status, body) or (status, body, headers). The body is bytes, sent as
+            they are, or an object to be sent as JSON; None closes the connection without an answer.
         requests: what was asked, the list of models left out.
         list_models: answers the list of models.
         paths: of all requests, in order.
     """
 
     def __init__(self) -> None:
-        self.answer: Callable[[dict], tuple[int, Any]] = lambda request: (200, completion('{"success": 0.5}'))
+        self.answer: Callable[[dict], tuple] = lambda request: (200, completion('{"success": 0.5}'))
         self.list_models: Callable[[], tuple[int, Any]] = lambda: (200, models("judge", "m"))
         self.requests: list[dict] = []
         self.paths: list[str] = []
@@ -44,13 +47,14 @@ class JudgeServer:
                     judge.paths.append(self.path)
                 self.reply(*judge.list_models())
 
-            def reply(self, status: int, body: Any) -> None:
+            def reply(self, status: int, body: Any, headers: Mapping[str, str] = MappingProxyType({})) -> None:
                 if body is None:
                     self.close_connection = True
                     return
                 data = body if isinstance(body, bytes) else json.dumps(body).encode()
                 self.send_response(status)
-                self.send_header("Content-Type", "application/json")
+                for name, value in {"Content-Type": "application/json", **headers}.items():
+                    self.send_header(name, value)
                 self.send_header("Content-Length", str(len(data)))
                 self.end_headers()
                 self.wfile.write(data)
@@ -95,3 +99,8 @@ def completion(content: str, **choice: Any) -> dict[str, Any]:
 def models(*names: str) -> dict[str, Any]:
     """A list of models."""
     return {"object": "list", "data": [{"id": n, "object": "model", "created": 0, "owned_by": "me"} for n in names]}
+
+
+def of_start_check(request: dict) -> bool:
+    """Whether a request is one of those that are sent before training."""
+    return server_check.TASK in json.dumps(request) or "Hello" in json.dumps(request)

@@ -26,6 +26,7 @@ class WorkerConfig:
         "environments per worker, stepped one after another, or at once if the suite supports it; if a worker fails, "
         "all of its episodes are lost. There are --num_envs / --envs_per_worker workers",
         minimum=1,
+        maximum=1000,
     )
     ray_address: str | None = arg(
         None,
@@ -39,13 +40,16 @@ class WorkerConfig:
         "only (default: raw)",
         choices=FRAMES,
     )
-    env_create_timeout: float = arg(300.0, "time limit in seconds for building an environment", above=0)
-    env_reset_timeout: float = arg(120.0, "time limit in seconds for a reset", above=0)
-    env_step_timeout: float = arg(120.0, "time limit in seconds for an action chunk", above=0)
+    env_create_timeout: float = arg(
+        300.0, "time limit in seconds for building an environment", minimum=0.1, maximum=100_000
+    )
+    env_reset_timeout: float = arg(120.0, "time limit in seconds for a reset", minimum=0.1, maximum=100_000)
+    env_step_timeout: float = arg(120.0, "time limit in seconds for an action chunk", minimum=0.1, maximum=100_000)
     env_max_rss_gb: float | None = arg(
         None,
         "replace a worker between episodes if its resident memory exceeds this (off by default)",
-        above=0,
+        minimum=0.1,
+        maximum=100_000,
     )
 
     @property

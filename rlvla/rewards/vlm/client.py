@@ -1,12 +1,10 @@
-"""Non-blocking client for VLM servers; requests run on a separate event loop."""
+"""Asks a VLM server to score images, without blocking."""
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import os
 import threading
-import time
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -16,13 +14,26 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlvla.rewards.remote import encode_png
+from rlvla.rewards.vlm.completion import read_completion
 from rlvla.rewards.vlm.scorers import Score, Scorer
-from rlvla.utils.errors import require
+from rlvla.utils.http.client import JsonClient, RequestLimits
+from rlvla.utils.http.exchange import RequestError, printable
 
 if TYPE_CHECKING:
     from rlvla.rewards.vlm.config import VLMConfig
 
 _TOP_LOG_PROBS = 10
+_MOST_SHOWN = 300  # characters of an error
+COUNTED = (
+    "requests",
+    "failures",
+    "retries",
+    "timeouts",
+    "cache_hits",
+    "prompt_tokens",
+    "completion_tokens",
+    "seconds",
+)
 
 
 @dataclass(frozen=True)
@@ -47,23 +58,15 @@ class VLMClient:
     Args:
         config: server, model, limits.
         scorer: prompt and parser of the answers.
-
-    Raises:
-        MissingExtraError: the `openai` package is not installed.
     """
 
     def __init__(self, config: VLMConfig, scorer: Scorer):
-        self._openai = require("openai", extra="vlm")
         self._config, self._scorer = config, scorer
         self._cache: OrderedDict[bytes, Future[VLMResult]] = OrderedDict()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a request may be over before `ask` is
         self._counts: Counter[str] = Counter()
-        self._seconds = 0.0
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="vlm", daemon=True)
-        self._thread.start()
-        self._slots = asyncio.Semaphore(config.vlm_concurrency)
-        self._client: Any = None
+        limits = RequestLimits(config.vlm_timeout, config.vlm_retries, config.vlm_concurrency)
+        self._http = JsonClient(limits, authorization())
         self.last_failure: FailedAnswer | None = None
 
     def ask(self, task: str, images: Sequence[np.ndarray]) -> Future[VLMResult]:
@@ -79,8 +82,8 @@ class VLMClient:
                 self._cache.move_to_end(key)
                 self._counts["cache_hits"] += 1
                 return known
-            answer = asyncio.run_coroutine_threadsafe(self._ask(prompt, list(images)), self._loop)
             self._counts["requests"] += 1
+            answer = self._send(prompt, list(images))
             if self._config.vlm_cache_size:
                 self._cache[key] = answer
                 while len(self._cache) > self._config.vlm_cache_size:
@@ -88,27 +91,15 @@ class VLMClient:
         return answer
 
     def take_metrics(self) -> dict[str, float]:
-        """Counts since the last call: requests, failures, cache_hits, tokens, seconds of waiting for the server."""
+        """Counts since the last call, named in `COUNTED`; `seconds` are those of all requests together."""
         with self._lock:
             counts, self._counts = self._counts, Counter()
-            seconds, self._seconds = self._seconds, 0.0
-        names = ("requests", "failures", "cache_hits", "prompt_tokens", "completion_tokens")
-        return {**{name: float(counts[name]) for name in names}, "seconds": seconds}
+        metrics = {name: float(counts[name]) for name in COUNTED}
+        return metrics | self._http.take_counts()
 
     def close(self) -> None:
-        """Cancel pending requests and stop the event loop."""
-        if self._loop.is_closed():
-            return
-        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(timeout=10)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(timeout=10)
-        self._loop.close()
-
-    async def _end(self) -> None:
-        for task in asyncio.all_tasks() - {asyncio.current_task()}:
-            task.cancel()
-        if self._client is not None:
-            await self._client.close()
+        """Cancel pending requests."""
+        self._http.close()
 
     def _key(self, prompt: str, images: Sequence[np.ndarray]) -> bytes:
         digest = hashlib.sha256(f"{self._config.vlm_model}\0{self._scorer.name}\0{prompt}".encode())
@@ -116,54 +107,60 @@ class VLMClient:
             digest.update(f"\0{image.shape}\0".encode() + np.ascontiguousarray(image).tobytes())
         return digest.digest()
 
-    async def _ask(self, prompt: str, images: list[np.ndarray]) -> VLMResult:
-        async with self._slots:
-            start = time.perf_counter()
+    def _send(self, prompt: str, images: list[np.ndarray]) -> Future[VLMResult]:
+        """The result becomes a `FailedAnswer` instead of an exception."""
+        result: Future[VLMResult] = Future()
+
+        def done(answer: Future[Score]) -> None:
             try:
-                return await self._once(prompt, images)
-            except (self._openai.OpenAIError, ValueError) as error:
-                failure = FailedAnswer(type(error).__name__, " ".join(str(error).split())[:300])
+                result.set_result(answer.result())
+            except RequestError as error:
+                failure = FailedAnswer(type(error).__name__, printable(str(error), _MOST_SHOWN))
                 self.last_failure = failure
                 with self._lock:
                     self._counts["failures"] += 1
-                return failure
-            finally:
-                with self._lock:
-                    self._seconds += time.perf_counter() - start
+                result.set_result(failure)
+            except BaseException as error:  # a mistake of ours, or the client was closed
+                result.set_exception(error)
 
-    async def _once(self, prompt: str, images: list[np.ndarray]) -> Score:
-        config = self._config
-        if self._client is None:
-            self._client = self._openai.AsyncOpenAI(
-                base_url=config.vlm_url,
-                api_key=os.environ.get("OPENAI_API_KEY", "none"),
-                timeout=config.vlm_timeout,
-                max_retries=config.vlm_retries,
-            )
-        options: dict[str, Any] = {}
-        if self._scorer.wants_log_probs:
-            options = {"logprobs": True, "top_logprobs": _TOP_LOG_PROBS}
-        elif config.vlm_structured_output:
-            schema = {"name": self._scorer.name, "schema": self._scorer.schema, "strict": True}
-            options = {"response_format": {"type": "json_schema", "json_schema": schema}}
-        completion = await self._client.chat.completions.create(
-            model=config.vlm_model,
-            messages=[{"role": "user", "content": _content(prompt, images)}],
-            max_tokens=1 if self._scorer.wants_log_probs else config.vlm_max_tokens,
-            temperature=0.0,
-            **options,
-        )
-        usage = getattr(completion, "usage", None)
-        if usage is not None:
-            with self._lock:
-                self._counts["prompt_tokens"] += usage.prompt_tokens or 0
-                self._counts["completion_tokens"] += usage.completion_tokens or 0
-        choices = getattr(completion, "choices", None)
-        if not choices:
-            raise ValueError(f"the server's answer is no chat completion: {str(completion)[:80]!r}")
-        return self._scorer.read(choices[0])
+        address = completions_url(self._config)
+        sent = self._http.ask(address, lambda: question(self._config, self._scorer, prompt, images), self._read)
+        sent.add_done_callback(done)
+        return result
+
+    def _read(self, answer: Any) -> Score:
+        completion = read_completion(answer)
+        with self._lock:
+            self._counts["prompt_tokens"] += completion.prompt_tokens
+            self._counts["completion_tokens"] += completion.completion_tokens
+        return self._scorer.read(completion)
 
 
-def _content(prompt: str, images: Sequence[np.ndarray]) -> list[dict[str, Any]]:
+def authorization() -> dict[str, str]:
+    """The header with the key in `OPENAI_API_KEY`, if there is one."""
+    key = os.environ.get("OPENAI_API_KEY")
+    return {"Authorization": f"Bearer {key}"} if key else {}
+
+
+def completions_url(config: VLMConfig) -> str:
+    """Where chat completions are requested."""
+    return f"{(config.vlm_url or '').rstrip('/')}/chat/completions"
+
+
+def question(config: VLMConfig, scorer: Scorer, prompt: str, images: Sequence[np.ndarray]) -> dict[str, Any]:
+    """The request for a chat completion about images [H, W, 3] uint8."""
+    options: dict[str, Any] = {}
+    if scorer.wants_log_probs:
+        options = {"logprobs": True, "top_logprobs": _TOP_LOG_PROBS}
+    elif config.vlm_structured_output:
+        schema = {"name": scorer.name, "schema": scorer.schema, "strict": True}
+        options = {"response_format": {"type": "json_schema", "json_schema": schema}}
     shown = [{"url": f"data:image/png;base64,{encode_png(np.asarray(image))}"} for image in images]
-    return [{"type": "text", "text": prompt}, *({"type": "image_url", "image_url": url} for url in shown)]
+    parts = [{"type": "text", "text": prompt}, *({"type": "image_url", "image_url": url} for url in shown)]
+    return {
+        "model": config.vlm_model,
+        "messages": [{"role": "user", "content": parts}],
+        "max_tokens": 1 if scorer.wants_log_probs else config.vlm_max_tokens,
+        "temperature": 0.0,
+        **options,
+    }

@@ -29,11 +29,13 @@ class VLMConfig:
     vlm_eval_frequency: int = arg(
         5, "vlm: least number of environment steps between judged frames (there is a frame at each decision)", minimum=1
     )
-    vlm_episode_frames: int = arg(6, "vlm: frames of an episode that the scorer 'episode' is shown", minimum=1)
-    vlm_timeout: float = arg(10.0, "vlm: seconds until an answer must have come", above=0)
-    vlm_retries: int = arg(3, "vlm: further attempts after a failed one", minimum=0)
-    vlm_concurrency: int = arg(32, "vlm: requests under way at a time, per rank", minimum=1)
-    vlm_max_tokens: int = arg(64, "vlm: longest answer in tokens", minimum=1)
+    vlm_episode_frames: int = arg(
+        6, "vlm: frames of an episode that the scorer 'episode' is shown", minimum=1, maximum=1000
+    )
+    vlm_timeout: float = arg(10.0, "vlm: seconds until an answer must have come", minimum=0.1, maximum=3600)
+    vlm_retries: int = arg(3, "vlm: further attempts after a failed one", minimum=0, maximum=100)
+    vlm_concurrency: int = arg(32, "vlm: requests under way at a time, per rank", minimum=1, maximum=1024)
+    vlm_max_tokens: int = arg(64, "vlm: longest answer in tokens", minimum=1, maximum=1_000_000)
     vlm_cache_size: int = arg(100_000, "vlm: answers kept, by model, prompt and images; 0: none", minimum=0)
     vlm_max_failures: float = arg(
         0.2, "vlm: training stops when more than this share of an iteration's requests fails", minimum=0, maximum=1

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from rlvla.rewards.vlm.completion import AnswerCutOff, AnswerError, Completion
 from rlvla.utils.errors import ConfigError, require
+from rlvla.utils.http.exchange import printable
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
+
+_READ = 50_000  # last characters of an answer that are searched
+_MOST_TRIES = 500  # braces at which an object may begin
+_END_OF_REASONING = "</think>"
 
 
 @dataclass(frozen=True)
@@ -22,21 +30,26 @@ class Score:
     action_score: float = 0.0
 
 
-class AnswerError(ValueError):
-    """An answer in the wrong format."""
-
-
 def _answer_model(scorer: str) -> type[BaseModel]:
-    """Pydantic model of a scorer's answer."""
+    """Pydantic model of a scorer's answer; numbers in quotes and truth values are no numbers."""
     pydantic = require("pydantic", extra="vlm")
-    share = (float, pydantic.Field(ge=0, le=1))
+
+    def number(value: object) -> object:
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise ValueError("not a number")
+        return value
+
+    def field(kind: Any, **limits: Any) -> Any:
+        return Annotated[kind, pydantic.Field(**limits), pydantic.BeforeValidator(number)], ...
+
+    share = field(float, ge=0, le=1)
     fields: dict[str, dict[str, Any]] = {
         "progress": {"action_score": share, "progress": share},
         "success": {"success": share},
         "grasp": {"grasp": share},
         "affordance": {"affordance": share},
-        "pairwise": {"closer": (Literal[-1, 0, 1], ...)},
-        "episode": {"score": (int, pydantic.Field(ge=1, le=5))},
+        "pairwise": {"closer": field(Literal[-1, 0, 1])},
+        "episode": {"score": field(int, ge=1, le=5)},
     }
     return pydantic.create_model(f"{scorer.title()}Answer", **fields[scorer])
 
@@ -69,25 +82,59 @@ class Scorer:
         """JSON schema of the answer; None if the answer is a single word."""
         return None if self._model is None else self._model.model_json_schema() | {"additionalProperties": False}
 
-    def read(self, choice: Any) -> Score:
-        """Parse the score from a choice of a chat completion; AnswerError if it is invalid."""
+    def read(self, completion: Completion) -> Score:
+        """The score in a chat completion: the last valid JSON object after any reasoning.
+
+        Raises:
+            AnswerError: there is none.
+            AnswerCutOff: there is none, since the answer was cut off.
+        """
         if self.wants_log_probs:
-            return Score(_probability_of_true(choice))
-        content = choice.message.content or ""
-        start, end = content.find("{"), content.rfind("}")
-        if start < 0 or end < start:
-            raise AnswerError(f"no JSON object in {content[:80]!r}")
-        assert self._model is not None
-        try:  # pydantic's errors are ValueErrors
-            answer = self._model.model_validate_json(content[start : end + 1]).model_dump()
-        except ValueError as error:
-            raise AnswerError(f"{content[:80]!r} is not a valid answer: {' '.join(str(error).split())[:200]}") from None
+            return Score(_probability_of_true(completion))
+        try:
+            answer = self._valid_object(completion.text)
+        except AnswerError as error:
+            if completion.cut_off:
+                raise AnswerCutOff(f"the answer was cut off; raise --vlm_max_tokens ({error})") from None
+            raise
         if self.name == "progress":
             return Score(answer["progress"], answer["action_score"])
         if self.name == "episode":
             return Score((answer["score"] - 1) / 4)
         (value,) = answer.values()
         return Score(float(value))
+
+    def _valid_object(self, text: str) -> dict[str, Any]:
+        assert self._model is not None
+        pydantic = require("pydantic", extra="vlm")
+        _, ended, answer = text.rpartition(_END_OF_REASONING)
+        valid, problem = None, f"no JSON object in {printable(answer, 80)!r}"
+        if not ended and "<think>" in text:
+            problem = f"the reasoning has no end: {printable(text, 80)!r}"
+            answer = ""
+        for candidate in _objects(answer[-_READ:]):
+            try:
+                valid = self._model.model_validate(candidate).model_dump()
+            except pydantic.ValidationError as error:
+                reasons = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+                problem = f"{printable(str(candidate), 80)!r} is not a valid answer: {printable(reasons)}"
+        if valid is None:
+            raise AnswerError(problem)
+        return valid
+
+
+def _objects(text: str) -> Iterator[dict[str, Any]]:
+    """All JSON objects in a text, in order, without those inside another; braces in prose are passed over."""
+    decoder, start = json.JSONDecoder(), text.find("{")
+    for _ in range(_MOST_TRIES):
+        if start < 0:
+            return
+        try:
+            candidate, end = decoder.raw_decode(text, start)
+            yield candidate
+        except (ValueError, RecursionError):
+            end = start + 1
+        start = text.find("{", end)
 
 
 def _read_prompt(name: str, prompt_file: str | None) -> str:
@@ -108,16 +155,16 @@ def _read_prompt(name: str, prompt_file: str | None) -> str:
     return template
 
 
-def _probability_of_true(choice: Any) -> float:
+def _probability_of_true(completion: Completion) -> float:
     """P("True") / (P("True") + P("False")) for the first token."""
-    tokens = choice.logprobs.content if choice.logprobs is not None else None
-    if not tokens:
+    if completion.first_tokens is None:
         raise AnswerError("the server gives no log-probs; take another scorer, or a server that does (vLLM)")
     mass = {"true": 0.0, "false": 0.0}
-    for candidate in tokens[0].top_logprobs or [tokens[0]]:
-        word = candidate.token.strip().lower()
+    for token, log_prob in completion.first_tokens:
+        word = token.strip().lower()
         if word in mass:
-            mass[word] += math.exp(candidate.logprob)
+            mass[word] += math.exp(log_prob)
     if sum(mass.values()) == 0:
-        raise AnswerError(f"neither True nor False among the likely first tokens (first: {tokens[0].token!r})")
+        first = completion.first_tokens[0][0]
+        raise AnswerError(f"neither True nor False among the likely first tokens (first: {printable(first, 20)!r})")
     return mass["true"] / sum(mass.values())

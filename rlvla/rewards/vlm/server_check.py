@@ -1,92 +1,190 @@
-"""Checks before training that the VLM server is reachable and has the model."""
+"""Checks before training that the VLM server can judge: the model, pictures, the format of the answer."""
 
 from __future__ import annotations
 
-import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from rlvla.utils.errors import require
+import numpy as np
+
+from rlvla.rewards.vlm.client import authorization, completions_url, question
+from rlvla.rewards.vlm.completion import AnswerCutOff, AnswerError, read_completion
+from rlvla.rewards.vlm.scorers import Scorer
+from rlvla.utils.errors import Problem
+from rlvla.utils.http.client import JsonClient, RequestLimits
+from rlvla.utils.http.exchange import (
+    NoAnswerInTime,
+    NoConnection,
+    RedirectRefused,
+    RequestError,
+    StatusError,
+    printable,
+)
 
 if TYPE_CHECKING:
     from rlvla.rewards.vlm.config import VLMConfig
 
+TASK = "push the red disc to the right edge"  # of the picture that the server is shown
 _MOST_NAMES = 5  # of the server's models, in a message
+_LONGEST_NAME = 100  # characters
+_MISSING = (400, 404, 405, 422)
 _REFUSED = (401, 403)
+_RETRIES = 2  # a server that has just come up may drop its first connections
+_SIZE = 224  # pixels
 
 
-def server_problem(config: VLMConfig) -> str | None:
-    """Why the server at `vlm_url` cannot serve `vlm_model`, or None.
+def server_problem(config: VLMConfig, scorer: Scorer) -> Problem | None:
+    """Why the server at `vlm_url` cannot judge with `vlm_model`, or None.
 
-    If the list of models (`GET /models`) does not contain the model, a completion of one token is requested, because
-    some servers list only part of their models, or none.
-
-    Args:
-        config: server, model and time limit.
-
-    Raises:
-        MissingExtraError: the `openai` package is not installed.
+    It is asked what it will be asked in training, about pictures of the same kind; only if that fails, simpler
+    questions find out why.
     """
-    openai = require("openai", extra="vlm")
-    client = openai.OpenAI(
-        base_url=config.vlm_url,
-        api_key=os.environ.get("OPENAI_API_KEY", "none"),
-        timeout=config.vlm_timeout,
-        max_retries=2,  # a server that has just come up may drop its first connections
-    )
-    with client:
+    headers = authorization()
+    if not all(value.isascii() and value.isprintable() for value in headers.values()):
+        text = "the environment variable OPENAI_API_KEY holds characters that no key has (a line break?)"
+        return Problem(None, "unavailable", text)
+    client = JsonClient(RequestLimits(config.vlm_timeout, _RETRIES, at_a_time=1), headers)
+    try:
+        return _ServerCheck(client, config, scorer).problem()
+    finally:
+        client.close()
+
+
+class _ServerCheck:
+    def __init__(self, client: JsonClient, config: VLMConfig, scorer: Scorer):
+        self._client, self._config, self._scorer = client, config, scorer
+        self._names: list[str] = []
+        self._prompt = scorer.prompt(TASK)
+        self._pictures = [_picture(i) for i in range(scorer.frames or config.vlm_episode_frames)]
+
+    def problem(self) -> Problem | None:
         try:
-            return _model_problem(openai, client, config)
-        except openai.APITimeoutError:
-            return (
-                f"--vlm_url {config.vlm_url} did not answer within --vlm_timeout {config.vlm_timeout:g} seconds; wait "
-                "until the model is loaded, or raise the limit"
-            )
-        except openai.APIConnectionError as error:
-            why = error.__cause__ or error
-            return f"--vlm_url {config.vlm_url} does not answer ({why}); start the server first"
-        except openai.APIStatusError as error:
-            if error.status_code in _REFUSED:
-                return (
-                    f"--vlm_url {config.vlm_url} refuses access (HTTP {error.status_code}: {_words(error)}); put the "
-                    "server's key into the environment variable OPENAI_API_KEY"
-                )
-            return f"--vlm_url {config.vlm_url} answers with HTTP {error.status_code}: {_words(error)}"
-        except (openai.OpenAIError, ValueError) as error:
-            return f"--vlm_url {config.vlm_url} is no OpenAI-compatible server ({type(error).__name__}: {error})"
-
-
-def _model_problem(openai: Any, client: Any, config: VLMConfig) -> str | None:
-    """Problem with the model, or None; errors unrelated to the model are raised."""
-    try:
-        names = [model.id for model in getattr(client.models.list(), "data", None) or ()]
-    except openai.APIStatusError as error:
-        if error.status_code in _REFUSED:
-            raise
-        names = []
-    except ValueError:  # not a model list
-        names = []
-    if config.vlm_model in names:
+            self._names = self._ask_for_names()
+            self._judge(self._config)
+        except RequestError as error:
+            try:
+                return self._explain(error)
+            except RequestError as later:  # of a simpler question
+                return self._general(later)
         return None
-    try:
-        answer = client.chat.completions.create(
-            model=config.vlm_model, messages=[{"role": "user", "content": "Hello"}], max_tokens=1, temperature=0.0
+
+    def _ask_for_names(self) -> list[str]:
+        """The server's models; none if it does not list them."""
+        try:
+            return self._client.ask(f"{(self._config.vlm_url or '').rstrip('/')}/models", None, _model_names).result()
+        except StatusError as error:
+            if error.status in _REFUSED:
+                raise
+        except (NoAnswerInTime, NoConnection, RedirectRefused):
+            raise
+        except RequestError:
+            pass
+        return []
+
+    def _judge(self, config: VLMConfig) -> None:
+        """What training will ask."""
+        self._send(
+            lambda: question(config, self._scorer, self._prompt, self._pictures),
+            lambda answer: self._scorer.read(read_completion(answer)),
         )
-    except (openai.NotFoundError, openai.BadRequestError, openai.UnprocessableEntityError) as error:
-        if names:
+
+    def _send(self, content: Callable[[], Any], read: Callable[[Any], Any] = read_completion) -> None:
+        self._client.ask(completions_url(self._config), content, read).result()
+
+    def _explain(self, error: RequestError) -> Problem:
+        """Find out what the server cannot do."""
+        scorer = self._scorer
+        if isinstance(error, AnswerError):
+            return self._useless_answer(error)
+        if not isinstance(error, StatusError) or error.status in _REFUSED:
+            return self._general(error)
+        hello = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1, "temperature": 0.0}
+        try:
+            self._send(lambda: {"model": self._config.vlm_model, **hello})
+        except StatusError as simpler:
+            return self._unknown_model(simpler) if simpler.status in _MISSING else self._general(simpler)
+        plain = question(self._config, scorer, self._prompt, self._pictures)
+        options = [name for name in ("logprobs", "top_logprobs", "response_format") if plain.pop(name, None)]
+        if not options:
+            return self._no_pictures(error)
+        try:
+            self._send(lambda: plain)
+        except StatusError as simpler:
+            return self._no_pictures(simpler)
+        if scorer.wants_log_probs:
+            what, instead = "gives no log-probs", "take another --vlm_scorer, or a server that gives them (vLLM)"
+            return self._unavailable("vlm_scorer", f"{what} ({error}); {instead}")
+        instead = "switch it off (--no-vlm_structured_output), or take a server that supports it (vLLM)"
+        return self._unavailable("vlm_structured_output", f"does not take the JSON schema ({error}); {instead}")
+
+    def _useless_answer(self, error: AnswerError) -> Problem:
+        """The server does what it is asked; its answer is of no use."""
+        if isinstance(error, AnswerCutOff):
+            return self._unavailable("vlm_max_tokens", f"answers a picture, but {error}")
+        if self._scorer.wants_log_probs:
+            return self._unavailable("vlm_scorer", f"cannot be used with --vlm_scorer logprob: {error}")
+        return self._unavailable(
+            "vlm_model",
+            f"answers a picture with something else than --vlm_scorer {self._scorer.name} needs: {error}; take another "
+            "--vlm_model or --vlm_prompt",
+        )
+
+    def _no_pictures(self, error: StatusError) -> Problem:
+        several = f"{len(self._pictures)} pictures at a time" if len(self._pictures) > 1 else "a picture"
+        return self._unavailable(
+            "vlm_model", f"takes text, but not {several} ({error}); --vlm_model must be a vision-language model"
+        )
+
+    def _unknown_model(self, error: StatusError) -> Problem:
+        config, names = self._config, self._names
+        if names and config.vlm_model not in names:
             more = ", ..." if len(names) > _MOST_NAMES else ""
-            return (
+            return Problem(
+                "vlm_model",
+                "unknown_name",
                 f"--vlm_model {config.vlm_model}: the server at --vlm_url {config.vlm_url} does not know it; it has "
-                f"{', '.join(names[:_MOST_NAMES])}{more}"
+                f"{', '.join(names[:_MOST_NAMES])}{more}",
             )
-        return (
-            f"--vlm_url {config.vlm_url} lists no models and refuses a chat completion of --vlm_model "
-            f"{config.vlm_model} (HTTP {error.status_code}: {_words(error)}); the URL usually ends in /v1"
+        lists = "refuses" if names else "lists no models and refuses"
+        return self._unavailable(
+            "vlm_url",
+            f"{lists} a chat completion of --vlm_model {config.vlm_model} (HTTP {error.status}: {error.words}); the "
+            "URL usually ends in /v1",
         )
-    if not getattr(answer, "choices", None):
-        return f"--vlm_url {config.vlm_url} is no OpenAI-compatible server: its answer is no chat completion"
-    return None
+
+    def _general(self, error: RequestError) -> Problem:
+        """The server does not answer, or is none."""
+        if isinstance(error, NoAnswerInTime):
+            text = (
+                f"did not answer within --vlm_timeout {self._config.vlm_timeout:g} seconds; wait until the model is "
+                "loaded, or raise the limit"
+            )
+        elif isinstance(error, NoConnection):
+            text = f"does not answer ({error}); start the server first"
+        elif isinstance(error, RedirectRefused):
+            text = f"is not followed: {error}; give the address of the server itself"
+        elif isinstance(error, StatusError) and error.status in _REFUSED:
+            text = (
+                f"refuses access (HTTP {error.status}: {error.words}); put the server's key into the environment "
+                "variable OPENAI_API_KEY"
+            )
+        elif isinstance(error, StatusError):
+            text = f"answers with HTTP {error.status}: {error.words}"
+        else:
+            text = f"is no OpenAI-compatible server ({type(error).__name__}: {error})"
+        return self._unavailable("vlm_url", text)
+
+    def _unavailable(self, flag: str, text: str) -> Problem:
+        return Problem(flag, "unavailable", f"--vlm_url {self._config.vlm_url} {text}")
 
 
-def _words(error: Any) -> str:
-    """The server's error message on one line."""
-    return " ".join(error.response.text.split())[:200]
+def _model_names(answer: Any) -> list[str]:
+    return [printable(model["id"], _LONGEST_NAME) for model in answer["data"]]
+
+
+def _picture(number: int) -> np.ndarray:
+    """A red disc on a table, [H, W, 3] uint8; further right with each number."""
+    y, x = np.mgrid[:_SIZE, :_SIZE]
+    image = np.stack([120 + y // 3, 110 + y // 3, 90 + x // 4], axis=-1).astype(np.uint8)
+    image[(y - _SIZE // 2) ** 2 + (x - 40 - 8 * (number % 16)) ** 2 < 20**2] = (220, 30, 30)
+    return image

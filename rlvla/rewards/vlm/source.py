@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from concurrent.futures import Future
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from rlvla.rewards.vlm.client import FailedAnswer, VLMClient, VLMResult
 from rlvla.rewards.vlm.config import WITHOUT_PROGRESS_TERM
 from rlvla.rewards.vlm.scorers import Score, Scorer
 from rlvla.rewards.vlm.server_check import server_problem
-from rlvla.utils.errors import ConfigError, Problem, TrainingHalted, require
+from rlvla.utils.errors import ConfigError, Problem, TrainingHalted
 from rlvla.utils.terminal import log
 from rlvla.utils.video import upright
 
@@ -38,7 +39,7 @@ class VLMSource:
     """
 
     def __init__(self, config: RewardConfig):
-        problems: list[str | Problem] = [
+        problems = [
             Problem(name, "needs_flag", f"--reward vlm needs --{name}")
             for name in ("vlm_url", "vlm_model")
             if not getattr(config, name)
@@ -49,19 +50,20 @@ class VLMSource:
                 "leave it out"
             )
             problems.append(Problem("vlm_progress_term", "no_effect", text))
-        require("openai", extra="vlm")
-        if config.vlm_url:
-            problem = url_problem(config.vlm_url, "--vlm_url")
-            if problem is None and config.vlm_model:
-                problem = server_problem(config)
-            problems += [problem] if problem else []
+        scorer, of_the_prompt = None, []
         try:
-            self._scorer = Scorer(config.vlm_scorer, config.vlm_prompt)
+            scorer = Scorer(config.vlm_scorer, config.vlm_prompt)
         except ConfigError as error:
-            problems += error.problems
-        if problems:
+            of_the_prompt = error.problems
+        if config.vlm_url:
+            problem = url_problem(config.vlm_url, "vlm_url")
+            if problem is None and config.vlm_model and scorer is not None:
+                problem = server_problem(config, scorer)
+            problems += [problem] if problem else []
+        problems += of_the_prompt
+        if problems or scorer is None:
             raise ConfigError(problems)
-        self._config = config
+        self._config, self._scorer = config, scorer
         self._client: VLMClient | None = None
         self._weight = config.vlm_curriculum[0]
         self.gamma = 0.99 if config.gamma_shaping is None else config.gamma_shaping
@@ -163,17 +165,18 @@ class VLMReward:
         self._since = 0  # steps since the last scored frame
         self._windows: list[int] = []
         self._asked: list[Future[VLMResult]] = []
+        self._unheard: list[int] = []  # questions whose answers `late_progress` has not returned
         self._ends = False
         if scorer.frames == 1:
-            self._asked.append(client.ask(self._task, self._frames))
+            self._ask(self._frames)
 
-    @property
-    def progress(self) -> float | None:
-        """The latest score; None while it is pending, if it failed, or if the scorer does not measure progress."""
-        if self._scorer.frames != 1 or not self._asked or not self._asked[-1].done():
-            return None
-        answer = self._asked[-1].result()
-        return answer.progress if isinstance(answer, Score) else None
+    def late_progress(self) -> list[tuple[int, float]]:
+        """Scores that have arrived since the last call, each with the steps before its frame; [] for comparisons."""
+        known = [] if self._scorer.frames != 1 else [i for i in self._unheard if self._asked[i].done()]
+        self._unheard = [i for i in self._unheard if i not in known]
+        steps = [0, *accumulate(self._windows)]
+        answers = [(steps[i], self._asked[i].result()) for i in known]
+        return [(step, answer.progress) for step, answer in answers if isinstance(answer, Score)]
 
     def step(self, observation: Observation | None, events: frozenset[str], info: StepInfo) -> None:
         """Count the step; if there is a frame and enough steps have passed, request a score."""
@@ -195,14 +198,18 @@ class VLMReward:
     def _close_window(self) -> None:
         self._frames.append(self._latest)
         if self._scorer.frames:
-            self._asked.append(self._client.ask(self._task, self._frames[-self._scorer.frames :]))
+            self._ask(self._frames[-self._scorer.frames :])
         self._windows.append(self._since)
         self._since = 0
 
     def _judge_episode(self) -> None:
         count = min(len(self._frames), self._config.vlm_episode_frames)
         chosen = np.linspace(0, len(self._frames) - 1, count).round().astype(int)
-        self._asked.append(self._client.ask(self._task, [self._frames[i] for i in chosen]))
+        self._ask([self._frames[i] for i in chosen])
+
+    def _ask(self, images: list[np.ndarray]) -> None:
+        self._unheard.append(len(self._asked))
+        self._asked.append(self._client.ask(self._task, images))
 
     def finish(self) -> dict[str, Any]:
         """Wait for the answers (each has a time limit) and convert them to rewards."""

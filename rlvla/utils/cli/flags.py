@@ -16,7 +16,8 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 from rlvla.utils.cli.config_file import config_file_of, words_of_config_file
@@ -24,8 +25,16 @@ from rlvla.utils.errors import ConfigError, MissingExtraError, Problem
 from rlvla.utils.files import target_problem
 from rlvla.utils.terminal import LOG_LEVELS, set_output
 
+LARGEST_INTEGER = 10**9  # where a flag declares no maximum; no count of a run comes near it
+LARGEST, SMALLEST = 1e12, 1e-12  # likewise: magnitudes of numbers that are not 0
+LONGEST_TEXT = 4096  # characters; no path is longer
+_LONGEST_NAME = 255  # bytes; of a file or folder
+_PATHS = ("FILE", "DIR", "PATH", "DIR_OR_FILE", "FILE.py:FUNCTION")  # what flags for paths take
+MAX_SEED = 2**32 - 1  # of numpy
+_MAX_DIGITS = 15  # of an integer as typed
 NONE = "none"  # unsets a flag whose default is None, for example one set in a configuration file
 _SUGGESTIONS = 3
+_SHOWN = 300  # characters of what was typed, in a message
 
 
 def arg(default: Any, help: str | Callable[[], str], **metadata: Any) -> Any:
@@ -37,7 +46,8 @@ def arg(default: Any, help: str | Callable[[], str], **metadata: Any) -> Any:
             built, for texts that list what is registered.
         metadata: `choices` (or a function that returns them when a parser is built), `metavar`, `nargs`, `action` as
             in argparse; `minimum`, `maximum` (inclusive) and `above`, `below` (exclusive bounds) are checked by
-            `range_problems`. `writes` ("file" or "folder") marks an output, which `range_problems` checks as well.
+            `range_problems`, which has bounds for numbers that declare none; `lines=True` allows line breaks in a text;
+            `writes` ("file" or "folder") marks an output, which must be writable.
             `recorded=False`: see `rlvla.envs.options.SuiteOptions`.
     """
     return dataclasses.field(default=default, metadata={"help": help, **metadata})
@@ -120,16 +130,19 @@ class Parser(argparse.ArgumentParser):
             parts[-1].append(word)
         problems = []
         for part in parts:
+            if part and part[0].endswith("=--"):  # argparse takes the dashes out and fails
+                problems.append(f"{part[0][:-3]}: '--' is not a value")
+                continue
             try:
                 _, unknown = self.parse_known_args(part, namespace)
             except argparse.ArgumentError as error:
-                problems.append(f"{error.argument_name}: {error.message}")
+                problems.append(f"{error.argument_name}: {_one_line(error.message)}")
                 continue
             if unknown and unknown[0].startswith("-"):
                 problems.append(self._unknown(unknown[0]))
             elif unknown:
                 behind = f"{part[0]}: " if part[0].startswith("-") else ""
-                problems.append(f"{behind}unexpected value(s): {' '.join(unknown)}")
+                problems.append(f"{behind}unexpected value(s): {_one_line(' '.join(unknown))}")
         return problems
 
     def _is_flag(self, word: str) -> bool:
@@ -145,7 +158,9 @@ class Parser(argparse.ArgumentParser):
         near = [option for option in known if option.startswith(f"--{name}")]
         near = near or [option for option in known if len(name) > 1 and name in option]
         near = near or difflib.get_close_matches(typed, known, n=1)
-        return f"unknown flag {word}" + (f"; did you mean {' or '.join(near[:_SUGGESTIONS])}?" if near else "")
+        return f"unknown flag {_one_line(word)}" + (
+            f"; did you mean {' or '.join(near[:_SUGGESTIONS])}?" if near else ""
+        )
 
     def _value_problems(self, namespace: argparse.Namespace) -> list[Problem]:
         """Of the flags that could be understood."""
@@ -177,6 +192,21 @@ def _or_none(kind: Callable[[str], Any]) -> Callable[[str], Any]:
         return text if text == NONE else kind(text)
 
     convert.__name__ = getattr(kind, "__name__", "value")  # named in argparse's message about an invalid value
+    return convert
+
+
+def _reader(kind: type, metadata: Mapping[str, Any]) -> Callable[[str], Any]:
+    """Converts what was typed; refuses what no flag can mean, so that later checks see only usable values."""
+
+    def convert(text: str) -> Any:
+        problem = text_problem(text, metadata) if kind is str else None
+        if kind is int and len(text) > _MAX_DIGITS and text.strip().lstrip("+-").isdecimal():
+            problem = f"must have at most {_MAX_DIGITS} digits"
+        if problem:
+            raise argparse.ArgumentTypeError(problem)
+        return kind(text[:LONGEST_TEXT])
+
+    convert.__name__ = kind.__name__  # named in argparse's message about an invalid value
     return convert
 
 
@@ -219,7 +249,8 @@ def argument(field: dataclasses.Field, hint: Any, text: str, default: Any) -> di
         options["action"] = argparse.BooleanOptionalAction
         return options
     optional = default is None and not several
-    options["type"] = _or_none(kind) if optional else kind
+    typed = _reader(kind, field.metadata)
+    options["type"] = _or_none(typed) if optional else typed
     options["metavar"] = field.metadata.get("metavar", kind.__name__.upper())
     if "choices" in field.metadata:
         choices = field.metadata["choices"]
@@ -260,27 +291,33 @@ def as_typed(name: str, value: Any) -> str:
 
 
 def range_problems(config: Any) -> list[Problem]:
-    """Every number that is NaN, infinite or outside its declared range, and every output that cannot be written.
+    """Everything that is wrong with single values.
 
-    The reasons are "out_of_range" and "not_writable".
+    Numbers out of their range ("out_of_range"), blank or unprintable texts ("no_text"), and outputs that cannot be
+    written ("not_writable"). Numbers must be finite; where a flag declares no bounds, their magnitude is limited to what
+    a run can mean.
     """
     problems = []
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
-        if "writes" in field.metadata and isinstance(value, str):
+        for one in value if isinstance(value, tuple) else (value,):
+            if isinstance(one, bool) or not isinstance(one, (int, float, str)):
+                continue
+            if isinstance(one, str):
+                problem, reason = text_problem(one, field.metadata), "no_text"
+            else:
+                problem, reason = _out_of_range(one, field.metadata), "out_of_range"
+            if problem:
+                shown = _one_line(repr(one) if reason == "no_text" else str(one))
+                problems.append(Problem(field.name, reason, f"--{field.name} {shown}: {problem}"))
+        if "writes" in field.metadata and isinstance(value, str) and not text_problem(value, field.metadata):
             problem = target_problem(value, folder=field.metadata["writes"] == "folder")
             if problem:
                 problems.append(Problem(field.name, "not_writable", f"--{field.name} {value}: {problem}"))
-        for number in value if isinstance(value, tuple) else (value,):
-            if isinstance(number, bool) or not isinstance(number, (int, float)):
-                continue
-            problem = _out_of_range(number, field.metadata)
-            if problem:
-                problems.append(Problem(field.name, "out_of_range", f"--{field.name} {number}: {problem}"))
     return problems
 
 
-def _out_of_range(number: float, metadata: Any) -> str | None:
+def _out_of_range(number: float, metadata: Mapping[str, Any]) -> str | None:
     if not math.isfinite(number):
         return "must be a finite number"
     if "above" in metadata and not number > metadata["above"]:
@@ -291,7 +328,34 @@ def _out_of_range(number: float, metadata: Any) -> str | None:
         return f"must be at least {metadata['minimum']}"
     if "maximum" in metadata and number > metadata["maximum"]:
         return f"must be at most {metadata['maximum']}"
+    largest = LARGEST_INTEGER if isinstance(number, int) else LARGEST
+    if "maximum" not in metadata and number > largest:
+        return f"must be at most {largest}"
+    if "minimum" not in metadata and number < -largest:
+        return f"must be at least {-largest}"
+    if 0 < abs(number) < SMALLEST:
+        return f"must be 0 or at least {SMALLEST} in magnitude"
     return None
+
+
+def text_problem(text: str, metadata: Mapping[str, Any] = MappingProxyType({})) -> str | None:
+    """Why no flag can mean this text, or None; `metadata` as in `arg`."""
+    if not text.strip():
+        return "must not be blank"
+    if len(text) > LONGEST_TEXT:
+        return f"must be at most {LONGEST_TEXT} characters long"
+    shown = text.replace("\n", "").replace("\t", "") if metadata.get("lines") else text
+    if not shown.isprintable():
+        return "must not hold line breaks or other characters that cannot be printed"
+    if metadata.get("metavar") in _PATHS and any(len(name.encode()) > _LONGEST_NAME for name in text.split("/")):
+        return f"must not hold names of more than {_LONGEST_NAME} bytes"
+    return None
+
+
+def _one_line(text: str) -> str:
+    """What was typed, fit for a message."""
+    text = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+    return text if text.isprintable() else repr(text)[1:-1]
 
 
 def fail(prog: str, error: ConfigError | MissingExtraError) -> NoReturn:

@@ -19,6 +19,7 @@ from rlvla.rewards import RewardConfig, RewardPlan, remote
 from rlvla.rewards.function import RewardFunctionError, load_function
 from rlvla.rewards.remote import RemoteRewardError
 from rlvla.utils.errors import ConfigError
+from rlvla.utils.http import client as http_client
 from tests.support.judge_server import JudgeServer, judge_server
 from tests.support.reward_cases import make_chunk, make_sample, make_task, play
 
@@ -145,7 +146,7 @@ def test_functions_that_cannot_be_loaded(tmp_path: Path) -> None:
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[JudgeServer]:
-    monkeypatch.setattr(remote, "_FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(http_client, "FIRST_PAUSE", 0.01)
     with judge_server() as running:
         yield running
 
@@ -184,11 +185,21 @@ def test_the_contract_of_the_server(server: JudgeServer) -> None:
         ((500, {}), 3, "HTTP status 500"),
         ((429, {}), 3, "HTTP status 429"),
         ((404, {}), 1, "HTTP status 404"),
-        ((200, b"<html>"), 3, "JSONDecodeError"),
+        ((200, b"<html>"), 3, "MalformedAnswer.*no JSON"),
         ((200, {"reward": [1]}), 3, 'entry "rewards"'),
         ((200, {"rewards": [1, 2]}), 3, "each of the 1 episodes"),
         ((200, {"rewards": ["a"]}), 3, "gave a for an episode"),
         ((200, None), 3, "RemoteDisconnected"),
+        ((200, {"rewards": ["1.5"]}), 3, "gave 1.5 for"),
+        ((200, {"rewards": [None]}), 3, "gave None for"),
+        ((200, {"rewards": [[1.0, None, 2.0]]}), 3, "for an episode"),
+        ((200, {"rewards": [1e200]}), 3, "gave 1e\\+200 for"),
+        ((200, b'{"rewards": [1' + b"0" * 250 + b"]}"), 3, "for an episode"),
+        ((200, b'{"rewards": [1e999]}'), 3, "too large"),
+        ((200, b'{"rewards": [NaN]}'), 3, "NaN"),
+        ((200, b"[" * 100_000), 3, "nested"),
+        ((200, b'{"rewards": "\xe9"}'), 3, "no JSON"),
+        ((302, b"", {"Location": "http://127.0.0.2/"}), 1, "another host"),
     ],
 )
 def test_faults_of_the_server(server: JudgeServer, fault: tuple, attempts: int, words: str) -> None:

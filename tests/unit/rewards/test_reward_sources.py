@@ -169,7 +169,7 @@ def test_dynamic_truncation_waits_for_patience() -> None:
     watch = ProgressWatch(patience=3, min_gain=0.02)
     stalled = []
     for progress in (0.0, 0.01, None, 0.019, 0.02, None, 0.03, 0.01, None, 0.0):
-        watch.step([progress, None])
+        watch.step({"rm": progress, "success": None})
         stalled.append(watch.stalled)
     assert stalled == [False] * 9 + [True], "0.02 is a gain over 0.0, 0.03 is none over 0.02"
     config = RewardConfig(dynamic_truncation=True, truncation_patience=4)
@@ -177,8 +177,40 @@ def test_dynamic_truncation_waits_for_patience() -> None:
     plan = RewardPlan({"rm": 1.0}, config)
     _, rewards = play(plan, task, [make_chunk([set(), set(), {"grasped"}, {"grasped"}])] * 1)
     assert not rewards.stalled
-    _, rewards = play(plan, task, [make_chunk([set()] * 5)])
-    assert rewards.stalled
+    sample, rewards = play(plan, task, [make_chunk([set()] * 5)])
+    assert rewards.stalled and sample.reward_info["stalled"] == 1
+    sample, _ = play(plan, task, [make_chunk([set()] * 5, truncated=True)])
+    assert sample.reward_info["stalled"] == 0, "its time was up as well"
+
+
+def test_late_answers_count_the_steps_that_they_are_about() -> None:
+    watch = ProgressWatch(patience=10, min_gain=0.02)
+    for _ in range(40):
+        watch.step({})
+    assert not watch.stalled, "nothing is known yet"
+    watch.answered("vlm", [(0, 0.1), (5, 0.3)])
+    for _ in range(40):
+        watch.step({})
+    assert not watch.stalled, "a judge that is slow to answer does not make the episode idle"
+    watch.answered("vlm", [(10, 0.3)])
+    assert not watch.stalled
+    watch.answered("vlm", [(8, 0.9), (15, 0.31)])
+    assert watch.stalled, "ten steps without a gain; the answer about step 8 came too late to count"
+    watch.answered("vlm", [(20, 0.35)])
+    assert not watch.stalled
+
+
+def test_progress_that_any_source_sees_counts() -> None:
+    watch = ProgressWatch(patience=3, min_gain=0.1)
+    for step in range(1, 9):
+        watch.step({"rm": 0.5})
+        watch.answered("vlm", [(step, 0.1 * step)])
+    assert not watch.stalled
+    for _ in range(3):
+        watch.step({"rm": 0.5})
+    assert not watch.stalled, "the judge has not answered about these steps"
+    watch.answered("vlm", [(11, 0.8)])
+    assert watch.stalled
 
 
 def test_weights_are_parsed() -> None:

@@ -8,21 +8,23 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 
-from rlvla.rewards import RewardConfig, RewardPlan
+from rlvla.rewards import EpisodeStart, RewardConfig, RewardPlan
 from rlvla.rewards.vlm.client import FailedAnswer, VLMClient
-from rlvla.rewards.vlm.scorers import AnswerError, Score, Scorer
+from rlvla.rewards.vlm.completion import AnswerError, Completion, read_completion
+from rlvla.rewards.vlm.scorers import Score, Scorer
 from rlvla.rewards.vlm.source import VLMFailuresError
 from rlvla.utils.errors import ConfigError
+from rlvla.utils.http import client as http_client
 from tests.support.judge_server import JudgeServer, completion, judge_server
-from tests.support.reward_cases import make_chunk, make_task, play
+from tests.support.reward_cases import make_chunk, make_observation, make_task, play
 
-pytest.importorskip("openai", reason="the extra vlm is not installed")
+pytest.importorskip("pydantic", reason="the extra vlm is not installed")
 TASK = make_task()
 
 
@@ -33,10 +35,11 @@ def server() -> Iterator[JudgeServer]:
 
 
 def make_plan(server: JudgeServer, **options: Any) -> RewardPlan:
+    """A plan without the check of the server, which has tests of its own."""
     fast = {"vlm_timeout": 120.0, "vlm_retries": 0}
-    return RewardPlan.from_config(
-        RewardConfig(reward=("vlm:1.0",), vlm_url=f"{server.url}/v1", vlm_model="judge", **{**fast, **options})
-    )
+    config = RewardConfig(reward=("vlm:1.0",), vlm_url=f"{server.url}/v1", vlm_model="judge", **{**fast, **options})
+    with mock.patch("rlvla.rewards.vlm.source.server_problem", return_value=None):
+        return RewardPlan.from_config(config)
 
 
 def brightness(request: dict) -> float:
@@ -197,7 +200,90 @@ FAULTS = {
     "500": (500, {"error": "oops"}),
     "400": (400, {"error": "no such model"}),
     "closed": (200, None),
+    "null": (200, b"null"),
+    "no message": (200, {**completion(""), "choices": [{"index": 0, "message": None}]}),
+    "a null choice": (200, {**completion(""), "choices": [None]}),
+    "choices of another type": (200, {**completion(""), "choices": {"0": 1}}),
+    "null content": (200, completion(None)),  # type: ignore[arg-type]
+    "content in parts": (200, completion(["a"])),  # type: ignore[arg-type]
+    "nested deeply": (200, b'{"choices":' * 100_000),
+    "content nested deeply": (200, completion('{"success":' * 20_000)),
+    "a huge number": (200, completion('{"success": 1e999}')),
+    "a huge integer": (200, completion('{"success": 1' + "0" * 5000 + "}")),
+    "NaN": (200, completion('{"success": NaN}')),
+    "a number in quotes": (200, completion('{"success": "0.5"}')),
+    "a truth value": (200, completion('{"success": true}')),
+    "a null": (200, completion('{"success": null}')),
+    "a list": (200, completion('[{"success": 0.5]')),
+    "a lone surrogate": (200, b'{"choices": [{"message": {"content": "\\ud800 {"}}]}'),
+    "latin-1": (200, b'{"choices": [{"message": {"content": "\xe9 {}"}}]}'),
+    "cut off": (200, completion('{"success": 0.', finish_reason="length")),
+    "cut off while reasoning": (200, completion('<think> {"success": 0.9} or', finish_reason="length")),
+    "elsewhere": (307, b"", {"Location": "http://127.0.0.2/v1/chat/completions"}),
+    "without end": (200, b'{"choices": "' + b"x" * (17 * 2**20)),
 }
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"success": 0.25}',
+        'I see {a gripper} and {two} cubes. {"success": 0.25}',
+        '<think>Perhaps {"success": 0.9}? The set {x} is empty.</think>\n```json\n{"success": 0.25}\n```',
+        'Such as {"success": 1}. Mine: {"success": 0.25}. {Done}',
+        '{"success": 0.25, "why": {"success": 0.9, "text": "a } brace"}}',
+        '<think>{{{</think>{"success": 0.25}}}}',
+        '{"answer": 3} {"success": 0.25} {"success": 7}',
+    ],
+)
+def test_the_answer_is_found_among_other_braces(text: str) -> None:
+    assert Scorer("success").read(Completion(text)) == Score(0.25)
+    assert Scorer("success").read(Completion(text, cut_off=True)) == Score(0.25), "it is complete"
+
+
+def test_a_cut_off_answer_says_so_and_is_not_asked_for_again(server: JudgeServer) -> None:
+    server.answer = lambda request: FAULTS["cut off"]
+    config = RewardConfig(vlm_url=f"{server.url}/v1", vlm_model="judge", vlm_retries=3)
+    client = VLMClient(config, Scorer("success"))
+    failed = client.ask("t", [np.zeros((2, 2, 3), np.uint8)]).result(300)
+    assert failed == FailedAnswer("AnswerCutOff", mock.ANY) and "--vlm_max_tokens" in failed.message
+    assert len(server.requests) == 1
+    client.close()
+
+
+def test_invalid_answers_are_asked_for_again(server: JudgeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_client, "FIRST_PAUSE", 0.01)
+    good = completion('{"success": 0.5}')
+    server.answer = lambda request: (200, completion("hm") if len(server.requests) < 3 else good)
+    config = RewardConfig(vlm_url=f"{server.url}/v1", vlm_model="judge", vlm_retries=2)
+    client = VLMClient(config, Scorer("success"))
+    assert client.ask("t", [np.zeros((2, 2, 3), np.uint8)]).result(300) == Score(0.5)
+    metrics = client.take_metrics()
+    assert metrics["retries"] == 2 and metrics["failures"] == 0 and metrics["completion_tokens"] == 9
+    client.close()
+
+
+LOG_PROBS = {
+    "null": None,
+    "a list": [],
+    "null content": {"content": None},
+    "a null token": {"content": [None]},
+    "no number": {"content": [{"token": "True", "logprob": "0", "top_logprobs": []}]},
+    "a positive one": {"content": [{"token": "True", "logprob": 1e300, "top_logprobs": None}]},
+    "a null candidate": {"content": [{"token": "True", "logprob": 0.0, "top_logprobs": [None]}]},
+    "a number as token": {"content": [{"token": 1, "logprob": 0.0, "top_logprobs": []}]},
+}
+
+
+@pytest.mark.parametrize("fault", LOG_PROBS)
+def test_log_probs_that_are_none(fault: str) -> None:
+    with pytest.raises(AnswerError):
+        Scorer("logprob").read(read_completion(completion("True", logprobs=LOG_PROBS[fault])))
+
+
+@pytest.mark.parametrize("usage", [None, [], {"prompt_tokens": None}, {"prompt_tokens": -1}, {"prompt_tokens": 1e300}])
+def test_a_strange_count_of_tokens_is_no_failure(usage: Any) -> None:
+    assert read_completion({**completion("a"), "usage": usage}) == Completion("a")
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -260,9 +346,6 @@ def test_the_rollout_never_waits(server: JudgeServer) -> None:
 
     server.answer = answer
     plan = make_plan(server, vlm_scorer="success", vlm_concurrency=2)
-    from rlvla.rewards import EpisodeStart
-    from tests.support.reward_cases import make_observation
-
     rewards = plan.begin(TASK, EpisodeStart(make_observation()))
     scored = [rewards.score_chunk(chunk)["vlm"] for chunk in chunks(10, 20, 30, 40)]
     assert not np.any(scored), "nothing is known yet"
@@ -270,6 +353,34 @@ def test_the_rollout_never_waits(server: JudgeServer) -> None:
     release.set()
     rewards.end(terminated=False, truncated=True)
     assert rewards.finalize_rewards({}).total.sum() == pytest.approx(1.6 * 0.4) and len(server.requests) == 5
+    plan.close()
+
+
+def test_dynamic_truncation_with_a_judge_that_answers_late(server: JudgeServer) -> None:
+    """The episode ends as soon as the answers say that it stands still, and not before there are answers."""
+    release, answers = threading.Event(), []
+
+    def answer(request: dict) -> tuple[int, dict]:
+        assert release.wait(300)
+        return 200, completion(json.dumps({"success": brightness(request)}))
+
+    server.answer = answer
+    plan = make_plan(server, vlm_scorer="success", dynamic_truncation=True, truncation_patience=10)
+    ask = plan.sources["vlm"].client.ask
+    plan.sources["vlm"].client.ask = lambda *question: answers.append(ask(*question)) or answers[-1]
+    rewards = plan.begin(TASK, EpisodeStart(make_observation()))
+    for chunk in chunks(30, 30, 30, 31):
+        rewards.score_chunk(chunk)
+        assert not rewards.stalled, "nothing was answered"
+    release.set()
+    for value, stalled in ((30, True), (90, True), (20, False)):
+        for result in answers:
+            result.result(300)
+        rewards.stalled = False
+        rewards.score_chunk(*chunks(value))
+        assert rewards.stalled == stalled, "what is asked about a chunk is answered after it"
+    rewards.end(terminated=False, truncated=True)
+    assert rewards.finalize_rewards({}).info["stalled"] == 0, "it went on after all"
     plan.close()
 
 
@@ -294,7 +405,7 @@ def test_a_client_that_is_closed_leaves_nothing_behind(server: JudgeServer) -> N
     client.ask("t", [np.zeros((2, 2, 3), np.uint8)])
     assert asked.wait(300), "the request is under way"
     client.close()
-    assert not client._thread.is_alive()
+    assert not any(thread.name == "requests" for thread in threading.enumerate())
     release.set()
     client.close()
 
@@ -306,9 +417,9 @@ def test_a_client_that_is_closed_leaves_nothing_behind(server: JudgeServer) -> N
         ({"vlm_url": "http://127.0.0.1:9", "vlm_model": "m"}, ["--vlm_url http://127.0.0.1:9 does not answer"]),
         (
             {"vlm_url": "x", "vlm_model": "m", "vlm_scorer": "pairwise", "vlm_progress_term": "potential"},
-            ["--vlm_progress_term potential has no effect with --vlm_scorer pairwise", "--vlm_url x"],
+            ["--vlm_progress_term potential has no effect with --vlm_scorer pairwise", "--vlm_url 'x'"],
         ),
-        ({"vlm_url": "localhost", "vlm_model": "m"}, ["--vlm_url localhost is not a URL"]),
+        ({"vlm_url": "localhost", "vlm_model": "m"}, ["--vlm_url 'localhost' is not a URL"]),
         ({"vlm_url": "http://127.0.0.1:9", "vlm_prompt": "none.txt"}, ["--vlm_model", "does not answer", "none.txt"]),
     ],
 )
@@ -332,8 +443,7 @@ def test_prompts_of_your_own(tmp_path: Path, text: str, word: str) -> None:
 def test_answers_without_log_probs_are_failures() -> None:
     scorer = Scorer("logprob")
     with pytest.raises(AnswerError, match="no log-probs"):
-        scorer.read(SimpleNamespace(logprobs=None))
-    token = SimpleNamespace(token="Perhaps", logprob=0.0, top_logprobs=[])
+        scorer.read(Completion("True"))
     with pytest.raises(AnswerError, match="neither True nor False"):
-        scorer.read(SimpleNamespace(logprobs=SimpleNamespace(content=[token])))
+        scorer.read(Completion("Perhaps", first_tokens=(("Perhaps", 0.0),)))
     assert FailedAnswer("a", "b") != Score(0.0)
