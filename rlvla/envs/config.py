@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvla.envs.base import TaskSpec
+from rlvla.envs.options import AFTER_SUCCESS
 from rlvla.envs.registry import get_suite, list_tasks, ships_with_rlvla, suite_names
 from rlvla.envs.splits import (
     EVAL_PROTOCOLS,
@@ -32,7 +33,7 @@ from rlvla.utils.errors import ConfigError, Problem
 # Machine-dependent, not saved with checkpoints.
 _OF_THIS_MACHINE = ("env_python",)
 # Specific to a suite: not taken from a record of another suite.
-_OF_THE_SUITE = ("task_ids", "max_steps", "success_hold_steps")
+_OF_THE_SUITE = ("task_ids", "max_steps", "success_hold_steps", "after_success")
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,12 @@ class EnvConfig:
         None,
         "consecutive successful environment steps that end an episode (default: the checkpoint's, else the suite's)",
         minimum=1,
+    )
+    after_success: str | None = arg(
+        None,
+        "once success has been held: end the episode, or continue to the step limit, where it must hold (default: the "
+        "checkpoint's, else end)",
+        choices=AFTER_SUCCESS,
     )
     render_quality: str | None = arg(
         None,
@@ -134,6 +141,7 @@ class EnvConfig:
             "use_proprio": self.use_proprio,
             "max_steps": self.max_steps,
             "success_hold_steps": self.success_hold_steps,
+            "after_success": self.after_success,
             "render_quality": self.render_quality,
             **self.options,
         }

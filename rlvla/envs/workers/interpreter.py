@@ -73,8 +73,11 @@ def tasks_of_interpreter(python: str, suite: str, options: Mapping[str, Any]) ->
 
 def _task(fields: dict[str, Any]) -> TaskSpec:
     """Restore a task from JSON, which has no tuples."""
-    values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in fields.items()}
-    return TaskSpec(**values)
+    return TaskSpec(**{name: _as_tuple(value) for name, value in fields.items()})
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(map(_as_tuple, value)) if isinstance(value, list) else value
 
 
 def versions_of_interpreter(python: str, suite: str, options: Mapping[str, Any]) -> dict[str, str]:
