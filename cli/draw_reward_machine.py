@@ -19,6 +19,7 @@ from rlvla.utils.ending import begin
 begin(__name__)
 
 from rlvla.rewards.machine_drawing import draw_machine, to_dot
+from rlvla.rewards.machine_files import declared_graph, is_declaration
 from rlvla.rewards.machines import TASKS, formula_graph, machine_graph
 from rlvla.utils.cli.command import command
 from rlvla.utils.cli.flags import Parser, add_arguments, arg, fail, from_namespace, range_problems
@@ -31,7 +32,9 @@ FORMATS = (".png", ".svg", ".pdf", ".dot")
 class DrawConfig:
     """Which machine to draw, and the output file."""
 
-    machine: str | None = arg(None, f"one of {', '.join(TASKS)} (default: that of --formula)")
+    machine: str | None = arg(
+        None, f"one of {', '.join(TASKS)}, or a file (.yaml, .json) that declares one (default: that of --formula)"
+    )
     formula: str | None = arg(
         None, "an LTLf formula, e.g. 'F(grasped & F lifted)' (default: that of --machine)", lines=True
     )
@@ -56,7 +59,8 @@ def draw(config: DrawConfig) -> None:
         problems.append(f"--output {path}: the name must end in one of {', '.join(FORMATS)}")
     try:
         if config.machine is not None:
-            graph = machine_graph(config.machine)
+            declared = is_declaration(config.machine)
+            graph = declared_graph(config.machine) if declared else machine_graph(config.machine)
         elif config.formula is not None:
             graph = formula_graph(config.formula)
     except ConfigError as error:

@@ -148,7 +148,13 @@ def modes_of(config: EvalConfig) -> dict[str, float | None]:
 def _protocols(setting: CheckedRun, split: SplitConfig, config: EvalConfig) -> dict[str, dict[str, Any]]:
     return {
         mode: describe_protocol(
-            setting.tasks, split, config.eval_episodes, config.seed, temperature, setting.env.success_hold_steps
+            setting.tasks,
+            split,
+            config.eval_episodes,
+            config.seed,
+            temperature,
+            setting.env.success_hold_steps,
+            setting.env.after_success,
         )
         for mode, temperature in modes_of(config).items()
     }

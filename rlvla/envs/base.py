@@ -37,6 +37,8 @@ class TaskSpec:
         machine: reward machine of the task (`--rm_machine auto`): a name known to `rlvla.rewards.machines`, "chain"
             (the propositions are reached in order), "goals" (they must hold together, as in LIBERO), or an LTLf formula
             over the propositions; None if there is none.
+        goals: for each goal of `machine` "goals" the propositions that lead to it, the goal's own last; by default
+            every proposition is a goal.
         reward_range: lowest and highest reward of a step (`ChunkResult.rewards`); None if unknown. An answer with a
             reward outside it is refused, and its episode played again.
     """
@@ -55,6 +57,7 @@ class TaskSpec:
     images_flipped_vertically: bool = False
     gripper_dims: tuple[int, ...] = ()
     machine: str | None = None
+    goals: tuple[tuple[str, ...], ...] = ()
     reward_range: tuple[float, float] | None = None
 
 

@@ -20,10 +20,11 @@ class ChunkRunner:
     Args:
         max_steps: steps after which an episode is truncated.
         hold_steps: consecutive successful steps after which it terminates.
+        plays_on: play to the step limit in any case; the episode then terminates there if success holds at that step.
     """
 
-    def __init__(self, max_steps: int, hold_steps: int):
-        self._max_steps = max_steps
+    def __init__(self, max_steps: int, hold_steps: int, *, plays_on: bool = False):
+        self._max_steps, self._plays_on = max_steps, plays_on
         self._tracker = SuccessTracker(hold_steps)
         self._steps_left = 0
 
@@ -66,12 +67,12 @@ class ChunkRunner:
         for index, action in enumerate(actions):
             success, happened = advance(action)
             successes[index] = success
-            held = self._tracker.update(bool(success))
+            self._steps_left -= 1
+            held = self._tracker.update(bool(success)) and not (self._plays_on and self._steps_left)
             events.append(happened)
             rewards[index] = float(held) if reward is None else reward()
             if frame is not None:
                 frames.append(frame())
-            self._steps_left -= 1
             if held or self._steps_left == 0:
                 break
         truncated = self._steps_left == 0 and not held

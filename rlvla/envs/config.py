@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvla.envs.base import TaskSpec
+from rlvla.envs.options import AFTER_SUCCESS
 from rlvla.envs.registry import get_suite, list_tasks, ships_with_rlvla, suite_names
 from rlvla.envs.splits import (
     EVAL_PROTOCOLS,
@@ -30,7 +31,7 @@ from rlvla.utils.cli.flags import arg
 from rlvla.utils.errors import ConfigError, Problem
 
 # Specific to a suite: not taken from a record of another suite.
-_OF_THE_SUITE = ("task_ids", "max_steps", "success_hold_steps")
+_OF_THE_SUITE = ("task_ids", "max_steps", "success_hold_steps", "after_success")
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,12 @@ class EnvConfig:
         "consecutive successful environment steps that end an episode (default: the checkpoint's, else the suite's)",
         minimum=1,
         maximum=1_000_000,
+    )
+    after_success: str | None = arg(
+        None,
+        "once success has been held: end the episode, or continue to the step limit, where it must hold (default: the "
+        "checkpoint's, else end)",
+        choices=AFTER_SUCCESS,
     )
     render_quality: str | None = arg(
         None,
@@ -142,6 +149,7 @@ class EnvConfig:
             "use_proprio": self.use_proprio,
             "max_steps": self.max_steps,
             "success_hold_steps": self.success_hold_steps,
+            "after_success": self.after_success,
             "render_quality": self.render_quality,
             **self.options,
         }

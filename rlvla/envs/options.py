@@ -10,6 +10,7 @@ from rlvla.utils.cli.flags import range_problems
 from rlvla.utils.errors import ConfigError, Problem
 
 RENDER_QUALITIES = ("fast", "full")
+AFTER_SUCCESS = ("end", "continue")
 
 
 @dataclass(frozen=True)
@@ -24,11 +25,14 @@ class SuiteOptions:
         known_cameras: available camera names.
         needs_camera: whether at least one camera is required.
         smallest_image: minimum `image_size` in pixels.
+        can_play_on: whether `after_success` may be "continue".
         cameras: names from `known_cameras`, in the order of the images.
         image_size: height and width of the images in pixels.
         use_proprio: whether observations include the proprioceptive vector.
         max_steps: environment steps until truncation; None uses the task's default.
         success_hold_steps: consecutive successful steps that end an episode; None uses the suite's default.
+        after_success: "end" ends an episode once success has been held, "continue" plays on to the step limit, where it
+            must hold; only where `can_play_on`.
         render_quality: "fast" may skip expensive visual effects, "full" renders everything. Physics is unaffected.
 
     Raises:
@@ -38,6 +42,7 @@ class SuiteOptions:
     known_cameras: ClassVar[tuple[str, ...]] = ()
     needs_camera: ClassVar[bool] = False
     smallest_image: ClassVar[int] = 1
+    can_play_on: ClassVar[bool] = False
 
     cameras: tuple[str, ...] = ()
     image_size: int = 64
@@ -45,6 +50,7 @@ class SuiteOptions:
     max_steps: int | None = None
     success_hold_steps: int | None = None
     render_quality: str = "fast"
+    after_success: str = "end"
 
     def __post_init__(self):
         # A single name would otherwise be split into letters.
@@ -53,6 +59,11 @@ class SuiteOptions:
         problems = self.problems()
         if problems:
             raise ConfigError(problems)
+
+    @property
+    def plays_on(self) -> bool:
+        """Whether episodes go on to the step limit after success."""
+        return self.after_success == AFTER_SUCCESS[1]
 
     def problems(self) -> list[Problem]:
         """All problems of the values; suites extend this with checks beyond the bounds of single fields."""
@@ -69,6 +80,9 @@ class SuiteOptions:
             value = getattr(self, name)
             if value is not None and value < least:
                 problems.append(Problem(name, "out_of_range", f"--{name} {value}: must be at least {least}"))
+        if self.plays_on and not self.can_play_on:
+            text = "--after_success continue: the episodes of this suite end with success"
+            problems.append(Problem("after_success", "unavailable", text))
         return problems + _choice_problems(self) + range_problems(self)
 
 
@@ -76,7 +90,7 @@ def _choice_problems(options: SuiteOptions) -> list[Problem]:
     """Values that are not among their choices; on the command line argparse rejects them."""
     choices = {name: field.metadata.get("choices", ()) for name, field in own_flags(type(options)).items()}
     problems = []
-    for name, known in {"render_quality": RENDER_QUALITIES, **choices}.items():
+    for name, known in {"render_quality": RENDER_QUALITIES, "after_success": AFTER_SUCCESS, **choices}.items():
         value, known = getattr(options, name), tuple(known() if callable(known) else known)
         if known and value is not None and value not in known:
             text = f"--{name} {value}: must be one of {', '.join(map(str, known))}"

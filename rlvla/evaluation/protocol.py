@@ -41,16 +41,19 @@ def describe_protocol(
     seed: int,
     temperature: float | None,
     success_hold_steps: int | None = None,
+    after_success: str | None = None,
 ) -> dict[str, Any]:
     """Everything two evaluations must have in common to be paired; `temperature` is None if greedy.
 
-    `success_hold_steps` is given only if it differs from the suite's.
+    `success_hold_steps` is given only if it differs from the suite's, `after_success` only if episodes go on after it.
     """
     described: dict[str, Any] = {"suite": tasks[0].suite, "name": split.protocol_name, "seed": seed}
     if temperature is not None:
         described["temperature"] = temperature
     if success_hold_steps is not None:
         described["success_hold_steps"] = success_hold_steps
+    if after_success not in (None, "end"):
+        described["after_success"] = after_success
     described["tasks"] = [
         {
             "task_id": task.task_id,
@@ -67,7 +70,7 @@ def describe_protocol(
 def describe_differences(policy: dict[str, Any], base: dict[str, Any]) -> list[str]:
     """Differences between two protocols (see `describe_protocol`), one phrase each."""
     differences = []
-    for name in ("suite", "name", "seed", "temperature", "success_hold_steps"):
+    for name in ("suite", "name", "seed", "temperature", "success_hold_steps", "after_success"):
         if policy.get(name) != base.get(name):
             differences.append(f"{name} {policy.get(name)} and {base.get(name)}")
     tasks = [{task["task_id"]: task for task in side.get("tasks", [])} for side in (policy, base)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rlvla.rewards.machines import GOAL_STAGES
 from rlvla.rewards.reward_machine import ADVANCES, AFTER_SUCCESS, CREDITS, MODES, ORDERS
 from rlvla.rewards.vlm.config import VLMConfig
 from rlvla.utils.cli.flags import arg
@@ -47,7 +48,10 @@ class RewardConfig(VLMConfig):
     truncation_patience: int = arg(30, "environment steps without progress that are waited for", minimum=1)
     truncation_min_gain: float = arg(0.02, "gain over the best progress so far that counts", above=0, maximum=1)
     rm_machine: str = arg(
-        "auto", "rm: lift, stack, door, pick_place, wipe, nut, cleanup, peg_in_hole, or auto: that of the task"
+        "auto",
+        "rm: lift, stack, door, pick_place, wipe, nut, cleanup, peg_in_hole, auto (that of the task), or a file "
+        "(.yaml, .json) that declares states, edges, validators and potentials",
+        metavar="NAME|FILE",
     )
     rm_formula: str | None = arg(
         None,
@@ -57,6 +61,13 @@ class RewardConfig(VLMConfig):
     rm_goal_order: str = arg(
         "any", "rm: the predicates of LIBERO's goals are reached in any order, or as listed", choices=("any", "listed")
     )
+    rm_goal_stages: str = arg(
+        "predicates",
+        "rm: the states of the machines of LIBERO's goals: predicates alone, or for each object that is to be moved "
+        "also grasping and lifting it",
+        choices=GOAL_STAGES,
+    )
+    rm_validation: bool = arg(True, "rm: fall back when a state's validator is violated for --rm_grace steps")
     rm_mode: str = arg("hybrid", "rm: what is paid", choices=MODES)
     rm_order: str = arg("transition_first", "rm: what comes first within a step", choices=ORDERS)
     rm_advance: str = arg("one", "rm: edges per step, for machines that are not formulas", choices=ADVANCES)

@@ -90,6 +90,7 @@ class MachineGraph:
         propositions: propositions used by the machine.
         automaton: automaton of a formula; its state i is `states[i]`.
         distances: state -> cost of the shortest path to the goal, infinite in failure states.
+        potentials: state -> potential in [-1, 0]; None derives it from the distances.
     """
 
     states: tuple[str, ...]
@@ -100,6 +101,13 @@ class MachineGraph:
     propositions: tuple[str, ...]
     distances: Mapping[str, float]
     automaton: DFA | None = None
+    potentials: Mapping[str, float] | None = None
+
+    def potential(self, state: str) -> float:
+        """Closeness to the goal in [-1, 0]: 0 at the goal, -1 in a failure state; else -distance / largest distance."""
+        if self.potentials is not None:
+            return self.potentials[state]
+        return -min(1.0, self.distances[state] / self.max_distance)
 
     def next_edge(self, state: str, events: frozenset[str]) -> Edge | None:
         """The edge taken from `state` if `events` hold, or None to stay."""
@@ -145,7 +153,8 @@ def guarded_graph(
     """Create a machine from explicit edges.
 
     Args:
-        edges: state -> (guard, target, steps of progress) in order of priority; the first state is the initial one.
+        edges: state -> (guard, target, steps of progress) in order of priority; the first state is the initial one. An
+            edge of several steps is as long as they are.
         success: terminal goal states.
         failure: terminal states from which the goal is unreachable.
         validators: state -> (guard that must hold, penalty); all fall back to the initial state.
@@ -156,7 +165,7 @@ def guarded_graph(
         state: [(Guard(guard), Edge(target, guard, progress)) for guard, target, progress in edges.get(state, ())]
         for state in states
     }
-    costs = {state: {edge.target: 1.0 for _, edge in outgoing} for state, outgoing in guarded.items()}
+    costs = {state: {e.target: max(1.0, e.progress) for _, e in outgoing} for state, outgoing in guarded.items()}
     kept = {
         state: Validator(Guard(needs), penalty, states[0]) for state, (needs, penalty) in (validators or {}).items()
     }

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from rlvla.rewards.base import EpisodeStart, StepInfo, register_reward
+from rlvla.rewards.machine_files import declared_graph, is_declaration
 from rlvla.rewards.machine_graph import MachineGraph
 from rlvla.rewards.machines import TASKS, check_propositions, formula_graph, machine_graph, task_graph
 from rlvla.rewards.reward_machine import SUCCESS_EVENT, MachineSettings, RewardMachine, default_grace
@@ -30,6 +31,7 @@ class MachineSource:
         self.gamma = 0.99 if config.gamma_shaping is None else config.gamma_shaping
         self.truncation_ends = False
         self._graphs: dict[tuple[str, int], MachineGraph] = {}
+        self._declared: MachineGraph | None = None
         if config.rm_formula is not None:
             if config.rm_machine != "auto":
                 text = f"give --rm_formula or --rm_machine {config.rm_machine}, not both"
@@ -38,8 +40,16 @@ class MachineSource:
                 formula_graph(config.rm_formula)
             except ConfigError as error:
                 raise ConfigError(problem.of_flag("rm_formula") for problem in error.problems) from None
+        elif is_declaration(config.rm_machine):
+            try:
+                self._declared = declared_graph(config.rm_machine)
+            except ConfigError as error:
+                raise ConfigError(problem.of_flag("rm_machine") for problem in error.problems) from None
         elif config.rm_machine not in ("auto", *TASKS):
-            text = f"--rm_machine {config.rm_machine}: there is none; known: auto, {', '.join(TASKS)}"
+            text = (
+                f"--rm_machine {config.rm_machine}: there is none; known: auto, {', '.join(TASKS)}, or a file with the "
+                "suffix .yaml or .json"
+            )
             raise ConfigError.of("rm_machine", "unknown_name", text)
 
     def problems(self, tasks: Sequence[TaskSpec]) -> list[Problem]:
@@ -49,7 +59,11 @@ class MachineSource:
             try:
                 self.graph(task)
             except ConfigError as error:
-                flag = ("rm_formula", None) if self._config.rm_formula is not None else ("reward", "rm")
+                flag: tuple[str, str | None] = ("reward", "rm")
+                if self._config.rm_formula is not None:
+                    flag = ("rm_formula", None)
+                elif self._declared is not None:
+                    flag = ("rm_machine", None)
                 problems.update(dict.fromkeys(problem.of_flag(*flag) for problem in error.problems))
         return list(problems)
 
@@ -65,8 +79,11 @@ class MachineSource:
         known = (*task.propositions, SUCCESS_EVENT)
         if config.rm_formula is not None:
             return formula_graph(config.rm_formula, known)
-        if config.rm_machine == "auto":
-            graph = task_graph(task, ordered=config.rm_goal_order == "listed")
+        if self._declared is not None:
+            graph = self._declared
+        elif config.rm_machine == "auto":
+            stages = config.rm_goal_stages
+            graph = task_graph(task, ordered=config.rm_goal_order == "listed", stages=stages)
         else:
             graph = machine_graph(config.rm_machine)
         check_propositions(graph, known)
@@ -86,6 +103,7 @@ class MachineSource:
             terminal_reward=config.rm_terminal_reward,
             potential_scale=config.rm_potential_scale,
             after_success=config.rm_after_success,
+            validation=config.rm_validation,
         )
 
     def create(self, task: TaskSpec, episode: EpisodeStart) -> MachineReward:

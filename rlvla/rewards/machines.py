@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -15,7 +17,8 @@ if TYPE_CHECKING:
 
 DEFAULT_CONTROL_FREQ = 20.0
 PENALTIES = (0.1, 0.15, 0.2)  # for falling back from u1, u2, u3: grow with the lost progress
-_MOST_GOALS = 8  # unordered goals make 2^n states
+_MOST_STATES = 2**8  # of a machine of unordered goals: eight goals of one stage
+GOAL_STAGES = ("predicates", "manipulation")
 
 
 def _while_grasped(proposition: str, states: int) -> dict[str, tuple[str, float]]:
@@ -176,50 +179,84 @@ def check_propositions(graph: MachineGraph, known: Sequence[str] | None) -> None
         raise ConfigError(f"unknown proposition {', '.join(missing)}; the environment registers: {there}")
 
 
-def goal_graph(goals: Sequence[str], *, ordered: bool) -> MachineGraph:
+def goal_graph(goals: Sequence[str | Sequence[str]], *, ordered: bool) -> MachineGraph:
     """Create the machine of a conjunction of goals, such as the predicates of a LIBERO task.
 
     The last edge requires all goals at once.
 
     Args:
-        goals: propositions to reach.
+        goals: for each goal its proposition, or the propositions that lead to it, the goal's own last.
         ordered: whether goals must be reached in the listed order.
 
     Raises:
         ConfigError: no goal, or too many unordered goals.
     """
-    goals = list(dict.fromkeys(goals))
-    if not goals:
+    chains = list(dict.fromkeys((goal,) if isinstance(goal, str) else tuple(goal) for goal in goals))
+    if not chains:
         raise ConfigError("a goal machine needs at least one goal")
-    everything = " & ".join(goals)
     if ordered:
-        edges = {f"u{i}": [(name, f"u{i + 1}", 1.0)] for i, name in enumerate(goals[:-1])}
-        edges[f"u{len(goals) - 1}"] = [(everything, f"u{len(goals)}", 1.0)]
-        return guarded_graph(edges, [f"u{len(goals)}"])
-    if len(goals) > _MOST_GOALS:
-        raise ConfigError(f"{len(goals)} goals in any order are too many for a machine; at most {_MOST_GOALS}")
-    return _any_order(goals, everything)
+        return _in_order(chains)
+    if math.prod(len(chain) + 1 for chain in chains) > _MOST_STATES:
+        raise ConfigError(
+            f"{len(chains)} goals in any order are too many: the machine would have more than {_MOST_STATES} states"
+        )
+    return _any_order(chains)
 
 
-def _any_order(goals: Sequence[str], everything: str) -> MachineGraph:
-    """States are the sets of goals reached at least once, encoded as bit masks."""
-    full = (1 << len(goals)) - 1
+def _everything(chains: Sequence[tuple[str, ...]]) -> str:
+    return " & ".join(dict.fromkeys(chain[-1] for chain in chains))
+
+
+def _ways_on(chain: tuple[str, ...], left: int) -> list[tuple[str, int]]:
+    """(proposition, stages it takes) with `left` stages to go: the goal at once, or the next stage."""
+    at_once = [(chain[-1], left)] if left > 1 else []
+    return at_once + ([(chain[-left], 1)] if left else [])
+
+
+def _in_order(chains: Sequence[tuple[str, ...]]) -> MachineGraph:
+    """One state per stage; a goal that holds before its stages were seen skips them."""
+    ends = list(itertools.accumulate(map(len, chains)))
+    last = ends[-1]
     edges: dict[str, list[tuple[str, str, float]]] = {}
-    for done in range(full):
-        if done.bit_count() == len(goals) - 1:
-            edges[f"u{done}"] = [(everything, f"u{full}", 1.0)]
-        else:
-            left = [i for i in range(len(goals)) if not done >> i & 1]
-            edges[f"u{done}"] = [(goals[i], f"u{done | 1 << i}", 1.0) for i in left]
+    for chain, end in zip(chains, ends):
+        for left in range(len(chain), 0, -1):
+            number = end - left
+            outgoing = [(guard, stages) for guard, stages in _ways_on(chain, left) if number + stages < last]
+            if len(chain) > 1 or number + 1 == last:
+                outgoing.insert(0, (_everything(chains), last - number))
+            edges[f"u{number}"] = [(guard, f"u{number + stages}", float(stages)) for guard, stages in outgoing]
+    return guarded_graph(edges, [f"u{last}"])
+
+
+def _any_order(chains: Sequence[tuple[str, ...]]) -> MachineGraph:
+    """States count the stages reached of each goal: the digits of their number, the first goal's the lowest.
+
+    A goal that holds before its stages were seen skips them.
+    """
+    sizes = [len(chain) + 1 for chain in chains]
+    places = [math.prod(sizes[:i]) for i in range(len(sizes))]
+    full, staged = math.prod(sizes) - 1, max(sizes) > 2
+    edges: dict[str, list[tuple[str, str, float]]] = {}
+    for number in range(full):
+        left = [len(chain) - number // place % size for chain, place, size in zip(chains, places, sizes)]
+        edges[f"u{number}"] = [
+            (guard, f"u{number + place * stages}", float(stages))
+            for chain, place, open_stages in zip(chains, places, left)
+            for guard, stages in _ways_on(chain, open_stages)
+            if number + place * stages < full
+        ]
+        if staged or sum(left) == 1:
+            edges[f"u{number}"].insert(0, (_everything(chains), f"u{full}", float(sum(left))))
     return guarded_graph(edges, [f"u{full}"])
 
 
-def task_graph(task: TaskSpec, *, ordered: bool = False) -> MachineGraph:
+def task_graph(task: TaskSpec, *, ordered: bool = False, stages: str = "predicates") -> MachineGraph:
     """Create the machine of a task, as given by `TaskSpec.machine`.
 
     Args:
-        task: the task; `chain` and `goals` use its propositions (in LIBERO, the predicates of its BDDL goal).
+        task: the task; `chain` uses its propositions, `goals` its goals (in LIBERO, the predicates of its BDDL goal).
         ordered: whether goals must be reached in the listed order.
+        stages: "predicates": one stage per goal; "manipulation": all stages of `TaskSpec.goals`.
 
     Raises:
         ConfigError: the task has no machine, or it is neither a known name nor a valid formula.
@@ -232,5 +269,6 @@ def task_graph(task: TaskSpec, *, ordered: bool = False) -> MachineGraph:
     if task.machine == "chain":
         return chain_graph(task.propositions)
     if task.machine == "goals":
-        return goal_graph(task.propositions, ordered=ordered)
+        goals = task.goals or tuple((name,) for name in task.propositions)
+        return goal_graph(goals if stages == "manipulation" else [goal[-1] for goal in goals], ordered=ordered)
     return machine_graph(task.machine) if task.machine in _GRAPHS else formula_graph(task.machine)

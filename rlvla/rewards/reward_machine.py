@@ -59,6 +59,7 @@ class MachineSettings:
         terminal_reward: one-time reward at the goal.
         potential_scale: weight of the shaping.
         after_success: "terminate": the goal state is absorbing; "run_on": losing success for `grace` steps falls back.
+        validation: whether the graph's validators are checked.
     """
 
     mode: str = "hybrid"
@@ -71,6 +72,7 @@ class MachineSettings:
     terminal_reward: float = 1.0
     potential_scale: float = 0.1
     after_success: str = "terminate"
+    validation: bool = True
 
     def __post_init__(self):
         choices = {
@@ -113,7 +115,7 @@ class RewardMachine:
         self.graph = graph
         self.settings = settings or MachineSettings()
         self._terminals = graph.success | graph.failure
-        self._validators = dict(graph.validators)
+        self._validators = dict(graph.validators) if self.settings.validation else {}
         if self.settings.after_success == "run_on":
             keep_success = Validator(Guard(SUCCESS_EVENT), 0.0, graph.states[0])
             self._validators |= dict.fromkeys(graph.success, keep_success)
@@ -142,19 +144,16 @@ class RewardMachine:
 
     @property
     def progress(self) -> float:
-        """1 - distance / largest distance, in [0, 1]."""
-        return 1.0 - self._relative_distance(self.state)
+        """1 + potential, in [0, 1]."""
+        return 1.0 + self.graph.potential(self.state)
 
     def distance(self, state: str) -> float:
         """Cost of the shortest path from a state to the goal; infinite in a failure state."""
         return self.graph.distances[state]
 
     def potential(self, state: str) -> float:
-        """-distance / largest distance, in [-1, 0]; 0 at the goal, -1 in a failure state."""
-        return -self._relative_distance(state)
-
-    def _relative_distance(self, state: str) -> float:
-        return min(1.0, self.graph.distances[state] / self.graph.max_distance)
+        """See `MachineGraph.potential`."""
+        return self.graph.potential(state)
 
     def step(self, events: Collection[str], *, terminated: bool = False) -> tuple[float, Transition]:
         """Advance by one environment step.

@@ -14,6 +14,7 @@ import numpy as np
 
 from rlvla.rewards.base import EpisodeStart, StepInfo
 from rlvla.rewards.config import STATE_INPUTS, RewardConfig
+from rlvla.rewards.machine_files import declaration_of, is_declaration
 from rlvla.rewards.machine_source import MachineSource
 from rlvla.utils.data_files import check_types
 from rlvla.utils.errors import ConfigError, Problem
@@ -29,8 +30,9 @@ class StateInputSettings:
     Attributes:
         rm_state_input: "prompt" appends a phrase to the instruction; "proprio" appends a one-hot vector to proprio.
         width: length of the one-hot vector; 0 for the prompt.
-        rm_machine, rm_formula, rm_goal_order, rm_order, rm_advance, rm_grace, rm_after_success: see `RewardConfig`;
-            they determine the state of the machine.
+        rm_machine: as in `RewardConfig`; the content of a file, as JSON.
+        rm_formula, rm_goal_order, rm_goal_stages, rm_validation, rm_order, rm_advance, rm_grace, rm_after_success: see
+            `RewardConfig`; they determine the state of the machine.
     """
 
     rm_state_input: str
@@ -42,6 +44,8 @@ class StateInputSettings:
     rm_advance: str = "one"
     rm_grace: int | None = None
     rm_after_success: str = "terminate"
+    rm_goal_stages: str = "predicates"
+    rm_validation: bool = True
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON; `from_dict` reads it back."""
@@ -51,10 +55,14 @@ class StateInputSettings:
     def from_dict(cls, content: dict[str, Any]) -> StateInputSettings:
         """The inverse of `as_dict`; ConfigError for anything else."""
         hints = get_type_hints(cls)
-        known = isinstance(content, dict) and set(content) == set(hints)
+        needed = set(hints) - {"rm_goal_stages", "rm_validation"}  # absent in records before version 0.2
+        known = isinstance(content, dict) and needed <= set(content) <= set(hints)
         if not known or content["rm_state_input"] not in STATE_INPUTS[1:]:
             raise ConfigError(f"the checkpoint's record of its machine state is not readable: {content}")
         check_types(content, hints, "the checkpoint's record of its machine state")
+        machine = content["rm_machine"]
+        if is_declaration(machine) and not machine.startswith("{"):
+            raise ConfigError(f"the checkpoint's record of its machine state names a file: {machine}")
         return cls(**content)
 
 
@@ -82,6 +90,8 @@ class StateInput:
             return None
         settings = StateInputSettings(**{name: getattr(config, name) for name in STATE_FLAGS})
         made = cls(settings)
+        if is_declaration(settings.rm_machine):
+            settings = replace(settings, rm_machine=declaration_of(settings.rm_machine))
         if settings.rm_state_input == "proprio":
             settings = replace(settings, width=max(len(made.states(task)) for task in tasks))
         return cls(settings)

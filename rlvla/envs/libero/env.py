@@ -45,6 +45,10 @@ IMAGE_SIZE, CONTROL_FREQ = 256, 20.0
 ACTION_DIM, PROPRIO_DIM = 7, 8
 SETTLE_STEPS = 10
 NOOP = np.array([0, 0, 0, 0, 0, 0, -1], dtype=np.float32)  # no motion, open gripper
+MOVING = ("near", "grasped", "lifted")  # stages of moving an object
+# Meters: from the gripper to the object's center, and above where the object stood after the reset. Contacts are looked
+# at only where an object can be within the fingers' reach.
+NEAR, LIFTED, GRASPABLE = 0.1, 0.04, 0.3
 # LIBERO ends an episode at the first step in which the goal holds.
 HOLD_STEPS = 1
 
@@ -62,6 +66,7 @@ class LiberoOptions(SuiteOptions):
     """
 
     known_cameras: ClassVar[tuple[str, ...]] = tuple(CAMERAS)
+    can_play_on: ClassVar[bool] = True
 
     cameras: tuple[str, ...] = ("agentview",)
     image_size: int = IMAGE_SIZE
@@ -87,12 +92,60 @@ def proposition_of(predicate: Sequence[str]) -> str:
     return "_".join(predicate)
 
 
+@dataclass(frozen=True)
+class TaskFacts:
+    """What a task's propositions speak of.
+
+    Attributes:
+        goal: predicates of the goal, each with its arguments.
+        moved: objects that the goal wants to be moved.
+        operated: fixtures that it wants to be opened, closed or switched.
+    """
+
+    goal: tuple[tuple[str, ...], ...]
+    moved: tuple[str, ...]
+    operated: tuple[str, ...]
+
+    @classmethod
+    def of(cls, bddl: str) -> TaskFacts:
+        """Read a BDDL definition."""
+        goal = tuple(dict.fromkeys(install.goal_of(bddl)))
+        objects, fixtures = set(install.names_in(bddl, "objects")), install.names_in(bddl, "fixtures")
+        subjects = list(dict.fromkeys(predicate[1] for predicate in goal))
+        moved = tuple(name for name in subjects if name in objects)
+        # A region is named after the fixture it belongs to: wooden_cabinet_1_top_region.
+        operated = [f for name in subjects if name not in objects for f in fixtures if f"{name}_".startswith(f"{f}_")]
+        return cls(goal, moved, tuple(dict.fromkeys(operated)))
+
+    @property
+    def propositions(self) -> tuple[str, ...]:
+        """The goal's predicates; `near`, `grasped`, `lifted` of moved objects; `touched` of operated fixtures.
+
+        All but the predicates once for any of them, and once for each by name.
+        """
+        stages = [(kind, name) for name in self.moved for kind in MOVING] + [
+            ("touched", name) for name in self.operated
+        ]
+        kinds = dict.fromkeys(kind for kind, _ in stages)
+        return (*map(proposition_of, self.goal), *kinds, *(f"{kind}_{name}" for kind, name in stages))
+
+    @property
+    def stages(self) -> tuple[tuple[str, ...], ...]:
+        """See `TaskSpec.goals`."""
+        return tuple((*self._before(predicate[1]), proposition_of(predicate)) for predicate in self.goal)
+
+    def _before(self, subject: str) -> list[str]:
+        if subject in self.moved:
+            return [f"{kind}_{subject}" for kind in MOVING]
+        return [f"touched_{name}" for name in self.operated if f"{subject}_".startswith(f"{name}_")]
+
+
 def list_tasks(suite: str, **kw) -> list[TaskSpec]:
     """The tasks of a suite; `kw` are the fields of `LiberoOptions`. MissingExtraError if LIBERO is not installed."""
     options = LiberoOptions(**kw)
     specs = []
     for task_id, name in enumerate(install.task_names()[suite]):
-        goal = install.goal_of(install.bddl_file(suite, name).read_text(encoding="utf-8"))
+        facts = TaskFacts.of(install.bddl_file(suite, name).read_text(encoding="utf-8"))
         specs.append(
             TaskSpec(
                 suite=suite,
@@ -104,10 +157,11 @@ def list_tasks(suite: str, **kw) -> list[TaskSpec]:
                 action_dim=ACTION_DIM,
                 proprio_dim=PROPRIO_DIM,
                 control_freq=CONTROL_FREQ,
-                propositions=tuple(dict.fromkeys(map(proposition_of, goal))),
+                propositions=facts.propositions,
                 images_flipped_vertically=True,
                 gripper_dims=(ACTION_DIM - 1,),
                 machine="goals",
+                goals=facts.stages,
                 reward_range=SUCCESS_REWARD,
             )
         )
@@ -166,6 +220,13 @@ class LiberoEnv(MujocoArmEnv):
                 f"{[NUM_INIT_STATES, size]}. Install the pinned hf-libero: examples/scripts/install_libero.sh"
             )
         self._goal = [(proposition_of(state), state) for state in env.parsed_problem["goal_state"]]
+        facts = TaskFacts.of(bddl.read_text(encoding="utf-8"))
+        self._moved = {
+            name: (env.obj_body_id[name], simulator.geom_ids(env.objects_dict[name].contact_geoms))
+            for name in facts.moved
+        }
+        self._operated = {name: simulator.geom_ids(env.fixtures_dict[name].contact_geoms) for name in facts.operated}
+        self._resting: dict[str, float] = {}  # heights in meters
         self._hand = simulator.model.body(env.robots[0].robot_model.eef_name).id
         super().__init__(spec, options, simulator, CAMERAS, options.success_hold_steps, show_sites=True)
         self._settle_steps = options.settle_steps
@@ -178,6 +239,7 @@ class LiberoEnv(MujocoArmEnv):
         for _ in range(self._settle_steps):
             self._sim.step(NOOP)
         self._sim.env._post_process()
+        self._resting = {name: float(self._sim.data.xpos[body][2]) for name, (body, _) in self._moved.items()}
         self._runner.begin()
         return self._observe()
 
@@ -198,7 +260,24 @@ class LiberoEnv(MujocoArmEnv):
         env = self._sim.env
         env._post_process()  # e.g. the flame of a stove that was turned on
         holds = [(name, bool(env._eval_predicate(state))) for name, state in self._goal]
-        return all(value for _, value in holds), frozenset(name for name, value in holds if value)
+        events = frozenset(name for name, value in holds if value)
+        return all(value for _, value in holds), events | self._stages()
+
+    def _stages(self) -> frozenset[str]:
+        """Propositions about the gripper and what the goal wants moved or operated."""
+        sim = self._sim
+        hand = sim.data.site_xpos[sim.eef_site]
+        stages: list[tuple[str, str]] = []
+        for name, (body, geoms) in self._moved.items():
+            position = sim.data.xpos[body]
+            distance = float(np.linalg.norm(position - hand))
+            grasped = distance < GRASPABLE and sim.grasped(geoms)
+            near = grasped or distance < NEAR
+            holds = {"near": near, "grasped": grasped, "lifted": position[2] - self._resting[name] > LIFTED}
+            stages += [(kind, name) for kind, value in holds.items() if value]
+        touched = [name for name, geoms in self._operated.items() if sim.touching(sim.gripper_geoms, geoms)]
+        stages += [("touched", name) for name in touched]
+        return frozenset(kind for kind, _ in stages) | frozenset(f"{kind}_{name}" for kind, name in stages)
 
     def _proprio(self) -> np.ndarray:
         data = self._sim.data

@@ -67,6 +67,13 @@ def goal_of(bddl: str) -> list[tuple[str, ...]]:
     return [tuple(words.lower().split()) for words in re.findall(r"\(([^()]+)\)", goal[1] + ")")]
 
 
+def names_in(bddl: str, section: str) -> list[str]:
+    """Names of `:objects` (which can be moved) or `:fixtures` of a BDDL definition, in lower case."""
+    block = re.search(rf"\(:{section}\s(.*?)\)", bddl, re.IGNORECASE | re.DOTALL)
+    lines = block[1].lower().splitlines() if block else []
+    return [name for line in lines for name in line.partition(" - ")[0].split()]
+
+
 class _ArrayUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _HARMLESS:

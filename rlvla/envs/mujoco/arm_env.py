@@ -47,7 +47,7 @@ class MujocoArmEnv:
             self._renderer = Renderer(
                 simulator.model, options.image_size, options.render_quality, show_sites=show_sites
             )
-        self._runner = ChunkRunner(task.max_steps, hold_steps)
+        self._runner = ChunkRunner(task.max_steps, hold_steps, plays_on=options.plays_on)
 
     def step_chunk(self, actions: np.ndarray, *, record_frames: bool = False) -> ChunkResult:
         """Execute actions [A, D] until done; see `Env.step_chunk`."""

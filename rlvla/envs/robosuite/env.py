@@ -47,6 +47,7 @@ class RobosuiteOptions(SuiteOptions):
     """
 
     known_cameras: ClassVar[tuple[str, ...]] = tuple(CAMERAS)
+    can_play_on: ClassVar[bool] = True
 
     cameras: tuple[str, ...] = ("agentview",)
     control_freq: float = arg(20.0, "control steps per simulated second", minimum=1.0, maximum=_PHYSICS_FREQ)

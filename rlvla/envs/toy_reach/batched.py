@@ -61,6 +61,7 @@ class BatchedToyReach:
         image_size: height and width of the image in pixels.
         use_proprio: whether observations include the effector's position [2].
         success_hold_steps: consecutive steps on the disc that end an episode.
+        plays_on: play to the step limit, see `ChunkRunner`.
     """
 
     def __init__(
@@ -71,8 +72,10 @@ class BatchedToyReach:
         image_size: int = 64,
         use_proprio: bool = False,
         success_hold_steps: int = HOLD_STEPS,
+        plays_on: bool = False,
     ):
         self.task, self.use_proprio, self._hold_steps = task, use_proprio, success_hold_steps
+        self._plays_on = plays_on
         self._backgrounds = np.empty((num_slots, image_size, image_size, 3), dtype=np.uint8)
         self._effectors = np.zeros((num_slots, 2))
         self._discs = np.zeros((num_slots, len(COLORS), 2))
@@ -127,8 +130,9 @@ class BatchedToyReach:
             success, happened = judge(self._effectors[going], self._targets[going])
             self._steps[going] += 1
             self._streaks[going] = np.where(success, self._streaks[going] + 1, 0)
-            held = self._streaks[going] >= self._hold_steps
-            self._playing[going] = ~held & (self._steps[going] < self.task.max_steps)
+            going_on = self._steps[going] < self.task.max_steps
+            held = (self._streaks[going] >= self._hold_steps) & ~(self._plays_on & going_on)
+            self._playing[going] = ~held & going_on
             successes[rows, index], rewards[rows, index] = success, held
             terminated[rows] = held
             executed[rows] += 1
@@ -197,4 +201,5 @@ def make_batched(task_id: int, num_slots: int, **kw) -> BatchedToyReach:
         image_size=options.image_size,
         use_proprio=options.use_proprio,
         success_hold_steps=options.success_hold_steps,
+        plays_on=options.plays_on,
     )

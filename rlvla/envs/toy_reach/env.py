@@ -107,15 +107,22 @@ class ToyReachEnv:
         image_size: height and width of the image in pixels.
         use_proprio: whether observations include the effector's position [2].
         success_hold_steps: consecutive steps on the disc that end an episode.
+        plays_on: play to the step limit, see `ChunkRunner`.
     """
 
     def __init__(
-        self, task: TaskSpec, *, image_size: int = 64, use_proprio: bool = False, success_hold_steps: int = HOLD_STEPS
+        self,
+        task: TaskSpec,
+        *,
+        image_size: int = 64,
+        use_proprio: bool = False,
+        success_hold_steps: int = HOLD_STEPS,
+        plays_on: bool = False,
     ):
         self.task = task
         self.image_size = image_size
         self.use_proprio = use_proprio
-        self._runner = ChunkRunner(task.max_steps, success_hold_steps)
+        self._runner = ChunkRunner(task.max_steps, success_hold_steps, plays_on=plays_on)
         self._scene: Scene | None = None
         self._background = np.empty((image_size, image_size, 3), dtype=np.uint8)
         self._closed = False
@@ -195,6 +202,7 @@ class ToyReachOptions(SuiteOptions):
     known_cameras: ClassVar[tuple[str, ...]] = CAMERAS
     needs_camera: ClassVar[bool] = True
     smallest_image: ClassVar[int] = _SMALLEST_IMAGE
+    can_play_on: ClassVar[bool] = True
 
     cameras: tuple[str, ...] = CAMERAS
     max_steps: int = 12
@@ -230,4 +238,5 @@ def make(task_id: int, **kw) -> ToyReachEnv:
         image_size=options.image_size,
         use_proprio=options.use_proprio,
         success_hold_steps=options.success_hold_steps,
+        plays_on=options.plays_on,
     )

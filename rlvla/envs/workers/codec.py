@@ -225,8 +225,11 @@ def _problem(flag: Any, reason: Any, text: Any) -> Problem:
 
 def task_from_json(fields: Mapping[str, Any]) -> TaskSpec:
     """Restore a task from JSON, which has no tuples; TypeError for other fields than those of `TaskSpec`."""
-    values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in fields.items()}
-    return TaskSpec(**values)
+    return TaskSpec(**{name: _as_tuple(value) for name, value in fields.items()})
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(map(_as_tuple, value)) if isinstance(value, list) else value
 
 
 _KINDS: dict[str, Callable[[Sequence[Any], _Loaded], Answer | Failure]] = {

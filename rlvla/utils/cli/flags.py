@@ -294,8 +294,8 @@ def range_problems(config: Any) -> list[Problem]:
     """Everything that is wrong with single values.
 
     Numbers out of their range ("out_of_range"), blank or unprintable texts ("no_text"), and outputs that cannot be
-    written ("not_writable"). Numbers must be finite; where a flag declares no bounds, their magnitude is limited to what
-    a run can mean.
+    written ("not_writable"). Numbers must be finite; where a flag declares no bounds, their magnitude is limited to
+    what a run can mean.
     """
     problems = []
     for field in dataclasses.fields(config):

@@ -11,6 +11,28 @@ from rlvla.envs.chunks import ChunkRunner
 OBSERVATION = Observation(np.zeros((1, 2, 2, 3), np.uint8), None, "do it")
 
 
+@pytest.mark.parametrize(
+    ("successes", "ends_with_success"),
+    [("0011110011", True), ("0011110001", False), ("0011000000", False), ("0000000000", False)],
+)
+def test_playing_on_to_the_step_limit(successes: str, ends_with_success: bool) -> None:
+    """Success must hold for two steps at the limit of ten; what came before does not end the episode."""
+    runner, left = ChunkRunner(max_steps=10, hold_steps=2, plays_on=True), [step == "1" for step in successes]
+
+    def play(length: int) -> ChunkResult:
+        return runner.play(np.zeros((length, 1)), lambda _: (left.pop(0), frozenset()), lambda: OBSERVATION)
+
+    runner.begin()
+    first, last = play(6), play(6)
+    assert not (first.terminated or first.truncated or first.success_at_end) and first.rewards.sum() == 0
+    assert last.steps_executed == 4 and last.rewards.sum() == ends_with_success
+    assert (last.terminated, last.truncated, last.success_at_end) == (ends_with_success, not ends_with_success) + (
+        ends_with_success,
+    )
+    with pytest.raises(RuntimeError, match="before reset"):
+        play(1)
+
+
 @pytest.mark.parametrize(("dense", "paid"), [(False, [0, 0, 0, 1, 0, 0]), (True, [-1.5, -2.5, -3.5, -4.5, 0, 0])])
 def test_the_simulators_reward_of_each_step_or_one_for_success(dense: bool, paid: list[float]) -> None:
     """Success holds from the third step on, for two steps; six actions are given."""

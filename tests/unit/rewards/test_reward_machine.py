@@ -232,6 +232,28 @@ def test_goal_conjunctions(ordered: bool) -> None:
     assert machine.step({"on_a", "in_b", "open_c"})[1]["terminal"]
 
 
+STAGES = [("near_a", "grasped_a", "on_a"), ("touched_b", "open_b")]
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_goals_with_stages(ordered: bool) -> None:
+    machine = RewardMachine(goal_graph(STAGES, ordered=ordered))
+    assert machine.distance("u0") == 5
+    walked = [machine.distance(machine.step({name})[1]["state"]) for goal in STAGES for name in goal]
+    assert walked == [4, 3, 2, 1, 1], "all goals must hold at once"
+    assert machine.step({"on_a", "open_b"})[1]["terminal"]
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_a_goal_reached_without_its_stages_skips_them_and_pays_for_them(ordered: bool) -> None:
+    settings = MachineSettings(mode="progression", transition_reward=1.0, terminal_reward=0.0)
+    machine = RewardMachine(goal_graph(STAGES, ordered=ordered), settings)
+    assert machine.step({"on_a"})[0] == 3 and machine.distance(machine.state) == 2
+    assert machine.step({"on_a", "open_b"})[0] == 2 and machine.is_terminal
+    machine.reset()
+    assert machine.step({"on_a", "open_b"})[0] == 5 and machine.is_terminal
+
+
 def test_guards() -> None:
     guard = Guard("a & !(b | c) -> d")
     for n in range(5):

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from rlvla.envs import list_tasks, make_env
+from rlvla.envs.registry import make_batched_env
 from rlvla.envs.toy_reach.env import COLORS, DISC_RADIUS, HOLD_STEPS, STEP_SIZE, initial_scene, paint_disc
 from rlvla.utils.errors import ConfigError
 
@@ -151,3 +152,31 @@ def test_all_mistakes_are_reported_at_once():
     assert len(error.value.problems) == 5
     for word in ("wrist", "image_size", "max_steps", "success_hold_steps", "best"):
         assert word in str(error.value)
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_episodes_play_on_after_success_if_asked(batched: bool) -> None:
+    """On the disc from the start, then away from it, with 12 steps in all; success holds after 3."""
+    options = {"after_success": "continue", "image_size": 32, "use_proprio": True}
+    env = make_batched_env("toy_reach", 0, 1, **options) if batched else make_env("toy_reach", 0, **options)
+
+    def reset() -> np.ndarray:
+        first = env.reset([0], [3], [0])[0] if batched else env.reset(3, 0)
+        state = env.privileged_state(0) if batched else env.privileged_state()
+        return (state["target"] - first.proprio) / STEP_SIZE
+
+    def play(actions: np.ndarray):
+        return env.step_chunk([0], actions[None])[0] if batched else env.step_chunk(actions)
+
+    way = reset()
+    steps = int(np.ceil(np.abs(way).max()))
+    there, stay, away = np.tile(way / steps, (steps, 1)), np.zeros((1, 2)), -np.sign(way)[None]
+    assert steps + 5 < 12, "time to hold success and to lose it again"
+    first = play(np.concatenate([there, np.repeat(stay, 4, 0)]))
+    assert first.successes[-1] and not first.terminated and first.steps_executed == steps + 4
+    last = play(np.repeat(away, 12, 0))
+    assert last.truncated and not last.terminated and not last.success_at_end
+    reset()
+    held = play(np.concatenate([there, np.repeat(stay, 12, 0)]))
+    assert held.terminated and held.success_at_end and held.steps_executed == 12 and held.rewards.sum() == 1
+    env.close()
