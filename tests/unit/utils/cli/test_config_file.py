@@ -80,7 +80,7 @@ def test_what_tells_runs_apart_is_what_is_not_default() -> None:
         ("ratee: 3", "run.yaml: unknown flag --ratee=3; did you mean --rate?"),
         ("rate: fast", "run.yaml: --rate: invalid float value: 'fast'"),
         ("[1, 2]", "must hold lines"),
-        ("a: [", "cannot be read"),
+        ("a: [", "is not valid YAML"),
         ("rate: {x: 1}", "rate must be a value"),
         ("config: other.yaml", "names another file"),
         (None, "cannot be read"),
