@@ -181,7 +181,7 @@ def _constant(values: Sequence[Tensor], masks: Sequence[Tensor], dtype: torch.dt
 def _exact(mean: Tensor, constant: Tensor) -> Tensor:
     """The mean without rounding error if all entries are equal.
 
-    Otherwise dividing the error by the standard deviation would turn equal values into advantages of up to 1e-2.
+    Otherwise the division by the standard deviation would turn its error into advantages: 2.4e-3 for returns of 2.3.
     """
     return torch.where(constant.isnan(), mean, mean + (constant - mean).detach())
 
