@@ -77,6 +77,37 @@ def test_a_rank_ends_with_its_launcher(tmp_path: Path, outer: bool, number: int)
         assert errors == "\nworker.py: the launcher has ended; the same command starts anew\n"
 
 
+# Becomes a rank whose launcher has ended before it looks.
+ORPHAN = """
+import os, sys, time
+
+launcher = os.getpid()
+if os.fork():
+    os._exit(0)
+while os.getppid() == launcher:
+    time.sleep(0.01)
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+
+
+def test_a_rank_whose_launcher_ended_first(tmp_path: Path) -> None:
+    (tmp_path / "worker.py").write_text(WORKER)
+    words = [str(tmp_path / "worker.py"), "--local_rank=0", str(tmp_path / "done")]
+    process = subprocess.Popen(
+        [sys.executable, "-c", ORPHAN, *words],
+        env=os.environ | {"PYTHONPATH": str(ROOT), "RANK": "0"},
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        _, errors = process.communicate(timeout=60)  # the rank holds the pipe open until it ends
+        assert errors.startswith("\nworker.py: the launcher has ended; ")
+    finally:
+        for pid in running("worker.py", process.pid):
+            os.kill(pid, signal.SIGKILL)
+
+
 def test_a_rank_ends_with_its_terminal(tmp_path: Path) -> None:
     """Closing the terminal ends the launcher, and no longer shows what the rank prints."""
     master, slave = pty.openpty()
