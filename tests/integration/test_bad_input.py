@@ -183,9 +183,9 @@ DAMAGES = {
     "no tokenizer": (lacks("tokenizer.json"), "tokenizer.json is missing"),
     "no statistics": (lacks("dataset_statistics.json"), "no action statistics"),
     "another model": (holds("config.json", b'{"model_type": "llama"}'), "'llama'"),
-    "config is no JSON": (holds("config.json", b"\xff\x00"), "config.json is not valid JSON"),
+    "config is no JSON": (holds("config.json", b"{\x00"), "config.json is not valid JSON"),
     "a pointer for weights": (holds("model.safetensors", b"version https://git-lfs"), "not a readable safetensors"),
-    "weights of another model": (foreign_weights, "tensors missing"),
+    "weights of another model": (foreign_weights, "belong to another model"),
     "a missing shard": (
         holds("model.safetensors.index.json", b'{"weight_map": {"a": "model-1.safetensors"}}'),
         "model-1.safetensors is missing",

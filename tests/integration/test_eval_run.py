@@ -86,7 +86,7 @@ def test_all_problems_of_baselines_at_once(policy_folder: Path, tmp_path: Path, 
     broken.write_text("{")
     old.write_text(json.dumps({"policy": "x", "environment": {}, "protocols": {}, "results": []}))
     err = refused(capsys, "--pretrain", policy_folder, "--compare", broken, tmp_path / "none", policy_folder, *ARGS)
-    assert f"{broken} is not the result of an evaluation" in err and str(tmp_path / "none") in err
+    assert f"{broken} is not valid JSON" in err and str(tmp_path / "none") in err
     assert "is given twice" in err and err.count("  - ") == 3
     assert "does not hold the single episodes" in refused(capsys, "--pretrain", policy_folder, "--compare", old, *ARGS)
 

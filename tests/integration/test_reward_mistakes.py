@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from cli import train_ppo_vla
+from rlvla.checkpoints.run_folder import RUN_FILE
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -62,7 +63,7 @@ def test_a_reward_function_that_raises(policy_folder: Path, tmp_path: Path) -> N
     assert done.stderr.count("Traceback") == 0 and "ppo_trainer.py" not in done.stderr
     assert f'File "{mine}", line 2, in score' in done.stderr and "ZeroDivisionError" in done.stderr
     assert "best = samples[0].finish_step / 0" in done.stderr
-    assert (tmp_path / "ppo" / "metrics.jsonl").exists()
+    assert (tmp_path / "ppo" / RUN_FILE).exists()
     with (tmp_path / "ppo" / "metrics.jsonl").open("a") as file:
         file.write('{"step": 1, "of_the_run": "before"}\n')
     train_ppo_vla.main([*words, "--reward", "success"])  # the corrected command, in the same folder

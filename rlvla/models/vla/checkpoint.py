@@ -221,7 +221,10 @@ def _check_depth(folder: Path, config: OpenVLAConfig, tensors: int) -> None:
     """Refuse more layers than there are tensors, before they are built."""
     deepest = max(config.text_config.num_hidden_layers, *(tower.depth for tower in config.tower_configs()))
     if deepest > tensors:
-        raise ConfigError(f"{folder / CONFIG_FILE} has {deepest} layers, and the folder {tensors} tensors")
+        raise ConfigError(
+            f"{folder / CONFIG_FILE} describes {deepest} layers, but the folder holds only {tensors} tensors: its weights "
+            "belong to another model"
+        )
 
 
 def complete_tensors(folder: Path, config: OpenVLAConfig, found: FolderTensors, overrides: dict[str, Any]) -> None:

@@ -22,6 +22,7 @@ def rank_timeout_flag() -> Any:
         "seconds without a sign of life from another rank (frozen, unreachable) after which the run ends; a rank that "
         "computes or waits gives signs of life",
         minimum=1,
+        maximum=86_400,
     )
 
 

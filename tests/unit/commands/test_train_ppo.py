@@ -22,5 +22,5 @@ def test_tensorboard_is_mentioned_where_it_is_written(tmp_path: Path, use_tensor
         exported=tmp_path / "policy",
     )
     words = closing_words(trainer, tmp_path)
-    assert ("tensorboard" in words) is use_tensorboard
+    assert ("tensorboard --logdir" in words) is use_tensorboard
     assert f"{tmp_path / 'learning_curve.png'}" in words and f"--pretrain {tmp_path / 'policy'}" in words
