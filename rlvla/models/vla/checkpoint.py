@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeVar, get_type_hints
 import torch
 from torch import Tensor
 
+from rlvla.models.finite_weights import check_finite
 from rlvla.models.vla.checkpoint_files import (
     ADAPTER_CONFIG_FILE,
     CONFIG_FILE,
@@ -151,10 +152,10 @@ def check_weights(
     raw: dict[str, Any],
     overrides: dict[str, Any] | None = None,
 ) -> OpenVLAConfig:
-    """Check from the file headers that `load_folder` would find its tensors; returns the configuration.
+    """Check that `load_folder` would find its tensors, and that they are finite; returns the configuration.
 
     Raises:
-        ConfigError: a missing or unreadable file, or tensors that do not match config.json.
+        ConfigError: a missing or unreadable file, tensors that do not match config.json, or NaN or infinity in them.
     """
     found = find_tensors(folder)
     config, _ = complete_config(folder, raw, found, overrides or {})
@@ -162,6 +163,7 @@ def check_weights(
     with torch.device("meta"):
         model = model_class(config)
     check_tensors(str(folder), shapes_of(model.state_dict()), found.shapes)
+    check_finite(folder, found)
     return config
 
 
