@@ -35,6 +35,7 @@ STATISTICS_FILE = "dataset_statistics.json"
 COMPANION_SUFFIXES = (".json", ".model", ".txt", ".jinja", ".md")
 # Evaluation results of the weights in the folder; they do not apply to weights trained from them.
 EVALUATION_FILE = "eval.json"
+_MANY_LAYERS = 1000
 # Variant of the backbone for a network without a policy head (critic, reward model).
 BODY_OF = {"oft_regression": "oft"}
 NOT_COMPANIONS = {CONFIG_FILE, INDEX_FILE, STATISTICS_FILE, EVALUATION_FILE, ADAPTER_CONFIG_FILE}
@@ -220,9 +221,9 @@ def complete_config(
 
 
 def _check_depth(folder: Path, config: OpenVLAConfig, tensors: int) -> None:
-    """Refuse more layers than there are tensors, before they are built."""
+    """Refuse absurdly many layers, far more than there are tensors, before they are built."""
     deepest = max(config.text_config.num_hidden_layers, *(tower.depth for tower in config.tower_configs()))
-    if deepest > tensors:
+    if deepest > max(tensors, _MANY_LAYERS):
         raise ConfigError(f"{folder / CONFIG_FILE} has {deepest} layers, and the folder {tensors} tensors")
 
 
