@@ -85,11 +85,8 @@ def run_convert(config: ConvertConfig) -> Path:
 
 
 def _write_hdf5(folder: Path, demos: Demonstrations, control_freq: float | None) -> None:
-    (entry,) = demos.statistics.values()
-    gripper = [dim for dim, normalized in enumerate(entry["action"]["mask"]) if not normalized]
-    writer = DemonstrationWriter(
-        folder / "demos.hdf5", demos.env_args, demos.env_args["cameras"], gripper, control_freq
-    )
+    cameras, unnormalized = demos.env_args["cameras"], demos.unnormalized_dims
+    writer = DemonstrationWriter(folder / "demos.hdf5", demos.env_args, cameras, unnormalized, control_freq)
     try:
         for index, actions in enumerate(demos.actions):
             rewards = np.zeros(len(actions), np.float32)

@@ -138,7 +138,7 @@ def draw_episode(episode: ScoredEpisode, path: Path) -> None:
         axes = figure.add_subplot(grid[row, :])
         names = sorted(set(episode.states))
         axes.step(range(steps + 1), [names.index(s) for s in episode.states], where="post", color="#333333")
-        axes.set_yticks(range(len(names)), names)
+        axes.set_yticks(range(len(names)), names, parse_math=False)
         axes.set_ylabel("machine", fontsize=9)
         axes.set_xlim(0, steps)
         row += 1
@@ -146,12 +146,12 @@ def draw_episode(episode: ScoredEpisode, path: Path) -> None:
         axes = figure.add_subplot(grid[row, :])
         axes.bar(np.arange(1, steps + 1), reward, width=1.0, color="#4878a8", label="per step")
         axes.plot(np.arange(1, steps + 1), reward.cumsum(), color="#d0802a", label="sum so far")
-        axes.set_ylabel(name, fontsize=9)
+        axes.set_ylabel(name, fontsize=9, parse_math=False)
         axes.set_xlim(0, steps)
         axes.legend(loc="upper left", fontsize=7)
         row += 1
     axes.set_xlabel("environment step")
     result = "success" if episode.success_at_end else "no success"
-    figure.suptitle(f"{episode.name}: {episode.instruction} ({result})", fontsize=10)
+    figure.suptitle(f"{episode.name}: {episode.instruction} ({result})", fontsize=10, parse_math=False)
     figure.savefig(path, dpi=90, bbox_inches="tight")
     plt.close(figure)

@@ -91,6 +91,12 @@ class Demonstrations:
         return sum(len(images) for images in self.images)
 
     @property
+    def unnormalized_dims(self) -> list[int]:
+        """The action dimensions that are not normalized, by the statistics of the suite's name (else the first)."""
+        entry = self.statistics.get(str(self.env_args.get("task_suite_name")), next(iter(self.statistics.values())))
+        return [dim for dim, normalized in enumerate(entry["action"].get("mask") or ()) if not normalized]
+
+    @property
     def states_learned_from(self) -> list[LearnedStates]:
         """The initial states of the episodes, as far as known: one range per task."""
         if self.learned_from is not None:

@@ -1,12 +1,20 @@
-"""Opening HDF5 files of unknown origin."""
+"""What the HDF5 formats share: files of unknown origin, episodes `data/demo_<i>`, attributes and filters."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import h5py
+
+from rlvla.data.validation import Fact, Part, StoredEpisode
+
+_EPISODE = re.compile(r"demo_(\d+)")
+# What h5py raises for damaged files.
+UNREADABLE = (KeyError, OSError, RuntimeError, ValueError)
 
 
 @contextmanager
@@ -31,3 +39,74 @@ def _refuse_other_files(group: h5py.Group, prefix: str) -> None:
             raise OSError(f"{prefix}{name} lies in another file; copy the data into this one")
         if isinstance(part, h5py.Group):
             _refuse_other_files(part, f"{prefix}{name}/")
+
+
+def member(group: h5py.Group, name: str) -> Any:
+    """The dataset or group of that name; None if it is missing or its link leads nowhere."""
+    try:
+        return group.get(name)
+    except UNREADABLE:
+        return None
+
+
+def attribute(place: h5py.Group, name: str) -> Any:
+    """The value of an attribute; None if it is missing or cannot be read."""
+    try:
+        return place.attrs.get(name)
+    except (*UNREADABLE, TypeError):
+        return None
+
+
+def episode_groups(file: h5py.File, problems: list[str]) -> list[tuple[str, h5py.Group]]:
+    """(name, group) of the episodes `data/demo_<i>` in the order of their numbers.
+
+    Groups with other names, numbers that occur twice, and filters (`mask/<name>`) that list an episode which does not
+    exist are added to `problems`.
+    """
+    data = member(file, "data")
+    if not isinstance(data, h5py.Group):
+        problems.append("has no group 'data' with episodes 'demo_<number>'")
+        return []
+    numbered: dict[int, tuple[str, h5py.Group]] = {}
+    for name in data:
+        matched, group = _EPISODE.fullmatch(name), member(data, name)
+        if matched is None:
+            problems.append(f"data/{name!r} is no episode; episodes are named demo_<number>")
+        elif not isinstance(group, h5py.Group):
+            problems.append(f"{name} is not a group")
+        elif int(matched[1]) in numbered:
+            problems.append(f"{name} and {numbered[int(matched[1])][0]} have the same number; rename one of them")
+        else:
+            numbered[int(matched[1])] = name, group
+    problems += _filter_problems(file, set(data))
+    return [numbered[number] for number in sorted(numbered)]
+
+
+def _filter_problems(file: h5py.File, episodes: set[str]) -> list[str]:
+    """Filters of robomimic (lists of episode names, for training or validation) that do not fit the episodes."""
+    filters = member(file, "mask")
+    if not isinstance(filters, h5py.Group):
+        return []
+    problems = []
+    for name in filters:
+        listed = member(filters, name)
+        if not isinstance(listed, h5py.Dataset) or listed.ndim != 1 or listed.dtype.kind not in "OS":
+            problems.append(f"mask/{name} is not a list of names")
+            continue
+        names = [item.decode(errors="replace") if isinstance(item, bytes) else str(item) for item in listed[:]]
+        lost = sorted(set(names) - episodes)
+        if lost:
+            problems.append(f"mask/{name} lists {_first(lost)}, which the file does not hold")
+        if len(set(names)) < len(names):
+            problems.append(f"mask/{name} lists an episode twice")
+    return problems
+
+
+def _first(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def hdf5_episode(name: str, group: h5py.Group, parts: dict[str, Part], facts: dict[str, Fact]) -> StoredEpisode:
+    """An episode with these arrays and values, and the number of steps that the group records, if any."""
+    steps = Fact("num_samples", attribute(group, "num_samples"), "number", optional=True)
+    return StoredEpisode(name, parts, facts | {"num_samples": steps}, steps.value)

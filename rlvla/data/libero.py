@@ -12,20 +12,22 @@ before it. They are distinguished by the arm's joints, which match `states` of t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
 
-from rlvla.data.hdf5 import opened
+from rlvla.data.hdf5 import UNREADABLE, episode_groups, hdf5_episode, member, opened
+from rlvla.data.validation import Part, StoredEpisode, check_episodes, refuse
 from rlvla.envs.libero import install as libero_install
 from rlvla.envs.libero.env import instruction_of
 from rlvla.utils.errors import ConfigError
 
 SUFFIX = "_demo.hdf5"
 IMAGES = {"agentview": "agentview_rgb", "wrist": "eye_in_hand_rgb"}
-PROPRIO = ("ee_pos", "ee_ori", "gripper_states")
+PROPRIO = {"ee_pos": 3, "ee_ori": 3, "gripper_states": 2}  # name -> width
 GRIPPER_DIM = 6
 _ARM = slice(1, 8)  # in a flat state: time, then joint positions, beginning with the arm
 
@@ -83,14 +85,13 @@ def read_libero_episodes(path: Path, cameras: Sequence[str] | None) -> dict[str,
     files = libero_files(path)
     content: dict[str, list] = {name: [] for name in ("images", "proprio", "actions", "instructions", "success")}
     last: dict[str, list] = {name: [] for name in ("last_images", "last_proprio")}
-    for _, _, file in files:
-        try:
-            with opened(file) as hdf5:
-                _read_file(hdf5, instruction_of(file.name.removesuffix(SUFFIX)), cameras, content, last)
-        except (OSError, KeyError, ValueError) as error:
-            raise ConfigError(f"{file} is not a readable file of LIBERO demonstrations ({error})") from error
-    if not content["actions"]:
-        raise ConfigError(f"{path} holds no episode")
+    with ExitStack() as stack:
+        episodes = _checked_episodes(path, [file for _, _, file in files], cameras, stack)
+        for (_, _, file), of_file in zip(files, episodes):
+            try:
+                _add_episodes(of_file, instruction_of(file.name.removesuffix(SUFFIX)), cameras, content, last)
+            except UNREADABLE as error:
+                raise ConfigError(f"{file} is not a readable file of LIBERO demonstrations ({error})") from error
     env_args = {
         "task_suite_name": files[0][0],
         "task_ids": [task_id for _, task_id, _ in files],
@@ -103,21 +104,58 @@ def read_libero_episodes(path: Path, cameras: Sequence[str] | None) -> dict[str,
     return {**content, "env_args": env_args, "init_states": []}
 
 
-def _read_file(
-    file: h5py.File, instruction: str, cameras: Sequence[str], content: dict[str, list], last: dict[str, list]
+def _checked_episodes(
+    path: Path, files: Sequence[Path], cameras: Sequence[str], stack: ExitStack
+) -> list[list[StoredEpisode]]:
+    """The episodes of each file, which the stack keeps open; raises a ConfigError with all that is wrong with them."""
+    episodes: list[list[StoredEpisode]] = []
+    problems: list[str] = []
+    for file in files:
+        label = "" if file == path else f"{file.name}: "
+        of_file: list[str] = []
+        try:
+            groups = episode_groups(stack.enter_context(opened(file)), of_file)
+            episodes.append([_stored_episode(f"{label}{demo}", group, cameras, file.name) for demo, group in groups])
+        except UNREADABLE as error:
+            of_file = [f"not a readable file of LIBERO demonstrations ({error})"]
+        problems += [f"{label}{text}" for text in of_file or ([] if groups else ["holds no episode"])]
+    check_episodes(path, [episode for of_file in episodes for episode in of_file], problems)
+    refuse(
+        path,
+        [
+            f"{episode.name}: actions has one row, and the observation before the first action is not recorded"
+            for of_file in episodes
+            if _seen_after_actions(of_file)
+            for episode in of_file
+            if len(episode.parts["actions"].values) < 2
+        ],
+    )
+    return episodes
+
+
+def _stored_episode(name: str, group: h5py.Group, cameras: Sequence[str], file: str) -> StoredEpisode:
+    widths: dict[str, int | str] = {"actions": 7, "states": f"states of {file}"}
+    widths |= {f"obs/{part}": width for part, width in {**PROPRIO, "joint_states": 7}.items()}
+    parts = {role: Part(role, member(group, role), ("steps", width)) for role, width in widths.items()}
+    for camera in cameras:
+        image = f"obs/{IMAGES[camera]}"
+        parts[camera] = Part(image, member(group, image), ("steps", "pixels", "pixels", 3), "images")
+    return hdf5_episode(name, group, parts, {})
+
+
+def _add_episodes(
+    episodes: Sequence[StoredEpisode],
+    instruction: str,
+    cameras: Sequence[str],
+    content: dict[str, list],
+    last: dict[str, list],
 ) -> None:
-    data = file["data"]
-    demos = {name: data[name] for name in sorted(data, key=lambda name: int(name.split("_")[1]))}
-    seen_after = _seen_after_actions(list(demos.values()))
-    for name, demo in demos.items():
-        images = np.stack([demo["obs"][IMAGES[camera]][:] for camera in cameras], axis=1)
-        if images.dtype != np.uint8 or images.ndim != 5 or images.shape[2] != images.shape[3]:
-            raise ValueError(f"{name} has images {list(images.shape)} {images.dtype}, not square ones of uint8")
-        proprio = np.concatenate([demo["obs"][part][:] for part in PROPRIO], axis=1).astype(np.float32)
-        actions = demo["actions"][:].astype(np.float32)
+    seen_after = _seen_after_actions(episodes)
+    for episode in episodes:
+        images = np.stack([episode.parts[camera].array[:] for camera in cameras], axis=1)
+        proprio = np.concatenate([episode.parts[f"obs/{part}"].values for part in PROPRIO], axis=1).astype(np.float32)
+        actions = episode.parts["actions"].values.astype(np.float32)
         if seen_after:
-            if len(actions) < 2:
-                raise ValueError(f"{name} has {len(actions)} step, and of the first action it is not known what it saw")
             last["last_images"].append(images[-1].copy())  # a view would keep all images of the episode alive
             last["last_proprio"].append(proprio[-1])
             images, proprio, actions = images[:-1], proprio[:-1], actions[1:]
@@ -128,11 +166,11 @@ def _read_file(
         content["success"].append(True)  # both kinds contain successful demonstrations only
 
 
-def _seen_after_actions(demos: Sequence[h5py.Group]) -> bool:
+def _seen_after_actions(episodes: Sequence[StoredEpisode]) -> bool:
     """Whether row j of `obs` was recorded after action j; if the arm never moves, it makes no difference."""
     same_row, next_row = 0.0, 0.0
-    for demo in demos:
-        seen, before = demo["obs"]["joint_states"][:-1], demo["states"][:, _ARM]
+    for episode in episodes:
+        seen, before = episode.parts["obs/joint_states"].values[:-1], episode.parts["states"].values[:, _ARM]
         same_row += float(np.abs(seen - before[:-1]).sum())
         next_row += float(np.abs(seen - before[1:]).sum())
     return next_row <= same_row

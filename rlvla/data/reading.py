@@ -9,9 +9,10 @@ from typing import Any, TypeVar
 import numpy as np
 
 from rlvla.data.demonstrations import STATISTICS_FILE, UNKNOWN_STATE, Demonstrations, dataset_entry, statistics
-from rlvla.data.hdf5 import opened
+from rlvla.data.hdf5 import UNREADABLE, opened
 from rlvla.data.libero import GRIPPER_DIM, is_libero, read_libero_episodes
-from rlvla.data.robomimic import _read
+from rlvla.data.robomimic import read_episodes
+from rlvla.data.validation import camera_problems, refuse
 from rlvla.envs.config import EnvConfig
 from rlvla.utils.data_files import read_json
 from rlvla.utils.errors import ConfigError, Problem
@@ -27,11 +28,14 @@ def read_demonstrations(path: str | Path, cameras: Sequence[str] | None = None) 
         cameras: names of the cameras in the order wanted; default all cameras of the file.
 
     Raises:
-        ConfigError: the file or its statistics are missing, it has another format, or it lacks a camera.
+        ConfigError: the file or its statistics are missing, it has another format, it lacks a camera, or its episodes
+            do not fit together (see `rlvla.data.validation`).
     """
     path = Path(path)
     from rlvla.data import lerobot
 
+    if cameras:
+        refuse(path, camera_problems(cameras, "--cameras"))
     if lerobot.is_lerobot(path):
         return lerobot.read_lerobot(path, cameras)
     if path.exists() and is_libero(path):
@@ -46,9 +50,13 @@ def read_demonstrations(path: str | Path, cameras: Sequence[str] | None = None) 
         raise ConfigError(problems)
     try:
         with opened(path) as file:
-            return _read(file, read_json(statistics_path), path, cameras)
-    except (OSError, KeyError) as error:
-        raise ConfigError(f"{path} is not a readable file of demonstrations ({error})") from error
+            # Numbers that are not finite are reported by their keys.
+            return read_episodes(file, path, read_json(statistics_path, allow_nan=True), cameras)
+    except UNREADABLE as error:
+        if isinstance(error, ConfigError):
+            raise
+        text = f"{path} is not a readable file of demonstrations ({error})"
+        raise ConfigError.of(None, "invalid_file", text) from error
 
 
 def _libero_entry(episodes: dict[str, Any]) -> dict[str, Any]:
@@ -114,8 +122,6 @@ def joined(parts: Sequence[Demonstrations]) -> Demonstrations:
         return first
     actions = [a for part in parts for a in part.actions]
     proprio = _all(parts, lambda part: part.proprio)
-    (entry,) = first.statistics.values()
-    unnormalized = [dim for dim, normalized in enumerate(entry["action"]["mask"]) if not normalized]
     decisions = None
     if any(part.decision_steps is not None for part in parts):
         decisions = [d for part in parts for d in part.decision_steps or [np.arange(len(a)) for a in part.actions]]
@@ -128,7 +134,7 @@ def joined(parts: Sequence[Demonstrations]) -> Demonstrations:
         env_args["max_steps"] = _longest(parts)
     return Demonstrations(
         env_args=env_args,
-        statistics={str(first.env_args["task_suite_name"]): dataset_entry(actions, proprio, unnormalized)},
+        statistics={str(first.env_args["task_suite_name"]): dataset_entry(actions, proprio, first.unnormalized_dims)},
         images=[i for part in parts for i in part.images],
         proprio=proprio,
         actions=actions,

@@ -19,13 +19,17 @@ import h5py
 import numpy as np
 
 from rlvla.data.demonstrations import STATISTICS_FILE, Demonstrations, dataset_entry
+from rlvla.data.hdf5 import attribute, episode_groups, hdf5_episode, member
+from rlvla.data.validation import Fact, Part, StoredEpisode, camera_problems, check_episodes, refuse
 from rlvla.envs.records import checked_record
+from rlvla.models.dataset_statistics import statistics_problems
 from rlvla.utils.data_files import parse_json
 from rlvla.utils.errors import ConfigError
 from rlvla.utils.files import write_json
 from rlvla.utils.stopping import interrupts_deferred
 
 LAST_OBS = "rollout/last_obs"
+_PIXELS = "pixels"
 
 
 class DemonstrationWriter:
@@ -105,32 +109,111 @@ class DemonstrationWriter:
             self._temporary.unlink(missing_ok=True)
 
 
-def _read(file: h5py.File, stats: dict[str, Any], path: Path, cameras: Sequence[str] | None) -> Demonstrations:
-    data = file["data"]
-    source = f"{path} (attribute env_args)"
-    env_args = checked_record(parse_json(data.attrs["env_args"], source), source)
-    known = env_args["cameras"]
+def read_episodes(
+    file: h5py.File, path: Path, statistics: dict[str, Any], cameras: Sequence[str] | None
+) -> Demonstrations:
+    """Read a file written by `DemonstrationWriter`.
+
+    Args:
+        file: the open file.
+        path: its path, for messages.
+        statistics: content of `dataset_statistics.json`.
+        cameras: names of the cameras in the order wanted; default all cameras of the file.
+
+    Raises:
+        ConfigError: lists what is missing or does not fit together.
+    """
+    problems: list[str] = []
+    groups = episode_groups(file, problems)
+    env_args = _env_args(file, path, problems) if groups else {}
+    control_freq = _control_freq(file, env_args, problems) if groups else None
+    known = env_args.get("cameras", [])
     unknown = [camera for camera in cameras or () if camera not in known]
-    if unknown:
-        raise ConfigError(f"{path} has no camera {', '.join(unknown)}; it has {', '.join(known)}")
-    wanted = list(cameras or known)
-    demos = [data[name] for name in sorted(data, key=lambda name: int(name.split("_")[1]))]
-    has_proprio = "proprio" in demos[0]["obs"]
-    starts = [demo["decision_steps"][:] for demo in demos if "decision_steps" in demo]
-    after = [demo[LAST_OBS] for demo in demos if LAST_OBS in demo]
+    if unknown and known:
+        problems.append(f"has no camera {', '.join(unknown)}; it has {', '.join(known)}")
+    wanted = list(cameras or known) if not unknown else []
+    episodes = [_stored_episode(name, group, wanted) for name, group in groups]
+    size = env_args.get("image_size")
+    check_episodes(path, episodes, problems, {_PIXELS: size} if isinstance(size, int) else None)
+    parts = [episode.parts for episode in episodes]
+    facts = [{name: fact.value for name, fact in episode.facts.items()} for episode in episodes]
+    first = parts[0]
+    dims = {"action": first["actions"].array.shape[1]}
+    dims |= {"proprio": first["proprio"].array.shape[1]} if first["proprio"].array is not None else {}
+    refuse(path.parent / STATISTICS_FILE, statistics_problems(statistics, dims))
     return Demonstrations(
         env_args=env_args | {"cameras": wanted},
-        statistics=stats,
-        images=[np.stack([demo[f"obs/{c}_image"][:] for c in wanted], axis=1) for demo in demos],
-        proprio=[demo["obs/proprio"][:] for demo in demos] if has_proprio else None,
-        actions=[demo["actions"][:] for demo in demos],
-        instructions=[str(demo.attrs["instruction"]) for demo in demos],
-        success=[bool(demo.attrs["success"]) for demo in demos],
-        init_states=[(int(demo.attrs["task_id"]), int(demo.attrs["init_state_id"])) for demo in demos],
-        decision_steps=starts or None,
-        last_images=[np.stack([obs[f"{c}_image"][:] for c in wanted]) for obs in after] or None,
-        last_proprio=[obs["proprio"][:] for obs in after] if after and has_proprio else None,
-        rewards=[demo["rewards"][:].astype(np.float32) for demo in demos] if "rewards" in demos[0] else None,
-        seeds=[int(demo.attrs["seed"]) for demo in demos] if "seed" in demos[0].attrs else None,
-        control_freq=data.attrs.get("control_freq", env_args.get("control_freq")),
+        statistics=statistics,
+        images=[np.stack([part[f"image {c}"].array[:] for c in wanted], axis=1) for part in parts],
+        proprio=_values(parts, "proprio"),
+        actions=[part["actions"].values for part in parts],
+        instructions=[fact["instruction"] for fact in facts],
+        success=[fact["success"] for fact in facts],
+        init_states=[(fact["task_id"], fact["init_state_id"]) for fact in facts],
+        decision_steps=_values(parts, "decision_steps"),
+        last_images=[np.stack([part[f"last image {c}"].array[:] for c in wanted]) for part in parts]
+        if first[f"last image {wanted[0]}"].array is not None
+        else None,
+        last_proprio=_values(parts, "last_proprio"),
+        rewards=None if (rewards := _values(parts, "rewards")) is None else [r.astype(np.float32) for r in rewards],
+        seeds=[fact["seed"] for fact in facts] if facts[0]["seed"] is not None else None,
+        control_freq=control_freq,
     )
+
+
+def _stored_episode(name: str, group: h5py.Group, cameras: Sequence[str]) -> StoredEpisode:
+    decisions = member(group, "decision_steps")
+    rows = "steps" if decisions is None else "decisions"
+    picture = (_PIXELS, _PIXELS, 3)
+    parts = {
+        "actions": Part("actions", member(group, "actions"), ("steps", "action dimensions")),
+        "decision_steps": Part("decision_steps", decisions, ("decisions",), "decisions", optional=True),
+        "rewards": Part("rewards", member(group, "rewards"), ("steps",), "rewards", optional=True),
+        "proprio": Part("obs/proprio", member(group, "obs/proprio"), (rows, "proprio"), optional=True),
+    }
+    for camera in cameras:
+        image, last = f"obs/{camera}_image", f"{LAST_OBS}/{camera}_image"
+        parts[f"image {camera}"] = Part(image, member(group, image), (rows, *picture), "images")
+        parts[f"last image {camera}"] = Part(last, member(group, last), picture, "images", optional=True)
+    last_proprio = None if parts["proprio"].array is None else member(group, f"{LAST_OBS}/proprio")
+    parts["last_proprio"] = Part(f"{LAST_OBS}/proprio", last_proprio, ("proprio",), optional=True)
+    facts = {
+        "instruction": Fact("instruction", attribute(group, "instruction"), "text"),
+        "success": Fact("success", attribute(group, "success"), "flag"),
+        "task_id": Fact("task_id", attribute(group, "task_id"), "number", minimum=0),
+        "init_state_id": Fact("init_state_id", attribute(group, "init_state_id"), "number", minimum=-1),
+        "seed": Fact("seed", attribute(group, "seed"), "number", optional=True, minimum=0),
+    }
+    return hdf5_episode(name, group, parts, facts)
+
+
+def _values(parts: Sequence[dict[str, Part]], role: str) -> list[np.ndarray] | None:
+    """An array of all episodes; None if it is not recorded."""
+    return None if parts[0][role].array is None else [part[role].values for part in parts]
+
+
+def _env_args(file: h5py.File, path: Path, problems: list[str]) -> dict[str, Any]:
+    """The recorded environment; its `cameras` are a list of names, empty if there is something wrong with them."""
+    text, source = attribute(file["data"], "env_args"), f"{path} (attribute env_args)"
+    if not isinstance(text, (str, bytes)):
+        problems.append("data has no attribute env_args with a JSON object; record episodes with cli/collect_demos.py")
+        return {}
+    parsed = parse_json(text, source)
+    wrong = camera_problems(parsed.get("cameras"), "env_args")
+    if wrong:
+        problems += wrong
+        return parsed | {"cameras": []}
+    env_args = checked_record(parsed, source)
+    suite = env_args.get("task_suite_name")
+    if Fact("task_suite_name", suite, "text").value is None:
+        problems.append(f"task_suite_name in env_args is {suite!r}; expected the name of a suite")
+    return env_args
+
+
+def _control_freq(file: h5py.File, env_args: dict[str, Any], problems: list[str]) -> float | None:
+    freq = attribute(file["data"], "control_freq")
+    freq = env_args.get("control_freq") if freq is None else freq
+    if freq is None or (isinstance(freq, (int, float, np.number)) and 0 < freq < np.inf):
+        return freq
+    problems.append(f"control_freq is {freq!r}; expected the number of environment steps per second")
+    return None

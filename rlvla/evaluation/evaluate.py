@@ -11,6 +11,7 @@ from rlvla.evaluation.protocol import eval_requests
 from rlvla.evaluation.results import EpisodeOutcome, EvalResult, summarize
 from rlvla.experience import Sample
 from rlvla.rollout import FinishedEpisode, RolloutEngine, RolloutPolicy
+from rlvla.rollout.proprio import foreign_proprio, saturated_proprio
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
 from rlvla.utils.stopping import BrokenOff
 from rlvla.utils.terminal import log, progress_bar
@@ -46,7 +47,7 @@ def evaluate(
     """Play the first `episodes_per_task` evaluation states of each task, distributed over the ranks.
 
     Policies evaluated with equal arguments get equal initial states and random numbers. Episodes in the `journal` are
-    not played again.
+    not played again. If most proprioception lies outside of the policy's dataset statistics, a warning says so.
 
     Raises:
         BrokenOff: on all ranks, if `attempt`, which runs the rollout, was interrupted on any rank.
@@ -81,6 +82,9 @@ def evaluate(
         raise BrokenOff
     assert samples is not None
     played = strategy.gather_objects([EpisodeOutcome.of(s) for s in samples])
+    foreign = foreign_proprio(saturated_proprio(samples))
+    if foreign and strategy.is_main:
+        log.warning(f"{description}: {foreign}")
     gathered = done + [outcome for part in played for outcome in part]
     return summarize(gathered, tasks, split.protocol_name, greedy, requested=len(requests))
 

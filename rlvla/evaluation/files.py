@@ -10,7 +10,7 @@ from typing import Any
 from rlvla.evaluation.comparison import Comparison
 from rlvla.evaluation.findings import SUITES_KEY, EvaluationReport
 from rlvla.utils.files import json_text, write_atomic, write_json
-from rlvla.utils.terminal import log, markdown_table
+from rlvla.utils.terminal import log, markdown_table, markdown_text
 
 
 def write_figures(output: Path, findings: EvaluationReport) -> Path:
@@ -62,8 +62,8 @@ def as_markdown(findings: EvaluationReport) -> str:
     for over_all in findings.results:
         note = over_all.note()
         parts += [
-            f"## {over_all.policy}, {over_all.mode}, all suites",
-            f"{note[0].upper()}{note[1:]}.",
+            f"## {markdown_text(over_all.policy)}, {over_all.mode}, all suites",
+            f"{markdown_text(note[0].upper() + note[1:])}.",
             markdown_table(over_all.HEADERS, over_all.rows()),
         ]
     parts += _comparisons(findings.comparisons, "")
@@ -71,16 +71,17 @@ def as_markdown(findings: EvaluationReport) -> str:
         where = f"{name}: " if len(findings.suites) > 1 else ""
         for evaluation in suite.everyone:
             for result in evaluation.results:
+                trained_on = markdown_text(evaluation.trained_on) + "; " if evaluation.trained_on else ""
                 dropped = f" **{result.dropped} episodes could not be played.**" if result.dropped else ""
                 parts += [
-                    f"## {where}{evaluation.policy}, {result.mode}",
-                    f"Protocol {result.protocol}, seed {evaluation.protocols[result.mode]['seed']}; "
-                    f"{evaluation.trained_on + '; ' if evaluation.trained_on else ''}95 % Wilson intervals.{dropped}",
+                    f"## {markdown_text(where + evaluation.policy)}, {result.mode}",
+                    f"Protocol {markdown_text(result.protocol)}, seed {evaluation.protocols[result.mode]['seed']}; "
+                    f"{trained_on}95 % Wilson intervals.{dropped}",
                     markdown_table(result.HEADERS, result.rows()),
                 ]
         parts += _comparisons(suite.comparisons, where)
     versions = ", ".join(f"{name} {number}" for name, number in findings.versions.items())
-    parts.append(f"Measured with {versions}.")
+    parts.append(f"Measured with {markdown_text(versions)}.")
     return "\n\n".join(parts) + "\n"
 
 
@@ -89,8 +90,8 @@ def _comparisons(comparisons: Sequence[Comparison], where: str) -> list[str]:
     for comparison in comparisons:
         note = comparison.note()
         parts += [
-            f"## {where}{comparison.heading()}",
-            f"{note[0].upper()}{note[1:]}.",
+            f"## {markdown_text(where + comparison.heading())}",
+            f"{markdown_text(note[0].upper() + note[1:])}.",
             markdown_table(comparison.HEADERS, comparison.rows()),
         ]
     return parts

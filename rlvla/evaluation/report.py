@@ -38,7 +38,7 @@ def write_report(folder: Path, findings: EvaluationReport) -> Path:
         findings: results of the evaluation.
     """
     path = folder / REPORT_FILE
-    write_atomic(path, render_report(findings).encode())
+    write_atomic(path, render_report(findings).encode(errors="replace"))
     return path
 
 
@@ -282,7 +282,7 @@ def _success_chart(played: Sequence[dict[str, float]], evaluated: Sequence[dict[
 def _line_chart(title: str, unit: str, lines: dict[str, tuple[list[float], list[float]]]) -> Chart:
     figure, axes = _figure()
     for color, (label, points) in zip(_COLORS * len(lines), lines.items()):
-        axes.plot(*points, color=color, linewidth=1.4, label=label)
+        axes.plot(*points, color=color, linewidth=1.4, label=label.replace("$", r"\$"))  # no formula
     axes.set_ylabel(unit, color=_INK, fontsize=8)
     return Chart(title, _svg(figure, axes, legend=len(lines) > 1))
 

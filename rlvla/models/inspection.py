@@ -9,7 +9,10 @@ from typing import Any
 
 import torch
 
+from rlvla.models.dataset_statistics import value_problems
+from rlvla.models.finite_weights import check_finite
 from rlvla.models.vla.checkpoint import (
+    STATISTICS_FILE,
     check_tensors,
     complete_config,
     complete_tensors,
@@ -79,7 +82,11 @@ def describe(path: str | Path, **overrides: Any) -> Description:
     described.facts = _facts(folder, config, reason, found)
     with torch.device("meta"):
         expected = shapes_of(OpenVLAForActionPrediction(config).state_dict())
-    for check in (lambda: check_tensors(str(folder), expected, found.shapes), lambda: load_tokenizer(folder)):
+    for check in (
+        lambda: check_tensors(str(folder), expected, found.shapes),
+        lambda: check_finite(folder, found),
+        lambda: load_tokenizer(folder),
+    ):
         try:
             check()
         except ConfigError as error:
@@ -89,6 +96,7 @@ def describe(path: str | Path, **overrides: Any) -> Description:
         described.facts["statistics"] = ", ".join(sorted(statistics)) or "none"
         if not statistics:
             described.problems.append("there are no action statistics; copy the checkpoint's dataset_statistics.json")
+        described.problems += [f"{folder / STATISTICS_FILE}: {text}" for text in value_problems(statistics)]
     except ConfigError as error:
         described.problems += map(str, error.problems)
     if not config.has_regression_head:

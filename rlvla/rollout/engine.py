@@ -85,7 +85,8 @@ class RolloutEngine:
         Raises:
             ConfigError: reported by a worker.
             TooManyDroppedError: more than `max_dropped_fraction` of the episodes were dropped.
-            ValueError: a request for a task or an initial state that does not exist, or a decision that is not finite.
+            RunEnded: the policy's actions hold NaN or infinity.
+            ValueError: a request for a task or an initial state that does not exist.
         """
         for request in requests:
             self._check(request)

@@ -23,7 +23,7 @@ from rlvla.rollout.config import RolloutConfig
 from rlvla.rollout.episode import Episode, EpisodeRequest, FinishedEpisode, Phase
 from rlvla.rollout.pending import PendingEpisodes
 from rlvla.rollout.stats import DroppedEpisode, RolloutStats, TooManyDroppedError
-from rlvla.utils.errors import ConfigError
+from rlvla.utils.errors import ConfigError, RunEnded
 
 log = logging.getLogger(__name__)
 
@@ -170,7 +170,12 @@ class RolloutSession:
         self.stats.policy_calls += 1
         self.stats.decisions += len(slots)
         if not np.isfinite(decision.actions).all():
-            raise ValueError("the policy's actions hold NaN or infinity: look at its weights and dataset statistics")
+            row = next(row for row, actions in enumerate(decision.actions) if not np.isfinite(actions).all())
+            request = episodes[row].request
+            raise RunEnded(
+                f"the policy's actions hold NaN or infinity ({request.suite}, task {request.task_id}, initial state "
+                f"{request.init_state_id}): its weights or dataset statistics are damaged; use an earlier checkpoint"
+            )
         for row, (slot, episode) in enumerate(zip(slots, episodes)):
             trace = {name: values[row] for name, values in decision.trace.items()}
             episode.on_decision(decision.actions[row], decision.log_probs[row], trace)

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from rlvla.evaluation.results import EvalResult
 from rlvla.experience import Experience, Sample
+from rlvla.rollout.proprio import foreign_proprio, saturated_proprio
 from rlvla.trainer.config import GuardConfig, ScheduleConfig
 from rlvla.trainer.metrics import Metrics
 from rlvla.trainer.observers import Observer, OptimizerStep, Rollout
@@ -24,8 +24,6 @@ from rlvla.utils.files import flushed_file
 from rlvla.utils.terminal import log
 from rlvla.utils.torch_files import read_torch_file
 
-# About 2 % of the values lie outside the 1 % and 99 % quantiles of the statistics; half of them suggest another robot.
-FOREIGN_PROPRIO = 0.5
 # With fewer episodes, the absence of a success is not conclusive.
 ENOUGH_EPISODES = 20
 EARLY_STOP_EPISODES = 50  # smallest evaluation that early stopping relies on
@@ -61,12 +59,8 @@ class StartCheck:
                     "demonstrations), add a reward that is paid on the way (--reward), or play more episodes per "
                     "iteration"
                 )
-        if metrics.get("saturated_proprio", 0.0) > FOREIGN_PROPRIO:
-            problems.append(
-                f"{100 * metrics['saturated_proprio']:.0f} % of the proprioception lies at or outside of the range in "
-                "the policy's dataset statistics: they belong to another robot or another convention. Look at "
-                "--unnorm_key and at how the demonstrations recorded proprio"
-            )
+        foreign = foreign_proprio(metrics.get("saturated_proprio", 0.0))
+        problems += [foreign] if foreign else []
         return problems
 
     def of_update(self, metrics: Mapping[str, float]) -> list[str]:
@@ -220,15 +214,10 @@ class Guards(Observer):
     def check_rollout(self, samples: Sequence[Sample], first_evaluation: tuple[float, int] | None) -> None:
         """Check the first rollout, given the episodes of this rank."""
         scores = [sample.score for sample in samples]
-        share = 0.0
-        if samples and samples[0].proprio is not None:
-            seen = torch.cat([sample.proprio for sample in samples if sample.proprio is not None])
-            state_width = samples[0].state_width  # a one-hot vector is always saturated
-            share = saturated_share(seen[:, : seen.shape[1] - state_width])
         metrics = self._strategy.all_reduce({"episodes": len(scores)}, "sum")
         metrics |= self._strategy.all_reduce({"lowest_score": min(scores, default=math.inf)}, "min")
         metrics |= self._strategy.all_reduce({"highest_score": max(scores, default=-math.inf)}, "max")
-        metrics |= self._strategy.all_reduce({"saturated_proprio": share}, "max")
+        metrics |= self._strategy.all_reduce({"saturated_proprio": saturated_proprio(samples)}, "max")
         self._report(self._start.of_rollout(metrics, first_evaluation))
 
     def after_rollout(self, rollout: Rollout, metrics: Metrics) -> None:
@@ -306,12 +295,6 @@ def read_batch(path: Path) -> StoredBatch:
             stored["reference"] = {"log_probs": stored["ref_all_log_probs"]}
     rows = Experience(**{name: value for name, value in stored.items() if name in known})
     return StoredBatch(rows, content["model"], content["settings"], prepared=since_0_2)
-
-
-def saturated_share(normalized: Tensor) -> float:
-    """Share of the entries of normalized proprioception [B, P] at or beyond +-1, over the dimensions that vary."""
-    varying = normalized[:, normalized.amax(0) > normalized.amin(0)] if len(normalized) > 1 else normalized
-    return float((varying.abs() >= 1.0).float().mean()) if varying.numel() else 0.0
 
 
 def good_enough(evaluations: Sequence[EvalResult], schedule: ScheduleConfig) -> bool:

@@ -17,7 +17,7 @@ from rlvla.utils.cli.config_file import command_line, resolved_flags, telling_fl
 from rlvla.utils.disk import Expendable, LineFile, require_room
 from rlvla.utils.errors import require
 from rlvla.utils.files import METRICS_FILE, read_lines, write_atomic
-from rlvla.utils.terminal import is_quiet
+from rlvla.utils.terminal import is_quiet, one_line
 from rlvla.utils.video import encode_gif
 
 # Layout of TensorBoard's Custom Scalars page: category -> chart -> regular expressions, matched at the start of a name.
@@ -197,7 +197,7 @@ class MetricsLogger:
         if self._board:
             from torch.utils.tensorboard.summary import hparams
 
-            lines = "\n".join(f"    {name}: {value}" for name, value in configuration.items())
+            lines = "\n".join(f"    {name}: {one_line(value)}" for name, value in configuration.items())
             command = _as_block(shlex.split(command_line()))
             plain = {name: _as_number_or_text(value) for name, value in configuration.items()}
             experiment, *others = hparams(plain, dict.fromkeys(outcomes, 0.0))
@@ -310,7 +310,8 @@ def _wandb_id(folder: Path) -> str:
 
 def _as_block(words: Sequence[str]) -> str:
     """A command as a Markdown code block with one flag per line, since TensorBoard does not wrap lines."""
-    broken = "".join((" \\\n      " if word.startswith("--") else " ") + shlex.quote(word) for word in words)
+    quoted = [shlex.quote(word).replace("\r", " ").replace("\n", "\n    ") for word in words]  # stays in the block
+    broken = "".join((" \\\n      " if word.startswith("--") else " ") + word for word in quoted)
     return f"    {broken.lstrip()}"
 
 

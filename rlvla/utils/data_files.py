@@ -26,7 +26,7 @@ def read_json(path: Path, *, allow_nan: bool = False) -> dict[str, Any]:
         ConfigError: the file cannot be read, is not JSON in UTF-8, holds anything but an object, names a key twice, is
             nested too deeply, or has a number that is not finite.
     """
-    return parse_json(_text_of(path), path, allow_nan=allow_nan)
+    return parse_json(_content_of(path), path, allow_nan=allow_nan)
 
 
 def parse_json(text: str | bytes, where: object, *, allow_nan: bool = False) -> dict[str, Any]:
@@ -42,6 +42,7 @@ def parse_json(text: str | bytes, where: object, *, allow_nan: bool = False) -> 
         return value if math.isfinite(value) else refuse(digits)
 
     try:
+        text = text.decode("utf-8") if isinstance(text, bytes) else text
         content = json.loads(text, object_pairs_hook=_without_twins, parse_constant=refuse, parse_float=number)
     except (ValueError, RecursionError) as error:
         raise ConfigError.of(None, "invalid_file", f"{where} is not valid JSON ({_why(error)})") from error
@@ -63,19 +64,19 @@ def read_yaml(path: Path) -> Any:
             return super().construct_mapping(node, deep)
 
     try:
-        return yaml.load(_text_of(path), Loader=Loader)  # derived from the safe one
+        return yaml.load(_content_of(path).decode("utf-8"), Loader=Loader)  # derived from the safe one
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
         if isinstance(error, ConfigError):
             raise
         raise ConfigError.of(None, "invalid_file", f"{path} is not valid YAML ({_why(error)})") from error
 
 
-def _text_of(path: Path) -> str:
+def _content_of(path: Path) -> bytes:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         raise ConfigError.of(None, "missing_file", f"{path} is missing") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
         raise ConfigError.of(None, "invalid_file", f"{path} cannot be read ({_why(error)})") from error
 
 

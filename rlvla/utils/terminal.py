@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import logging
 import os
+import re
 import sys
+import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -16,6 +18,8 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 log = logging.getLogger("rlvla")
 _quiet = False
 _LOG_SECONDS = 30.0  # between two lines of progress where standard error is not a terminal
+# Markdown's special characters. Underscores are plain inside a word, brackets unless they make a link.
+_MARKUP = re.compile(r"[\\`*|~$]|\](?=[(\[:])|(?<![^\W_])_|_(?![^\W_])")
 _CLEAR_LINE = "\r\x1b[K"
 log.propagate = False
 
@@ -117,9 +121,23 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 
 
 def markdown_table(headers: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """Format rows as a Markdown table."""
+    """Format rows as a Markdown table; cells are plain text, see `markdown_text`."""
     lines = [headers, ["---"] * len(headers), *rows]
-    return "\n".join("| " + " | ".join(str(c).replace("|", "\\|") for c in line) + " |" for line in lines)
+    return "\n".join("| " + " | ".join(markdown_text(cell) for cell in line) + " |" for line in lines)
+
+
+def markdown_text(value: Any) -> str:
+    """A value as plain text in Markdown, on one line: names cannot add markup, HTML, links or cells of a table."""
+    text = one_line(value)
+    for char, entity in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;")):
+        text = text.replace(char, entity)
+    return _MARKUP.sub(r"\\\g<0>", text)
+
+
+def one_line(value: Any) -> str:
+    """A value as text without line breaks and other control characters (spaces instead) and without lone surrogates."""
+    kinds = {"Cc": " ", "Zl": " ", "Zp": " ", "Cs": "?"}
+    return "".join(kinds.get(unicodedata.category(char), char) for char in str(value))
 
 
 def _is_number(text: str) -> bool:

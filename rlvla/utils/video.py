@@ -172,6 +172,22 @@ def video_size(path: Path) -> tuple[int, int] | None:
         return None
 
 
+def video_frames(path: Path) -> tuple[int | None, int, int]:
+    """(number of frames or None if the file does not record it, height, width) of a video, without decoding it.
+
+    Raises:
+        MissingExtraError: PyAV is not installed.
+        ValueError: the file is not a video.
+    """
+    av = require("av", extra="video")
+    try:
+        with av.open(str(path), format=_CONTAINER) as container:
+            stream = container.streams.video[0]
+            return stream.frames or None, stream.height, stream.width
+    except (av.FFmpegError, IndexError) as error:
+        raise ValueError(f"{path} is not a readable video ({error})") from error
+
+
 def read_video(path: Path, start_s: float = 0.0, end_s: float | None = None) -> np.ndarray:
     """Decode the frames [F, H, W, 3] uint8 of an mp4 file, in any codec that PyAV supports.
 

@@ -185,7 +185,7 @@ DAMAGES = {
     "another model": (holds("config.json", b'{"model_type": "llama"}'), "'llama'"),
     "config is no JSON": (holds("config.json", b"{\x00"), "config.json is not valid JSON"),
     "a pointer for weights": (holds("model.safetensors", b"version https://git-lfs"), "not a readable safetensors"),
-    "weights of another model": (foreign_weights, "belong to another model"),
+    "weights of another model": (foreign_weights, "tensors missing"),
     "a missing shard": (
         holds("model.safetensors.index.json", b'{"weight_map": {"a": "model-1.safetensors"}}'),
         "model-1.safetensors is missing",

@@ -127,6 +127,16 @@ def test_transformers_is_told_of_no_code(policy_folder: Path, tmp_path: Path, mo
     assert policy.vla.config.text_config._attn_implementation in (None, "sdpa", "eager")
 
 
+def test_absurdly_many_layers_are_not_built(policy_folder: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "policy"
+    shutil.copytree(policy_folder, folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["text_config"]["num_hidden_layers"] = 10**9
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match="1000000000 layers"):
+        check_checkpoint(folder)
+
+
 @pytest.mark.parametrize("name", ["../../secret.safetensors", "/etc/secret.safetensors"])
 def test_weights_lie_in_the_folder(policy_folder: Path, tmp_path: Path, name: str) -> None:
     folder = tmp_path / "policy"

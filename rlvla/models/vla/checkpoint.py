@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeVar, get_type_hints
 import torch
 from torch import Tensor
 
+from rlvla.models.finite_weights import check_finite
 from rlvla.models.vla.checkpoint_files import (
     ADAPTER_CONFIG_FILE,
     CONFIG_FILE,
@@ -34,6 +35,7 @@ STATISTICS_FILE = "dataset_statistics.json"
 COMPANION_SUFFIXES = (".json", ".model", ".txt", ".jinja", ".md")
 # Evaluation results of the weights in the folder; they do not apply to weights trained from them.
 EVALUATION_FILE = "eval.json"
+_MANY_LAYERS = 1000
 # Variant of the backbone for a network without a policy head (critic, reward model).
 BODY_OF = {"oft_regression": "oft"}
 NOT_COMPANIONS = {CONFIG_FILE, INDEX_FILE, STATISTICS_FILE, EVALUATION_FILE, ADAPTER_CONFIG_FILE}
@@ -151,10 +153,10 @@ def check_weights(
     raw: dict[str, Any],
     overrides: dict[str, Any] | None = None,
 ) -> OpenVLAConfig:
-    """Check from the file headers that `load_folder` would find its tensors; returns the configuration.
+    """Check that `load_folder` would find its tensors, and that they are finite; returns the configuration.
 
     Raises:
-        ConfigError: a missing or unreadable file, or tensors that do not match config.json.
+        ConfigError: a missing or unreadable file, tensors that do not match config.json, or NaN or infinity in them.
     """
     found = find_tensors(folder)
     config, _ = complete_config(folder, raw, found, overrides or {})
@@ -162,6 +164,7 @@ def check_weights(
     with torch.device("meta"):
         model = model_class(config)
     check_tensors(str(folder), shapes_of(model.state_dict()), found.shapes)
+    check_finite(folder, found)
     return config
 
 
@@ -218,13 +221,10 @@ def complete_config(
 
 
 def _check_depth(folder: Path, config: OpenVLAConfig, tensors: int) -> None:
-    """Refuse more layers than there are tensors, before they are built."""
+    """Refuse absurdly many layers, far more than there are tensors, before they are built."""
     deepest = max(config.text_config.num_hidden_layers, *(tower.depth for tower in config.tower_configs()))
-    if deepest > tensors:
-        raise ConfigError(
-            f"{folder / CONFIG_FILE} describes {deepest} layers, but the folder holds only {tensors} tensors: its weights "
-            "belong to another model"
-        )
+    if deepest > max(tensors, _MANY_LAYERS):
+        raise ConfigError(f"{folder / CONFIG_FILE} has {deepest} layers, and the folder {tensors} tensors")
 
 
 def complete_tensors(folder: Path, config: OpenVLAConfig, found: FolderTensors, overrides: dict[str, Any]) -> None:

@@ -15,6 +15,7 @@ from rlvla.models.action_heads import policy_spec
 from rlvla.models.actor import Actor
 from rlvla.models.actor_critic import ActorCritic
 from rlvla.models.config import ActorConfig
+from rlvla.models.dataset_statistics import entry_problems
 from rlvla.models.families import SETTINGS, Checkpoint, PolicyFamily, RowShape, Sketch, register_policy_family, type_of
 from rlvla.models.inputs import VLAInputs, row_tokens
 from rlvla.models.inspection import head_warnings
@@ -22,7 +23,13 @@ from rlvla.models.lora import lora_layers
 from rlvla.models.policy import Policy
 from rlvla.models.value_models import Critic, RewardModel
 from rlvla.models.vla.attention import require_flash_attention
-from rlvla.models.vla.checkpoint import check_weights, read_config, read_statistics, resolve_statistics_key
+from rlvla.models.vla.checkpoint import (
+    STATISTICS_FILE,
+    check_weights,
+    read_config,
+    read_statistics,
+    resolve_statistics_key,
+)
 from rlvla.models.vla.configuration_openvla import OpenVLAConfig
 from rlvla.models.vla.openvla import OpenVLAForActionPrediction
 from rlvla.models.vla.prompts import load_tokenizer
@@ -32,8 +39,6 @@ from rlvla.utils.errors import ConfigError, Problem
 
 # Action tokens with at least this fraction of the uniform distribution's entropy are considered random.
 UNIFORM_SHARE = 0.99
-_LIMITS = dict.fromkeys(("q01", "q99", "min", "max"), list[float])
-_STATISTICS: dict[str, Any] = _LIMITS | {"mask": list[bool] | None}
 
 
 class OpenVLACheckpoint(Checkpoint):
@@ -147,7 +152,8 @@ class OpenVLAFamily(PolicyFamily):
             check_types(statistics, dict.fromkeys(statistics, dict), f"{folder}: the statistics")
             key = resolve_statistics_key(statistics, unnorm_key or (suite if len(statistics) > 1 else None))
             if config is not None:
-                problems += [p.prefixed(f"{folder}: ") for p in statistics_problems(config, statistics[key])]
+                found = statistics_problems(config, statistics[key])
+                problems += [p.prefixed(f"{folder} ({key}): ") for p in found]
         except ConfigError as error:
             problems += [p.prefixed(f"{folder}: ") for p in error.problems]
         if problems or config is None:
@@ -169,18 +175,18 @@ class OpenVLAFamily(PolicyFamily):
         return head_warnings(folder)
 
 
-def statistics_problems(config: OpenVLAConfig, statistics: dict[str, Any]) -> list[Problem]:
-    """Statistics that do not match the model in their dimensions, or are not finite numbers."""
+def statistics_problems(config: OpenVLAConfig, statistics: Any) -> list[Problem]:
+    """Statistics whose dimensions do not match the model, and values that are not finite."""
     problems = []
-    wanted = {"action": config.action_dim, "proprio": config.proprio_dim if config.use_proprio else None}
+    wanted = {"action": config.action_dim} | ({"proprio": config.proprio_dim} if config.use_proprio else {})
     for entry, dims in wanted.items():
-        if dims is None:
-            continue
-        check_types(statistics, {entry: dict | None}, "the statistics")
-        ranges = statistics.get(entry) or {}
-        check_types(ranges, _STATISTICS, f"the {entry} statistics")
-        lengths = {len(values) for name, values in ranges.items() if name in _LIMITS}
-        if lengths != {dims}:
+        ranges = statistics.get(entry) if isinstance(statistics, dict) else None
+        held = ranges if isinstance(ranges, dict) else {}
+        lengths = {len(v) for k, v in held.items() if k in ("q01", "q99", "min", "max") and isinstance(v, list)}
+        if lengths == {dims}:
+            texts = entry_problems(statistics, {entry: dims})
+            problems += [Problem("unnorm_key", "invalid_file", f"{STATISTICS_FILE}: {text}") for text in texts]
+        else:
             has = f"have {sorted(lengths)} dimensions" if lengths else "are missing"
             text = f"the {entry} statistics {has}, but the model's {entry} has {dims}; choose another --unnorm_key"
             problems.append(Problem("unnorm_key", "mismatch", text))

@@ -60,6 +60,7 @@ class JsonClient:
         self._limits = limits
         self._headers = {"Content-Type": "application/json", **(headers or {})}
         self._window = RequestWindow(limits.at_a_time, limits.seconds, max(_SETBACKS, limits.retries))
+        self._random = random.Random()  # the run's own generator belongs to training
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._alarm: asyncio.TimerHandle | None = None
         self._counts: dict[str, float] = defaultdict(float)
@@ -118,7 +119,7 @@ class JsonClient:
                     raise
                 if not error.overloaded:  # otherwise all requests pause
                     pause = min(FIRST_PAUSE * 2**attempt, _LONGEST_PAUSE)
-                    await asyncio.sleep(pause * random.uniform(0.75, 1.25))
+                    await asyncio.sleep(pause * self._random.uniform(0.75, 1.25))
         raise AssertionError("unreachable")
 
     async def _attempt(self, url: str, content: Callable[[], Any] | None, read: Callable[[Any], T]) -> T:

@@ -140,7 +140,7 @@ def test_what_is_wrong_is_said(tmp_path: Path) -> None:
     assert "libero_goal, libero_spatial" in str(error.value)
     short = tmp_path / "short" / f"{SPATIAL[0]}_demo.hdf5"
     write_demos(short, steps=1)
-    with pytest.raises(ConfigError, match="demo_0 has 1 step"):
+    with pytest.raises(ConfigError, match="demo_0: actions has one row"):
         read_demonstrations(short)
     write_demos(short, demos=0)
     with pytest.raises(ConfigError, match="holds no episode"):

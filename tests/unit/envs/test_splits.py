@@ -71,7 +71,7 @@ def test_states_from_a_file(tmp_path: Path) -> None:
         ("{}", "give a list"),
         ("nine", "give a list"),
         ("[true, 1]", "give a list"),
-        ("[1", "cannot be read"),
+        ("[1", "is not valid YAML"),
         ("push: [1, 2]", "does not name task reach; it names push"),
         ("[1, 10000]", "not 10000"),
         ("[1]", "fewer than 2"),
@@ -80,7 +80,7 @@ def test_states_from_a_file(tmp_path: Path) -> None:
             states(content)
     with pytest.raises(ConfigError, match="give one of them"):
         SplitConfig(eval_states_file="x", eval_init_states=(0, 9)).eval_states(TOY, 1)
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match="is missing"):
         SplitConfig(eval_states_file=str(tmp_path / "none")).eval_states(TOY, 1)
 
 

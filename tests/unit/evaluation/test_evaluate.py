@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from cli.eval_vla import main
 from rlvla.envs import list_tasks
@@ -26,10 +27,11 @@ class Engine:
     def __init__(self) -> None:
         self.requests: list[EpisodeRequest] = []
         self.options: dict = {}
+        self.kind: type = Played
 
     def run(self, requests, policy, *, on_episode, **options):
         self.requests, self.options = list(requests), options
-        samples = [Played(request) for request in requests]
+        samples = [self.kind(request) for request in requests]
         for sample in reversed(samples):  # any order
             on_episode(sample)
         return samples
@@ -43,6 +45,7 @@ class Played:
         self.init_state_id = request.init_state_id
         self.finish_step = 10 + request.task_id
         self.regressions = int(self.success_once and not self.success_at_end)
+        self.proprio, self.state_width = None, 0
 
 
 class Rank:
@@ -64,6 +67,23 @@ def run(strategy: Rank, split: SplitConfig | None = None, n: int = 10, seed: int
     split = split or SplitConfig()
     result = evaluate(engine, None, TASKS, strategy, episodes_per_task=n, split=split, seed=seed, **kw)
     return engine, result
+
+
+@pytest.mark.parametrize(("edge", "said"), [(1.0, True), (0.5, False)])
+def test_proprio_outside_of_the_statistics_is_said(edge: float, said: bool, capsys: pytest.CaptureFixture) -> None:
+    class Foreign(Played):
+        def __init__(self, request: EpisodeRequest):
+            super().__init__(request)
+            self.proprio = torch.tensor([[edge, -edge, 1.0], [edge, edge, 0.0]])
+            self.proprio[:, 1] *= 1 + request.init_state_id % 2
+            self.state_width = 1
+
+    strategy = Rank()
+    strategy.is_main = True
+    engine = Engine()
+    engine.kind = Foreign
+    evaluate(engine, None, TASKS, strategy, episodes_per_task=4, split=SplitConfig(), seed=0)
+    assert ("dataset statistics" in capsys.readouterr().err) == said
 
 
 def test_held_out_states_of_every_task_each_once() -> None:

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import pytest
 from rlvla.envs import list_tasks
 from rlvla.envs.config import SplitConfig
 from rlvla.envs.splits import LearnedStates, learned_from_words
+from rlvla.evaluation.files import as_markdown
 from rlvla.evaluation.findings import EvaluationReport, PolicyEvaluation, SuiteEvaluation
 from rlvla.evaluation.protocol import describe_protocol
 from rlvla.evaluation.report import _reward_series, _reward_sources, learning_charts, write_report
@@ -104,6 +106,33 @@ def test_the_markup_is_whole(report: Path) -> None:
     checker = Checker()
     checker.feed(report.read_text())
     assert checker.open == []
+
+
+@pytest.mark.parametrize(
+    "name", ["a|b `c`", "<script>alert(1)</script>", 'x"><img src=y onerror=z>', "a\n\n# b", "$x^", "\udcff"]
+)
+def test_names_add_no_markup(name: str, tmp_path: Path) -> None:
+    """Of suites, tasks, policies and protocols, in the page and in the Markdown next to the figures."""
+    plain, nasty = (findings(text) for text in ("name", name))
+    markdown = as_markdown(nasty)
+    assert len(markdown.splitlines()) == len(as_markdown(plain).splitlines())
+    assert "<" not in markdown.replace("&lt;", "")
+    page = write_report(tmp_path, nasty).read_text(encoding="utf-8")
+    tags = [len(re.findall("<[a-z/!]", text)) for text in (page, write_report(tmp_path, plain).read_text())]
+    assert tags[0] == tags[1] and "<script" not in page and "<img" not in page
+
+
+def findings(name: str) -> EvaluationReport:
+    """An evaluation in two suites with a baseline, in which everything has this name."""
+    evaluations = {}
+    for suite in (name, f"{name} 2"):
+        own, base = evaluation(name, 12), evaluation(f"{name} base", 8)
+        for part in (own, base):
+            task = replace(part.results[0].tasks[0], name=name)
+            part.results[0] = replace(part.results[0], tasks=(task, replace(task, task_id=1)), protocol=name)
+            part.trained_on, part.versions = name, {name: name}
+        evaluations[suite] = SuiteEvaluation.of(own, [base])
+    return EvaluationReport.of(evaluations)
 
 
 def test_a_policy_without_a_run_has_no_curves(tmp_path: Path) -> None:

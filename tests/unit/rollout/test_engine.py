@@ -16,6 +16,7 @@ from rlvla.experience import Sample
 from rlvla.models.actor import Actor
 from rlvla.rewards import RewardPlan
 from rlvla.rollout import EpisodeRequest, FinishedEpisode, RolloutConfig, RolloutEngine
+from rlvla.utils.errors import RunEnded
 from tests.support import faulty_suite
 from tests.support.policies import ScriptedPolicy
 
@@ -169,7 +170,7 @@ def test_a_policy_that_decides_nan_is_stopped_at_once() -> None:
 
     with EnvPool(1) as pool:
         engine = RolloutEngine(pool, KWARGS, {"success": 1.0})
-        with pytest.raises(ValueError, match="policy's actions hold NaN"):
+        with pytest.raises(RunEnded, match="policy's actions hold NaN"):
             engine.run([EpisodeRequest("toy_reach", 0, 0, 1, "g")], Nan(), temperature=1.0)
 
 

@@ -15,7 +15,8 @@ from rlvla.commands import replay_batch
 from rlvla.commands.replay_batch import run_replay
 from rlvla.experience import Experience
 from rlvla.models.families import check_checkpoint
-from rlvla.trainer.guards import BadSteps, IdleCheck, StartCheck, read_batch, saturated_share
+from rlvla.rollout.proprio import saturated_share
+from rlvla.trainer.guards import BadSteps, IdleCheck, StartCheck, read_batch
 from rlvla.utils.deepspeed.config import StrategyConfig
 from rlvla.utils.deepspeed.engine import OptimConfig
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy

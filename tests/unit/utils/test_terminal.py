@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,17 @@ import pytest
 
 from rlvla.utils.errors import MissingExtraError, require
 from rlvla.utils.files import METRICS_FILE, open_lines, read_metrics
-from rlvla.utils.terminal import duration, log, markdown_table, passing_note, progress_bar, set_output, table
+from rlvla.utils.terminal import (
+    duration,
+    log,
+    markdown_table,
+    markdown_text,
+    one_line,
+    passing_note,
+    progress_bar,
+    set_output,
+    table,
+)
 
 
 @pytest.mark.parametrize(
@@ -121,6 +132,41 @@ def test_levels_of_messages(capsys: pytest.CaptureFixture) -> None:
     with progress_bar(3, "x") as bar:
         bar.update(1)
     assert capsys.readouterr().err == ""
+
+
+NASTY = [
+    "a|b",
+    "`code` and ``more``",
+    "<script>alert(1)</script>",
+    "two\nlines\r\n\u2028of | text",
+    "[link](javascript:alert(1)) ![image](http://x) [a][b] [c]: d",
+    "*bold* _italic_ __init__ ~~gone~~ $x$ \\ back&amp;",
+    "\udcff\x00\x1b[31m",
+]
+
+
+@pytest.mark.parametrize("name", NASTY)
+def test_names_add_nothing_to_markdown(name: str) -> None:
+    text = markdown_text(name)
+    assert len(text.splitlines()) == 1 and "<" not in text and ">" not in text
+    text.encode()
+    assert markdown_table((name, "n"), [(name, 1)]).count("\n") == 2
+    for line in markdown_table((name, "n"), [(name, 1)]).splitlines():
+        assert len(re.findall(r"(?<!\\)(?:\\\\)*\|", line)) == 3, line
+
+
+@pytest.mark.parametrize("name", NASTY)
+def test_a_markdown_reader_sees_the_name_itself(name: str) -> None:
+    reader = pytest.importorskip("markdown_it").MarkdownIt("commonmark", {"html": True}).enable("table")
+    heading, inline, *_ = reader.parse(f"## {markdown_text(name)}")
+    kinds = {child.type for child in inline.children}
+    assert heading.type == "heading_open" and kinds <= {"text", "text_special"}, kinds
+    assert "".join(child.content for child in inline.children).split() == one_line(name).split()
+
+
+def test_plain_words_and_figures_stay_as_they_are() -> None:
+    for text in ("libero_spatial", "95.0% [91.0, 98.0]", "success at end [95 %]", "runs/a-b/policy (greedy)", "-0.5"):
+        assert markdown_text(text) == text
 
 
 def test_markdown_table() -> None:

@@ -83,7 +83,7 @@ def test_what_tells_runs_apart_is_what_is_not_default() -> None:
         ("a: [", "is not valid YAML"),
         ("rate: {x: 1}", "rate must be a value"),
         ("config: other.yaml", "names another file"),
-        (None, "cannot be read"),
+        (None, "is missing"),
     ],
 )
 def test_mistakes_in_the_file(content: str | None, words: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

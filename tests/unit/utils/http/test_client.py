@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, repeat
@@ -161,9 +162,10 @@ def test_what_is_asked_again(fault: tuple, attempts: int, clients: Callable[...,
 def test_a_server_that_recovers(clients: Callable[..., JsonClient]) -> None:
     with judge_server() as server:
         server.answer = lambda request: (200, b"{" if len(server.requests) < 3 else {"a": 1})
-        client = clients(retries=2)
+        client, drawn = clients(retries=2), random.getstate()
         assert client.ask(server.url, dict, same).result(WAIT) == {"a": 1}
         assert client.take_counts()["retries"] == 2 and client.take_counts()["retries"] == 0
+        assert random.getstate() == drawn, "the random numbers of a run do not depend on its servers"
 
 
 def test_no_more_at_a_time_than_allowed(clients: Callable[..., JsonClient]) -> None:

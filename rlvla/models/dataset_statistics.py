@@ -1,0 +1,90 @@
+"""Checks of `dataset_statistics.json`: dataset -> "action" and "proprio" -> mean, std, min, max, q01, q99, mask."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+RANGES = (("q01", "q99"), ("min", "max"))
+_NUMBERS = ("mean", "std", "min", "max", "q01", "q99")
+
+
+def statistics_problems(statistics: Any, dims: Mapping[str, int]) -> list[str]:
+    """What is wrong with the content of the file; arguments as in `entry_problems`, for all datasets in it."""
+    if not isinstance(statistics, dict) or not statistics:
+        return ["holds no statistics: a JSON object with an entry for each dataset is needed"]
+    problems = []
+    for key, entry in statistics.items():
+        texts = entry_problems(entry, dims)
+        for part in dims if not texts else ():
+            if not any(low in entry[part] and high in entry[part] for low, high in RANGES):
+                texts.append(f"{part} has no range; it needs q01 and q99, or min and max")
+        problems += [f"{key!r}: {text}" for text in texts]
+    return problems
+
+
+def value_problems(statistics: Mapping[str, Any]) -> list[str]:
+    """What is wrong with the values of all datasets in the file, whatever their numbers of dimensions."""
+    problems = []
+    for key, entry in statistics.items():
+        for part in ("action", "proprio"):
+            values = entry.get(part) if isinstance(entry, dict) else None
+            held = values if isinstance(values, dict) else {}
+            lengths = [len(numbers) for numbers in held.values() if isinstance(numbers, list)]
+            if lengths:
+                problems += [f"{key!r}: {text}" for text in entry_problems(entry, {part: lengths[0]})]
+    return problems
+
+
+def entry_problems(entry: Any, dims: Mapping[str, int]) -> list[str]:
+    """What is wrong with the statistics of one dataset; each text names the key and the value.
+
+    Args:
+        entry: the entry of the dataset.
+        dims: "action" and, if it is used, "proprio" -> number of dimensions.
+    """
+    if not isinstance(entry, dict):
+        return [f"is {_shown(entry)}; an object with the statistics of 'action' and 'proprio' is needed"]
+    problems = []
+    for part, size in dims.items():
+        values = entry.get(part)
+        if not isinstance(values, dict):
+            problems.append(f"the {part} statistics are missing")
+            continue
+        lists = {key: values[key] for key in (*_NUMBERS, "mask") if values.get(key) is not None}
+        texts = [f"{part}.{key} {text}" for key, held in lists.items() if (text := _problem(key, held, size))]
+        problems += texts
+        if not texts:
+            problems += [
+                f"{part}.{low} is larger than {part}.{high} in dimension {dim}"
+                for low, high in RANGES
+                if low in lists and high in lists
+                for dim in range(size)
+                if lists[low][dim] > lists[high][dim]
+            ]
+    return problems
+
+
+def _problem(key: str, values: Any, size: int) -> str | None:
+    wanted, words = ((bool, int), "true or false") if key == "mask" else ((int, float), "finite numbers")
+    if not isinstance(values, (list, tuple)) or not all(isinstance(value, wanted) for value in values):
+        return f"is {_shown(values)}; expected {size} times {words}"
+    if len(values) != size:
+        return f"has {len(values)} dimensions, expected {size}"
+    if key == "mask":
+        return None
+    bad = [dim for dim, value in enumerate(values) if isinstance(value, bool) or not _finite(value)]
+    return f"is {values[bad[0]]} in dimension {bad[0]}; expected finite numbers" if bad else None
+
+
+def _finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer of hundreds of digits
+        return False
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}..."
