@@ -20,7 +20,8 @@ class FilterResult:
         num_groups: number of groups.
         kept_groups: number of groups that are kept.
         dropped: reason -> number of dropped groups, for the filters that are enabled. A group counts under the first
-            reason that applies, in the order `accuracy_low`, `accuracy_high`, `zero_variance`, `truncated`.
+            reason that applies, in the order `accuracy_low`, `accuracy_high`, `metric_low`, `metric_high`,
+            `zero_variance`, `truncated`.
     """
 
     keep: Tensor
@@ -35,6 +36,8 @@ def filter_groups(
     *,
     success: Tensor | None = None,
     accuracy_bounds: tuple[float, float] | None = None,
+    metric: Tensor | None = None,
+    metric_bounds: tuple[float, float] | None = None,
     scores: Tensor | None = None,
     truncated: Tensor | None = None,
 ) -> FilterResult:
@@ -44,14 +47,17 @@ def filter_groups(
         group_ids: one hashable id per episode.
         success: [B] bool, or success rates in [0, 1]; required by `accuracy_bounds`.
         accuracy_bounds: (lower, upper), inclusive; groups whose mean success is outside are dropped.
+        metric: [B], any number of the episodes; required by `metric_bounds`.
+        metric_bounds: (lower, upper), inclusive; groups whose mean of `metric` is outside are dropped.
         scores: [B]; if given, groups whose scores are all equal are dropped.
         truncated: [B] bool; if given, groups with a truncated episode are dropped.
 
     Raises:
-        ValueError: bounds out of order or outside [0, 1], bounds without success, or an input that is not [B].
+        ValueError: bounds out of order, those of the accuracy outside [0, 1], bounds without success or metric, or an
+            input that is not [B].
     """
-    num_rows = _num_rows(success, scores, truncated)
-    device = next(x.device for x in (success, scores, truncated) if x is not None)
+    num_rows = _num_rows(success, metric, scores, truncated)
+    device = next(x.device for x in (success, metric, scores, truncated) if x is not None)
     groups = Groups(group_ids, num_rows, device)
     failed: dict[str, Tensor] = {}  # reason -> [B] bool
     if accuracy_bounds is not None:
@@ -63,6 +69,15 @@ def filter_groups(
         rate = groups.mean(success.to(torch.float64))
         failed["accuracy_low"] = rate < low
         failed["accuracy_high"] = rate > high
+    if metric_bounds is not None:
+        low, high = metric_bounds
+        if not low <= high:
+            raise ValueError(f"metric_bounds must satisfy lower <= upper, got {metric_bounds}")
+        if metric is None:
+            raise ValueError("metric_bounds needs metric; pass metric=...")
+        mean = groups.mean(metric.to(torch.float64))
+        failed["metric_low"] = mean < low
+        failed["metric_high"] = ~(mean <= high) & ~(mean < low)  # NaN is outside
     if scores is not None:
         wide = scores.to(torch.float64)
         failed["zero_variance"] = groups.max(wide) == groups.min(wide)
@@ -84,9 +99,11 @@ def _collect(failed: dict[str, Tensor], groups: Groups) -> FilterResult:
 def _num_rows(*tensors: Tensor | None) -> int:
     shapes = [tuple(tensor.shape) for tensor in tensors if tensor is not None]
     if not shapes:
-        raise ValueError("no filter is switched on: pass success with accuracy_bounds, scores or truncated")
+        raise ValueError("no filter is switched on: pass success or metric with bounds, scores or truncated")
     if len(set(shapes)) > 1 or len(shapes[0]) != 1:
-        raise ValueError(f"success, scores and truncated must all be [B], got shapes {[list(s) for s in shapes]}")
+        raise ValueError(
+            f"success, metric, scores and truncated must all be [B], got shapes {[list(s) for s in shapes]}"
+        )
     return shapes[0][0]
 
 

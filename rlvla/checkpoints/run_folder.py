@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
@@ -17,6 +17,7 @@ from rlvla.utils.terminal import log
 
 RUN_FILE = "run_config.json"  # all flags of a run of `cli/train_ppo_vla.py`; identifies its folder
 CHECKPOINTS = "checkpoints"  # subfolder of the run folder
+POLICIES, CRITICS = "policies", "critics"  # subfolders with what --save_hf_ckpt exports beside checkpoints
 _LOCK = ".running"  # locked while a process trains; the operating system releases it when the process ends
 _MARKS = {RUN_CONFIG_FILE, RUN_FILE}
 # Written before the first checkpoint; a new run may overwrite these.
@@ -55,6 +56,14 @@ def ended_early(folder: str | Path) -> bool:
     if not names & _MARKS or names - _BEGINNINGS - {CHECKPOINTS}:
         return False
     return _holds_no_checkpoint(path / CHECKPOINTS) and _holds_no_checkpoint(_checkpoints_elsewhere(path))
+
+
+def remove_folders_without(run: Path, checkpoints: Sequence[Path]) -> None:
+    """Remove exported policies and critics of a run whose checkpoints are gone."""
+    kept = {path.name for path in checkpoints}
+    for folder in (*(run / POLICIES).glob("iteration_*"), *(run / CRITICS).glob("iteration_*")):
+        if folder.name not in kept:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 class Ranks(Protocol):

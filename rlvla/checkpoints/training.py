@@ -50,6 +50,7 @@ _STATE = "trainer.json"
 _DAMAGED = "damaged_"
 _TYPES = {"iteration": int, "world_size": int, "format": int | None, "models": dict[str, dict]}
 _CLASSES_OF_RANK = (Sample,)  # episodes that wait for their group
+_SUPERSEDED = "superseded_"
 
 
 class CheckpointError(SaveError):
@@ -235,24 +236,32 @@ def _generator_states() -> dict[str, Any]:
 
 
 # ------------------------------------------------------------------------------------------------------ reading
-def load_checkpoint(folder: Path, engines: dict[str, Engine], strategy: DeepspeedStrategy) -> dict[str, Any] | None:
-    """Restore engines and random generators from the newest intact checkpoint; None if there is none.
+def load_checkpoint(
+    folder: Path, engines: dict[str, Engine], strategy: DeepspeedStrategy, name: str | None = None
+) -> dict[str, Any] | None:
+    """Restore engines and random generators from a checkpoint: `name`, or the newest intact one; None if there is none.
 
-    Damaged checkpoints are reported and renamed to `damaged_...`, so that they do not count as checkpoints to keep.
+    Damaged checkpoints newer than the newest intact one are reported and renamed to `damaged_...`, so that they do not
+    count as checkpoints to keep.
 
     Returns:
         The state of the trainer, with `rank_state` (None if the number of ranks has changed), `rank_states` (of all
         ranks that wrote the checkpoint), and `tensors`.
 
     Raises:
-        ConfigError: the checkpoint belongs to another model, was written by a newer version of this program, or has a
-            file that names code.
+        ConfigError: the checkpoint belongs to another model, was written by a newer version of this program, has a file
+            that names code, or, if it is the one called `name`, is damaged.
     """
     chosen: Path | None = None
+    wrong: str | None = None
     if strategy.is_main:
         _remove_leftovers(folder)
-        chosen = _newest_intact(folder)
-    chosen, refused = strategy.gather_objects((chosen, chosen and _refused_file(chosen)))[0]
+        chosen = _newest_intact(folder) if name is None else folder / name
+        wrong = None if name is None else damage(folder / name)
+    refused = chosen and wrong is None and _refused_file(chosen)
+    chosen, wrong, refused = strategy.gather_objects((chosen, wrong, refused))[0]
+    if wrong is not None:
+        raise ConfigError.of("load_checkpoint", "invalid_file", f"--load_checkpoint {name} is damaged: {wrong}")
     if chosen is None:
         return None
     if refused:
@@ -274,6 +283,19 @@ def load_checkpoint(folder: Path, engines: dict[str, Engine], strategy: Deepspee
     state["tensors"] = read_torch_file(chosen / "tensors.pt")
     strategy.barrier()
     return state
+
+
+def set_aside_later(folder: Path, iteration: int) -> list[str]:
+    """Rename the checkpoints after `iteration` to `superseded_...`; returns their former names.
+
+    A run that goes on from an older checkpoint takes another course, and must not be resumed from where it was.
+    """
+    later = [path for path in _candidates(folder) if _iteration(path) > iteration]
+    for path in later:
+        target = path.with_name(_SUPERSEDED + path.name)
+        shutil.rmtree(target, ignore_errors=True)
+        path.rename(target)
+    return [path.name for path in later]
 
 
 def _newest_intact(folder: Path) -> Path | None:

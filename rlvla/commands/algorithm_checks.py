@@ -7,9 +7,12 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from rlvla.algorithms.columns import LEVEL_ORDER
+from rlvla.commands.policy_checks import wandb_problems
 from rlvla.commands.problem_texts import problem, unread
+from rlvla.rewards.config import OVERLONG, REWARD_MODEL
 from rlvla.trainer.algorithm_config import ONE_ADVANTAGE_PER_EPISODE, AlgorithmConfig
 from rlvla.trainer.config import ScheduleConfig
+from rlvla.trainer.group_collector import EPISODE_METRICS
 from rlvla.trainer.guards import EARLY_STOP_EPISODES
 from rlvla.utils.cli.flags import as_typed
 from rlvla.utils.deepspeed.config import launched_world_size
@@ -42,13 +45,15 @@ _LOSS_FLAGS = {
 }
 _CRITIC_FLAGS = {
     "algorithm": ("bootstrap_truncated", "value_clip", "normalize_values", "share_backbone"),
-    "run": ("critic_pretrain",),
+    "run": ("critic_pretrain", "critic_from"),
     "optimization": ("critic_learning_rate", "freezing_actor_steps"),
+    "schedule": ("save_value_network",),
 }
 # Flags of a separate critic, which do not apply to a value head on the actor's backbone.
 _SEPARATE_CRITIC_FLAGS = {
-    "run": ("critic_pretrain",),
+    "run": ("critic_pretrain", "critic_from"),
     "optimization": ("critic_learning_rate", "freezing_actor_steps"),
+    "schedule": ("save_value_network",),
 }
 _KL_FLAGS = ("kl_estimator", "use_kl_in_reward", "use_kl_loss", "kl_target", "kl_horizon")
 _FILTER_FLAGS = ("oversample_factor", "max_group_staleness", "max_rollout_rounds")
@@ -149,6 +154,7 @@ def _range_problems(flags: PPORun) -> list[Problem]:
     open_below = algorithm.policy_loss == "cispo" and len(widths) == 2 and widths[0] >= 1
     if widths and (len(widths) != 2 or (widths[0] > widths[1] and not open_below)):
         problems.append(problem("eps_clip_low_high", "out_of_range", value=" ".join(map(str, widths))))
+    problems += _pair_problems(flags)
     bounds = (
         (algorithm, "cov_low", "cov_high"),
         (flags.filters, "accuracy_lower_bound", "accuracy_upper_bound"),
@@ -162,6 +168,44 @@ def _range_problems(flags: PPORun) -> list[Problem]:
     if (correction.rollout_is, correction.rollout_is_level) == ("seq_mask_tis", "sequence"):
         problems.append(problem("rollout_is", "contradiction"))
     return problems
+
+
+def _pair_problems(flags: PPORun) -> list[Problem]:
+    """Ranges given as two numbers, and what they belong to."""
+    algorithm, filters, problems = flags.algorithm, flags.filters, []
+    for name, pair in (
+        ("reward_clip_range", algorithm.reward_clip_range),
+        ("filter_metric_range", filters.filter_metric_range),
+    ):
+        if pair and (len(pair) != 2 or not pair[0] < pair[1]):
+            problems.append(problem(name, "out_of_range", value=" ".join(map(str, pair))))
+    if filters.filter_metric is not None and not _is_episode_metric(flags, filters.filter_metric):
+        sources = ", ".join([*EPISODE_METRICS, *_reward_names(flags), "<source>_<number>"])
+        problems.append(problem("filter_metric", "unknown_name", value=filters.filter_metric, known=sources))
+    if filters.filter_metric is not None and not filters.filter_metric_range:
+        problems.append(problem("filter_metric", "needs_flag", value=filters.filter_metric))
+    if "component_rewards" in algorithm.estimator_options:
+        for name, active in (
+            ("normalize_reward", algorithm.normalize_reward),
+            ("reward_clip_range", bool(algorithm.reward_clip_range)),
+        ):
+            if active:
+                problems.append(problem(name, "contradiction", estimator=algorithm.advantage_estimator))
+    return problems
+
+
+def _reward_names(flags: PPORun) -> list[str]:
+    rewards = flags.rewards
+    names = [spec.partition(":")[0] for spec in rewards.reward]
+    names += [REWARD_MODEL] if rewards.reward_pretrain is not None else []
+    return names + ([OVERLONG] if rewards.overlong_buffer_len else [])
+
+
+def _is_episode_metric(flags: PPORun, name: str) -> bool:
+    """Whether episodes may have the number; what a source reports is known only when it does."""
+    return name in EPISODE_METRICS or any(
+        name == source or name.startswith(f"{source}_") for source in _reward_names(flags)
+    )
 
 
 def _kl_problems(algorithm: AlgorithmConfig) -> list[Problem]:
@@ -195,7 +239,24 @@ def _step_problems(flags: PPORun) -> list[Problem]:
         problems.append(problem("use_ema", "needs_flag"))
     if bool(optimization.ptx_coef) != (optimization.ptx_demos is not None):
         problems.append(problem("ptx_coef", "needs_flag"))
-    return problems
+    if flags.actor.lora_dropout:
+        problems.append(problem("lora_dropout", "contradiction", value=flags.actor.lora_dropout))
+    return problems + _saving_problems(flags)
+
+
+def _saving_problems(flags: PPORun) -> list[Problem]:
+    """Where the critic starts from, what is exported, and how often a state is evaluated."""
+    run, problems = flags.run, []
+    if run.critic_from == "rm_model" and run.critic_pretrain is not None:
+        problems.append(problem("critic_from", "contradiction"))
+    if run.critic_from == "rm_model" and flags.algorithm.needs_critic and flags.critic_folder is None:
+        problems.append(problem("critic_from", "needs_flag"))
+    if flags.schedule.save_hf_ckpt and not flags.schedule.save_steps:
+        problems.append(problem("save_hf_ckpt", "needs_flag"))
+    if flags.schedule.eval_samples > 1 and not flags.schedule.eval_temperature:
+        amounts = {"value": flags.schedule.eval_samples, "switch": "--eval_temperature"}
+        problems.append(problem("eval_samples", "needs_flag", **amounts))
+    return problems + wandb_problems(flags.schedule)
 
 
 class _Unread:
@@ -246,6 +307,7 @@ def _unread_in_other_groups(flags: PPORun, unread_flags: _Unread) -> None:
     check("filters", _FILTER_FLAGS, not filters.active, "no filter")
     bounds = ("accuracy_lower_bound", "accuracy_upper_bound")
     check("filters", bounds, not filters.filter_accuracy, "switch", switch="filter_accuracy")
+    check("filters", ["filter_metric_range"], not filters.filter_metric, "missing", switch="filter_metric")
     check("correction", _IS_FLAGS, correction.rollout_is == "none", "none", switch="rollout_is")
     check("correction", _RS_FLAGS, correction.rollout_rs == "none", "none", switch="rollout_rs")
     dynamic = flags.batch.use_dynamic_batch

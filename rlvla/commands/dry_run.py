@@ -94,7 +94,7 @@ def ppo_memory(flags: PPORun, setting: CheckedRun) -> MemoryPlan | None:
         return None
     probes = {"actor": probe(policy, train_rows=actor_rows, play_rows=asked, **amounts)}
     if learner_needs_critic(flags.algorithm) and not flags.algorithm.share_backbone:
-        critic, start = setting.checkpoint, flags.run.critic_pretrain
+        critic, start = setting.checkpoint, flags.critic_folder
         if start:
             critic = check_checkpoint(start, flags.policy.unnorm_key)
         sketch = critic.sketch(row, flags.actor.without_adapters(), scalar_head=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rlvla.checkpoints.policy_folder import learned_states, recorded_environment
 from rlvla.commands.custom_modules import CustomConfig, modules_with_suites
-from rlvla.commands.evaluate_checks import EvaluatedPolicy, SuitePlan, check, modes_of, output_of
+from rlvla.commands.evaluate_checks import EvaluatedPolicy, SuitePlan, check, modes_of, output_of, samples_of
 from rlvla.commands.setup import start_workers
 from rlvla.envs.config import EnvConfig, SplitConfig
 from rlvla.envs.splits import learned_from_words
@@ -118,6 +118,9 @@ def _evaluate_policy(
             "environment": setting.env.as_dict(),
             "options": [setting.checkpoint.unnorm_key, setting.overrides, config.seed, mode, temperature],
         }
+        samples = samples_of(config, temperature)
+        if samples > 1:
+            identity["samples"] = samples
         result = evaluate(
             rollout,
             actor,
@@ -128,6 +131,7 @@ def _evaluate_policy(
             seed=config.seed,
             greedy=temperature is None,
             temperature=temperature or 1.0,
+            samples=samples,
             description=f"evaluate {mode}, {suite}" if evaluation.several else f"evaluate {mode}",
             journal=EpisodeJournal(journal_folder(output), identity, strategy.rank),
         )

@@ -75,6 +75,10 @@ def check(
     if config.output is None:
         why = target_problem(output_of(policy, config), folder=False)
         problems += [problem("output", "not_writable", why=why)] if why else []
+    if config.eval_samples > 1 and not config.sampled:
+        problems.append(problem("eval_samples", "needs_flag", value=config.eval_samples, switch="--sampled"))
+    if config.eval_samples > 1 and config.compare:
+        problems.append(problem("eval_samples", "contradiction", value=config.eval_samples))
     problems += [problem("compare", "duplicate", value=name) for name in folders if folders.count(name) > 1]
     suites = config.task_suite_name or (env.task_suite_name,)
     problems += [problem("task_suite_name", "duplicate", value=suite) for suite in suites if suites.count(suite) > 1]
@@ -145,17 +149,16 @@ def modes_of(config: EvalConfig) -> dict[str, float | None]:
     return {"greedy": None} | ({"sampled": config.temperature} if config.sampled else {})
 
 
+def samples_of(config: EvalConfig, temperature: float | None) -> int:
+    """Episodes per initial state at this temperature (None: greedy)."""
+    return 1 if temperature is None else config.eval_samples
+
+
 def _protocols(setting: CheckedRun, split: SplitConfig, config: EvalConfig) -> dict[str, dict[str, Any]]:
+    hold, after = setting.env.success_hold_steps, setting.env.after_success
+    parts = (setting.tasks, split, config.eval_episodes, config.seed)
     return {
-        mode: describe_protocol(
-            setting.tasks,
-            split,
-            config.eval_episodes,
-            config.seed,
-            temperature,
-            setting.env.success_hold_steps,
-            setting.env.after_success,
-        )
+        mode: describe_protocol(*parts, temperature, hold, after, samples_of(config, temperature))
         for mode, temperature in modes_of(config).items()
     }
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def load_models(flags: PPORun, setting: CheckedRun) -> Models:
     """Load actor, critic and reference, as far as the configuration uses them, into host memory."""
-    checkpoint, folder = setting.checkpoint, flags.run.critic_pretrain
+    checkpoint, folder = setting.checkpoint, flags.critic_folder
     shared, beside = flags.algorithm.share_backbone, flags.actor.without_adapters()
     needs_critic = learner_needs_critic(flags.algorithm)
     actor = checkpoint.load_policy(flags.actor, value_head=shared and needs_critic)

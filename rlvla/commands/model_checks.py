@@ -104,9 +104,10 @@ def recorded_source_problems(rewards: RewardConfig, demos: Demonstrations) -> li
 
 
 def _critic_problems(flags: PPORun, setting: CheckedRun | None, shown: ObservationSpec | None) -> list[Problem]:
-    folder = flags.run.critic_pretrain
+    folder = flags.critic_folder
     if not folder:
         return []
+    flag = "critic_pretrain" if flags.run.critic_from == "policy" else "critic_from"
     key, overrides = (setting.checkpoint.unnorm_key, setting.overrides) if setting else (flags.policy.unnorm_key, None)
     try:
         critic = check_checkpoint(folder, key, flags.env.task_suite_name, overrides)
@@ -127,7 +128,7 @@ def _critic_problems(flags: PPORun, setting: CheckedRun | None, shown: Observati
             problems += unlike
     except ConfigError as error:
         problems = error.problems
-    return [p.of_flag("critic_pretrain") for p in problems]
+    return [p.of_flag(flag) for p in problems]
 
 
 def mismatch_with_policy(demos: Demonstrations, path: str, spec: PolicySpec, folder: str) -> list[Problem]:

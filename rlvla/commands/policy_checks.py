@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rlvla.commands.problem_texts import problem
+from rlvla.commands.problem_texts import problem, unread
 from rlvla.models.policy import PolicySpec
 from rlvla.trainer.algorithm_config import AlgorithmConfig, learner_needs_critic, learner_needs_reference
+from rlvla.trainer.config import LoggingConfig
 from rlvla.trainer.supervised_config import SFTConfig
+from rlvla.utils.cli.flags import as_typed
 from rlvla.utils.errors import Problem
 
 # Losses that compare probabilities rather than densities.
@@ -40,3 +42,12 @@ def supervision_problems(missing: Mapping[str, str], config: SFTConfig) -> list[
     if config.sft_loss is not None and "sft_loss" in missing:
         problems.append(problem("sft_loss", "mismatch", why=missing["sft_loss"]))
     return problems
+
+
+def wandb_problems(config: LoggingConfig) -> list[Problem]:
+    """Settings of Weights & Biases that nothing reads."""
+    return [
+        unread(f"wandb_{name}", as_typed(f"wandb_{name}", value), "switch", switch="use_wandb")
+        for name, value in config.wandb_run.items()
+        if value is not None and not config.use_wandb
+    ]

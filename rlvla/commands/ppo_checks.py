@@ -16,6 +16,7 @@ from rlvla.commands.ppo_flags import PPORun
 from rlvla.commands.problem_texts import problem
 from rlvla.commands.setup import CheckedRun, check_run
 from rlvla.data.reading import read_demonstrations
+from rlvla.trainer.algorithm import make_sampler
 from rlvla.trainer.reward_sources import reward_problems
 from rlvla.utils.cli.flags import range_problems
 from rlvla.utils.data_files import read_json
@@ -54,6 +55,7 @@ def check(flags: PPORun) -> CheckedRun:
     problems += reward_problems(flags.rewards, flags.algorithm, setting.tasks if setting is not None else [])
     if setting is not None:
         problems += quantity_problems(setting.spec, flags.algorithm)
+        problems += _sampler_problems(flags, setting)
         problems += (_changed_flags(flags, setting) if writable else []) + setting.checkpoint.option_problems(
             flags.actor
         )
@@ -65,7 +67,7 @@ def check(flags: PPORun) -> CheckedRun:
 
 def _folder_problems(flags: PPORun) -> list[Problem]:
     """Folders that a new run cannot use."""
-    resuming = flags.run.load_checkpoint
+    resuming = bool(flags.run.load_checkpoint)
     problems = {"save_path": run_folder_problem(flags.run.save_path, resuming=resuming)}
     if flags.run.ckpt_path is not None:
         problems["ckpt_path"] = checkpoint_folder_problem(flags.run.ckpt_path, resuming=resuming)
@@ -98,7 +100,12 @@ def _changed_flags(flags: PPORun, setting: CheckedRun) -> list[Problem]:
 
 def _resume_problems(flags: PPORun) -> list[Problem]:
     """The folder to resume must have been written by this command, because its policy/ will be replaced."""
-    folder = Path(flags.run.save_path)
+    folder, asked = Path(flags.run.save_path), flags.run.load_checkpoint
+    if isinstance(asked, str):
+        known = [path.name for path in list_checkpoints(flags.ckpt_path)]
+        if asked not in known:
+            places = {"folder": flags.ckpt_path, "known": ", ".join(known) or "none"}
+            return [problem("load_checkpoint", "unknown_name", value=asked, **places)]
     if _evaluates_a_checkpoint(flags) and not list_checkpoints(flags.ckpt_path):
         return [_nothing_to_evaluate(flags)]
     if not flags.run.load_checkpoint or not folder.is_dir() or (folder / RUN_FILE).is_file():
@@ -107,6 +114,18 @@ def _resume_problems(flags: PPORun) -> list[Problem]:
     if any(not path.name.startswith(".") for path in folder.iterdir()):
         return [problem("save_path", "mismatch", folder=folder, file=RUN_FILE)]
     return []
+
+
+def _sampler_problems(flags: PPORun, setting: CheckedRun) -> list[Problem]:
+    """Weights that do not fit the tasks, and a sampler that cannot be created."""
+    problems = []
+    if flags.batch.task_sampler is not None and flags.batch.task_weights:
+        problems.append(problem("task_weights", "contradiction"))
+    try:
+        make_sampler(flags.batch, setting.tasks, flags.split, flags.run.seed)
+    except ConfigError as error:
+        problems += error.problems
+    return problems
 
 
 def _token_problems(flags: PPORun, setting: CheckedRun) -> list[Problem]:
@@ -135,7 +154,7 @@ def _demonstration_problems(flags: PPORun, setting: CheckedRun) -> list[Problem]
 
 
 def _evaluates_a_checkpoint(flags: PPORun) -> bool:
-    return flags.schedule.val_only and flags.run.load_checkpoint
+    return flags.schedule.val_only and bool(flags.run.load_checkpoint)
 
 
 def _nothing_to_evaluate(flags: PPORun) -> Problem:

@@ -51,6 +51,14 @@ class PPORun:
         return {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "given"}
 
     @property
+    def critic_folder(self) -> str | None:
+        """The folder that the critic starts from; None: that of the policy."""
+        if self.run.critic_from == "policy":
+            return self.run.critic_pretrain
+        asked = any(spec.partition(":")[0] == "rm_model" for spec in self.rewards.reward)
+        return self.rewards.reward_pretrain or (self.rewards.rm_model_path if asked else None)
+
+    @property
     def ckpt_path(self) -> Path:
         """Folder of the training checkpoints."""
         return Path(self.run.ckpt_path) if self.run.ckpt_path else Path(self.run.save_path) / CHECKPOINTS

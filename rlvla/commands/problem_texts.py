@@ -71,6 +71,17 @@ _TEXTS: dict[tuple[str | None, str], str] = {
     # bounds
     ("eps_clip_low_high", "out_of_range"): "--eps_clip_low_high {value}: give two widths, low <= high",
     (None, "bounds_crossed"): "--{flag} {value} exceeds --{other} {bound}; swap them",
+    ("reward_clip_range", "out_of_range"): "--reward_clip_range {value}: give two bounds, low < high",
+    ("filter_metric_range", "out_of_range"): "--filter_metric_range {value}: give two bounds, low < high",
+    ("filter_metric", "needs_flag"): "--filter_metric {value} needs --filter_metric_range LOW HIGH",
+    ("filter_metric", "unknown_name"): "--filter_metric {value}: episodes have no such number; they have {known}",
+    ("normalize_reward", "contradiction"): (
+        "--normalize_reward: {estimator} normalizes each component of the reward by itself; leave it out"
+    ),
+    ("reward_clip_range", "contradiction"): (
+        "--reward_clip_range: {estimator} uses the components of the reward rather than their sum, which would be "
+        "clipped; leave it out"
+    ),
     ("rollout_is", "contradiction"): (
         "--rollout_is seq_mask_tis weighs tokens and masks decisions; leave out --rollout_is_level"
     ),
@@ -111,6 +122,33 @@ _TEXTS: dict[tuple[str | None, str], str] = {
     ),
     (None, "changed"): (
         "--{flag} {value}: the run in {folder} was started with {known}; repeat that, or name another --save_path"
+    ),
+    ("load_checkpoint", "unknown_name"): (
+        "--load_checkpoint {value}: there is no such checkpoint in {folder}; there are: {known}"
+    ),
+    (
+        "critic_from",
+        "contradiction",
+    ): "--critic_from rm_model: the critic would also start from --critic_pretrain; choose one",
+    ("critic_from", "needs_flag"): (
+        "--critic_from rm_model: the run has no reward model; give --reward_pretrain, or --reward rm_model with "
+        "--rm_model_path"
+    ),
+    ("eval_samples", "needs_flag"): (
+        "--eval_samples {value}: greedy episodes of an initial state are all alike; give {switch}"
+    ),
+    ("eval_samples", "contradiction"): (
+        "--eval_samples {value}: baselines are compared episode by episode, one for each initial state; leave out "
+        "--compare, or this"
+    ),
+    ("task_weights", "contradiction"): (
+        "--task_weights: --task_sampler chooses the tasks by itself; leave one of them out"
+    ),
+    ("save_hf_ckpt", "needs_flag"): "--save_hf_ckpt exports policies with the checkpoints; give --save_steps",
+    ("lora_dropout", "needs_flag"): "--lora_dropout {value} has no effect without adapters; give --lora_rank",
+    ("lora_dropout", "contradiction"): (
+        "--lora_dropout {value}: rollouts and updates must score an action alike, and dropout would change every "
+        "probability ratio; use it in train_sft_vla.py, and leave it out here"
     ),
     # evaluation
     ("report", "invalid_file"): "--report {value} is a file; name a folder",
@@ -181,6 +219,14 @@ _TEXTS: dict[tuple[str | None, str], str] = {
     ("demos", "one_outcome"): (
         "--demos {value}: the {part} episodes hold {successes} successes among {episodes}; both outcomes are needed: "
         "record with --keep all and an expert that errs"
+    ),
+    ("pairs", "mismatch"): "--pairs {value}: {demos}: {why}",
+    ("pairs", "too_few"): (
+        "--pairs {value}: the {part} episodes ({episodes}) make {pairs} pairs of a better and a worse episode of one "
+        "task; record more episodes"
+    ),
+    ("train_batch_size", "pairs"): (
+        "--train_batch_size {value}: a pair has {frames} frames; give a multiple of that, for each of {ranks} rank(s)"
     ),
     # other commands
     ("init_state_id", "out_of_range"): "--init_state_id {value}: {task} has initial states 0..{last}",

@@ -113,8 +113,9 @@ def run_ppo(flags: PPORun) -> PPOTrainer | None:
 
 
 def _resume(trainer: PPOTrainer, flags: PPORun) -> None:
-    """Resume from the newest intact checkpoint; without one, training starts afresh and an evaluation fails."""
-    resumed, alone = trainer.resume(), _evaluates_a_checkpoint(flags)
+    """Resume from the chosen checkpoint; without one, training starts afresh and an evaluation fails."""
+    asked = flags.run.load_checkpoint
+    resumed, alone = trainer.resume(asked if isinstance(asked, str) else None), _evaluates_a_checkpoint(flags)
     if alone and not resumed:  # all checkpoints turned out to be damaged
         raise ConfigError(_nothing_to_evaluate(flags))
     if resumed and trainer.strategy.is_main:
@@ -160,14 +161,14 @@ def closing_words(trainer: PPOTrainer, save_path: Path) -> str:
         for iteration, result in trainer.evaluations
     ]
     protocol = trainer.evaluations[-1][1].protocol
-    totals = trainer.totals
+    totals, how = trainer.totals, _how_evaluated(trainer)
     evaluations = table(("iteration", "n", "success at end [95 %]", "success once [95 %]", "steps"), rows)
     if trainer.config.schedule.val_only:
-        return f"{evaluations}\n(greedy, protocol {protocol}; nothing was trained)"
+        return f"{evaluations}\n({how}, protocol {protocol}; nothing was trained)"
     return "\n".join(
         [
             evaluations,
-            f"(greedy, protocol {protocol}; {totals['episodes']:.0f} episodes, {totals['env_steps']:.0f} env steps, "
+            f"({how}, protocol {protocol}; {totals['episodes']:.0f} episodes, {totals['env_steps']:.0f} env steps, "
             f"{duration(totals['seconds'])} of training)",
             f"curves: tensorboard --logdir {save_path} (picture: {save_path / CURVE_FILE})"
             if trainer.config.schedule.use_tensorboard
@@ -176,6 +177,23 @@ def closing_words(trainer: PPOTrainer, save_path: Path) -> str:
             + words_for_later_commands(),
         ]
     )
+
+
+def _how_evaluated(trainer: PPOTrainer) -> str:
+    schedule, result = trainer.config.schedule, trainer.evaluations[-1][1]
+    if result.greedy:
+        return "greedy"
+    how = f"sampled at temperature {schedule.eval_temperature:g}"
+    if result.pass_at_k is None:
+        return how
+    return f"{how}, {result.samples} episodes per state: pass@{result.samples} {result.pass_at_k}"
+
+
+def _interval(record: dict[str, float]) -> tuple[float, float]:
+    """95 % interval of the success of an evaluation, from its metrics."""
+    if "eval/success_at_end_low" in record:
+        return record["eval/success_at_end_low"], record["eval/success_at_end_high"]
+    return wilson_interval(round(record["eval/success_at_end"] * record["eval/n"]), round(record["eval/n"]))
 
 
 def save_learning_curve(folder: Path) -> Path | None:
@@ -200,9 +218,9 @@ def save_learning_curve(folder: Path) -> Path | None:
     if evaluated:
         x = [r["total/episodes"] for r in evaluated]
         y = [r["eval/success_at_end"] for r in evaluated]
-        bounds = [wilson_interval(round(r["eval/success_at_end"] * r["eval/n"]), round(r["eval/n"])) for r in evaluated]
+        bounds = [_interval(record) for record in evaluated]
         errors = [[v - low for v, (low, _) in zip(y, bounds)], [high - v for v, (_, high) in zip(y, bounds)]]
-        left.errorbar(x, y, yerr=errors, fmt="o-", capsize=3, color="tab:red", label="evaluation (greedy), 95 %")
+        left.errorbar(x, y, yerr=errors, fmt="o-", capsize=3, color="tab:red", label="evaluation, 95 %")
     left.set(xlabel="training episodes", ylabel="success at end", ylim=(0, 1.02), title="success")
     left.grid(alpha=0.3)
     left.legend(loc="best")

@@ -9,16 +9,18 @@ from typing import Any
 from rlvla.checkpoints.policy_folder import PolicyRecord
 from rlvla.checkpoints.run_folder import claimed_run_folder, run_folder_problem
 from rlvla.commands.model_checks import mismatch_with_policy
-from rlvla.commands.problem_texts import problem
+from rlvla.commands.policy_checks import wandb_problems
+from rlvla.commands.problem_texts import problem, unread
 from rlvla.commands.tiny_start import new_tiny
 from rlvla.data.demonstrations import Demonstrations
 from rlvla.data.frames import read_outcomes, split_episodes
+from rlvla.data.pairs import ranked_pairs
 from rlvla.envs.config import EnvConfig
 from rlvla.models.families import check_checkpoint
 from rlvla.trainer.reward_model_trainer import RewardModelTrainer
 from rlvla.trainer.supervised_config import RewardModelConfig, RewardRunConfig, TinyConfig
 from rlvla.utils.cli.config_file import write_config_file
-from rlvla.utils.cli.flags import range_problems
+from rlvla.utils.cli.flags import as_typed, range_problems
 from rlvla.utils.deepspeed.config import StrategyConfig, launched_world_size
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
 from rlvla.utils.disk import Expendable
@@ -34,7 +36,7 @@ def run_reward_model(
     """Train a reward model and return its folder; configuration problems are raised before anything is started."""
     parts = (run, tiny, config, strategy_config)
     problems = [p for part in parts for p in range_problems(part)]
-    problems += strategy_config.problems()
+    problems += strategy_config.problems() + wandb_problems(config)
     folder = run_folder_problem(run.save_path)
     problems += [problem("save_path", "folder_in_use", why=folder)] if folder else []
     fallback = output_folder_problem(run.fallback_path) if run.fallback_path else None
@@ -42,6 +44,7 @@ def run_reward_model(
     ranks = launched_world_size()
     if config.train_batch_size % ranks:
         problems.append(problem("train_batch_size", "not_divisible", value=config.train_batch_size, ranks=ranks))
+    problems += _pair_problems(config, ranks)
     demos = None
     try:
         demos = read_outcomes(run.demos, run.cameras or None)
@@ -93,14 +96,36 @@ def _train(
     return result
 
 
+def _pair_problems(config: RewardModelConfig, ranks: int) -> list[Problem]:
+    """A batch that holds no pair for each rank, and flags that nothing reads."""
+    default = RewardModelConfig()
+    if config.pairs is None:
+        if config.pair_frames == default.pair_frames:
+            return []
+        return [unread("pair_frames", as_typed("pair_frames", config.pair_frames), "missing", switch="pairs")]
+    if config.pairs_per_step < ranks or config.pairs_per_step % ranks:
+        amounts = {"value": config.train_batch_size, "frames": 2 * config.pair_frames, "ranks": ranks}
+        return [problem("train_batch_size", "pairs", **amounts)]
+    return []
+
+
 def _data_problems(demos: Demonstrations, config: RewardModelConfig, run: RewardRunConfig) -> list[Problem]:
-    """Problems of the data: both outcomes must occur, and each rank needs a frame."""
+    """Problems of the data: both outcomes must occur (or pairs of them), and each rank needs a frame."""
     train, heldout = split_episodes(demos, config.heldout_share, run.seed)
     frames, world = sum(len(demos.images[i]) for i in train), launched_world_size()
     problems, given = [], {"value": " ".join(run.demos)}
     if frames < world:
         problems.append(problem("demos", "too_few_frames", frames=frames, ranks=world, **given))
     for name, part in (("training", train), ("held-out", heldout)):
+        if config.pairs is not None:
+            try:
+                pairs = len(ranked_pairs(demos, part, config.pairs))
+            except ValueError as error:
+                return [*problems, problem("pairs", "mismatch", value=config.pairs, why=error, demos=given["value"])]
+            if pairs < world:
+                amounts = {"part": name, "pairs": pairs, "episodes": len(part)}
+                problems.append(problem("pairs", "too_few", value=config.pairs, **amounts))
+            continue
         outcomes = [demos.success[i] for i in part]
         if len(set(outcomes)) < 2:
             amounts = {"part": name, "successes": sum(outcomes), "episodes": len(part)}

@@ -15,7 +15,7 @@ from rlvla.checkpoints.run_folder import claimed_run_folder, run_folder_problem
 from rlvla.commands.custom_modules import CustomConfig, words_for_later_commands
 from rlvla.commands.dry_run import sft_report
 from rlvla.commands.model_checks import mismatch_with_policy
-from rlvla.commands.policy_checks import supervision_problems
+from rlvla.commands.policy_checks import supervision_problems, wandb_problems
 from rlvla.commands.problem_texts import problem
 from rlvla.commands.tiny_start import _new_model_problems, new_tiny
 from rlvla.data.demonstrations import Demonstrations
@@ -53,7 +53,7 @@ def run_sft(
     """
     parts = (run, tiny, config, actor_config, strategy_config)
     problems = [p for part in parts for p in range_problems(part)]
-    problems += _problems(run, config) + strategy_config.problems()
+    problems += _problems(run, config, actor_config) + strategy_config.problems() + wandb_problems(config)
     demos = None
     try:
         demos = read_several(run.demos, run.cameras or None)
@@ -144,7 +144,7 @@ def _record(demos: Demonstrations, run: SFTRunConfig, actor: Policy, before: Seq
     return PolicyRecord(EnvConfig().completed(demos.env_args | seen_as), (*before, *demos.states_learned_from))
 
 
-def _problems(run: SFTRunConfig, config: SFTConfig) -> list[Problem]:
+def _problems(run: SFTRunConfig, config: SFTConfig, actor: ActorConfig) -> list[Problem]:
     problems = []
     folder = run_folder_problem(run.save_path)
     if folder:
@@ -154,6 +154,8 @@ def _problems(run: SFTRunConfig, config: SFTConfig) -> list[Problem]:
     ranks = launched_world_size()
     if config.train_batch_size % ranks:
         problems.append(problem("train_batch_size", "not_divisible", value=config.train_batch_size, ranks=ranks))
+    if actor.lora_dropout and not actor.lora_rank and run.pretrain == "tiny":
+        problems.append(problem("lora_dropout", "needs_flag", value=actor.lora_dropout))
     return problems
 
 

@@ -60,6 +60,7 @@ class Demonstrations:
         last_proprio: per episode [P] float32 after its last action; None if not recorded.
         rewards: per episode [S] float32; None if not recorded.
         seeds: per episode the seed of its reset; None if not recorded.
+        ranks: per episode its rank among those of its task, smaller is better; None if not recorded.
         control_freq: environment steps per second; None if not recorded, see `control_frequency`.
         learned_from: known initial states of several files, possibly of different suites; None: see `init_states`.
     """
@@ -77,6 +78,7 @@ class Demonstrations:
     last_proprio: list[np.ndarray] | None = None
     rewards: list[np.ndarray] | None = None
     seeds: list[int] | None = None
+    ranks: list[int] | None = None
     control_freq: float | None = None
     learned_from: list[LearnedStates] | None = None
 

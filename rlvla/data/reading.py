@@ -146,6 +146,7 @@ def joined(parts: Sequence[Demonstrations]) -> Demonstrations:
         last_proprio=_all(parts, lambda part: part.last_proprio),
         rewards=_all(parts, lambda part: part.rewards),
         seeds=_all(parts, lambda part: part.seeds),
+        ranks=_all(parts, lambda part: part.ranks),
         control_freq=first.control_freq,
         learned_from=[states for part in parts for states in part.states_learned_from],
     )

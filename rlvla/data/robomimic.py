@@ -157,6 +157,7 @@ def read_episodes(
         last_proprio=_values(parts, "last_proprio"),
         rewards=None if (rewards := _values(parts, "rewards")) is None else [r.astype(np.float32) for r in rewards],
         seeds=[fact["seed"] for fact in facts] if facts[0]["seed"] is not None else None,
+        ranks=[fact["rank"] for fact in facts] if facts[0]["rank"] is not None else None,
         control_freq=control_freq,
     )
 
@@ -183,6 +184,7 @@ def _stored_episode(name: str, group: h5py.Group, cameras: Sequence[str]) -> Sto
         "task_id": Fact("task_id", attribute(group, "task_id"), "number", minimum=0),
         "init_state_id": Fact("init_state_id", attribute(group, "init_state_id"), "number", minimum=-1),
         "seed": Fact("seed", attribute(group, "seed"), "number", optional=True, minimum=0),
+        "rank": Fact("rank", attribute(group, "rank"), "number", optional=True),
     }
     return hdf5_episode(name, group, parts, facts)
 

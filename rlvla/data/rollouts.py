@@ -21,7 +21,8 @@ def dump_rollouts(
 
     In addition to the content of demonstrations (images and proprio at decisions only, see `rlvla.data.robomimic`),
     each episode has its trace (`rollout/action_tokens` [S, K], or `rollout/trace/<name>`), `rollout/log_probs` [S, K],
-    `rollout/rewards/<source>` [steps], and in `rollout/last_obs/` images and proprio after the last action.
+    `rollout/rewards/<source>` [steps], `rollout/reward_info/<name>` (numbers that reward sources report), and in
+    `rollout/last_obs/` images and proprio after the last action.
 
     Args:
         folder: parent folder of the dumps of the run.
@@ -63,6 +64,8 @@ def as_episode(sample: Sample, cameras: Sequence[str]) -> dict[str, Any]:
         more[f"{LAST_OBS}/proprio"] = proprio[-1].numpy()
     for name, values in sample.reward_components.items():
         more[f"rollout/rewards/{name}"] = values.numpy()[executed]
+    for name, number in sample.reward_info.items():
+        more[f"rollout/reward_info/{name}"] = np.asarray(number)
     return {
         "images": images[:-1],
         "proprio": None if proprio is None else proprio[:-1].numpy(),

@@ -32,6 +32,12 @@ class EvalConfig:
     eval_episodes: int = arg(100, "episodes per task, each from a different initial state", minimum=1)
     sampled: bool = arg(False, "also sample actions, on the same initial states")
     temperature: float = arg(1.0, "sampling temperature (with --sampled)", above=0)
+    eval_samples: int = arg(
+        1,
+        "sampled episodes per initial state (with --sampled): the mean, and pass@k for all of them",
+        minimum=1,
+        maximum=10_000,
+    )
     num_envs: int = arg(4, "environment processes per rank", minimum=1, maximum=10_000)
     output: str | None = arg(
         None,

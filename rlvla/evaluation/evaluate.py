@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from rlvla.envs.base import TaskSpec
 from rlvla.envs.config import SplitConfig
 from rlvla.evaluation.protocol import eval_requests
-from rlvla.evaluation.results import EpisodeOutcome, EvalResult, summarize
+from rlvla.evaluation.results import EpisodeOutcome, EvalResult, sample_of, summarize
 from rlvla.experience import Sample
 from rlvla.rollout import FinishedEpisode, RolloutEngine, RolloutPolicy
 from rlvla.rollout.proprio import foreign_proprio, saturated_proprio
@@ -40,11 +40,12 @@ def evaluate(
     seed: int,
     greedy: bool = True,
     temperature: float = 1.0,
+    samples: int = 1,
     description: str = "evaluate",
     journal: Journal | None = None,
     attempt: Callable[[Callable[[], list[Sample]]], list[Sample] | None] = lambda work: work(),
 ) -> EvalResult:
-    """Play the first `episodes_per_task` evaluation states of each task, distributed over the ranks.
+    """Play the first `episodes_per_task` evaluation states of each task, each `samples` times, on all ranks together.
 
     Policies evaluated with equal arguments get equal initial states and random numbers. Episodes in the `journal` are
     not played again. If most proprioception lies outside of the policy's dataset statistics, a warning says so.
@@ -52,15 +53,15 @@ def evaluate(
     Raises:
         BrokenOff: on all ranks, if `attempt`, which runs the rollout, was interrupted on any rank.
     """
-    requests = eval_requests(tasks, split, episodes_per_task, seed)
+    requests = eval_requests(tasks, split, episodes_per_task, seed, samples=samples)
     done: list[EpisodeOutcome] = []
     if journal is not None:
         # One rank reads for all: others may already be writing when the slowest rank reads.
-        wanted = {(r.task_id, r.init_state_id) for r in requests}
+        wanted = {(r.task_id, r.init_state_id, sample_of(r.uid)) for r in requests}
         read = strategy.gather_objects(journal.read() if strategy.rank == 0 else [])[0]
-        done = [outcome for outcome in read if (outcome.task_id, outcome.init_state_id) in wanted]
-    known = {(outcome.task_id, outcome.init_state_id) for outcome in done}
-    open_requests = [r for r in requests if (r.task_id, r.init_state_id) not in known]
+        done = [outcome for outcome in read if _key(outcome) in wanted]
+    known = {_key(outcome) for outcome in done}
+    open_requests = [r for r in requests if (r.task_id, r.init_state_id, sample_of(r.uid)) not in known]
     assigned = open_requests[strategy.rank :: strategy.world_size]
     if done and strategy.is_main:
         log.info(f"{description}: {len(done)} of {len(requests)} episodes are those of the interrupted evaluation")
@@ -73,20 +74,24 @@ def evaluate(
             if journal is not None:
                 journal.append(EpisodeOutcome.of(episode))
 
-        samples = attempt(
+        finished = attempt(
             lambda: engine.run(
                 assigned, policy, temperature=temperature, greedy=greedy, success_only=True, on_episode=on_episode
             )
         )
-    if strategy.any(samples is None):
+    if strategy.any(finished is None):
         raise BrokenOff
-    assert samples is not None
-    played = strategy.gather_objects([EpisodeOutcome.of(s) for s in samples])
-    foreign = foreign_proprio(saturated_proprio(samples))
+    assert finished is not None
+    played = strategy.gather_objects([EpisodeOutcome.of(s) for s in finished])
+    foreign = foreign_proprio(saturated_proprio(finished))
     if foreign and strategy.is_main:
         log.warning(f"{description}: {foreign}")
     gathered = done + [outcome for part in played for outcome in part]
-    return summarize(gathered, tasks, split.protocol_name, greedy, requested=len(requests))
+    return summarize(gathered, tasks, split.protocol_name, greedy, requested=len(requests), samples=samples)
+
+
+def _key(outcome: EpisodeOutcome) -> tuple[int, int, int]:
+    return outcome.task_id, outcome.init_state_id, outcome.sample
 
 
 class SuccessOnBar:

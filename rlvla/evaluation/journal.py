@@ -33,14 +33,14 @@ class EpisodeJournal:
 
     def read(self) -> list[EpisodeOutcome]:
         """Episodes of all ranks without duplicates; incomplete lines are skipped."""
-        outcomes: dict[tuple[int, int], EpisodeOutcome] = {}
+        outcomes: dict[tuple[int, int, int], EpisodeOutcome] = {}
         for path in sorted(self._folder.glob(f"{self._key}.rank*.jsonl")):
             for line in path.read_text(encoding="utf-8").splitlines():
                 try:
                     outcome = EpisodeOutcome(**json.loads(line))
                 except (ValueError, TypeError, RecursionError):  # the process was killed while writing this line
                     continue
-                outcomes[outcome.task_id, outcome.init_state_id] = outcome
+                outcomes[outcome.task_id, outcome.init_state_id, outcome.sample] = outcome
         return list(outcomes.values())
 
     def append(self, outcome: EpisodeOutcome) -> None:

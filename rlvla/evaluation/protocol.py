@@ -7,6 +7,7 @@ from typing import Any
 
 from rlvla.envs.base import TaskSpec
 from rlvla.envs.config import SplitConfig
+from rlvla.evaluation.results import eval_uid
 from rlvla.rollout import EpisodeRequest
 from rlvla.utils.seeding import derive_seed
 
@@ -18,19 +19,28 @@ def eval_requests(
     seed: int,
     *,
     chosen: Callable[[int, int], bool] = lambda task_id, state: True,
+    samples: int = 1,
 ) -> list[EpisodeRequest]:
-    """The episodes of an evaluation, task by task; `chosen(task_id, init_state_id)` selects a subset."""
+    """The episodes of an evaluation, task by task; `chosen(task_id, init_state_id)` selects a subset.
+
+    With several `samples` each initial state is played that often; the first episodes are those of `samples=1`.
+    """
     return [
-        eval_request(task, state, seed)
+        eval_request(task, state, seed, sample)
         for task in tasks
         for state in split.eval_states(task, episodes_per_task)
         if chosen(task.task_id, state)
+        for sample in range(samples)
     ]
 
 
-def eval_request(task: TaskSpec, state: int, seed: int, *, record_frames: bool = False) -> EpisodeRequest:
+def eval_request(
+    task: TaskSpec, state: int, seed: int, sample: int = 0, *, record_frames: bool = False
+) -> EpisodeRequest:
     """The evaluation episode of a task and initial state, for an evaluation with this seed."""
-    episode_seed, uid = derive_seed(seed, "eval", task.task_id, state), f"eval/{task.task_id}/{state}"
+    further = (sample,) if sample else ()  # the first sample is the episode of an evaluation with one
+    episode_seed = derive_seed(seed, "eval", task.task_id, state, *further)
+    uid = eval_uid(task.task_id, state, sample)
     return EpisodeRequest(task.suite, task.task_id, state, episode_seed, uid, record_frames)
 
 
@@ -42,10 +52,12 @@ def describe_protocol(
     temperature: float | None,
     success_hold_steps: int | None = None,
     after_success: str | None = None,
+    samples: int = 1,
 ) -> dict[str, Any]:
     """Everything two evaluations must have in common to be paired; `temperature` is None if greedy.
 
-    `success_hold_steps` is given only if it differs from the suite's, `after_success` only if episodes go on after it.
+    `success_hold_steps` is given only if it differs from the suite's, `after_success` only if episodes go on after it;
+    `samples` are the episodes per initial state.
     """
     described: dict[str, Any] = {"suite": tasks[0].suite, "name": split.protocol_name, "seed": seed}
     if temperature is not None:
@@ -54,6 +66,8 @@ def describe_protocol(
         described["success_hold_steps"] = success_hold_steps
     if after_success not in (None, "end"):
         described["after_success"] = after_success
+    if samples > 1:
+        described["samples"] = samples
     described["tasks"] = [
         {
             "task_id": task.task_id,
@@ -70,7 +84,7 @@ def describe_protocol(
 def describe_differences(policy: dict[str, Any], base: dict[str, Any]) -> list[str]:
     """Differences between two protocols (see `describe_protocol`), one phrase each."""
     differences = []
-    for name in ("suite", "name", "seed", "temperature", "success_hold_steps", "after_success"):
+    for name in ("suite", "name", "seed", "temperature", "success_hold_steps", "after_success", "samples"):
         if policy.get(name) != base.get(name):
             differences.append(f"{name} {policy.get(name)} and {base.get(name)}")
     tasks = [{task["task_id"]: task for task in side.get("tasks", [])} for side in (policy, base)]

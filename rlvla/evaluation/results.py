@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from rlvla.envs.base import TaskSpec
-from rlvla.evaluation.statistics import mean_interval, wilson_interval
+from rlvla.evaluation.statistics import clustered_interval, mean_interval, wilson_interval
 from rlvla.experience import Sample
 from rlvla.rollout import FinishedEpisode
 from rlvla.utils.terminal import table
@@ -29,6 +29,14 @@ class Rate:
         return cls(sum(outcomes) / len(outcomes), len(outcomes), low, high)
 
     @classmethod
+    def of_clusters(cls, clusters: Sequence[Sequence[bool]]) -> Rate:
+        """From the outcomes of several episodes of each initial state, see `clustered_interval`."""
+        counts = [(sum(cluster), len(cluster)) for cluster in clusters]
+        low, high = clustered_interval(counts)
+        total = sum(n for _, n in counts)
+        return cls(sum(successes for successes, _ in counts) / total, total, low, high)
+
+    @classmethod
     def mean(cls, rates: Sequence[Rate]) -> Rate:
         """Unweighted mean of independent rates; `n` is the total number of episodes."""
         rate, low, high = mean_interval([(r.rate, r.low, r.high) for r in rates])
@@ -36,6 +44,17 @@ class Rate:
 
     def __str__(self) -> str:
         return f"{100 * self.rate:.1f}% [{100 * self.low:.1f}, {100 * self.high:.1f}]"
+
+
+def eval_uid(task_id: int, init_state_id: int, sample: int = 0) -> str:
+    """The uid of an evaluation episode."""
+    return f"eval/{task_id}/{init_state_id}" + (f"/{sample}" if sample else "")
+
+
+def sample_of(uid: str) -> int:
+    """The number of the episode among those of its initial state, from its uid."""
+    parts = uid.split("/")
+    return int(parts[3]) if parts[0] == "eval" and len(parts) == 4 else 0
 
 
 @dataclass(frozen=True)
@@ -47,6 +66,7 @@ class EpisodeOutcome:
         success_at_end, success_once: see `rlvla.experience.Sample`.
         length: environment steps.
         regressions: how often success was lost again.
+        sample: number of the episode among those of its initial state, counted from 0.
     """
 
     task_id: int
@@ -55,6 +75,7 @@ class EpisodeOutcome:
     success_once: bool
     length: int
     regressions: int = 0
+    sample: int = 0
 
     @classmethod
     def of(cls, episode: Sample | FinishedEpisode) -> EpisodeOutcome:
@@ -66,6 +87,7 @@ class EpisodeOutcome:
             bool(episode.success_once),
             int(episode.finish_step),
             int(episode.regressions),
+            sample_of(episode.uid),
         )
 
 
@@ -93,7 +115,10 @@ class EvalResult:
         tasks: results per task.
         regressions: how often success was lost again, per episode.
         dropped: requested episodes that could not be played; they are excluded from all results.
-        episodes: all episodes, sorted by task and initial state.
+        episodes: all episodes, sorted by task, initial state and sample.
+        samples: episodes per initial state; with more than one, intervals allow for their dependence.
+        pass_at_k: share of the initial states of which at least one of k = `samples` episodes succeeded at the end (of
+            states with all their episodes); None with one episode per state.
     """
 
     protocol: str
@@ -105,6 +130,8 @@ class EvalResult:
     regressions: float = 0.0
     dropped: int = 0
     episodes: tuple[EpisodeOutcome, ...] = ()
+    samples: int = 1
+    pass_at_k: Rate | None = None
 
     @property
     def mode(self) -> str:
@@ -113,7 +140,12 @@ class EvalResult:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON; `from_dict` reads it back."""
-        return asdict(self)
+        content = asdict(self)
+        if self.samples == 1:
+            del content["samples"], content["pass_at_k"]
+            for episode in content["episodes"]:
+                del episode["sample"]
+        return content
 
     @classmethod
     def from_dict(cls, content: dict[str, Any]) -> EvalResult:
@@ -124,11 +156,13 @@ class EvalResult:
             for task in content["tasks"]
         ]
         episodes = tuple(EpisodeOutcome(**episode) for episode in content.get("episodes", ()))
+        if content.get("pass_at_k") is not None:
+            rates["pass_at_k"] = Rate(**content["pass_at_k"])
         return cls(**{**content, **rates, "tasks": tuple(tasks), "episodes": episodes})
 
-    def as_metrics(self) -> dict[str, float]:
-        """For TensorBoard."""
-        prefix = "eval" if self.greedy else "eval_sampled"
+    def as_metrics(self, prefix: str | None = None) -> dict[str, float]:
+        """For TensorBoard; the prefix is `eval` or, if actions were sampled, `eval_sampled`, unless one is given."""
+        prefix = prefix or ("eval" if self.greedy else "eval_sampled")
         metrics = {
             f"{prefix}/success_at_end": self.success_at_end.rate,
             f"{prefix}/success_once": self.success_once.rate,
@@ -137,6 +171,11 @@ class EvalResult:
             f"{prefix}/dropped": float(self.dropped),
             f"{prefix}/n": float(self.success_at_end.n),
         }
+        if self.samples > 1:
+            metrics[f"{prefix}/success_at_end_low"] = self.success_at_end.low
+            metrics[f"{prefix}/success_at_end_high"] = self.success_at_end.high
+        if self.pass_at_k is not None:
+            metrics[f"{prefix}/pass_at_{self.samples}"] = self.pass_at_k.rate
         if len(self.tasks) > 1:
             metrics |= {f"{prefix}_tasks/{t.name}": t.success_at_end.rate for t in self.tasks}
         return metrics
@@ -161,6 +200,8 @@ class EvalResult:
     def as_table(self, note: str = "") -> str:
         """For the terminal, followed by mode, protocol and the note."""
         notes = [f"{self.mode}, protocol {self.protocol}", *filter(None, [note])]
+        if self.pass_at_k is not None:
+            notes.append(f"{self.samples} episodes per initial state, pass@{self.samples} {self.pass_at_k}")
         notes += [f"{self.dropped} EPISODES COULD NOT BE PLAYED and are in no figure"] if self.dropped else []
         return f"{table(self.HEADERS, self.rows())}\n({'; '.join(notes)})"
 
@@ -172,6 +213,7 @@ def summarize(
     greedy: bool,
     *,
     requested: int | None = None,
+    samples: int = 1,
 ) -> EvalResult:
     """Aggregate episode outcomes; RuntimeError if a task has none.
 
@@ -181,9 +223,10 @@ def summarize(
         protocol: name of the protocol.
         greedy: how actions were chosen.
         requested: number of requested episodes (default: number of outcomes).
+        samples: episodes requested of each initial state.
     """
     order = {task.task_id: position for position, task in enumerate(tasks)}
-    outcomes = sorted(outcomes, key=lambda o: (order[o.task_id], o.init_state_id))
+    outcomes = sorted(outcomes, key=lambda o: (order[o.task_id], o.init_state_id, o.sample))
     results = []
     for task in tasks:
         of_task = [outcome for outcome in outcomes if outcome.task_id == task.task_id]
@@ -192,14 +235,37 @@ def summarize(
         results.append(TaskResult(task.task_id, task.name, *_averages(of_task)))
     at_end, once, length, regressions = _averages(outcomes)
     dropped = (requested or len(outcomes)) - len(outcomes)
-    return EvalResult(protocol, greedy, at_end, once, length, tuple(results), regressions, dropped, tuple(outcomes))
+    parts = (tuple(results), regressions, dropped, tuple(outcomes), samples, _pass_at(samples, outcomes))
+    return EvalResult(protocol, greedy, at_end, once, length, *parts)
+
+
+def _pass_at(samples: int, outcomes: Sequence[EpisodeOutcome]) -> Rate | None:
+    complete = [part for part in _by_state(outcomes) if len(part) == samples]
+    if samples == 1 or not complete:
+        return None
+    return Rate.of([any(outcome.success_at_end for outcome in part) for part in complete])
+
+
+def _by_state(outcomes: Sequence[EpisodeOutcome]) -> list[list[EpisodeOutcome]]:
+    """The outcomes of each initial state."""
+    parts: dict[tuple[int, int], list[EpisodeOutcome]] = {}
+    for outcome in outcomes:
+        parts.setdefault((outcome.task_id, outcome.init_state_id), []).append(outcome)
+    return list(parts.values())
+
+
+def _rate(outcomes: Sequence[EpisodeOutcome], success: Callable[[EpisodeOutcome], bool]) -> Rate:
+    parts = _by_state(outcomes)
+    if len(parts) == len(outcomes):
+        return Rate.of([success(outcome) for outcome in outcomes])
+    return Rate.of_clusters([[success(outcome) for outcome in part] for part in parts])
 
 
 def _averages(outcomes: Sequence[EpisodeOutcome]) -> tuple[Rate, Rate, float, float]:
     n = len(outcomes)
     return (
-        Rate.of([o.success_at_end for o in outcomes]),
-        Rate.of([o.success_once for o in outcomes]),
+        _rate(outcomes, lambda outcome: outcome.success_at_end),
+        _rate(outcomes, lambda outcome: outcome.success_once),
         sum(o.length for o in outcomes) / n,
         sum(o.regressions for o in outcomes) / n,
     )

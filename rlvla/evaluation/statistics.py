@@ -25,6 +25,42 @@ def wilson_interval(successes: int, n: int) -> tuple[float, float]:
     return min(successes / n, float(interval.low)), max(successes / n, float(interval.high))
 
 
+def clustered_interval(clusters: Sequence[tuple[int, int]]) -> tuple[float, float]:
+    """95 % score interval of a proportion whose observations come in clusters, such as samples of one initial state.
+
+    Wilson's interval with the effective sample size of Korn and Graubard (1998, Survey Methodology 24:193-201): the
+    number of independent observations with the same variance as the ratio estimate over clusters, at most the number of
+    observations, and reduced by the ratio of Student's quantiles for few clusters. At rates of 0 and 1, where the
+    variance vanishes, each cluster counts as one observation.
+
+    Args:
+        clusters: (successes, observations) of each cluster.
+
+    Raises:
+        ValueError: no cluster, or one without observations or with impossible counts.
+    """
+    if not clusters or any(n < 1 or not 0 <= successes <= n for successes, n in clusters):
+        raise ValueError("need clusters (successes, n) with 0 <= successes <= n and n >= 1")
+    m, total = len(clusters), sum(n for _, n in clusters)
+    rate = sum(successes for successes, _ in clusters) / total
+    if m == 1 or rate in (0.0, 1.0):
+        return _score_interval(rate, m)
+    from scipy.stats import t
+
+    spread = sum((successes - rate * n) ** 2 for successes, n in clusters) * m / (m - 1)
+    independent = rate * (1 - rate) * total**2 / spread if spread else math.inf
+    for_few = (t.ppf(0.975, total - 1) / t.ppf(0.975, m - 1)) ** 2
+    return _score_interval(rate, min(independent * for_few, total))
+
+
+def _score_interval(rate: float, n: float) -> tuple[float, float]:
+    """Wilson's 95 % interval for any n > 0."""
+    z = Z_95 * Z_95 / n
+    middle = (rate + z / 2) / (1 + z)
+    half = math.sqrt(z * rate * (1 - rate) + z * z / 4) / (1 + z)
+    return max(0.0, min(rate, middle - half)), min(1.0, max(rate, middle + half))
+
+
 def mcnemar_exact(only_first: int, only_second: int) -> float:
     """p-value of the two-sided exact McNemar test (McNemar 1947) for equal success of paired outcomes.
 

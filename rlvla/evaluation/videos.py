@@ -56,8 +56,9 @@ class EvalVideo:
 
 def choose_episodes(result: EvalResult, count: int) -> list[EpisodeOutcome]:
     """Select up to `count` episodes, alternating tasks; half of them (rounded up) are failures if possible."""
-    failures = _in_turn([e for e in result.episodes if not e.success_at_end])
-    successes = _in_turn([e for e in result.episodes if e.success_at_end])
+    first = [episode for episode in result.episodes if not episode.sample]  # each initial state at most once
+    failures = _in_turn([e for e in first if not e.success_at_end])
+    successes = _in_turn([e for e in first if e.success_at_end])
     from_failures = min(len(failures), max(-(-count // 2), count - len(successes)))
     return failures[:from_failures] + successes[: count - from_failures]
 

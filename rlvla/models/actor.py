@@ -54,7 +54,7 @@ class Actor(nn.Module):
             if vla.action_head is not None:
                 self._start_head = StartHead(vla)
             targets = lora_layers(vla, self.config.lora_targets, vision=not self.config.freeze_vision_backbone)
-            vla = add_adapters(vla, targets, self.config.lora_rank, self.config.lora_alpha)
+            vla = add_adapters(vla, targets, self.config.lora_rank, self.config.lora_alpha, self.config.lora_dropout)
         self.vla = vla
 
     @classmethod

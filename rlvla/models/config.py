@@ -34,6 +34,9 @@ class ActorConfig:
         0, "rank of LoRA adapters on the layers of --lora_targets (0: train all weights)", minimum=0, maximum=65_536
     )
     lora_alpha: int = arg(16, "LoRA scale is lora_alpha / lora_rank", minimum=1, maximum=65_536)
+    lora_dropout: float = arg(
+        0.0, "supervised training: dropout on the inputs of the adapters (PPO refuses it)", minimum=0, below=1
+    )
     lora_targets: tuple[str, ...] = arg(
         ("language",),
         "what gets adapters: language (every linear layer of the language model), all-linear (those of towers and "
@@ -56,7 +59,7 @@ class ActorConfig:
 
     def without_adapters(self) -> ActorConfig:
         """The same options without LoRA, for networks other than the policy."""
-        return replace(self, lora_rank=0, lora_targets=ActorConfig.lora_targets)
+        return replace(self, lora_rank=0, lora_dropout=0.0, lora_targets=ActorConfig.lora_targets)
 
 
 @dataclass(frozen=True)

@@ -71,14 +71,20 @@ def _unused(vla: OpenVLAForActionPrediction, name: str) -> bool:
     return match[2] is None or int(match[2]) == getattr(vla.vision_backbone, match[1]).config.depth - 1
 
 
-def add_adapters(vla: OpenVLAForActionPrediction, layers: Sequence[str], rank: int, alpha: int) -> Any:
+def add_adapters(
+    vla: OpenVLAForActionPrediction, layers: Sequence[str], rank: int, alpha: int, dropout: float = 0.0
+) -> Any:
     """Wrap `vla` in a peft model that trains only adapters on `layers`; at first they do not change the output.
+
+    Dropout applies to the inputs of the adapters in training mode only.
 
     A regression head and its standard deviation are small compared with the model and are trained in full.
     """
     peft = require("peft", extra="all")
     wanted = "|".join(re.escape(name) for name in layers)  # full names: "proj" alone would also match "q_proj"
-    adapted = peft.get_peft_model(vla, peft.LoraConfig(r=rank, lora_alpha=alpha, target_modules=f"({wanted})"))
+    adapted = peft.get_peft_model(
+        vla, peft.LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=f"({wanted})")
+    )
     for part in (vla.action_head, vla.action_std):
         if part is not None:
             part.requires_grad_(True)

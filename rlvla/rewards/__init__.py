@@ -3,6 +3,7 @@
 from rlvla.rewards import environment as _environment  # noqa: F401
 from rlvla.rewards import function as _function  # noqa: F401
 from rlvla.rewards import machine_source as _machine_source  # noqa: F401
+from rlvla.rewards import overlong as _overlong  # noqa: F401
 from rlvla.rewards import remote as _remote  # noqa: F401
 from rlvla.rewards import success as _success  # noqa: F401
 from rlvla.rewards.base import (

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,9 +14,25 @@ from rlvla.utils.http.exchange import printable
 if TYPE_CHECKING:
     from rlvla.experience import Sample
 
-SampleReward = float | np.ndarray
 _LARGEST = float(np.finfo(np.float32).max)
 _NO_REWARD = np.full(0, np.nan)
+_LONGEST_NAME = 64
+
+
+@dataclass(frozen=True)
+class NamedNumbers:
+    """A reward with further numbers of the episode, which are logged and dumped but not trained on.
+
+    Attributes:
+        reward: the reward of the episode, or one per executed step.
+        numbers: name -> number.
+    """
+
+    reward: float | np.ndarray
+    numbers: dict[str, float]
+
+
+SampleReward = float | np.ndarray | NamedNumbers
 
 
 class BackgroundJudge:
@@ -56,11 +73,11 @@ class BackgroundJudge:
 
 
 def steps_checked(rewards: object, samples: list[Sample], who: str) -> list[SampleReward]:
-    """Validate rewards and convert them to floats and arrays.
+    """Validate rewards and convert them to floats, arrays, and `NamedNumbers` for entries (reward, {name: number}).
 
     Raises:
         ValueError: not one entry per sample, an entry that is neither a number nor one number per executed step, or not
-            finite in float32.
+            finite in float32; names that are not short texts, or numbers that are not finite.
     """
     listed = rewards.tolist() if hasattr(rewards, "tolist") else rewards
     if not isinstance(listed, (list, tuple)) or len(listed) != len(samples):
@@ -68,6 +85,9 @@ def steps_checked(rewards: object, samples: list[Sample], who: str) -> list[Samp
         raise ValueError(f"{who} must give a list with one entry for each of the {len(samples)} episodes, not {count}")
     checked: list[SampleReward] = []
     for entry, sample in zip(listed, samples):
+        numbers = None
+        if isinstance(entry, (list, tuple)) and len(entry) == 2 and isinstance(entry[1], Mapping):
+            entry, numbers = entry[0], _numbers_checked(entry[1], who)
         try:
             value = np.asarray(entry)
             value = value.astype(np.float64) if value.dtype.kind in "biufO" else _NO_REWARD
@@ -78,5 +98,24 @@ def steps_checked(rewards: object, samples: list[Sample], who: str) -> list[Samp
                 f"{who} gave {printable(str(entry), 80)} for an episode of {sample.finish_step} steps; it must be one "
                 "finite number, or one for each step"
             )
-        checked.append(float(value) if value.ndim == 0 else value)
+        reward = float(value) if value.ndim == 0 else value
+        checked.append(reward if numbers is None else NamedNumbers(reward, numbers))
+    return checked
+
+
+def _numbers_checked(numbers: Mapping[object, object], who: str) -> dict[str, float]:
+    """Names and numbers as text and float; ValueError if they are anything else."""
+    checked = {}
+    for name, number in numbers.items():
+        try:
+            value = float(number)  # type: ignore[arg-type]
+        except (TypeError, ValueError, OverflowError, RuntimeError):
+            value = np.nan
+        usable = isinstance(name, str) and 0 < len(name) <= _LONGEST_NAME and name.replace("_", "a").isalnum()
+        if not usable or not np.isfinite(value) or isinstance(number, str):
+            raise ValueError(
+                f"{who} gave the named number {str(name)[:80]!r}: {str(number)[:80]}; a name is made of letters, "
+                f"digits and _ (at most {_LONGEST_NAME}), and the number is finite"
+            )
+        checked[str(name)] = value
     return checked

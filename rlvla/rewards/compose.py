@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rlvla.rewards.background import NamedNumbers
 from rlvla.rewards.base import (
     EpisodeStart,
     RewardSource,
@@ -17,7 +18,7 @@ from rlvla.rewards.base import (
     numbers_only,
     parse_rewards,
 )
-from rlvla.rewards.config import REWARD_MODEL, RewardConfig
+from rlvla.rewards.config import OVERLONG, REWARD_MODEL, RewardConfig
 from rlvla.rewards.schedule import WeightSchedule, fraction_done, parse_schedules
 from rlvla.rewards.truncation import ProgressWatch
 from rlvla.rewards.vlm.config import WITHOUT_PROGRESS_TERM
@@ -37,6 +38,7 @@ _USERS = {
     "rm_model_": ("rm_model",),
     "rm_": ("rm",),
     "vlm_": ("vlm",),
+    "reward_fn_kwargs": ("reward_fn",),
     "reward_fn_": ("reward_fn", "remote"),
     "reward_fn": ("reward_fn",),
     "remote_rm_": ("remote",),
@@ -80,6 +82,11 @@ class RewardPlan:
             # float32 like the scores, so that their product is rounded only once
             weights[REWARD_MODEL] = float(np.float32(config.reward_model_coef))
             names.append(REWARD_MODEL)
+        if config.overlong_buffer_len > 0:
+            if OVERLONG in weights:
+                problems.append(f"--overlong_buffer_len: there is a source '{OVERLONG}' in --reward; rename that")
+            weights[OVERLONG] = 1.0
+            names.append(OVERLONG)
         try:
             parse_schedules(config.reward_schedule, names)
         except ConfigError as error:
@@ -196,7 +203,10 @@ def _without_effect(config: RewardConfig, weights: Mapping[str, float]) -> list[
     problems = []
     for flag in fields(config):
         users = next((names for prefix, names in _USERS.items() if flag.name.startswith(prefix)), ())
-        if users and not set(users) & set(weights) and getattr(config, flag.name) != flag.default:
+        if flag.name == "overlong_penalty_factor" and not config.overlong_buffer_len and _is_changed(config, flag):
+            text = "--overlong_penalty_factor has no effect without --overlong_buffer_len"
+            problems.append(Problem(flag.name, "no_effect", text))
+        if users and not set(users) & set(weights) and _is_changed(config, flag):
             named = " or ".join(name for name in users if name != REWARD_MODEL)
             text = (
                 f"--{flag.name} has no effect: add {named} to --reward, or leave it out (against a --config file: "
@@ -204,6 +214,10 @@ def _without_effect(config: RewardConfig, weights: Mapping[str, float]) -> list[
             )
             problems.append(Problem(flag.name, "no_effect", text))
     return problems
+
+
+def _is_changed(config: RewardConfig, flag: Field) -> bool:
+    return getattr(config, flag.name) != flag.default
 
 
 @dataclass(frozen=True)
@@ -310,11 +324,12 @@ class EpisodeRewards:
         """The rewards that were returned step by step."""
         return PaidRewards({name: np.stack([chunk[name] for chunk in self._chunks]) for name in self._names})
 
-    def finalize_rewards(self, judged: Mapping[str, float | np.ndarray]) -> PaidRewards:
+    def finalize_rewards(self, judged: Mapping[str, float | np.ndarray | NamedNumbers]) -> PaidRewards:
         """All rewards of the finished episode, including late ones and those of sample sources.
 
         Args:
-            judged: sample source -> reward of the episode, given at its last step, or one reward per executed step.
+            judged: sample source -> reward of the episode, given at its last step, or one reward per executed step;
+                with named numbers, these become entries `<source>_<name>` of `info`.
 
         Raises:
             ValueError: the number of rewards does not match the number of steps, or a reward is not finite.
@@ -328,6 +343,9 @@ class EpisodeRewards:
             if name in self._late:
                 self._place(paid, name, content["rewards"])
         for name, reward in judged.items():
+            if isinstance(reward, NamedNumbers):
+                paid.info.update({f"{name}_{key}": number for key, number in reward.numbers.items()})
+                reward = reward.reward
             if np.ndim(reward) == 0:
                 reward = np.concatenate([np.zeros(sum(self._executed) - 1), [float(reward)]])
             self._place(paid, name, reward)

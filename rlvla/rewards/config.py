@@ -12,6 +12,7 @@ from rlvla.utils.cli.flags import arg
 STATE_INPUTS = ("none", "prompt", "proprio")
 PAYS = ("progress", "final")
 REWARD_MODEL = "reward_model"  # the source that --reward_pretrain adds
+OVERLONG = "overlong"  # the source that --overlong_buffer_len adds
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,14 @@ class RewardConfig(VLMConfig):
         "discount of potential-based shaping; must equal the learner's (default: --gamma, 1 without a critic)",
         minimum=0,
         maximum=1,
+    )
+    overlong_buffer_len: int = arg(
+        0, "penalize each of the last so many environment steps before the step limit; 0: no penalty", minimum=0
+    )
+    overlong_penalty_factor: float = arg(
+        1.0,
+        "--overlong_buffer_len: what an episode that reaches the step limit loses, linear in its last steps",
+        above=0,
     )
     dynamic_truncation: bool = arg(
         False, "truncate an episode in which a source with progress (rm, vlm) sees none for --truncation_patience steps"
@@ -109,6 +118,12 @@ class RewardConfig(VLMConfig):
         None,
         "reward_fn: your function, called with a list of finished episodes (default: none)",
         metavar="FILE.py:FUNCTION",
+    )
+    reward_fn_kwargs: tuple[str, ...] = arg(
+        (),
+        "reward_fn: keyword arguments of your function: KEY=VALUE pairs (values as JSON, or else text) or one JSON "
+        "object",
+        metavar="KEY=VALUE",
     )
     reward_fn_batch_size: int = arg(8, "reward_fn, remote: episodes per call", minimum=1)
     reward_fn_workers: int = arg(4, "reward_fn, remote: calls at a time, beside the rollout", minimum=1, maximum=1024)

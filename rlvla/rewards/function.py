@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import traceback
-from collections.abc import Callable
+import inspect
+import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlvla.rewards.background import BackgroundJudge, SampleReward, steps_checked
 from rlvla.rewards.base import register_reward
-from rlvla.utils.errors import ConfigError, RunEnded
-from rlvla.utils.modules import load_file
+from rlvla.utils.errors import ConfigError, Problem, RunEnded
+from rlvla.utils.modules import load_from_file, user_traceback
 
 if TYPE_CHECKING:
     from rlvla.experience import Sample
@@ -22,44 +23,61 @@ class RewardFunctionError(RunEnded):
 
 
 def load_function(spec: str) -> Callable[..., Any]:
-    """The function of `file.py:function`.
+    """The function of `file.py:function`; ConfigError as for `load_from_file`."""
+    return load_from_file(spec, "reward_fn")
+
+
+def parse_kwargs(words: Sequence[str]) -> dict[str, Any]:
+    """`["scale=2", "mode=fast"]` or `['{"scale": 2, "mode": "fast"}']` -> `{"scale": 2, "mode": "fast"}`.
 
     Raises:
-        ConfigError: malformed spec, missing file or function, or an error while executing the file.
+        ConfigError: invalid JSON, words without `=`, names that are no identifiers, or a name given twice.
     """
-    file, _, name = spec.rpartition(":")
-    path = Path(file)
-    if not file or not name.isidentifier():
-        raise ConfigError(f"--reward_fn {spec}: write FILE.py:FUNCTION")
-    if not path.is_file():
-        raise ConfigError(f"--reward_fn {spec}: {path} does not exist")
-    if path.suffix != ".py":
-        raise ConfigError(f"--reward_fn {spec}: {path} is not a Python file")
+    flag = "reward_fn_kwargs"
+    if len(words) == 1 and words[0].lstrip().startswith("{"):
+        try:
+            pairs = list(json.loads(words[0], object_pairs_hook=_without_duplicates).items())
+        except (ValueError, RecursionError) as error:
+            raise ConfigError.of(flag, "malformed", f"--{flag} {words[0][:80]}: not valid JSON ({error})") from None
+    else:
+        pairs = [(name, _json_or_text(value) if equals else None) for name, equals, value in map(_partition, words)]
+    problems, kwargs = [], {}
+    for name, value in pairs:
+        if not name.isidentifier():
+            text = f"--{flag} {name}: write KEY=VALUE, where KEY is an argument of your function"
+            problems.append(Problem(flag, "malformed", text))
+        elif name in kwargs:
+            problems.append(Problem(flag, "duplicate", f"--{flag}: {name} is given twice"))
+        kwargs[name] = value
+    if problems:
+        raise ConfigError(problems)
+    return kwargs
+
+
+def _partition(word: str) -> tuple[str, str, str]:
+    name, equals, value = word.partition("=")
+    return (name, equals, value) if equals else (f"{word} (no =)", equals, value)
+
+
+def _json_or_text(value: str) -> Any:
     try:
-        module = load_file(path)
-    except Exception as error:
-        raise ConfigError(f"--reward_fn {spec}: the file cannot be executed:\n{user_traceback(error, path)}") from error
-    function = getattr(module, name, None)
-    if not callable(function):
-        there = ", ".join(n for n, v in vars(module).items() if callable(v) and not n.startswith("_")) or "none"
-        raise ConfigError(f"--reward_fn {spec}: {path} has no function {name}; it has: {there}")
-    return function
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return value
 
 
-def user_traceback(error: BaseException, path: Path) -> str:
-    """The indented traceback, starting at the first frame in the user's file."""
-    frames = traceback.extract_tb(error.__traceback__)
-    file = path.resolve()
-    first = next((i for i, frame in enumerate(frames) if Path(frame.filename).resolve() == file), 0)
-    lines = traceback.format_list(frames[first:]) + traceback.format_exception_only(error)
-    return "".join(f"      {line}\n" for line in "".join(lines).splitlines()).rstrip("\n")
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(dict(pairs)) < len(pairs):
+        raise ValueError("a name is given twice")
+    return dict(pairs)
 
 
 @register_reward("reward_fn")
 class FunctionSource:
     """Calls `--reward_fn` with lists of finished episodes (`Sample`) in background threads.
 
-    The function returns for each episode a number (given at the last step) or one number per executed step.
+    The function returns for each episode a number (given at the last step) or one number per executed step; with
+    further numbers to be logged, (reward, {name: number}).
     """
 
     def __init__(self, config: RewardConfig):
@@ -67,6 +85,8 @@ class FunctionSource:
             raise ConfigError("--reward reward_fn needs --reward_fn FILE.py:FUNCTION")
         self._spec = config.reward_fn
         self._function = load_function(config.reward_fn)
+        self._kwargs = parse_kwargs(config.reward_fn_kwargs)
+        self._check_arguments()
         self._judge = BackgroundJudge(self._call, config.reward_fn_batch_size, config.reward_fn_workers)
 
     def submit(self, sample: Sample) -> None:
@@ -81,10 +101,21 @@ class FunctionSource:
         """Shut down the threads."""
         self._judge.close()
 
+    def _check_arguments(self) -> None:
+        """ConfigError if the function does not take the keyword arguments, or needs others."""
+        try:
+            inspect.signature(self._function).bind([], **self._kwargs)
+        except TypeError as error:
+            given = ", ".join(self._kwargs) or "none"
+            text = f"--reward_fn {self._spec} cannot be called with the list of episodes and {given} of "
+            raise ConfigError.of("reward_fn_kwargs", "mismatch", f"{text}--reward_fn_kwargs: {error}") from None
+        except ValueError:
+            pass  # a callable without a signature
+
     def _call(self, samples: list[Sample]) -> list[SampleReward]:
         path = Path(self._spec.rpartition(":")[0])
         try:
-            answer = self._function(samples)
+            answer = self._function(samples, **self._kwargs)
         except Exception as error:
             raise RewardFunctionError(
                 f"--reward_fn {self._spec} raised {type(error).__name__}:\n{user_traceback(error, path)}"

@@ -3,7 +3,8 @@
 Requests `POST` a JSON object `{"episodes": [...]}`. Each episode has `suite`, `task_id`,
 `init_state_id`, `seed`, `uid`, `instruction`, `finish_step`, `success_once`, `success_at_end`, `terminated`,
 `truncated`, and with `--remote_rm_images` `images`: the frames of the first camera at each decision, as base64 PNG. The
-response is `{"rewards": [...]}` with one entry per episode: a number (given at the last step) or one per executed step.
+response is `{"rewards": [...]}` with one entry per episode: a number (given at the last step) or one per executed step,
+or either of them with named numbers to be logged: `[reward, {"name": number}]`.
 """
 
 from __future__ import annotations

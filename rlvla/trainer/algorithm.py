@@ -13,11 +13,13 @@ from torch import nn
 
 from rlvla.data.demonstrations import Demonstrations
 from rlvla.envs.base import TaskSpec
+from rlvla.envs.config import SplitConfig
 from rlvla.experience import Sample
 from rlvla.rollout import EpisodeRequest
-from rlvla.rollout.task_sampler import TaskSampler
+from rlvla.rollout.task_sampler import TaskSampler, parse_task_weights
+from rlvla.rollout.user_sampler import UserSampler
 from rlvla.trainer.algorithm_config import LEARNERS
-from rlvla.trainer.config import PPOConfig
+from rlvla.trainer.config import BatchConfig, PPOConfig
 from rlvla.trainer.metrics import Metrics
 from rlvla.trainer.models import Models
 from rlvla.trainer.observers import Observer, OptimizerStep
@@ -73,10 +75,19 @@ class AlgorithmSetup:
             ),
         )
 
-    def sampler(self) -> TaskSampler:
+    def sampler(self) -> TaskSampler | UserSampler:
         """A sampler of the training instances (task and initial state), in the order of the run."""
-        states = [self.config.split.train_states(task) for task in self.tasks]
-        return TaskSampler(self.tasks, states, self.config.batch.n_samples_per_prompt, self.strategy.seed)
+        return make_sampler(self.config.batch, self.tasks, self.config.split, self.strategy.seed)
+
+
+def make_sampler(
+    batch: BatchConfig, tasks: Sequence[TaskSpec], split: SplitConfig, seed: int
+) -> TaskSampler | UserSampler:
+    """The sampler of the training instances; ConfigError if its flags do not fit the tasks."""
+    instances = (tasks, [split.train_states(task) for task in tasks], batch.n_samples_per_prompt, seed)
+    if batch.task_sampler is not None:
+        return UserSampler(batch.task_sampler, *instances)
+    return TaskSampler(*instances, parse_task_weights(batch.task_weights, tasks))
 
 
 class Algorithm:

@@ -67,6 +67,17 @@ class AlgorithmConfig:
     handle_zero_tail: bool = arg(
         True, "optimal_token_baseline: no baseline at steps that only one episode of the group reaches"
     )
+    normalize_reward: bool = arg(
+        False,
+        "divide the rewards that are trained on by the running standard deviation of the episodes' scores (logged "
+        "rewards and filters are not scaled)",
+    )
+    reward_clip_range: tuple[float, ...] = arg(
+        (),
+        "clip the reward of each environment step, summed over the sources and after --normalize_reward (default: no "
+        "clipping)",
+        metavar="LOW HIGH",
+    )
     policy_loss: str = arg("ppo", "policy loss", choices=list_policy_losses)
     eps_clip: float = arg(
         0.2, "the ratio is clipped to 1 +- this (typically 3e-4 to 0.05 for gspo, 0.4 for geo_mean)", above=0
@@ -129,6 +140,11 @@ class AlgorithmConfig:
         return low, high
 
     @property
+    def reward_clip(self) -> tuple[float, float] | None:
+        """The range (low, high) of a step's reward, or None."""
+        return (self.reward_clip_range[0], self.reward_clip_range[1]) if self.reward_clip_range else None
+
+    @property
     def estimator_options(self) -> frozenset[str]:
         """Names of the arguments of the advantage estimator."""
         return advantage_estimator_options(self.advantage_estimator)
@@ -183,6 +199,14 @@ class FilterConfig:
     accuracy_lower_bound: float = arg(0.1, "lower bound of --filter_accuracy, inclusive", minimum=0, maximum=1)
     accuracy_upper_bound: float = arg(0.9, "upper bound of --filter_accuracy, inclusive", minimum=0, maximum=1)
     filter_zero_variance: bool = arg(False, "drop groups whose episodes all have the same score")
+    filter_metric: str | None = arg(
+        None,
+        "keep groups whose mean of this number lies within --filter_metric_range: score (the whole reward), a reward "
+        "source, a number that a source reports (reward_fn_speed), success_once, success_at_end, episode_length or "
+        "regressions",
+        metavar="NAME",
+    )
+    filter_metric_range: tuple[float, ...] = arg((), "bounds of --filter_metric, inclusive", metavar="LOW HIGH")
     filter_truncated: bool = arg(False, "drop groups with an episode truncated by the step limit")
     oversample_factor: float = arg(1.0, "number of groups to start per group still needed", minimum=1)
     max_group_staleness: int = arg(
@@ -195,7 +219,8 @@ class FilterConfig:
     @property
     def active(self) -> bool:
         """Whether any filter is on."""
-        return self.filter_accuracy or self.filter_zero_variance or self.filter_truncated
+        switches = (self.filter_accuracy, self.filter_zero_variance, self.filter_truncated)
+        return any(switches) or self.filter_metric is not None
 
 
 @dataclass(frozen=True)

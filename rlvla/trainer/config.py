@@ -29,6 +29,7 @@ __all__ = [
     "dry_run_flag",
     "max_bad_steps_flag",
 ]
+CRITIC_STARTS = ("policy", "rm_model")
 RANK_BALANCES = ("none", "tokens", "rows")
 
 
@@ -69,9 +70,20 @@ class RunConfig:
         metavar="DIR",
         writes="folder",
     )
-    load_checkpoint: bool = arg(False, "resume from the newest checkpoint; start from scratch if there is none")
+    load_checkpoint: bool | str = arg(
+        False,
+        "resume from the newest checkpoint, or start from scratch if there is none; with a name such as "
+        "iteration_000010, from that one",
+        value="NAME",
+    )
     critic_pretrain: str | None = arg(
         None, "checkpoint folder the critic starts from (default: --pretrain)", metavar="DIR"
+    )
+    critic_from: str = arg(
+        "policy",
+        "what the critic starts from: policy (--critic_pretrain, or else --pretrain) or rm_model, the network of the "
+        "run's reward model",
+        choices=CRITIC_STARTS,
     )
     num_envs: int = arg(
         4, "environment processes per rank, each playing one episode at a time", minimum=1, maximum=10_000
@@ -90,6 +102,15 @@ class BatchConfig:
     rollout_batch_size: int = arg(64, "groups (task instances) per iteration, over all ranks", minimum=1)
     n_samples_per_prompt: int = arg(
         1, "episodes per group, all from the same initial state (group methods need at least 2)", minimum=1
+    )
+    task_weights: tuple[str, ...] = arg(
+        (),
+        "weights by which the tasks of groups are drawn, 1 for tasks not named (default: every initial state equally "
+        "often)",
+        metavar="TASK_ID:WEIGHT",
+    )
+    task_sampler: str | None = arg(
+        None, "a class of your own that chooses task and initial state of each group", metavar="FILE.py:CLASS"
     )
     micro_rollout_batch_size: int = arg(
         256, "decisions per forward pass when computing log-probs and values", minimum=1
@@ -162,14 +183,44 @@ class OptimizationConfig:
 
 
 @dataclass(frozen=True)
-class ScheduleConfig:
+class LoggingConfig:
+    """Where scalars are logged besides `metrics.jsonl`."""
+
+    use_tensorboard: bool = arg(True, "write TensorBoard event files in --save_path")
+    use_wandb: bool = arg(False, "also log to Weights & Biases (extra rlvla[wandb])")
+    wandb_project: str | None = arg(None, "project at Weights & Biases (default: rlvla)", metavar="NAME")
+    wandb_group: str | None = arg(None, "group of runs at Weights & Biases (default: none)", metavar="NAME")
+    wandb_name: str | None = arg(
+        None, "name of the run at Weights & Biases (default: that of its folder)", metavar="NAME"
+    )
+
+    @property
+    def wandb_run(self) -> dict[str, str | None]:
+        """Project, group and name at Weights & Biases; None for the default."""
+        return {"project": self.wandb_project, "group": self.wandb_group, "name": self.wandb_name}
+
+
+@dataclass(frozen=True)
+class ScheduleConfig(LoggingConfig):
     """Evaluation, checkpoints and logging; intervals are in iterations."""
 
     eval_steps: int = arg(0, "evaluate every this many iterations; 0: only at the end", minimum=0)
     eval_episodes: int = arg(100, "evaluation episodes per task (initial states never trained on)", minimum=1)
+    eval_temperature: float = arg(
+        0.0, "sampling temperature of evaluations during training; 0: the most likely actions", minimum=0
+    )
+    eval_samples: int = arg(
+        1, "episodes per evaluation state (with --eval_temperature): the mean, and pass@k for all of them", minimum=1
+    )
     val_before_train: bool = arg(True, "evaluate the initial policy before training")
     val_only: bool = arg(False, "only evaluate the initial policy, or with --load_checkpoint the newest checkpoint")
     save_steps: int = arg(0, "write a checkpoint every this many iterations; 0: only at the end", minimum=0)
+    save_hf_ckpt: bool = arg(
+        False, "export the policy with every checkpoint, to policies/ in --save_path; removed with its checkpoint"
+    )
+    save_value_network: bool = arg(
+        False, "also export the critic, to critic/ in --save_path, for --critic_pretrain of another run"
+    )
     max_ckpt_num: int = arg(2, "number of newest checkpoints to keep", minimum=1)
     fallback_path: str | None = fallback_path_flag("the checkpoint (in checkpoints/) or policy/")
     logging_steps: int = arg(1, "log metrics every this many iterations", minimum=1)
@@ -190,8 +241,6 @@ class ScheduleConfig:
     dump_rollouts: bool = arg(
         False, "save all training episodes in rollouts/ in --save_path, as HDF5 files for SFT or conversion"
     )
-    use_tensorboard: bool = arg(True, "write TensorBoard event files in --save_path")
-    use_wandb: bool = arg(False, "also log to Weights & Biases (extra rlvla[wandb])")
 
 
 @dataclass(frozen=True)

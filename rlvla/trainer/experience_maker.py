@@ -11,6 +11,7 @@ from torch import Tensor
 from rlvla.algorithms.advantages import get_advantage_estimator
 from rlvla.algorithms.columns import Columns, EpisodeGrid
 from rlvla.algorithms.kl import kl_penalty
+from rlvla.algorithms.reward_scaling import RewardScaling
 from rlvla.algorithms.value_normalization import ValueNormalizer
 from rlvla.experience import Experience, Sample
 from rlvla.models.policy import Policy
@@ -36,6 +37,7 @@ class ExperienceMaker:
 
     Attributes:
         value_normalizer: running moments of the returns, with --normalize_values; saved in checkpoints.
+        reward_scaling: scales the rewards before advantages are estimated; saved in checkpoints.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class ExperienceMaker:
         self._correction = correction or CorrectionConfig()
         self._reward_weights = reward_weights
         self.value_normalizer = ValueNormalizer() if algorithm.normalize_values else None
+        self.reward_scaling = RewardScaling(algorithm.normalize_reward, algorithm.reward_clip)
         self._process_group = "world" if strategy.world_size > 1 else None
 
     def make(
@@ -67,7 +70,8 @@ class ExperienceMaker:
         Args:
             samples: finished episodes of this rank.
             kl_coef: current KL coefficient; used here only if the KL is subtracted from the reward.
-            reward_baselines: [episodes], score of the greedy episode from the same initial state, for `remax`.
+            reward_baselines: [episodes], score of the greedy episode from the same initial state, for `remax`; scaled
+                like the rewards.
         """
         metrics = Metrics()
         rows = self._rows(samples)
@@ -86,6 +90,17 @@ class ExperienceMaker:
         if self.value_normalizer is not None and scores.values is not None:
             rows = self._normalized(rows, scores.values, self.value_normalizer)
         return rows, metrics
+
+    def update_reward_scale(self, samples: Sequence[Sample]) -> None:
+        """Update the running standard deviation of the rewards; called on every rank, with or without samples."""
+        scores = torch.tensor([sample.score for sample in samples], dtype=torch.float64)
+        self.reward_scaling.update(self._device(scores), self._process_group)
+
+    def _rewards(self, samples: Sequence[Sample]) -> Tensor:
+        """[B, A]: the rewards to train on."""
+        if not self.reward_scaling.active:
+            return torch.cat([sample.rewards for sample in samples])
+        return torch.cat([self.reward_scaling(sample.rewards, sample.executed) for sample in samples])
 
     def _rows(self, samples: Sequence[Sample]) -> Experience:
         mask = torch.cat([sample.action_mask for sample in samples])
@@ -126,7 +141,7 @@ class ExperienceMaker:
         algorithm, columns = self._algorithm, self._columns
         mask = columns.first(rows.action_mask)  # [B, L]
         grid = EpisodeGrid([sample.num_decisions for sample in samples])
-        rewards = columns.of_actions(torch.cat([sample.rewards for sample in samples]), rows.action_mask)
+        rewards = columns.of_actions(self._rewards(samples), rows.action_mask)
         packed_rewards = grid.pack(rewards - columns.sum(penalty, rows.action_mask))
         packed_mask = grid.pack(mask)
         if rows.values is not None:
@@ -223,6 +238,8 @@ class ExperienceMaker:
         scores = torch.tensor([sample.score for sample in samples])
         metrics.mean({"reward/total": scores.mean()}, len(samples))
         metrics.distribution("critic/score", scores)
+        if self._algorithm.normalize_reward:
+            metrics.mean({"reward/normalizer_std": self.reward_scaling.divisor}, 1.0)
         metrics.distribution("critic/advantages", rows.advantages[tokens])
         metrics.distribution("critic/returns", rows.returns[columns])
         if rows.values is not None:

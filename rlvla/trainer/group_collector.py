@@ -7,7 +7,7 @@ groups, or until the maximum number of rounds is reached (dynamic sampling, DAPO
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -17,12 +17,53 @@ from rlvla.algorithms.filtering import filter_groups, groups_to_sample
 from rlvla.experience import Prepare, Sample
 from rlvla.rollout import EpisodeRequest
 from rlvla.rollout.task_sampler import TaskSampler
+from rlvla.rollout.user_sampler import UserSampler
 from rlvla.trainer.algorithm_config import FilterConfig
 from rlvla.trainer.config import BatchConfig
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
+from rlvla.utils.errors import RunEnded
 
 T = TypeVar("T")
-REASONS = ("accuracy_low", "accuracy_high", "zero_variance", "truncated", "stale", "incomplete")
+REASONS = (
+    "accuracy_low",
+    "accuracy_high",
+    "metric_low",
+    "metric_high",
+    "zero_variance",
+    "truncated",
+    "stale",
+    "incomplete",
+)
+
+
+# Numbers of an episode by which groups can be filtered, besides its rewards.
+EPISODE_METRICS: dict[str, Callable[[Sample], float]] = {
+    "score": lambda sample: sample.score,
+    "success_once": lambda sample: float(sample.success_once),
+    "success_at_end": lambda sample: float(sample.success_at_end),
+    "episode_length": lambda sample: float(sample.finish_step),
+    "regressions": lambda sample: float(sample.regressions),
+}
+
+
+def episode_metric(sample: Sample, name: str) -> float:
+    """A number of an episode: one of `EPISODE_METRICS`, the reward of a source, or a number that a source reported.
+
+    Raises:
+        UnknownMetricError: the episode has no such number.
+    """
+    if name in EPISODE_METRICS:
+        return EPISODE_METRICS[name](sample)
+    if name in sample.reward_components:
+        return float(sample.reward_components[name].sum())
+    if name in sample.reward_info:
+        return float(sample.reward_info[name])
+    known = ", ".join([*EPISODE_METRICS, *sample.reward_components, *sample.reward_info])
+    raise UnknownMetricError(f"--filter_metric {name}: an episode has no such number; it has {known}")
+
+
+class UnknownMetricError(RunEnded):
+    """An episode lacks the number by which groups are filtered."""
 
 
 @dataclass
@@ -101,7 +142,9 @@ class GroupCollector:
         filters: which groups are kept.
     """
 
-    def __init__(self, sampler: TaskSampler, strategy: DeepspeedStrategy, batch: BatchConfig, filters: FilterConfig):
+    def __init__(
+        self, sampler: TaskSampler | UserSampler, strategy: DeepspeedStrategy, batch: BatchConfig, filters: FilterConfig
+    ):
         self._sampler, self._strategy, self._batch, self._filters = sampler, strategy, batch, filters
         self._quota = batch.rollout_batch_size // strategy.world_size
         self._position = 0  # groups drawn so far, over all ranks
@@ -119,8 +162,8 @@ class GroupCollector:
             if work.rounds:
                 return None
             work.rounds = 1
-            first = self._strategy.rank * self._quota
-            return self._sampler.draw(iteration, range(first, first + self._quota), self._batch.rollout_batch_size)
+            first = iteration * self._batch.rollout_batch_size + self._strategy.rank * self._quota
+            return self._sampler.at(range(first, first + self._quota))
         work.missing = self._missing(work)
         if not work.missing or work.rounds >= self._filters.max_rollout_rounds:
             return None
@@ -190,13 +233,15 @@ class GroupCollector:
         work.dropped["incomplete"] += incomplete
         if not samples:
             return
-        uids = [sample.uid for sample in samples]
+        uids, metric = [sample.uid for sample in samples], filters.filter_metric
         result = filter_groups(
             uids,
             success=torch.tensor([sample.success_at_end for sample in samples]),
             accuracy_bounds=(
                 (filters.accuracy_lower_bound, filters.accuracy_upper_bound) if filters.filter_accuracy else None
             ),
+            metric=torch.tensor([episode_metric(sample, metric) for sample in samples]) if metric else None,
+            metric_bounds=(filters.filter_metric_range[0], filters.filter_metric_range[1]) if metric else None,
             scores=torch.tensor([sample.score for sample in samples]) if filters.filter_zero_variance else None,
             truncated=torch.tensor([sample.truncated for sample in samples]) if filters.filter_truncated else None,
         )

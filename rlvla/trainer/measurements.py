@@ -64,12 +64,18 @@ def measure_rollout(
     of_rewards: dict[str, float] = {}
     for name in samples[0].reward_components if samples else ():
         of_rewards[f"reward/{name}"] = float(sum(s.reward_components[name].sum() for s in samples))
-    for name in samples[0].reward_info if samples else ():
-        of_rewards[f"reward/{name}"] = float(sum(s.reward_info[name] for s in samples))
-    # A rank without episodes does not know the reward components, but all ranks must declare the same names.
-    known = {name for names in strategy.gather_objects(list(of_rewards)) for name in names}
-    sums |= {name: of_rewards.get(name, 0.0) for name in known}
-    metrics.mean({name: value / max(1, n) for name, value in sums.items()}, n)
+    # Not every episode needs to report the same numbers.
+    reported: dict[str, list[float]] = {}
+    for sample in samples:
+        for name, number in sample.reward_info.items():
+            reported.setdefault(f"reward/{name}", []).append(number)
+    # A rank without episodes does not know the names, but all ranks must declare the same ones.
+    for part in strategy.gather_objects([list(of_rewards), list(reported)]):
+        of_rewards = dict.fromkeys(part[0], 0.0) | of_rewards
+        reported = {name: [] for name in part[1]} | reported
+    metrics.mean({name: value / max(1, n) for name, value in (sums | of_rewards).items()}, n)
+    for name, numbers in reported.items():
+        metrics.mean({name: float(sum(numbers)) / max(1, len(numbers))}, len(numbers))
 
 
 def iteration_line(

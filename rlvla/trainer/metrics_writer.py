@@ -113,8 +113,8 @@ class MetricsLogger:
     Args:
         folder: where `metrics.jsonl` and the event files go; None (on all ranks but the main one) writes nothing.
         use_tensorboard: also write event files.
-        use_wandb: also log to Weights & Biases (project `rlvla`, run named after the folder); a run resumed in its
-            folder is resumed there as well.
+        use_wandb: also log to Weights & Biases; a run resumed in its folder is resumed there as well.
+        wandb_run: `project`, `group` and `name` there; by default project `rlvla`, no group, and the folder's name.
         layout: charts of TensorBoard's Custom Scalars page.
         overview: scalar -> additional name in TensorBoard, chosen so that the most important scalars come first.
     """
@@ -125,6 +125,7 @@ class MetricsLogger:
         *,
         use_tensorboard: bool,
         use_wandb: bool = False,
+        wandb_run: Mapping[str, str | None] | None = None,
         layout: Layout | None = None,
         overview: Mapping[str, str] | None = None,
     ):
@@ -142,9 +143,9 @@ class MetricsLogger:
             wandb = require("wandb", extra="wandb")
             # wandb's tables of final values would hide ours; it still prints the address of the run, unless --quiet.
             settings = wandb.Settings(quiet=True, silent=is_quiet())
+            given = {name: value for name, value in (wandb_run or {}).items() if value is not None}
             self._wandb = wandb.init(
-                project="rlvla",
-                name=folder.name,
+                **{"project": "rlvla", "name": folder.name, **given},
                 dir=str(folder),
                 id=_wandb_id(folder),
                 resume="allow",

@@ -12,7 +12,8 @@ from rlvla.algorithms.kl import AdaptiveKLController, FixedKLController
 from rlvla.data.demonstrations import Demonstrations
 from rlvla.envs.base import TaskSpec
 from rlvla.experience import Sample
-from rlvla.rollout import EpisodeRequest, RolloutEngine
+from rlvla.rollout import EpisodeRequest, FinishedEpisode, RolloutEngine
+from rlvla.rollout.user_sampler import UserSampler
 from rlvla.trainer.algorithm import Algorithm, AlgorithmSetup, Plan, register_algorithm
 from rlvla.trainer.algorithm_config import AlgorithmConfig
 from rlvla.trainer.config import PPOConfig
@@ -64,7 +65,8 @@ class PPO(Algorithm):
         self.maker = ExperienceMaker(networks, strategy, batch, *parts)
         self.replay = ReplayList()
         self.kl = kl_controller(config.algorithm)
-        self.collector = GroupCollector(setup.sampler(), strategy, batch, config.filters)
+        self._sampler = setup.sampler()
+        self.collector = GroupCollector(self._sampler, strategy, batch, config.filters)
         updater = Updater(strategy, batch, config.algorithm, models.actor)
         demonstrations = None
         if setup.demos is not None:
@@ -75,7 +77,8 @@ class PPO(Algorithm):
         )
         self._iteration = 0
         self._collected: Collected | None = None
-        self._greedy: dict[str, float] | None = None  # uid -> score of the greedy episode, for `remax`
+        # For `remax`: uid -> rewards and executed actions of the greedy episode, both [S, A].
+        self._greedy: dict[str, tuple[torch.Tensor, torch.Tensor]] | None = None
 
     @property
     def engines(self) -> dict[str, Engine]:
@@ -102,7 +105,7 @@ class PPO(Algorithm):
         if self._collected is None:
             self.collector.ingest(samples)
         else:
-            self._greedy = {sample.uid: sample.score for sample in samples}
+            self._greedy = {sample.uid: (sample.rewards, sample.executed) for sample in samples}
 
     def is_idle(self, values: Mapping[str, float]) -> bool:
         """Whether all advantages were zero."""
@@ -143,15 +146,21 @@ class PPO(Algorithm):
         assert collected is not None
         self._collected = self._greedy = None
         self.collector.commit()
-        baselines = None
+        if isinstance(self._sampler, UserSampler):
+            played = self.setup.strategy.gather_objects([FinishedEpisode.of(sample) for sample in collected.played])
+            self._sampler.observe([episode for part in played for episode in part])
+        baselines, scaling = None, self.maker.reward_scaling
+        self.maker.update_reward_scale(collected.samples)
         if greedy is not None:
             strategy = self.setup.strategy
-            mean_score = sum(greedy.values()) / max(1, len(greedy))
+            mean_score = sum(float(rewards.sum()) for rewards, _ in greedy.values()) / max(1, len(greedy))
             metrics.mean({"rollout/greedy_score": mean_score}, len(greedy))
             # If the environment of a greedy episode kept failing, its group is dropped.
             comparable = [sample for sample in collected.samples if sample.uid in greedy]
             collected.samples, collected.groups = reshard_if_any_empty(comparable, strategy)
-            scores = {uid: score for part in strategy.gather_objects(greedy) for uid, score in part.items()}
+            scaled = {uid: scaling(*episode) if scaling.active else episode[0] for uid, episode in greedy.items()}
+            mine = {uid: float(rewards.sum()) for uid, rewards in scaled.items()}
+            scores = {uid: score for part in strategy.gather_objects(mine) for uid, score in part.items()}
             baselines = torch.tensor([scores[sample.uid] for sample in collected.samples])
         metrics.mean({"rollout/rounds": collected.counts.pop("rounds")}, 1.0)
         metrics.total({f"rollout/{name}": number for name, number in collected.counts.items()})
@@ -170,16 +179,24 @@ class PPO(Algorithm):
 
     # ------------------------------------------------------------------ state
     def state_dict(self) -> dict[str, Any]:
-        """The KL coefficient and the running moments of the returns."""
+        """The KL coefficient, the running moments of returns and rewards, and the state of a sampler of the user's."""
         normalizer = self.maker.value_normalizer
         moments = None if normalizer is None else normalizer.state_dict()
-        return {"kl": self.kl.state_dict(), "value_normalizer": moments}
+        scaling = self.maker.reward_scaling.state_dict()
+        state = {"kl": self.kl.state_dict(), "value_normalizer": moments, "reward_scaling": scaling}
+        if isinstance(self._sampler, UserSampler):
+            state["task_sampler"] = self._sampler.state_dict()
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a `state_dict`."""
         self.kl.load_state_dict(state["kl"])
         if self.maker.value_normalizer is not None:
             self.maker.value_normalizer.load_state_dict(state["value_normalizer"])
+        if "reward_scaling" in state:  # checkpoints before 0.2 have none
+            self.maker.reward_scaling.load_state_dict(state["reward_scaling"])
+        if isinstance(self._sampler, UserSampler):
+            self._sampler.load_state_dict(state.get("task_sampler"))
 
     def rank_state_dict(self) -> dict[str, Any]:
         """The groups carried over."""

@@ -12,6 +12,7 @@ from rlvla.algorithms import balancing
 from rlvla.experience import Experience
 from rlvla.models.policy import Policy
 from rlvla.trainer.config import BatchConfig
+from rlvla.trainer.metrics import Metrics
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
 
 EPISODES_PER_RANK = 2**40  # rank r numbers its episodes from r times this, so that numbers are unique over ranks
@@ -125,6 +126,32 @@ class MicroBatchPlanner:
         parts = balancing.micro_batches(sizes, self._batch.train_max_tokens_per_gpu)
         parts += [[] for _ in range(self._agree(len(parts)) - len(parts))]
         return [torch.tensor(part, dtype=torch.long) for part in parts]
+
+    def measure_balance(self, before: Experience, after: Experience, metrics: Metrics) -> None:
+        """Tokens of the step on each rank, as collected and after `spread`: extremes, mean and largest difference.
+
+        Adds `global_seqlen/*`, the means over the optimizer steps of an iteration.
+        """
+        strategy = self._strategy
+        tokens = {"collected": self._tokens(before)}
+        tokens["balanced"] = tokens["collected"] if after is before else self._tokens(after)
+        negative = {f"-{name}": -number for name, number in tokens.items()}
+        most = strategy.all_reduce(tokens | negative, "max")
+        total = strategy.all_reduce({"tokens": tokens["collected"]}, "sum")["tokens"]
+        measured = {
+            "min": -most["-collected"],
+            "max": most["collected"],
+            "minmax_diff": most["collected"] + most["-collected"],
+            "balanced_min": -most["-balanced"],
+            "balanced_max": most["balanced"],
+            "mean": total / strategy.world_size,
+        }
+        metrics.mean({f"global_seqlen/{name}": number for name, number in measured.items()}, 1.0)
+
+    def _tokens(self, step: Experience) -> float:
+        """Tokens of a step on this rank, without fully masked placeholders, see `Experience.take`."""
+        real = step.action_mask.any(1).tolist()
+        return float(sum(tokens for tokens, counts in zip(self._row_tokens(step), real) if counts))
 
     def _agree(self, count: int) -> int:
         return int(self._strategy.all_reduce({"n": count}, "max")["n"])

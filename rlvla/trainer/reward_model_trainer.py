@@ -12,6 +12,7 @@ from torch.nn import functional
 from rlvla.checkpoints.policy_folder import PolicyRecord, export_policy
 from rlvla.data.demonstrations import Demonstrations
 from rlvla.data.frames import FrameRows, split_episodes
+from rlvla.data.pairs import EpisodeFrames, ranked_pairs
 from rlvla.evaluation.statistics import auroc, calibration_error, spearman
 from rlvla.models.value_models import RewardModel
 from rlvla.trainer.guards import BadSteps
@@ -22,6 +23,9 @@ from rlvla.utils.deepspeed.engine import OptimConfig
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
 from rlvla.utils.seeding import derive_rng
 from rlvla.utils.terminal import progress_bar
+
+CENTERING = 1e-3
+PAIRS_PER_EPISODE = 8  # pairs in an epoch, per training episode: all pairs grow with the square of the episodes
 
 
 def label_weights(success: torch.Tensor, balance: float) -> torch.Tensor:
@@ -65,6 +69,37 @@ def reward_model_loss(
     return dp_size * (of_success + config.progress_coef * of_progress)
 
 
+def bradley_terry_loss(
+    better: torch.Tensor, worse: torch.Tensor, *, num_pairs: float | None = None, dp_size: int = 1
+) -> torch.Tensor:
+    """-log P(better beats worse), the probability being sigmoid(better - worse), averaged over the optimizer step.
+
+    Bradley and Terry 1952. Only differences count, so a small penalty on the sum of the two scores keeps them near 0,
+    the middle of the sigmoid by which the model reports them.
+
+    Args:
+        better: [P], scores of the better episodes.
+        worse: [P], scores of the others.
+        num_pairs: number of pairs over all ranks of the step; default: P.
+        dp_size: number of ranks, over which gradients are averaged.
+    """
+    num_pairs = len(better) if num_pairs is None else num_pairs
+    losses = functional.softplus(worse - better) + CENTERING * (better + worse).square()
+    return dp_size * losses.sum() / max(num_pairs, 1)
+
+
+def episode_scores(logits: torch.Tensor, positions: torch.Tensor, count: int) -> torch.Tensor:
+    """[count]: mean of the success logits [M, T] (column 0) over the frames of each episode.
+
+    Args:
+        logits: outputs of the model.
+        positions: [M], the episode of each frame.
+        count: number of episodes.
+    """
+    sums = logits.new_zeros(count).index_add(0, positions, logits[:, 0])
+    return sums / torch.bincount(positions, minlength=count).clamp(min=1)
+
+
 class RewardModelTrainer:
     """Trains a reward model on episodes with known outcomes.
 
@@ -95,11 +130,20 @@ class RewardModelTrainer:
         self._fallback_path, self.exported = fallback_path, save_path / "reward_model"
         self._demos, self._model = demos, model
         train, self._heldout = split_episodes(demos, config.heldout_share, strategy.seed)
-        self._rows = FrameRows.of(demos, train, model)
+        self._pairs: list[tuple[int, int]] = []
+        self._frames: EpisodeFrames | None = None
+        if config.pairs is None:
+            self._rows = FrameRows.of(demos, train, model)
+            items, self._batch = len(self._rows.inputs), config.train_batch_size
+        else:
+            self._pairs = ranked_pairs(demos, train, config.pairs)
+            self._frames = EpisodeFrames(demos, train, config.pair_frames, model)
+            self._rows = self._frames.rows
+            items, self._batch = min(len(self._pairs), PAIRS_PER_EPISODE * len(train)), config.pairs_per_step
         positives = float((self._rows.success == 1).sum())
         self._balance = max(1.0, float((self._rows.success == 0).sum()) / max(1.0, positives))
-        self._batch = min(config.train_batch_size, len(self._rows.inputs))
-        self._total = config.max_epochs * (len(self._rows.inputs) // self._batch)
+        self._batch = min(self._batch, items)
+        self._items, self._total = items, config.max_epochs * (items // self._batch)
         optim = OptimConfig(
             config.learning_rate, (0.9, 0.95), config.l2, config.lr_scheduler, config.lr_warmup_ratio, self._total
         )
@@ -109,6 +153,7 @@ class RewardModelTrainer:
             save_path if strategy.is_main else None,
             use_tensorboard=config.use_tensorboard,
             use_wandb=config.use_wandb,
+            wandb_run=config.wandb_run,
             layout=REWARD_MODEL_LAYOUT,
         )
 
@@ -121,7 +166,8 @@ class RewardModelTrainer:
         step, size, means = 0, self._batch, Metrics()
         with progress_bar(self._total, "reward model", enabled=self._strategy.is_main, unit="step") as bar:
             for epoch in range(self._config.max_epochs):
-                order = derive_rng(self._strategy.seed, "reward model", epoch).permutation(len(self._rows.inputs))
+                rng = derive_rng(self._strategy.seed, "reward model", epoch)
+                order = rng.permutation(len(self._pairs) or self._items)[: self._items]
                 for start in range(0, len(order) - size + 1, size):
                     step += 1
                     self._step(step, torch.from_numpy(order[start : start + size]), means)
@@ -139,9 +185,12 @@ class RewardModelTrainer:
         return metrics
 
     def _step(self, step: int, rows: torch.Tensor, means: Metrics) -> None:
-        """One optimizer step on the given rows, which are split over the ranks."""
+        """One optimizer step on the given rows or pairs, which are split over the ranks."""
         self._engine.train()
         rows = rows[self._strategy.rank :: self._strategy.world_size]
+        positions, num_pairs = torch.empty(0, dtype=torch.long), len(rows)
+        if self._frames is not None:
+            rows, positions = self._frames.of([index for pair in rows.tolist() for index in self._pairs[pair]])
         model: RewardModel = self._engine.module
         device, data = self._strategy.device, self._rows
         inputs = data.inputs.index(rows)
@@ -149,8 +198,17 @@ class RewardModelTrainer:
         logits = self._engine(**model.score(inputs.to(device)))
         on_device = {name: label.to(device) for name, label in labels.items()}
         counts = {"total_weight": float(label_weights(labels["success"], self._balance).sum()), "num_frames": len(rows)}
+        counts["num_pairs"] = float(num_pairs)
         totals = self._strategy.all_reduce(counts, "sum") | {"dp_size": self._strategy.world_size}
-        loss = reward_model_loss(logits, **on_device, config=self._config, balance=self._balance, **totals)
+        total_pairs = totals.pop("num_pairs")
+        if self._frames is None:
+            loss = reward_model_loss(logits, **on_device, config=self._config, balance=self._balance, **totals)
+        else:
+            scores = episode_scores(logits, positions.to(device), 2 * num_pairs)
+            world = self._strategy.world_size
+            loss = bradley_terry_loss(scores[0::2], scores[1::2], num_pairs=total_pairs, dp_size=world)
+            on_device["success"] = torch.full_like(on_device["success"], math.nan)  # progress alone
+            loss = loss + reward_model_loss(logits, **on_device, config=self._config, balance=self._balance, **totals)
         norm = self._engine.backward(loss, last=True)
         means.mean({"reward_model/loss": loss}, 1.0)
         means.mean({"reward_model/grad_norm": norm}, float(math.isfinite(norm)))
@@ -171,10 +229,27 @@ class RewardModelTrainer:
             if outcomes[-1] and len(rows) > 2:
                 correlations.append(spearman(logits[:, 1].tolist(), range(len(rows))))
         finite = [c for c in correlations if np.isfinite(c)]
-        return {
+        return self._pair_metrics() | {
             "reward_model/auroc": auroc(probabilities, outcomes),
             "reward_model/ece": calibration_error(probabilities, outcomes),
             "reward_model/progress_spearman": float(np.mean(finite)) if finite else float("nan"),
             "reward_model/heldout_episodes": float(len(outcomes)),
             "reward_model/heldout_successes": float(sum(outcomes)),
         }
+
+    def _pair_metrics(self) -> dict[str, float]:
+        """With --pairs: the share of held-out pairs whose better episode has the higher score; ties count half."""
+        if self._config.pairs is None:
+            return {}
+        pairs = ranked_pairs(self._demos, self._heldout, self._config.pairs)
+        if not pairs:
+            return {"reward_model/heldout_pairs": 0.0}
+        model: RewardModel = self._engine.module
+        scores = {}
+        for index in self._heldout:
+            frames = EpisodeFrames(self._demos, [index], self._config.pair_frames, self._model)
+            with torch.no_grad():
+                logits = self._engine(**model.score(frames.rows.inputs.to(self._strategy.device))).cpu()
+            scores[index] = float(logits[:, 0].mean())
+        right = sum(float(scores[i] > scores[j]) + 0.5 * (scores[i] == scores[j]) for i, j in pairs)
+        return {"reward_model/pair_accuracy": right / len(pairs), "reward_model/heldout_pairs": float(len(pairs))}

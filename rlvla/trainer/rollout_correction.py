@@ -99,8 +99,18 @@ def _measure_mismatch(rows: Experience, metrics: Metrics) -> None:
     means = {f"{PREFIX}/{name}": measured[name] for name in ("probs_diff_mean", "kl", "k3_kl")}
     metrics.mean(means, float(mask.sum()))
     metrics.maximum({f"{PREFIX}/probs_diff_max": measured["probs_diff_max"]})
+    _deviation((rows.old_log_probs.double().exp() - rows.rollout_log_probs.double().exp()).abs()[mask], metrics)
     weights = (rows.old_log_probs - rows.rollout_log_probs).clamp(-20.0, 20.0).exp()
     _effective_share(weights, mask, f"{PREFIX}/ess", metrics)
+
+
+def _deviation(differences: Tensor, metrics: Metrics) -> None:
+    """Standard deviation (ddof 0) of the probability differences [N] float64 over all ranks."""
+    mean, square = f"_{PREFIX}/probs_diff_first", f"_{PREFIX}/probs_diff_second"
+    some = len(differences) > 0
+    moments = {mean: differences.mean() if some else 0.0, square: differences.square().mean() if some else 0.0}
+    metrics.mean(moments, len(differences))
+    metrics.derived(f"{PREFIX}/probs_diff_std", lambda known: max(0.0, known[square] - known[mean] ** 2) ** 0.5)
 
 
 def _effective_share(weights: Tensor, mask: Tensor, name: str, metrics: Metrics) -> None:

@@ -72,6 +72,7 @@ class SFTTrainer:
             save_path if strategy.is_main else None,
             use_tensorboard=config.use_tensorboard,
             use_wandb=config.use_wandb,
+            wandb_run=config.wandb_run,
             layout=SFT_LAYOUT,
         )
 

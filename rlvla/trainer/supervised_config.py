@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from rlvla.models.config import ACTION_STD_HELP, ACTION_STD_INIT_HELP, PLATFORM_HELP, VARIANT_HELP
 from rlvla.models.vla.choices import ACTION_STD_KINDS, MODEL_VARIANTS
 from rlvla.models.vla.platforms import PLATFORMS
-from rlvla.trainer.config import dry_run_flag, fallback_path_flag, max_bad_steps_flag
+from rlvla.trainer.config import LoggingConfig, dry_run_flag, fallback_path_flag, max_bad_steps_flag
 from rlvla.utils.cli.flags import MAX_SEED, arg
 from rlvla.utils.deepspeed.config import SCHEDULERS
 
+PAIR_ORDERS = ("success", "length", "return", "rank")
 SFT_LOSSES = ("l1", "nll")
 
 
@@ -61,7 +62,7 @@ class TinyConfig:
 
 
 @dataclass(frozen=True)
-class SFTConfig:
+class SFTConfig(LoggingConfig):
     """Hyperparameters of supervised fine-tuning."""
 
     max_epochs: int = arg(10, "passes over the demonstrations", minimum=1)
@@ -83,8 +84,6 @@ class SFTConfig:
     )
     max_bad_steps: int = max_bad_steps_flag()
     logging_steps: int = arg(20, "log metrics every this many optimizer steps", minimum=1)
-    use_tensorboard: bool = arg(True, "write TensorBoard event files in --save_path")
-    use_wandb: bool = arg(False, "also log to Weights & Biases (extra rlvla[wandb])")
 
     @property
     def trains_mean_alone(self) -> bool:
@@ -123,7 +122,7 @@ class RewardRunConfig:
 
 
 @dataclass(frozen=True)
-class RewardModelConfig:
+class RewardModelConfig(LoggingConfig):
     """Hyperparameters of reward model training."""
 
     max_epochs: int = arg(6, "passes over the frames", minimum=1)
@@ -132,12 +131,27 @@ class RewardModelConfig:
     lr_warmup_ratio: float = arg(0.05, "share of the optimizer steps spent warming up", minimum=0, maximum=1)
     lr_scheduler: str = arg("cosine", "learning-rate schedule", choices=SCHEDULERS)
     l2: float = arg(0.01, "AdamW weight decay", minimum=0)
-    progress_coef: float = arg(1.0, "weight of the progress regression relative to the cross-entropy", minimum=0)
+    pairs: str | None = arg(
+        None,
+        "learn success from pairs of episodes of a task (Bradley-Terry) instead of labeled frames; better is "
+        "success over failure, with length also the shorter of two successes, the larger recorded return, or the "
+        "smaller recorded rank",
+        choices=PAIR_ORDERS,
+    )
+    pair_frames: int = arg(
+        8, "--pairs: frames of an episode, evenly spaced with the last one, whose mean is its score", minimum=1
+    )
+    progress_coef: float = arg(
+        1.0, "weight of the progress regression relative to the cross-entropy or the loss of --pairs", minimum=0
+    )
     failure_progress_cap: float = arg(
         0.5, "upper bound of the progress of frames from failed episodes", minimum=0, maximum=1
     )
     heldout_share: float = arg(0.2, "fraction of the episodes held out for the metrics", above=0, below=1)
     max_bad_steps: int = max_bad_steps_flag()
     logging_steps: int = arg(20, "log metrics every this many optimizer steps", minimum=1)
-    use_tensorboard: bool = arg(True, "write TensorBoard event files in --save_path")
-    use_wandb: bool = arg(False, "also log to Weights & Biases (extra rlvla[wandb])")
+
+    @property
+    def pairs_per_step(self) -> int:
+        """Pairs per optimizer step, so that their frames make a batch."""
+        return self.train_batch_size // (2 * self.pair_frames)

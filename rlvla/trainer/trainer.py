@@ -10,8 +10,14 @@ from typing import Any
 from torch.profiler import record_function
 
 from rlvla.checkpoints.policy_folder import export_policy
-from rlvla.checkpoints.run_folder import CHECKPOINTS, FolderWatch
-from rlvla.checkpoints.training import CheckpointError, load_checkpoint, save_checkpoint
+from rlvla.checkpoints.run_folder import CHECKPOINTS, CRITICS, POLICIES, FolderWatch, remove_folders_without
+from rlvla.checkpoints.training import (
+    CheckpointError,
+    list_checkpoints,
+    load_checkpoint,
+    save_checkpoint,
+    set_aside_later,
+)
 from rlvla.evaluation.evaluate import evaluate
 from rlvla.evaluation.results import EvalResult
 from rlvla.evaluation.videos import record_videos
@@ -26,6 +32,7 @@ from rlvla.trainer.metrics_writer import PPO_OVERVIEW, MetricsLogger, ppo_layout
 from rlvla.trainer.models import Offloading, WeightAverage
 from rlvla.trainer.observers import Observer, RewardCheck, Rollout, RolloutDumps
 from rlvla.trainer.player import Player
+from rlvla.utils.deepspeed.engine import Engine
 from rlvla.utils.errors import SaveError, TrainingHalted
 from rlvla.utils.seeding import seed_everything
 from rlvla.utils.stopping import BrokenOff, StopRequested, StopSignals
@@ -86,6 +93,7 @@ class Trainer:
             save_path if strategy.is_main else None,
             use_tensorboard=config.schedule.use_tensorboard,
             use_wandb=config.schedule.use_wandb,
+            wandb_run=config.schedule.wandb_run,
             layout=ppo_layout(config.reward_weights()),
             overview=PPO_OVERVIEW,
         )
@@ -100,12 +108,19 @@ class Trainer:
         self._best: dict[str, Any] | None = None  # iteration and success_at_end of the best evaluation
 
     # -------------------------------------------------------------------- run
-    def resume(self) -> bool:
-        """Restore the newest intact checkpoint; False if there is none."""
-        state = load_checkpoint(self._ckpt_path, self.algorithm.engines, self.strategy)
+    def resume(self, name: str | None = None) -> bool:
+        """Restore the checkpoint `name`, or the newest intact one; False if there is none.
+
+        Checkpoints later than `name` are set aside, except in a run that only evaluates.
+        """
+        state = load_checkpoint(self._ckpt_path, self.algorithm.engines, self.strategy, name)
         if state is None:
             self.logger.rewind(-1, evaluates_again=False)
             return False
+        if name is not None and not self.config.schedule.val_only and self.strategy.is_main:
+            later = set_aside_later(self._ckpt_path, state["iteration"])
+            if later:
+                self._log(f"later checkpoints are set aside as superseded_...: {', '.join(later)}")
         self.iteration = self._saved = state["iteration"]
         self.totals = state["totals"]
         self.evaluations = [(iteration, EvalResult.from_dict(result)) for iteration, result in state["evaluations"]]
@@ -197,6 +212,8 @@ class Trainer:
         try:
             self.exported = self._export("policy")
             kept.insert(0, f"the policy is in {self.exported}")
+            if self._value_network is not None:
+                kept.append(f"the critic is in {self._export('critic', self._value_network)}")
         except SaveError as error:
             self._unsaved = True
             kept.append(str(error))
@@ -239,6 +256,25 @@ class Trainer:
             protect=[self._best["iteration"]] if self._best else [],
         )
         self._saved = self.iteration
+        if self.config.schedule.save_hf_ckpt:
+            self._export_beside_checkpoint()
+
+    def _export_beside_checkpoint(self) -> None:
+        """Export policy and critic of the checkpoint just written, and remove those whose checkpoints are gone."""
+        name = f"iteration_{self.iteration:06d}"
+        try:
+            self._export(f"{POLICIES}/{name}", fallback=None)
+            if self._value_network is not None:
+                self._export(f"{CRITICS}/{name}", self._value_network, fallback=None)
+        except SaveError as error:
+            self._log(f"warning: {error}; the run goes on")
+        if self.strategy.is_main and self._saved_in == self._ckpt_path:
+            remove_folders_without(self._save_path, list_checkpoints(self._ckpt_path))
+
+    @property
+    def _value_network(self) -> Engine | None:
+        """The critic, if it is to be exported."""
+        return self.algorithm.engines.get("critic") if self.config.schedule.save_value_network else None
 
     def _look_after_folder(self) -> None:
         """Go on in a new folder if that of the run was deleted."""
@@ -304,7 +340,7 @@ class Trainer:
             self.evaluate()
 
     def evaluate(self) -> EvalResult:
-        """Evaluate the greedy policy on the evaluation states; the result is logged and stored in `evaluations`.
+        """Evaluate the policy on the evaluation states; the result is logged and stored in `evaluations`.
 
         The policy with the best evaluation during training (success at end; ties go to the earliest) is exported to
         `best_policy/`.
@@ -323,6 +359,9 @@ class Trainer:
                     episodes_per_task=schedule.eval_episodes,
                     split=self.config.split,
                     seed=self.strategy.seed,
+                    greedy=not schedule.eval_temperature,
+                    temperature=schedule.eval_temperature or 1.0,
+                    samples=schedule.eval_samples,
                     attempt=self._signals.attempt,
                 )
                 if schedule.num_videos:
@@ -332,7 +371,7 @@ class Trainer:
             raise
         others = [entry for entry in self.evaluations if entry[0] != self.iteration]
         self.evaluations = [*others, (self.iteration, result)]
-        metrics = result.as_metrics() | {f"total/{name}": value for name, value in self.totals.items()}
+        metrics = result.as_metrics("eval") | {f"total/{name}": value for name, value in self.totals.items()}
         self.logger.log(metrics, self.iteration)
         self._log(f"iteration {self.iteration}: evaluation, success at end {result.success_at_end}")
         rate = result.success_at_end.rate
@@ -345,16 +384,24 @@ class Trainer:
                     self._log(f"warning: {error}; the run goes on")
         return result
 
-    def _export(self, name: str) -> Path:
+    def _export(self, name: str, engine: Engine | None = None, **options: Any) -> Path:
         """Export the weights used for evaluation into a subfolder of the run; returns the folder.
+
+        Args:
+            name: the subfolder.
+            engine: a model other than the actor, with its latest weights.
+            options: `fallback`, if it is not --fallback_path.
 
         Raises:
             SaveError: it could not be written.
         """
         self._look_after_folder()
-        folder, fallback = self._save_path / name, self.config.schedule.fallback_path
+        options = {"fallback": self.config.schedule.fallback_path, **options}
+        parts = (self._save_path / name, self.strategy, self.config.record)
+        if engine is not None:
+            return export_policy(engine, *parts, **options)
         with self._evaluated_weights():
-            return export_policy(self.algorithm.actor, folder, self.strategy, self.config.record, fallback)
+            return export_policy(self.algorithm.actor, *parts, **options)
 
     def _evaluated_weights(self) -> AbstractContextManager[None]:
         """Inside the block the actor has the weights to evaluate and export: its own, or their moving average."""
@@ -373,7 +420,7 @@ class Trainer:
             self._save_path / "videos" / f"iteration_{self.iteration:06d}",
             count=schedule.num_videos,
             seed=self.strategy.seed,
-            temperature=1.0,
+            temperature=schedule.eval_temperature or 1.0,
         )
         for video in videos:
             name = f"videos/{video.task}/{'success' if video.success else 'failure'}_state{video.init_state_id}"

@@ -70,9 +70,11 @@ class Updater:
         self._loss_arguments = self._loss_options()
         self._own_mode = "agg_mode" not in algorithm.loss_options  # always averages over decisions
 
-    def spread(self, step: Experience) -> Experience:
+    def spread(self, step: Experience, metrics: Metrics) -> Experience:
         """Balance the rows of a step over the ranks, if enabled; called before `policy_step` and `value_step`."""
-        return self._planner.spread(step)
+        balanced = self._planner.spread(step)
+        self._planner.measure_balance(step, balanced, metrics)
+        return balanced
 
     def _micro_batches(self, step: Experience) -> Iterator[tuple[Experience, Tensor, int, bool]]:
         """Yields (micro-batch on the device, its row indices, number of micro-batches, whether it is the last)."""
@@ -295,7 +297,7 @@ class UpdatePhase:
             for epoch in range(batch.max_epochs):
                 rng = derive_rng(self.strategy.seed, "update", iteration, epoch, self.strategy.rank)
                 for number, step in enumerate(replay.optimizer_steps(sizes, rng)):
-                    step, acts = self.updater.spread(step), train_actor
+                    step, acts = self.updater.spread(step, metrics), train_actor
                     if acts:
                         kl = self._policy_step((iteration, epoch, number), step, kl_coef, metrics, first)
                         train_actor = target_kl is None or (math.isfinite(kl) and kl <= target_kl)

@@ -1,12 +1,17 @@
-"""Loading a user's Python module from its file."""
+"""Loading a user's Python module, function or class from its file."""
 
 from __future__ import annotations
 
 import importlib.util
 import sys
+import traceback
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
+
+from rlvla.utils.errors import ConfigError
 
 
 def load_file(path: Path) -> ModuleType:
@@ -39,3 +44,44 @@ def load_file(path: Path) -> ModuleType:
         del sys.modules[name]
         raise
     return module
+
+
+def load_from_file(spec: str, flag: str, kind: str = "function") -> Callable[..., Any]:
+    """The function or class of `file.py:name`.
+
+    Args:
+        spec: file and name.
+        flag: the flag that gave it, for messages.
+        kind: "function" or "class", for messages.
+
+    Raises:
+        ConfigError: malformed spec, missing file or name, or an error while executing the file.
+    """
+    file, _, name = spec.rpartition(":")
+    path = Path(file)
+    if not file or not name.isidentifier():
+        raise ConfigError.of(flag, "malformed", f"--{flag} {spec}: write FILE.py:{kind.upper()}")
+    if not path.is_file():
+        raise ConfigError.of(flag, "missing_file", f"--{flag} {spec}: {path} does not exist")
+    if path.suffix != ".py":
+        raise ConfigError.of(flag, "invalid_file", f"--{flag} {spec}: {path} is not a Python file")
+    try:
+        module = load_file(path)
+    except Exception as error:
+        text = f"--{flag} {spec}: the file cannot be executed:\n{user_traceback(error, path)}"
+        raise ConfigError.of(flag, "invalid_file", text) from error
+    loaded = getattr(module, name, None)
+    if not callable(loaded) or (kind == "class" and not isinstance(loaded, type)):
+        wanted = {n: v for n, v in vars(module).items() if callable(v) and not n.startswith("_")}
+        there = ", ".join(n for n, v in wanted.items() if kind != "class" or isinstance(v, type)) or "none"
+        raise ConfigError.of(flag, "unknown_name", f"--{flag} {spec}: {path} has no {kind} {name}; it has: {there}")
+    return loaded
+
+
+def user_traceback(error: BaseException, path: Path) -> str:
+    """The indented traceback, starting at the first frame in the user's file."""
+    frames = traceback.extract_tb(error.__traceback__)
+    file = path.resolve()
+    first = next((i for i, frame in enumerate(frames) if Path(frame.filename).resolve() == file), 0)
+    lines = traceback.format_list(frames[first:]) + traceback.format_exception_only(error)
+    return "".join(f"      {line}\n" for line in "".join(lines).splitlines()).rstrip("\n")

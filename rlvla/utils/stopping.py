@@ -109,6 +109,16 @@ class StopSignals:
             raise
 
 
+def _without_named_checkpoint(words: Sequence[str]) -> list[str]:
+    """The words without the name of an older checkpoint: the run goes on from the newest."""
+    kept: list[str] = []
+    for index, word in enumerate(words):
+        named = index > 0 and words[index - 1] == "--load_checkpoint" and not word.startswith("-")
+        if not named:
+            kept.append("--load_checkpoint" if word.startswith("--load_checkpoint=") else word)
+    return kept
+
+
 def resume_command(argv: Sequence[str], ckpt_path: Path | None = None) -> str:
     """The command that resumes the run started with `argv` (`sys.argv`), to be run in the same folder.
 
@@ -117,12 +127,14 @@ def resume_command(argv: Sequence[str], ckpt_path: Path | None = None) -> str:
         ckpt_path: folder of the checkpoint, if it is not the run's own.
     """
     words = [word for word in argv if not word.startswith("--local_rank")]
+    launched = len(words) < len(argv)
+    words = _without_named_checkpoint(words)
     if "--load_checkpoint" not in words:
         words.append("--load_checkpoint")
     if ckpt_path is not None:
         words += ["--ckpt_path", str(ckpt_path)]
     world = int(os.environ.get("WORLD_SIZE", "1"))
     launcher = ["python"]
-    if world > 1 or len(words) < len(argv):
+    if world > 1 or launched:
         launcher = ["deepspeed", "-q", "--num_accelerators", str(world)]
     return shlex.join([*launcher, *words])

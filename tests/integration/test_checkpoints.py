@@ -23,6 +23,7 @@ from rlvla.envs.base import TaskSpec
 from rlvla.evaluation.evaluate import evaluate
 from rlvla.evaluation.results import EvalResult
 from rlvla.models.actor import Actor
+from rlvla.models.value_models import Critic
 from rlvla.rewards import base as reward_base
 from rlvla.trainer import trainer as training_loop
 from rlvla.trainer.ppo_trainer import PPOTrainer
@@ -186,6 +187,28 @@ def rank_state(folder: Path, iteration: int) -> dict:
     """What the only rank has saved of itself."""
     path = folder / "checkpoints" / f"iteration_{iteration:06d}" / "rank0.pt"
     return torch.load(path, weights_only=False)["state"]
+
+
+def test_a_run_goes_on_from_a_chosen_checkpoint(whole: tuple, policy_folder: Path, tmp_path: Path) -> None:
+    """From the first of three it does again what it did; what was later is set aside. Each checkpoint has a policy."""
+    folder, more = tmp_path / "run", ["--eval_steps", "2", *EVERYTHING, "--max_ckpt_num", "3"]
+    more += ["--save_hf_ckpt", "--save_value_network"]
+    run_and_stop_after(policy_folder, folder, 3, *more)
+    saved = {f"iteration_{number:06d}" for number in (1, 2, 3)}
+    for kind in ("policies", "critics"):
+        assert {path.name for path in (folder / kind).iterdir()} == saved
+    assert Critic.from_pretrained(folder / "critics" / "iteration_000002").head.weight.any()
+    trainer = run(policy_folder, folder, *more, "--load_checkpoint", "iteration_000001")
+    names = {path.name for path in (folder / "checkpoints").iterdir()}
+    assert names == {f"iteration_{number:06d}" for number in (2, 3, 4)} | {
+        f"superseded_iteration_{number:06d}" for number in (2, 3)
+    } | ({"iteration_000001"} & names), "the best one is kept"
+    assert trainer.iteration == 4 and (folder / "critic" / "value_head.safetensors").is_file()
+    assert {p.name for p in (folder / "policies").iterdir()} == {n for n in names if n.startswith("iteration")}
+    ours, theirs = (load_file(f / "policy" / "model.safetensors") for f in (folder, whole[0]))
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    at_the_end = load_file(folder / "policies" / "iteration_000004" / "model.safetensors")
+    assert all(torch.equal(at_the_end[name], theirs[name]) for name in theirs)
 
 
 def test_continuing_without_a_checkpoint_starts_anew(

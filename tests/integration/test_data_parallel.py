@@ -5,6 +5,7 @@ import torch
 from rlvla.algorithms import get_advantage_estimator
 from rlvla.algorithms.losses import explained_variance
 from rlvla.algorithms.masking import masked_mean, masked_var, masked_whiten
+from rlvla.algorithms.reward_scaling import RewardScaling
 from rlvla.algorithms.rollout_correction import rollout_correction_weights
 from rlvla.algorithms.value_normalization import ValueNormalizer
 from tests.support import two_ranks
@@ -28,6 +29,8 @@ def everything(b, process_group):
     rows, mask = len(b["mask"]), b["mask"]
     normalizer = ValueNormalizer()
     normalizer.update(b["rewards"], mask, process_group)
+    scaling = RewardScaling(normalize=True)
+    scaling.update(b["rewards"].sum(1), process_group)
     scalars = torch.stack(
         [
             masked_mean(b["rewards"], mask, process_group=process_group),
@@ -35,6 +38,7 @@ def everything(b, process_group):
             explained_variance(b["values"], b["rewards"], mask, process_group),
             torch.tensor(normalizer.mean, dtype=torch.float64),
             torch.tensor(normalizer.std, dtype=torch.float64),
+            torch.tensor(scaling.divisor, dtype=torch.float64),
         ]
     )
     results = {"scalars": scalars.expand(rows, -1).contiguous()}

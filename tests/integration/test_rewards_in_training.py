@@ -30,8 +30,19 @@ def train(policy_folder: Path, tmp_path: Path) -> Callable[..., list[dict]]:
 def test_components_are_logged_and_scheduled(train: Callable, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     pytest.importorskip("pydantic", reason="the extra vlm is not installed")
     mine = tmp_path / "mine.py"
-    mine.write_text("def score(samples):\n    return [1.0 for _ in samples]\n")
+    mine.write_text("def score(samples, pay):\n    return [(pay, {'steps': s.finish_step}) for s in samples]\n")
     flags = ["--reward", "success:1", "rm:0.5", "reward_fn:2", "vlm:1", "--reward_fn", f"{mine}:score"]
+    flags += ["--reward_fn_kwargs", "pay=1.0", "--normalize_reward", "--reward_clip_range", "-5", "5"]
+    flags += [
+        "--overlong_buffer_len",
+        "10",
+        "--task_weights",
+        "0:2",
+        "--eval_temperature",
+        "0.7",
+        "--eval_samples",
+        "2",
+    ]
     flags += ["--reward_schedule", "reward_fn:linear:1:0.25", "--rm_formula", "F(near & F success)"]
     with judge_server() as server:
         server.answer = lambda request: (200, completion('{"action_score": 0.5, "progress": 0.5}'))
@@ -40,9 +51,16 @@ def test_components_are_logged_and_scheduled(train: Callable, tmp_path: Path, ca
     assert first["reward/reward_fn"] == 2 and last["reward/reward_fn"] == 0.5
     assert first["reward/vlm"] == 0 and first["reward/vlm_requests"] > 0 and first["reward/vlm_failures"] == 0
     assert 0 <= first["reward/rm_progress"] <= 1 and first["reward/rm_regressions"] == 0
-    parts = sum(first[f"reward/{name}"] for name in ("success", "rm", "reward_fn", "vlm"))
+    assert first["reward/reward_fn_steps"] == first["rollout/episode_length"]
+    assert last["reward/normalizer_std"] > 0 and -1 <= first["reward/overlong"] < 0
+    assert 0 < first["global_seqlen/mean"] == first["global_seqlen/balanced_max"]
+    parts = sum(first[f"reward/{name}"] for name in ("success", "rm", "reward_fn", "vlm", "overlong"))
     assert first["reward/total"] == pytest.approx(parts, abs=1e-4)
-    assert f", reward {first['reward/total']:.3g}, " in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert f", reward {first['reward/total']:.3g}, " in printed
+    assert "(sampled at temperature 0.7, 2 episodes per state: pass@2 " in printed
+    evaluated = [line for line in (tmp_path / "ppo" / "metrics.jsonl").read_text().splitlines() if "eval/n" in line]
+    assert [json.loads(line)["eval/n"] for line in evaluated] == [4.0] and "eval/pass_at_2" in evaluated[0]
 
 
 def test_the_line_of_an_iteration_tells_the_reward_where_it_is_not_success() -> None:

@@ -208,6 +208,9 @@ def option_problems(config: OpenVLAConfig, actor: ActorConfig) -> list[Problem]:
     if actor.lora_targets != ActorConfig.lora_targets and not actor.lora_rank:
         text = "--lora_targets has no effect without adapters; give --lora_rank"
         problems.append(Problem("lora_targets", "no_effect", text))
+    if actor.lora_dropout and not actor.lora_rank:
+        text = "--lora_dropout has no effect without adapters; give --lora_rank"
+        problems.append(Problem("lora_dropout", "no_effect", text))
     return problems
 
 

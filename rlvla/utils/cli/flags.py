@@ -45,10 +45,10 @@ def arg(default: Any, help: str | Callable[[], str], **metadata: Any) -> Any:
         help: one sentence that names the unit; the parser appends the default. A function is called when the parser is
             built, for texts that list what is registered.
         metadata: `choices` (or a function that returns them when a parser is built), `metavar`, `nargs`, `action` as
-            in argparse; `minimum`, `maximum` (inclusive) and `above`, `below` (exclusive bounds) are checked by
-            `range_problems`, which has bounds for numbers that declare none; `lines=True` allows line breaks in a text;
-            `writes` ("file" or "folder") marks an output, which must be writable.
-            `recorded=False`: see `rlvla.envs.options.SuiteOptions`.
+            in argparse; `value`, the metavar of a switch's optional value; `minimum`, `maximum` (inclusive) and
+            `above`, `below` (exclusive bounds) are checked by `range_problems`, which has bounds for numbers that
+            declare none; `lines=True` allows line breaks in a text; `writes` ("file" or "folder") marks an output,
+            which must be writable. `recorded=False`: see `rlvla.envs.options.SuiteOptions`.
     """
     return dataclasses.field(default=default, metadata={"help": help, **metadata})
 
@@ -178,6 +178,24 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, text if _is_first_on_machine() else None)
 
 
+class _SwitchWithValue(argparse.Action):
+    """`--flag` (True), `--no-flag` (False) or `--flag VALUE` (the text)."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, **options: Any):
+        both = [*option_strings, *(f"--no-{option[2:]}" for option in option_strings)]
+        super().__init__(both, dest, nargs="?", **options)
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        negative = option_string is not None and option_string.startswith("--no-")
+        if negative and values is not None:
+            raise argparse.ArgumentError(self, f"{option_string} takes no value")
+        setattr(namespace, self.dest, not negative if values is None else values)
+
+    def format_usage(self) -> str:
+        """The flag as the usage shows it."""
+        return " | ".join(self.option_strings)
+
+
 def _base_type(annotation: Any) -> tuple[type, bool]:
     """(element type, is a tuple) of a field annotation such as `int`, `float | None`, `tuple[int, ...]`."""
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
@@ -247,6 +265,8 @@ def argument(field: dataclasses.Field, hint: Any, text: str, default: Any) -> di
     options: dict[str, Any] = {"default": default, "help": text.replace("%", "%%")}
     if kind is bool:
         options["action"] = argparse.BooleanOptionalAction
+        if "value" in field.metadata:
+            options["action"], options["metavar"] = _SwitchWithValue, field.metadata["value"]
         return options
     optional = default is None and not several
     typed = _reader(kind, field.metadata)

@@ -66,3 +66,15 @@ def test_groups_to_sample_rounds_up():
     assert groups_to_sample(0, 2.0) == 0
     with pytest.raises(ValueError, match="oversample_factor"):
         groups_to_sample(3, 0.5)
+
+
+def test_any_number_can_be_bounded_and_both_bounds_belong_to_the_range():
+    lengths = torch.tensor([10.0 if name == "a" else 20.0 if name == "b" else 30.0 for name in IDS])
+    result = filter_groups(IDS, metric=lengths, metric_bounds=(10.0, 20.0))
+    assert [name for name, keep in zip(IDS, result.keep.tolist()) if not keep] == ["c"] * IDS.count("c")
+    assert result.dropped == {"metric_low": 0, "metric_high": 1}
+    assert filter_groups(IDS, metric=lengths, metric_bounds=(15.0, 20.0)).dropped == {"metric_low": 1, "metric_high": 1}
+    nowhere = torch.where(lengths == 20.0, torch.nan, lengths)
+    assert filter_groups(IDS, metric=nowhere, metric_bounds=(0.0, 99.0)).dropped == {"metric_low": 0, "metric_high": 1}
+    with pytest.raises(ValueError, match="lower <= upper"):
+        filter_groups(IDS, metric=lengths, metric_bounds=(2.0, 1.0))

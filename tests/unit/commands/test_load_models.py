@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from torch import nn
 
 from cli.train_ppo_vla import GROUPS, build_parser
 from rlvla.commands.load_models import load_models
 from rlvla.commands.ppo_checks import check
 from rlvla.commands.ppo_flags import PPORun
-from rlvla.models.value_models import Critic
+from rlvla.models.value_models import Critic, RewardModel
 from rlvla.models.vla import family, openvla
 from rlvla.trainer.models import Models
 from rlvla.utils.cli.flags import from_namespace
@@ -68,3 +69,20 @@ def test_every_network_of_the_run_takes_the_kernel(
         found = models_of(policy_folder, tmp_path, "--init_kl_coef", "0.1", "--attn_implementation", kernel)
         networks = [found.actor, found.critic, found.reference.actor]
         assert [network.vla.attn_implementation for network in networks] == [kernel] * 3
+
+
+def test_a_critic_starts_from_the_reward_model_with_a_head_at_zero(policy_folder: Path, tmp_path: Path) -> None:
+    reward = RewardModel.from_policy(policy_folder)
+    with torch.no_grad():
+        for parameter in reward.parameters():
+            parameter.add_(0.01)
+    reward.save_pretrained(tmp_path / "reward")
+    folder = with_files_of(policy_folder, tmp_path / "reward")
+    for flags in (
+        ["--reward_pretrain", folder],
+        ["--reward", "success", "rm_model:0.5", "--rm_model_path", folder],
+    ):
+        critic = models_of(policy_folder, tmp_path, *flags, "--critic_from", "rm_model").critic
+        wanted = reward.vla.state_dict()
+        assert all(torch.equal(tensor, wanted[name]) for name, tensor in critic.vla.state_dict().items())
+        assert not any(parameter.any() for parameter in critic.head.parameters())

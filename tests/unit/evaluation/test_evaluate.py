@@ -13,8 +13,8 @@ from cli.eval_vla import main
 from rlvla.envs import list_tasks
 from rlvla.envs.config import SplitConfig
 from rlvla.evaluation.evaluate import evaluate
-from rlvla.evaluation.results import EpisodeOutcome, EvalResult, Rate, summarize
-from rlvla.evaluation.statistics import wilson_interval
+from rlvla.evaluation.results import EpisodeOutcome, EvalResult, Rate, sample_of, summarize
+from rlvla.evaluation.statistics import clustered_interval, wilson_interval
 from rlvla.rollout import EpisodeRequest
 
 TOY = list_tasks("toy_reach")[0]
@@ -39,7 +39,7 @@ class Engine:
 
 class Played:
     def __init__(self, request: EpisodeRequest):
-        self.task_id = request.task_id
+        self.task_id, self.uid = request.task_id, request.uid
         self.success_at_end = request.init_state_id % 2 == 0
         self.success_once = self.success_at_end or request.init_state_id % 3 == 0
         self.init_state_id = request.init_state_id
@@ -135,6 +135,43 @@ def test_sampled_evaluation_goes_by_another_name() -> None:
     assert "sampled" in result.as_table()
 
 
+class ByChance(Engine):
+    """Every initial state below 8005 succeeds with its odd samples, the others never."""
+
+    def run(self, requests, policy, *, on_episode, **options):
+        samples = super().run(requests, policy, on_episode=on_episode, **options)
+        for sample in samples:
+            sample.success_at_end = sample.init_state_id < 8005 and sample_of(sample.uid) % 2 == 1
+        return samples
+
+
+def test_several_samples_of_a_state_are_counted_as_such() -> None:
+    options = {"episodes_per_task": 10, "split": SplitConfig(), "seed": 0, "greedy": False, "samples": 4}
+    engine = ByChance()
+    result = evaluate(engine, None, TASKS, Rank(), **options)
+    assert len(engine.requests) == 80 and len({(r.uid, r.seed) for r in engine.requests}) == 80
+    assert [r for r in engine.requests if not sample_of(r.uid)] == run(Rank())[0].requests, "the first are those of one"
+    assert (result.success_at_end.rate, result.success_at_end.n) == (0.25, 80)
+    counts = [(2, 4)] * 5 + [(0, 4)] * 5
+    assert (result.success_at_end.low, result.success_at_end.high) == clustered_interval(2 * counts)
+    assert result.tasks[0].success_at_end.low == clustered_interval(counts)[0]
+    assert result.pass_at_k == Rate.of(([True] * 5 + [False] * 5) * 2)
+    metrics = result.as_metrics("eval")
+    assert metrics["eval/pass_at_4"] == 0.5 and metrics["eval/success_at_end_low"] == result.success_at_end.low
+    assert EvalResult.from_dict(json.loads(json.dumps(result.as_dict()))) == result
+    halves = [Rank(0, 2), Rank(1, 2)]
+    for rank in halves:
+        evaluate(ByChance(), None, TASKS, rank, **options)
+    assert evaluate(ByChance(), None, TASKS, Rank(0, 2, others=(halves[1].sent,)), **options) == result
+
+
+def test_pass_at_k_is_of_states_with_all_their_samples() -> None:
+    outcomes = [EpisodeOutcome(0, state, False, False, 3, sample=k) for state in (7, 8) for k in range(2)]
+    assert summarize(outcomes[:-1], [TOY], "heldout", False, samples=2).pass_at_k == Rate.of([False])
+    assert summarize(outcomes[:1], [TOY], "heldout", False, samples=2).pass_at_k is None
+    assert "samples" not in summarize(outcomes[:1], [TOY], "heldout", True).as_dict()
+
+
 def test_rate_of_outcomes() -> None:
     rate = Rate.of([True, False, False, True])
     assert (rate.rate, rate.n) == (0.5, 4)
@@ -158,6 +195,25 @@ def test_the_command_writes_figures(policy_folder: Path, tmp_path: Path, capsys:
     assert "greedy" in out and "sampled" in out and str(output) in out
     main([*argv, "--temperature", "1.6", "--num_envs", "1", "--output", str(tmp_path / "again.json")])
     assert json.loads((tmp_path / "again.json").read_text())["results"] == content["results"]
+
+
+def test_the_command_plays_states_several_times(
+    policy_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    argv = ["--pretrain", str(policy_folder), "--eval_episodes", "3", "--num_envs", "1", "--sampled", "--eval_samples"]
+    main([*argv, "2", "--output", str(tmp_path / "several.json")])
+    content = json.loads((tmp_path / "several.json").read_text())
+    greedy, sampled = content["results"]
+    assert greedy["success_at_end"]["n"] == 3 and "samples" not in greedy
+    assert sampled["success_at_end"]["n"] == 6 and sampled["samples"] == 2 and sampled["pass_at_k"]["n"] == 3
+    assert "2 episodes per initial state, pass@2 " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("flags", [[], ["--sampled", "--compare", "base"]])
+def test_samples_that_do_not_fit(policy_folder: Path, capsys: pytest.CaptureFixture, flags: list[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["--pretrain", str(policy_folder), "--eval_samples", "2", *flags])
+    assert stop.value.code == 2 and "--eval_samples 2: " in capsys.readouterr().err
 
 
 def test_episodes_that_did_not_come_are_counted_and_told() -> None:

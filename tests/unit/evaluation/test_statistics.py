@@ -10,6 +10,7 @@ from scipy.stats import multinomial
 
 from rlvla.evaluation.statistics import (
     BOOTSTRAP_MIN_PAIRS,
+    clustered_interval,
     mcnemar_exact,
     mean_interval,
     newcombe_interval,
@@ -175,3 +176,38 @@ def test_the_wilson_interval_holds_the_rate_itself(n: int) -> None:
     for successes in (0, 1, n // 2, n):
         low, high = wilson_interval(successes, n)
         assert 0.0 <= low <= successes / n <= high <= 1.0
+
+
+def test_independent_observations_in_clusters_have_nearly_the_interval_of_wilson() -> None:
+    """Each state has its share of the successes: nothing depends on the state."""
+    even = clustered_interval([(1, 2)] * 100)
+    assert even == pytest.approx(wilson_interval(100, 200), abs=1e-12), "at most as many as there are"
+    single = clustered_interval([(1, 1)] * 30 + [(0, 1)] * 70)
+    assert single == pytest.approx(wilson_interval(30, 100), abs=2e-3)
+
+
+def test_clusters_of_equal_outcomes_count_as_one_observation_each() -> None:
+    assert clustered_interval([(4, 4)] * 30 + [(0, 4)] * 70) == pytest.approx(wilson_interval(30, 100), abs=2e-3)
+    for rate in (0, 4):
+        assert clustered_interval([(rate, 4)] * 50) == pytest.approx(wilson_interval(50 * (rate > 0), 50), abs=1e-12)
+    low, high = clustered_interval([(1, 4)])
+    assert low < 0.1 and high > 0.7, "a single state says little"
+
+
+def test_clustered_intervals_cover_the_rate() -> None:
+    """25 states, 4 samples each, success probabilities of the states spread widely: the naive interval covers less."""
+    rng, hits, naive = np.random.default_rng(0), 0, 0
+    for _ in range(1000):
+        p = rng.beta(0.5, 0.9, size=25)
+        counts = rng.binomial(4, p)
+        low, high = clustered_interval([(int(c), 4) for c in counts])
+        hits += low <= 0.5 / 1.4 <= high
+        low, high = wilson_interval(int(counts.sum()), 100)
+        naive += low <= 0.5 / 1.4 <= high
+    assert 935 <= hits <= 985 and naive < 870
+
+
+@pytest.mark.parametrize("clusters", [[], [(1, 0)], [(3, 2)], [(-1, 2)]])
+def test_clusters_that_are_none(clusters: list[tuple[int, int]]) -> None:
+    with pytest.raises(ValueError, match="clusters"):
+        clustered_interval(clusters)

@@ -171,6 +171,21 @@ def test_lora_starts_as_the_policy_itself(actor: Actor, policy_folder: Path) -> 
         )
 
 
+def test_dropout_of_adapters_acts_in_training_mode_only(adapted: Actor, policy_folder: Path) -> None:
+    """So rollouts, evaluations and log-probs of a policy do not change by it."""
+    dropping = Actor.from_pretrained(policy_folder, ActorConfig(lora_rank=3, lora_alpha=12, lora_dropout=0.5))
+    dropping.load_state_dict(adapted.state_dict())
+    rows = experience(2)
+
+    def log_probs(actor: Actor) -> torch.Tensor:
+        with torch.no_grad():
+            return actor(**actor.score(rows, 1.0))["log_probs"]
+
+    wanted = log_probs(adapted)
+    assert torch.equal(log_probs(dropping.eval()), wanted)
+    assert not torch.allclose(log_probs(dropping.train()), wanted, atol=1e-4)
+
+
 def test_lora_trains_adapters_of_the_language_model_only(adapted: Actor) -> None:
     trainable = {name for name, p in adapted.named_parameters() if p.requires_grad}
     assert trainable and all(".lora_" in name and "language_model" in name for name in trainable)

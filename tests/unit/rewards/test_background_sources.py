@@ -223,3 +223,62 @@ def test_a_time_limit_and_a_recovery(server: JudgeServer) -> None:
 def test_a_server_that_is_not_there() -> None:
     with pytest.raises(ConfigError, match="does not answer"):
         RewardPlan.from_config(RewardConfig(reward=("remote",), remote_rm_url="http://127.0.0.1:9"))
+
+
+def test_keyword_arguments_of_a_function(tmp_path: Path) -> None:
+    source = "def score(samples, scale, mode='slow'):\n    return [scale * (mode == 'fast') for _ in samples]\n"
+    for words in (("scale=1.5", "mode=fast"), ('{"scale": 1.5, "mode": "fast"}',)):
+        plan = function_plan(tmp_path / "mine.py", source, reward_fn_kwargs=words)
+        assert play(plan, TASK, CHUNKS)[0].score == 3.0
+        plan.close()
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("scale",), "malformed"),
+        (("=1",), "malformed"),
+        (('{"scale": 1', ), "malformed"),
+        (('{"scale": 1, "scale": 2}',), "malformed"),
+        (("scale=1", "scale=2"), "duplicate"),
+        (("scale=1", "size=2"), "mismatch"),
+        ((), "mismatch"),
+    ],
+)  # fmt: skip
+def test_keyword_arguments_that_do_not_fit(tmp_path: Path, words: tuple[str, ...], reason: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        function_plan(tmp_path / "mine.py", "def score(samples, scale):\n    return []\n", reward_fn_kwargs=words)
+    assert [(p.flag, p.reason) for p in error.value.problems] == [("reward_fn_kwargs", reason)]
+
+
+def test_keyword_arguments_without_a_function() -> None:
+    with pytest.raises(ConfigError) as error:
+        RewardPlan.from_config(RewardConfig(reward_fn_kwargs=("scale=1",)))
+    assert [(p.flag, p.reason) for p in error.value.problems] == [("reward_fn_kwargs", "no_effect")]
+
+
+def test_named_numbers_beside_a_reward(tmp_path: Path) -> None:
+    source = "def score(samples):\n    return [(2.0, {'speed': s.finish_step, 'fell_2': True}) for s in samples]\n"
+    plan = function_plan(tmp_path / "mine.py", source)
+    sample, _ = play(plan, TASK, CHUNKS)
+    assert sample.score == 4.0, "the weight applies to the reward alone"
+    assert sample.reward_info == {"reward_fn_speed": 3.0, "reward_fn_fell_2": 1.0}
+    plan.close()
+
+
+def test_named_numbers_of_a_server(server: JudgeServer) -> None:
+    server.answer = lambda request: (200, {"rewards": [[[0, 1, 2], {"speed": 7}] for _ in request["episodes"]]})
+    plan = remote_plan(server)
+    sample, _ = play(plan, TASK, CHUNKS)
+    assert sample.rewards.tolist() == [[0, 1, 0], [2, 0, 0]] and sample.reward_info == {"remote_speed": 7.0}
+    plan.close()
+
+
+@pytest.mark.parametrize(
+    "numbers", ["{'a/b': 1}", "{'': 1}", "{3: 1}", "{'x': 'one'}", "{'x': '1'}", "{'x': float('nan')}", "{'x' * 99: 1}"]
+)
+def test_named_numbers_that_cannot_be_logged(tmp_path: Path, numbers: str) -> None:
+    plan = function_plan(tmp_path / "mine.py", f"def score(samples):\n    return [(1.0, {numbers})]\n")
+    with pytest.raises(RewardFunctionError, match="named number"):
+        play(plan, TASK, CHUNKS)
+    plan.close()

@@ -83,6 +83,7 @@ def test_metrics_are_those_of_the_valid_entries(models) -> None:
     scores = torch.tensor([1.0, 0.0, 1.0, 0.0, 0.0])
     wanted = {
         "rollout_corr/probs_diff_mean": difference.mean(),
+        "rollout_corr/probs_diff_std": difference.std(correction=0),
         "rollout_corr/probs_diff_max": difference.max(),
         "rollout_corr/kl": (rows.rollout_log_probs - rows.old_log_probs)[rows.action_mask].mean(),
         "rollout_corr/k3_kl": (weights - weights.log() - 1).mean(),
@@ -147,3 +148,16 @@ def test_episode_grid_round_trip() -> None:
     packed = grid.pack(values)
     assert packed.tolist()[1] == [4.0, 5.0, 0.0, 0.0, 0.0, 0.0]
     assert torch.equal(grid.unpack(packed, 2), values)
+
+
+def test_rewards_are_scaled_before_advantages_and_metrics_are_not(models) -> None:
+    algorithm = AlgorithmConfig(advantage_estimator="reinforce", normalize_reward=True)
+    actor, critic = models
+    maker = ExperienceMaker(Networks(PlainEngine(actor), None, None), OneRank(), BatchConfig(), algorithm)
+    maker.update_reward_scale(SAMPLES)
+    deviation = float(torch.tensor([1.0, 0.0, 1.0, 0.0, 0.0]).std(correction=0))
+    rows, metrics = maker.make(SAMPLES, 0.0)
+    measured = metrics.reduce(OneRank())
+    assert float(rows.returns[0, 0]) == pytest.approx(1.0 / deviation)
+    assert measured["reward/total"] == pytest.approx(0.4)
+    assert measured["reward/normalizer_std"] == pytest.approx(deviation)

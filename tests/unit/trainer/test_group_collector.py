@@ -15,7 +15,7 @@ from rlvla.rollout import EpisodeRequest
 from rlvla.rollout.task_sampler import TaskSampler
 from rlvla.trainer.algorithm_config import FilterConfig
 from rlvla.trainer.config import BatchConfig
-from rlvla.trainer.group_collector import Collected, GroupCollector
+from rlvla.trainer.group_collector import Collected, GroupCollector, UnknownMetricError, episode_metric
 from tests.support.policies import ScriptedPolicy
 from tests.support.ranks import ManyRanks, OneRank
 
@@ -89,6 +89,7 @@ def test_playing_goes_on_until_enough_groups_are_kept() -> None:
     assert got.counts == {
         **{"kept_groups": 2, "carried_groups": 0, "rounds": 3, "dropped_accuracy_low": 1, "dropped_accuracy_high": 1},
         **{"dropped_zero_variance": 0, "dropped_truncated": 0, "dropped_stale": 0, "dropped_incomplete": 0},
+        **{"dropped_metric_low": 0, "dropped_metric_high": 0},
     }
     assert len(got.played) == 4 * GROUP
     collect(groups, 1, world)
@@ -251,3 +252,32 @@ def test_an_iteration_that_is_broken_off_leaves_nothing_behind() -> None:
     groups.commit()
     groups.abandon()
     assert groups.state_dict() != before, "what has been trained on is not forgotten"
+
+
+def test_groups_are_filtered_by_any_number_of_their_episodes() -> None:
+    """Groups whose position is a multiple of three need few steps; a reward function reports how many."""
+
+    def play(requests: list[EpisodeRequest]) -> list[Sample]:
+        return [
+            dataclasses.replace(played(r, True), reward_info={"reward_fn_steps": float(position(r) % 3)})
+            for r in requests
+        ]
+
+    filters = FilterConfig(filter_metric="reward_fn_steps", filter_metric_range=(0.0, 0.5), max_rollout_rounds=9)
+    got = collect(collector(filters, groups=2), 0, play)
+    assert positions(got.samples) == [0, 3]
+    assert got.counts["dropped_metric_high"] == 2 and got.counts["dropped_metric_low"] == 0
+
+
+def test_a_number_that_no_episode_has() -> None:
+    groups = collector(FilterConfig(filter_metric="reward_fn_absent", filter_metric_range=(0.0, 1.0)))
+    with pytest.raises(UnknownMetricError, match="reward_fn_absent.*score.*success"):
+        collect(groups, 0, World(lambda _: 2))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("score", 1.0), ("success", 1.0), ("success_once", 1.0), ("episode_length", 1.0)]
+)
+def test_numbers_that_every_episode_has(name: str, value: float) -> None:
+    (request,) = TaskSampler(list_tasks("toy_reach"), [range(50)], 1, seed=0).at(range(1))
+    assert episode_metric(played(request, True), name) == value

@@ -14,6 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.hparams import backend_context
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
+from rlvla.trainer.config import LoggingConfig
 from rlvla.trainer.metrics_writer import MetricsLogger
 from rlvla.utils import terminal as logging
 from rlvla.utils.errors import MissingExtraError
@@ -208,3 +209,20 @@ def test_wandb_gets_the_same_names(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(MissingExtraError, match=r"rlvla\[wandb\]"):
         MetricsLogger(tmp_path, use_tensorboard=False, use_wandb=True)
+
+
+def test_project_group_and_name_at_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple] = []
+    run = SimpleNamespace(config=None, finish=lambda: None)
+
+    def init(**given):
+        seen.append((given["project"], given.get("group"), given["name"]))
+        return run
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init, Settings=lambda **_: None))
+    for config in (
+        LoggingConfig(use_wandb=True),
+        LoggingConfig(use_wandb=True, wandb_project="arm", wandb_group="lift", wandb_name="third"),
+    ):
+        MetricsLogger(tmp_path / "run", use_tensorboard=False, use_wandb=True, wandb_run=config.wandb_run).close()
+    assert seen == [("rlvla", None, "run"), ("arm", "lift", "third")]

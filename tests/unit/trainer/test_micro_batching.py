@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,9 @@ from rlvla.experience import Experience
 from rlvla.models.actor import Actor
 from rlvla.models.inputs import row_tokens
 from rlvla.trainer.config import BatchConfig
+from rlvla.trainer.metrics import Metrics
 from rlvla.trainer.replay import MicroBatchPlanner, share_out
+from tests.support.ranks import ManyRanks
 
 
 class OneRank:
@@ -94,3 +97,32 @@ def test_ranks_get_equal_shares(sizes: list[int], ranks: int, equal_rows: bool, 
 def test_rows_stay_where_they_are_as_far_as_possible() -> None:
     assert share_out([5, 5, 3, 3], [1, 1, 0, 0], 2, False) in ([[0, 2], [1, 3]], [[1, 2], [0, 3]], [[2, 1], [3, 0]])
     assert share_out([9, 1], [1, 0], 2, False) == [[1], [0]]
+
+
+def test_tokens_of_the_ranks_are_measured_before_and_after_balancing(actor: Actor) -> None:
+    """Three ranks with 2, 6 and 1 decisions; the last one holds nothing but the placeholder of an empty step."""
+    ranks, tokens = ManyRanks(3), row_tokens(actor.inputs, ["reach the red disc"], 1)[0]
+    steps = [rows(2), rows(6), rows(1).take(torch.empty(0, dtype=torch.long))]
+    measured: dict[int, dict[str, float]] = {}
+
+    def measure(rank: int) -> None:
+        metrics, planner = Metrics(), MicroBatchPlanner(ranks.of(rank), BatchConfig(balance_ranks="tokens"), actor)
+        planner.measure_balance(steps[rank], planner.spread(steps[rank]), metrics)
+        measured[rank] = {name: metrics.so_far(name)[0] / tokens for name in metrics._sums}
+
+    threads = [threading.Thread(target=measure, args=(rank,)) for rank in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (
+        measured[0]
+        == measured[1]
+        == measured[2]
+        == pytest.approx(
+            {
+                **{"global_seqlen/min": 0.0, "global_seqlen/max": 6.0, "global_seqlen/minmax_diff": 6.0},
+                **{"global_seqlen/balanced_min": 2.0, "global_seqlen/balanced_max": 3.0, "global_seqlen/mean": 8 / 3},
+            }
+        )
+    )

@@ -30,7 +30,7 @@ from rlvla.rewards import RewardConfig, RewardPlan
 from rlvla.trainer import reward_model_trainer
 from rlvla.trainer.algorithm_config import AlgorithmConfig
 from rlvla.trainer.config import OptimizationConfig
-from rlvla.trainer.reward_model_trainer import reward_model_loss
+from rlvla.trainer.reward_model_trainer import CENTERING, bradley_terry_loss, episode_scores, reward_model_loss
 from rlvla.trainer.reward_sources import _changes, rm_model, tie_to_learner, waits_on_host
 from rlvla.trainer.supervised_config import RewardModelConfig
 from rlvla.utils.deepspeed.config import StrategyConfig
@@ -110,6 +110,16 @@ def test_two_ranks_learn_what_one_does(mixed_file: Path, tmp_path: Path, monkeyp
     names = ("reward_model/loss", "reward_model/grad_norm")
     logged = [[r[n] for r in read_metrics(tmp_path / f) for n in names if n in r] for f in ("one", "two")]
     assert len(logged[0]) >= 10 and logged[0] == pytest.approx(logged[1], rel=1e-3)
+
+
+def test_the_loss_of_pairs() -> None:
+    better, worse = torch.tensor([1.0, 0.0], requires_grad=True), torch.tensor([0.0, 2.0])
+    wanted = [np.log(1 + np.exp(-1.0)) + CENTERING, np.log(1 + np.exp(2.0)) + 4 * CENTERING]
+    assert bradley_terry_loss(better, worse).item() == pytest.approx(np.mean(wanted))
+    parts = [bradley_terry_loss(better[i : i + 1], worse[i : i + 1], num_pairs=2, dp_size=2) for i in range(2)]
+    assert sum(parts).item() / 2 == pytest.approx(np.mean(wanted)), "the mean over ranks is that of one"
+    logits = torch.tensor([[1.0, 9.0], [3.0, 9.0], [5.0, 9.0]])
+    assert episode_scores(logits, torch.tensor([0, 0, 1]), 2).tolist() == [2.0, 5.0]
 
 
 @pytest.fixture(scope="module")
@@ -299,3 +309,71 @@ def test_outcomes_that_are_all_alike_teach_nothing(
         train_rm_vla.main(["--demos", str(demos_file), "--save_path", str(tmp_path / "rm")])
     err = capsys.readouterr().err
     assert "training episodes hold 32 successes among 32" in err and "--keep all" in err
+
+
+PAIRS = ["--pairs", "success", "--pair_frames", "2", "--max_epochs", "1", "--no-use_tensorboard"]
+PAIRS += ["--tiny_vision_dim", "16", "--tiny_llm_dim", "32", "--tiny_llm_layers", "1"]
+
+
+@pytest.fixture
+def bright_successes(mixed_file: Path, tmp_path: Path) -> Path:
+    """The episodes with a white last frame where they succeed, so that a short training is enough."""
+    path = Path(shutil.copytree(mixed_file.parent, tmp_path / "bright")) / "demos.hdf5"
+    with h5py.File(path, "r+") as file:
+        for demo in file["data"].values():
+            for name in demo["obs"]:
+                if name.endswith("_image") and demo.attrs["success"]:
+                    demo[f"obs/{name}"][-1] = 255
+    return path
+
+
+def test_a_reward_model_from_pairs(bright_successes: Path, tmp_path: Path) -> None:
+    """It ranks episodes of states that training never saw, and pays like any other."""
+    train_rm_vla.main(["--demos", str(bright_successes), "--save_path", str(tmp_path / "rm"), *PAIRS])
+    metrics = json.loads((tmp_path / "rm" / "metrics.json").read_text())
+    assert metrics["reward_model/heldout_pairs"] > 50
+    assert metrics["reward_model/pair_accuracy"] > 0.8
+    config = RewardConfig(
+        reward=("rm_model:1",), rm_model_path=str(tmp_path / "rm" / "reward_model"), rm_model_pay="final"
+    )
+    plan, demos = RewardPlan.from_config(config), read_demonstrations(bright_successes)
+    for index in range(40):
+        images = torch.from_numpy(demos.images[index])
+        fields = {"images": images[:-1], "last_images": images[-1], "instruction": demos.instructions[index]}
+        plan.submit(make_sample({"rm_model": np.zeros((len(images) - 1, 1))}, [1] * (len(images) - 1), **fields))
+    paid = [judged["rm_model"] for judged in plan.collect(40)]
+    assert auroc(paid, demos.success[:40]) > 0.8
+
+
+@pytest.mark.parametrize(
+    ("flags", "flag", "reason"),
+    [
+        ([*PAIRS, "--train_batch_size", "3"], "train_batch_size", "pairs"),
+        ([*PAIRS, "--pairs", "rank"], "pairs", "mismatch"),
+        (["--pair_frames", "3"], "pair_frames", "no_effect"),
+        (["--wandb_name", "mine"], "wandb_name", "no_effect"),
+    ],
+)
+def test_flags_of_pairs_that_do_not_fit(
+    mixed_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str], flag: str, reason: str
+) -> None:
+    refused: list[ConfigError] = []
+
+    def remember(prog: str, error: ConfigError) -> None:
+        refused.append(error)
+        raise SystemExit(2)
+
+    monkeypatch.setattr(train_rm_vla, "fail", remember)
+    with pytest.raises(SystemExit):
+        train_rm_vla.main(["--demos", str(mixed_file), "--save_path", str(tmp_path / "rm"), *flags])
+    assert [(p.flag, p.reason) for p in refused[0].problems] == [(flag, reason)]
+    assert not (tmp_path / "rm").exists()
+
+
+def test_ranks_are_read_from_the_file(mixed_file: Path, tmp_path: Path) -> None:
+    path = Path(shutil.copytree(mixed_file.parent, tmp_path / "copy")) / "demos.hdf5"
+    assert read_demonstrations(path).ranks is None
+    with h5py.File(path, "r+") as file:
+        for index in range(150):
+            file[f"data/demo_{index}"].attrs["rank"] = index // 3
+    assert read_demonstrations(path).ranks == [index // 3 for index in range(150)]

@@ -40,7 +40,7 @@ class FakeUpdater:
         self._odd_step, self._odd_kl = odd_step, odd_kl
         self.policy_steps = self.value_steps = 0
 
-    def spread(self, step: Experience) -> Experience:
+    def spread(self, step: Experience, metrics: Metrics) -> Experience:
         return step
 
     def policy_step(self, engine, step, kl_coef, metrics: Metrics, *, first_of_iteration: bool) -> float:

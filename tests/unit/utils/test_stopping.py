@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from rlvla.utils.stopping import interrupts_deferred
+from rlvla.utils.stopping import interrupts_deferred, resume_command
 
 
 def test_an_interrupt_in_a_finalizer_is_not_lost() -> None:
@@ -51,3 +51,10 @@ def test_nothing_changes_elsewhere() -> None:
     with pytest.raises(ValueError, match="bad"), interrupts_deferred():
         raise ValueError("bad")
     assert signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.mark.parametrize("named", [["--load_checkpoint", "iteration_000010"], ["--load_checkpoint=iteration_000010"]])
+def test_a_stopped_run_goes_on_from_its_newest_checkpoint(named: list[str]) -> None:
+    command = resume_command(["cli/train.py", *named, "--seed", "3"])
+    assert command == "python cli/train.py --load_checkpoint --seed 3"
+    assert resume_command(["cli/train.py", "--load_checkpoint", "--seed", "3"]) == command

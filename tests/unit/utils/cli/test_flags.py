@@ -156,3 +156,26 @@ def test_a_mistyped_flag_is_told_once_per_machine(
     with pytest.raises(SystemExit, match="2"):
         Parser("x").parse_args(["--gama", "1"])
     assert capsys.readouterr().err == ""
+
+
+@dataclass(frozen=True)
+class Resuming:
+    again: bool | str = arg(False, "go on, or from a place", value="NAME")
+
+
+def resuming(*argv: str) -> bool | str:
+    parser = Parser("what it does")
+    add_arguments(parser, Resuming, "resuming")
+    return from_namespace(Resuming, parser.parse_args(argv)).again
+
+
+def test_a_switch_that_may_have_a_value() -> None:
+    assert [resuming(), resuming("--again"), resuming("--again", "--no-again")] == [False, True, False]
+    assert [resuming("--again", "there"), resuming("--again=there")] == ["there"] * 2
+    assert resuming("--again", "there", "--again") is True, "the last one wins"
+
+
+def test_a_switch_that_is_off_has_no_value(capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit):
+        resuming("--no-again", "there")
+    assert "takes no value" in capsys.readouterr().err

@@ -1,0 +1,62 @@
+"""A penalty for the last steps before the step limit (soft overlong punishment, DAPO: Yu et al. 2025, equation 13)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from rlvla.rewards.base import EpisodeStart, StepInfo, register_reward
+from rlvla.rewards.config import OVERLONG
+from rlvla.utils.errors import Problem
+
+if TYPE_CHECKING:
+    from rlvla.envs.base import Observation, TaskSpec
+    from rlvla.rewards.config import RewardConfig
+
+
+@register_reward(OVERLONG, own_flag="--overlong_buffer_len")
+class OverlongSource:
+    """Each of the last `overlong_buffer_len` steps before the limit costs `overlong_penalty_factor` / that number.
+
+    Over an episode this adds up to the penalty of the paper, linear in the number of steps, while each step bears its
+    own share.
+    """
+
+    def __init__(self, config: RewardConfig):
+        self._steps, self._factor = config.overlong_buffer_len, config.overlong_penalty_factor
+
+    def create(self, task: TaskSpec, episode: EpisodeStart) -> OverlongPenalty:
+        """The penalty of one episode."""
+        return OverlongPenalty(task.max_steps - self._steps, self._factor / self._steps)
+
+    def problems(self, tasks: Sequence[TaskSpec]) -> list[Problem]:
+        """Tasks whose step limit is smaller than the number of steps to penalize."""
+        shortest = min((task.max_steps for task in tasks), default=self._steps)
+        if self._steps <= shortest:
+            return []
+        text = f"--overlong_buffer_len {self._steps} exceeds the step limit of {shortest}; give at most that"
+        return [Problem("overlong_buffer_len", "out_of_range", text)]
+
+
+class OverlongPenalty:
+    """The penalty of one episode.
+
+    Args:
+        free: steps without penalty.
+        cost: what each further step costs.
+    """
+
+    def __init__(self, free: int, cost: float):
+        self._free, self._cost, self._steps = free, cost, 0
+
+    def step(self, observation: Observation | None, events: frozenset[str], info: StepInfo) -> float:
+        """Minus the cost, from the first step that is not free."""
+        self._steps += 1
+        return -self._cost if self._steps > self._free else 0.0
+
+    def finish(self) -> dict[str, Any]:
+        """`steps`: how many steps were penalized."""
+        return {"steps": max(0, self._steps - self._free)}
+
+    def release(self) -> None:
+        """Nothing to free."""
