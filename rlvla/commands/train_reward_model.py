@@ -99,6 +99,8 @@ def _train(
 def _pair_problems(config: RewardModelConfig, ranks: int) -> list[Problem]:
     """A batch that holds no pair for each rank, and flags that nothing reads."""
     default = RewardModelConfig()
+    if config.pair_frames < 1:
+        return []  # already reported
     if config.pairs is None:
         if config.pair_frames == default.pair_frames:
             return []

@@ -12,6 +12,9 @@ from rlvla.utils.errors import ConfigError, Problem
 from rlvla.utils.seeding import derive_rng, derive_seed
 
 
+LARGEST_WEIGHT = 1e6
+
+
 def parse_task_weights(specs: Sequence[str], tasks: Sequence[TaskSpec]) -> list[float] | None:
     """`["0:2", "3:0.5"]` -> the weight of each task; 1 where none is given, None without specs.
 
@@ -35,8 +38,8 @@ def parse_task_weights(specs: Sequence[str], tasks: Sequence[TaskSpec]) -> list[
             report("unknown_name", f"{spec}: no such task is trained on; there are {', '.join(map(str, known))}")
         elif number in seen:
             report("duplicate", f"{spec}: task {number} is given twice")
-        elif not 0 <= value < float("inf"):
-            report("out_of_range", f"{spec}: a weight must be a number from 0")
+        elif not 0 <= value <= LARGEST_WEIGHT:
+            report("out_of_range", f"{spec}: a weight must be a number from 0 to {LARGEST_WEIGHT:g}")
         else:
             known[number] = value
         seen.add(number)

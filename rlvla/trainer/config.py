@@ -210,7 +210,10 @@ class ScheduleConfig(LoggingConfig):
         0.0, "sampling temperature of evaluations during training; 0: the most likely actions", minimum=0
     )
     eval_samples: int = arg(
-        1, "episodes per evaluation state (with --eval_temperature): the mean, and pass@k for all of them", minimum=1
+        1,
+        "episodes per evaluation state (with --eval_temperature): the mean, and pass@k for all of them",
+        minimum=1,
+        maximum=10_000,
     )
     val_before_train: bool = arg(True, "evaluate the initial policy before training")
     val_only: bool = arg(False, "only evaluate the initial policy, or with --load_checkpoint the newest checkpoint")

@@ -139,7 +139,10 @@ class RewardModelConfig(LoggingConfig):
         choices=PAIR_ORDERS,
     )
     pair_frames: int = arg(
-        8, "--pairs: frames of an episode, evenly spaced with the last one, whose mean is its score", minimum=1
+        8,
+        "--pairs: frames of an episode, evenly spaced with the last one, whose mean is its score",
+        minimum=1,
+        maximum=10_000,
     )
     progress_coef: float = arg(
         1.0, "weight of the progress regression relative to the cross-entropy or the loss of --pairs", minimum=0

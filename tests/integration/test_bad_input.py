@@ -467,7 +467,6 @@ GRPO = ["--advantage_estimator", "grpo", *GROUPS_OF_4]
         ([*GRPO, "--save_value_network"], "save_value_network", "no_effect"),
         (["--save_hf_ckpt"], "save_hf_ckpt", "needs_flag"),
         (["--load_checkpoint", "iteration_000010"], "load_checkpoint", "unknown_name"),
-        (["--load_checkpoint", ""], "load_checkpoint", "unknown_name"),
         (["--wandb_group", "mine"], "wandb_group", "no_effect"),
         (["--eval_samples", "4"], "eval_samples", "needs_flag"),
         # which tasks are played

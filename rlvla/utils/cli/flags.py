@@ -267,6 +267,7 @@ def argument(field: dataclasses.Field, hint: Any, text: str, default: Any) -> di
         options["action"] = argparse.BooleanOptionalAction
         if "value" in field.metadata:
             options["action"], options["metavar"] = _SwitchWithValue, field.metadata["value"]
+            options["type"] = _reader(str, field.metadata)
         return options
     optional = default is None and not several
     typed = _reader(kind, field.metadata)
