@@ -11,7 +11,6 @@ from rlvla.rollout import EpisodeRequest
 from rlvla.utils.errors import ConfigError, Problem
 from rlvla.utils.seeding import derive_rng, derive_seed
 
-
 LARGEST_WEIGHT = 1e6
 
 
