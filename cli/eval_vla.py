@@ -26,6 +26,8 @@ from rlvla.envs.suite_flags import add_suite_flags
 from rlvla.envs.workers.config import WorkerConfig
 from rlvla.evaluation.config import EvalConfig
 from rlvla.models.config import PolicyConfig
+from rlvla.rewards.config import JudgeConfig
+from rlvla.rewards.success_source import SuccessConfig
 from rlvla.rollout.config import RolloutConfig
 from rlvla.utils.cli.command import command, heavy_imports
 from rlvla.utils.cli.flags import Parser, add_arguments, fail, from_namespace
@@ -42,6 +44,8 @@ def build_parser() -> Parser:
     add_arguments(parser, EnvConfig, "environment", without=_SEVERAL_SUITES)
     add_arguments(parser, SplitConfig, "initial states")
     add_arguments(parser, EvalConfig, "evaluation")
+    add_arguments(parser, SuccessConfig, "what counts as success")
+    add_arguments(parser, JudgeConfig, "models that tell success")
     add_arguments(parser, WorkerConfig, "environment workers")
     add_arguments(parser, RolloutConfig, "rollout engine")
     add_arguments(parser, CustomConfig, "own code")
@@ -54,6 +58,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Entry point."""
     parser, namespace = parse_command_line(build_parser, argv)
     kinds = (PolicyConfig, EnvConfig, SplitConfig, EvalConfig, WorkerConfig, RolloutConfig, CustomConfig)
+    kinds += (SuccessConfig, JudgeConfig)
     parts = [from_namespace(kind, namespace, _SEVERAL_SUITES if kind is EnvConfig else ()) for kind in kinds]
     parts[1] = parts[1].with_suite_flags(namespace)
     with heavy_imports():

@@ -25,6 +25,7 @@ from rlvla.envs.suite_flags import add_suite_flags
 from rlvla.envs.workers.config import WorkerConfig
 from rlvla.models.config import ActorConfig, PolicyConfig
 from rlvla.rewards.config import RewardConfig
+from rlvla.rewards.success_source import SuccessConfig
 from rlvla.rollout.config import RolloutConfig
 from rlvla.trainer.algorithm_config import AlgorithmConfig, CorrectionConfig, FilterConfig
 from rlvla.trainer.config import BatchConfig, GuardConfig, OptimizationConfig, RunConfig, ScheduleConfig
@@ -42,6 +43,7 @@ GROUPS = {
     "env": (EnvConfig, "environment"),
     "split": (SplitConfig, "initial states"),
     "rewards": (RewardConfig, "rewards"),
+    "success": (SuccessConfig, "what counts as success"),
     "batch": (BatchConfig, "batch sizes"),
     "algorithm": (AlgorithmConfig, "algorithm"),
     "filters": (FilterConfig, "group filters (dynamic sampling)"),

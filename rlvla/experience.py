@@ -38,6 +38,9 @@ class Sample:
         success_once: the success predicate held at some step.
         success_at_end: success was held (long enough) when the episode ended.
         regressions: how often the success predicate held and was lost again.
+        simulator_once, simulator_at_end: where a judge told success (`--success_source`), the simulator's own: whether
+            its predicate held at some step, and after the last one; None where the simulator tells it.
+        unanswered: questions of that judge without an answer.
         terminated: the episode ended by itself; its value is not bootstrapped.
         truncated: the step limit was reached; its last value is bootstrapped.
         last_images, last_proprio: the observation after the last action, for that bootstrap.
@@ -83,6 +86,9 @@ class Sample:
     frames: Any = None
     reward_info: dict[str, float] = field(default_factory=dict)
     regressions: int = 0
+    simulator_once: bool | None = None
+    simulator_at_end: bool | None = None
+    unanswered: int = 0
     step_events: list[tuple[frozenset[str], bool]] | None = None
     prompted_instructions: list[str] | None = None
     state_width: int = 0

@@ -124,6 +124,8 @@ def _frozen_probes(flags: PPORun, setting: CheckedRun, row: RowShape, amounts: d
     rewards, folders = flags.rewards, {}
     if "rm_model" in {spec.partition(":")[0] for spec in rewards.reward} and rewards.rm_model_path:
         folders["rm_model"] = (rewards.rm_model_path, rewards.rm_model_pay)
+    if flags.success.success_source == "rm_model" and rewards.rm_model_path:
+        folders["judge of success"] = (rewards.rm_model_path, "final")
     if rewards.reward_pretrain:
         folders[REWARD_MODEL] = (rewards.reward_pretrain, "final")
     for name, (folder, pay) in folders.items():

@@ -9,7 +9,15 @@ from pathlib import Path
 
 from rlvla.checkpoints.policy_folder import learned_states, recorded_environment
 from rlvla.commands.custom_modules import CustomConfig, modules_with_suites
-from rlvla.commands.evaluate_checks import EvaluatedPolicy, SuitePlan, check, modes_of, output_of, samples_of
+from rlvla.commands.evaluate_checks import (
+    EvaluatedPolicy,
+    JudgedSuccess,
+    SuitePlan,
+    check,
+    modes_of,
+    output_of,
+    samples_of,
+)
 from rlvla.commands.setup import start_workers
 from rlvla.envs.config import EnvConfig, SplitConfig
 from rlvla.envs.splits import learned_from_words
@@ -24,6 +32,8 @@ from rlvla.evaluation.report import write_report
 from rlvla.evaluation.results import EvalResult
 from rlvla.evaluation.videos import machines_of_run, record_videos
 from rlvla.models.config import PolicyConfig
+from rlvla.rewards import RewardPlan, SuccessConfig
+from rlvla.rewards.config import JudgeConfig
 from rlvla.rollout import RolloutConfig, RolloutEngine
 from rlvla.utils.deepspeed.config import StrategyConfig
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
@@ -42,6 +52,8 @@ class _Evaluation:
         modules: custom modules that the workers import.
         output: the JSON file to write; journals and videos go next to it.
         several: whether there is more than one suite.
+        judged: what tells success.
+        rewards: success as the only reward.
     """
 
     split: SplitConfig
@@ -51,6 +63,8 @@ class _Evaluation:
     modules: Sequence[str]
     output: Path
     several: bool
+    judged: JudgedSuccess
+    rewards: RewardPlan
 
 
 def run_eval(
@@ -61,6 +75,8 @@ def run_eval(
     workers: WorkerConfig | None = None,
     rollout: RolloutConfig | None = None,
     custom: CustomConfig | None = None,
+    success: SuccessConfig | None = None,
+    models: JudgeConfig | None = None,
 ) -> EvaluationReport:
     """Evaluate a policy and its baselines in each suite, compare them, print tables and write the files.
 
@@ -72,12 +88,18 @@ def run_eval(
             them are raised before anything is started.
     """
     workers = workers or WorkerConfig()
-    plans = check(policy, env, split, config, workers, *filter(None, (rollout,)))
+    judged = JudgedSuccess(success or SuccessConfig(), models or JudgeConfig())
+    plans = check(policy, env, split, config, workers, judged, *filter(None, (rollout,)))
     quiet_libraries()
     output = output_of(policy, config)
     modules = modules_with_suites(custom or CustomConfig())
-    evaluation = _Evaluation(split, config, workers, rollout, modules, output, len(plans) > 1)
-    report = EvaluationReport.of({suite: _evaluate_suite(suite, plan, evaluation) for suite, plan in plans.items()})
+    rewards = judged.plan()
+    rewards.start()
+    try:
+        evaluation = _Evaluation(split, config, workers, rollout, modules, output, len(plans) > 1, judged, rewards)
+        report = EvaluationReport.of({suite: _evaluate_suite(suite, plan, evaluation) for suite, plan in plans.items()})
+    finally:
+        rewards.close()
     strategy = DeepspeedStrategy(StrategyConfig(rank_timeout=config.rank_timeout), seed=config.seed)
     if strategy.is_main:
         _finish(report, evaluation)
@@ -87,7 +109,9 @@ def run_eval(
 
 def _evaluate_suite(suite: str, plan: SuitePlan, evaluation: _Evaluation) -> SuiteEvaluation:
     config, first = evaluation.config, plan.policies[0].setting
-    with start_workers(config.num_envs, first.env, first.tasks[0], evaluation.modules, evaluation.workers) as pool:
+    with start_workers(
+        config.num_envs, first.played_env, first.tasks[0], evaluation.modules, evaluation.workers
+    ) as pool:
         strategy = DeepspeedStrategy(StrategyConfig(rank_timeout=config.rank_timeout), seed=config.seed)
         evaluations = [_evaluate_policy(suite, policy, pool, strategy, evaluation) for policy in plan.policies]
     by_name = {policy.folder: result for policy, result in zip(plan.policies, evaluations)} | dict(plan.earlier)
@@ -106,9 +130,10 @@ def _evaluate_policy(
     with passing_note(f"loading {policy.folder}"):
         actor = setting.checkpoint.load_policy().eval()
         actor.to(strategy.device)
-    rollout = RolloutEngine(
-        pool, setting.env.env_kwargs(), {"success": 1.0}, evaluation.rollout, setting.tasks, setting.state_input
-    )
+    parts = (evaluation.rewards, evaluation.rollout, setting.tasks, setting.state_input)
+    rollout = RolloutEngine(pool, setting.played_env.env_kwargs(), *parts)
+    if evaluation.rewards.success is not None and hasattr(evaluation.rewards.success.judge, "device"):
+        evaluation.rewards.success.judge.device = strategy.device
     trained_on = learned_from_words(setting.tasks, learned_states(recorded_environment(policy.folder)))
     results: list[EvalResult] = []
     videos: dict[str, list[Path]] = {}
@@ -121,6 +146,8 @@ def _evaluate_policy(
         samples = samples_of(config, temperature)
         if samples > 1:
             identity["samples"] = samples
+        if evaluation.judged.description is not None:
+            identity["success"] = evaluation.judged.description
         result = evaluate(
             rollout,
             actor,

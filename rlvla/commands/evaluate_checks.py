@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from rlvla.commands.problem_texts import problem
+from rlvla.commands.model_checks import ObservationSpec, folder_problems
+from rlvla.commands.problem_texts import problem, unread
 from rlvla.commands.setup import CheckedRun, check_run
 from rlvla.envs.config import EnvConfig, SplitConfig
 from rlvla.envs.workers.config import WorkerConfig
@@ -17,7 +18,11 @@ from rlvla.evaluation.findings import PolicyEvaluation
 from rlvla.evaluation.protocol import describe_differences, describe_protocol
 from rlvla.models.config import PolicyConfig
 from rlvla.models.vla.checkpoint import EVALUATION_FILE
-from rlvla.utils.cli.flags import range_problems
+from rlvla.rewards import RewardPlan, SuccessConfig, make_success_source
+from rlvla.rewards.config import JudgeConfig, ScoringModelConfig
+from rlvla.rewards.vlm.config import VLMServerConfig
+from rlvla.trainer import reward_sources as _reward_model  # noqa: F401  registers rm_model
+from rlvla.utils.cli.flags import as_typed, range_problems
 from rlvla.utils.deepspeed.config import port_problems
 from rlvla.utils.errors import ConfigError, Problem, require
 from rlvla.utils.files import target_problem
@@ -51,12 +56,59 @@ class SuitePlan:
     earlier: Mapping[str, PolicyEvaluation]
 
 
+@dataclass(frozen=True)
+class JudgedSuccess:
+    """What tells success in an evaluation.
+
+    Attributes:
+        config: the source.
+        models: the models it may use.
+    """
+
+    config: SuccessConfig = SuccessConfig()
+    models: JudgeConfig = JudgeConfig()
+
+    def problems(self) -> list[Problem]:
+        """Problems that do not depend on the policy; the model's server is asked whether it can judge."""
+        problems: list[Problem] = []
+        try:
+            self.plan().close()
+        except ConfigError as error:
+            problems += error.problems
+        reads = {"vlm": VLMServerConfig, "rm_model": ScoringModelConfig}.get(self.config.success_source)
+        read = {f.name for f in fields(reads)} if reads is not None else set()
+        return problems + [
+            unread(f.name, as_typed(f.name, value), "other source of success", source=self.config.success_source)
+            for f in fields(self.models)
+            if f.name not in read and (value := getattr(self.models, f.name)) != f.default
+        ]
+
+    def model_problems(self, setting: CheckedRun) -> list[Problem]:
+        """Problems if a reward model gets other observations than in training."""
+        if self.config.success_source != "rm_model":
+            return []
+        width = setting.state_input.settings.width if setting.state_input else 0
+        length = setting.spec.proprio_dim
+        shown = ObservationSpec(setting.env, length - width if length else 0)
+        return folder_problems({"rm_model_path": self.models.rm_model_path}, shown)
+
+    def plan(self) -> RewardPlan:
+        """Success as the only reward; ConfigError if the source cannot be used."""
+        return RewardPlan({"success": 1.0}, success=make_success_source(self.config, self.models))
+
+    @property
+    def description(self) -> str | None:
+        """See `SuccessConfig.description`."""
+        return self.config.description(self.models)
+
+
 def check(
     policy: PolicyConfig,
     env: EnvConfig,
     split: SplitConfig,
     config: EvalConfig,
     workers: WorkerConfig,
+    success: JudgedSuccess,
     *more_flags: Any,
 ) -> dict[str, SuitePlan]:
     """The plans by suite, in the order of the command line.
@@ -64,9 +116,9 @@ def check(
     Raises:
         ConfigError: all problems of all suites; a problem of one among several suites starts with the suite's name.
     """
-    parts = (policy, env, split, config, workers, *more_flags)
+    parts = (policy, env, split, config, workers, success.config, success.models, *more_flags)
     problems: list[str | Problem] = [p for part in parts for p in range_problems(part)]
-    problems += [*workers.problems(env.env_python), *port_problems()]
+    problems += [*workers.problems(env.env_python), *port_problems(), *success.problems()]
     folders = [policy.pretrain, *config.compare]
     if config.num_videos:
         require("av", extra="video")
@@ -86,7 +138,7 @@ def check(
     of_suites: dict[str | None, list[Problem]] = {}
     for suite in dict.fromkeys(suites):
         try:
-            plan = _plan(policy, replace(env, task_suite_name=suite), split, config)
+            plan = _plan(policy, replace(env, task_suite_name=suite), split, config, success)
             plans[plan.policies[0].setting.env.suite] = plan
         except ConfigError as error:
             of_suites[suite] = error.problems
@@ -111,7 +163,9 @@ def _merged(of_suites: Mapping[str | None, Sequence[Problem]], suites: int) -> l
     return [*common, *(p if suite is None or p.flag in plain else p.prefixed(f"{suite}: ") for suite, p in named)]
 
 
-def _plan(policy: PolicyConfig, env: EnvConfig, split: SplitConfig, config: EvalConfig) -> SuitePlan:
+def _plan(
+    policy: PolicyConfig, env: EnvConfig, split: SplitConfig, config: EvalConfig, success: JudgedSuccess
+) -> SuitePlan:
     """The checked policies of a suite; raises a ConfigError with all problems."""
     problems: list[Problem] = []
     policies: list[EvaluatedPolicy] = []
@@ -124,10 +178,15 @@ def _plan(policy: PolicyConfig, env: EnvConfig, split: SplitConfig, config: Eval
                 if suite is not None:  # otherwise the policy itself is missing, which is already reported
                     earlier[name] = PolicyEvaluation.read(Path(name), suite)
                 continue
-            setting, more = check_run(replace(policy, pretrain=name), env, split, config.eval_episodes)
+            setting, more = check_run(
+                replace(policy, pretrain=name), env, split, config.eval_episodes, success=success.config
+            )
             problems += [p.prefixed(label) for p in more]
+            if setting is not None:
+                of_model = success.model_problems(setting)
+                problems += [p for p in of_model if p not in problems]
             if setting is not None and not more:
-                policies.append(EvaluatedPolicy(name, setting, _protocols(setting, split, config)))
+                policies.append(EvaluatedPolicy(name, setting, _protocols(setting, split, config, success)))
         except ConfigError as error:
             problems += [p.prefixed(label) for p in error.problems]
     if not problems:
@@ -154,11 +213,15 @@ def samples_of(config: EvalConfig, temperature: float | None) -> int:
     return 1 if temperature is None else config.eval_samples
 
 
-def _protocols(setting: CheckedRun, split: SplitConfig, config: EvalConfig) -> dict[str, dict[str, Any]]:
+def _protocols(
+    setting: CheckedRun, split: SplitConfig, config: EvalConfig, success: JudgedSuccess
+) -> dict[str, dict[str, Any]]:
     hold, after = setting.env.success_hold_steps, setting.env.after_success
     parts = (setting.tasks, split, config.eval_episodes, config.seed)
     return {
-        mode: describe_protocol(*parts, temperature, hold, after, samples_of(config, temperature))
+        mode: describe_protocol(
+            *parts, temperature, hold, after, samples_of(config, temperature), success_source=success.description
+        )
         for mode, temperature in modes_of(config).items()
     }
 

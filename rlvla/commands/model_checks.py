@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ from rlvla.envs.registry import get_suite
 from rlvla.models.families import check_checkpoint
 from rlvla.models.policy import PolicySpec
 from rlvla.rewards import RewardConfig
+from rlvla.rewards.success_source import SIMULATOR
 from rlvla.utils.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
@@ -75,17 +77,22 @@ def value_model_problems(flags: PPORun, setting: CheckedRun | None) -> list[Prob
         shown = ObservationSpec(setting.env, length - width if length else 0)
     problems = _critic_problems(flags, setting, shown)
     if shown is not None:
-        problems += source_problems(flags.rewards, shown)
+        problems += source_problems(flags.rewards, shown, flags.success.success_source)
     return problems
 
 
-def source_problems(rewards: RewardConfig, shown: ObservationSpec) -> list[Problem]:
+def source_problems(rewards: RewardConfig, shown: ObservationSpec, success_source: str = SIMULATOR) -> list[Problem]:
     """Problems if reward models get other observations than in training; bad folders are reported by the sources."""
-    asked = {spec.partition(":")[0] for spec in rewards.reward}
+    asked = {success_source, *(spec.partition(":")[0] for spec in rewards.reward)}
     folders = {
         "rm_model_path": rewards.rm_model_path if "rm_model" in asked else None,
         "reward_pretrain": rewards.reward_pretrain,
     }
+    return folder_problems(folders, shown)
+
+
+def folder_problems(folders: Mapping[str, str | None], shown: ObservationSpec) -> list[Problem]:
+    """Problems of the observations for reward models, given as flag -> folder."""
     problems = []
     for flag, folder in folders.items():
         try:

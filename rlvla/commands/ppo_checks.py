@@ -49,10 +49,13 @@ def check(flags: PPORun) -> CheckedRun:
         require("av", extra="video")
     if flags.schedule.use_wandb:
         require("wandb", extra="wandb")
-    setting, more = check_run(flags.policy, flags.env, flags.split, flags.schedule.eval_episodes, flags.rewards)
+    judged = flags.rewards, flags.success
+    setting, more = check_run(flags.policy, flags.env, flags.split, flags.schedule.eval_episodes, *judged)
     problems += more + value_model_problems(flags, setting)
     problems += early_stopping_problems(flags.schedule, len(setting.tasks) if setting is not None else 0)
-    problems += reward_problems(flags.rewards, flags.algorithm, setting.tasks if setting is not None else [])
+    problems += reward_problems(
+        flags.rewards, flags.algorithm, setting.tasks if setting is not None else [], flags.success
+    )
     if setting is not None:
         problems += quantity_problems(setting.spec, flags.algorithm)
         problems += _sampler_problems(flags, setting)

@@ -11,7 +11,7 @@ from rlvla.commands.custom_modules import CustomConfig
 from rlvla.envs.config import EnvConfig, SplitConfig
 from rlvla.envs.workers.config import WorkerConfig
 from rlvla.models.config import ActorConfig, PolicyConfig
-from rlvla.rewards import RewardConfig
+from rlvla.rewards import RewardConfig, SuccessConfig
 from rlvla.rollout import RolloutConfig
 from rlvla.trainer.algorithm_config import AlgorithmConfig, CorrectionConfig, FilterConfig
 from rlvla.trainer.config import BatchConfig, GuardConfig, OptimizationConfig, RunConfig, ScheduleConfig
@@ -39,6 +39,7 @@ class PPORun:
     schedule: ScheduleConfig
     actor: ActorConfig
     strategy: StrategyConfig
+    success: SuccessConfig = SuccessConfig()
     workers: WorkerConfig = WorkerConfig()
     rollout: RolloutConfig = RolloutConfig()
     guards: GuardConfig = GuardConfig()

@@ -259,6 +259,7 @@ _UNREAD = {
     "mode": "no such mode is chosen",
     "no lonely episode": "no group has a single episode",
     "no filter": "no filter is on",
+    "other source of success": "--success_source {source} does not use it",
     "by tokens": "--use_dynamic_batch splits by tokens",
 }
 

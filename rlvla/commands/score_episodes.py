@@ -70,6 +70,7 @@ def score_recorded(path: Path, demos: Demonstrations, episodes: Sequence[int], p
 def _score(name: str, played: PlayedEpisode, plan: RewardPlan, rewards: Any) -> ScoredEpisode:
     first, results = played.first, played.results
     for result in results:
+        rewards.look(result)
         rewards.score_chunk(result)
     images, last = torch.from_numpy(np.stack([o.images for o in played.observations])), results[-1]
     terminated = last.terminated or rewards.failed

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvla.checkpoints.policy_folder import MACHINE_STATE, learned_states, recorded_environment
-from rlvla.commands.problem_texts import problem
+from rlvla.commands.problem_texts import problem, unread
 from rlvla.envs.base import Observation, TaskSpec
 from rlvla.envs.config import EnvConfig, SplitConfig
 from rlvla.envs.registry import get_suite
@@ -22,7 +22,8 @@ from rlvla.envs.workers.watchdog import WatchedPool
 from rlvla.models.config import PolicyConfig
 from rlvla.models.families import Checkpoint, check_checkpoint, checkpoint_overrides, start_warnings
 from rlvla.models.policy import PolicySpec
-from rlvla.rewards import RewardConfig, StateInput, StateInputSettings
+from rlvla.rewards import RewardConfig, StateInput, StateInputSettings, SuccessConfig
+from rlvla.rewards.success_source import SIMULATOR
 from rlvla.utils.errors import ConfigError, Problem, as_problems
 
 
@@ -36,6 +37,7 @@ class CheckedRun:
         checkpoint: the checkpoint of the policy.
         overrides: settings that replace those of the checkpoint's config.json.
         state_input: adds the state of a reward machine to the observations, or None.
+        success_source: what tells success.
     """
 
     env: EnvConfig
@@ -43,6 +45,14 @@ class CheckedRun:
     checkpoint: Checkpoint
     overrides: dict[str, object]
     state_input: StateInput | None = None
+    success_source: str = SIMULATOR
+
+    @property
+    def played_env(self) -> EnvConfig:
+        """The environment in which episodes are played; its own success ends none that a judge has to decide."""
+        if self.success_source == SIMULATOR:
+            return self.env
+        return replace(self.env, success_hold_steps=max(task.max_steps for task in self.tasks) + 1)
 
     @property
     def spec(self) -> PolicySpec:
@@ -56,18 +66,27 @@ def check_run(
     split: SplitConfig,
     eval_episodes: int,
     rewards: RewardConfig | None = None,
+    success: SuccessConfig | None = None,
 ) -> tuple[CheckedRun | None, list[Problem]]:
     """Check checkpoint, environment and split against each other; returns the checked run, or None and all problems.
 
-    `rewards` are those of a training run; an evaluation passes None and uses what the checkpoint recorded.
+    `rewards` are those of a training run; an evaluation passes None and uses what the checkpoint recorded. `success`
+    says what tells success; by default the simulator.
     """
     problems: list[str | Problem] = []
+    source = SIMULATOR if success is None else success.success_source
+    if source != SIMULATOR and env.success_hold_steps is not None:
+        typed = f"--success_hold_steps {env.success_hold_steps}"
+        problems.append(unread("success_hold_steps", typed, "other source of success", source=source))
     folder, recorded = Path(policy.pretrain), {}
     try:
         recorded = recorded_environment(folder)
     except ConfigError as error:
         problems += error.problems
     env = env.completed(recorded)
+    if source != SIMULATOR and env.after_success == "continue":
+        typed = "--after_success continue (given, or recorded with the checkpoint)"
+        problems.append(unread("after_success", typed, "other source of success", source=source))
     tasks: list[TaskSpec] = []
     checkpoint, overrides = None, {}
     try:
@@ -94,7 +113,7 @@ def check_run(
         problems += more if more or one_hot else _proprio_problems(env, spec, tasks)
     if problems or checkpoint is None:
         return None, as_problems(problems)
-    return CheckedRun(env, tasks, checkpoint, overrides, state_input), []
+    return CheckedRun(env, tasks, checkpoint, overrides, state_input, source), []
 
 
 def _contradictions(policy: PolicyConfig, env: EnvConfig, spec: PolicySpec, tasks: Sequence[TaskSpec]) -> list[Problem]:
@@ -159,8 +178,8 @@ def first_observations(pool: WatchedPool, setting: CheckedRun) -> list[Observati
         EnvWorkerError, ConfigError: what a worker reported, or an invalid observation.
     """
     task = setting.tasks[0]
-    checker = AnswerChecker(task, setting.env.env_kwargs())
-    spec = EnvSpec(task.suite, task.task_id, setting.env.env_kwargs())
+    options = setting.played_env.env_kwargs()
+    checker, spec = AnswerChecker(task, options), EnvSpec(task.suite, task.task_id, options)
     pool.submit_all([(slot, Reset(spec, slot % task.num_init_states, slot)) for slot in range(pool.num_slots)])
     observations: list[Observation] = []
     while len(observations) < pool.num_slots:

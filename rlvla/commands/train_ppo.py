@@ -56,7 +56,7 @@ def run_ppo(flags: PPORun) -> PPOTrainer | None:
     signals, modules = StopSignals(), modules_with_suites(flags.custom)
     with (
         signals.caught(),
-        start_workers(flags.run.num_envs, setting.env, setting.tasks[0], modules, flags.workers) as pool,
+        start_workers(flags.run.num_envs, setting.played_env, setting.tasks[0], modules, flags.workers) as pool,
         ExitStack() as stack,
     ):
         seed_everything(flags.run.seed)  # LoRA adapters are initialized randomly
@@ -69,11 +69,11 @@ def run_ppo(flags: PPORun) -> PPOTrainer | None:
         if strategy.is_main and not _evaluates_a_checkpoint(flags):  # otherwise keep the records of the training run
             write_json(save_path / RUN_FILE, describe(flags, setting))
             write_config_file(save_path, list(flags.groups.values()))
-        plan = RewardPlan.from_config(flags.rewards)
+        plan = RewardPlan.from_config(flags.rewards, flags.success)
         waits = waits_on_host(flags.strategy, flags.optimization)
         tie_to_learner(plan, flags.algorithm, strategy.device, waits_on_host=waits, bf16=flags.strategy.bf16)
         parts = (plan, flags.rollout, setting.tasks, setting.state_input)
-        rollout = RolloutEngine(pool, setting.env.env_kwargs(), *parts)
+        rollout = RolloutEngine(pool, setting.played_env.env_kwargs(), *parts)
         demos = None
         if flags.optimization.ptx_demos is not None:
             demos = read_demonstrations(flags.optimization.ptx_demos, setting.env.camera_names)
@@ -160,7 +160,8 @@ def closing_words(trainer: PPOTrainer, save_path: Path) -> str:
         (iteration, result.success_at_end.n, result.success_at_end, result.success_once, f"{result.mean_length:.1f}")
         for iteration, result in trainer.evaluations
     ]
-    protocol = trainer.evaluations[-1][1].protocol
+    last = trainer.evaluations[-1][1]
+    protocol = f"{last.protocol}; {last.told_by}"
     totals, how = trainer.totals, _how_evaluated(trainer)
     evaluations = table(("iteration", "n", "success at end [95 %]", "success once [95 %]", "steps"), rows)
     if trainer.config.schedule.val_only:

@@ -87,7 +87,15 @@ def evaluate(
     if foreign and strategy.is_main:
         log.warning(f"{description}: {foreign}")
     gathered = done + [outcome for part in played for outcome in part]
-    return summarize(gathered, tasks, split.protocol_name, greedy, requested=len(requests), samples=samples)
+    return summarize(
+        gathered,
+        tasks,
+        split.protocol_name,
+        greedy,
+        requested=len(requests),
+        samples=samples,
+        success_source=engine.success_source,
+    )
 
 
 def _key(outcome: EpisodeOutcome) -> tuple[int, int, int]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from rlvla.evaluation.comparison import Comparison
 from rlvla.evaluation.findings import SUITES_KEY, EvaluationReport
+from rlvla.evaluation.results import EvalResult
 from rlvla.utils.files import json_text, write_atomic, write_json
 from rlvla.utils.terminal import log, markdown_table, markdown_text
 
@@ -76,13 +77,19 @@ def as_markdown(findings: EvaluationReport) -> str:
                 parts += [
                     f"## {markdown_text(where + evaluation.policy)}, {result.mode}",
                     f"Protocol {markdown_text(result.protocol)}, seed {evaluation.protocols[result.mode]['seed']}; "
-                    f"{trained_on}95 % Wilson intervals.{dropped}",
+                    f"{trained_on}{result.told_by}; 95 % Wilson intervals.{dropped}",
                     markdown_table(result.HEADERS, result.rows()),
+                    *_agreement(result),
                 ]
         parts += _comparisons(suite.comparisons, where)
     versions = ", ".join(f"{name} {number}" for name, number in findings.versions.items())
     parts.append(f"Measured with {markdown_text(versions)}.")
     return "\n\n".join(parts) + "\n"
+
+
+def _agreement(result: EvalResult) -> list[str]:
+    agreement = result.agreement
+    return [] if agreement is None else [agreement.as_markdown(result.success_source)]
 
 
 def _comparisons(comparisons: Sequence[Comparison], where: str) -> list[str]:

@@ -228,7 +228,11 @@ class SuitesResult:
     def note(self) -> str:
         """Note on the mean and on dropped episodes."""
         dropped = f"; {self.dropped} EPISODES COULD NOT BE PLAYED and are in no figure" if self.dropped else ""
-        return f"every suite has the same weight in the mean; its 95 % interval is joined from theirs (MOVER){dropped}"
+        told = next(iter(self.results.values())).told_by
+        return (
+            f"{told}; every suite has the same weight in the mean; its 95 % interval is joined from theirs "
+            f"(MOVER){dropped}"
+        )
 
     def as_table(self) -> str:
         """For the terminal."""
@@ -244,6 +248,7 @@ class SuitesResult:
             "mean_length": self.mean_length,
             "regressions": self.regressions,
             "dropped": self.dropped,
+            "success_source": next(iter(self.results.values())).success_source,
         }
 
 

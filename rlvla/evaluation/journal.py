@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import shutil
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +51,7 @@ class EpisodeJournal:
         with self._path.open("ab") as file:
             # A truncated last line of an earlier attempt must not merge with this one.
             truncated = file.tell() > 0 and not _ends_with_newline(self._path)
-            file.write((b"\n" if truncated else b"") + json.dumps(asdict(outcome)).encode() + b"\n")
+            file.write((b"\n" if truncated else b"") + json.dumps(outcome.as_dict()).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
 

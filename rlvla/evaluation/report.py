@@ -15,7 +15,7 @@ from rlvla.checkpoints.run_folder import RUN_FILE
 from rlvla.evaluation.comparison import MEAN_OF_SUITES
 from rlvla.evaluation.findings import EvaluationReport, PolicyEvaluation, SuiteEvaluation, SuitesResult
 from rlvla.evaluation.statistics import wilson_interval
-from rlvla.rewards.base import reward_names
+from rlvla.rewards.base import reward_names, source_of
 from rlvla.utils.cli.config_file import command_line
 from rlvla.utils.files import read_metrics, write_atomic
 from rlvla.utils.video import video_size
@@ -231,8 +231,10 @@ def learning_charts(records: Sequence[dict[str, float]]) -> list[Chart]:
 def _reward_sources(records: Sequence[dict[str, float]]) -> list[str]:
     """Names of reward components below `reward/`, the total first; metrics of sources are excluded."""
     names = {name.removeprefix("reward/") for r in records for name in r if name.startswith("reward/")}
-    counts = {name for name in names for source in names if name.startswith(f"{source}_")}
-    return sorted(names - (counts - {*reward_names(), _LATE_SOURCE}), key=lambda name: (name != "total", name))
+    sources = {*reward_names(), _LATE_SOURCE}
+    counts = {name for name in names for source in names | sources if name.startswith(f"{source}_")}
+    kinds = {name for name in counts if source_of(name)[1] and source_of(name)[0] not in names}  # --reward NAME:KIND
+    return sorted(names - (counts - sources - kinds), key=lambda name: (name != "total", name))
 
 
 def _reward_series(records: Sequence[dict[str, float]]) -> dict[str, str]:

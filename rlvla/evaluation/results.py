@@ -7,8 +7,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from rlvla.envs.base import TaskSpec
+from rlvla.evaluation.agreement import Agreement, told_by
 from rlvla.evaluation.statistics import clustered_interval, mean_interval, wilson_interval
 from rlvla.experience import Sample
+from rlvla.rewards.success_source import SIMULATOR
 from rlvla.rollout import FinishedEpisode
 from rlvla.utils.terminal import table
 
@@ -67,6 +69,7 @@ class EpisodeOutcome:
         length: environment steps.
         regressions: how often success was lost again.
         sample: number of the episode among those of its initial state, counted from 0.
+        simulator_once, simulator_at_end, unanswered: see `rlvla.experience.Sample`.
     """
 
     task_id: int
@@ -76,6 +79,9 @@ class EpisodeOutcome:
     length: int
     regressions: int = 0
     sample: int = 0
+    simulator_once: bool | None = None
+    simulator_at_end: bool | None = None
+    unanswered: int = 0
 
     @classmethod
     def of(cls, episode: Sample | FinishedEpisode) -> EpisodeOutcome:
@@ -88,7 +94,16 @@ class EpisodeOutcome:
             int(episode.finish_step),
             int(episode.regressions),
             sample_of(episode.uid),
+            simulator_once=episode.simulator_once,
+            simulator_at_end=episode.simulator_at_end,
+            unanswered=int(episode.unanswered),
         )
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON; without what concerns judges of success if there was none."""
+        judged = ("simulator_once", "simulator_at_end", "unanswered")
+        kept = asdict(self)
+        return kept if self.simulator_at_end is not None else {n: v for n, v in kept.items() if n not in judged}
 
 
 @dataclass(frozen=True)
@@ -119,6 +134,7 @@ class EvalResult:
         samples: episodes per initial state; with more than one, intervals allow for their dependence.
         pass_at_k: share of the initial states of which at least one of k = `samples` episodes succeeded at the end (of
             states with all their episodes); None with one episode per state.
+        success_source: what told success, see `--success_source`.
     """
 
     protocol: str
@@ -132,6 +148,7 @@ class EvalResult:
     episodes: tuple[EpisodeOutcome, ...] = ()
     samples: int = 1
     pass_at_k: Rate | None = None
+    success_source: str = SIMULATOR
 
     @property
     def mode(self) -> str:
@@ -140,16 +157,28 @@ class EvalResult:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON; `from_dict` reads it back."""
-        content = asdict(self)
+        content = asdict(self) | {"episodes": [episode.as_dict() for episode in self.episodes]}
         if self.samples == 1:
             del content["samples"], content["pass_at_k"]
             for episode in content["episodes"]:
                 del episode["sample"]
-        return content
+        agreement = self.agreement
+        return content if agreement is None else content | {"agreement": agreement.as_dict()}
+
+    @property
+    def agreement(self) -> Agreement | None:
+        """A judge's success against the simulator's; None if the simulator tells success."""
+        return Agreement.of((e.success_at_end, e.simulator_at_end) for e in self.episodes)
+
+    @property
+    def told_by(self) -> str:
+        """A phrase that says what told success."""
+        return told_by(self.success_source, sum(e.unanswered for e in self.episodes))
 
     @classmethod
     def from_dict(cls, content: dict[str, Any]) -> EvalResult:
         """The inverse of `as_dict`."""
+        content = {name: value for name, value in content.items() if name != "agreement"}
         rates = {name: Rate(**content[name]) for name in ("success_at_end", "success_once")}
         tasks = [
             TaskResult(**{**task, **{name: Rate(**task[name]) for name in ("success_at_end", "success_once")}})
@@ -176,6 +205,14 @@ class EvalResult:
             metrics[f"{prefix}/success_at_end_high"] = self.success_at_end.high
         if self.pass_at_k is not None:
             metrics[f"{prefix}/pass_at_{self.samples}"] = self.pass_at_k.rate
+        agreement = self.agreement
+        if agreement is not None:
+            metrics |= {
+                f"{prefix}/simulator_success_at_end": agreement.simulator_rate,
+                f"{prefix}/success_judge_only": agreement.judge_only / agreement.n,
+                f"{prefix}/success_simulator_only": agreement.simulator_only / agreement.n,
+                f"{prefix}/success_unanswered": float(sum(e.unanswered for e in self.episodes)),
+            }
         if len(self.tasks) > 1:
             metrics |= {f"{prefix}_tasks/{t.name}": t.success_at_end.rate for t in self.tasks}
         return metrics
@@ -199,11 +236,13 @@ class EvalResult:
 
     def as_table(self, note: str = "") -> str:
         """For the terminal, followed by mode, protocol and the note."""
-        notes = [f"{self.mode}, protocol {self.protocol}", *filter(None, [note])]
+        notes = [f"{self.mode}, protocol {self.protocol}", self.told_by, *filter(None, [note])]
         if self.pass_at_k is not None:
             notes.append(f"{self.samples} episodes per initial state, pass@{self.samples} {self.pass_at_k}")
         notes += [f"{self.dropped} EPISODES COULD NOT BE PLAYED and are in no figure"] if self.dropped else []
-        return f"{table(self.HEADERS, self.rows())}\n({'; '.join(notes)})"
+        agreement = self.agreement
+        beside = "" if agreement is None else f"\n\n{agreement.as_table(self.success_source)}"
+        return f"{table(self.HEADERS, self.rows())}\n({'; '.join(notes)}){beside}"
 
 
 def summarize(
@@ -214,6 +253,7 @@ def summarize(
     *,
     requested: int | None = None,
     samples: int = 1,
+    success_source: str = SIMULATOR,
 ) -> EvalResult:
     """Aggregate episode outcomes; RuntimeError if a task has none.
 
@@ -224,6 +264,7 @@ def summarize(
         greedy: how actions were chosen.
         requested: number of requested episodes (default: number of outcomes).
         samples: episodes requested of each initial state.
+        success_source: what told success.
     """
     order = {task.task_id: position for position, task in enumerate(tasks)}
     outcomes = sorted(outcomes, key=lambda o: (order[o.task_id], o.init_state_id, o.sample))
@@ -236,7 +277,7 @@ def summarize(
     at_end, once, length, regressions = _averages(outcomes)
     dropped = (requested or len(outcomes)) - len(outcomes)
     parts = (tuple(results), regressions, dropped, tuple(outcomes), samples, _pass_at(samples, outcomes))
-    return EvalResult(protocol, greedy, at_end, once, length, *parts)
+    return EvalResult(protocol, greedy, at_end, once, length, *parts, success_source=success_source)
 
 
 def _pass_at(samples: int, outcomes: Sequence[EpisodeOutcome]) -> Rate | None:

@@ -112,7 +112,8 @@ def record_videos(
     except TooManyDroppedError as error:  # the evaluation itself is complete
         log.warning("some videos are missing: %s", error)
         samples = []
-    machines = machines or engine.rewards.sources.get("rm")
+    of_rewards = engine.rewards.sources.get("rm")
+    machines = machines or (of_rewards if getattr(of_rewards, "needs_events", False) else None)
     videos: list[EvalVideo] = []
     for sample in samples:
         task = by_id[sample.task_id]

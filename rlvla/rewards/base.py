@@ -6,7 +6,7 @@ step, asked for late rewards when the episode is over, and released. A `SampleSo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -59,7 +59,9 @@ class EpisodeReward(Protocol):
     it, if progress becomes known later, `late_progress()`, which returns what was learned since the last call as pairs
     (number of executed steps, progress then), in order of the steps; `failed` (bool), which ends the episode; and
     `end(*, terminated, truncated)`, which is called once after the last step and before `finish`, whether the
-    environment, a failed source or dynamic truncation ended the episode.
+    environment, a failed source or dynamic truncation ended the episode. `look(result)` is called with
+    each `ChunkResult` before its steps are scored; the episode waits for the futures it returns, while others are
+    played.
     """
 
     def step(self, observation: Observation | None, events: frozenset[str], info: StepInfo) -> float | None:
@@ -91,7 +93,9 @@ class RewardSource(Protocol):
     """A configured source; one per run and rank.
 
     Optional methods: `start()` (before the first episode), `close()` (after the last), `metrics()` (metrics of the
-    iteration, summed over ranks) and `problems(tasks)` (problems of its settings for these tasks).
+    iteration, summed over ranks), `check(metrics)` (of all ranks; raises if training cannot continue) and
+    `problems(tasks)` (problems of its settings for these tasks). Optional attribute: `server`, an object with the same
+    methods (other than the last), a `key` and `shared(other)`; sources whose keys are equal share the first one.
     """
 
     def create(self, task: TaskSpec, episode: EpisodeStart) -> EpisodeReward:
@@ -115,24 +119,32 @@ class SampleSource(Protocol):
         ...
 
 
-SourceFactory = Callable[["RewardConfig"], Any]
+SourceFactory = Callable[..., Any]
 _SOURCES: dict[str, SourceFactory] = {}
 _OWN_FLAGS: dict[str, str] = {}  # source -> the flag that adds it, if not --reward
+_KINDS: dict[str, Callable[[], Collection[str]]] = {}  # source -> names of its kinds
 
 
-def register_reward(name: str, own_flag: str | None = None) -> Callable[[SourceFactory], SourceFactory]:
+def register_reward(
+    name: str, own_flag: str | None = None, kinds: Callable[[], Collection[str]] | None = None
+) -> Callable[[SourceFactory], SourceFactory]:
     """Decorator that registers a source factory, called with the `RewardConfig`.
 
     Args:
         name: name of the source and of its reward component.
         own_flag: the flag that adds the source, if not `--reward`.
+        kinds: names for `--reward NAME:KIND:WEIGHT`, each of which adds a component `NAME_KIND`; the factory is then
+            called with the kind as second argument.
     """
 
     def register(factory: SourceFactory) -> SourceFactory:
         _SOURCES[name] = factory
         _OWN_FLAGS.pop(name, None)
+        _KINDS.pop(name, None)
         if own_flag is not None:
             _OWN_FLAGS[name] = own_flag
+        if kinds is not None:
+            _KINDS[name] = kinds
         return factory
 
     return register
@@ -143,13 +155,30 @@ def reward_names() -> list[str]:
     return sorted(set(_SOURCES) - set(_OWN_FLAGS))
 
 
-def make_source(name: str, config: RewardConfig) -> Any:
-    """Create the source registered under `name`."""
-    return _SOURCES[name](config)
+def source_of(component: str) -> tuple[str, str | None]:
+    """The source of a component, and its kind if the component is one of several."""
+    for name, kinds in _KINDS.items():
+        prefix, _, kind = component.partition(f"{name}_")
+        if not prefix and kind in kinds():
+            return name, kind
+    return component, None
+
+
+def make_source(component: str, config: RewardConfig) -> Any:
+    """Create the source of a component."""
+    name, kind = source_of(component)
+    return _SOURCES[name](config) if kind is None else _SOURCES[name](config, kind)
+
+
+def component_of(spec: str) -> str:
+    """`success:1.0` -> `success`, `vlm:grasp:0.1` -> `vlm_grasp`."""
+    name, _, rest = spec.partition(":")
+    kind = rest.partition(":")[0]
+    return f"{name}_{kind}" if name in _KINDS and kind in _KINDS[name]() else name
 
 
 def parse_rewards(specs: Sequence[str]) -> dict[str, float]:
-    """`["success:1.0"]` -> `{"success": 1.0}`.
+    """`["success:1.0", "vlm:grasp:0.1"]` -> `{"success": 1.0, "vlm_grasp": 0.1}`.
 
     Raises:
         ConfigError: no source, or unknown sources, invalid weights and duplicates (all reported at once).
@@ -163,22 +192,31 @@ def parse_rewards(specs: Sequence[str]) -> dict[str, float]:
     if not specs:
         report("too_few", "--reward needs at least one source, e.g. success:1.0")
     for spec in specs:
-        name, _, weight = spec.partition(":")
+        name, component = spec.partition(":")[0], component_of(spec)
         if name in _OWN_FLAGS:
             report("contradiction", f"--reward {spec}: this source is added by {_OWN_FLAGS[name]}")
             continue
         if name not in _SOURCES:
             report("unknown_name", f"--reward {spec}: unknown source '{name}'; known: {', '.join(reward_names())}")
             continue
+        weight = spec[len(component) + 1 :]
         try:
             value = float(weight) if weight else 1.0
         except ValueError:
             value = float("nan")
+            if name in _KINDS and component == name:
+                known = ", ".join(_KINDS[name]())
+                report("unknown_name", f"--reward {spec}: neither a weight nor a kind of {name}; known: {known}")
+                continue
         if not np.isfinite(value):
-            report("out_of_range", f"--reward {spec}: the weight must be a finite number, e.g. {name}:1.0")
-        elif name in weights:
-            report("duplicate", f"--reward {spec}: '{name}' is given twice")
-        weights[name] = value
+            example = component.replace(f"{name}_", f"{name}:", 1)
+            report("out_of_range", f"--reward {spec}: the weight must be a finite number, e.g. {example}:1.0")
+        elif component in weights:
+            report("duplicate", f"--reward {spec}: '{component}' is given twice")
+        weights[component] = value
+    for name in sorted(set(_KINDS) & set(weights)):
+        if any(source_of(component) != (component, None) for component in weights if source_of(component)[0] == name):
+            report("contradiction", f"--reward has {name} with and without a kind; write {name}:KIND:WEIGHT for each")
     if problems:
         raise ConfigError(problems)
     return weights

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,35 +14,25 @@ from rlvla.rewards.base import (
     RewardSource,
     SampleSource,
     StepInfo,
+    component_of,
     make_source,
     numbers_only,
     parse_rewards,
+    source_of,
 )
 from rlvla.rewards.config import OVERLONG, REWARD_MODEL, RewardConfig
 from rlvla.rewards.schedule import WeightSchedule, fraction_done, parse_schedules
+from rlvla.rewards.success_source import SIMULATOR, SuccessConfig, SuccessSource, make_success_source
 from rlvla.rewards.truncation import ProgressWatch
-from rlvla.rewards.vlm.config import WITHOUT_PROGRESS_TERM
-from rlvla.utils.cli.flags import as_typed
+from rlvla.rewards.vlm.questions import question_named
+from rlvla.rewards.without_effect import settings_without_effect
 from rlvla.utils.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from rlvla.envs.base import ChunkResult, TaskSpec
     from rlvla.experience import Sample
-
-# Prefix of a setting -> the sources that read it.
-_USERS = {
-    "reward_coef": ("success",),
-    "success_reward": ("success",),
-    "gamma_shaping": ("rm", "vlm"),
-    "rm_model_batch_size": ("rm_model", REWARD_MODEL),
-    "rm_model_": ("rm_model",),
-    "rm_": ("rm",),
-    "vlm_": ("vlm",),
-    "reward_fn_kwargs": ("reward_fn",),
-    "reward_fn_": ("reward_fn", "remote"),
-    "reward_fn": ("reward_fn",),
-    "remote_rm_": ("remote",),
-}
 
 
 class RewardPlan:
@@ -52,6 +42,7 @@ class RewardPlan:
         weights: source name -> weight.
         config: settings of the sources.
         sources: source name -> source; by default they are created from the registry.
+        success: tells success instead of the simulator; None: the simulator does.
     """
 
     def __init__(
@@ -59,15 +50,18 @@ class RewardPlan:
         weights: Mapping[str, float],
         config: RewardConfig | None = None,
         sources: Mapping[str, Any] | None = None,
+        success: SuccessSource | None = None,
     ):
         self.config = config or RewardConfig()
         self._weights = dict(weights)
         self.sources = {name: (sources or {}).get(name) or make_source(name, self.config) for name in weights}
+        self.success = success
+        self._servers = _shared_servers(self._parts)
         self._schedules: dict[str, WeightSchedule] = parse_schedules(self.config.reward_schedule, self._weights)
         self._fraction = 0.0
 
     @classmethod
-    def from_config(cls, config: RewardConfig) -> RewardPlan:
+    def from_config(cls, config: RewardConfig, success: SuccessConfig | None = None) -> RewardPlan:
         """The plan for these flags; ConfigError with all problems that do not depend on the task."""
         problems: list[str | Problem] = []
         weights: dict[str, float] = {}
@@ -75,7 +69,7 @@ class RewardPlan:
             weights = parse_rewards(config.reward)
         except ConfigError as error:
             problems += error.problems
-        names = [spec.partition(":")[0] for spec in config.reward]
+        names = [component_of(spec) for spec in config.reward]
         if config.reward_pretrain is not None:
             if REWARD_MODEL in weights:
                 problems.append(f"--reward_pretrain: there is a source '{REWARD_MODEL}' in --reward; rename that")
@@ -97,20 +91,40 @@ class RewardPlan:
                 sources[name] = make_source(name, config)
             except ConfigError as error:
                 problems += error.problems
-        problems += _without_effect(config, weights)
+        success, judge = success or SuccessConfig(), None
+        try:
+            judge = make_success_source(success, config)
+        except ConfigError as error:
+            problems += error.problems
+        problems += settings_without_effect(config, weights, success.success_source)
         problems += _truncation_problems(config, weights)
         if problems:
-            raise ConfigError(problems)
-        return cls(weights, config, sources)
+            raise ConfigError(dict.fromkeys(problems))  # several questions to one server have the same problems with it
+        return cls(weights, config, sources, judge)
 
     def problems(self, tasks: Sequence[TaskSpec]) -> list[Problem]:
         """Problems of the sources for these tasks."""
-        return [p for source in self.sources.values() if hasattr(source, "problems") for p in source.problems(tasks)]
+        return [p for part in self._parts if hasattr(part, "problems") for p in part.problems(tasks)]
+
+    @property
+    def _parts(self) -> list[Any]:
+        """The sources, and what tells success."""
+        return [*self.sources.values(), *([] if self.success is None else [self.success.judge])]
 
     @property
     def names(self) -> list[str]:
         """Component names, in the order of the flags."""
         return list(self._weights)
+
+    @property
+    def success_source(self) -> str:
+        """What tells success: "simulator", or the name of a judge."""
+        return SIMULATOR if self.success is None else self.success.name
+
+    def judge_waiting(self) -> None:
+        """Let judges that answer several questions at once answer those that wait."""
+        if self.success is not None and hasattr(self.success.judge, "answer_waiting"):
+            self.success.judge.answer_waiting()
 
     def weights(self) -> dict[str, float]:
         """Current weights, schedules applied."""
@@ -126,15 +140,15 @@ class RewardPlan:
 
     def start(self) -> None:
         """Start all sources before the first episode; their exceptions propagate."""
-        for source in self.sources.values():
-            if hasattr(source, "start"):
-                source.start()
+        for part in [*self._parts, *self._servers]:
+            if hasattr(part, "start"):
+                part.start()
 
     def close(self) -> None:
         """Close all sources after the last episode."""
-        for source in self.sources.values():
-            if hasattr(source, "close"):
-                source.close()
+        for part in [*self._parts, *self._servers]:
+            if hasattr(part, "close"):
+                part.close()
 
     def begin(self, task: TaskSpec, start: EpisodeStart) -> EpisodeRewards:
         """Create the rewards of a new episode."""
@@ -170,54 +184,46 @@ class RewardPlan:
     def metrics(self) -> dict[str, float]:
         """Metrics of the sources since the last call, to be summed over ranks."""
         metrics: dict[str, float] = {}
-        for source in self.sources.values():
-            if hasattr(source, "metrics"):
-                metrics |= source.metrics()
+        for part in [*self._parts, *self._servers]:
+            if hasattr(part, "metrics"):
+                metrics |= part.metrics()
         return metrics
 
     def check(self, metrics: Mapping[str, float]) -> None:
         """Let sources check the metrics of all ranks; they raise if training cannot continue."""
-        for source in self.sources.values():
-            if hasattr(source, "check"):
-                source.check(metrics)
+        for part in [*self._parts, *self._servers]:
+            if hasattr(part, "check"):
+                part.check(metrics)
 
 
 def _truncation_problems(config: RewardConfig, weights: Mapping[str, float]) -> list[Problem]:
     """--dynamic_truncation without a source that measures progress."""
-    if not config.dynamic_truncation or "rm" in weights:
+    late = config.rm_propositions == "vlm" and not config.rm_propositions_wait
+    if not config.dynamic_truncation or ("rm" in weights and not late):
         return []
-    if "vlm" not in weights:
-        text = "--dynamic_truncation needs a source that sees progress: add rm or vlm to --reward"
+    questions = [kind or config.vlm_scorer for name, kind in map(source_of, weights) if name == "vlm"]
+    if not questions:
+        what = "give --rm_propositions_wait" if "rm" in weights else "add rm or vlm to --reward"
+        text = f"--dynamic_truncation needs a source that sees progress while an episode goes on: {what}"
         return [Problem("dynamic_truncation", "needs_flag", text)]
-    if config.vlm_scorer in WITHOUT_PROGRESS_TERM:
+    if not any(question_named(name).measures_progress for name in questions):
         text = (
-            f"--dynamic_truncation: --vlm_scorer {config.vlm_scorer} measures no progress while an episode goes on; "
-            "take another scorer, or add rm to --reward"
+            f"--dynamic_truncation: the question {questions[0]} measures no progress while an episode goes on; take "
+            "another --vlm_scorer, or add rm to --reward"
         )
         return [Problem("dynamic_truncation", "needs_flag", text)]
     return []
 
 
-def _without_effect(config: RewardConfig, weights: Mapping[str, float]) -> list[Problem]:
-    """Settings that would be ignored because their source is not used."""
-    problems = []
-    for flag in fields(config):
-        users = next((names for prefix, names in _USERS.items() if flag.name.startswith(prefix)), ())
-        if flag.name == "overlong_penalty_factor" and not config.overlong_buffer_len and _is_changed(config, flag):
-            text = "--overlong_penalty_factor has no effect without --overlong_buffer_len"
-            problems.append(Problem(flag.name, "no_effect", text))
-        if users and not set(users) & set(weights) and _is_changed(config, flag):
-            named = " or ".join(name for name in users if name != REWARD_MODEL)
-            text = (
-                f"--{flag.name} has no effect: add {named} to --reward, or leave it out (against a --config file: "
-                f"{as_typed(flag.name, flag.default)})"
-            )
-            problems.append(Problem(flag.name, "no_effect", text))
-    return problems
-
-
-def _is_changed(config: RewardConfig, flag: Field) -> bool:
-    return getattr(config, flag.name) != flag.default
+def _shared_servers(parts: Sequence[Any]) -> list[Any]:
+    """Let parts that ask the same server share it; returns the servers."""
+    servers: dict[Any, Any] = {}
+    for part in parts:
+        server = getattr(part, "server", None)
+        if server is not None:
+            first = servers.setdefault(server.key, server)
+            part.server = first if first is server else first.shared(server)
+    return list(servers.values())
 
 
 @dataclass(frozen=True)
@@ -269,6 +275,11 @@ class EpisodeRewards:
         self._ended_stalled = False
         self.failed = False
         self.stalled = False
+
+    def look(self, result: ChunkResult) -> list[Future[Any]]:
+        """Show the sources a chunk before it is scored; returns the answers to wait for until then."""
+        looking = [source for source in self._episodes.values() if hasattr(source, "look")]
+        return [answer for source in looking for answer in source.look(result)]
 
     def score_chunk(self, result: ChunkResult) -> dict[str, np.ndarray]:
         """Weighted reward of each source for a chunk, name -> [A] float32; 0 where not executed or not yet known.

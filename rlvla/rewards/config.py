@@ -6,23 +6,39 @@ from dataclasses import dataclass
 
 from rlvla.rewards.machines import GOAL_STAGES
 from rlvla.rewards.reward_machine import ADVANCES, AFTER_SUCCESS, CREDITS, MODES, ORDERS
-from rlvla.rewards.vlm.config import VLMConfig
+from rlvla.rewards.vlm.config import VLMConfig, VLMServerConfig
 from rlvla.utils.cli.flags import arg
 
 STATE_INPUTS = ("none", "prompt", "proprio")
 PAYS = ("progress", "final")
+PROPOSITIONS = ("simulator", "vlm")
 REWARD_MODEL = "reward_model"  # the source that --reward_pretrain adds
 OVERLONG = "overlong"  # the source that --overlong_buffer_len adds
 
 
 @dataclass(frozen=True)
-class RewardConfig(VLMConfig):
+class ScoringModelConfig:
+    """The learned reward model."""
+
+    rm_model_path: str | None = arg(
+        None, "rm_model: folder of a reward model made by cli/train_rm_vla.py (default: none)", metavar="DIR"
+    )
+    rm_model_batch_size: int = arg(256, "rm_model, --reward_pretrain: frames per forward pass", minimum=1)
+
+
+@dataclass(frozen=True)
+class JudgeConfig(VLMServerConfig, ScoringModelConfig):
+    """Models that tell success in an evaluation."""
+
+
+@dataclass(frozen=True)
+class RewardConfig(VLMConfig, ScoringModelConfig):
     """Reward sources with their settings, and settings common to all sources."""
 
     reward: tuple[str, ...] = arg(
         ("success:1.0",),
         "reward sources with their weights, added up: success, env (the simulator's own reward), rm, vlm, rm_model, "
-        "reward_fn, remote, or your own",
+        "reward_fn, remote, or your own; vlm:QUESTION:WEIGHT once for each question to a VLM (progress, grasp, ...)",
         nargs="+",
         metavar="NAME:WEIGHT",
     )
@@ -90,6 +106,25 @@ class RewardConfig(VLMConfig):
         "proprio; recorded with the policy, so that evaluations do the same",
         choices=STATE_INPUTS,
     )
+    rm_propositions: str = arg(
+        "simulator",
+        "rm: who says which propositions hold: the simulator, or vlm: --vlm_model is asked yes or no about each",
+        choices=PROPOSITIONS,
+    )
+    rm_propositions_every: int = arg(
+        1, "rm: decisions between frames about which a VLM is asked; the last frame of an episode always is", minimum=1
+    )
+    rm_propositions_wait: bool = arg(
+        False,
+        "rm: an episode waits for a VLM's answers before its next action, so that the machine can end it; otherwise "
+        "the machine follows the episode when it is over",
+    )
+    rm_sentences: tuple[str, ...] = arg(
+        (),
+        "rm: sentences that a VLM is asked about instead of the known ones; they may name new propositions for "
+        "--rm_formula",
+        metavar="NAME=SENTENCE",
+    )
     rm_transition_reward: float = arg(0.25, "rm: reward of an edge")
     rm_terminal_reward: float = arg(1.0, "rm: reward of the goal, once")
     rm_potential_scale: float = arg(0.1, "rm: factor of the shaping (mode hybrid)", minimum=0)
@@ -98,15 +133,11 @@ class RewardConfig(VLMConfig):
         "rm: at the goal the machine stays, or runs on and falls back when success is lost",
         choices=AFTER_SUCCESS,
     )
-    rm_model_path: str | None = arg(
-        None, "rm_model: folder of a reward model made by cli/train_rm_vla.py (default: none)", metavar="DIR"
-    )
     rm_model_pay: str = arg(
         "progress",
         "rm_model: what is paid: the change of progress over each decision, or P(success) of the last frame at the end",
         choices=PAYS,
     )
-    rm_model_batch_size: int = arg(256, "rm_model, --reward_pretrain: frames per forward pass", minimum=1)
     reward_pretrain: str | None = arg(
         None,
         "folder of a reward model: short for the source rm_model with --rm_model_pay final, logged as reward_model "

@@ -1,11 +1,11 @@
-"""The reward source `rm`: reward machines and their assignment to tasks."""
+"""Reward machines during episodes, and their assignment to tasks."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from rlvla.rewards.base import EpisodeStart, StepInfo, register_reward
+from rlvla.rewards.base import EpisodeStart, StepInfo
 from rlvla.rewards.machine_files import declared_graph, is_declaration
 from rlvla.rewards.machine_graph import MachineGraph
 from rlvla.rewards.machines import TASKS, check_propositions, formula_graph, machine_graph, task_graph
@@ -17,14 +17,16 @@ if TYPE_CHECKING:
     from rlvla.rewards.config import RewardConfig
 
 
-@register_reward("rm")
 class MachineSource:
     """Creates a reward machine for each episode.
 
     Attributes:
+        needs_events: machines follow the events of the environment.
         gamma: discount of the shaping; the trainer sets it to the learner's.
         truncation_ends: whether the learner treats truncation as termination, so that the final potential must be 0.
     """
+
+    needs_events = True
 
     def __init__(self, config: RewardConfig):
         self._config = config
@@ -74,9 +76,12 @@ class MachineSource:
             self._graphs[key] = self._make(task)
         return self._graphs[key]
 
+    def _known(self, task: TaskSpec) -> tuple[str, ...]:
+        """Propositions that a machine may use, beside success."""
+        return task.propositions
+
     def _make(self, task: TaskSpec) -> MachineGraph:
-        config = self._config
-        known = (*task.propositions, SUCCESS_EVENT)
+        config, known = self._config, (*self._known(task), SUCCESS_EVENT)
         if config.rm_formula is not None:
             return formula_graph(config.rm_formula, known)
         if self._declared is not None:

@@ -53,11 +53,16 @@ class RolloutEngine:
         self._pool = pool if isinstance(pool, WatchedPool) else WatchedPool(pool)
         self._env_kwargs = env_kwargs
         self.rewards = rewards if isinstance(rewards, RewardPlan) else RewardPlan(rewards)
-        self._success_only = RewardPlan({"success": 1.0})
+        self._success_only = RewardPlan({"success": 1.0}, success=self.rewards.success)
         self._config = config or RolloutConfig()
         self._state_input, self.keep_observed = state_input, keep_observed
         self._tasks = {(task.suite, task.task_id): task for task in tasks}
         self.stats = RolloutStats()
+
+    @property
+    def success_source(self) -> str:
+        """What tells success, see `--success_source`."""
+        return self.rewards.success_source
 
     def run(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from concurrent.futures import Future
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -41,7 +42,8 @@ class FinishedEpisode:
 
     Attributes:
         suite, task_id, init_state_id, seed, uid: see `EpisodeRequest`.
-        success_once, success_at_end, finish_step, regressions: see `rlvla.experience.Sample`.
+        success_once, success_at_end, finish_step, regressions, simulator_once, simulator_at_end, unanswered: see
+            `rlvla.experience.Sample`.
     """
 
     suite: str
@@ -53,6 +55,9 @@ class FinishedEpisode:
     success_at_end: bool
     finish_step: int
     regressions: int
+    simulator_once: bool | None = None
+    simulator_at_end: bool | None = None
+    unanswered: int = 0
 
     @classmethod
     def of(cls, sample: Sample) -> FinishedEpisode:
@@ -68,6 +73,7 @@ class Phase(enum.Enum):
     RESETTING = "resetting"
     READY = "waiting for the policy"
     STEPPING = "stepping"
+    JUDGING = "waiting for a judge"
     COMPLETED = "completed"
     FAILED = "failed"
 
@@ -100,6 +106,9 @@ class Episode:
         self._task, self._plan = task, rewards
         self._rewards: EpisodeRewards | None = None
         self._state = None if state_input is None else state_input.begin(task)
+        self._success = None if rewards.success is None else rewards.success.begin(task)
+        self._answers: list[Future[Any]] = []  # that the episode waits for
+        self._undecided: ChunkResult | None = None
         self._instruction = ""
         self._rng = derive_rng(request.seed, "sampling")
         self._policy, self._keep_observed = policy, keep_observed or request.record_frames
@@ -167,8 +176,26 @@ class Episode:
         self.phase = Phase.STEPPING
 
     def on_chunk(self, result: ChunkResult) -> None:
-        """The chunk was executed."""
+        """The chunk was executed; the episode goes on at once unless it waits for a judge (see `answered`)."""
         assert self._rewards is not None
+        judged = [] if self._success is None else self._success.look(result)
+        self._answers = [*judged, *self._rewards.look(result)]
+        self._undecided = result
+        self.phase = Phase.JUDGING
+        if not self._answers:
+            self.on_answers()
+
+    @property
+    def answers(self) -> list[Future[Any]]:
+        """Answers of judges that the episode still waits for."""
+        return [answer for answer in self._answers if not answer.done()]
+
+    def on_answers(self) -> None:
+        """All answers have come; the episode goes on, or is over."""
+        result = self._undecided
+        assert self._rewards is not None and result is not None
+        if self._success is not None:
+            result = self._success.decide(result)
         self._rewards.score_chunk(result)
         self._executed.append(result.steps_executed)
         self._count_success(result.successes[: result.steps_executed])
@@ -216,6 +243,13 @@ class Episode:
         self._success_now = history[-1]
         self._success_once |= any(history)
 
+    def _simulator_success(self) -> dict[str, Any]:
+        """The fields of a sample that say what the simulator thinks of an episode that a judge decided."""
+        if self._success is None:
+            return {}
+        own = self._success.simulator
+        return {"simulator_once": own.once, "simulator_at_end": own.at_end, "unanswered": self._success.unanswered}
+
     def to_sample(self) -> Sample:
         """The completed episode with the rewards known so far; RuntimeError if it is not completed."""
         if self.phase is not Phase.COMPLETED or self._last is None or self._rewards is None:
@@ -250,6 +284,7 @@ class Episode:
             observed_proprio=_stacked(self._observed_proprio),
             images_as_rendered=self._as_rendered,
             regressions=self._regressions,
+            **self._simulator_success(),
             frames=np.concatenate(self._frames) if self._frames else None,
             step_events=self._step_events or None,
             prompted_instructions=None if self._state is None else [o.instruction for o in self._observations],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent import futures
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +29,7 @@ from rlvla.utils.errors import ConfigError, RunEnded
 log = logging.getLogger(__name__)
 
 _FOREVER_S = 1e6  # finite, as the OS requires
+_JUDGES_EVERY_S = 0.01  # between looks at the answers of judges while workers simulate
 
 
 @dataclass
@@ -71,6 +73,7 @@ class RolloutSession:
         self._pending = PendingEpisodes([(request.suite, request.task_id) for request in requests])
         self._running: dict[int, _Running] = {}  # by slot of the pool
         self._checkers: dict[tuple[str, int], AnswerChecker] = {}
+        self._judging: list[int] = []  # slots whose episodes wait for a judge
         self._outbox: list[SlotCommand] = []  # commands for the slots of a worker are sent as one message
         self._largest_batch = config.rollout_max_batch or pool.num_slots
         if config.deterministic_rollout:
@@ -186,8 +189,7 @@ class RolloutSession:
     def _listen(self, on_episode: Callable[[FinishedEpisode], None] | None) -> None:
         """Process answers; waits for the first one, but not longer than until a batch is due."""
         now = time.perf_counter()
-        others = len(self._running) - len(self._batcher)
-        results = self._pool.wait(self._batcher.time_until_due(now) if others else 0.0 if self._running else None)
+        results = self._wait(self._batcher.time_until_due(now))
         self.stats.waiting_s += time.perf_counter() - now
         for slot, result in results:
             running = self._running[slot]
@@ -197,11 +199,44 @@ class RolloutSession:
             error = result if isinstance(result, EnvWorkerError) else self._accept(slot, running, result)
             if error is not None:
                 self._fail(slot, running, error)
-            elif running.episode.phase is Phase.READY:
-                self._batcher.add(slot, time.perf_counter())
-            elif running.episode.phase is Phase.COMPLETED:
-                self._finish(slot, running, on_episode)
+            else:
+                self._go_on(slot, running, on_episode)
+        self._hear_judges(on_episode)
         self._send()
+
+    def _wait(self, until_due: float | None) -> list[tuple[int, Result]]:
+        """Wait for workers or judges, but not longer than until a batch is due."""
+        judged = [answer for slot in self._judging for answer in self._running[slot].episode.answers]
+        stepping = len(self._running) - len(self._batcher) - len(self._judging)
+        if not self._judging:
+            return self._pool.wait(until_due if stepping else 0.0 if self._running else None)
+        if stepping:
+            return self._pool.wait(_JUDGES_EVERY_S if until_due is None else min(until_due, _JUDGES_EVERY_S))
+        futures.wait(judged, until_due, futures.FIRST_COMPLETED)
+        return self._pool.wait(0.0)
+
+    def _go_on(self, slot: int, running: _Running, on_episode: Callable[[FinishedEpisode], None] | None) -> None:
+        """Do what the phase of an episode asks for."""
+        if running.episode.phase is Phase.READY:
+            self._batcher.add(slot, time.perf_counter())
+        elif running.episode.phase is Phase.JUDGING:
+            self._judging.append(slot)
+        elif running.episode.phase is Phase.COMPLETED:
+            self._finish(slot, running, on_episode)
+
+    def _hear_judges(self, on_episode: Callable[[FinishedEpisode], None] | None) -> None:
+        """Let episodes go on whose judges have answered."""
+        if not self._judging:
+            return
+        stepping = len(self._running) - len(self._batcher) - len(self._judging)
+        if not stepping or not self._config.deterministic_rollout:
+            self._plan.judge_waiting()
+        waiting, self._judging = self._judging, []
+        for slot in waiting:
+            running = self._running[slot]
+            if not running.episode.answers:
+                running.episode.on_answers()
+            self._go_on(slot, running, on_episode)
 
     def _accept(self, slot: int, running: _Running, result: Result) -> EnvWorkerError | None:
         """Pass an answer to its episode; one that breaks the contract counts as an environment failure."""

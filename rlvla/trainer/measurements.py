@@ -15,6 +15,7 @@ from torch.profiler import profile, record_function, supported_activities
 
 from rlvla.experience import Sample
 from rlvla.models.policy import Policy
+from rlvla.rewards.success_source import SIMULATOR
 from rlvla.rollout.stats import SUMMED, RolloutStats
 from rlvla.trainer.metrics import Metrics
 from rlvla.trainer.observers import Observer, OptimizerStep, Rollout
@@ -64,6 +65,15 @@ def measure_rollout(
     of_rewards: dict[str, float] = {}
     for name in samples[0].reward_components if samples else ():
         of_rewards[f"reward/{name}"] = float(sum(s.reward_components[name].sum() for s in samples))
+    if samples and samples[0].simulator_at_end is not None:  # a judge told success
+        pairs = [(s.success_at_end, s.simulator_at_end) for s in samples]
+        of_rewards |= {
+            "rollout/simulator_success_at_end": sum(own for _, own in pairs),
+            "rollout/simulator_success_once": sum(bool(s.simulator_once) for s in samples),
+            "rollout/success_judge_only": sum(judge and not own for judge, own in pairs),
+            "rollout/success_simulator_only": sum(own and not judge for judge, own in pairs),
+            "rollout/success_unanswered": sum(s.unanswered for s in samples),
+        }
     # Not every episode needs to report the same numbers.
     reported: dict[str, list[float]] = {}
     for sample in samples:
@@ -79,7 +89,11 @@ def measure_rollout(
 
 
 def iteration_line(
-    iteration: int, total: int, metrics: dict[str, float], weights: Mapping[str, float] = SUCCESS_ALONE
+    iteration: int,
+    total: int,
+    metrics: dict[str, float],
+    weights: Mapping[str, float] = SUCCESS_ALONE,
+    success_source: str = SIMULATOR,
 ) -> str:
     """The line printed after iteration `iteration` (counted from 1) of `total`.
 
@@ -88,9 +102,12 @@ def iteration_line(
         total: number of iterations of the run.
         metrics: metrics of the iteration.
         weights: weights of the reward sources; the reward is shown unless it equals the success.
+        success_source: what tells success; the simulator's own is shown beside that of a judge.
     """
+    told = "success" if success_source == SIMULATOR else f"success told by {success_source}"
     shown = {
-        "success": ("rollout/success_at_end", ".2f"),
+        told: ("rollout/success_at_end", ".2f"),
+        "by the simulator": ("rollout/simulator_success_at_end", ".2f"),
         **({} if weights == SUCCESS_ALONE else {"reward": ("reward/total", ".3g")}),
         "entropy": ("actor/entropy", ".3f"),
         "kl": ("actor/ppo_kl", ".4f"),

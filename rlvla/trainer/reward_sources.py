@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from rlvla.envs.base import TaskSpec
+from rlvla.envs.base import Observation, TaskSpec
 from rlvla.experience import Experience, Sample
 from rlvla.models.families import check_checkpoint
 from rlvla.models.value_models import REWARD_HEAD_FILE, RewardModel
-from rlvla.rewards import RewardConfig, RewardPlan, register_reward
-from rlvla.rewards.config import REWARD_MODEL
+from rlvla.rewards import RewardConfig, RewardPlan, SuccessConfig, register_reward
+from rlvla.rewards.config import REWARD_MODEL, ScoringModelConfig
+from rlvla.rewards.success_source import register_success_source
 from rlvla.trainer.algorithm_config import ONE_ADVANTAGE_PER_EPISODE, AlgorithmConfig, learner_needs_critic
 from rlvla.trainer.config import OptimizationConfig
 from rlvla.utils.deepspeed.config import StrategyConfig
@@ -26,7 +28,9 @@ def learner_gamma(algorithm: AlgorithmConfig) -> float:
     return algorithm.gamma if "gamma" in algorithm.estimator_options else 1.0
 
 
-def reward_problems(config: RewardConfig, algorithm: AlgorithmConfig, tasks: Sequence[TaskSpec]) -> list[Problem]:
+def reward_problems(
+    config: RewardConfig, algorithm: AlgorithmConfig, tasks: Sequence[TaskSpec], success: SuccessConfig | None = None
+) -> list[Problem]:
     """Everything wrong with the reward sources: in themselves, for the tasks, and for the algorithm."""
     problems: list[Problem] = []
 
@@ -34,7 +38,7 @@ def reward_problems(config: RewardConfig, algorithm: AlgorithmConfig, tasks: Seq
         problems.append(Problem(flag, reason, text))
 
     try:
-        plan = RewardPlan.from_config(config)
+        plan = RewardPlan.from_config(config, success)
         problems += plan.problems(tasks)
         plan.close()
     except ConfigError as error:
@@ -110,7 +114,8 @@ def tie_to_learner(
     """
     needs_critic = learner_needs_critic(algorithm)
     bootstraps = needs_critic and algorithm.bootstrap_truncated
-    for source in plan.sources.values():
+    judge = [] if plan.success is None else [plan.success.judge]
+    for source in [*plan.sources.values(), *judge]:
         if hasattr(source, "gamma"):
             source.gamma = learner_gamma(algorithm)
         if hasattr(source, "device"):
@@ -183,6 +188,14 @@ class RewardModelSource:
         self._model: RewardModel | None = None
         self._waiting: list[Sample] = []
 
+    def success_probabilities(self, frames: Sequence[tuple[Tensor, Tensor | None, str]]) -> list[float]:
+        """P(success) of frames: images [1, N, H, W, 3], proprio [1, P] or None, and instruction of each."""
+        model = self._model_on_device()
+        answers = self._predict(model.success_probability, frames).tolist()
+        if self.waits_on_host:
+            model.to("cpu")
+        return answers
+
     def submit(self, sample: Sample) -> None:
         """Keep the episode until `collect`."""
         self._waiting.append(sample)
@@ -233,6 +246,57 @@ class RewardModelSource:
             batch = Experience(images=torch.from_numpy(images[rows]), proprio=part, instructions=words[rows])
             answers.append(predict(batch.to(self.device)).cpu())
         return torch.cat(answers)
+
+
+@register_success_source("rm_model")
+class RewardModelSuccess:
+    """A learned reward model as the judge of success; the frames of all episodes that wait are scored together.
+
+    Attributes:
+        device, waits_on_host, bf16: see `RewardModelSource`.
+
+    Raises:
+        ConfigError: no reward model is given.
+    """
+
+    def __init__(self, models: ScoringModelConfig):
+        if models.rm_model_path is None:
+            text = "--success_source rm_model needs --rm_model_path"
+            raise ConfigError.of("rm_model_path", "needs_flag", text)
+        self._model = RewardModelSource(models.rm_model_path, models.rm_model_batch_size, pay="final")
+        self._waiting: list[tuple[Observation, Future[float]]] = []
+        self.device: torch.device | str = "cpu"
+        self.waits_on_host = False
+        self.bf16 = False
+
+    def ask(self, task: TaskSpec, observation: Observation) -> Future[float]:
+        """Keep the frame until `answer_waiting`."""
+        answer: Future[float] = Future()
+        self._waiting.append((observation, answer))
+        return answer
+
+    def answer_waiting(self) -> None:
+        """Score all frames that wait, in an order that does not depend on when they came."""
+        waiting, self._waiting = self._waiting, []
+        if not waiting:
+            return
+        model = self._model
+        model.device, model.waits_on_host, model.bf16 = self.device, self.waits_on_host, self.bf16
+        waiting.sort(key=lambda entry: (entry[0].instruction, entry[0].images.tobytes()))
+        frames = [
+            (
+                torch.from_numpy(o.images[None]),
+                None if o.proprio is None else torch.from_numpy(o.proprio[None]),
+                o.instruction,
+            )
+            for o, _ in waiting
+        ]
+        for (_, answer), probability in zip(waiting, model.success_probabilities(frames)):
+            answer.set_result(probability)
+
+    def probability(self, answer: float) -> float:
+        """The model's answer."""
+        return answer
 
 
 def _changes(sample: Sample, progress: np.ndarray) -> np.ndarray:

@@ -373,7 +373,8 @@ class Trainer:
         self.evaluations = [*others, (self.iteration, result)]
         metrics = result.as_metrics("eval") | {f"total/{name}": value for name, value in self.totals.items()}
         self.logger.log(metrics, self.iteration)
-        self._log(f"iteration {self.iteration}: evaluation, success at end {result.success_at_end}")
+        told = "" if result.agreement is None else f" ({result.told_by}, {100 * result.agreement.share:.0f}% agreed)"
+        self._log(f"iteration {self.iteration}: evaluation, success at end {result.success_at_end}{told}")
         rate = result.success_at_end.rate
         if not schedule.val_only and (self._best is None or rate > self._best["success_at_end"]):
             self._best = {"iteration": self.iteration, "success_at_end": rate}
@@ -477,7 +478,9 @@ class Trainer:
         values |= {f"total/{name}": value for name, value in self.totals.items()}
         if self.iteration % self.config.schedule.logging_steps == 0:
             self.logger.log(values, self.iteration)
-            self._log(iteration_line(self.iteration, total, values, self.config.reward_weights()))
+            self._log(
+                iteration_line(self.iteration, total, values, self.config.reward_weights(), self.rollout.success_source)
+            )
         for observer in self.observers:
             observer.after_iteration(values)
 

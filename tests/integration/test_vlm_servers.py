@@ -55,8 +55,8 @@ def served(command: list[str], port: int, seconds: float, log: Path) -> Iterator
 
 def ask(url: str, model: str, scorer: str) -> tuple[Score | FailedAnswer, dict[str, float]]:
     config = RewardConfig(vlm_url=url, vlm_model=model, vlm_timeout=120.0, vlm_retries=0, vlm_max_tokens=32)
-    client = VLMClient(config, Scorer(scorer))
-    answer = client.ask("lift the cube", [IMAGE] * (client._scorer.frames or 3)).result(200)
+    client, asked = VLMClient(config), Scorer(scorer)
+    answer = client.ask(asked, asked.prompt("lift the cube"), [IMAGE] * (asked.frames or 3)).result(200)
     metrics = client.take_metrics()
     client.close()
     return answer, metrics

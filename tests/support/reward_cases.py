@@ -85,6 +85,7 @@ def play(plan: RewardPlan, task: TaskSpec, chunks: Sequence[ChunkResult]) -> tup
     """
     rewards = plan.begin(task, EpisodeStart(make_observation()))
     for chunk in chunks:
+        rewards.look(chunk)
         rewards.score_chunk(chunk)
     terminated = chunks[-1].terminated or rewards.failed
     rewards.end(terminated=terminated, truncated=not terminated)

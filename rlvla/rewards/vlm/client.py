@@ -15,12 +15,13 @@ import numpy as np
 
 from rlvla.rewards.remote import encode_png
 from rlvla.rewards.vlm.completion import read_completion
-from rlvla.rewards.vlm.scorers import Score, Scorer
+from rlvla.rewards.vlm.questions import Score
+from rlvla.rewards.vlm.scorers import Scorer
 from rlvla.utils.http.client import JsonClient, RequestLimits
 from rlvla.utils.http.exchange import RequestError, printable
 
 if TYPE_CHECKING:
-    from rlvla.rewards.vlm.config import VLMConfig
+    from rlvla.rewards.vlm.config import VLMServerConfig
 
 _TOP_LOG_PROBS = 10
 _MOST_SHOWN = 300  # characters of an error
@@ -56,12 +57,11 @@ class VLMClient:
     """Client of an OpenAI-compatible server.
 
     Args:
-        config: server, model, limits.
-        scorer: prompt and parser of the answers.
+        config: server, model, limits; they hold for all questions together.
     """
 
-    def __init__(self, config: VLMConfig, scorer: Scorer):
-        self._config, self._scorer = config, scorer
+    def __init__(self, config: VLMServerConfig):
+        self._config = config
         self._cache: OrderedDict[bytes, Future[VLMResult]] = OrderedDict()
         self._lock = threading.RLock()  # a request may be over before `ask` is
         self._counts: Counter[str] = Counter()
@@ -69,13 +69,12 @@ class VLMClient:
         self._http = JsonClient(limits, authorization())
         self.last_failure: FailedAnswer | None = None
 
-    def ask(self, task: str, images: Sequence[np.ndarray]) -> Future[VLMResult]:
-        """Request a score for images [H, W, 3] uint8 of a task; returns immediately.
+    def ask(self, scorer: Scorer, prompt: str, images: Sequence[np.ndarray]) -> Future[VLMResult]:
+        """Request a score for images [H, W, 3] uint8; returns immediately.
 
         Equal requests share one answer; successful answers are cached.
         """
-        prompt = self._scorer.prompt(task)
-        key = self._key(prompt, images)
+        key = self._key(scorer, prompt, images)
         with self._lock:
             known = self._cache.get(key)
             if known is not None and not (known.done() and isinstance(known.result(), FailedAnswer)):
@@ -83,7 +82,7 @@ class VLMClient:
                 self._counts["cache_hits"] += 1
                 return known
             self._counts["requests"] += 1
-            answer = self._send(prompt, list(images))
+            answer = self._send(scorer, prompt, list(images))
             if self._config.vlm_cache_size:
                 self._cache[key] = answer
                 while len(self._cache) > self._config.vlm_cache_size:
@@ -101,13 +100,13 @@ class VLMClient:
         """Cancel pending requests."""
         self._http.close()
 
-    def _key(self, prompt: str, images: Sequence[np.ndarray]) -> bytes:
-        digest = hashlib.sha256(f"{self._config.vlm_model}\0{self._scorer.name}\0{prompt}".encode())
+    def _key(self, scorer: Scorer, prompt: str, images: Sequence[np.ndarray]) -> bytes:
+        digest = hashlib.sha256(f"{self._config.vlm_model}\0{scorer.name}\0{prompt}".encode())
         for image in images:
             digest.update(f"\0{image.shape}\0".encode() + np.ascontiguousarray(image).tobytes())
         return digest.digest()
 
-    def _send(self, prompt: str, images: list[np.ndarray]) -> Future[VLMResult]:
+    def _send(self, scorer: Scorer, prompt: str, images: list[np.ndarray]) -> Future[VLMResult]:
         """The result becomes a `FailedAnswer` instead of an exception."""
         result: Future[VLMResult] = Future()
 
@@ -123,17 +122,17 @@ class VLMClient:
             except BaseException as error:  # a mistake of ours, or the client was closed
                 result.set_exception(error)
 
+        def read(answer: Any) -> Score:
+            completion = read_completion(answer)
+            with self._lock:
+                self._counts["prompt_tokens"] += completion.prompt_tokens
+                self._counts["completion_tokens"] += completion.completion_tokens
+            return scorer.read(completion)
+
         address = completions_url(self._config)
-        sent = self._http.ask(address, lambda: question(self._config, self._scorer, prompt, images), self._read)
+        sent = self._http.ask(address, lambda: question(self._config, scorer, prompt, images), read)
         sent.add_done_callback(done)
         return result
-
-    def _read(self, answer: Any) -> Score:
-        completion = read_completion(answer)
-        with self._lock:
-            self._counts["prompt_tokens"] += completion.prompt_tokens
-            self._counts["completion_tokens"] += completion.completion_tokens
-        return self._scorer.read(completion)
 
 
 def authorization() -> dict[str, str]:
@@ -142,12 +141,12 @@ def authorization() -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 
-def completions_url(config: VLMConfig) -> str:
+def completions_url(config: VLMServerConfig) -> str:
     """Where chat completions are requested."""
     return f"{(config.vlm_url or '').rstrip('/')}/chat/completions"
 
 
-def question(config: VLMConfig, scorer: Scorer, prompt: str, images: Sequence[np.ndarray]) -> dict[str, Any]:
+def question(config: VLMServerConfig, scorer: Scorer, prompt: str, images: Sequence[np.ndarray]) -> dict[str, Any]:
     """The request for a chat completion about images [H, W, 3] uint8."""
     options: dict[str, Any] = {}
     if scorer.wants_log_probs:

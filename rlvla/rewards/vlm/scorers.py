@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from rlvla.rewards.vlm.completion import AnswerCutOff, AnswerError, Completion
+from rlvla.rewards.vlm.questions import Number, OneOf, Question, Score, question_named
 from rlvla.utils.errors import ConfigError, require
 from rlvla.utils.http.exchange import printable
 
@@ -22,16 +21,10 @@ _MOST_TRIES = 500  # braces at which an object may begin
 _END_OF_REASONING = "</think>"
 
 
-@dataclass(frozen=True)
-class Score:
-    """A valid answer: progress in [0, 1] ([-1, 1] for a comparison), and an action score in [0, 1]."""
-
-    progress: float
-    action_score: float = 0.0
-
-
-def _answer_model(scorer: str) -> type[BaseModel]:
-    """Pydantic model of a scorer's answer; numbers in quotes and truth values are no numbers."""
+def _answer_model(question: Question) -> type[BaseModel] | None:
+    """Pydantic model of the answer; numbers in quotes and truth values are no numbers. None: it is a single word."""
+    if question.entries is None:
+        return None
     pydantic = require("pydantic", extra="vlm")
 
     def number(value: object) -> object:
@@ -39,26 +32,22 @@ def _answer_model(scorer: str) -> type[BaseModel]:
             raise ValueError("not a number")
         return value
 
-    def field(kind: Any, **limits: Any) -> Any:
-        return Annotated[kind, pydantic.Field(**limits), pydantic.BeforeValidator(number)], ...
+    def entry(kind: Number | OneOf) -> Any:
+        if isinstance(kind, Number):
+            limits = pydantic.Field(ge=kind.low, le=kind.high)
+            return Annotated[int if kind.whole else float, limits, pydantic.BeforeValidator(number)], ...
+        choice: Any = Literal[kind.values]  # type: ignore[valid-type]
+        return (choice if isinstance(kind.values[0], str) else Annotated[choice, pydantic.BeforeValidator(number)]), ...
 
-    share = field(float, ge=0, le=1)
-    fields: dict[str, dict[str, Any]] = {
-        "progress": {"action_score": share, "progress": share},
-        "success": {"success": share},
-        "grasp": {"grasp": share},
-        "affordance": {"affordance": share},
-        "pairwise": {"closer": field(Literal[-1, 0, 1])},
-        "episode": {"score": field(int, ge=1, le=5)},
-    }
-    return pydantic.create_model(f"{scorer.title()}Answer", **fields[scorer])
+    entries = {name: entry(kind) for name, kind in question.entries.items()}
+    return pydantic.create_model(f"{question.name.title()}Answer", **entries)
 
 
 class Scorer:
-    """A prompt and the format of its answers.
+    """A question and the parser of its answers.
 
     Args:
-        name: one of `SCORERS`.
+        question: the question, or its registered name.
         prompt_file: file with a custom prompt.
 
     Raises:
@@ -66,16 +55,17 @@ class Scorer:
         MissingExtraError: pydantic is not installed.
     """
 
-    def __init__(self, name: str, prompt_file: str | None = None):
-        self.name = name
-        self.wants_log_probs = name == "logprob"
-        self.frames = {"pairwise": 2, "episode": 0}.get(name, 1)  # 0: frames of the whole episode
-        self._template = _read_prompt(name, prompt_file)
-        self._model = None if self.wants_log_probs else _answer_model(name)
+    def __init__(self, question: str | Question, prompt_file: str | None = None):
+        self.question = question_named(question) if isinstance(question, str) else question
+        self.name = self.question.name
+        self.wants_log_probs = self.question.entries is None
+        self.frames = self.question.frames
+        self._template = self.question.template if prompt_file is None else _read_prompt(prompt_file)
+        self._model = _answer_model(self.question)
 
-    def prompt(self, task: str) -> str:
-        """The prompt for a task."""
-        return self._template.format(task=task)
+    def prompt(self, task: str, *, skill: str = "", statement: str = "") -> str:
+        """The prompt for a task: its instruction, its name, and the sentence of a proposition."""
+        return self._template.format(task=task, skill=skill, statement=statement)
 
     @property
     def schema(self) -> dict[str, Any] | None:
@@ -97,12 +87,7 @@ class Scorer:
             if completion.cut_off:
                 raise AnswerCutOff(f"the answer was cut off; raise --vlm_max_tokens ({error})") from None
             raise
-        if self.name == "progress":
-            return Score(answer["progress"], answer["action_score"])
-        if self.name == "episode":
-            return Score((answer["score"] - 1) / 4)
-        (value,) = answer.values()
-        return Score(float(value))
+        return self.question.score(answer)
 
     def _valid_object(self, text: str) -> dict[str, Any]:
         assert self._model is not None
@@ -137,18 +122,17 @@ def _objects(text: str) -> Iterator[dict[str, Any]]:
         start = text.find("{", end)
 
 
-def _read_prompt(name: str, prompt_file: str | None) -> str:
-    if prompt_file is None:
-        return resources.files("rlvla.rewards.vlm").joinpath(f"prompts/{name}.txt").read_text(encoding="utf-8")
+def _read_prompt(prompt_file: str) -> str:
     path = Path(prompt_file)
     if not path.is_file():
         raise ConfigError(f"--vlm_prompt {prompt_file} does not exist")
     template = path.read_text(encoding="utf-8")
     try:
-        filled = template.format(task="\0")
+        filled = template.format(task="\0", skill="")
     except (KeyError, IndexError, ValueError) as error:
         raise ConfigError(
-            f"--vlm_prompt {prompt_file} has braces that are no {{task}} ({error}); write other braces twice"
+            f"--vlm_prompt {prompt_file} has braces that are neither {{task}} nor {{skill}} ({error}); write other "
+            "braces twice"
         ) from None
     if "\0" not in filled:
         raise ConfigError(f"--vlm_prompt {prompt_file} does not say where the task belongs; write {{task}} there")

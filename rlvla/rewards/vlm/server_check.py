@@ -22,9 +22,10 @@ from rlvla.utils.http.exchange import (
 )
 
 if TYPE_CHECKING:
-    from rlvla.rewards.vlm.config import VLMConfig
+    from rlvla.rewards.vlm.config import VLMServerConfig
 
 TASK = "push the red disc to the right edge"  # of the picture that the server is shown
+EXAMPLE = {"task": TASK, "skill": "push", "statement": "The red disc is at the right edge."}
 _MOST_NAMES = 5  # of the server's models, in a message
 _LONGEST_NAME = 100  # characters
 _MISSING = (400, 404, 405, 422)
@@ -33,29 +34,29 @@ _RETRIES = 2  # a server that has just come up may drop its first connections
 _SIZE = 224  # pixels
 
 
-def server_problem(config: VLMConfig, scorer: Scorer) -> Problem | None:
+def server_problem(config: VLMServerConfig, scorer: Scorer, *, episode_frames: int = 1) -> Problem | None:
     """Why the server at `vlm_url` cannot judge with `vlm_model`, or None.
 
     It is asked what it will be asked in training, about pictures of the same kind; only if that fails, simpler
-    questions find out why.
+    questions find out why. The first answers may take `vlm_warmup` seconds.
     """
     headers = authorization()
     if not all(value.isascii() and value.isprintable() for value in headers.values()):
         text = "the environment variable OPENAI_API_KEY holds characters that no key has (a line break?)"
         return Problem(None, "unavailable", text)
-    client = JsonClient(RequestLimits(config.vlm_timeout, _RETRIES, at_a_time=1), headers)
+    client = JsonClient(RequestLimits(first_limit(config), _RETRIES, at_a_time=1), headers)
     try:
-        return _ServerCheck(client, config, scorer).problem()
+        return _ServerCheck(client, config, scorer, scorer.frames or episode_frames).problem()
     finally:
         client.close()
 
 
 class _ServerCheck:
-    def __init__(self, client: JsonClient, config: VLMConfig, scorer: Scorer):
+    def __init__(self, client: JsonClient, config: VLMServerConfig, scorer: Scorer, frames: int):
         self._client, self._config, self._scorer = client, config, scorer
         self._names: list[str] = []
-        self._prompt = scorer.prompt(TASK)
-        self._pictures = [_picture(i) for i in range(scorer.frames or config.vlm_episode_frames)]
+        self._prompt = scorer.prompt(**EXAMPLE)
+        self._pictures = [example_picture(i) for i in range(frames)]
 
     def problem(self) -> Problem | None:
         try:
@@ -81,7 +82,7 @@ class _ServerCheck:
             pass
         return []
 
-    def _judge(self, config: VLMConfig) -> None:
+    def _judge(self, config: VLMServerConfig) -> None:
         """What training will ask."""
         self._send(
             lambda: question(config, self._scorer, self._prompt, self._pictures),
@@ -155,9 +156,10 @@ class _ServerCheck:
     def _general(self, error: RequestError) -> Problem:
         """The server does not answer, or is none."""
         if isinstance(error, NoAnswerInTime):
+            flag = "vlm_warmup" if self._config.vlm_warmup > self._config.vlm_timeout else "vlm_timeout"
             text = (
-                f"did not answer within --vlm_timeout {self._config.vlm_timeout:g} seconds; wait until the model is "
-                "loaded, or raise the limit"
+                f"did not answer within --{flag} {first_limit(self._config):g} seconds; wait until the model is "
+                "loaded, or allow the first answers longer (--vlm_warmup)"
             )
         elif isinstance(error, NoConnection):
             text = f"does not answer ({error}); start the server first"
@@ -178,11 +180,16 @@ class _ServerCheck:
         return Problem(flag, "unavailable", f"--vlm_url {self._config.vlm_url} {text}")
 
 
+def first_limit(config: VLMServerConfig) -> float:
+    """Seconds that the first answers may take."""
+    return max(config.vlm_timeout, config.vlm_warmup)
+
+
 def _model_names(answer: Any) -> list[str]:
     return [printable(model["id"], _LONGEST_NAME) for model in answer["data"]]
 
 
-def _picture(number: int) -> np.ndarray:
+def example_picture(number: int) -> np.ndarray:
     """A red disc on a table, [H, W, 3] uint8; further right with each number."""
     y, x = np.mgrid[:_SIZE, :_SIZE]
     image = np.stack([120 + y // 3, 110 + y // 3, 90 + x // 4], axis=-1).astype(np.uint8)

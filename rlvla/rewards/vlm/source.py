@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlvla.rewards.base import EpisodeStart, StepInfo, register_reward
-from rlvla.rewards.remote import url_problem
 from rlvla.rewards.vlm.chain import ChainSettings, FrameJudgment, chain_rewards
-from rlvla.rewards.vlm.client import FailedAnswer, VLMClient, VLMResult
-from rlvla.rewards.vlm.config import WITHOUT_PROGRESS_TERM
-from rlvla.rewards.vlm.scorers import Score, Scorer
-from rlvla.rewards.vlm.server_check import server_problem
-from rlvla.utils.errors import ConfigError, Problem, TrainingHalted
-from rlvla.utils.terminal import log
+from rlvla.rewards.vlm.client import FailedAnswer, VLMResult
+from rlvla.rewards.vlm.questions import Score, question_named, question_names
+from rlvla.rewards.vlm.scorers import Scorer
+from rlvla.rewards.vlm.server import VLMServer, words_of
+from rlvla.utils.errors import ConfigError, Problem
 from rlvla.utils.video import upright
 
 if TYPE_CHECKING:
@@ -25,56 +23,42 @@ if TYPE_CHECKING:
     from rlvla.rewards.config import RewardConfig
 
 
-class VLMFailuresError(TrainingHalted):
-    """Too many requests failed for meaningful rewards."""
-
-
-@register_reward("vlm")
+@register_reward("vlm", kinds=question_names)
 class VLMSource:
     """Scores frames with a vision-language model.
+
+    Args:
+        config: settings of the rewards.
+        kind: name of the question; default: that of `vlm_scorer`, with the prompt of `vlm_prompt`.
 
     Attributes:
         gamma: discount of the potential term; the trainer sets it to the learner's.
         bootstraps: the learner bootstraps from truncated episodes; otherwise their potential ends at 0 as well.
+        server: where questions are asked, shared with the other sources of a plan.
     """
 
-    def __init__(self, config: RewardConfig):
-        problems = [
-            Problem(name, "needs_flag", f"--reward vlm needs --{name}")
-            for name in ("vlm_url", "vlm_model")
-            if not getattr(config, name)
-        ]
-        if config.vlm_scorer in WITHOUT_PROGRESS_TERM and config.vlm_progress_term != "delta":
+    def __init__(self, config: RewardConfig, kind: str | None = None):
+        name = kind or config.vlm_scorer
+        problems = []
+        if not question_named(name).measures_progress and config.vlm_progress_term != "delta" and kind is None:
             text = (
-                f"--vlm_progress_term {config.vlm_progress_term} has no effect with --vlm_scorer {config.vlm_scorer}; "
-                "leave it out"
+                f"--vlm_progress_term {config.vlm_progress_term} has no effect with --vlm_scorer {name}; leave it out"
             )
             problems.append(Problem("vlm_progress_term", "no_effect", text))
-        scorer, of_the_prompt = None, []
+        scorer, of_the_prompt = None, list[Problem]()
         try:
-            scorer = Scorer(config.vlm_scorer, config.vlm_prompt)
+            scorer = Scorer(name, None if kind else config.vlm_prompt)
         except ConfigError as error:
             of_the_prompt = error.problems
-        if config.vlm_url:
-            problem = url_problem(config.vlm_url, "vlm_url")
-            if problem is None and config.vlm_model and scorer is not None:
-                problem = server_problem(config, scorer)
-            problems += [problem] if problem else []
-        problems += of_the_prompt
+        self.server = VLMServer(config, "--reward vlm")
+        problems += self.server.problems(scorer, episode_frames=config.vlm_episode_frames) + of_the_prompt
         if problems or scorer is None:
             raise ConfigError(problems)
+        self.server.register(scorer)
         self._config, self._scorer = config, scorer
-        self._client: VLMClient | None = None
         self._weight = config.vlm_curriculum[0]
         self.gamma = 0.99 if config.gamma_shaping is None else config.gamma_shaping
         self.bootstraps = True
-
-    @property
-    def client(self) -> VLMClient:
-        """The client, created on first use."""
-        if self._client is None:
-            self._client = VLMClient(self._config, self._scorer)
-        return self._client
 
     def start_iteration(self, fraction: float) -> None:
         """Advance the curriculum, linear in training progress."""
@@ -83,9 +67,12 @@ class VLMSource:
 
     def create(self, task: TaskSpec, episode: EpisodeStart) -> VLMReward:
         """Create the reward of one episode; its first frame is scored at once."""
+        if episode.observation is None:
+            raise ValueError("the vlm reward needs the episode's first observation")
         return VLMReward(
-            self.client,
+            self.server,
             self._scorer,
+            words_of(task.name, episode.observation),
             self._settings(),
             self._config,
             self._weight,
@@ -97,7 +84,7 @@ class VLMSource:
     def _settings(self) -> ChainSettings:
         config = self._config
         return ChainSettings(
-            term="change" if config.vlm_scorer == "pairwise" else config.vlm_progress_term,
+            term="change" if self._scorer.question.is_change else config.vlm_progress_term,
             gamma=self.gamma,
             action_weight=config.vlm_action_weight,
             progress_weight=config.vlm_progress_weight,
@@ -105,36 +92,14 @@ class VLMSource:
             weight_inside=config.vlm_curriculum_inside,
         )
 
-    def metrics(self) -> dict[str, float]:
-        """Requests, failures, cache hits, tokens, seconds of the iteration."""
-        return {f"reward/vlm_{name}": value for name, value in self.client.take_metrics().items()}
-
-    def check(self, metrics: Mapping[str, float]) -> None:
-        """VLMFailuresError if too many of the iteration's requests failed."""
-        requests, failures = metrics["reward/vlm_requests"], metrics["reward/vlm_failures"]
-        if failures > self._config.vlm_max_failures * requests:
-            last = self.client.last_failure
-            why = f"{last.kind}: {last.message}" if last else "see the warnings of the other ranks"
-            if last:  # the error is reported by one rank, which may have had no failure itself
-                log.warning("the last failing request to %s: %s: %s", self._config.vlm_url, last.kind, last.message)
-            raise VLMFailuresError(
-                f"{failures:.0f} of {requests:.0f} requests to --vlm_url {self._config.vlm_url} failed in this "
-                f"iteration, more than --vlm_max_failures {self._config.vlm_max_failures} allows. The last one: {why}"
-            )
-
-    def close(self) -> None:
-        """Cancel pending requests."""
-        if self._client is not None:
-            self._client.close()
-            self._client = None
-
 
 class VLMReward:
     """The frames of one episode and their scores.
 
     Args:
-        client: client of the server.
-        scorer: prompt and parser of the answers.
+        server: where questions are asked.
+        scorer: the question and the parser of its answers.
+        words: what its prompt is filled with.
         settings: conversion of scores to rewards.
         config: which frames are scored.
         weight: current curriculum weight.
@@ -145,20 +110,19 @@ class VLMReward:
 
     def __init__(
         self,
-        client: VLMClient,
+        server: VLMServer,
         scorer: Scorer,
+        words: Mapping[str, str],
         settings: ChainSettings,
         config: RewardConfig,
         weight: float,
-        first: Observation | None,
+        first: Observation,
         *,
         bootstraps: bool,
         images_flipped_vertically: bool,
     ):
-        if first is None:
-            raise ValueError("the vlm reward needs the episode's first observation")
-        self._client, self._scorer, self._settings, self._config = client, scorer, settings, config
-        self._weight, self._task, self._bootstraps = weight, first.instruction, bootstraps
+        self._server, self._scorer, self._settings, self._config = server, scorer, settings, config
+        self._weight, self._words, self._bootstraps = weight, words, bootstraps
         self._flipped = images_flipped_vertically
         self._latest = upright(first.images[0], images_flipped_vertically)
         self._frames = [self._latest]
@@ -172,9 +136,11 @@ class VLMReward:
 
     def late_progress(self) -> list[tuple[int, float]]:
         """Scores that have arrived since the last call, each with the steps before its frame; [] for comparisons."""
-        known = [] if self._scorer.frames != 1 else [i for i in self._unheard if self._asked[i].done()]
+        if not self._scorer.question.measures_progress:
+            return []
+        known = [i for i in self._unheard if self._asked[i].done()]
         self._unheard = [i for i in self._unheard if i not in known]
-        steps = [0, *accumulate(self._windows)]
+        steps = [0, *accumulate(self._windows)][self._scorer.frames - 1 :]  # two frames: none at the start
         answers = [(steps[i], self._asked[i].result()) for i in known]
         return [(step, answer.progress) for step, answer in answers if isinstance(answer, Score)]
 
@@ -207,9 +173,9 @@ class VLMReward:
         chosen = np.linspace(0, len(self._frames) - 1, count).round().astype(int)
         self._ask([self._frames[i] for i in chosen])
 
-    def _ask(self, images: list[np.ndarray]) -> None:
+    def _ask(self, images: Sequence[np.ndarray]) -> None:
         self._unheard.append(len(self._asked))
-        self._asked.append(self._client.ask(self._task, images))
+        self._asked.append(self._server.ask(self._scorer, self._words, images))
 
     def finish(self) -> dict[str, Any]:
         """Wait for the answers (each has a time limit) and convert them to rewards."""
@@ -226,7 +192,8 @@ class VLMReward:
     def _chain(self, answers: list[VLMResult]) -> list[float]:
         scores = [answer if isinstance(answer, Score) else None for answer in answers]
         if self._scorer.frames == 2:  # comparisons start with the second frame
-            scores.insert(0, None)
+            at_start = self._scorer.question.at_start
+            scores.insert(0, None if at_start is None else Score(at_start))
         judged = [
             FrameJudgment(n, s.progress if s else None, s.action_score if s else 0.0, self._weight)
             for n, s in zip([0, *self._windows], scores)

@@ -24,6 +24,8 @@ TASKS = [TOY, replace(TOY, task_id=1, name="other")]
 class Engine:
     """Records the requests; an episode succeeds at end on even states and once on all multiples of 3 too."""
 
+    success_source = "simulator"
+
     def __init__(self) -> None:
         self.requests: list[EpisodeRequest] = []
         self.options: dict = {}
@@ -38,6 +40,9 @@ class Engine:
 
 
 class Played:
+    simulator_once = simulator_at_end = None
+    unanswered = 0
+
     def __init__(self, request: EpisodeRequest):
         self.task_id, self.uid = request.task_id, request.uid
         self.success_at_end = request.init_state_id % 2 == 0
@@ -109,7 +114,12 @@ def test_success_once_and_at_end_are_two_numbers_with_intervals() -> None:
     assert [t.success_at_end.n for t in result.tasks] == [10, 10]
     assert [t.mean_length for t in result.tasks] == [10.0, 11.0] and result.mean_length == 10.5
     text = result.as_table()
-    assert "other" in text and "all" in text and "(greedy, protocol heldout)" in text and "70.0% [" in text
+    assert (
+        "other" in text
+        and "all" in text
+        and "(greedy, protocol heldout; success told by the simulator)" in text
+        and "70.0% [" in text
+    )
     assert EvalResult.from_dict(json.loads(json.dumps(result.as_dict()))) == result
     assert [t.regressions for t in result.tasks] == [0.2, 0.2]  # success once but not at end: 8001 and 8007
     assert result.episodes[1] == EpisodeOutcome(0, 8001, False, True, 10, 1)

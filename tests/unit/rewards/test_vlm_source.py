@@ -18,7 +18,7 @@ from rlvla.rewards import EpisodeStart, RewardConfig, RewardPlan
 from rlvla.rewards.vlm.client import FailedAnswer, VLMClient
 from rlvla.rewards.vlm.completion import AnswerError, Completion, read_completion
 from rlvla.rewards.vlm.scorers import Score, Scorer
-from rlvla.rewards.vlm.source import VLMFailuresError
+from rlvla.rewards.vlm.server import VLMFailuresError
 from rlvla.utils.errors import ConfigError
 from rlvla.utils.http import client as http_client
 from tests.support.judge_server import JudgeServer, completion, judge_server
@@ -38,7 +38,7 @@ def make_plan(server: JudgeServer, **options: Any) -> RewardPlan:
     """A plan without the check of the server, which has tests of its own."""
     fast = {"vlm_timeout": 120.0, "vlm_retries": 0}
     config = RewardConfig(reward=("vlm:1.0",), vlm_url=f"{server.url}/v1", vlm_model="judge", **{**fast, **options})
-    with mock.patch("rlvla.rewards.vlm.source.server_problem", return_value=None):
+    with mock.patch("rlvla.rewards.vlm.server.server_problem", return_value=None):
         return RewardPlan.from_config(config)
 
 
@@ -181,8 +181,8 @@ def test_log_probs(server: JudgeServer) -> None:
         return 200, completion("True", logprobs={"content": [{**top[0], "top_logprobs": top}], "refusal": None})
 
     server.answer = answer
-    client = VLMClient(RewardConfig(vlm_url=f"{server.url}/v1", vlm_model="judge"), Scorer("logprob"))
-    assert client.ask("t", [np.zeros((2, 2, 3), np.uint8)]).result(10) == Score(pytest.approx(0.75))
+    client = VLMClient(RewardConfig(vlm_url=f"{server.url}/v1", vlm_model="judge"))
+    assert client.ask(Scorer("logprob"), "t", [np.zeros((2, 2, 3), np.uint8)]).result(10) == Score(pytest.approx(0.75))
     client.close()
 
 
@@ -244,8 +244,8 @@ def test_the_answer_is_found_among_other_braces(text: str) -> None:
 def test_a_cut_off_answer_says_so_and_is_not_asked_for_again(server: JudgeServer) -> None:
     server.answer = lambda request: FAULTS["cut off"]
     config = RewardConfig(vlm_url=f"{server.url}/v1", vlm_model="judge", vlm_retries=3)
-    client = VLMClient(config, Scorer("success"))
-    failed = client.ask("t", [np.zeros((2, 2, 3), np.uint8)]).result(300)
+    client = VLMClient(config)
+    failed = client.ask(Scorer("success"), "t", [np.zeros((2, 2, 3), np.uint8)]).result(300)
     assert failed == FailedAnswer("AnswerCutOff", mock.ANY) and "--vlm_max_tokens" in failed.message
     assert len(server.requests) == 1
     client.close()
@@ -256,8 +256,8 @@ def test_invalid_answers_are_asked_for_again(server: JudgeServer, monkeypatch: p
     good = completion('{"success": 0.5}')
     server.answer = lambda request: (200, completion("hm") if len(server.requests) < 3 else good)
     config = RewardConfig(vlm_url=f"{server.url}/v1", vlm_model="judge", vlm_retries=2)
-    client = VLMClient(config, Scorer("success"))
-    assert client.ask("t", [np.zeros((2, 2, 3), np.uint8)]).result(300) == Score(0.5)
+    client = VLMClient(config)
+    assert client.ask(Scorer("success"), "t", [np.zeros((2, 2, 3), np.uint8)]).result(300) == Score(0.5)
     metrics = client.take_metrics()
     assert metrics["retries"] == 2 and metrics["failures"] == 0 and metrics["completion_tokens"] == 9
     client.close()
@@ -330,8 +330,8 @@ def test_one_failure_among_many_is_tolerated(server: JudgeServer) -> None:
 
 def test_retries_reach_a_server_that_recovers(server: JudgeServer) -> None:
     server.answer = lambda r: (429, {}) if len(server.requests) < 2 else (200, completion('{"success": 1}'))
-    client = VLMClient(RewardConfig(vlm_url=f"{server.url}/v1", vlm_model="judge", vlm_retries=2), Scorer("success"))
-    assert client.ask("t", [np.zeros((2, 2, 3), np.uint8)]).result(300) == Score(1.0)
+    client = VLMClient(RewardConfig(vlm_url=f"{server.url}/v1", vlm_model="judge", vlm_retries=2))
+    assert client.ask(Scorer("success"), "t", [np.zeros((2, 2, 3), np.uint8)]).result(300) == Score(1.0)
     assert len(server.requests) == 2 and client.take_metrics()["failures"] == 0
     client.close()
 
@@ -366,8 +366,9 @@ def test_dynamic_truncation_with_a_judge_that_answers_late(server: JudgeServer) 
 
     server.answer = answer
     plan = make_plan(server, vlm_scorer="success", dynamic_truncation=True, truncation_patience=10)
-    ask = plan.sources["vlm"].client.ask
-    plan.sources["vlm"].client.ask = lambda *question: answers.append(ask(*question)) or answers[-1]
+    client = plan.sources["vlm"].server.client
+    ask = client.ask
+    client.ask = lambda *question: answers.append(ask(*question)) or answers[-1]
     rewards = plan.begin(TASK, EpisodeStart(make_observation()))
     for chunk in chunks(30, 30, 30, 31):
         rewards.score_chunk(chunk)
@@ -387,11 +388,11 @@ def test_dynamic_truncation_with_a_judge_that_answers_late(server: JudgeServer) 
 def test_equal_questions_under_way_are_asked_once(server: JudgeServer) -> None:
     release = threading.Event()
     server.answer = lambda request: (release.wait(300), (200, completion('{"success": 0.5}')))[1]
-    client = VLMClient(RewardConfig(vlm_url=f"{server.url}/v1", vlm_model="judge"), Scorer("success"))
+    client = VLMClient(RewardConfig(vlm_url=f"{server.url}/v1", vlm_model="judge"))
     image = np.zeros((2, 2, 3), np.uint8)
-    asked = [client.ask("t", [image]) for _ in range(5)] + [
-        client.ask("another", [image]),
-        client.ask("t", [image + 1]),
+    asked = [client.ask(Scorer("success"), "t", [image]) for _ in range(5)] + [
+        client.ask(Scorer("success"), "another", [image]),
+        client.ask(Scorer("success"), "t", [image + 1]),
     ]
     release.set()
     assert {a.result(300) for a in asked} == {Score(0.5)} and len(server.requests) == 3
@@ -401,8 +402,8 @@ def test_equal_questions_under_way_are_asked_once(server: JudgeServer) -> None:
 def test_a_client_that_is_closed_leaves_nothing_behind(server: JudgeServer) -> None:
     asked, release = threading.Event(), threading.Event()
     server.answer = lambda request: (asked.set(), release.wait(300), (200, completion('{"success": 0.5}')))[2]
-    client = VLMClient(RewardConfig(vlm_url=f"{server.url}/v1", vlm_model="judge"), Scorer("success"))
-    client.ask("t", [np.zeros((2, 2, 3), np.uint8)])
+    client = VLMClient(RewardConfig(vlm_url=f"{server.url}/v1", vlm_model="judge"))
+    client.ask(Scorer("success"), "t", [np.zeros((2, 2, 3), np.uint8)])
     assert asked.wait(300), "the request is under way"
     client.close()
     assert not any(thread.name == "requests" for thread in threading.enumerate())
