@@ -116,6 +116,9 @@ class _Reader:
             self.problems += [f"{place}: {problem.text}" for problem in error.problems]
             return None
 
+    def _guard(self, place: str, value: object) -> Guard | None:
+        return self._attempt(place, lambda: Guard(self._text(value)))
+
     def _text(self, value: object) -> str:
         if not isinstance(value, str):
             raise ConfigError(f"{value!r} is not a formula; put it in quotes")
@@ -163,7 +166,7 @@ class _Reader:
             if not isinstance(edge, dict) or not {"when", "to"} <= set(edge) <= {"when", "to", "progress"}:
                 self.problems.append(f"{place}: give when and to, and progress if it is not 1")
                 continue
-            guard = self._attempt(place, lambda edge=edge: Guard(self._text(edge["when"])))
+            guard = self._guard(place, edge["when"])
             if edge["to"] not in known:
                 self.problems.append(f"{place}: there is no state {edge['to']!r}")
             progress = self._number(f"{place}: progress", edge.get("progress", 1.0))
@@ -189,7 +192,7 @@ class _Reader:
             elif not isinstance(entry, dict) or "needs" not in entry or set(entry) - {"needs", "penalty", "to"}:
                 self.problems.append(f"{place}: give needs, and penalty and to if they are not 0 and {graph.states[0]}")
             else:
-                needs = self._attempt(place, lambda entry=entry: Guard(self._text(entry["needs"])))
+                needs = self._guard(place, entry["needs"])
                 penalty = self._number(f"{place}: penalty", entry.get("penalty", 0.0), low=0.0)
                 target = entry.get("to", graph.states[0])
                 if target not in graph.states or target in graph.success:
