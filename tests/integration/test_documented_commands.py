@@ -171,12 +171,18 @@ def libero_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 # -------------------------------------------------------------------------------------------- circumstances of commands
+def undecided(request: dict) -> tuple[int, dict]:
+    """What fits the schema that is asked for: 0.5 for every number, the first of several words."""
+    fields = request["response_format"]["json_schema"]["schema"]["properties"]
+    return 200, completion(json.dumps({name: kind.get("enum", [0.5])[0] for name, kind in fields.items()}))
+
+
 @contextmanager
 def a_judge(words: list[str]) -> Iterator[list[str]]:
     """The page's server is a small one on another port."""
     pytest.importorskip("pydantic", reason="the extra vlm is not installed")
     with judge_server() as server:
-        server.answer = lambda request: (200, completion('{"action_score": 0.5, "progress": 0.5}'))
+        server.answer = undecided
         yield [*words, "--vlm_url", f"{server.url}/v1"]
         assert server.requests, "nothing was judged"
 
