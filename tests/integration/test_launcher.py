@@ -18,7 +18,7 @@ from rlvla.checkpoints.training import list_checkpoints
 from rlvla.models.actor import Actor
 from rlvla.utils.files import read_metrics
 from tests.support.launching import LAUNCHER, PPO_FLAGS, PPO_SCRIPT, ROOT, environment, launch, launch_command
-from tests.support.processes import running, wait_for
+from tests.support.processes import MARK, running, wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -121,7 +121,12 @@ def start(command: list[str], log: Path) -> subprocess.Popen:
     """Start in a session of its own, printing to the file."""
     with log.open("w") as file:
         return subprocess.Popen(
-            command, cwd=ROOT, env=environment(), stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+            command,
+            cwd=ROOT,
+            env=environment() | {MARK: str(log.parent)},
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
 
 
@@ -139,7 +144,7 @@ def test_asked_to_stop_then_continued_as_printed_then_killed(
         assert wait_for(lambda: "iteration 2/" in log.read_text()), log.read_text()
         os.killpg(process.pid, number)  # as a terminal or a batch system does: every process of the job
         status = process.wait(300)
-        assert wait_for(lambda: not running("rlvla", process.pid) and not running(PPO_SCRIPT, process.pid))
+        assert wait_for(lambda: not running("", str(tmp_path))), running("", str(tmp_path))
         assert status == 128 + number if ranks == 1 else status != 0
         text = log.read_text()
         iteration = saved_and_said(text, tmp_path / "run")
@@ -148,16 +153,16 @@ def test_asked_to_stop_then_continued_as_printed_then_killed(
         process = start([sys.executable if ranks == 1 else LAUNCHER, *words[1:]], second)
         assert wait_for(lambda: f"iteration {iteration + 1}/" in second.read_text()), second.read_text()
         assert f"continuing after iteration {iteration} of 10000" in second.read_text()
-        dies_with_one_rank(process, ranks)
+        dies_with_one_rank(process, ranks, str(tmp_path))
         assert second.read_text().count("is gone: its connection broke; the newest checkpoint is") == ranks - 1
         assert "Traceback" not in second.read_text()
     finally:
-        end(process)
+        end(str(tmp_path))
 
 
-def end(process: subprocess.Popen) -> None:
-    """SIGKILL whatever is left of its session."""
-    for pid in running("", process.pid):
+def end(mark: str) -> None:
+    """SIGKILL whatever is left of a test."""
+    for pid in running("", mark):
         os.kill(pid, signal.SIGKILL)
 
 
@@ -169,7 +174,7 @@ def test_a_killed_launcher_then_a_frozen_rank(policy_folder: Path, tmp_path: Pat
     try:
         assert wait_for(lambda: "iteration 2/" in log.read_text()), log.read_text()
         process.kill()
-        assert wait_for(lambda: not running("", process.pid), 60), running("", process.pid)
+        assert wait_for(lambda: not running("", str(tmp_path)), 60), running("", str(tmp_path))
         text = log.read_text()
         iteration = saved_and_said(text, tmp_path / "run")
         assert text.count("the launcher has ended: stopping") == 1 and text.count("continue with: deepspeed") == 1
@@ -179,13 +184,13 @@ def test_a_killed_launcher_then_a_frozen_rank(policy_folder: Path, tmp_path: Pat
         frozen = max(pid for pid in running(PPO_SCRIPT, process.pid) if is_python(pid, PPO_SCRIPT))
         os.kill(frozen, signal.SIGSTOP)
         assert process.wait(300) != 0
-        assert wait_for(lambda: not running("", process.pid))
+        assert wait_for(lambda: not running("", str(tmp_path))), running("", str(tmp_path))
         text = second.read_text()
         reason = "rank 1 is gone: no sign of life for 10 s (--rank_timeout); the newest checkpoint is"
         assert text.count(reason) == 1 and "Traceback" not in text
         assert f"iteration_{iteration:06d}; continue with: deepspeed" in text
     finally:
-        end(process)
+        end(str(tmp_path))
 
 
 def saved_and_said(text: str, folder: Path) -> int:
@@ -197,14 +202,14 @@ def saved_and_said(text: str, folder: Path) -> int:
     return iteration
 
 
-def dies_with_one_rank(process: subprocess.Popen, ranks: int) -> None:
+def dies_with_one_rank(process: subprocess.Popen, ranks: int, mark: str) -> None:
     """SIGKILL of one training process: its workers end with it, and the launcher ends the other rank."""
-    assert len(running("rlvla.envs.workers.worker", process.pid)) == 2 * ranks
+    assert len(running("rlvla.envs.workers.worker", mark)) == 2 * ranks
     trainers = {pid for pid in running(PPO_SCRIPT, process.pid) if is_python(pid, PPO_SCRIPT)}
     assert len(trainers) == ranks
     os.kill(min(trainers), signal.SIGKILL)
     assert process.wait(300) != 0
-    assert wait_for(lambda: not running("rlvla", process.pid)), running("rlvla", process.pid)
+    assert wait_for(lambda: not running("", mark)), running("", mark)
 
 
 def is_python(pid: int, script: str) -> bool:

@@ -93,10 +93,10 @@ def test_published_checkpoint_is_trained_exported_and_loaded(
     scored = {}
     export = policy_export.export_policy
 
-    def remember(engine, folder, *rest):
+    def remember(engine, folder, *rest, **options):
         """The log-probs of the policy in memory, before it is written."""
         scored[folder] = log_probs(engine.module, batch)
-        export(engine, folder, *rest)
+        return export(engine, folder, *rest, **options)
 
     monkeypatch.setattr("rlvla.trainer.trainer.export_policy", remember)
     for name, flags in {

@@ -6,17 +6,22 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+MARK = "RLVLA_TEST_RUN"  # an environment variable by which a test knows what it has started, in whatever session
 
-def running(pattern: str, group: int) -> set[int]:
-    """Live processes of a process group or session with the pattern in their command line."""
-    pids = set()
+
+def running(pattern: str, group: int | str) -> set[int]:
+    """Live processes with the pattern in their command line, of a session (its number) or with a value of `MARK`."""
+    wanted, pids = f"{MARK}={group}".encode(), set()
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
             state, _, _, session = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
-        except (FileNotFoundError, ProcessLookupError):
+            chosen = int(session) == group
+            if isinstance(group, str):
+                chosen = wanted in (entry / "environ").read_bytes().split(b"\0")
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
             continue
-        if pattern in command and state not in "ZX" and int(session) == group:
+        if pattern in command and state not in "ZX" and chosen:
             pids.add(int(entry.name))
     return pids
 
