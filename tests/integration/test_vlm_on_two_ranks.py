@@ -20,7 +20,17 @@ pytest.importorskip("pydantic", reason="the extra vlm is not installed")
 
 
 def flags(policy: Path, folder: Path, url: str) -> list[str]:
-    words = ["--pretrain", str(policy), "--save_path", str(folder), *PPO_FLAGS, "--vlm_cache_size", "0"]
+    words = [
+        "--pretrain",
+        str(policy),
+        "--save_path",
+        str(folder),
+        *PPO_FLAGS,
+        "--vlm_cache_size",
+        "0",
+        "--vlm_retries",
+        "0",
+    ]
     return [*words, "--reward", "success:1", "vlm:0.3", "--vlm_url", f"{url}/v1", "--vlm_model", "judge"]
 
 

@@ -169,6 +169,11 @@ def test_demonstrations_beside_the_reward_have_the_proprio_of_the_policy(
             longer = np.repeat(demo["obs/proprio"][:], 3, axis=1)
             del demo["obs/proprio"]
             demo["obs/proprio"] = longer
+    beside = other.parent / "dataset_statistics.json"
+    statistics = json.loads(beside.read_text())
+    proprio = statistics["toy_reach"]["proprio"]
+    proprio |= {name: value * 3 for name, value in proprio.items() if isinstance(value, list)}
+    beside.write_text(json.dumps(statistics))
     flags = ["--pretrain", policy_folder, "--save_path", tmp_path / "run", "--ptx_coef", "0.1", "--ptx_demos", other]
     err = refused(train_ppo_vla.main, capsys, *flags)
     assert f"--ptx_demos: {other} has 6 numbers of proprioception; {policy_folder} takes 2" in err

@@ -8,13 +8,13 @@ from types import SimpleNamespace
 import pytest
 
 from rlvla.commands.train_ppo import closing_words
+from rlvla.evaluation.results import EvalResult, Rate
 
 
 @pytest.mark.parametrize("use_tensorboard", [True, False])
 def test_tensorboard_is_mentioned_where_it_is_written(tmp_path: Path, use_tensorboard: bool) -> None:
-    result = SimpleNamespace(
-        success_at_end=SimpleNamespace(n=4), success_once="0.5", mean_length=3.0, protocol="1234abcd"
-    )
+    rate = Rate(0.5, 0.15, 0.85, 4)
+    result = EvalResult("1234abcd", True, rate, rate, 3.0, ())
     trainer = SimpleNamespace(
         evaluations=[(2, result)],
         totals={"episodes": 8.0, "env_steps": 64.0, "seconds": 5.0},
