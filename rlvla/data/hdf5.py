@@ -10,11 +10,12 @@ from typing import Any
 
 import h5py
 
-from rlvla.data.validation import Fact, Part, StoredEpisode
+from rlvla.data.validation import Fact, Part, StoredEpisode, too_large
 
 _EPISODE = re.compile(r"demo_(\d+)")
 # What h5py raises for damaged files.
-UNREADABLE = (KeyError, OSError, RuntimeError, ValueError)
+UNREADABLE = (KeyError, OSError, RuntimeError, ValueError, MemoryError)
+_ELSEWHERE = "lies in another file; copy the data into this one"
 
 
 @contextmanager
@@ -25,20 +26,32 @@ def opened(path: Path) -> Iterator[h5py.File]:
         OSError: it is no HDF5 file, or a part is a link to another file or has its data in one.
     """
     with h5py.File(path, "r") as file:
-        _refuse_other_files(file, "")
+        _refuse_other_files(file)
         yield file
 
 
-def _refuse_other_files(group: h5py.Group, prefix: str) -> None:
-    for name in group:
-        link = group.get(name, getlink=True)
-        if isinstance(link, h5py.SoftLink):
-            continue  # within the file, where the target is looked at as well
-        part = None if isinstance(link, h5py.ExternalLink) else group[name]
-        if part is None or (isinstance(part, h5py.Dataset) and (part.external or part.is_virtual)):
-            raise OSError(f"{prefix}{name} lies in another file; copy the data into this one")
-        if isinstance(part, h5py.Group):
-            _refuse_other_files(part, f"{prefix}{name}/")
+def _refuse_other_files(file: h5py.File) -> None:
+    """Look at every object once, however many links lead to it."""
+    root = file["/"].id
+    groups, seen = [("", root)], {h5py.h5o.get_info(root).addr}
+    while groups:
+        prefix, group = groups.pop()
+        for link in group:
+            name, kind = prefix + link.decode(errors="replace"), group.links.get_info(link).type
+            if kind == h5py.h5l.TYPE_SOFT:
+                continue  # within the file, where the target is looked at as well
+            if kind != h5py.h5l.TYPE_HARD:
+                raise OSError(f"{name} {_ELSEWHERE}")
+            info = h5py.h5o.get_info(group, link)
+            if info.addr in seen:
+                continue
+            seen.add(info.addr)
+            if info.type == h5py.h5o.TYPE_GROUP:
+                groups.append((f"{name}/", h5py.h5g.open(group, link)))
+            elif info.type == h5py.h5o.TYPE_DATASET:
+                stored = h5py.h5d.open(group, link).get_create_plist()
+                if stored.get_layout() == h5py.h5d.VIRTUAL or stored.get_external_count():
+                    raise OSError(f"{name} {_ELSEWHERE}")
 
 
 def member(group: h5py.Group, name: str) -> Any:
@@ -92,6 +105,9 @@ def _filter_problems(file: h5py.File, episodes: set[str]) -> list[str]:
         listed = member(filters, name)
         if not isinstance(listed, h5py.Dataset) or listed.ndim != 1 or listed.dtype.kind not in "OS":
             problems.append(f"mask/{name} is not a list of names")
+            continue
+        if too_large(listed):
+            problems.append(f"mask/{name} {too_large(listed)}")
             continue
         names = [item.decode(errors="replace") if isinstance(item, bytes) else str(item) for item in listed[:]]
         lost = sorted(set(names) - episodes)

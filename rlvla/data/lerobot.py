@@ -20,7 +20,9 @@ from rlvla.data.lerobot_layout import (
     CHUNK_ROWS,
     IMAGE_PREFIX,
     episode_places,
+    has_colors,
     info_problems,
+    picture_problems,
     picture_size,
     place_problems,
 )
@@ -41,7 +43,8 @@ def read_lerobot(folder: str | Path, cameras: Sequence[str] | None = None) -> De
 
     Args:
         folder: folder of the dataset.
-        cameras: camera names (after `observation.images.`) in the order wanted; default all, sorted.
+        cameras: camera names (after `observation.images.`) in the order wanted; default all with three color channels,
+            sorted.
 
     Raises:
         ConfigError: the version is not supported, a camera, feature or file is missing, image sizes differ, a row holds
@@ -53,7 +56,7 @@ def read_lerobot(folder: str | Path, cameras: Sequence[str] | None = None) -> De
     require("av", extra="lerobot")
     try:
         return _read(folder, read_json(folder / "meta" / "info.json", allow_nan=True), cameras)
-    except (OSError, LookupError, ValueError, TypeError) as error:
+    except (OSError, LookupError, ValueError, TypeError, ArithmeticError, MemoryError) as error:
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(f"{folder} is not a readable LeRobot dataset ({type(error).__name__}: {error})") from error
@@ -63,6 +66,7 @@ def _read(folder: Path, info: dict[str, Any], cameras: Sequence[str] | None) -> 
     refuse(folder / "meta" / "info.json", info_problems(info))
     features, origin = info["features"], checked_record(info.get("rlvla", {}), folder / "meta" / "info.json")
     chosen = _chosen_cameras(folder, info, cameras)
+    refuse(folder / "meta" / "info.json", picture_problems(features, chosen))
     side = _common_side(folder, chosen, features)
     env_args = {"task_suite_name": folder.name, **origin, "cameras": chosen, "image_size": side}
     mask = env_args.pop("action_mask", None)
@@ -105,10 +109,12 @@ def _read(folder: Path, info: dict[str, Any], cameras: Sequence[str] | None) -> 
 def _chosen_cameras(folder: Path, info: dict[str, Any], cameras: Sequence[str] | None) -> list[str]:
     features = info["features"]
     known = sorted(name.removeprefix(IMAGE_PREFIX) for name in features if name.startswith(IMAGE_PREFIX))
-    chosen = list(cameras or info.get("rlvla", {}).get("cameras", known))
+    usual = [camera for camera in known if has_colors(features[IMAGE_PREFIX + camera])]  # others give depth or masks
+    chosen = list(cameras or info.get("rlvla", {}).get("cameras", usual))
     unknown = [camera for camera in chosen if camera not in known]
     if unknown or not chosen:
-        raise ConfigError(f"{folder} has no camera {', '.join(unknown)}; it has {', '.join(known) or 'none'}")
+        missing = ", ".join(unknown) or "with three color channels"
+        raise ConfigError(f"{folder} has no camera {missing}; it has {', '.join(known) or 'none'}")
     if CHUNK_ROWS in features and "rlvla" in info:
         raise ConfigError(
             f"{folder} holds rollouts with a whole chunk of actions in each row, which is no longer supported; convert "

@@ -278,10 +278,12 @@ def _picture(cell: Any, row: int, side: int) -> np.ndarray:
         image = Image.open(io.BytesIO(content), formats=PICTURES)
     except UnidentifiedImageError:
         raise ValueError(f"row {row} holds no image in a known format") from None
+    except Exception as error:  # Pillow's errors have no common class
+        raise ValueError(f"the image in row {row} cannot be opened ({error})") from error
     if image.mode != "RGB" or image.size != (side, side):
         shown = f"{image.height}x{image.width} pixels of mode {image.mode}"
         raise ValueError(f"the image in row {row} has {shown}; expected {side}x{side} of mode RGB")
     try:
         return np.asarray(image)
-    except (OSError, SyntaxError) as error:
+    except Exception as error:
         raise ValueError(f"the image in row {row} cannot be decoded ({error})") from error

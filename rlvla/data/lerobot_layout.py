@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+import re
+import string
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlvla.data.validation import camera_problems, refuse
-from rlvla.utils.data_files import inside, parse_json
+from rlvla.data.validation import camera_problems, refuse, shortened
+from rlvla.utils.data_files import fits, inside, parse_json
 
 VERSIONS = ("v2.1", "v3.0")
 IMAGE_PREFIX = "observation.images."
@@ -18,6 +21,9 @@ REWARD, DONE = "next.reward", "next.done"
 # In rollouts written by rlvla: whether image and state of a row are new; other rows repeat those of the last decision.
 DECISION = "is_decision"
 CHUNK_ROWS = "steps_executed"  # feature of rollouts with one row per decision
+
+_WIDTH = re.compile(r"\d{0,2}d?")  # of a number in the path of a file
+_parsed = string.Formatter().parse
 
 
 @dataclass(frozen=True)
@@ -60,15 +66,13 @@ def info_problems(info: Any) -> list[str]:
     problems = []
     if ACTION not in features:
         problems.append(f"has no feature 'action'; it has {', '.join(sorted(features))}")
-    if isinstance(fps, bool) or not isinstance(fps, (int, float)) or not 0 < fps < math.inf:
-        problems.append(f"fps is {fps!r}; expected the number of frames per second")
+    if not fits(fps, float) or fps <= 0:
+        problems.append(f"fps is {shortened(fps)}; expected the number of frames per second")
+    chunk = info.get("chunks_size")
+    if version == "v2.1" and (not fits(chunk, int) or chunk < 1):
+        problems.append(f"chunks_size is {shortened(chunk)}; expected the number of episodes in a folder")
     cameras = [name.removeprefix(IMAGE_PREFIX) for name in features if name.startswith(IMAGE_PREFIX)]
     problems += camera_problems(cameras, "features") if cameras else []
-    for camera in cameras:
-        feature = features[IMAGE_PREFIX + camera]
-        if len(feature["shape"]) != 3 or 3 not in feature["shape"] or feature["dtype"] not in ("video", "image"):
-            text = f"{feature['dtype']} of shape {feature['shape']}"
-            problems.append(f"{IMAGE_PREFIX}{camera} is a {text}; expected video or image with three color channels")
     origin = info.get("rlvla", {})
     if not isinstance(origin, dict):
         return [*problems, f"rlvla is {origin!r}; expected an object"]
@@ -81,13 +85,19 @@ def _describes_a_feature(feature: Any) -> bool:
     return whole and isinstance(feature.get("dtype"), str)
 
 
-def _picture_size(feature: dict[str, Any]) -> tuple[int, int]:
-    """(height, width) of a camera feature.
+def has_colors(feature: dict[str, Any]) -> bool:
+    """Whether a checked feature has three axes, one of them of three channels."""
+    return len(feature["shape"]) == 3 and 3 in feature["shape"]
 
-    Its `names` label the axes, since some datasets put the channels first. Without names the channels are last.
-    """
-    named = dict(zip(feature.get("names") or (), feature["shape"]))
-    return named.get("height", feature["shape"][0]), named.get("width", feature["shape"][1])
+
+def picture_problems(features: dict[str, Any], cameras: Sequence[str]) -> list[str]:
+    """What is wrong with the pictures of these cameras."""
+    described = {name: features[name] for name in (IMAGE_PREFIX + camera for camera in cameras)}
+    return [
+        f"{name} is a {feature['dtype']} of shape {feature['shape']}; expected video or image with three color channels"
+        for name, feature in described.items()
+        if not has_colors(feature) or feature["dtype"] not in ("video", "image")
+    ]
 
 
 def picture_size(feature: dict[str, Any]) -> tuple[int, int]:
@@ -142,7 +152,11 @@ def _places_v3(folder: Path, info: dict[str, Any]) -> Iterator[EpisodePlace]:
 def _located(folder: Path, template: Any, **where: Any) -> Path:
     """The file that a template of `meta/info.json` names; always inside the folder."""
     try:
-        return inside(folder, template.format(**where) if isinstance(template, str) else template)
+        if not isinstance(template, str) or not all(
+            _WIDTH.fullmatch(spec or "") for _, _, spec, _ in _parsed(template)
+        ):
+            raise ValueError
+        return inside(folder, template.format(**where))
     except (LookupError, ValueError, AttributeError):
         refuse(folder, [f"the path {template!r} in meta/info.json does not name a file in the folder"])
         raise
@@ -151,7 +165,7 @@ def _located(folder: Path, template: Any, **where: Any) -> Path:
 def place_problems(places: Sequence[EpisodePlace], info: dict[str, Any]) -> list[str]:
     """What is wrong with the list of episodes."""
     indices = [place.index for place in places]
-    problems = [f"episode {index} is listed twice" for index in sorted(set(indices)) if indices.count(index) > 1]
+    problems = [f"episode {index} is listed twice" for index, count in sorted(Counter(indices).items()) if count > 1]
     total = info.get("total_episodes", len(places))
     if places and total != len(places):
         problems.append(f"meta/info.json counts {total} episodes; {len(places)} are listed in meta/episodes")

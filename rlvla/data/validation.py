@@ -6,6 +6,7 @@ It looks at shapes and dtypes of all arrays, and at the values of the small ones
 
 from __future__ import annotations
 
+import math
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ import numpy as np
 
 from rlvla.utils.errors import ConfigError, Problem
 
+LARGEST_ARRAY = 2**31  # bytes of an array of numbers of an episode
 REPORTED = 10  # problems of a file that are listed; the others are counted
 _LONGEST_VALUE = 60  # characters
 _LARGEST = float(np.finfo(np.float32).max)
@@ -171,9 +173,9 @@ def refuse(where: str | Path, problems: Sequence[str]) -> None:
 def camera_problems(names: Any, where: str) -> list[str]:
     """What is wrong with a list of camera names, which are parts of the names of arrays and files."""
     if not isinstance(names, (list, tuple)) or not names:
-        return [f"{where}: cameras is {_shortened(names)}; expected a list of names"]
+        return [f"{where}: cameras is {shortened(names)}; expected a list of names"]
     problems = [
-        f"{where}: {_shortened(name)} is no name of a camera; expected a word without slashes and line breaks"
+        f"{where}: {shortened(name)} is no name of a camera; expected a word without slashes and line breaks"
         for name in names
         if _as_text(name) is None or isinstance(name, bytes) or "/" in name or "\\" in name
     ]
@@ -230,7 +232,7 @@ def _problems(
         if fact.stored is not None:
             if fact.value is None:
                 least = "" if fact.minimum is None else f" of at least {fact.minimum}"
-                yield f"{fact.name} is {_shortened(fact.stored)}; expected {_EXPECTED[fact.kind]}{least}"
+                yield f"{fact.name} is {shortened(fact.stored)}; expected {_EXPECTED[fact.kind]}{least}"
         elif not fact.optional or role in present:
             yield _missing(fact.name, role, episode.name, present)
 
@@ -240,7 +242,8 @@ def _missing(name: str, role: str, episode: str, present: Mapping[str, str]) -> 
     return f"{name} is missing" + (f"; {other} has it" if other != episode else "")
 
 
-def _shortened(value: Any) -> str:
+def shortened(value: Any) -> str:
+    """A value from a file in a message."""
     text = repr(value)
     return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
 
@@ -268,18 +271,26 @@ def _shape_problem(part: Part, sizes: dict[str, int], usual: Mapping[str, tuple[
     return None
 
 
+def too_large(array: Any) -> str | None:
+    """What is wrong with the size of an array of numbers or names, which a small file can declare; None if nothing."""
+    size = math.prod(array.shape) * array.dtype.itemsize
+    return None if size <= LARGEST_ARRAY else f"would take {size / 2**30:,.3g} GiB; at most 2 GiB are read"
+
+
 def _value_problem(part: Part, sizes: Mapping[str, int]) -> str | None:
     """What is wrong with the values of an array of the right shape and dtype."""
     if part.kind in (_IMAGES, _FLAGS):
         return None
+    if too_large(part.array):
+        return too_large(part.array)
     try:
         values = part.values
-    except (OSError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError, MemoryError) as error:
         return f"cannot be read ({error})"
     if part.kind == _DECISIONS:
         inside = values[0] == 0 and (np.diff(values) > 0).all() and values[-1] < sizes.get(_STEPS, np.inf)
         return (
-            None if inside else f"is {_shortened(values.tolist())}; expected increasing steps of the episode from 0 on"
+            None if inside else f"is {shortened(values.tolist())}; expected increasing steps of the episode from 0 on"
         )
     if np.abs(values).max() <= _LARGEST:  # false for NaN, too
         return None

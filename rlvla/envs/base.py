@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from rlvla.utils.errors import ConfigError
 
 @dataclass(frozen=True)
 class TaskSpec:
-    """One task of a suite.
+    """One task of a suite. Sequences of any type become tuples, so that a task equals its copy from a worker.
 
     Attributes:
         suite: registered name of the suite.
@@ -59,6 +59,16 @@ class TaskSpec:
     machine: str | None = None
     goals: tuple[tuple[str, ...], ...] = ()
     reward_range: tuple[float, float] | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            object.__setattr__(self, name, _as_tuple(value))
+
+
+def _as_tuple(value: Any) -> Any:
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return tuple(map(_as_tuple, value))
+    return value
 
 
 @dataclass

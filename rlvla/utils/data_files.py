@@ -139,10 +139,17 @@ def fits(value: Any, hint: Any) -> bool:
         entry = args[1] if args else Any
         return isinstance(value, Mapping) and all(fits(one, entry) for one in value.values())
     if hint is float:
-        return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        return isinstance(value, (int, float)) and not isinstance(value, bool) and _is_finite(value)
     if hint is int:
         return isinstance(value, int) and not isinstance(value, bool)
     return isinstance(value, hint) if isinstance(hint, type) else True
+
+
+def _is_finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number beyond all floats
+        return False
 
 
 def _shown(value: Any) -> str:

@@ -157,9 +157,9 @@ class AnswerChecker:
         numbers = _numbers("rewards", rewards, (length,), np.float32)
         if self._task.reward_range is None:
             return
-        low, high = self._task.reward_range
+        low, high = map(np.float32, self._task.reward_range)  # rounded like the rewards themselves
         lowest, highest = numbers.min(), numbers.max()
-        if lowest < min(low, 0.0) or highest > max(high, 0.0):  # 0 where not executed
+        if lowest < min(low, 0) or highest > max(high, 0):  # 0 where not executed
             raise BadAnswerError(f"rewards from {lowest:g} to {highest:g}; the suite's range is {low:g} to {high:g}")
 
     def _events(self, events: object, executed: int) -> None:

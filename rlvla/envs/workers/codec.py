@@ -123,16 +123,7 @@ def decode_message(
         return _message(json.loads(data), _counted(load, most_arrays), num_slots)
     except UnreadableError:
         raise
-    except (
-        ValueError,
-        TypeError,
-        KeyError,
-        IndexError,
-        ArithmeticError,
-        RecursionError,
-        OSError,
-        MemoryError,
-    ) as error:
+    except Exception as error:  # whatever a value of the wrong type leads to
         raise UnreadableError(readable(f"no message of this protocol ({error!r})", _TEXT)) from error
 
 
@@ -143,7 +134,7 @@ def _message(raw: Any, load: Load, num_slots: int) -> Hello | list[SlotAnswer]:
     answers: list[SlotAnswer] = []
     for slot, answer in raw:
         if type(slot) is not int or not 0 <= slot < num_slots:
-            raise UnreadableError(f"an answer of slot {slot!r}; the worker has {num_slots}")
+            raise UnreadableError(f"an answer of slot {readable(repr(slot), 100)}; the worker has {num_slots}")
         kind, *fields = answer
         answers.append((slot, _KINDS[kind](fields, partial(_loaded, load, slot))))
     return answers
@@ -224,12 +215,8 @@ def _problem(flag: Any, reason: Any, text: Any) -> Problem:
 
 
 def task_from_json(fields: Mapping[str, Any]) -> TaskSpec:
-    """Restore a task from JSON, which has no tuples; TypeError for other fields than those of `TaskSpec`."""
-    return TaskSpec(**{name: _as_tuple(value) for name, value in fields.items()})
-
-
-def _as_tuple(value: Any) -> Any:
-    return tuple(map(_as_tuple, value)) if isinstance(value, list) else value
+    """Restore a task from JSON; TypeError for other fields than those of `TaskSpec`."""
+    return TaskSpec(**fields)
 
 
 _KINDS: dict[str, Callable[[Sequence[Any], _Loaded], Answer | Failure]] = {

@@ -154,6 +154,8 @@ def read_reply(
         if length > _LONGEST_ENVELOPE:
             raise UnreadableError(f"{length} bytes about the process")
         fields = json.loads(data[_LENGTH.size : _LENGTH.size + length])
+        if not all(0 <= int(fields[name]) < 2**63 for name in ("pid", "rss_bytes", "message_bytes")):
+            raise UnreadableError("impossible numbers about the process")
         envelope = Envelope(
             int(fields["pid"]),
             readable(str(fields["host"]), 100),
@@ -163,7 +165,7 @@ def read_reply(
         )
     except UnreadableError:
         raise
-    except (ValueError, TypeError, KeyError, struct.error) as error:
+    except Exception as error:  # whatever a value of the wrong type leads to
         raise UnreadableError(readable(f"no reply of this protocol ({error!r})", 1000)) from error
     start = _LENGTH.size + length
     end = start + max(0, envelope.message_bytes)

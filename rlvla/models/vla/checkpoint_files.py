@@ -41,6 +41,7 @@ _FILM_WRAPPER = re.compile(r"(\.blocks\.\d+)\.block\.")
 BASE_LAYER = ".base_layer."
 _ADAPTER_PART = re.compile(r"\.lora_(A|B)(?:\.default)?\.weight$")
 _ADAPTER_SETTINGS = {"r": int, "lora_alpha": float, "use_rslora": bool | None}
+_LARGEST_RANK = 2**20
 # OFT sets lora_alpha = min(rank, 16).
 OFT_MAX_LORA_ALPHA = 16
 
@@ -317,6 +318,12 @@ def _adapters_of(tensors: FolderTensors, folder: Path) -> dict[str, LowRank]:
         name = canonical_name(key.removeprefix("base_model.model.")).replace(".default.weight", ".weight")
         low_rank[name] = Stored(path, key, shape)
     rank = config["r"]
+    if not 0 < rank <= _LARGEST_RANK:
+        raise ConfigError.of(
+            None,
+            "invalid_file",
+            f"{folder / ADAPTER_CONFIG_FILE}: r, the rank of the adapters, must lie in 1..{_LARGEST_RANK}",
+        )
     scale = config["lora_alpha"] / (rank**0.5 if config.get("use_rslora") else rank)
     return _pair_adapters(tensors, low_rank, scale, path)
 

@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 
 from rlvla.data.demonstrations import STATISTICS_FILE
+from rlvla.data.hdf5 import opened
 from rlvla.data.reading import read_demonstrations
+from rlvla.data.validation import Part, StoredEpisode, check_episodes
 from rlvla.utils.errors import ConfigError
 from tests.support.damaged_data import ENV, MAKERS, STEPS, Change, Originals, copied, problems
 
@@ -301,3 +303,40 @@ def test_ten_problems_are_listed_and_the_others_counted(originals: Originals, tm
         read_demonstrations(path)
     assert len(refused.value.problems) == 11 and "demo_3:" in refused.value.problems[0].text
     assert "7 more" in refused.value.problems[-1].text
+
+
+def test_each_object_is_looked_at_once_however_many_links_lead_to_it(tmp_path: Path) -> None:
+    path = tmp_path / "demos.hdf5"
+    with h5py.File(path, "w") as file:
+        inner: Any = file
+        for _ in range(64):
+            inner, outer = inner.create_group("a"), inner
+            outer["b"] = inner
+        inner["round"] = file["/"]
+    with opened(path) as file:
+        assert set(file) == {"a", "b"}
+
+
+@pytest.mark.parametrize("name", ["data/demo_1/actions", "mask/train"])
+def test_declared_arrays_beyond_the_memory_are_not_read(name: str, originals: Originals, tmp_path: Path) -> None:
+    path = copied(originals("demos"), tmp_path)
+    with h5py.File(path, "a") as file:
+        text = name.startswith("mask")
+        if not text:
+            del file[name], file["data/demo_1"].attrs["num_samples"]
+        shape, dtype = ((10**10,), "S7") if text else ((10**9, 4), "f4")
+        file.create_dataset(name, shape, dtype, chunks=(1024, *shape[1:]))
+    text = problems(path)
+    assert name.split("/", 1)[0 if name.startswith("mask") else 1].split("/")[0] in text and "GiB" in text
+
+
+def test_memory_that_runs_out_is_a_problem_of_the_array() -> None:
+    class Array:
+        shape, dtype = (2, 3), np.dtype(np.float32)
+
+        def __getitem__(self, key: object) -> None:
+            raise MemoryError("no room")
+
+    episode = StoredEpisode("demo_0", {"actions": Part("actions", Array(), ("steps", "action dimensions"))})
+    with pytest.raises(ConfigError, match="demo_0: actions cannot be read"):
+        check_episodes("file", [episode])

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import struct
+import time
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rlvla.data.lerobot_layout import EpisodePlace, place_problems
+from rlvla.data.reading import read_demonstrations
+from rlvla.utils.errors import ConfigError
 from tests.support.damaged_data import SIDE, STEPS, Change, Originals, copied, encoded, problems
 
 NAN = float("nan")
@@ -87,6 +93,11 @@ def first(value: Any) -> Callable[[list], list]:
 def frames(items: list, **changed: Any) -> None:
     """Change the record of the second episode."""
     items[1] |= {f"videos/observation.images.left/{name}": value for name, value in changed.items()}
+
+
+def header_of_png(side: int) -> bytes:
+    head = b"IHDR" + struct.pack("!IIBBBBB", side, side, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + struct.pack("!I", 13) + head + struct.pack("!I", zlib.crc32(head))
 
 
 VIDEO, PICTURE = "observation.images.left", "observation.images.front"
@@ -184,6 +195,13 @@ LEROBOT: dict[str, tuple[str, Change, tuple[str, ...]]] = {
     ),
     "pictures of infinite actions": ("pictures", cells("action", first([np.inf, 0.0])), ("episode 0", "action")),
     "no instructions": ("pictures", records(lambda r: r[0].pop("tasks") and None), ("episode 0", "tasks")),
+    "a picture of a billion pixels": (
+        "pictures",
+        cells(PICTURE, first({"bytes": header_of_png(2**15), "path": None})),
+        ("episode 0", PICTURE, "row 0"),
+    ),
+    "no episodes per folder": ("pictures", info(lambda i: i.update(chunks_size=0)), ("info.json", "chunks_size")),
+    "a frequency beyond floats": ("pictures", info(lambda i: i.update(fps=10**400)), ("info.json", "fps")),
     "a file missing": ("pictures", lambda d: (d / "data" / "000001.parquet").unlink(), ("episode 1",)),
     "a file of text": ("pictures", lambda d: (d / "data" / "000001.parquet").write_text("no"), ("episode 1",)),
 }
@@ -198,8 +216,58 @@ def test_damaged_lerobot_folders_are_refused(name: str, originals: Originals, tm
     assert all(word in text for word in words), text
 
 
-@pytest.mark.parametrize("template", ["/etc/{episode_index}", "../{episode_index}", "{nobody}", "{episode_index.x}", 7])
+@pytest.mark.parametrize(
+    "template",
+    [
+        "/etc/{episode_index}",
+        "../{episode_index}",
+        "{nobody}",
+        "{episode_index.x}",
+        "{episode_index:300000000d}",
+        "{episode_index:{episode_chunk}}",
+        7,
+    ],
+)
 def test_paths_stay_in_the_folder(template: Any, originals: Originals, tmp_path: Path) -> None:
     folder = copied(originals("pictures"), tmp_path)
     info(lambda i: i.update(data_path=template))(folder)
     assert "meta/info.json" in problems(folder)
+
+
+def with_depth(folder: Path) -> None:
+    """Add a camera of one channel, whose pictures nobody reads."""
+    depth = {"dtype": "video", "shape": [64, 64, 1], "names": ["height", "width", "channels"]}
+    info(lambda i: i["features"].update({"observation.images.depth": depth}))(folder)
+    info(lambda i: i.update(video_path="videos/{video_key}/{episode_index}.mp4"))(folder)
+
+
+@pytest.mark.parametrize("cameras", [None, ["front"]])
+def test_cameras_without_colors_are_left_out(cameras: Any, originals: Originals, tmp_path: Path) -> None:
+    folder = copied(originals("pictures"), tmp_path)
+    with_depth(folder)
+    assert read_demonstrations(folder, cameras).env_args["cameras"] == ["front"]
+
+
+def test_cameras_without_colors_are_refused_when_chosen(originals: Originals, tmp_path: Path) -> None:
+    folder = copied(originals("pictures"), tmp_path)
+    with_depth(folder)
+    with pytest.raises(ConfigError, match="observation.images.depth is a video of shape"):
+        read_demonstrations(folder, ["depth"])
+    info(lambda i: i["features"].pop(PICTURE))(folder)
+    with pytest.raises(ConfigError, match="no camera with three color channels; it has depth"):
+        read_demonstrations(folder)
+
+
+def test_other_arithmetic_in_the_metadata_ends_in_one_sentence(originals: Originals, tmp_path: Path) -> None:
+    folder = copied(originals("videos"), tmp_path)
+    info(lambda i: i.update(fps=1.7e308))(folder)
+    records(lambda r: frames(r, from_timestamp=50.0, to_timestamp=100.0))(folder)
+    with pytest.raises(ConfigError, match="is not a readable LeRobot dataset"):
+        read_demonstrations(folder)
+
+
+def test_many_episodes_are_counted_at_once() -> None:
+    places = [EpisodePlace(index, Path(), {}, {}) for index in [*range(100_000), 7, 5]]
+    began = time.process_time()
+    assert place_problems(places, {}) == ["episode 5 is listed twice", "episode 7 is listed twice"]
+    assert time.process_time() - began < 5

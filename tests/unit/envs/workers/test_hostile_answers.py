@@ -186,3 +186,36 @@ def test_text_that_cannot_be_printed():
     text = readable("a\ud800b\x1b[2Jc\0d\ne\tf\u00e4\u4e2d", 100)
     assert text == "a\ufffdb\ufffd[2Jc\ufffdd\ne\tf\u00e4\u4e2d"
     assert text.encode()
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        b'[[0,["values",5]]]',
+        b'[[0,["task",[1]]]]',
+        b'[[0,["task",{"machine":' + b"[" * 900 + b"]" * 900 + b"}]]]",
+        b'[[0,["failure","a","b","c","d",5,[]]]]',
+        b'{"hello":[]}',
+        b'[["x",[]]]',
+    ],
+)
+def test_fields_of_the_wrong_type_are_unreadable(message):
+    with pytest.raises(UnreadableError):
+        decode_message(message, no_arrays, 1)
+
+
+def test_a_task_with_lists_equals_its_copy_from_a_worker():
+    task = replace(faulty_suite.task(), propositions=["a", "b"], gripper_dims=[6], goals=[["a"], ["b"]])
+    assert task.goals == (("a",), ("b",)) and hash(task) is not None
+    copy = decode_message(join_answers([(0, encode_answer(task, no_arrays))]), no_arrays, 1)[0][1]
+    assert copy == task
+    AnswerChecker(task, OPTIONS).made(copy)
+
+
+def test_the_limits_of_rewards_are_rounded_like_the_rewards():
+    task = replace(faulty_suite.task(), reward_range=(np.float64(-0.7), np.float64(0.1)))
+    checker, result = AnswerChecker(task, OPTIONS), result_of(1007)
+    for reward in (0.1, -0.7):
+        checker.chunk(replace(result, rewards=np.full_like(result.rewards, reward)), 2)
+    with pytest.raises(BadAnswerError, match="range"):
+        checker.chunk(replace(result, rewards=np.full_like(result.rewards, 0.1001)), 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import struct
 import sys
 from typing import Any
 
@@ -125,3 +126,19 @@ def test_flags_that_do_not_go_together() -> None:
     assert WorkerConfig().problems("other/python") == []
     with pytest.raises(ConfigError, match="ray_frames"):
         WorkerConfig(ray_frames="png").pool(1)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b'{"pid": Infinity, "host": "a", "rss_bytes": 1, "is_batched": false, "message_bytes": 0}',
+        b'{"pid": 1, "host": "a", "rss_bytes": 1' + b"0" * 400 + b', "is_batched": false, "message_bytes": 0}',
+        b"[" * 3900,
+        b"[1]",
+        b'{"pid": {}}',
+    ],
+    ids=["an infinite number", "memory beyond floats", "nested deeply", "a list", "an object for a number"],
+)
+def test_facts_about_the_process_that_are_none(head: bytes) -> None:
+    with pytest.raises(UnreadableError):
+        read_reply(struct.pack("!I", len(head)) + head, 1)

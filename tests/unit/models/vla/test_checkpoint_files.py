@@ -85,6 +85,10 @@ def test_the_adapter_has_only_fields_that_every_version_of_peft_knows(adapted):
         ({"use_dora": True}, "use_dora cannot be merged"),
         ({"peft_type": "IA3"}, "peft_type IA3"),
         ({"rank_pattern": {"q_proj": 2}}, "rank_pattern"),
+        ({"r": 0}, "rank of the adapters"),
+        ({"r": -3, "use_rslora": True}, "rank of the adapters"),
+        ({"r": 10**400}, "rank of the adapters"),
+        ({"lora_alpha": 10**400}, "lora_alpha is 1000"),
     ],
 )
 def test_adapters_that_cannot_be_merged_are_named(adapted, tmp_path, change, message):
