@@ -13,7 +13,7 @@ from rlvla.evaluation.results import EvalResult, Rate
 
 @pytest.mark.parametrize("use_tensorboard", [True, False])
 def test_tensorboard_is_mentioned_where_it_is_written(tmp_path: Path, use_tensorboard: bool) -> None:
-    rate = Rate(0.5, 0.15, 0.85, 4)
+    rate = Rate.of([True, True, False, False])
     result = EvalResult("1234abcd", True, rate, rate, 3.0, ())
     trainer = SimpleNamespace(
         evaluations=[(2, result)],
