@@ -14,6 +14,7 @@ On resume, a folder with missing or changed files is reported and skipped. Check
 from __future__ import annotations
 
 import json
+import pickle
 import platform
 import random
 import re
@@ -167,6 +168,8 @@ def _write(
                 file.write((json.dumps(shared, indent=2) + "\n").encode())
     except (OSError, RuntimeError) as error:
         return str(error)
+    except (TypeError, ValueError, AttributeError, pickle.PicklingError) as error:
+        return f"the state cannot be stored: {error}"
     return None
 
 

@@ -20,7 +20,7 @@ from rlvla.commands.setup import CheckedRun, first_observations, start_workers
 from rlvla.data.demonstrations import Demonstrations
 from rlvla.data.reading import read_demonstrations
 from rlvla.envs.splits import LearnedStates
-from rlvla.evaluation.statistics import wilson_interval
+from rlvla.evaluation.statistics import interval_of_metrics
 from rlvla.rewards import RewardPlan
 from rlvla.rollout import RolloutEngine
 from rlvla.trainer.config import PPOConfig
@@ -190,13 +190,6 @@ def _how_evaluated(trainer: PPOTrainer) -> str:
     return f"{how}, {result.samples} episodes per state: pass@{result.samples} {result.pass_at_k}"
 
 
-def _interval(record: dict[str, float]) -> tuple[float, float]:
-    """95 % interval of the success of an evaluation, from its metrics."""
-    if "eval/success_at_end_low" in record:
-        return record["eval/success_at_end_low"], record["eval/success_at_end_high"]
-    return wilson_interval(round(record["eval/success_at_end"] * record["eval/n"]), round(record["eval/n"]))
-
-
 def save_learning_curve(folder: Path) -> Path | None:
     """Plot success (rollout, and evaluation with 95 % interval) and entropy over episodes; None without metrics."""
     records = read_metrics(folder)
@@ -219,7 +212,7 @@ def save_learning_curve(folder: Path) -> Path | None:
     if evaluated:
         x = [r["total/episodes"] for r in evaluated]
         y = [r["eval/success_at_end"] for r in evaluated]
-        bounds = [_interval(record) for record in evaluated]
+        bounds = [interval_of_metrics(record) for record in evaluated]
         errors = [[v - low for v, (low, _) in zip(y, bounds)], [high - v for v, (_, high) in zip(y, bounds)]]
         left.errorbar(x, y, yerr=errors, fmt="o-", capsize=3, color="tab:red", label="evaluation, 95 %")
     left.set(xlabel="training episodes", ylabel="success at end", ylim=(0, 1.02), title="success")

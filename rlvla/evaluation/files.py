@@ -73,11 +73,12 @@ def as_markdown(findings: EvaluationReport) -> str:
         for evaluation in suite.everyone:
             for result in evaluation.results:
                 trained_on = markdown_text(evaluation.trained_on) + "; " if evaluation.trained_on else ""
+                intervals = result.about_samples or f"95 % {result.kind_of_intervals}"
                 dropped = f" **{result.dropped} episodes could not be played.**" if result.dropped else ""
                 parts += [
                     f"## {markdown_text(where + evaluation.policy)}, {result.mode}",
                     f"Protocol {markdown_text(result.protocol)}, seed {evaluation.protocols[result.mode]['seed']}; "
-                    f"{trained_on}{result.told_by}; 95 % Wilson intervals.{dropped}",
+                    f"{trained_on}{result.told_by}; {intervals}.{dropped}",
                     markdown_table(result.HEADERS, result.rows()),
                     *_agreement(result),
                 ]

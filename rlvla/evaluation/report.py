@@ -14,7 +14,8 @@ from typing import Any
 from rlvla.checkpoints.run_folder import RUN_FILE
 from rlvla.evaluation.comparison import MEAN_OF_SUITES
 from rlvla.evaluation.findings import EvaluationReport, PolicyEvaluation, SuiteEvaluation, SuitesResult
-from rlvla.evaluation.statistics import wilson_interval
+from rlvla.evaluation.results import EvalResult
+from rlvla.evaluation.statistics import interval_of_metrics
 from rlvla.rewards.base import reward_names, source_of
 from rlvla.utils.cli.config_file import command_line
 from rlvla.utils.files import read_metrics, write_atomic
@@ -99,7 +100,8 @@ def _bars(own: PolicyEvaluation, baselines: Sequence[PolicyEvaluation]) -> list[
                     {"policy": evaluation.policy, "own": evaluation is own, "rate": e.success_at_end} for e in entries
                 ]
             tasks.append({"name": "all tasks" if task is None else task.name, "bars": bars})
-        groups.append({"mode": result.mode, "tasks": tasks})
+        everyone = [evaluation.result(result.mode) for evaluation in [own, *baselines]]
+        groups.append({"mode": result.mode, "tasks": tasks, "intervals": _kinds_of_intervals(everyone)})
     return groups
 
 
@@ -112,6 +114,7 @@ def _bars_of_suites(over_all: Sequence[SuitesResult]) -> list[dict[str, Any]]:
         groups.append(
             {
                 "mode": mode,
+                "intervals": _kinds_of_intervals([e for result in results for e in result.results.values()]),
                 "tasks": [
                     {
                         "name": name,
@@ -125,6 +128,10 @@ def _bars_of_suites(over_all: Sequence[SuitesResult]) -> list[dict[str, Any]]:
             }
         )
     return groups
+
+
+def _kinds_of_intervals(results: Sequence[EvalResult | None]) -> str:
+    return " and ".join(dict.fromkeys(result.kind_of_intervals for result in results if result is not None))
 
 
 def _videos(evaluations: Sequence[PolicyEvaluation]) -> dict[str, list[dict[str, Any]]]:
@@ -271,8 +278,7 @@ def _success_chart(played: Sequence[dict[str, float]], evaluated: Sequence[dict[
         axes.plot(*_points(played, "rollout/success_at_end"), color=_COLORS[0], linewidth=1.4, label="rollout, sampled")
     if evaluated:
         x, y = _points(evaluated, "eval/success_at_end")
-        counts = [(round(v * r["eval/n"]), round(r["eval/n"])) for v, r in zip(y, evaluated)]
-        bounds = [wilson_interval(successes, n) for successes, n in counts]
+        bounds = [interval_of_metrics(record) for record in evaluated]
         errors = [[v - low for v, (low, _) in zip(y, bounds)], [high - v for v, (_, high) in zip(y, bounds)]]
         axes.errorbar(
             x, y, yerr=errors, fmt="o-", markersize=3.5, capsize=2.5, color=_COLORS[1], label="evaluation, 95 %"

@@ -17,7 +17,7 @@ from rlvla.utils.terminal import table
 
 @dataclass(frozen=True)
 class Rate:
-    """A success rate of `n` episodes with its 95 % Wilson interval."""
+    """A success rate of `n` episodes with its 95 % interval."""
 
     rate: float
     n: int
@@ -175,6 +175,19 @@ class EvalResult:
         """A phrase that says what told success."""
         return told_by(self.success_source, sum(e.unanswered for e in self.episodes))
 
+    @property
+    def kind_of_intervals(self) -> str:
+        """How the intervals of success rates were computed."""
+        return "Wilson intervals" if self.samples == 1 else "intervals clustered by initial state"
+
+    @property
+    def about_samples(self) -> str:
+        """Number of episodes per initial state, pass@k and the kind of intervals; "" with one episode per state."""
+        if self.samples == 1:
+            return ""
+        passed = "" if self.pass_at_k is None else f", pass@{self.samples} {self.pass_at_k}"
+        return f"{self.samples} episodes per initial state{passed}; 95 % {self.kind_of_intervals}"
+
     @classmethod
     def from_dict(cls, content: dict[str, Any]) -> EvalResult:
         """The inverse of `as_dict`."""
@@ -236,9 +249,7 @@ class EvalResult:
 
     def as_table(self, note: str = "") -> str:
         """For the terminal, followed by mode, protocol and the note."""
-        notes = [f"{self.mode}, protocol {self.protocol}", self.told_by, *filter(None, [note])]
-        if self.pass_at_k is not None:
-            notes.append(f"{self.samples} episodes per initial state, pass@{self.samples} {self.pass_at_k}")
+        notes = [f"{self.mode}, protocol {self.protocol}", self.told_by, *filter(None, [note, self.about_samples])]
         notes += [f"{self.dropped} EPISODES COULD NOT BE PLAYED and are in no figure"] if self.dropped else []
         agreement = self.agreement
         beside = "" if agreement is None else f"\n\n{agreement.as_table(self.success_source)}"

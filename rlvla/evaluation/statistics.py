@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -51,6 +51,13 @@ def clustered_interval(clusters: Sequence[tuple[int, int]]) -> tuple[float, floa
     independent = rate * (1 - rate) * total**2 / spread if spread else math.inf
     for_few = (t.ppf(0.975, total - 1) / t.ppf(0.975, m - 1)) ** 2
     return _score_interval(rate, min(independent * for_few, total))
+
+
+def interval_of_metrics(record: Mapping[str, float]) -> tuple[float, float]:
+    """95 % interval of the success of an evaluation during training, from its metrics."""
+    if "eval/success_at_end_low" in record:  # several episodes per initial state
+        return record["eval/success_at_end_low"], record["eval/success_at_end_high"]
+    return wilson_interval(round(record["eval/success_at_end"] * record["eval/n"]), round(record["eval/n"]))
 
 
 def _score_interval(rate: float, n: float) -> tuple[float, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from rlvla.utils.modules import load_from_file, user_traceback
 
 
 class TaskSamplerError(RunEnded):
-    """The user's sampler raised, or asked for episodes that cannot be trained on."""
+    """The user's sampler raised, asked for episodes that cannot be trained on, or has a state that cannot be saved."""
 
 
 class UserSampler:
@@ -33,6 +34,7 @@ class UserSampler:
 
     Raises:
         ConfigError: the class cannot be loaded or created, or has no method `at`.
+        TaskSamplerError: its state is not JSON-serializable; `observe` looks once more, after the first iteration.
     """
 
     def __init__(
@@ -56,6 +58,8 @@ class UserSampler:
         if not callable(getattr(self._sampler, "at", None)):
             text = f"--task_sampler {spec} has no method at(positions)"
             raise ConfigError.of("task_sampler", "mismatch", text)
+        self._check_state()
+        self._has_observed = False
 
     def at(self, positions: range) -> list[EpisodeRequest]:
         """The episodes of the groups at these positions.
@@ -84,6 +88,9 @@ class UserSampler:
         """Pass on the finished episodes of an iteration."""
         if hasattr(self._sampler, "observe"):
             self._call("observe", list(episodes))
+            if not self._has_observed:
+                self._check_state()
+            self._has_observed = True
 
     def state_dict(self) -> Any:
         """State of the user's sampler; None if it has none."""
@@ -93,6 +100,15 @@ class UserSampler:
         """Restore a `state_dict`."""
         if state is not None and hasattr(self._sampler, "load_state_dict"):
             self._call("load_state_dict", state)
+
+    def _check_state(self) -> None:
+        try:
+            json.dumps(self.state_dict())
+        except (TypeError, ValueError, RecursionError) as error:
+            raise self._refused(
+                f"state_dict() must return what JSON can hold ({error}); convert arrays and numbers of numpy and torch "
+                "with tolist() or item()"
+            ) from error
 
     def _call(self, method: str, *arguments: Any) -> Any:
         try:

@@ -21,12 +21,13 @@ from rlvla.rollout.user_sampler import UserSampler
 from rlvla.trainer.algorithm_config import FilterConfig
 from rlvla.trainer.config import BatchConfig
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
-from rlvla.utils.errors import RunEnded
+from rlvla.utils.errors import TrainingHalted
 
 T = TypeVar("T")
 REASONS = (
     "accuracy_low",
     "accuracy_high",
+    "metric_missing",
     "metric_low",
     "metric_high",
     "zero_variance",
@@ -46,11 +47,10 @@ EPISODE_METRICS: dict[str, Callable[[Sample], float]] = {
 }
 
 
-def episode_metric(sample: Sample, name: str) -> float:
+def episode_metric(sample: Sample, name: str) -> float | None:
     """A number of an episode: one of `EPISODE_METRICS`, the reward of a source, or a number that a source reported.
 
-    Raises:
-        UnknownMetricError: the episode has no such number.
+    None if the episode has no such number: a reward function may report a number of some episodes only.
     """
     if name in EPISODE_METRICS:
         return EPISODE_METRICS[name](sample)
@@ -58,12 +58,11 @@ def episode_metric(sample: Sample, name: str) -> float:
         return float(sample.reward_components[name].sum())
     if name in sample.reward_info:
         return float(sample.reward_info[name])
-    known = ", ".join([*EPISODE_METRICS, *sample.reward_components, *sample.reward_info])
-    raise UnknownMetricError(f"--filter_metric {name}: an episode has no such number; it has {known}")
+    return None
 
 
-class UnknownMetricError(RunEnded):
-    """An episode lacks the number by which groups are filtered."""
+class UnknownMetricError(TrainingHalted):
+    """No episode of any rank has had the number by which groups are filtered."""
 
 
 @dataclass
@@ -149,11 +148,16 @@ class GroupCollector:
         self._quota = batch.rollout_batch_size // strategy.world_size
         self._position = 0  # groups drawn so far, over all ranks
         self._carried: list[Group] = []
+        self._has_seen_metric = filters.filter_metric is None  # on any rank, since the run was started or resumed
         self._round: _Round | None = None
         self._before: tuple[int, list[Group]] | None = None  # position and carried groups before the iteration
 
     def plan(self, iteration: int) -> list[EpisodeRequest] | None:
-        """The next round of episodes of an iteration (counted from 0), or None on all ranks once there are enough."""
+        """The next round of episodes of an iteration (counted from 0), or None on all ranks once there are enough.
+
+        Raises:
+            UnknownMetricError: on all ranks, if no episode has had the number of `filter_metric` after the last round.
+        """
         if self._round is None:
             self._begin(iteration)
         work = self._round
@@ -165,7 +169,11 @@ class GroupCollector:
             first = iteration * self._batch.rollout_batch_size + self._strategy.rank * self._quota
             return self._sampler.at(range(first, first + self._quota))
         work.missing = self._missing(work)
-        if not work.missing or work.rounds >= self._filters.max_rollout_rounds:
+        if not work.missing:
+            self._has_seen_metric = True
+            return None
+        if work.rounds >= self._filters.max_rollout_rounds:
+            self._check_metric(work)
             return None
         work.rounds += 1
         count = groups_to_sample(work.missing, self._filters.oversample_factor)
@@ -214,6 +222,21 @@ class GroupCollector:
         """The largest number of groups that any rank still needs."""
         return int(self._strategy.all_reduce({"n": max(0, self._quota - len(work.kept))}, "max")["n"])
 
+    def _check_metric(self, work: _Round) -> None:
+        """End the run on all ranks if episodes have been played and none has had the number to filter by."""
+        name = self._filters.filter_metric
+        if self._has_seen_metric or name is None:
+            return
+        seen = bool(work.kept) or any(episode_metric(sample, name) is not None for sample in work.played)
+        reduced = self._strategy.all_reduce({"seen": float(seen), "played": float(len(work.played))}, "max")
+        self._has_seen_metric = bool(reduced["seen"])
+        if reduced["seen"] or not reduced["played"]:
+            return
+        self.abandon()
+        sources = [key for sample in work.played for key in [*sample.reward_components, *sample.reward_info]]
+        known = ", ".join(dict.fromkeys([*EPISODE_METRICS, *sources]))
+        raise UnknownMetricError(f"--filter_metric {name}: no episode has such a number; they have {known}")
+
     def _keep_if_fresh(self, group: Group, iteration: int, work: _Round) -> None:
         if iteration - group.created_iteration <= self._filters.max_group_staleness:
             work.kept.append(group)
@@ -231,16 +254,21 @@ class GroupCollector:
         work.played += samples
         samples, incomplete = self._comparable(samples)
         work.dropped["incomplete"] += incomplete
+        metric = filters.filter_metric
+        numbers = {id(sample): episode_metric(sample, metric) if metric else 0.0 for sample in samples}
+        lacking = {sample.uid for sample in samples if numbers[id(sample)] is None}
+        work.dropped["metric_missing"] += len(lacking)
+        samples = [sample for sample in samples if sample.uid not in lacking]
         if not samples:
             return
-        uids, metric = [sample.uid for sample in samples], filters.filter_metric
+        uids = [sample.uid for sample in samples]
         result = filter_groups(
             uids,
             success=torch.tensor([sample.success_at_end for sample in samples]),
             accuracy_bounds=(
                 (filters.accuracy_lower_bound, filters.accuracy_upper_bound) if filters.filter_accuracy else None
             ),
-            metric=torch.tensor([episode_metric(sample, metric) for sample in samples]) if metric else None,
+            metric=torch.tensor([numbers[id(sample)] for sample in samples]) if metric else None,
             metric_bounds=(filters.filter_metric_range[0], filters.filter_metric_range[1]) if metric else None,
             scores=torch.tensor([sample.score for sample in samples]) if filters.filter_zero_variance else None,
             truncated=torch.tensor([sample.truncated for sample in samples]) if filters.filter_truncated else None,

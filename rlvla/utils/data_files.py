@@ -13,6 +13,7 @@ from typing import Any
 from rlvla.utils.errors import ConfigError
 
 _LONGEST_REASON = 200
+_MOST_NODES = 1_000_000  # of a YAML file, each counted as often as aliases repeat it
 
 
 def read_json(path: Path, *, allow_nan: bool = False) -> dict[str, Any]:
@@ -53,11 +54,32 @@ def read_yaml(path: Path) -> Any:
     """The content of a YAML file, without tags that create objects.
 
     Raises:
-        ConfigError: the file cannot be read, is not YAML in UTF-8, names a key twice, or is nested too deeply.
+        ConfigError: the file cannot be read, is not YAML in UTF-8, names a key twice, has a list or a mapping for a
+            key, is nested too deeply, or its aliases refer to themselves or repeat too much.
     """
     import yaml  # not installed where only environments run
 
+    def expanded(node: Any, sizes: dict[int, int]) -> int:
+        """Number of nodes of `node` with its aliases expanded; `sizes` are those already counted."""
+        if isinstance(node, yaml.ScalarNode):
+            return 1
+        if id(node) not in sizes:
+            sizes[id(node)] = _MOST_NODES  # unless it holds itself
+            parts = node.value
+            if isinstance(node, yaml.MappingNode):
+                if not all(isinstance(key, yaml.ScalarNode) for key, _ in parts):
+                    raise ValueError("a key is a list or a mapping; keys are words or numbers")
+                parts = [value for _, value in parts]
+            sizes[id(node)] = 1 + sum(expanded(part, sizes) for part in parts)
+        return sizes[id(node)]
+
     class Loader(yaml.SafeLoader):
+        def get_single_node(self) -> Any:
+            node = super().get_single_node()
+            if node is not None and expanded(node, {}) > _MOST_NODES:
+                raise ValueError("its aliases repeat too much, or refer to themselves")
+            return node
+
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:
             keys = [self.construct_object(key, deep=True) for key, _ in node.value]
             _refuse_twins([str(key) for key in keys if key != "<<"])

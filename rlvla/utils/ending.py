@@ -66,6 +66,7 @@ class _Command:
         self.has_reacted: Callable[[], bool] = lambda: self.asked != 0
         self.is_gone = False  # `end_now` was called
         self.has_spoken = False  # it said that it ends
+        self.has_failed = False  # it ends with an error that other ranks need not have
 
 
 _command = _Command()
@@ -112,6 +113,16 @@ def end_now(reason: str, status: int = 1, *, speaks: bool | None = None) -> NoRe
         _command.is_gone = True
         say(f"\n{program()}: {reason}; {_command.outlook()}")
     os._exit(status)
+
+
+def note_failure() -> None:
+    """Note that this process ends with an error that other ranks need not have."""
+    _command.has_failed = True
+
+
+def has_failed() -> bool:
+    """Whether this process ends with an error of its own, rather than as planned or as all ranks do."""
+    return _command.has_failed or hasattr(sys, "last_value")  # an exception that nobody caught
 
 
 def is_leaving() -> bool:
@@ -274,7 +285,8 @@ def run_command(work: Callable[[], None], after_interrupt: str) -> None:
         return
     command = _command
     before, outer = _install(), command.outlook
-    command.asked, command.has_raised, command.cause, command.has_spoken = 0, False, "", False
+    command.asked, command.has_raised, command.cause = 0, False, ""
+    command.has_spoken = command.has_failed = False
     watcher = _Watcher()
     try:
         with outlook(lambda: after_interrupt):
@@ -288,6 +300,7 @@ def run_command(work: Callable[[], None], after_interrupt: str) -> None:
         raise SystemExit(SHELL_SIGNAL_BASE + command.asked) from None
     except Exception:
         if not command.has_raised:
+            note_failure()
             raise
         raise SystemExit(SHELL_SIGNAL_BASE + command.asked) from None  # a failure of the clean-up
     finally:
@@ -307,6 +320,8 @@ class _Watcher(threading.Thread):
         self._reader, self._writer = os.pipe()
         for descriptor in (self._reader, self._writer):
             os.set_blocking(descriptor, False)
+        self._poll = select.poll()  # takes descriptors of any number, which `select.select` does not
+        self._poll.register(self._reader, select.POLLIN)
         self._before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         self._launchers: list[Ancestor] = launchers_of_this_rank()
         self._deadline: float | None = None
@@ -328,7 +343,7 @@ class _Watcher(threading.Thread):
         pending = 0
         while True:
             waiting = pending and not _command.has_reacted()
-            select.select([self._reader], [], [], _REPEAT_SECONDS if waiting else _LAUNCHER_SECONDS)
+            self._poll.poll(1000 * (_REPEAT_SECONDS if waiting else _LAUNCHER_SECONDS))
             pending = self._arrived() or pending
             if self._stopping:
                 return

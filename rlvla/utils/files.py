@@ -258,9 +258,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
             record = json.loads(line)
         except (ValueError, RecursionError):
             continue
-        if not isinstance(record, dict) or not isinstance(record.get("step"), int):
-            continue
-        if isinstance(record, dict) and "step" in record:
+        if isinstance(record, dict) and isinstance(record.get("step"), int):
             records.append(record)
     return records
 

@@ -190,6 +190,17 @@ def test_tensors_and_the_state_of_a_rank_come_back(strategy: DeepspeedStrategy, 
     assert state["versions"]["torch"].startswith(torch.__version__.split("+")[0])
 
 
+@pytest.mark.parametrize(
+    ("shared", "of_rank"), [({"n": np.int64(3)}, None), ({"n": torch.ones(1)}, None), ({}, {"f": lambda: 0})]
+)
+def test_a_state_that_cannot_be_stored_is_a_checkpoint_error(
+    strategy: DeepspeedStrategy, tmp_path: Path, shared: dict, of_rank: dict | None
+) -> None:
+    with pytest.raises(CheckpointError, match="state cannot be stored"):
+        save_checkpoint(tmp_path, 1, {}, shared, strategy, 1, rank_state=of_rank)
+    assert not list(tmp_path.iterdir())
+
+
 @needs_root
 def test_a_full_disk_costs_one_checkpoint_only(strategy: DeepspeedStrategy, tmp_path: Path) -> None:
     with small_disk(tmp_path / "small", "300k") as disk:

@@ -10,6 +10,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import PreTrainedTokenizerFast
 
 from rlvla.models.vla.prompts import PROMPT_TEMPLATE
+from rlvla.utils.data_files import read_json
 from rlvla.utils.errors import ConfigError
 
 UNK, BOS, EOS, PROMPT_END = "<unk>", "<s>", "</s>", "<prompt_end>"
@@ -75,11 +76,11 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
     """
     tokenizer.save_pretrained(folder)
     path = folder / "tokenizer_config.json"
-    settings = json.loads(path.read_text(encoding="utf-8"))
+    settings = read_json(path)
     settings.pop("backend", None)
     _write_json(path, settings | {"tokenizer_class": TOKENIZER_CLASS})
     path = folder / "tokenizer.json"
-    content = json.loads(path.read_text(encoding="utf-8"))
+    content = read_json(path)
     merges = content["model"]["merges"]
     content["model"]["merges"] = [pair if isinstance(pair, str) else " ".join(pair) for pair in merges]
     _write_json(path, content)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from rlvla.utils.ending import end_now, importing, is_first_rank, program, run_command
+from rlvla.utils.ending import end_now, importing, is_first_rank, note_failure, program, run_command
 from rlvla.utils.errors import RunEnded
 from rlvla.utils.terminal import passing_note
 
@@ -44,12 +44,15 @@ def _run(main: Main, argv: Sequence[str] | None) -> None:
     try:
         main(argv)
     except RunEnded as error:
+        if error.one_rank:
+            note_failure()
         if error.one_rank or is_first_rank():  # the launcher ends the other ranks
             print(f"{program()}: the run was ended: {error}", file=sys.stderr, flush=True)
         raise SystemExit(1) from None
     except OSError as error:
         if error.errno not in _NO_ROOM:
             raise
+        note_failure()
         place = f" ({error.filename})" if error.filename else ""
         print(f"{program()}: the run was ended: {error.strerror}{place}", file=sys.stderr, flush=True)
         raise SystemExit(1) from None

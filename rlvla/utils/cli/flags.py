@@ -21,6 +21,7 @@ from types import MappingProxyType
 from typing import Any, NoReturn
 
 from rlvla.utils.cli.config_file import config_file_of, words_of_config_file
+from rlvla.utils.ending import note_failure
 from rlvla.utils.errors import ConfigError, MissingExtraError, Problem
 from rlvla.utils.files import target_problem
 from rlvla.utils.terminal import LOG_LEVELS, set_output
@@ -385,7 +386,10 @@ def fail(prog: str, error: ConfigError | MissingExtraError) -> NoReturn:
     Problems common to all ranks are printed once per machine.
     """
     problems = error.problems if isinstance(error, ConfigError) else [str(error)]
-    if _is_first_on_machine() or getattr(error, "one_rank", False):
+    one_rank = getattr(error, "one_rank", False)
+    if one_rank:
+        note_failure()
+    if _is_first_on_machine() or one_rank:
         lines = "\n".join(f"  - {problem}" for problem in problems)
         print(f"{prog}: the configuration cannot be used:\n{lines}", file=sys.stderr)
     raise SystemExit(2)

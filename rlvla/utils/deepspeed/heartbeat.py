@@ -9,15 +9,15 @@ the others end. A signal that one rank received is passed on to all.
 from __future__ import annotations
 
 import secrets
-import select
 import socket
 import struct
 import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
+from multiprocessing.connection import wait
 
-from rlvla.utils.ending import end_now, is_leaving, pass_on, request_received
+from rlvla.utils.ending import end_now, has_failed, is_leaving, pass_on, request_received
 
 _MESSAGE = struct.Struct("!BI")  # kind, value
 _ALIVE, _GOODBYE, _LOST = range(3)  # value: `request_received`, likewise, the lost rank
@@ -91,7 +91,7 @@ class Heartbeat(threading.Thread):
         self._wake_reader, self._wake_writer = socket.socketpair()
 
     def leave(self) -> None:
-        """Say goodbye: this rank ends as planned."""
+        """End the thread, with a goodbye unless this rank has failed: then the others are to end, too."""
         self._leaving = True
         self._wake_writer.send(b"\0")
         self.join()
@@ -105,7 +105,7 @@ class Heartbeat(threading.Thread):
                 for peer in self._peers.values():
                     peer.send(_ALIVE, passed_on)
             readable = [peer.connection for peer in self._peers.values()]
-            ready, _, _ = select.select([*readable, self._wake_reader], [], [], min(self._interval, _LOOK_SECONDS))
+            ready = wait([*readable, self._wake_reader], min(self._interval, _LOOK_SECONDS))
             now = time.monotonic()
             # Time in which this process itself was suspended, or got no processor, counts for nobody.
             passed, before = min(now - before, 2 * _LOOK_SECONDS), now
@@ -116,7 +116,10 @@ class Heartbeat(threading.Thread):
                 if peer.silent > self._timeout and peer.rank in self._peers:
                     self._lose(peer.rank, f"no sign of life for {self._timeout:g} s (--rank_timeout)")
         for peer in self._peers.values():
-            peer.send(_GOODBYE, request_received())
+            if not has_failed():
+                peer.send(_GOODBYE, request_received())
+            with suppress(OSError):  # the other one was faster
+                peer.connection.shutdown(socket.SHUT_RDWR)  # also if a child process holds a copy
             peer.connection.close()
 
     def _read(self, peer: _Peer) -> None:
@@ -137,6 +140,8 @@ class Heartbeat(threading.Thread):
 
     def _lose(self, rank: int, why: str) -> None:
         del self._peers[rank]
+        if has_failed():
+            return  # this rank is about to end with a message of its own
         for peer in self._peers.values():
             peer.send(_LOST, rank)
         # Rank 0 knows first, and if it is lost itself, rank 1 speaks.

@@ -21,6 +21,7 @@ from rlvla.evaluation.findings import EvaluationReport, PolicyEvaluation, SuiteE
 from rlvla.evaluation.protocol import describe_protocol
 from rlvla.evaluation.report import _reward_series, _reward_sources, learning_charts, write_report
 from rlvla.evaluation.results import EpisodeOutcome, summarize
+from rlvla.evaluation.statistics import interval_of_metrics, wilson_interval
 
 TASK = list_tasks("toy_reach")[0]
 TRAINED_ON = learned_from_words([TASK], [LearnedStates("toy_reach", 0, 0, 8000)])
@@ -168,6 +169,29 @@ def test_curves_are_reproducible_and_show_what_there_is() -> None:
     assert [c.title for c in first] == ["success at end", "entropy of the policy"] and first == second
     only_evaluated = learning_charts([{"step": 0, "eval/success_at_end": 0.0, "eval/n": 5.0, "total/episodes": 0.0}])
     assert [c.title for c in only_evaluated] == ["success at end"] and "evaluation" in only_evaluated[0].svg
+
+
+def test_the_curve_shows_intervals_clustered_by_state() -> None:
+    record = {"step": 0, "eval/success_at_end": 0.5, "eval/n": 40.0, "total/episodes": 0.0}
+    clustered = record | {"eval/success_at_end_low": 0.1, "eval/success_at_end_high": 0.9}
+    assert interval_of_metrics(record) == wilson_interval(20, 40)
+    assert interval_of_metrics(clustered) == (0.1, 0.9)
+    assert learning_charts([record])[0].svg != learning_charts([clustered])[0].svg
+
+
+def test_several_episodes_per_state_are_reported_alike_everywhere(tmp_path: Path) -> None:
+    single = evaluation("base", 5)
+    outcomes = [EpisodeOutcome(0, s, s % 2 == 0 and k > 1, True, 9, sample=k) for s in range(6) for k in range(4)]
+    result = summarize(outcomes, [TASK], "heldout", False, samples=4)
+    own = replace(single, policy="own", results=[result], protocols={"sampled": single.protocols["greedy"]}, videos={})
+    findings = EvaluationReport.of({"toy_reach": SuiteEvaluation.of(own)})
+    page, markdown = write_report(tmp_path, findings).read_text(), as_markdown(findings)
+    for text in (page, markdown, result.as_table()):
+        assert f"4 episodes per initial state, pass@4 {result.pass_at_k}" in text
+        assert "clustered by initial state" in text and "Wilson" not in text
+    findings = EvaluationReport.of({"toy_reach": SuiteEvaluation.of(single)})
+    for text in (write_report(tmp_path, findings).read_text(), as_markdown(findings)):
+        assert "Wilson" in text and "pass@" not in text and "clustered" not in text
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no chromium on this machine")

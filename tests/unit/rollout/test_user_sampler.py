@@ -58,6 +58,19 @@ def test_a_curriculum_follows_what_it_observes_and_its_state_is_kept(tmp_path: P
     assert resumed.at(range(2)) == mine.at(range(2))
 
 
+@pytest.mark.parametrize("state", ["np.int64(3)", "{'a': torch.ones(2)}", "{np.int64(3): 1}", "self.failed"])
+def test_a_state_that_cannot_be_saved_is_noticed_at_once(tmp_path: Path, state: str) -> None:
+    source = CURRICULUM.replace("str(e.init_state_id)]", "np.int64(2)]")
+    source = f"import numpy as np\nimport torch\n{source.replace('return self.failed', f'return {state}')}"
+    if state == "self.failed":  # numpy's numbers come with the first episodes
+        mine = sampler(tmp_path, source)
+        with pytest.raises(TaskSamplerError, match="state_dict.*keys must be str"):
+            mine.observe([finished(3, False)])
+    else:
+        with pytest.raises(TaskSamplerError, match=r"state_dict.*item\(\)"):
+            sampler(tmp_path, source)
+
+
 def test_only_at_is_needed(tmp_path: Path) -> None:
     first = CURRICULUM.partition("    def observe")[0]
     mine = sampler(tmp_path, first)

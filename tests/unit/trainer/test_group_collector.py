@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from rlvla.rollout.task_sampler import TaskSampler
 from rlvla.trainer.algorithm_config import FilterConfig
 from rlvla.trainer.config import BatchConfig
 from rlvla.trainer.group_collector import Collected, GroupCollector, UnknownMetricError, episode_metric
+from rlvla.utils.errors import TrainingHalted
 from tests.support.policies import ScriptedPolicy
 from tests.support.ranks import ManyRanks, OneRank
 
@@ -89,7 +91,7 @@ def test_playing_goes_on_until_enough_groups_are_kept() -> None:
     assert got.counts == {
         **{"kept_groups": 2, "carried_groups": 0, "rounds": 3, "dropped_accuracy_low": 1, "dropped_accuracy_high": 1},
         **{"dropped_zero_variance": 0, "dropped_truncated": 0, "dropped_stale": 0, "dropped_incomplete": 0},
-        **{"dropped_metric_low": 0, "dropped_metric_high": 0},
+        **{"dropped_metric_missing": 0, "dropped_metric_low": 0, "dropped_metric_high": 0},
     }
     assert len(got.played) == 4 * GROUP
     collect(groups, 1, world)
@@ -271,8 +273,40 @@ def test_groups_are_filtered_by_any_number_of_their_episodes() -> None:
 
 def test_a_number_that_no_episode_has() -> None:
     groups = collector(FilterConfig(filter_metric="reward_fn_absent", filter_metric_range=(0.0, 1.0)))
-    with pytest.raises(UnknownMetricError, match="reward_fn_absent.*score.*success"):
+    with pytest.raises(UnknownMetricError, match="reward_fn_absent.*score.*success") as raised:
         collect(groups, 0, World(lambda _: 2))
+    assert isinstance(raised.value, TrainingHalted) and groups.state_dict()["position"] == 0
+
+
+def fast_successes(requests: list[EpisodeRequest]) -> list[Sample]:
+    """A reward function that reports a speed of successful episodes only; the groups 1, 4, 7... have failures."""
+    episodes = [played(r, position(r) % 3 != 1 or i % GROUP == 0) for i, r in enumerate(requests)]
+    return [dataclasses.replace(e, reward_info={"reward_fn_speed": 1.0}) if e.success_at_end else e for e in episodes]
+
+
+def test_groups_with_an_episode_without_the_number_are_dropped() -> None:
+    filters = FilterConfig(filter_metric="reward_fn_speed", filter_metric_range=(0.0, 2.0), max_rollout_rounds=9)
+    got = collect(collector(filters, groups=2), 0, fast_successes)
+    assert positions(got.samples) == [0, 2]
+    assert got.counts["dropped_metric_missing"] == 1 and got.counts["dropped_metric_low"] == 0
+
+
+@pytest.mark.parametrize("successful_rank", [None, 1])
+def test_ranks_end_together_if_none_has_the_number(successful_rank: int | None) -> None:
+    filters = FilterConfig(filter_metric="reward_fn_speed", filter_metric_range=(0.0, 2.0), max_rollout_rounds=1)
+    ranks = ManyRanks(2)
+
+    def work(rank: int) -> str:
+        groups = collector(filters, groups=2, strategy=ranks.of(rank))
+        play = fast_successes if rank == successful_rank else World(lambda _: 0)
+        try:
+            return str(int(collect(groups, 0, play).counts["dropped_metric_missing"]))
+        except TrainingHalted:
+            return "halted"
+
+    with ThreadPoolExecutor(2) as threads:
+        outcomes = list(threads.map(work, range(2)))
+    assert outcomes == (["halted", "halted"] if successful_rank is None else ["1", "1"])
 
 
 @pytest.mark.parametrize(

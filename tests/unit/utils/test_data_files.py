@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ def test_json_is_named_with_what_is_wrong(tmp_path: Path, damage: str) -> None:
 @pytest.mark.parametrize(
     "content",
     [b"a: [", b"a: 1\na: 2\n", b"b:\n  a: 1\n  a: 2\n", b"[" * 5000 + b"]" * 5000, b"\xff\xfe\xff", b"? [1]\n: 2\n? {}",
-     b"a: !!python/object/apply:os.system ['true']", b"a: *none"],
+     b"a: !!python/object/apply:os.system ['true']", b"a: *none", b"&a [*a]", b"{? [1] : 2}", b"? {a: 1}\n: 2"],
 )  # fmt: skip
 def test_yaml_is_named_with_what_is_wrong(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "run.yaml"
@@ -60,6 +61,25 @@ def test_yaml_is_named_with_what_is_wrong(tmp_path: Path, content: bytes) -> Non
     with pytest.raises(ConfigError) as refused:
         read_yaml(file)
     the_sentence(refused.value, file)
+
+
+@pytest.mark.parametrize("end", ["last: *l30", "? *l30\n: 1"])
+def test_a_yaml_bomb_is_refused_before_it_is_expanded(tmp_path: Path, end: str) -> None:
+    file = tmp_path / "run.yaml"
+    levels = "\n".join(f"l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * 2)}]" for n in range(1, 31))
+    file.write_text(f"l0: &l0 [word]\n{levels}\n{end}\n")
+    assert file.stat().st_size < 1000
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(ConfigError) as refused:
+        read_yaml(file)
+    the_sentence(refused.value, file)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000, "kilobytes"
+
+
+def test_aliases_may_be_used(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("a: &a {x: 1}\nb: *a\nc: [*a, *a]\n? &k word\n: 1\nd: *k\n")
+    assert read_yaml(file) == {"a": {"x": 1}, "b": {"x": 1}, "c": [{"x": 1}] * 2, "word": 1, "d": "word"}
 
 
 def test_missing_files_and_folders(tmp_path: Path) -> None:

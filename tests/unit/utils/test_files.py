@@ -12,6 +12,7 @@ from rlvla.utils.files import (
     damage,
     manifest_entry,
     output_folder_problem,
+    read_lines,
     write_atomic,
     write_json,
     write_manifest,
@@ -60,6 +61,12 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
     with atomic_path(path) as temporary:
         temporary.write_bytes(b"new")
     assert path.read_bytes() == b"new" and path.stat().st_mode & 0o777 == 0o644
+
+
+def test_only_records_of_a_step_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n[1]\n{"step": "2"}\n{"a": 1}\n{"step": 3, "a"\n{"step": 4, "a": 1}\n')
+    assert read_lines(path) == [{"step": 1}, {"step": 4, "a": 1}]
 
 
 def test_a_manifest_notices_missing_short_and_changed_files(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from rlvla.models.vla.checkpoint_files import CONFIG_FILE
 from rlvla.models.vla.openvla import OpenVLAForActionPrediction
 from rlvla.models.vla.prompts import build_prompt, load_tokenizer
 from rlvla.models.vla.tiny import build_tiny, sincos_positions
-from rlvla.models.vla.tokenizer import train_tokenizer
+from rlvla.models.vla.tokenizer import save_tokenizer, train_tokenizer
 from rlvla.utils.errors import ConfigError
 
 from_pretrained = OpenVLAForActionPrediction.from_pretrained
@@ -122,6 +122,20 @@ def test_tokenizer_encodes_anything(tiny_folder):
             assert tokenizer.decode(ids, skip_special_tokens=True) == build_prompt(sentence)
     known = tokenizer("lift the red cube")["input_ids"]
     assert len(known) == 5, "BOS and one token for each word of a task sentence"
+
+
+@pytest.mark.parametrize("content", [b"", b"[1]", b'{"a": "\xff"}', b'{"model": {"vocab": {"a": -1}}}'])
+def test_a_damaged_tokenizer_is_one_sentence(tiny_folder, tmp_path, content):
+    (tmp_path / "tokenizer.json").write_bytes(content)
+    with pytest.raises(ConfigError) as refused:
+        load_tokenizer(tmp_path)
+    (problem,) = refused.value.problems
+    assert "tokenizer.json" in problem and "\n" not in problem.text
+    tokenizer = load_tokenizer(tiny_folder)
+    tokenizer.save_pretrained = lambda folder: None
+    (tmp_path / "tokenizer_config.json").write_bytes(content)
+    with pytest.raises(ConfigError, match="tokenizer_config.json is not valid JSON|holds a list|tokenizer.json"):
+        save_tokenizer(tokenizer, tmp_path)
 
 
 def test_every_version_of_the_public_libraries_reads_the_files(tiny_folder):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from rlvla.utils.deepspeed.heartbeat import accept, connect, listen
+from rlvla.utils.deepspeed.heartbeat import Heartbeat, accept, connect, listen
 from tests.support.processes import wait_for
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -22,14 +23,17 @@ TIMEOUT = 3.0
 
 # A rank whose main thread does what its arguments say, as soon as all others have a heartbeat.
 RANK = """
-import os, sys, time
+import atexit, os, sys, time
+from rlvla.utils.cli.command import command
 from rlvla.utils.deepspeed.heartbeat import Heartbeat, accept, connect, listen
-from rlvla.utils.ending import begin, run_command
+from rlvla.utils.ending import begin
+from rlvla.utils.errors import RunEnded, TrainingHalted
 
 begin("__main__")
 rank, world, port, token, does = int(os.environ["RANK"]), 3, int(sys.argv[1]), bytes.fromhex(sys.argv[2]), sys.argv[3]
 
-def work():
+@command()
+def work(argv):
     if rank:
         peers = connect("127.0.0.1", port, token, rank)
     else:
@@ -37,13 +41,15 @@ def work():
         peers = accept(socket.socket(fileno=port), token, world)
     heartbeat = Heartbeat(rank, peers, float(sys.argv[4]))
     heartbeat.start()
+    atexit.register(heartbeat.leave)
     print("begun", flush=True)
-    try:
-        time.sleep(0 if does == "leaves" else 600)
-    finally:
-        heartbeat.leave()
+    if does in ERRORS:
+        sys.stdin.readline()  # the others have begun
+        raise ERRORS[does]("this is wrong")
+    time.sleep(0 if does == "leaves" else 600)
 
-run_command(work, "the same command starts anew")
+ERRORS = {error.__name__: error for error in (RunEnded, TrainingHalted, KeyError)}
+work(None)
 """
 
 
@@ -58,6 +64,7 @@ def ranks(*does: str, timeout: float = TIMEOUT) -> Iterator[list[subprocess.Pope
             [sys.executable, "-c", RANK, str(port), token.hex(), what, str(timeout)],
             env=os.environ | {"PYTHONPATH": str(ROOT), "RANK": str(rank), "WORLD_SIZE": "3"},
             pass_fds=[server.fileno()],
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -67,6 +74,10 @@ def ranks(*does: str, timeout: float = TIMEOUT) -> Iterator[list[subprocess.Pope
     try:
         for process in processes:
             assert process.stdout is not None and process.stdout.readline() == "begun\n"
+        for process in processes:
+            assert process.stdin is not None
+            process.stdin.write("\n")
+            process.stdin.flush()
         yield processes
     finally:
         for process in processes:
@@ -106,6 +117,46 @@ def test_a_rank_that_is_done_is_not_missed() -> None:
         assert processes[1].wait(60) == 0
         assert not wait_for(lambda: processes[0].poll() is not None, TIMEOUT + 1)
         assert processes[2].poll() is None
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+@pytest.mark.parametrize("error", ["RunEnded", "KeyError"])
+def test_a_rank_that_fails_ends_the_others_with_one_line(error: str, failing: int) -> None:
+    does = [error if rank == failing else "works" for rank in range(3)]
+    with ranks(*does, timeout=600.0) as processes:
+        others = printed([process for rank, process in enumerate(processes) if rank != failing])
+        assert others == f"\n-c: rank {failing} is gone: its connection broke; the same command starts anew\n"
+        assert "this is wrong" in printed([processes[failing]])
+        assert [process.returncode for process in processes] == [1, 1, 1]
+
+
+def test_an_error_of_all_ranks_is_no_loss() -> None:
+    with ranks("TrainingHalted", "TrainingHalted", "TrainingHalted", timeout=600.0) as processes:
+        assert printed(processes) == "-c: the run was ended: this is wrong\n"
+
+
+def test_a_process_with_many_open_files_has_a_heartbeat() -> None:
+    """`select.select` takes no descriptor from 1024 on."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 1200:
+        pytest.skip("this machine allows too few open files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 1200), hard))
+    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1030)]
+    mine, other = socket.socketpair()
+    heartbeat = Heartbeat(0, {1: mine}, 600.0)
+    try:
+        assert mine.fileno() >= 1024
+        heartbeat.start()
+        other.settimeout(10)
+        assert other.recv(5) and heartbeat.is_alive()
+        other.sendall(bytes(5))
+        heartbeat.leave()
+        assert other.recv(5)[0] == 1, "goodbye"
+    finally:
+        for descriptor in files:
+            os.close(descriptor)
+        other.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_strangers_are_turned_away() -> None:
