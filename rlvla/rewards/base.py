@@ -96,8 +96,9 @@ class RewardSource(Protocol):
     Optional methods: `start()` (before the first episode), `close()` (after the last), `metrics()` (metrics of the
     iteration, summed over ranks), `check(metrics)` (of all ranks; raises if training cannot continue),
     `problems(tasks)` (problems of its settings for these tasks) and `ends_episodes(tasks)` (whether an episode of these
-    tasks may set `failed`; needed if it may, as `--success_every` is then refused). Optional attribute: `server`, an object with the same
-    methods (other than the last two), a `key` and `shared(other)`; sources whose keys are equal share the first one.
+    tasks may set `failed`; needed if it may, as `--success_every` is then refused). Optional attribute: `server`, an
+    object with the same methods (other than the last two), a `key` and `shared(other)`; sources whose keys are equal
+    share the first one.
     """
 
     def create(self, task: TaskSpec, episode: EpisodeStart) -> EpisodeReward:

@@ -16,8 +16,8 @@ from rlvla.experience import Experience, Sample
 from rlvla.models.families import check_checkpoint
 from rlvla.models.value_models import REWARD_HEAD_FILE, RewardModel
 from rlvla.rewards import RewardConfig, RewardPlan, SuccessConfig, register_reward
-from rlvla.rewards.config import REWARD_MODEL, ScoringModelConfig
 from rlvla.rewards.base import component_of
+from rlvla.rewards.config import REWARD_MODEL, ScoringModelConfig
 from rlvla.rewards.success_source import SIMULATOR, register_success_source
 from rlvla.trainer.algorithm_config import ONE_ADVANTAGE_PER_EPISODE, AlgorithmConfig, learner_needs_critic
 from rlvla.trainer.config import OptimizationConfig
@@ -46,7 +46,8 @@ def reward_problems(
     except ConfigError as error:
         problems += error.problems
     source = SIMULATOR if success is None else success.success_source
-    if source != SIMULATOR and "env" in map(component_of, config.reward) and any(ships_with_rlvla(task.suite) for task in tasks):
+    sparse = any(ships_with_rlvla(task.suite) for task in tasks)
+    if sparse and source != SIMULATOR and "env" in map(component_of, config.reward):
         report(
             "reward",
             "no_effect",

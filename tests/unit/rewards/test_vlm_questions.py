@@ -283,7 +283,8 @@ class Held:
 
 def waiting(formula: str, every: int) -> tuple[Held, JudgedMachineReward]:
     held, graph = Held(), formula_graph(formula)
-    judged = EpisodePropositions(held, Scorer(PROPOSITION), TASK, make_observation(), {n: n for n in graph.propositions})
+    statements = {name: name for name in graph.propositions}
+    judged = EpisodePropositions(held, Scorer(PROPOSITION), TASK, make_observation(), statements)
     return held, JudgedMachineReward(MachineReward(RewardMachine(graph), False), judged, every, wait=True)
 
 
