@@ -115,9 +115,10 @@ def test_an_evaluation_whose_judge_goes_away_gives_no_figures(
         server.answer = lambda request: (500, {})
         return evaluate(*parts, **options)
 
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as stop:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr("rlvla.commands.evaluate.evaluate", without_judge)  # the check before it is answered
-        eval_vla.main(words)
+        with pytest.raises(SystemExit) as stop:
+            eval_vla.main(words)
     assert stop.value.code not in (0, None) and "--vlm_max_failures" in capsys.readouterr().err
     assert not output.exists() and not output.with_suffix(".md").exists()
     server.answer = working
