@@ -86,6 +86,7 @@ def run_eval(
     Raises:
         ConfigError: the configuration has problems, such as protocols that differ without `--allow_unpaired`; all of
             them are raised before anything is started.
+        VLMFailuresError: more requests of a mode failed than `--vlm_max_failures` allows.
     """
     workers = workers or WorkerConfig()
     judged = JudgedSuccess(success or SuccessConfig(), models or JudgeConfig())
@@ -162,6 +163,7 @@ def _evaluate_policy(
             description=f"evaluate {mode}, {suite}" if evaluation.several else f"evaluate {mode}",
             journal=EpisodeJournal(journal_folder(output), identity, strategy.rank),
         )
+        evaluation.rewards.check(strategy.all_reduce(evaluation.rewards.metrics(), "sum"))
         results.append(result)
         if config.num_videos:
             recorded = record_videos(

@@ -71,7 +71,7 @@ def evaluate(
 
         def on_episode(episode: FinishedEpisode) -> None:
             show(episode)
-            if journal is not None:
+            if journal is not None and not episode.unanswered:  # otherwise it is judged again after an interruption
                 journal.append(EpisodeOutcome.of(episode))
 
         finished = attempt(

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 _LARGEST = float(np.finfo(np.float32).max)
 _NO_REWARD = np.full(0, np.nan)
 _LONGEST_NAME = 64
+_MOST_NAMES = 100
+_COUNTERS = frozenset({"requests", "failures", "retries", "timeouts", "seconds"})  # names of a source's own metrics
 
 
 @dataclass(frozen=True)
@@ -72,12 +74,19 @@ class BackgroundJudge:
             self._waiting = []
 
 
-def steps_checked(rewards: object, samples: list[Sample], who: str) -> list[SampleReward]:
+def steps_checked(rewards: object, samples: list[Sample], who: str, names: set[str]) -> list[SampleReward]:
     """Validate rewards and convert them to floats, arrays, and `NamedNumbers` for entries (reward, {name: number}).
+
+    Args:
+        rewards: what was given.
+        samples: the episodes.
+        who: who gave it, for messages.
+        names: names of numbers so far; those of a valid answer are added.
 
     Raises:
         ValueError: not one entry per sample, an entry that is neither a number nor one number per executed step, or not
-            finite in float32; names that are not short texts, or numbers that are not finite.
+            finite in float32; names that are not short texts, that are reserved, or too many; numbers that are not
+            finite.
     """
     listed = rewards.tolist() if hasattr(rewards, "tolist") else rewards
     if not isinstance(listed, (list, tuple)) or len(listed) != len(samples):
@@ -100,6 +109,13 @@ def steps_checked(rewards: object, samples: list[Sample], who: str) -> list[Samp
             )
         reward = float(value) if value.ndim == 0 else value
         checked.append(reward if numbers is None else NamedNumbers(reward, numbers))
+    known = names.union(*(entry.numbers for entry in checked if isinstance(entry, NamedNumbers)))
+    if len(known) > _MOST_NAMES:
+        raise ValueError(
+            f"{who} gave named numbers with {len(known)} different names, {printable(', '.join(sorted(known)), 80)}; "
+            f"each is a metric of its own, and there may be {_MOST_NAMES}: give the same names for every episode"
+        )
+    names |= known
     return checked
 
 
@@ -116,6 +132,10 @@ def _numbers_checked(numbers: Mapping[object, object], who: str) -> dict[str, fl
             raise ValueError(
                 f"{who} gave the named number {str(name)[:80]!r}: {str(number)[:80]}; a name is made of letters, "
                 f"digits and _ (at most {_LONGEST_NAME}), and the number is finite"
+            )
+        if name in _COUNTERS:
+            raise ValueError(
+                f"{who} gave the named number '{name}', which is reserved for a count of rlvla's own; rename it"
             )
         checked[str(name)] = value
     return checked

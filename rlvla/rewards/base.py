@@ -61,7 +61,8 @@ class EpisodeReward(Protocol):
     `end(*, terminated, truncated)`, which is called once after the last step and before `finish`, whether the
     environment, a failed source or dynamic truncation ended the episode. `look(result)` is called with
     each `ChunkResult` before its steps are scored; the episode waits for the futures it returns, while others are
-    played.
+    played. Where `look` exists, `look_at_end(result)` may, too: it is called before the steps are scored if a judge of
+    success ended the episode with the chunk, and returns futures in the same way.
     """
 
     def step(self, observation: Observation | None, events: frozenset[str], info: StepInfo) -> float | None:
@@ -93,9 +94,11 @@ class RewardSource(Protocol):
     """A configured source; one per run and rank.
 
     Optional methods: `start()` (before the first episode), `close()` (after the last), `metrics()` (metrics of the
-    iteration, summed over ranks), `check(metrics)` (of all ranks; raises if training cannot continue) and
-    `problems(tasks)` (problems of its settings for these tasks). Optional attribute: `server`, an object with the same
-    methods (other than the last), a `key` and `shared(other)`; sources whose keys are equal share the first one.
+    iteration, summed over ranks), `check(metrics)` (of all ranks; raises if training cannot continue),
+    `problems(tasks)` (problems of its settings for these tasks) and `ends_episodes(tasks)` (whether an episode of these
+    tasks may set `failed`; needed if it may, as `--success_every` is then refused). Optional attribute: `server`, an
+    object with the same methods (other than the last two), a `key` and `shared(other)`; sources whose keys are equal
+    share the first one.
     """
 
     def create(self, task: TaskSpec, episode: EpisodeStart) -> EpisodeReward:

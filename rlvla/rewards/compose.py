@@ -104,7 +104,23 @@ class RewardPlan:
 
     def problems(self, tasks: Sequence[TaskSpec]) -> list[Problem]:
         """Problems of the sources for these tasks."""
-        return [p for part in self._parts if hasattr(part, "problems") for p in part.problems(tasks)]
+        of_parts = [p for part in self._parts if hasattr(part, "problems") for p in part.problems(tasks)]
+        return [*of_parts, *self._unjudged_ends(tasks)]
+
+    def _unjudged_ends(self, tasks: Sequence[TaskSpec]) -> list[Problem]:
+        """What may end an episode before a judge of success, which would have to see its last frame, is asked."""
+        if self.success is None or self.success.every == 1:
+            return []
+        names = [n for n, s in self.sources.items() if hasattr(s, "ends_episodes") and s.ends_episodes(tasks)]
+        causes = [f"the source {name} of --reward" for name in names]
+        causes += ["--dynamic_truncation"] if self.config.dynamic_truncation else []
+        if not causes:
+            return []
+        text = (
+            f"--success_every {self.success.every}: {' and '.join(causes)} may end an episode on a frame that is not "
+            "judged, and a success would count as a failure; give --success_every 1"
+        )
+        return [Problem("success_every", "contradiction", text)]
 
     @property
     def _parts(self) -> list[Any]:
@@ -280,6 +296,11 @@ class EpisodeRewards:
         """Show the sources a chunk before it is scored; returns the answers to wait for until then."""
         looking = [source for source in self._episodes.values() if hasattr(source, "look")]
         return [answer for source in looking for answer in source.look(result)]
+
+    def look_at_end(self, result: ChunkResult) -> list[Future[Any]]:
+        """Tell the sources before a chunk is scored that a judge ended the episode with it; returns as `look` does."""
+        looking = [source for source in self._episodes.values() if hasattr(source, "look_at_end")]
+        return [answer for source in looking for answer in source.look_at_end(result)]
 
     def score_chunk(self, result: ChunkResult) -> dict[str, np.ndarray]:
         """Weighted reward of each source for a chunk, name -> [A] float32; 0 where not executed or not yet known.

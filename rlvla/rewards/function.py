@@ -87,6 +87,7 @@ class FunctionSource:
         self._function = load_function(config.reward_fn)
         self._kwargs = parse_kwargs(config.reward_fn_kwargs)
         self._check_arguments()
+        self._names: set[str] = set()  # of numbers that the function added
         self._judge = BackgroundJudge(self._call, config.reward_fn_batch_size, config.reward_fn_workers)
 
     def submit(self, sample: Sample) -> None:
@@ -121,6 +122,6 @@ class FunctionSource:
                 f"--reward_fn {self._spec} raised {type(error).__name__}:\n{user_traceback(error, path)}"
             ) from error
         try:
-            return steps_checked(answer, samples, f"--reward_fn {self._spec}")
+            return steps_checked(answer, samples, f"--reward_fn {self._spec}", self._names)
         except ValueError as error:
             raise RewardFunctionError(str(error)) from None

@@ -70,6 +70,10 @@ class JudgedMachineSource(MachineSource):
     def server(self, server: Any) -> None:
         self._propositions.server = server
 
+    def ends_episodes(self, tasks: Sequence[TaskSpec]) -> bool:
+        """Whether a machine of these tasks can fail before the episode is over."""
+        return self._config.rm_propositions_wait and super().ends_episodes(tasks)
+
     def _known(self, task: TaskSpec) -> tuple[str, ...]:
         return tuple(dict.fromkeys((*task.propositions, *self._propositions.sentences)))
 
@@ -119,18 +123,26 @@ class JudgedMachineReward:
         return self._wait and self._machine.failed
 
     def look(self, result: ChunkResult) -> Sequence[Future[Any]]:
-        """Ask about the frame after a chunk if one is due."""
+        """Ask about the frame after a chunk if one is due; returns all answers that the machine will need next."""
         self._decisions += 1
-        self._last = result.observation
-        self._looked = self._decisions % self._every == 0 or result.terminated or result.truncated
-        asked = self._propositions.ask(self._last) if self._looked else []
-        return asked if self._wait else []
+        self._last, self._looked = result.observation, False
+        if self._decisions % self._every == 0 or result.terminated or result.truncated:
+            self._ask_about_last()
+        return self._propositions.unread if self._wait else []
+
+    def look_at_end(self, result: ChunkResult) -> Sequence[Future[Any]]:
+        """Ask about the frame after a chunk with which a judge of success ended the episode, if not asked yet."""
+        if not self._looked:
+            self._ask_about_last()
+        return self._propositions.unread if self._wait else []
+
+    def _ask_about_last(self) -> None:
+        assert self._last is not None
+        self._propositions.ask(self._last)
+        self._looked = True
 
     def step(self, observation: Observation | None, events: frozenset[str], info: StepInfo) -> float | None:
         """The machine's reward for the step, or None while answers are not waited for."""
-        if observation is not None and info.terminated and not self._looked:  # a judge of success ended the episode
-            self._propositions.ask(observation)
-            self._looked = True
         judged = self._propositions.frames - 1 if observation is not None and self._looked else None
         if not self._wait:
             self._pending.append((judged, info))
@@ -143,7 +155,7 @@ class JudgedMachineReward:
     def end(self, *, terminated: bool, truncated: bool) -> None:
         """Ask about the last frame if another source ended the episode."""
         if self._pending and not self._looked and self._last is not None:
-            self._propositions.ask(self._last)
+            self._ask_about_last()
             self._pending[-1] = self._propositions.frames - 1, self._pending[-1][1]
 
     def finish(self) -> dict[str, Any]:

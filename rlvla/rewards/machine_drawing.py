@@ -60,17 +60,24 @@ def _caption(graph: MachineGraph, state: str) -> list[str]:
     return lines
 
 
+def _quoted(*lines: str) -> str:
+    """Lines of text as one quoted string of the DOT language."""
+    text = "\n".join(lines).replace("\\", "\\\\").replace('"', '\\"')
+    return '"' + text.replace("\r", "\\r").replace("\n", "\\n") + '"'
+
+
 def to_dot(graph: MachineGraph) -> str:
     """The machine in the DOT language of Graphviz."""
-    lines = ["digraph reward_machine {", "  rankdir=LR;", "  start [shape=point];", f'  start -> "{graph.states[0]}";']
+    lines = ["digraph reward_machine {", "  rankdir=LR;", "  start [shape=point];"]
+    lines.append(f"  start -> {_quoted(graph.states[0])};")
     for state in graph.states:
         shape = "doublecircle" if state in graph.success else "box" if state in graph.failure else "ellipse"
-        label = "\\n".join(_caption(graph, state))
-        lines.append(f'  "{state}" [shape={shape}, label="{label}"];')
+        lines.append(f"  {_quoted(state)} [shape={shape}, label={_quoted(*_caption(graph, state))}];")
     for (source, target), label in labeled_edges(graph).items():
-        lines.append(f'  "{source}" -> "{target}" [label="{label}"];')
+        lines.append(f"  {_quoted(source)} -> {_quoted(target)} [label={_quoted(label)}];")
     for state, validator in graph.validators.items():
-        lines.append(f'  "{state}" -> "{validator.target}" [style=dashed, label="!({validator.needs.text})"];')
+        label = _quoted(f"!({validator.needs.text})")
+        lines.append(f"  {_quoted(state)} -> {_quoted(validator.target)} [style=dashed, label={label}];")
     return "\n".join([*lines, "}"]) + "\n"
 
 

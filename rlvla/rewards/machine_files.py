@@ -29,6 +29,7 @@ from rlvla.rewards.ltlf import compile_ltlf
 from rlvla.rewards.machine_graph import Guard, MachineGraph, Validator, compiled_graph, guarded_graph
 from rlvla.utils.data_files import parse_json, read_json, read_yaml
 from rlvla.utils.errors import ConfigError
+from rlvla.utils.http.exchange import printable
 
 SUFFIXES = (".yaml", ".yml", ".json")
 _KEYS = ("formula", "states", "success", "failure", "validators", "potentials")
@@ -167,7 +168,7 @@ class _Reader:
                 self.problems.append(f"{place}: give when and to, and progress if it is not 1")
                 continue
             guard = self._guard(place, edge["when"])
-            if edge["to"] not in known:
+            if not isinstance(edge["to"], str) or edge["to"] not in known:
                 self.problems.append(f"{place}: there is no state {edge['to']!r}")
             progress = self._number(f"{place}: progress", edge.get("progress", 1.0))
             if guard is not None and progress is not None:
@@ -175,11 +176,14 @@ class _Reader:
         return edges
 
     def _number(self, place: str, value: object, low: float = -math.inf, high: float = math.inf) -> float | None:
-        number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-        if number and low <= value <= high:  # type: ignore[operator]
-            return float(value)  # type: ignore[arg-type]
+        try:
+            number = float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else math.nan
+        except OverflowError:
+            number = math.inf
+        if math.isfinite(number) and low <= number <= high:
+            return number
         limits = "" if low == -math.inf else " of at least 0" if high == math.inf else f" in [{low:g}, {high:g}]"
-        self.problems.append(f"{place} must be a finite number{limits}, not {value!r}")
+        self.problems.append(f"{place} must be a finite number{limits}, not {printable(repr(value), 80)}")
         return None
 
     def _validators(self, graph: MachineGraph, entries: Mapping[str, Any]) -> dict[str, Validator]:

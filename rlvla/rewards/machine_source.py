@@ -69,6 +69,17 @@ class MachineSource:
                 problems.update(dict.fromkeys(problem.of_flag(*flag) for problem in error.problems))
         return list(problems)
 
+    def ends_episodes(self, tasks: Sequence[TaskSpec]) -> bool:
+        """Whether a machine of these tasks can fail."""
+
+        def can_fail(task: TaskSpec) -> bool:
+            try:
+                return bool(self.graph(task).failure)
+            except ConfigError:
+                return False  # see `problems`
+
+        return any(map(can_fail, tasks))
+
     def graph(self, task: TaskSpec) -> MachineGraph:
         """The machine of a task; ConfigError if there is none or the environment does not provide its propositions."""
         key = (task.suite, task.task_id)

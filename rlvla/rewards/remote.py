@@ -96,6 +96,7 @@ class RemoteSource:
             raise ConfigError(problem)
         self._limits = RequestLimits(config.remote_rm_timeout, config.remote_rm_retries, config.reward_fn_workers)
         self._client: JsonClient | None = None
+        self._names: set[str] = set()  # of numbers that the server added
         self._judge = BackgroundJudge(self._ask, config.reward_fn_batch_size, config.reward_fn_workers)
 
     @property
@@ -129,7 +130,7 @@ class RemoteSource:
         def read(answer: Any) -> list[SampleReward]:
             if not isinstance(answer, dict) or "rewards" not in answer:
                 raise MalformedAnswer('the answer must be a JSON object with an entry "rewards"')
-            return steps_checked(answer["rewards"], samples, "the server")
+            return steps_checked(answer["rewards"], samples, "the server", self._names)
 
         def content() -> dict[str, Any]:
             return {"episodes": [describe_episode(s, images=self.needs_images) for s in samples]}

@@ -122,6 +122,11 @@ class SuccessSource:
     def __init__(self, config: SuccessConfig, judge: SuccessJudge):
         self.name, self.judge, self._config = config.success_source, judge, config
 
+    @property
+    def every(self) -> int:
+        """Decisions between judged frames."""
+        return self._config.success_every
+
     def begin(self, task: TaskSpec) -> EpisodeSuccess:
         """Start an episode."""
         return EpisodeSuccess(self._config, self.judge, task)

@@ -24,7 +24,8 @@ class _Course:
 class ProgressWatch:
     """Detects that no source has seen progress in an episode for `patience` steps.
 
-    Only measured steps count: a judge that answers late does not make an episode look idle.
+    Only measured steps count: a judge that answers late does not make an episode look idle. A source whose progress is
+    complete has nothing left to gain, so that it never counts as waiting.
 
     Args:
         patience: environment steps without progress before the episode counts as stalled.
@@ -58,7 +59,7 @@ class ProgressWatch:
         if steps <= course.until:
             return
         course.waited, course.until = course.waited + steps - course.until, steps
-        if value >= course.best + self._min_gain - 1e-9:
+        if value >= min(1.0, course.best + self._min_gain - 1e-9):
             course.best, course.waited = value, 0
 
     @property

@@ -109,6 +109,7 @@ class Episode:
         self._success = None if rewards.success is None else rewards.success.begin(task)
         self._answers: list[Future[Any]] = []  # that the episode waits for
         self._undecided: ChunkResult | None = None
+        self._decided = False  # success of that chunk is known
         self._instruction = ""
         self._rng = derive_rng(request.seed, "sampling")
         self._policy, self._keep_observed = policy, keep_observed or request.record_frames
@@ -180,7 +181,7 @@ class Episode:
         assert self._rewards is not None
         judged = [] if self._success is None else self._success.look(result)
         self._answers = [*judged, *self._rewards.look(result)]
-        self._undecided = result
+        self._undecided, self._decided = result, self._success is None
         self.phase = Phase.JUDGING
         if not self._answers:
             self.on_answers()
@@ -191,11 +192,15 @@ class Episode:
         return [answer for answer in self._answers if not answer.done()]
 
     def on_answers(self) -> None:
-        """All answers have come; the episode goes on, or is over."""
+        """All answers have come; the episode goes on, is over, or waits for what is asked because it is over."""
         result = self._undecided
         assert self._rewards is not None and result is not None
-        if self._success is not None:
-            result = self._success.decide(result)
+        if self._success is not None and not self._decided:
+            self._undecided = result = self._success.decide(result)
+            self._decided = True
+            self._answers = self._rewards.look_at_end(result) if result.terminated else []
+            if self.answers:
+                return
         self._rewards.score_chunk(result)
         self._executed.append(result.steps_executed)
         self._count_success(result.successes[: result.steps_executed])

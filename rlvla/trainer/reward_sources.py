@@ -11,12 +11,14 @@ import torch
 from torch import Tensor
 
 from rlvla.envs.base import Observation, TaskSpec
+from rlvla.envs.registry import ships_with_rlvla
 from rlvla.experience import Experience, Sample
 from rlvla.models.families import check_checkpoint
 from rlvla.models.value_models import REWARD_HEAD_FILE, RewardModel
 from rlvla.rewards import RewardConfig, RewardPlan, SuccessConfig, register_reward
+from rlvla.rewards.base import component_of
 from rlvla.rewards.config import REWARD_MODEL, ScoringModelConfig
-from rlvla.rewards.success_source import register_success_source
+from rlvla.rewards.success_source import SIMULATOR, register_success_source
 from rlvla.trainer.algorithm_config import ONE_ADVANTAGE_PER_EPISODE, AlgorithmConfig, learner_needs_critic
 from rlvla.trainer.config import OptimizationConfig
 from rlvla.utils.deepspeed.config import StrategyConfig
@@ -43,6 +45,15 @@ def reward_problems(
         plan.close()
     except ConfigError as error:
         problems += error.problems
+    source = SIMULATOR if success is None else success.success_source
+    sparse = any(ships_with_rlvla(task.suite) for task in tasks)
+    if sparse and source != SIMULATOR and "env" in map(component_of, config.reward):
+        report(
+            "reward",
+            "no_effect",
+            f"--reward env pays where the simulator's success ends an episode, which it does not with --success_source "
+            f"{source}; take success:1.0 instead",
+        )
     gamma = learner_gamma(algorithm)
     if config.gamma_shaping is not None and config.gamma_shaping != gamma:
         discounts = "gamma" in algorithm.estimator_options

@@ -6,12 +6,14 @@ import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from cli import eval_vla, train_ppo_vla
+from rlvla.evaluation.evaluate import evaluate
 from rlvla.utils.files import read_metrics
 from tests.support.judge_server import JudgeServer, images_of, judge_server, judging, prompt_of
 
@@ -99,6 +101,30 @@ def test_a_simulator_that_tells_success_is_named_in_every_report(policy_folder: 
     }
     for text in (output.with_suffix(".md"), tmp_path / "report" / "report.html"):
         assert "success told by the simulator" in text.read_text()
+
+
+def test_an_evaluation_whose_judge_goes_away_gives_no_figures(
+    server: JudgeServer, policy_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """Started again, it plays the episodes that were not judged completely."""
+    working, output = server.answer, tmp_path / "eval.json"
+    words = ["--pretrain", str(policy_folder), *SIZES[:2], *SIZES[3:], "--output", str(output), "--vlm_retries", "0"]
+    words += ["--success_source", "vlm", "--vlm_url", f"{server.url}/v1", "--vlm_model", "judge"]
+
+    def without_judge(*parts: Any, **options: Any) -> Any:
+        server.answer = lambda request: (500, {})
+        return evaluate(*parts, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rlvla.commands.evaluate.evaluate", without_judge)  # the check before it is answered
+        with pytest.raises(SystemExit) as stop:
+            eval_vla.main(words)
+    assert stop.value.code not in (0, None) and "--vlm_max_failures" in capsys.readouterr().err
+    assert not output.exists() and not output.with_suffix(".md").exists()
+    server.answer = working
+    eval_vla.main(words)
+    (result,) = json.loads(output.read_text())["results"]
+    assert len(result["episodes"]) == 2 and "interrupted evaluation" not in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -36,7 +36,10 @@ class VLMServerConfig:
     vlm_max_tokens: int = arg(64, "vlm: longest answer in tokens", minimum=1, maximum=1_000_000)
     vlm_cache_size: int = arg(100_000, "vlm: answers kept, by model, prompt and images; 0: none", minimum=0)
     vlm_max_failures: float = arg(
-        0.2, "vlm: training stops when more than this share of an iteration's requests fails", minimum=0, maximum=1
+        0.2,
+        "vlm: the run stops when more than this share of the requests of an iteration, or of an evaluation, fails",
+        minimum=0,
+        maximum=1,
     )
 
 

@@ -85,15 +85,19 @@ class EpisodePropositions:
         """Frames asked about so far, that after the reset included."""
         return len(self._asked)
 
-    def ask(self, observation: Observation) -> list[Future[VLMResult]]:
-        """Ask about each proposition in the first image of an observation; returns the answers."""
+    @property
+    def unread(self) -> list[Future[VLMResult]]:
+        """The answers that `holding` has not read yet, about whichever frame."""
+        return [answer for answers in self._asked[self._read :] for answer in answers.values()]
+
+    def ask(self, observation: Observation) -> None:
+        """Ask about each proposition in the first image of an observation; returns immediately."""
         image = upright(observation.images[0], self._flipped)
         answers = {
             name: self._server.ask(self._scorer, {**self._words, "statement": statement}, [image])
             for name, statement in self._statements.items()
         }
         self._asked.append(answers)
-        return list(answers.values())
 
     def holding(self, frame: int | None) -> frozenset[str]:
         """The propositions that hold in a frame (None: as in the last one read); waits for the answers up to it."""

@@ -121,8 +121,8 @@ class VLMServer:
             if last:  # the error is reported by one rank, which may have had no failure itself
                 log.warning("the last failing request to %s: %s: %s", self._config.vlm_url, last.kind, last.message)
             raise VLMFailuresError(
-                f"{failures:.0f} of {requests:.0f} requests to --vlm_url {self._config.vlm_url} failed in this "
-                f"iteration, more than --vlm_max_failures {self._config.vlm_max_failures} allows. The last one: {why}"
+                f"{failures:.0f} of {requests:.0f} requests to --vlm_url {self._config.vlm_url} failed, "
+                f"more than --vlm_max_failures {self._config.vlm_max_failures} allows. The last one: {why}"
             )
 
     def close(self) -> None:

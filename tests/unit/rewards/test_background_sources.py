@@ -282,3 +282,29 @@ def test_named_numbers_that_cannot_be_logged(tmp_path: Path, numbers: str) -> No
     with pytest.raises(RewardFunctionError, match="named number"):
         play(plan, TASK, CHUNKS)
     plan.close()
+
+
+@pytest.mark.parametrize("name", ["retries", "timeouts", "seconds"])
+def test_names_of_the_counters_are_reserved(tmp_path: Path, server: JudgeServer, name: str) -> None:
+    """One metric cannot be a count of all ranks and a mean over episodes."""
+    plan = function_plan(tmp_path / "mine.py", f"def score(samples):\n    return [(1.0, {{'{name}': 2}})]\n")
+    with pytest.raises(RewardFunctionError, match=name):
+        play(plan, TASK, CHUNKS)
+    plan.close()
+    server.answer = lambda request: (200, {"rewards": [[1.0, {name: 2} if len(server.requests) < 2 else {"x": 2}]]})
+    plan = remote_plan(server, remote_rm_retries=1)
+    assert play(plan, TASK, CHUNKS)[0].reward_info == {"remote_x": 2.0} and plan.metrics()["reward/remote_retries"] == 1
+    plan.close()
+
+
+def test_names_are_limited_in_number(tmp_path: Path) -> None:
+    source = "def score(samples):\n    return [(1.0, {f'n{s.seed}_{i}': 1 for i in range(60)}) for s in samples]\n"
+    plan = function_plan(tmp_path / "mine.py", source, reward_fn_batch_size=1)
+    for seed, valid in ((0, True), (0, True), (1, False), (0, True)):
+        plan.submit(make_sample({"reward_fn": np.zeros((1, 1))}, [1], seed=seed))
+        if valid:
+            plan.collect(1)
+        else:
+            with pytest.raises(RewardFunctionError, match="120 different names"):
+                plan.collect(1)
+    plan.close()

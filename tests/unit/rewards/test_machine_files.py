@@ -10,6 +10,7 @@ import pytest
 
 from rlvla.envs.base import TaskSpec
 from rlvla.rewards import RewardConfig, StateInput, StateInputSettings
+from rlvla.rewards.machine_drawing import to_dot
 from rlvla.rewards.machine_files import declaration_of, declared_graph
 from rlvla.rewards.machine_source import MachineSource
 from rlvla.rewards.machines import make_reward_machine
@@ -126,6 +127,11 @@ def test_records_from_before_are_read() -> None:
         (LIFT + "potentials: {u0: -2, u2: 0}\n", ["u2 has none to give", "u1 has none", r"in \[-1, 0\], not -2"]),
         (LIFT.replace("penalty: 0.1", "penalty: -1, to: u2"), ["at least 0", "cannot fall back to 'u2'"]),
         (LIFT + "reward: 3\n", ["unknown entries reward"]),
+        ("states: {a: [{when: x, to: [b]}]}\nsuccess: b\n", ["no state"]),
+        ("states: {a: [{when: x, to: {b: 1}}]}\nsuccess: b\n", ["no state"]),
+        (f"states: {{a: [{{when: x, to: b, progress: 1{'0' * 400}}}]}}\nsuccess: b\n", ["finite number"]),
+        (LIFT.replace("0.1", "1" + "0" * 400), ["penalty must be a finite number"]),
+        (LIFT + f"potentials: {{u0: -1{'0' * 400}, u1: 0}}\n", ["potential of u0 must be a finite number"]),
     ],
 )
 def test_mistakes_in_a_file_are_reported_together(write, text: str, words: list[str]) -> None:
@@ -145,3 +151,12 @@ def test_a_file_that_is_missing_or_holds_more_than_plain_values(write, tmp_path:
         declaration_of(write("{", "machine.json"))
     with pytest.raises(ConfigError, match="more than text"):
         declaration_of(write("states: {a: 2020-01-01}\n"))
+
+
+def test_any_name_of_a_state_can_be_drawn(write) -> None:
+    names = ['a "quoted" name', "ends in \\", "two\nlines"]
+    states = {names[0]: [{"when": "x", "to": names[1]}], names[1]: [{"when": "y", "to": names[2]}]}
+    validators = {names[1]: {"needs": "x", "to": names[0]}}
+    text = to_dot(declared_graph(json.dumps({"states": states, "success": names[2], "validators": validators})))
+    assert all(line.count('"') % 2 == 0 for line in text.replace(r"\\", "").replace(r"\"", "").splitlines())
+    assert r'"a \"quoted\" name" -> "ends in \\" [label="x"];' in text and r'"two\nlines" [shape=doublecircle' in text

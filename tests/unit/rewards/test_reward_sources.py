@@ -183,6 +183,17 @@ def test_dynamic_truncation_waits_for_patience() -> None:
     assert sample.reward_info["stalled"] == 0, "its time was up as well"
 
 
+def test_an_episode_that_has_reached_the_goal_cannot_stall() -> None:
+    """It plays on to the step limit with --after_success continue."""
+    watch = ProgressWatch(patience=3, min_gain=0.02)
+    for progress in (0.5, 0.99, *[1.0] * 9):
+        watch.step({"rm": progress})
+        assert not watch.stalled
+    for _ in range(3):
+        watch.step({"rm": 0.5})
+    assert watch.stalled, "success was lost again"
+
+
 def test_late_answers_count_the_steps_that_they_are_about() -> None:
     watch = ProgressWatch(patience=10, min_gain=0.02)
     for _ in range(40):

@@ -5,16 +5,25 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rlvla.rewards import EpisodeStart, RewardConfig, RewardPlan, SuccessConfig
 from rlvla.rewards.base import parse_rewards
+from rlvla.rewards.judged_machine import JudgedMachineReward
+from rlvla.rewards.machine_source import MachineReward
+from rlvla.rewards.machines import formula_graph
+from rlvla.rewards.reward_machine import RewardMachine
 from rlvla.rewards.success_source import EpisodeSuccess
-from rlvla.rewards.vlm.questions import _QUESTIONS, OneOf, Question, Score, register_question
+from rlvla.rewards.vlm.propositions import EpisodePropositions
+from rlvla.rewards.vlm.questions import _QUESTIONS, PROPOSITION, OneOf, Question, Score, register_question
+from rlvla.rewards.vlm.scorers import Scorer
 from rlvla.rewards.vlm.sentences import parse_sentences, sentence_of
+from rlvla.rollout.episode import Episode, EpisodeRequest, Phase
 from rlvla.utils.errors import ConfigError
 from tests.support.judge_server import (
     JudgeServer,
@@ -25,6 +34,7 @@ from tests.support.judge_server import (
     prompt_of,
     question_of,
 )
+from tests.support.policies import ScriptedPolicy
 from tests.support.reward_cases import make_chunk, make_observation, make_task, play
 
 pytest.importorskip("pydantic", reason="the extra vlm is not installed")
@@ -246,12 +256,103 @@ def test_a_machine_that_waits_can_end_an_episode(server: JudgeServer) -> None:
     options = {"rm_formula": "G(!collision) & F lifted", "rm_sentences": (f"collision={wall}",)}
     plan = plan_of(server, "rm", rm_propositions="vlm", rm_propositions_wait=True, **options)
     rewards = plan.begin(TASK, EpisodeStart(make_observation()))
-    for value, failed in ((10, False), (20, True)):
+    for value, failed, frames in ((10, False, 2), (20, True, 1)):
         chunk = make_chunk([set()] * 5, value=value)
-        assert len([answer.result(60) for answer in rewards.look(chunk)]) == 2, "also a proposition of one's own"
+        answers = [answer.result(60) for answer in rewards.look(chunk)]
+        assert len(answers) == 2 * frames, "also a proposition of one's own; first with the frame after the reset"
         rewards.score_chunk(chunk)
         assert rewards.failed == failed
     plan.close()
+
+
+class Held:
+    """A server of questions whose answers are given by the test."""
+
+    def __init__(self) -> None:
+        self.questions: list[Future] = []
+
+    def ask(self, scorer: Any, words: Any, images: Any) -> Future:
+        self.questions.append(Future())
+        return self.questions[-1]
+
+    def answer(self) -> None:
+        for question in self.questions:
+            if not question.done():
+                question.set_result(Score(1.0))
+
+
+def waiting(formula: str, every: int) -> tuple[Held, JudgedMachineReward]:
+    held, graph = Held(), formula_graph(formula)
+    statements = {name: name for name in graph.propositions}
+    judged = EpisodePropositions(held, Scorer(PROPOSITION), TASK, make_observation(), statements)
+    return held, JudgedMachineReward(MachineReward(RewardMachine(graph), False), judged, every, wait=True)
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_a_machine_that_waits_names_every_answer_that_it_needs(every: int) -> None:
+    """Otherwise it would block all episodes when the first chunk is scored: that after the reset is needed, too."""
+    held, machine = waiting("F grasped", every)
+    answers = machine.look(make_chunk([set()]))
+    assert list(answers) == held.questions and len(held.questions) == 3 - every
+    held.answer()
+    assert machine.look(make_chunk([set()])) == held.questions, "none has been read yet"
+
+
+@pytest.mark.parametrize("wait", [False, True])
+def test_a_verdict_that_ends_an_episode_lets_the_machine_look_at_the_last_frame(
+    server: JudgeServer, monkeypatch: pytest.MonkeyPatch, wait: bool
+) -> None:
+    """It is not due; the episode waits for its answers as for any others, without holding up the rollout."""
+    held = Held()
+    options = {"rm_propositions": "vlm", "rm_propositions_wait": wait, "rm_propositions_every": 9}
+    plan = plan_of(server, "rm", success=SuccessConfig("vlm"), rm_formula="F grasped", **options)
+    monkeypatch.setattr(plan.sources["rm"]._propositions, "server", held)
+    verdict: Future = Future()
+    monkeypatch.setattr(plan.success.judge, "ask", lambda task, observation: verdict)
+    policy = ScriptedPolicy(2, 2)
+    episode = Episode(EpisodeRequest("robosuite", 0, 0, 0, "u"), TASK, plan, policy)
+    episode.on_observation(make_observation())
+    episode.on_decision(np.zeros((1, 2), np.float32), np.zeros(2, np.float32), {"tokens": np.zeros(2, np.int64)})
+    episode.on_chunk(make_chunk([set()], value=9))
+    assert episode.phase is Phase.JUDGING and len(held.questions) == 1
+    held.answer()
+    verdict.set_result(Score(1.0))
+    assert not episode.answers
+    episode.on_answers()
+    assert len(held.questions) == 2, "the last frame is asked about because the episode is over"
+    if wait:
+        assert episode.phase is Phase.JUDGING and episode.answers == held.questions[1:]
+        held.answer()
+        episode.on_answers()
+    assert episode.phase is Phase.COMPLETED and episode.to_sample().success_at_end
+    held.answer()
+    assert episode.final_sample(episode.to_sample(), {}).reward_info["rm_reached"] == 1
+    plan.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "refused"),
+    [
+        ({"rm_formula": "G(!grasped) & F lifted"}, True),
+        ({"rm_formula": "F lifted"}, False),
+        ({"rm_formula": "F lifted", "dynamic_truncation": True}, True),
+    ],
+)
+def test_what_ends_episodes_needs_every_frame_judged(server: JudgeServer, options: dict, refused: bool) -> None:
+    for every in (1, 4):
+        plan = plan_of(server, "rm", success=SuccessConfig("vlm", success_every=every), **options)
+        expected = [("success_every", "contradiction")] * (refused and every > 1)
+        assert [(p.flag, p.reason) for p in plan.problems([TASK])] == expected
+        plan.close()
+
+
+def test_a_machine_that_follows_late_ends_no_episode(server: JudgeServer) -> None:
+    success = SuccessConfig("vlm", success_every=4)
+    for wait in (False, True):
+        options = {"rm_propositions": "vlm", "rm_propositions_wait": wait}
+        plan = plan_of(server, "rm", success=success, rm_formula="G(!grasped) & F lifted", **options)
+        assert len(plan.problems([TASK])) == wait
+        plan.close()
 
 
 def test_sentences() -> None:

@@ -15,7 +15,8 @@ import torch
 from rlvla.envs import list_tasks
 from rlvla.experience import Experience
 from rlvla.models.value_models import RewardModel
-from rlvla.rewards import RewardConfig, RewardPlan, reward_names
+from rlvla.rewards import RewardConfig, RewardPlan, SuccessConfig, reward_names
+from rlvla.rewards.success_source import _FACTORIES
 from rlvla.trainer.algorithm_config import AlgorithmConfig
 from rlvla.trainer.reward_sources import learner_gamma, reward_problems, tie_to_learner
 from rlvla.utils.errors import Problem
@@ -72,6 +73,22 @@ def test_problems(rewards: dict, algorithm: AlgorithmConfig, words: list[str]) -
     assert len(problems) == len(words)
     for problem, word in zip(problems, words):
         assert re.search(word, str(problem))
+
+
+def test_a_simulator_that_ends_nothing_pays_nothing() -> None:
+    """Unless the suite is one's own, with a dense reward."""
+
+    class Judge:
+        def __init__(self, models: object):
+            """It needs none."""
+
+    own = [dataclasses.replace(task, suite="lab") for task in TASKS]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(_FACTORIES, "vlm", Judge)
+        for success, tasks, reasons in (("vlm", TASKS, ["no_effect"]), ("vlm", own, []), ("simulator", TASKS, [])):
+            config = RewardConfig(reward=("success", "env:0.5"))
+            problems = reward_problems(config, GAE, tasks, SuccessConfig(success))
+            assert [p.reason for p in problems if p.flag == "reward"] == reasons
 
 
 @pytest.mark.parametrize("estimator", ["gae", "reinforce", "remax", "grpo", "rloo", "gdpo"])
