@@ -84,7 +84,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         fail(parser.prog, error)
     except StopRequested as stop:
         if launched_rank() == 0:
-            log.info(f"continue with: {resume_command(sys.argv, stop.ckpt_path)}")
+            again = resume_command(sys.argv, stop.ckpt_path, trains=not groups["schedule"].val_only)
+            log.info(f"continue with: {again}")
         raise
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
@@ -47,19 +47,29 @@ def checkpoint_folder_problem(folder: str | Path, *, resuming: bool = False) -> 
     return None if _holds_no_checkpoint(Path(folder)) else output_folder_problem(folder, resuming=resuming)
 
 
-def ended_early(folder: str | Path) -> bool:
-    """Whether a folder contains only the beginning of a run: no checkpoint, no policy, no other files."""
+def ended_early(folder: str | Path, checkpoints: Path | None = None) -> bool:
+    """Whether a folder contains only the beginning of a run: no checkpoint, no policy, no other files.
+
+    Args:
+        folder: the run folder.
+        checkpoints: where this command looks for checkpoints, which may not be where the run was to write them.
+    """
     path = Path(folder)
     if not path.is_dir() or _in_use(path):
         return False
     names = {entry.name for entry in path.iterdir() if not entry.name.startswith(".")}
     if not names & _MARKS or names - _BEGINNINGS - {CHECKPOINTS}:
         return False
-    return _holds_no_checkpoint(path / CHECKPOINTS) and _holds_no_checkpoint(_checkpoints_elsewhere(path))
+    return all(map(_holds_no_checkpoint, (path / CHECKPOINTS, checkpoints, *_checkpoints_elsewhere(path))))
 
 
-def remove_folders_without(run: Path, checkpoints: Sequence[Path]) -> None:
-    """Remove exported policies and critics of a run whose checkpoints are gone."""
+def remove_folders_without(run: Path, checkpoints: Iterable[Path]) -> None:
+    """Remove exported policies and critics of a run whose checkpoints are gone.
+
+    Args:
+        run: the run folder.
+        checkpoints: all checkpoints that the run still has, in whatever folder.
+    """
     kept = {path.name for path in checkpoints}
     for folder in (*(run / POLICIES).glob("iteration_*"), *(run / CRITICS).glob("iteration_*")):
         if folder.name not in kept:
@@ -78,7 +88,7 @@ class Ranks(Protocol):
 
 
 @contextmanager
-def claimed_run_folder(folder: Path, ranks: Ranks) -> Iterator[None]:
+def claimed_run_folder(folder: Path, ranks: Ranks, checkpoints: Path | None = None) -> Iterator[None]:
     """Lock `folder` for this run for the duration of the block; leftovers of a run that ended early are removed.
 
     All ranks check the folder beforehand. The main rank waits for them before it takes the lock, because a rank that
@@ -87,6 +97,7 @@ def claimed_run_folder(folder: Path, ranks: Ranks) -> Iterator[None]:
     Args:
         folder: created if it does not exist.
         ranks: the ranks of this run; only the main one takes the lock.
+        checkpoints: where this command looks for checkpoints; if there are any, nothing in `folder` is removed.
 
     Raises:
         ConfigError: another process is training in the folder.
@@ -95,7 +106,7 @@ def claimed_run_folder(folder: Path, ranks: Ranks) -> Iterator[None]:
     if not ranks.is_main:
         yield
         return
-    replaced = ended_early(folder)
+    replaced = ended_early(folder, checkpoints)
     folder.mkdir(parents=True, exist_ok=True)
     lock = folder / _LOCK
     with lock.open("a", encoding="utf-8") as file:
@@ -182,10 +193,12 @@ def _holds_no_checkpoint(folder: Path | None) -> bool:
     return folder is None or not folder.is_dir() or all(entry.name.startswith(".") for entry in folder.iterdir())
 
 
-def _checkpoints_elsewhere(folder: Path) -> Path | None:
-    """The separate folder (`--ckpt_path`) of the run, or None."""
+def _checkpoints_elsewhere(folder: Path) -> list[Path]:
+    """Other folders in which the run may have written checkpoints: `--ckpt_path`, and one in `--fallback_path`."""
     with suppress(ConfigError):
         flags = read_yaml(folder / RUN_CONFIG_FILE)
-        named = flags.get("ckpt_path") if isinstance(flags, dict) else None
-        return Path(named) if isinstance(named, str) and named else None
-    return None
+        if isinstance(flags, dict):
+            places = {"ckpt_path": ".", "fallback_path": CHECKPOINTS}
+            named = {name: flags.get(name) for name in places}
+            return [Path(path) / places[name] for name, path in named.items() if isinstance(path, str) and path]
+    return []

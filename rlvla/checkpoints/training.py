@@ -240,12 +240,17 @@ def _generator_states() -> dict[str, Any]:
 
 # ------------------------------------------------------------------------------------------------------ reading
 def load_checkpoint(
-    folder: Path, engines: dict[str, Engine], strategy: DeepspeedStrategy, name: str | None = None
+    folder: Path,
+    engines: dict[str, Engine],
+    strategy: DeepspeedStrategy,
+    name: str | None = None,
+    *,
+    read_only: bool = False,
 ) -> dict[str, Any] | None:
     """Restore engines and random generators from a checkpoint: `name`, or the newest intact one; None if there is none.
 
     Damaged checkpoints newer than the newest intact one are reported and renamed to `damaged_...`, so that they do not
-    count as checkpoints to keep.
+    count as checkpoints to keep. With `read_only` nothing is renamed or removed, since a run may be writing there.
 
     Returns:
         The state of the trainer, with `rank_state` (None if the number of ranks has changed), `rank_states` (of all
@@ -258,8 +263,9 @@ def load_checkpoint(
     chosen: Path | None = None
     wrong: str | None = None
     if strategy.is_main:
-        _remove_leftovers(folder)
-        chosen = _newest_intact(folder) if name is None else folder / name
+        if not read_only:
+            _remove_leftovers(folder)
+        chosen = _newest_intact(folder, rename=not read_only) if name is None else folder / name
         wrong = None if name is None else damage(folder / name)
     refused = chosen and wrong is None and _refused_file(chosen)
     chosen, wrong, refused = strategy.gather_objects((chosen, wrong, refused))[0]
@@ -301,15 +307,18 @@ def set_aside_later(folder: Path, iteration: int) -> list[str]:
     return [path.name for path in later]
 
 
-def _newest_intact(folder: Path) -> Path | None:
+def _newest_intact(folder: Path, *, rename: bool) -> Path | None:
     for path in reversed(_candidates(folder)):
         problem = damage(path)
         if problem is None:
             return path
-        target = path.with_name(_DAMAGED + path.name)
-        shutil.rmtree(target, ignore_errors=True)
-        path.rename(target)
-        log.warning(f"checkpoint {path.name} is skipped: {problem}. It was renamed to {target.name}")
+        outcome = ""
+        if rename:
+            target = path.with_name(_DAMAGED + path.name)
+            shutil.rmtree(target, ignore_errors=True)
+            path.rename(target)
+            outcome = f". It was renamed to {target.name}"
+        log.warning(f"checkpoint {path.name} is skipped: {problem}{outcome}")
     return None
 
 

@@ -16,6 +16,7 @@ from rlvla.commands.ppo_flags import PPORun
 from rlvla.commands.problem_texts import problem
 from rlvla.commands.setup import CheckedRun, check_run
 from rlvla.data.reading import read_demonstrations
+from rlvla.envs.config import EnvConfig
 from rlvla.trainer.algorithm import make_sampler
 from rlvla.trainer.reward_sources import reward_problems
 from rlvla.utils.cli.flags import range_problems
@@ -82,7 +83,7 @@ def _folder_problems(flags: PPORun) -> list[Problem]:
 def _changed_flags(flags: PPORun, setting: CheckedRun) -> list[Problem]:
     """Flags that differ from those with which the run to resume was started."""
     path = Path(flags.run.save_path) / RUN_FILE
-    if not flags.run.load_checkpoint or not path.is_file() or ended_early(path.parent):
+    if not flags.run.load_checkpoint or not path.is_file() or ended_early(path.parent, flags.ckpt_path):
         return []
     try:
         stored = read_json(path, allow_nan=True)
@@ -91,11 +92,13 @@ def _changed_flags(flags: PPORun, setting: CheckedRun) -> list[Problem]:
     before = {name: group for name, group in stored.items() if isinstance(group, dict)}
     problems = []
     elsewhere = {name: value for group in before.values() for name, value in group.items()}
+    defaults = _defaults(flags, setting)
     for group, now in json.loads(json.dumps(describe(flags, setting))).items():
         if group in _FREE_GROUPS:
             continue
         for name, value in now.items():
-            known = before.get(group, {}).get(name, elsewhere.get(name, value))  # flags have moved between groups
+            # Flags have moved between groups, and the run may be older than some of them.
+            known = before.get(group, {}).get(name, elsewhere.get(name, defaults[group].get(name)))
             if name not in _FREE_FLAGS and known != value:
                 problems.append(problem(name, "changed", value=value, folder=flags.run.save_path, known=known))
     return problems
@@ -162,6 +165,14 @@ def _evaluates_a_checkpoint(flags: PPORun) -> bool:
 
 def _nothing_to_evaluate(flags: PPORun) -> Problem:
     return problem("load_checkpoint", "missing_file", folder=flags.ckpt_path)
+
+
+def _defaults(flags: PPORun, setting: CheckedRun) -> dict[str, dict[str, Any]]:
+    """What `describe` returns if no flag is given except the suite."""
+    defaults = {name: asdict(type(group)()) for name, group in flags.groups.items()}
+    defaults["env"] = EnvConfig(task_suite_name=setting.env.task_suite_name).as_dict()
+    plain: dict[str, dict[str, Any]] = json.loads(json.dumps(defaults))
+    return plain
 
 
 def describe(flags: PPORun, setting: CheckedRun) -> dict[str, Any]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import json
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import Any
 
 from rlvla.checkpoints.checks import check_first_decisions
 from rlvla.checkpoints.policy_folder import PolicyRecord, learned_states, recorded_environment
@@ -39,6 +41,7 @@ from rlvla.utils.stopping import StopSignals, resume_command
 from rlvla.utils.terminal import duration, log, passing_note, quiet_libraries, table
 
 CURVE_FILE = "learning_curve.png"
+EVALUATIONS_FILE = "evaluations.json"
 
 
 def run_ppo(flags: PPORun) -> PPOTrainer | None:
@@ -64,7 +67,7 @@ def run_ppo(flags: PPORun) -> PPOTrainer | None:
             models = load_models(flags, setting)
             strategy = DeepspeedStrategy(flags.strategy, seed=flags.run.seed)
         save_path = Path(flags.run.save_path)
-        stack.enter_context(claimed_run_folder(save_path, strategy))
+        stack.enter_context(claimed_run_folder(save_path, strategy, flags.ckpt_path))
         stack.enter_context(outlook(lambda: newest_checkpoint(flags)))
         if strategy.is_main and not _evaluates_a_checkpoint(flags):  # otherwise keep the records of the training run
             write_json(save_path / RUN_FILE, describe(flags, setting))
@@ -124,7 +127,9 @@ def _resume(trainer: PPOTrainer, flags: PPORun) -> None:
 
 
 def newest_checkpoint(flags: PPORun) -> str:
-    """Which checkpoint is the newest and how to resume from it, for a run that ends without saving another."""
+    """How to go on after a run that ends without saving another checkpoint."""
+    if flags.schedule.val_only:
+        return f"nothing was changed; evaluate again with: {resume_command(sys.argv, trains=False)}"
     checkpoints = list_checkpoints(flags.ckpt_path)
     if not checkpoints:
         return f"{flags.ckpt_path} holds no checkpoint; {STARTS_ANEW}"
@@ -143,15 +148,29 @@ def _record(flags: PPORun, setting: CheckedRun, demos: Demonstrations | None) ->
 
 def _conclude(trainer: PPOTrainer, flags: PPORun, save_path: Path) -> None:
     evaluations = [{"iteration": iteration, **result.as_dict()} for iteration, result in trainer.evaluations]
+    alone = _evaluates_a_checkpoint(flags)
+    if alone:
+        evaluations = _merged(evaluations, save_path / EVALUATIONS_FILE)
 
     def write() -> None:
-        write_json(save_path / "totals.json", trainer.totals)
-        write_json(save_path / "evaluations.json", evaluations)
+        if not alone:
+            write_json(save_path / "totals.json", trainer.totals)
+        write_json(save_path / EVALUATIONS_FILE, evaluations)
         if not flags.schedule.val_only:
             save_learning_curve(save_path)
 
     Expendable(f"the summary in {save_path}").attempt(write)
     print(closing_words(trainer, save_path))
+
+
+def _merged(evaluations: list[dict[str, Any]], file: Path) -> list[dict[str, Any]]:
+    """The evaluations in a file, by iteration, with the last of `evaluations` and what else the file lacks."""
+    merged = {entry["iteration"]: entry for entry in evaluations}
+    with suppress(OSError, ValueError, TypeError, KeyError, RecursionError):  # no file, or a damaged one
+        recorded = json.loads(file.read_text(encoding="utf-8"))
+        merged |= {int(entry["iteration"]): entry for entry in recorded}
+    merged[evaluations[-1]["iteration"]] = evaluations[-1]
+    return [merged[iteration] for iteration in sorted(merged)]
 
 
 def closing_words(trainer: PPOTrainer, save_path: Path) -> str:

@@ -32,7 +32,8 @@ def check_finite(folder: Path, found: FolderTensors) -> None:
         ConfigError: a tensor holds NaN or infinity; names file and tensors.
     """
     stored = list(found.tensors.values())
-    stored += [part for adapter in found.adapters.values() for part in (adapter.down, adapter.up)]
+    chains = [adapter for chain in found.adapters.values() for adapter in chain]
+    stored += [part for adapter in chains for part in (adapter.down, adapter.up)]
     problems = _problems(stored)
     for path in sorted(folder.glob("*_head.safetensors")):
         problems += _texts(path, sorted(_bad_keys(path, *_version(path))))

@@ -161,27 +161,49 @@ class MetricsLogger:
         if self._board is not None:
             self._board.close()
 
-    def rewind(self, step: int, *, evaluates_again: bool, keeps_later: bool = False) -> None:
+    def rewind(self, step: int, *, evaluates_again: bool) -> None:
         """Forget what the run will log again; called once, before anything is logged.
 
         Args:
             step: the step from which the run resumes.
             evaluates_again: forget evaluations of that step.
-            keeps_later: keep later steps, which will not be repeated.
         """
         if self._folder is None or not (self._folder / METRICS_FILE).exists():
             return
-        kept = {}  # of lines that repeat one, the last
+        kept = []
         for record in read_lines(self._folder / METRICS_FILE):
             again = evaluates_again and record["step"] == step and _is_evaluation(record)
-            if (record["step"] <= step or keeps_later) and not again:
-                kept[record["step"], _is_evaluation(record)] = record
+            if record["step"] <= step and not again:
+                kept.append(record)
+        self._rewrite(kept, first=step if evaluates_again else step + 1)
+
+    def replace_evaluation(self, metrics: dict[str, float], step: int) -> None:
+        """Record the scalars of another evaluation of a step; the former one is forgotten, and everything else stays.
+
+        Args:
+            metrics: scalars of the evaluation.
+            step: the step it belongs to.
+        """
+        if self._folder is None or self._lines is None:
+            return
+        record = {"step": step, "time": time.time(), **metrics}
+        self._lines.append(json.dumps(record))
+        self._lines.close()
+        file = self._folder / METRICS_FILE
+        self._rewrite([*(read_lines(file) if file.exists() else []), record], first=step)
+        if self._wandb:
+            self._wandb.log(metrics, step=step)
+
+    def _rewrite(self, records: Iterable[dict[str, Any]], first: int) -> None:
+        """Replace the file of metrics, and what TensorBoard shows from step `first` on, by `records`."""
+        kept = {(record["step"], _is_evaluation(record)): record for record in records}  # of repeated ones, the last
         text = "".join(json.dumps(record) + "\n" for record in kept.values())
         # Without room the file stays as it is; `read_metrics` lets later lines win.
         Expendable(METRICS_FILE).attempt(lambda: write_atomic(self._folder / METRICS_FILE, text.encode()))
         if self._board is None:
             return
-        self._board.purged_from = first = step if evaluates_again else step + 1
+        self._board.close()
+        self._board.purged_from = first
         for record in kept.values():
             if record["step"] >= first:
                 values = {name: value for name, value in record.items() if name not in ("step", "time")}

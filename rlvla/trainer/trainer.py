@@ -111,13 +111,15 @@ class Trainer:
     def resume(self, name: str | None = None) -> bool:
         """Restore the checkpoint `name`, or the newest intact one; False if there is none.
 
-        Checkpoints later than `name` are set aside, except in a run that only evaluates.
+        Later checkpoints are set aside and later metrics forgotten, except in a run that only evaluates.
         """
-        state = load_checkpoint(self._ckpt_path, self.algorithm.engines, self.strategy, name)
+        val_only = self.config.schedule.val_only
+        state = load_checkpoint(self._ckpt_path, self.algorithm.engines, self.strategy, name, read_only=val_only)
         if state is None:
-            self.logger.rewind(-1, evaluates_again=False)
+            if not val_only:
+                self.logger.rewind(-1, evaluates_again=False)
             return False
-        if name is not None and not self.config.schedule.val_only and self.strategy.is_main:
+        if name is not None and not val_only and self.strategy.is_main:
             later = set_aside_later(self._ckpt_path, state["iteration"])
             if later:
                 self._log(f"later checkpoints are set aside as superseded_...: {', '.join(later)}")
@@ -125,8 +127,8 @@ class Trainer:
         self.totals = state["totals"]
         self.evaluations = [(iteration, EvalResult.from_dict(result)) for iteration, result in state["evaluations"]]
         self._load_state(state)
-        val_only = self.config.schedule.val_only
-        self.logger.rewind(self.iteration, evaluates_again=val_only or not self._evaluated, keeps_later=val_only)
+        if not val_only:
+            self.logger.rewind(self.iteration, evaluates_again=not self._evaluated)
         return True
 
     def _state(self) -> dict[str, Any]:
@@ -233,19 +235,20 @@ class Trainer:
         except CheckpointError as error:
             if fallback is None:
                 raise
-            self._saved_in = Path(fallback) / CHECKPOINTS
-            self._log(f"warning: {error}; it goes to {self._saved_in} instead")
-            self.save()
+            folder = Path(fallback) / CHECKPOINTS
+            self._log(f"warning: {error}; it goes to {folder} instead")
+            self.save(folder)
 
-    def save(self) -> None:
-        """Write a checkpoint of the state after the current iteration.
+    def save(self, folder: Path | None = None) -> None:
+        """Write a checkpoint of the state after the current iteration, to `folder` if it is given.
 
         Raises:
             CheckpointError: it could not be written.
         """
         self._look_after_folder()
+        folder = folder or self._ckpt_path
         save_checkpoint(
-            self._saved_in,
+            folder,
             self.iteration,
             self.algorithm.engines,
             self._state(),
@@ -255,7 +258,7 @@ class Trainer:
             tensors={} if self._average is None else {"ema": self._average.state_dict()},
             protect=[self._best["iteration"]] if self._best else [],
         )
-        self._saved = self.iteration
+        self._saved, self._saved_in = self.iteration, folder
         if self.config.schedule.save_hf_ckpt:
             self._export_beside_checkpoint()
 
@@ -269,7 +272,8 @@ class Trainer:
         except SaveError as error:
             self._log(f"warning: {error}; the run goes on")
         if self.strategy.is_main and self._saved_in == self._ckpt_path:
-            remove_folders_without(self._save_path, list_checkpoints(self._ckpt_path))
+            folders = (self._save_path / CHECKPOINTS, self._ckpt_path)  # both, after a resume from --fallback_path
+            remove_folders_without(self._save_path, [path for folder in folders for path in list_checkpoints(folder)])
 
     @property
     def _value_network(self) -> Engine | None:
@@ -312,16 +316,14 @@ class Trainer:
         number = int(self.strategy.all_reduce({"signal": float(self._signals.received)}, "max")["signal"])
         if not number:
             return
-        where = f"after iteration {self.iteration} of {self.config.batch.iterations}"
-        if self.iteration == 0:
-            self._log(f"stopped {where}: there is nothing to save yet")
-        else:
+        kept = "there is nothing to save yet"
+        if self.iteration:
             try:
                 self._save_last()
                 kept = f"the checkpoint is in {self._saved_in}"
             except CheckpointError:
                 kept = ", ".join(self._keep())
-            self._log(f"stopped {where}; {kept}")
+        self._log(f"stopped after iteration {self.iteration} of {self.config.batch.iterations}; {kept}")
         self.logger.close()
         raise StopRequested(number, self._saved_in if self._saved_in != self._ckpt_path else None)
 
@@ -364,6 +366,9 @@ class Trainer:
                     samples=schedule.eval_samples,
                     attempt=self._signals.attempt,
                 )
+                totals = {f"total/{name}": value for name, value in self.totals.items()}
+                log_metrics = self.logger.replace_evaluation if schedule.val_only else self.logger.log
+                log_metrics(result.as_metrics("eval") | totals, self.iteration)
                 if schedule.num_videos:
                     self._record(policy, result)
         except BrokenOff:
@@ -371,8 +376,6 @@ class Trainer:
             raise
         others = [entry for entry in self.evaluations if entry[0] != self.iteration]
         self.evaluations = [*others, (self.iteration, result)]
-        metrics = result.as_metrics("eval") | {f"total/{name}": value for name, value in self.totals.items()}
-        self.logger.log(metrics, self.iteration)
         told = "" if result.agreement is None else f" ({result.told_by}, {100 * result.agreement.share:.0f}% agreed)"
         self._log(f"iteration {self.iteration}: evaluation, success at end {result.success_at_end}{told}")
         rate = result.success_at_end.rate

@@ -119,18 +119,20 @@ def _without_named_checkpoint(words: Sequence[str]) -> list[str]:
     return kept
 
 
-def resume_command(argv: Sequence[str], ckpt_path: Path | None = None) -> str:
+def resume_command(argv: Sequence[str], ckpt_path: Path | None = None, *, trains: bool = True) -> str:
     """The command that resumes the run started with `argv` (`sys.argv`), to be run in the same folder.
 
     Args:
         argv: the command line.
         ckpt_path: folder of the checkpoint, if it is not the run's own.
+        trains: whether the run trains; one that only evaluates is repeated, with the checkpoint it was given.
     """
     words = [word for word in argv if not word.startswith("--local_rank")]
     launched = len(words) < len(argv)
-    words = _without_named_checkpoint(words)
-    if "--load_checkpoint" not in words:
-        words.append("--load_checkpoint")
+    if trains:
+        words = _without_named_checkpoint(words)
+        if "--load_checkpoint" not in words:
+            words.append("--load_checkpoint")
     if ckpt_path is not None:
         words += ["--ckpt_path", str(ckpt_path)]
     world = int(os.environ.get("WORLD_SIZE", "1"))

@@ -219,5 +219,17 @@ def test_a_full_disk_costs_one_checkpoint_only(strategy: DeepspeedStrategy, tmp_
         assert torch.equal(fresh.module.weight, engine.module.weight)
 
 
+def test_what_is_read_only_is_not_changed(strategy: DeepspeedStrategy, tmp_path: Path) -> None:
+    """Another run may be writing there."""
+    for iteration in (1, 2):
+        save(strategy, tmp_path, iteration)
+    change_a_bit(weights_file(tmp_path / "iteration_000002"))
+    (tmp_path / ".tmp_iteration_000003").mkdir()
+    before = sorted(tmp_path.rglob("*"))
+    engines = {"net": trained_engine(strategy, 0)}
+    assert load_checkpoint(tmp_path, engines, strategy, read_only=True)["iteration"] == 1
+    assert sorted(tmp_path.rglob("*")) == before
+
+
 def test_nothing_to_load(strategy: DeepspeedStrategy, tmp_path: Path) -> None:
     assert load_checkpoint(tmp_path / "nowhere", {}, strategy) is None

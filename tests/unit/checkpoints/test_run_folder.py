@@ -61,6 +61,19 @@ def test_checkpoints_elsewhere_are_worth_keeping(begun: Path, tmp_path: Path) ->
     assert checkpoint_folder_problem(tmp_path / "other") and not checkpoint_folder_problem(tmp_path / "new")
 
 
+def test_checkpoints_in_the_fallback_folder_are_worth_keeping(begun: Path, tmp_path: Path) -> None:
+    """The disk was full, and the run is resumed with --ckpt_path, perhaps from another working folder."""
+    (begun / "config.yaml").write_text(f"fallback_path: {tmp_path / 'other'}\n")
+    checkpoints = tmp_path / "other" / "checkpoints"
+    assert ended_early(begun, checkpoints)
+    (checkpoints / "iteration_000004").mkdir(parents=True)
+    assert not ended_early(begun)
+    (begun / "config.yaml").write_text("fallback_path: elsewhere\n")
+    assert ended_early(begun) and not ended_early(begun, checkpoints)
+    with claimed_run_folder(begun, OneRank(), checkpoints):
+        assert (begun / "metrics.jsonl").exists()
+
+
 def test_a_folder_of_somebody_else_is_not_touched(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text("{}\n")
     assert not ended_early(tmp_path), "nothing marks it as a run's"

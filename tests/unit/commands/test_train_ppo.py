@@ -1,13 +1,16 @@
-"""What a run of PPO says at its end."""
+"""What a run of PPO says and writes at its end."""
 
 from __future__ import annotations
 
+import json
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from rlvla.commands.train_ppo import closing_words
+from rlvla.commands import train_ppo
+from rlvla.commands.train_ppo import _conclude, closing_words, newest_checkpoint
 from rlvla.evaluation.results import EvalResult, Rate
 
 
@@ -24,3 +27,33 @@ def test_tensorboard_is_mentioned_where_it_is_written(tmp_path: Path, use_tensor
     words = closing_words(trainer, tmp_path)
     assert ("tensorboard --logdir" in words) is use_tensorboard
     assert f"{tmp_path / 'learning_curve.png'}" in words and f"--pretrain {tmp_path / 'policy'}" in words
+
+
+def test_another_evaluation_of_a_checkpoint_leaves_the_other_records_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Iteration 10 of a finished run of 20 is evaluated; its checkpoint knows nothing of what came later."""
+    monkeypatch.setattr(train_ppo, "closing_words", lambda *_: "")
+    (tmp_path / "totals.json").write_text("of 20")
+    file = tmp_path / "evaluations.json"
+    file.write_text(json.dumps([{"iteration": iteration, "from": "file"} for iteration in (0, 10, 20)]))
+    evaluations = [(step, SimpleNamespace(as_dict=lambda: {"from": "checkpoint"})) for step in (0, 5, 10)]
+    trainer = SimpleNamespace(evaluations=evaluations, totals={"episodes": 10.0})
+    schedule, run = SimpleNamespace(val_only=True), SimpleNamespace(load_checkpoint="iteration_000010")
+    _conclude(trainer, SimpleNamespace(schedule=schedule, run=run), tmp_path)
+    entries = [(entry["iteration"], entry["from"]) for entry in json.loads(file.read_text())]
+    assert entries == [(0, "file"), (5, "checkpoint"), (10, "checkpoint"), (20, "file")]
+    assert (tmp_path / "totals.json").read_text() == "of 20"
+    file.write_text("[{")
+    _conclude(trainer, SimpleNamespace(schedule=schedule, run=run), tmp_path)
+    assert [entry["iteration"] for entry in json.loads(file.read_text())] == [0, 5, 10]
+
+
+def test_an_evaluation_that_ends_early_is_repeated_with_its_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["cli/train_ppo_vla.py", "--val_only", "--load_checkpoint", "iteration_000010"]
+    monkeypatch.setattr(sys, "argv", words)
+    flags = SimpleNamespace(schedule=SimpleNamespace(val_only=True), ckpt_path=tmp_path)
+    monkeypatch.setattr(train_ppo, "list_checkpoints", lambda _: [tmp_path / "iteration_000020"])
+    assert newest_checkpoint(flags).endswith(" ".join(words))

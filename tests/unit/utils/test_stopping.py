@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 import threading
 
@@ -58,3 +59,9 @@ def test_a_stopped_run_goes_on_from_its_newest_checkpoint(named: list[str]) -> N
     command = resume_command(["cli/train.py", *named, "--seed", "3"])
     assert command == "python cli/train.py --load_checkpoint --seed 3"
     assert resume_command(["cli/train.py", "--load_checkpoint", "--seed", "3"]) == command
+
+
+def test_an_evaluation_is_repeated_with_the_checkpoint_it_was_given() -> None:
+    words = ["cli/train.py", "--val_only", "--load_checkpoint", "iteration_000010"]
+    assert resume_command(words, trains=False) == shlex.join(["python", *words])
+    assert resume_command(words[:2], trains=False) == "python cli/train.py --val_only", "it loaded no checkpoint"
