@@ -101,7 +101,7 @@ def one_step(
     config = AlgorithmConfig(entropy_loss_coef=0.1, use_kl_loss=True, init_kl_coef=KL_COEF, **algorithm)
     updater = Updater(strategy, BatchConfig(micro_train_batch_size=micro, **batch), config, actor)
     metrics = Metrics()
-    step = updater.spread(share(rows_of(actor), strategy))
+    step = updater.spread(share(rows_of(actor), strategy), Metrics())  # balance: not of the step
     updater.policy_step(engines["actor"], step, KL_COEF, metrics, first_of_iteration=False)
     updater.value_step(engines["critic"], step, metrics)
     after = {f"{name}.{k}": v.clone() for name, e in engines.items() for k, v in e.module.state_dict().items()}
