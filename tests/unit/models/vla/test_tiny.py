@@ -131,8 +131,13 @@ def test_a_damaged_tokenizer_is_one_sentence(tiny_folder, tmp_path, content):
         load_tokenizer(tmp_path)
     (problem,) = refused.value.problems
     assert "tokenizer.json" in problem and "\n" not in problem.text
+
+
+@pytest.mark.parametrize("content", [b"", b"[1]", b'{"a": "\xff"}'])
+def test_tokenizer_files_are_written_again_only_if_they_can_be_read(tiny_folder, tmp_path, content):
     tokenizer = load_tokenizer(tiny_folder)
     tokenizer.save_pretrained = lambda folder: None
+    (tmp_path / "tokenizer.json").write_bytes(content)
     (tmp_path / "tokenizer_config.json").write_bytes(content)
     with pytest.raises(ConfigError, match="tokenizer_config.json is not valid JSON|holds a list|tokenizer.json"):
         save_tokenizer(tokenizer, tmp_path)
