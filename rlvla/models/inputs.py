@@ -163,11 +163,6 @@ class VLAInputs:
         )
         return all(np.array_equal(left, right) for left, right in zip(mine, theirs))
 
-    @property
-    def prepares_images(self) -> bool:
-        """Whether the networks see different pixels than the environment renders."""
-        return self.config.image_preprocessing != "none" or self.config.center_crop
-
     def pixel_values(self, images: np.ndarray | Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """Prepared images [..., N, H, W, 3] uint8 -> [..., 6N, H, W] normalized for both towers."""
         pixels = to_pixel_values(images, self.config)

@@ -30,6 +30,7 @@ _SENTENCES = {
     "w50": "At least half of the dirt is wiped away.",
     "w100": "All of the dirt is wiped away.",
     "collision": "The robot's arm hits the table.",
+    "touched": "The gripper touches what the task wants to be opened, closed or switched.",
 }
 # Propositions that begin with a predicate of LIBERO's goals, e.g. on_bowl_1_plate_1.
 _PREDICATES = {
@@ -41,12 +42,14 @@ _PREDICATES = {
     "turnon": "is switched on",
     "turnoff": "is switched off",
 }
+# Stages of LIBERO's goals: of any object, or of the one that follows, e.g. grasped_bowl_1.
+_STAGES = {
+    "near": "The gripper of the robot is close to the {}.",
+    "grasped": "The gripper holds the {}.",
+    "lifted": "The robot has lifted the {} clearly off the surface.",
+    "touched": "The gripper touches the {}.",
+}
 _TWO_THINGS = re.compile(r"(.+?_\d+)_(.+)")  # objects are numbered: bowl_1_plate_1
-
-
-def register_sentence(proposition: str, sentence: str) -> None:
-    """Set the sentence of a proposition, for suites of your own."""
-    _SENTENCES[proposition] = sentence
 
 
 def sentence_of(proposition: str) -> str:
@@ -54,6 +57,8 @@ def sentence_of(proposition: str) -> str:
     if proposition in _SENTENCES:
         return _SENTENCES[proposition]
     predicate, _, things = proposition.partition("_")
+    if predicate in _STAGES and things:
+        return _STAGES[predicate].format(_words(things))
     if predicate in _PREDICATES and things:
         two = _TWO_THINGS.match(things) if predicate in ("on", "in") else None
         first, second = two.groups() if two else (things, "")

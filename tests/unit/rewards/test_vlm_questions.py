@@ -357,6 +357,8 @@ def test_a_machine_that_follows_late_ends_no_episode(server: JudgeServer) -> Non
 
 def test_sentences() -> None:
     assert sentence_of("on_akita_black_bowl_1_plate_1") == "The akita black bowl is on the plate."
+    assert sentence_of("grasped_akita_black_bowl_1") == "The gripper holds the akita black bowl."
+    assert sentence_of("touched_wooden_cabinet_1") == "The gripper touches the wooden cabinet."
     assert sentence_of("in_bowl_1_wooden_cabinet_1_top_region") == "The bowl is in the wooden cabinet top region."
     assert sentence_of("open_wooden_cabinet_1_middle_region") == "The wooden cabinet middle region is open."
     assert sentence_of("some_thing") == "This is the case: some thing."
