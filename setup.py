@@ -36,10 +36,11 @@ EXTRAS = {
         "pyyaml>=6",
         "huggingface_hub>=0.20",
     ],
-    # fastapi and uvicorn: `transformers serve`, which tests of the VLM reward start.
+    # fastapi, uvicorn, openai: `transformers serve`, which tests of the VLM reward start.
     "dev": [
         "fastapi",
         "uvicorn",
+        "openai",
         "pytest>=8",
         "pytest-timeout>=2",
         "pytest-xdist>=3",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -29,13 +30,11 @@ def worker_processes() -> set[int]:
     """Environment workers among this process's children, zombies left out."""
     found = set()
     for task in Path("/proc/self/task").iterdir():
-        for pid in (task / "children").read_text().split():
-            try:
-                command = Path(f"/proc/{pid}/cmdline").read_bytes()
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            if b"rlvla.envs.workers.worker" in command:
-                found.add(int(pid))
+        with suppress(FileNotFoundError, ProcessLookupError):  # a thread that ended meanwhile
+            for pid in (task / "children").read_text().split():
+                with suppress(FileNotFoundError, ProcessLookupError):
+                    if b"rlvla.envs.workers.worker" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                        found.add(int(pid))
     return found
 
 

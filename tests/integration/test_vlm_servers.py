@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import socket
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from transformers.utils.import_utils import is_serve_available
 
 from rlvla.rewards import RewardConfig
 from rlvla.rewards.vlm.client import FailedAnswer, VLMClient
@@ -69,8 +69,7 @@ def problem_of(url: str, model: str, scorer: str = "progress", **options: int) -
 
 @pytest.mark.slow
 @pytest.mark.skipif(
-    importlib.util.find_spec("fastapi") is None or importlib.util.find_spec("uvicorn") is None,
-    reason="transformers serve needs fastapi and uvicorn (transformers[serving])",
+    not is_serve_available(), reason="transformers serve needs pip install transformers[serving] (fastapi, ...)"
 )
 def test_transformers_serve(tmp_path: Path) -> None:
     """It ignores schemas, and a model with random weights babbles: the answer is read, and refused for what it is."""

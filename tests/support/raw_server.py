@@ -37,11 +37,22 @@ class RawServer:
     def _answer(self, connection: socket.socket) -> None:
         with connection:
             try:
-                connection.recv(2**20)
+                self._read_request(connection)
                 for block in self.blocks():
                     connection.sendall(block)
             except OSError:
                 self.hung_up.set()
+
+    @staticmethod
+    def _read_request(connection: socket.socket) -> None:
+        """To its last byte: closing a connection that holds unread bytes resets it, and the answer may be lost."""
+        with connection.makefile("rb") as request:
+            length = 0
+            while line := request.readline().strip():
+                name, _, value = line.partition(b":")
+                if name.lower() == b"content-length":
+                    length = int(value)
+            request.read(length)
 
     def close(self) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)
