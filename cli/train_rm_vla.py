@@ -19,7 +19,7 @@ from rlvla.utils.threads import limit_threads
 begin(__name__)
 limit_threads()
 
-from rlvla.trainer.supervised_config import RewardModelConfig, RewardRunConfig, TinyConfig
+from rlvla.trainer.supervised.config import RewardModelConfig, RewardRunConfig, TinyConfig
 from rlvla.utils.cli.command import command, heavy_imports
 from rlvla.utils.cli.flags import Parser, add_arguments, fail, from_namespace
 from rlvla.utils.deepspeed.config import StrategyConfig

@@ -21,7 +21,7 @@ limit_threads()
 
 from rlvla.commands.custom_modules import CustomConfig, parse_command_line
 from rlvla.models.config import ActorConfig
-from rlvla.trainer.supervised_config import SFTConfig, SFTRunConfig, TinyConfig
+from rlvla.trainer.supervised.config import SFTConfig, SFTRunConfig, TinyConfig
 from rlvla.utils.cli.command import command, heavy_imports
 from rlvla.utils.cli.flags import Parser, add_arguments, fail, from_namespace
 from rlvla.utils.deepspeed.config import StrategyConfig

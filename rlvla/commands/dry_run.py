@@ -20,7 +20,7 @@ from rlvla.utils.terminal import table
 
 if TYPE_CHECKING:
     from rlvla.commands.ppo_flags import PPORun
-    from rlvla.trainer.supervised_config import SFTConfig
+    from rlvla.trainer.supervised.config import SFTConfig
 
 _STAGE = "ZeRO stage (with --bf16 at least 2)"
 NO_MEMORY = "the memory is not known: the policy's family offers no sketch of its networks"

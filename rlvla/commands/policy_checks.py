@@ -8,7 +8,7 @@ from rlvla.commands.problem_texts import problem, unread
 from rlvla.models.policy import PolicySpec
 from rlvla.trainer.algorithm_config import AlgorithmConfig, learner_needs_critic, learner_needs_reference
 from rlvla.trainer.config import LoggingConfig
-from rlvla.trainer.supervised_config import SFTConfig
+from rlvla.trainer.supervised.config import SFTConfig
 from rlvla.utils.cli.flags import as_typed
 from rlvla.utils.errors import Problem
 

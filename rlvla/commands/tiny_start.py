@@ -7,7 +7,7 @@ from pathlib import Path
 from rlvla.data.demonstrations import Demonstrations
 from rlvla.models.vla.choices import REGRESSION
 from rlvla.models.vla.tiny import LLM_HEAD_WIDTH, build_tiny, default_heads
-from rlvla.trainer.supervised_config import RewardRunConfig, SFTRunConfig, TinyConfig
+from rlvla.trainer.supervised.config import RewardRunConfig, SFTRunConfig, TinyConfig
 
 
 def _new_model_problems(run: SFTRunConfig, tiny: TinyConfig, demos: Demonstrations | None) -> list[str]:

@@ -17,8 +17,8 @@ from rlvla.data.frames import read_outcomes, split_episodes
 from rlvla.data.pairs import ranked_pairs
 from rlvla.envs.config import EnvConfig
 from rlvla.models.families import check_checkpoint
-from rlvla.trainer.reward_model_trainer import RewardModelTrainer
-from rlvla.trainer.supervised_config import RewardModelConfig, RewardRunConfig, TinyConfig
+from rlvla.trainer.supervised.config import RewardModelConfig, RewardRunConfig, TinyConfig
+from rlvla.trainer.supervised.reward_model_trainer import RewardModelTrainer
 from rlvla.utils.cli.config_file import write_config_file
 from rlvla.utils.cli.flags import as_typed, range_problems
 from rlvla.utils.deepspeed.config import StrategyConfig, launched_world_size

@@ -27,8 +27,8 @@ from rlvla.models.config import ActorConfig
 from rlvla.models.families import Checkpoint, check_checkpoint, checkpoint_overrides
 from rlvla.models.policy import Policy
 from rlvla.models.vla.choices import REGRESSION
-from rlvla.trainer.sft_trainer import SFTTrainer
-from rlvla.trainer.supervised_config import SFTConfig, SFTRunConfig, TinyConfig
+from rlvla.trainer.supervised.config import SFTConfig, SFTRunConfig, TinyConfig
+from rlvla.trainer.supervised.sft_trainer import SFTTrainer
 from rlvla.utils.cli.config_file import write_config_file
 from rlvla.utils.cli.flags import range_problems
 from rlvla.utils.deepspeed.config import StrategyConfig, launched_rank, launched_world_size

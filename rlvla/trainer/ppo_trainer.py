@@ -17,7 +17,6 @@ from rlvla.rollout.user_sampler import UserSampler
 from rlvla.trainer.algorithm import Algorithm, AlgorithmSetup, Plan, register_algorithm
 from rlvla.trainer.algorithm_config import AlgorithmConfig
 from rlvla.trainer.config import PPOConfig
-from rlvla.trainer.demonstration_loss import DemonstrationLoss
 from rlvla.trainer.experience_maker import ExperienceMaker
 from rlvla.trainer.group_collector import Collected, GroupCollector, reshard_if_any_empty
 from rlvla.trainer.guards import advantages_vanish
@@ -26,6 +25,7 @@ from rlvla.trainer.metrics import Metrics
 from rlvla.trainer.models import Models
 from rlvla.trainer.replay import ReplayList
 from rlvla.trainer.scoring import Networks
+from rlvla.trainer.supervised.demonstration_loss import DemonstrationLoss
 from rlvla.trainer.trainer import Trainer
 from rlvla.trainer.updater import UpdatePhase, Updater
 from rlvla.utils.deepspeed.engine import Engine

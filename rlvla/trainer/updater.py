@@ -23,12 +23,12 @@ from rlvla.experience import Experience
 from rlvla.models.policy import Policy
 from rlvla.trainer.algorithm_config import AlgorithmConfig
 from rlvla.trainer.config import BatchConfig, OptimizationConfig
-from rlvla.trainer.demonstration_loss import DemonstrationLoss
 from rlvla.trainer.metrics import Metrics
 from rlvla.trainer.observers import OptimizerStep
 from rlvla.trainer.replay import MicroBatchPlanner, ReplayList, step_sizes
 from rlvla.trainer.scoring import critic_values
 from rlvla.trainer.step_normalizer import StepNormalizer, choose_over_ranks
+from rlvla.trainer.supervised.demonstration_loss import DemonstrationLoss
 from rlvla.utils.deepspeed.engine import Engine
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
 from rlvla.utils.errors import TrainingHalted

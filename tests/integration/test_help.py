@@ -28,7 +28,7 @@ from rlvla.envs.experts import ExpertConfig
 from rlvla.envs.registry import get_suite
 from rlvla.models.actor import ActorConfig
 from rlvla.models.config import PolicyConfig
-from rlvla.trainer.supervised_config import RewardModelConfig, SFTConfig
+from rlvla.trainer.supervised.config import RewardModelConfig, SFTConfig
 from rlvla.utils.cli.flags import Parser
 from rlvla.utils.deepspeed.config import StrategyConfig
 

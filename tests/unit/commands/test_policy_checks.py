@@ -11,7 +11,7 @@ from rlvla.models.action_heads import missing_of, policy_spec
 from rlvla.models.vla.configuration_openvla import OpenVLAConfig
 from rlvla.trainer.algorithm import Algorithm
 from rlvla.trainer.algorithm_config import LEARNERS, AlgorithmConfig
-from rlvla.trainer.supervised_config import SFTConfig
+from rlvla.trainer.supervised.config import SFTConfig
 
 
 @pytest.mark.parametrize(

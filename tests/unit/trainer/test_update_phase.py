@@ -14,11 +14,11 @@ from rlvla.data.reading import read_demonstrations
 from rlvla.experience import Experience
 from rlvla.models.actor import Actor
 from rlvla.trainer.config import BatchConfig, OptimizationConfig
-from rlvla.trainer.demonstration_loss import DemonstrationLoss
 from rlvla.trainer.metrics import Metrics
 from rlvla.trainer.models import WeightAverage
 from rlvla.trainer.observers import OptimizerStep
 from rlvla.trainer.replay import ReplayList
+from rlvla.trainer.supervised.demonstration_loss import DemonstrationLoss
 from rlvla.trainer.updater import UpdatePhase
 from rlvla.utils.deepspeed.config import StrategyConfig
 from rlvla.utils.deepspeed.engine import Engine, OptimConfig

@@ -19,7 +19,7 @@ from rlvla.trainer.metrics import Metrics
 from rlvla.trainer.metrics_writer import SFT_LAYOUT, MetricsLogger
 from rlvla.trainer.observers import OptimizerStep
 from rlvla.trainer.replay import micro_batches
-from rlvla.trainer.supervised_config import SFTConfig
+from rlvla.trainer.supervised.config import SFTConfig
 from rlvla.utils.deepspeed.engine import OptimConfig
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
 from rlvla.utils.terminal import progress_bar

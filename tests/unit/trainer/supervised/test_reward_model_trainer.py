@@ -27,12 +27,17 @@ from rlvla.evaluation.statistics import auroc, calibration_error, spearman
 from rlvla.experience import Sample
 from rlvla.models.value_models import RewardModel
 from rlvla.rewards import RewardConfig, RewardPlan
-from rlvla.trainer import reward_model_trainer
 from rlvla.trainer.algorithm_config import AlgorithmConfig
 from rlvla.trainer.config import OptimizationConfig
-from rlvla.trainer.reward_model_trainer import CENTERING, bradley_terry_loss, episode_scores, reward_model_loss
 from rlvla.trainer.reward_sources import _changes, rm_model, tie_to_learner, waits_on_host
-from rlvla.trainer.supervised_config import RewardModelConfig
+from rlvla.trainer.supervised import reward_model_trainer
+from rlvla.trainer.supervised.config import RewardModelConfig
+from rlvla.trainer.supervised.reward_model_trainer import (
+    CENTERING,
+    bradley_terry_loss,
+    episode_scores,
+    reward_model_loss,
+)
 from rlvla.utils.deepspeed.config import StrategyConfig
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
 from rlvla.utils.errors import ConfigError

@@ -18,8 +18,8 @@ from rlvla.data.demonstrations import Demonstrations
 from rlvla.data.reading import read_demonstrations
 from rlvla.data.rows import DemonstrationRows
 from rlvla.models.actor import Actor
-from rlvla.trainer import sft_trainer
-from rlvla.trainer.supervised_config import SFTConfig
+from rlvla.trainer.supervised import sft_trainer
+from rlvla.trainer.supervised.config import SFTConfig
 from rlvla.utils.files import read_metrics
 
 A, D = 4, 2

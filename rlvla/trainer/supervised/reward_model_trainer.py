@@ -18,7 +18,7 @@ from rlvla.models.value_models import RewardModel
 from rlvla.trainer.guards import BadSteps
 from rlvla.trainer.metrics import Metrics
 from rlvla.trainer.metrics_writer import REWARD_MODEL_LAYOUT, MetricsLogger
-from rlvla.trainer.supervised_config import RewardModelConfig
+from rlvla.trainer.supervised.config import RewardModelConfig
 from rlvla.utils.deepspeed.engine import OptimConfig
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
 from rlvla.utils.seeding import derive_rng

@@ -1,0 +1,1 @@
+"""Supervised training: a policy from demonstrations, and reward models."""
