@@ -10,7 +10,7 @@ import numpy as np
 from rlvla.commands.problem_texts import problem
 from rlvla.data.demonstrations import UNKNOWN_STATE, Demonstrations
 from rlvla.data.lerobot_writing import write_lerobot
-from rlvla.data.reading import control_frequency, joined, read_parts
+from rlvla.data.reading import control_frequency, data_files, joined, read_parts
 from rlvla.data.replayed_episodes import with_every_step
 from rlvla.data.robomimic import DemonstrationWriter
 from rlvla.utils.cli.flags import arg, range_problems
@@ -73,7 +73,7 @@ def run_convert(config: ConvertConfig) -> Path:
         raise ConfigError(problems)
     if config.render_steps:
         # Each file has the environment options of its episodes.
-        demos = joined([with_every_step(path, part) for path, part in zip(config.demos, parts)])
+        demos = joined([with_every_step(path, part) for path, part in zip(data_files(config.demos), parts)])
     output = Path(config.output)
     if config.format == "hdf5":
         _write_hdf5(output, demos, freq or demos.control_freq)

@@ -45,7 +45,7 @@ def libero_files(path: Path) -> list[tuple[str, int, Path]]:
     """
     files = sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else [path]
     if not files:
-        raise ConfigError(f"{path} holds no file *{SUFFIX}; LIBERO's demonstrations have such names")
+        raise ConfigError(f"{path} holds no file *.hdf5, *.h5 or meta/info.json, so there are no demonstrations in it")
     names = libero_install.task_names()
     tasks_of_files, unknown = [], []
     for file in files:

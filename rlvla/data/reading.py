@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,25 +12,31 @@ import numpy as np
 from rlvla.data.demonstrations import STATISTICS_FILE, UNKNOWN_STATE, Demonstrations, dataset_entry, statistics
 from rlvla.data.hdf5 import UNREADABLE, opened
 from rlvla.data.libero import GRIPPER_DIM, is_libero, read_libero_episodes
+from rlvla.data.libero import SUFFIX as LIBERO_SUFFIX
 from rlvla.data.robomimic import read_episodes
 from rlvla.data.validation import camera_problems, refuse
+from rlvla.envs.base import TaskSpec
 from rlvla.envs.config import EnvConfig
 from rlvla.utils.data_files import read_json
 from rlvla.utils.errors import ConfigError, Problem
 
 T = TypeVar("T")
+_HDF5 = (".hdf5", ".h5")
 
 
 def read_demonstrations(path: str | Path, cameras: Sequence[str] | None = None) -> Demonstrations:
     """Read a file written by `DemonstrationWriter`, a LeRobot dataset, or LIBERO demonstrations (`*_demo.hdf5`).
 
+    Statistics are computed if there is no `dataset_statistics.json` next to the file.
+
     Args:
-        path: an HDF5 file, or the folder of a LeRobot dataset or of LIBERO files.
+        path: an HDF5 file, or a folder: of a LeRobot dataset, of LIBERO files, or of other HDF5 files, which are read
+            as one dataset.
         cameras: names of the cameras in the order wanted; default all cameras of the file.
 
     Raises:
-        ConfigError: the file or its statistics are missing, it has another format, it lacks a camera, or its episodes
-            do not fit together (see `rlvla.data.validation`).
+        ConfigError: the file is missing, it has another format, it lacks a camera, or its episodes do not fit together
+            (see `rlvla.data.validation`).
     """
     path = Path(path)
     from rlvla.data import lerobot
@@ -38,25 +45,74 @@ def read_demonstrations(path: str | Path, cameras: Sequence[str] | None = None) 
         refuse(path, camera_problems(cameras, "--cameras"))
     if lerobot.is_lerobot(path):
         return lerobot.read_lerobot(path, cameras)
+    files = data_files([path])
+    if files != [str(path)]:
+        return read_several(files, cameras)
     if path.exists() and is_libero(path):
         episodes = read_libero_episodes(path, cameras)
         return Demonstrations(statistics={episodes["env_args"]["task_suite_name"]: _libero_entry(episodes)}, **episodes)
-    statistics_path = path.parent / STATISTICS_FILE
-    missing = [p for p in (path, statistics_path) if not p.is_file()]
-    problems = [
-        Problem(None, "missing_file", f"{p} does not exist; make it with cli/collect_demos.py") for p in missing
-    ]
-    if problems:
-        raise ConfigError(problems)
+    if not path.is_file():
+        text = f"{path} does not exist; make it with cli/collect_demos.py"
+        raise ConfigError.of(None, "missing_file", text)
+    beside = path.parent / STATISTICS_FILE
     try:
         with opened(path) as file:
             # Numbers that are not finite are reported by their keys.
-            return read_episodes(file, path, read_json(statistics_path, allow_nan=True), cameras)
+            recorded = read_json(beside, allow_nan=True) if beside.is_file() else None
+            demos = read_episodes(file, path, recorded, cameras)
+            return demos if recorded is not None else replace(demos, statistics=computed_statistics([demos]))
     except UNREADABLE as error:
         if isinstance(error, ConfigError):
             raise
         text = f"{path} is not a readable file of demonstrations ({error})"
         raise ConfigError.of(None, "invalid_file", text) from error
+
+
+def data_files(paths: Sequence[str | Path]) -> list[str]:
+    """The datasets at these paths: a folder of HDF5 files stands for each file in it and in the folders below.
+
+    So `--output` of `cli/collect_demos.py` and `--save_path` of a run with dumped rollouts are understood. The folder
+    of a LeRobot dataset or of LIBERO files is one dataset.
+    """
+    from rlvla.data import lerobot
+
+    files: list[str] = []
+    for path in map(Path, paths):
+        whole = not path.is_dir() or lerobot.is_lerobot(path) or any(path.glob(f"*{LIBERO_SUFFIX}"))
+        below = [] if whole else sorted(p for p in path.rglob("*") if p.suffix in _HDF5 and p.name[0] != ".")
+        files += map(str, below or [path])
+    return files
+
+
+def computed_statistics(parts: Sequence[Demonstrations]) -> dict[str, Any]:
+    """The content of `dataset_statistics.json` for these datasets: an entry for each suite.
+
+    Dimensions that command a gripper are not normalized, if the suite is known here.
+    """
+    of_suite: dict[str, list[Demonstrations]] = {}
+    for part in parts:
+        of_suite.setdefault(str(part.env_args.get("task_suite_name")), []).append(part)
+    return {
+        suite: dataset_entry(
+            [actions for part in same for actions in part.actions],
+            _all(same, lambda part: part.proprio),
+            same[0].unnormalized_dims if same[0].statistics else _gripper_dims(same[0]),
+        )
+        for suite, same in of_suite.items()
+    }
+
+
+def _gripper_dims(demos: Demonstrations) -> Sequence[int]:
+    task = task_of(demos)
+    return [] if task is None else [dim for dim in task.gripper_dims if dim < demos.actions[0].shape[1]]
+
+
+def task_of(demos: Demonstrations) -> TaskSpec | None:
+    """The first task of the recorded environment; None if the suite or an option of it is not known here."""
+    try:
+        return EnvConfig().completed(demos.env_args).tasks()[0]
+    except (ConfigError, ImportError):
+        return None
 
 
 def _libero_entry(episodes: dict[str, Any]) -> dict[str, Any]:
@@ -89,7 +145,7 @@ def read_parts(
     """Read one or more files and check that they can be joined.
 
     Args:
-        paths: files or folders that `read_demonstrations` can read.
+        paths: files or folders that `read_demonstrations` can read; see `data_files` for folders.
         cameras: names of the cameras in the order wanted; default all cameras of the first file.
         same: further entries of `env_args` that must agree.
         prepared: applied to each file before the files are compared.
@@ -98,11 +154,12 @@ def read_parts(
         ConfigError: a file cannot be read or is given twice, or the files differ in cameras, image size, proprio,
             action dimensions or control frequency; all problems are reported at once.
     """
+    paths = data_files(paths)
     twice = [path for path in dict.fromkeys(paths) if list(paths).count(path) > 1]
     problems = [Problem("demos", "duplicate", f"--demos names {path} twice") for path in twice]
     if not paths:
         problems.append(Problem("demos", "too_few", "--demos names no file"))
-    parts = []
+    parts: list[Demonstrations] = []
     for path in paths:
         try:
             parts.append(prepared(read_demonstrations(path, cameras)))

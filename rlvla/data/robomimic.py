@@ -110,14 +110,14 @@ class DemonstrationWriter:
 
 
 def read_episodes(
-    file: h5py.File, path: Path, statistics: dict[str, Any], cameras: Sequence[str] | None
+    file: h5py.File, path: Path, statistics: dict[str, Any] | None, cameras: Sequence[str] | None
 ) -> Demonstrations:
     """Read a file written by `DemonstrationWriter`.
 
     Args:
         file: the open file.
         path: its path, for messages.
-        statistics: content of `dataset_statistics.json`.
+        statistics: content of `dataset_statistics.json`; None leaves those of the result empty.
         cameras: names of the cameras in the order wanted; default all cameras of the file.
 
     Raises:
@@ -138,12 +138,13 @@ def read_episodes(
     parts = [episode.parts for episode in episodes]
     facts = [{name: fact.value for name, fact in episode.facts.items()} for episode in episodes]
     first = parts[0]
-    dims = {"action": first["actions"].array.shape[1]}
-    dims |= {"proprio": first["proprio"].array.shape[1]} if first["proprio"].array is not None else {}
-    refuse(path.parent / STATISTICS_FILE, statistics_problems(statistics, dims))
+    if statistics is not None:
+        dims = {"action": first["actions"].array.shape[1]}
+        dims |= {"proprio": first["proprio"].array.shape[1]} if first["proprio"].array is not None else {}
+        refuse(path.parent / STATISTICS_FILE, statistics_problems(statistics, dims))
     return Demonstrations(
         env_args=env_args | {"cameras": wanted},
-        statistics=statistics,
+        statistics=statistics or {},
         images=[np.stack([part[f"image {c}"].array[:] for c in wanted], axis=1) for part in parts],
         proprio=_values(parts, "proprio"),
         actions=[part["actions"].values for part in parts],

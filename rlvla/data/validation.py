@@ -150,24 +150,39 @@ def check_episodes(
         sizes: required sizes of named axes.
 
     Raises:
-        ConfigError: there is no episode, or something is wrong; lists the first problems and the number of the others.
+        DataError: there is no episode, or something is wrong.
     """
-    problems = list(problems)
-    if not episodes and not problems:
-        problems.append("holds no episode")
+    every = [("", text) for text in problems]
+    if not episodes and not every:
+        every.append(("", "holds no episode"))
     usual = _usual_sizes(episodes) | {name: (size, "recorded") for name, size in (sizes or {}).items()}
     present = _first_with(episodes)
     for episode in episodes:
-        problems += [f"{episode.name}: {text}" for text in _problems(episode, usual, present)]
-    refuse(where, problems)
+        every += [(episode.name, text) for text in _problems(episode, usual, present)]
+    if every:
+        raise DataError(where, every)
 
 
 def refuse(where: str | Path, problems: Sequence[str]) -> None:
-    """Raise a ConfigError with the first of these problems and the number of the others; nothing if there are none."""
-    more = len(problems) - REPORTED
-    listed = [*problems[:REPORTED], *([f"and {more} more problem" + "s" * (more > 1)] if more > 0 else [])]
-    if listed:
-        raise ConfigError([Problem(None, "invalid_file", f"{where}: {text}") for text in listed])
+    """Raise a DataError with these problems of a file; nothing if there are none."""
+    if problems:
+        raise DataError(where, [("", text) for text in problems])
+
+
+class DataError(ConfigError):
+    """What is wrong with a file; the message lists the first problems and counts the others.
+
+    Attributes:
+        where: the file.
+        every: all problems: the episode's name ("" for the file as a whole) and what is wrong.
+    """
+
+    def __init__(self, where: str | Path, every: Sequence[tuple[str, str]]):
+        self.where, self.every = str(where), list(every)
+        texts = [f"{name}: {text}" if name else text for name, text in every]
+        more = len(texts) - REPORTED
+        listed = [*texts[:REPORTED], *([f"and {more} more problem" + "s" * (more > 1)] if more > 0 else [])]
+        super().__init__([Problem(None, "invalid_file", f"{where}: {text}") for text in listed])
 
 
 def camera_problems(names: Any, where: str) -> list[str]:
@@ -227,19 +242,21 @@ def _problems(
             if problem:
                 yield f"{part.name} {problem}"
         elif not part.optional or role in present:
-            yield _missing(part.name, role, episode.name, present)
+            yield _missing(part, role, episode.name, present)
     for role, fact in episode.facts.items():
         if fact.stored is not None:
             if fact.value is None:
                 least = "" if fact.minimum is None else f" of at least {fact.minimum}"
                 yield f"{fact.name} is {shortened(fact.stored)}; expected {_EXPECTED[fact.kind]}{least}"
         elif not fact.optional or role in present:
-            yield _missing(fact.name, role, episode.name, present)
+            yield _missing(fact, role, episode.name, present)
 
 
-def _missing(name: str, role: str, episode: str, present: Mapping[str, str]) -> str:
+def _missing(missing: Part | Fact, role: str, episode: str, present: Mapping[str, str]) -> str:
     other = present.get(role, episode)
-    return f"{name} is missing" + (f"; {other} has it" if other != episode else "")
+    if missing.optional:
+        return f"{missing.name} is missing; {other} has it (optional: record it in all episodes or in none)"
+    return f"{missing.name} is missing" + (f"; {other} has it" if other != episode else " (every episode needs it)")
 
 
 def shortened(value: Any) -> str:

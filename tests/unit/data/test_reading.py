@@ -12,7 +12,7 @@ import pytest
 from cli.collect_demos import main as collect
 from cli.convert_demos import main as convert
 from rlvla.data.demonstrations import statistics
-from rlvla.data.reading import read_demonstrations
+from rlvla.data.reading import data_files, read_demonstrations, read_several
 from rlvla.data.robomimic import DemonstrationWriter
 from rlvla.envs import make_env
 from rlvla.utils.errors import ConfigError
@@ -122,13 +122,38 @@ def test_an_unfinished_file_never_appears(tmp_path: Path) -> None:
 def test_what_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as error:
         read_demonstrations(tmp_path / "demos.hdf5")
-    assert len(error.value.problems) == 2, "the file and its statistics are both missing"
+    assert [problem.reason for problem in error.value.problems] == ["missing_file"]
     write(tmp_path / "demos.hdf5", [episode(3, 0)])
     with pytest.raises(ConfigError, match="no camera top; it has left, right"):
         read_demonstrations(tmp_path / "demos.hdf5", ["top"])
     (tmp_path / "demos.hdf5").write_bytes(b"no HDF5")
     with pytest.raises(ConfigError, match="not a readable file"):
         read_demonstrations(tmp_path / "demos.hdf5")
+
+
+def test_statistics_are_computed_where_they_are_missing(tmp_path: Path) -> None:
+    write(tmp_path / "demos.hdf5", [episode(20, 0), episode(30, 1)])
+    recorded = json.loads((tmp_path / "dataset_statistics.json").read_text())
+    (tmp_path / "dataset_statistics.json").unlink()
+    computed = read_demonstrations(tmp_path / "demos.hdf5").statistics
+    recorded["toy"]["action"]["mask"][3] = True  # a suite that is unknown here has no known gripper
+    assert computed == recorded and not (tmp_path / "dataset_statistics.json").exists()
+
+
+def test_a_folder_stands_for_the_files_in_it(tmp_path: Path) -> None:
+    for name in ("iteration_000001_rank0", "iteration_000002_rank0"):
+        write(tmp_path / "run" / "rollouts" / name / "demos.hdf5", [episode(4, len(name))])
+    (tmp_path / "run" / "rollouts" / ".demos.hdf5.part").touch()
+    files = data_files([tmp_path / "run"])
+    assert [Path(file).parent.name for file in files] == ["iteration_000001_rank0", "iteration_000002_rank0"]
+    assert len(read_demonstrations(tmp_path / "run").actions) == len(read_several([str(tmp_path / "run")]).actions) == 2
+    one = tmp_path / "run" / "rollouts" / "iteration_000001_rank0"
+    assert read_demonstrations(one).statistics == read_demonstrations(one / "demos.hdf5").statistics
+    with pytest.raises(ConfigError) as error:
+        read_several([str(one), str(one / "demos.hdf5")])
+    assert [problem.reason for problem in error.value.problems] == ["duplicate"]
+    with pytest.raises(ConfigError):
+        read_demonstrations(tmp_path / "run" / "nothing")
 
 
 # ------------------------------------------------------------------------------------------- collecting
