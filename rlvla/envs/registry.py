@@ -53,6 +53,7 @@ _SUITES: dict[str, Suite] = {}
 # Suites that ship with rlvla, imported on first use.
 _BUILTIN = {
     "toy_reach": "rlvla.envs.toy_reach",
+    "toy_push": "rlvla.envs.toy_push",
     "robosuite": "rlvla.envs.robosuite",
     "robotwin": "rlvla.envs.robotwin",
     **{f"libero_{name}": "rlvla.envs.libero" for name in ("spatial", "object", "goal", "10", "90")},

@@ -19,6 +19,17 @@ class TestBatchedToyReach(BatchedEnvContract):
     hold_steps = 3
 
 
+class TestToyPush(EnvContract):
+    suite = "toy_push"
+    hold_steps = 3
+
+
+class TestBatchedToyPush(BatchedEnvContract):
+    suite = "toy_push"
+    task_id = 3
+    hold_steps = 3
+
+
 class TestRobosuiteLift(EnvContract):
     suite = "robosuite"
     options = {"image_size": 32}

@@ -1,0 +1,87 @@
+"""Scripted expert for `toy_push`: around the disc to the far side of the zone, then push, around the other disc."""
+
+from __future__ import annotations
+
+from cmath import phase, rect
+from math import asin
+
+import numpy as np
+
+from rlvla.envs.base import TaskSpec
+from rlvla.envs.experts.base import ExpertConfig, disturb, draw_offset
+from rlvla.envs.toy_push.physics import CONTACT, OBJECT_RADIUS, STEP_SIZE
+from rlvla.utils.errors import ConfigError
+
+_OBJECT_CLEARANCE = 2 * OBJECT_RADIUS + 0.04  # of the pushed disc from the other
+_PUSHER_CLEARANCE = CONTACT + 0.03  # of the pusher on its way
+_APPROACH_GAP = 0.04  # it gets behind the disc without touching it
+_PUSHING_GAP = 0.12  # largest gap at which it pushes
+_PUSHING_ANGLE = 0.6  # largest angle from straight behind at which it pushes, in radians
+_SHOVING_GAP = 0.18  # closer than this it goes around the disc in any case, shoving the other one away
+_STEERING = 2.0  # sideways motion per unit of distance from straight behind
+
+
+class ToyPushExpert:
+    """Gets behind the disc and pushes it to the center of the zone (plus the episode's offset), correcting its angle.
+
+    Args:
+        config: deviations from the best behavior. `gripper_shift` must be 0, because there is no gripper.
+
+    Raises:
+        ConfigError: `gripper_shift` is not 0.
+    """
+
+    def __init__(self, config: ExpertConfig):
+        if config.gripper_shift != 0:
+            raise ConfigError(f"toy_push has no gripper: gripper_shift must be 0, not {config.gripper_shift}")
+        self.config = config
+        self._rng: np.random.Generator | None = None
+        self._offset = (0.0, 0.0)
+
+    def reset(self, rng: np.random.Generator) -> None:
+        """Start an episode and draw its offset. `rng` also generates the action noise."""
+        self._rng = rng
+        x, y = draw_offset(self.config, rng).tolist()
+        self._offset = (x, y)
+
+    def act(self, state: dict[str, np.ndarray]) -> np.ndarray:
+        """Velocity [2] float32, as fast as the per-axis limits allow."""
+        if self._rng is None:
+            raise RuntimeError("call reset before act")
+        pusher, disc, other, zone = (complex(*state[name]) for name in ("pusher", "object", "distractor", "zone"))
+        way = _displacement(pusher, disc, other, zone + complex(*self._offset)) / STEP_SIZE
+        way /= max(1.0, abs(way.real), abs(way.imag))  # keep the direction
+        return disturb(np.array([way.real, way.imag]), slice(0, 2), self.config, self._rng)
+
+
+def make_toy_push_expert(task: TaskSpec, config: ExpertConfig) -> ToyPushExpert:
+    """Create the expert of a task."""
+    return ToyPushExpert(config)
+
+
+def _displacement(pusher: complex, disc: complex, other: complex, goal: complex) -> complex:
+    """Where the pusher should go, relative to its position; points of the table are complex numbers."""
+    ahead = _direction(disc, goal, [(other, _OBJECT_CLEARANCE)])
+    # In the frame of the disc whose first axis is the way ahead.
+    position = (pusher - disc) / ahead
+    gap = abs(position) - CONTACT
+    if gap <= _PUSHING_GAP and abs(phase(-position)) <= _PUSHING_ANGLE:
+        return ahead * complex(min(STEP_SIZE, gap + abs(goal - disc)), -_STEERING * position.imag)
+    start = disc - (CONTACT + _APPROACH_GAP) * ahead
+    obstacles = [(disc, _PUSHER_CLEARANCE), (other, _PUSHER_CLEARANCE)]
+    way = _direction(pusher, start, obstacles[: 1 if gap <= _SHOVING_GAP else 2])
+    return way * abs(start - pusher)
+
+
+def _direction(start: complex, goal: complex, obstacles: list[tuple[complex, float]]) -> complex:
+    """Unit vector from `start` that leads to `goal`, or past the obstacles (center, clearance) in between."""
+    straight = goal - start
+    blocked = []  # direction to each obstacle that is nearer than the goal, and the angle that it takes up
+    for center, clearance in obstacles:
+        way, clearance = center - start, min(clearance, abs(goal - center))
+        if abs(way) - clearance < abs(straight):
+            blocked.append((way, asin(min(1.0, clearance / abs(way))) + 4 * max(0.0, clearance - abs(way))))
+    candidates = [straight, *(way * rect(1.0, side * angle) for way, angle in blocked for side in (-1, 1))]
+    free = [c for c in candidates if all(abs(phase(c / way)) > angle - 1e-6 for way, angle in blocked)]
+    best = min(free or candidates[:1], key=lambda candidate: abs(phase(candidate / straight)))
+    return best / abs(best)
