@@ -52,6 +52,13 @@ _DAMAGED = "damaged_"
 _TYPES = {"iteration": int, "world_size": int, "format": int | None, "models": dict[str, dict]}
 _CLASSES_OF_RANK = (Sample,)  # episodes that wait for their group
 _SUPERSEDED = "superseded_"
+_MORE_ROOM = "Make room there, or name another folder with --ckpt_path"
+
+
+class _Unstorable(str):
+    """Why a state cannot be stored on any disk."""
+
+    remedy = "See docs/security.md for what the state of a learner of your own may hold"
 
 
 class CheckpointError(SaveError):
@@ -160,7 +167,7 @@ def _write(
             torch.save(per_rank, file)
         unreadable = refusal(own, _CLASSES_OF_RANK)
         if unreadable:
-            return f"it could not be read again: {unreadable}; see docs/security.md on state of a learner of your own"
+            return _Unstorable(f"it could not be read again: {unreadable}")
         if strategy.is_main:
             with flushed_file(temporary / "tensors.pt") as file:
                 torch.save(tensors, file)
@@ -169,7 +176,7 @@ def _write(
     except (OSError, RuntimeError) as error:
         return str(error)
     except (TypeError, ValueError, AttributeError, pickle.PicklingError) as error:
-        return f"the state cannot be stored: {error}"
+        return _Unstorable(f"the state cannot be stored: {error}")
     return None
 
 
@@ -196,7 +203,7 @@ def _agree(strategy: DeepspeedStrategy, problem: str | None, temporary: Path) ->
     rank, text = failed[0]
     raise CheckpointError(
         f"rank {rank} could not write {temporary.name.removeprefix('.tmp_')} in {temporary.parent} ({text}); earlier "
-        "checkpoints are untouched. Make room there, or name another folder with --ckpt_path"
+        f"checkpoints are untouched. {text.remedy if isinstance(text, _Unstorable) else _MORE_ROOM}"
     )
 
 

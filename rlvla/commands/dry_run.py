@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rlvla.commands.setup import CheckedRun
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from rlvla.trainer.supervised.config import SFTConfig
 
 _STAGE = "ZeRO stage (with --bf16 at least 2)"
+_JUDGE = "judge of success"
 NO_MEMORY = "the memory is not known: the policy's family offers no sketch of its networks"
 
 
@@ -125,7 +127,7 @@ def _frozen_probes(flags: PPORun, setting: CheckedRun, row: RowShape, amounts: d
     if "rm_model" in {spec.partition(":")[0] for spec in rewards.reward} and rewards.rm_model_path:
         folders["rm_model"] = (rewards.rm_model_path, rewards.rm_model_pay)
     if flags.success.success_source == "rm_model" and rewards.rm_model_path:
-        folders["judge of success"] = (rewards.rm_model_path, "final")
+        folders[_JUDGE] = (rewards.rm_model_path, "final")
     if rewards.reward_pretrain:
         folders[REWARD_MODEL] = (rewards.reward_pretrain, "final")
     for name, (folder, pay) in folders.items():
@@ -139,10 +141,10 @@ def _frozen(name: str, measured: Probe, flags: PPORun) -> FrozenMemory:
     """Memory of a frozen model; reward models are not sharded, and may be offloaded while they are not scoring."""
     if name == "reference":
         return frozen_memory(measured, flags.strategy, launched_world_size())
+    memory = FrozenMemory(measured.weight_bytes, source=True, judge=name == _JUDGE)
     if waits_on_host(flags.strategy, flags.optimization):
-        weights = measured.weight_bytes
-        return FrozenMemory(weights, gathered=weights, host=frozenset({"weights"}), source=True)
-    return FrozenMemory(measured.weight_bytes, source=True)
+        return replace(memory, gathered=memory.weights, host=frozenset({"weights"}))
+    return memory
 
 
 def _demonstration_bytes(flags: PPORun, setting: CheckedRun) -> int:

@@ -178,6 +178,7 @@ def _evaluate_policy(
                 temperature=temperature or 1.0,
                 machines=machines_of_run(Path(policy.folder)),
             )
+            evaluation.rewards.metrics()  # questions about videos count in no mode
             videos[mode] = [video.path for video in recorded]
         if strategy.is_main:
             heading = [suite] * evaluation.several + [policy.folder] * bool(config.compare)

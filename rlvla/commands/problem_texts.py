@@ -240,6 +240,10 @@ _TEXTS: dict[tuple[str | None, str], str] = {
     ("render_steps", "no_effect"): "--render_steps: {demos} already has an image of each step; leave it out",
     ("episodes", "out_of_range"): "--episodes {value}: {demos} has {episodes} episodes",
     ("demos", "not_playable"): "--demos: {why}",
+    ("after_success", "no_effect"): (
+        "--after_success continue (given, or recorded with the checkpoint): --success_source {source} ends episodes; "
+        "give --after_success end"
+    ),
     # flags without effect; `typed` is the flag with its value
     (None, "no_effect"): "{typed}: {why}; leave it out",
 }

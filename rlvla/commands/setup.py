@@ -85,8 +85,7 @@ def check_run(
         problems += error.problems
     env = env.completed(recorded)
     if source != SIMULATOR and env.after_success == "continue":
-        typed = "--after_success continue (given, or recorded with the checkpoint)"
-        problems.append(unread("after_success", typed, "other source of success", source=source))
+        problems.append(problem("after_success", "no_effect", source=source))
     tasks: list[TaskSpec] = []
     checkpoint, overrides = None, {}
     try:

@@ -7,6 +7,7 @@ It looks at shapes and dtypes of all arrays, and at the values of the small ones
 from __future__ import annotations
 
 import math
+import os
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -159,6 +160,7 @@ def check_episodes(
     present = _first_with(episodes)
     for episode in episodes:
         every += [(episode.name, text) for text in _problems(episode, usual, present)]
+    every += _memory_problem(episodes)
     if every:
         raise DataError(where, every)
 
@@ -291,7 +293,30 @@ def _shape_problem(part: Part, sizes: dict[str, int], usual: Mapping[str, tuple[
 def too_large(array: Any) -> str | None:
     """What is wrong with the size of an array of numbers or names, which a small file can declare; None if nothing."""
     size = math.prod(array.shape) * array.dtype.itemsize
-    return None if size <= LARGEST_ARRAY else f"would take {size / 2**30:,.3g} GiB; at most 2 GiB are read"
+    return None if size <= LARGEST_ARRAY else f"would take {_gib(size)}; at most 2 GiB are read"
+
+
+def _memory_problem(episodes: Sequence[StoredEpisode]) -> Iterator[tuple[str, str]]:
+    """Images that do not fit into memory, where all of them are kept; a small file can declare any number of them."""
+    images = [
+        (math.prod(part.array.shape), episode.name, part.name, part.array.shape)
+        for episode in episodes
+        for part in episode.parts.values()
+        if part.kind == _IMAGES and isinstance(getattr(part.array, "shape", None), tuple)
+    ]
+    total, memory = sum(size for size, *_ in images), _memory_bytes()
+    if total > memory:
+        _, episode, largest, shape = max(images)
+        text = f"{largest} has the shape {list(shape)}; the images of all episodes would take {_gib(total)}"
+        yield episode, f"{text}, and this machine has {_gib(memory)} of memory"
+
+
+def _memory_bytes() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:,.1f} GiB"
 
 
 def _value_problem(part: Part, sizes: Mapping[str, int]) -> str | None:

@@ -32,6 +32,7 @@ class FrozenMemory:
         whole: like `gathered`, but for a rollout, which gathers all parameters at once.
         host: {"weights"} if they are kept in host memory.
         source: the model is a reward source, which scores episodes as they end and is not used afterwards.
+        judge: the model also judges while episodes are played, and stays on the device as long.
     """
 
     weights: int
@@ -41,6 +42,7 @@ class FrozenMemory:
     whole: int = 0
     host: frozenset[str] = frozenset()
     source: bool = False
+    judge: bool = False
 
     @property
     def at_rest(self) -> int:
@@ -264,12 +266,11 @@ class MemoryPlan:
     @property
     def at_playing(self) -> int:
         """Most bytes on the device during a rollout, including reward models; the actor stays gathered."""
-        rewards = [0]
-        for name, model in self.frozen.items():
-            if model.source:
-                rewards.append(self._pass(name))
+        rewards = [self._pass(name) for name, model in self.frozen.items() if model.source and not model.judge]
+        judging = [self.passes.get(name, 0) for name, model in self.frozen.items() if model.judge]
+        kept = sum(model.gathered for model in self.frozen.values() if model.judge)
         actor = self.engines["actor"].whole if "actor" in self.engines else 0
-        return self._base - self.away + actor + max(self.decision, *rewards)
+        return self._base - self.away + actor + max(kept + max(self.decision, *judging, 0), *rewards, 0)
 
     @property
     def at_scoring(self) -> int:

@@ -142,6 +142,11 @@ class RewardPlan:
         if self.success is not None and hasattr(self.success.judge, "answer_waiting"):
             self.success.judge.answer_waiting()
 
+    def rollout_over(self) -> None:
+        """Let a judge free what it needs only while episodes are played."""
+        if self.success is not None and hasattr(self.success.judge, "rollout_over"):
+            self.success.judge.rollout_over()
+
     def weights(self) -> dict[str, float]:
         """Current weights, schedules applied."""
         factors = {name: schedule.at(self._fraction) for name, schedule in self._schedules.items()}

@@ -68,8 +68,11 @@ def _quoted(*lines: str) -> str:
 
 def to_dot(graph: MachineGraph) -> str:
     """The machine in the DOT language of Graphviz."""
-    lines = ["digraph reward_machine {", "  rankdir=LR;", "  start [shape=point];"]
-    lines.append(f"  start -> {_quoted(graph.states[0])};")
+    start = "start"
+    while start in graph.states:
+        start += "_"
+    lines = ["digraph reward_machine {", "  rankdir=LR;", f"  {start} [shape=point];"]
+    lines.append(f"  {start} -> {_quoted(graph.states[0])};")
     for state in graph.states:
         shape = "doublecircle" if state in graph.success else "box" if state in graph.failure else "ellipse"
         lines.append(f"  {_quoted(state)} [shape={shape}, label={_quoted(*_caption(graph, state))}];")

@@ -60,8 +60,9 @@ class SuccessConfig:
 class SuccessJudge(Protocol):
     """Estimates whether a task is done.
 
-    Optional members: those of `RewardSource` that concern a whole run, and `answer_waiting()`, which is called while
-    episodes wait, for judges that answer several questions at once.
+    Optional members: those of `RewardSource` that concern a whole run; `answer_waiting()`, which is called while
+    episodes wait, for judges that answer several questions at once; `rollout_over()`, which is called when the last
+    episode of a rollout is over or the rollout was broken off.
     """
 
     def ask(self, task: TaskSpec, observation: Observation) -> Future[Any]:

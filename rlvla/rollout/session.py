@@ -93,21 +93,28 @@ class RolloutSession:
     ) -> list[Sample]:
         """Play all episodes and return the finished ones in the order of their requests."""
         start = time.perf_counter()
-        while len(self._pending) or self._running:
-            if len(self._pending) and self._may_start():
-                self._start_episodes()
-            slots = self._batcher.take(time.perf_counter(), len(self._running) - len(self._batcher))
-            # Batch size and row position can change the last bits of log-probs.
-            slots.sort(key=lambda slot: self._running[slot].index)
-            for first in range(0, len(slots), self._largest_batch):
-                self._decide(slots[first : first + self._largest_batch], temperature, greedy)
-            self._listen(on_episode)
+        try:
+            while len(self._pending) or self._running:
+                self._advance(temperature, greedy, on_episode)
+        finally:
+            self._plan.rollout_over()  # before other reward models score the episodes
         played = time.perf_counter()
         self.stats.wall_s = played - start
         for (index, episode, sample), judged in zip(self._finished, self._plan.collect(len(self._finished))):
             self._samples[index] = episode.final_sample(sample, judged)
         self.stats.rewards_s = time.perf_counter() - played
         return [sample for sample in self._samples if sample is not None]
+
+    def _advance(self, temperature: float, greedy: bool, on_episode: Callable[[FinishedEpisode], None] | None) -> None:
+        """Start episodes in free slots, answer those whose batch is due, and wait for what comes next."""
+        if len(self._pending) and self._may_start():
+            self._start_episodes()
+        slots = self._batcher.take(time.perf_counter(), len(self._running) - len(self._batcher))
+        # Batch size and row position can change the last bits of log-probs.
+        slots.sort(key=lambda slot: self._running[slot].index)
+        for first in range(0, len(slots), self._largest_batch):
+            self._decide(slots[first : first + self._largest_batch], temperature, greedy)
+        self._listen(on_episode)
 
     def _may_start(self) -> bool:
         """In deterministic mode, start episodes only when all running ones wait, independent of timing."""

@@ -22,6 +22,7 @@ from rlvla.utils.video import encode_gif
 
 # Layout of TensorBoard's Custom Scalars page: category -> chart -> regular expressions, matched at the start of a name.
 Layout = dict[str, dict[str, list[str]]]
+_Image = tuple[Any, int, float]  # of TensorBoard: summary, step, wall time
 # Category names differ between the commands because TensorBoard merges equal ones when it shows several runs.
 SFT_LAYOUT: Layout = {
     "supervised training": {
@@ -97,6 +98,21 @@ class _Board:
                 self._writer, self.purged_from = None, min(steps, default=None)
             raise
         self._waiting.clear()
+
+    def images(self) -> list[_Image]:
+        """The images that TensorBoard shows now."""
+        from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
+        from tensorboard.compat.proto.event_pb2 import SessionLog
+
+        shown: dict[tuple[str, int], _Image] = {}
+        for path in sorted(self._folder.glob("events.out.tfevents.*")):
+            for event in LegacyEventFileLoader(str(path)).Load():
+                if event.session_log.status == SessionLog.START:
+                    shown = {key: entry for key, entry in shown.items() if entry[1] < event.step}
+                for value in event.summary.value:
+                    if value.HasField("image"):
+                        shown[value.tag, event.step] = event.summary, event.step, event.wall_time
+        return list(shown.values())
 
     def close(self) -> None:
         """Flush and close the files; writing again starts a new one."""
@@ -190,12 +206,13 @@ class MetricsLogger:
         self._lines.append(json.dumps(record))
         self._lines.close()
         file = self._folder / METRICS_FILE
-        self._rewrite([*(read_lines(file) if file.exists() else []), record], first=step)
+        later = [] if self._board is None else [image for image in self._board.images() if image[1] > step]
+        self._rewrite([*(read_lines(file) if file.exists() else []), record], step, later)
         if self._wandb:
             self._wandb.log(metrics, step=step)
 
-    def _rewrite(self, records: Iterable[dict[str, Any]], first: int) -> None:
-        """Replace the file of metrics, and what TensorBoard shows from step `first` on, by `records`."""
+    def _rewrite(self, records: Iterable[dict[str, Any]], first: int, images: Iterable[_Image] = ()) -> None:
+        """Replace the file of metrics, and what TensorBoard shows from step `first` on, by `records` and `images`."""
         kept = {(record["step"], _is_evaluation(record)): record for record in records}  # of repeated ones, the last
         text = "".join(json.dumps(record) + "\n" for record in kept.values())
         # Without room the file stays as it is; `read_metrics` lets later lines win.
@@ -204,6 +221,8 @@ class MetricsLogger:
             return
         self._board.close()
         self._board.purged_from = first
+        for image in images:
+            self._show_image(*image)
         for record in kept.values():
             if record["step"] >= first:
                 values = {name: value for name, value in record.items() if name not in ("step", "time")}
@@ -282,8 +301,12 @@ class MetricsLogger:
                 colorspace=3,
                 encoded_image_string=encode_gif(frames, fps),
             )
-            summary = Summary(value=[Summary.Value(tag=name, image=image)])
-            self._board.write(lambda writer: writer.file_writer.add_summary(summary, step), step, keep=False)
+            self._show_image(Summary(value=[Summary.Value(tag=name, image=image)]), step)
+
+    def _show_image(self, summary: Any, step: int, wall_time: float | None = None) -> None:
+        """Add an image to TensorBoard, unless there is no room."""
+        assert self._board is not None
+        self._board.write(lambda writer: writer.file_writer.add_summary(summary, step, wall_time), step, keep=False)
 
     def close(self) -> None:
         """Flush and close the files."""

@@ -197,15 +197,22 @@ class RewardModelSource:
         self.waits_on_host = False
         self.bf16 = False
         self._model: RewardModel | None = None
+        self._place: torch.device | str | None = None  # the device that the model is on; None: it waits on the host
         self._waiting: list[Sample] = []
 
     def success_probabilities(self, frames: Sequence[tuple[Tensor, Tensor | None, str]]) -> list[float]:
-        """P(success) of frames: images [1, N, H, W, 3], proprio [1, P] or None, and instruction of each."""
+        """P(success) of frames: images [1, N, H, W, 3], proprio [1, P] or None, and instruction of each.
+
+        The model stays on the device until `put_away`.
+        """
         model = self._model_on_device()
-        answers = self._predict(model.success_probability, frames).tolist()
-        if self.waits_on_host:
-            model.to("cpu")
-        return answers
+        return self._predict(model.success_probability, frames).tolist()
+
+    def put_away(self) -> None:
+        """Move the model to host memory if it waits there."""
+        if self._model is not None and self.waits_on_host and self._place is not None:
+            self._model.to("cpu")
+            self._place = None
 
     def submit(self, sample: Sample) -> None:
         """Keep the episode until `collect`."""
@@ -224,8 +231,7 @@ class RewardModelSource:
         else:
             progress = self._predict(model.progress, frames).split([len(images) for images, _, _ in frames])
             paid = [_changes(sample, each.numpy()) for sample, each in zip(waiting, progress)]
-        if self.waits_on_host:
-            model.to("cpu")
+        self.put_away()
         return paid
 
     def _model_on_device(self) -> RewardModel:
@@ -233,7 +239,9 @@ class RewardModelSource:
             self._model = self._checkpoint.load_reward_model().eval()
             if self.bf16 and self._pay == "final":
                 self._model.bfloat16()
-        self._model.to(self.device)
+        if self._place != self.device:
+            self._model.to(self.device)
+            self._place = self.device
         return self._model
 
     def _predict(
@@ -262,6 +270,8 @@ class RewardModelSource:
 @register_success_source("rm_model")
 class RewardModelSuccess:
     """A learned reward model as the judge of success; the frames of all episodes that wait are scored together.
+
+    The model goes to the device with the first frame of a rollout and stays there until the last episode is over.
 
     Attributes:
         device, waits_on_host, bf16: see `RewardModelSource`.
@@ -304,6 +314,10 @@ class RewardModelSuccess:
         ]
         for (_, answer), probability in zip(waiting, model.success_probabilities(frames)):
             answer.set_result(probability)
+
+    def rollout_over(self) -> None:
+        """Free the device, see `RewardModelSource.put_away`."""
+        self._model.put_away()
 
     def probability(self, answer: float) -> float:
         """The model's answer."""

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 
 from cli import eval_vla, train_ppo_vla
 from rlvla.evaluation.evaluate import evaluate
+from rlvla.evaluation.videos import record_videos
 from rlvla.utils.files import read_metrics
 from tests.support.judge_server import JudgeServer, images_of, judge_server, judging, prompt_of
 
@@ -104,7 +105,11 @@ def test_a_simulator_that_tells_success_is_named_in_every_report(policy_folder: 
 
 
 def test_an_evaluation_whose_judge_goes_away_gives_no_figures(
-    server: JudgeServer, policy_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+    server: JudgeServer,
+    policy_folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Started again, it plays the episodes that were not judged completely."""
     working, output = server.answer, tmp_path / "eval.json"
@@ -122,9 +127,19 @@ def test_an_evaluation_whose_judge_goes_away_gives_no_figures(
     assert stop.value.code not in (0, None) and "--vlm_max_failures" in capsys.readouterr().err
     assert not output.exists() and not output.with_suffix(".md").exists()
     server.answer = working
-    eval_vla.main(words)
-    (result,) = json.loads(output.read_text())["results"]
-    assert len(result["episodes"]) == 2 and "interrupted evaluation" not in capsys.readouterr().err
+
+    def unanswered(*parts: Any, **options: Any) -> Any:
+        server.answer = lambda request: (500, {})
+        try:
+            return record_videos(*parts, **options)
+        finally:
+            server.answer = working
+
+    monkeypatch.setattr("rlvla.commands.evaluate.record_videos", unanswered)
+    eval_vla.main([*words, "--sampled", "--num_videos", "1", "--vlm_max_failures", "0", "--vlm_cache_size", "0"])
+    greedy, sampled = json.loads(output.read_text())["results"]
+    assert len(greedy["episodes"]) == len(sampled["episodes"]) == 2, "questions about videos count in no mode"
+    assert "interrupted evaluation" not in capsys.readouterr().err
 
 
 @pytest.mark.slow

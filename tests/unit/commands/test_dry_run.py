@@ -14,7 +14,7 @@ from benchmarks.random_policies import new_policy, random_rows
 from cli.train_ppo_vla import main as train
 from cli.train_sft_vla import main as sft
 from rlvla.data.reading import read_demonstrations
-from rlvla.memory.plan import ZERO3_ELEMENTS, MemoryPlan, engine_memory, frozen_memory
+from rlvla.memory.plan import ZERO3_ELEMENTS, FrozenMemory, MemoryPlan, engine_memory, frozen_memory
 from rlvla.memory.probe import LiveBytes, Probe, probe
 from rlvla.models.actor import Actor, ActorConfig
 from rlvla.models.families import RowShape, check_checkpoint
@@ -234,6 +234,14 @@ def test_zero_3_brings_together_what_a_pass_needs_and_a_rollout_everything() -> 
         assert plan.on_host == (2 * size + 1000 if offload else 0)
         judging = 2 * 2000  # gathered, and the buffer through which it came
         assert plan.at_playing == states + shares + 4 * size + judging, "the actor is whole while it is judged"
+    for judges in (False, True):
+        model = FrozenMemory(500, gathered=500, host=frozenset({"weights"}), source=True, judge=judges)
+        passes = {"judge": 30, "reward": 900}
+        waiting = MemoryPlan({}, {"judge": model}, passes=passes, decision=200)
+        assert waiting.at_playing == (500 + 200 if judges else 500 + 30), "a judge is there while the policy decides"
+        scored = {"judge": model, "reward": dataclasses.replace(model, judge=False)}
+        both = MemoryPlan({}, scored, passes=passes, decision=200)
+        assert both.at_playing == 500 + 900, "it has left when the episodes are scored"
     fine = dataclasses.replace(judge, small=200)
     kept = frozen_memory(fine, StrategyConfig(zero_stage=3), 2)
     assert (kept.at_rest, kept.gathered, kept.whole) == (1000 + 800, 1200, 1200), "small parameters stay whole"

@@ -340,3 +340,37 @@ def test_memory_that_runs_out_is_a_problem_of_the_array() -> None:
     episode = StoredEpisode("demo_0", {"actions": Part("actions", Array(), ("steps", "action dimensions"))})
     with pytest.raises(ConfigError, match="demo_0: actions cannot be read"):
         check_episodes("file", [episode])
+
+
+def declared_pictures(path: Path, side: int) -> None:
+    """Replace the pictures of an episode by as many square ones that are declared and never written."""
+    with h5py.File(path, "a") as file:
+        group = file["data/demo_1"]
+        for name in [name for name in group["obs"] if name.endswith("_image")]:
+            shape = (len(group[f"obs/{name}"]), side, side, 3)
+            del group[f"obs/{name}"]
+            group.create_dataset(f"obs/{name}", shape, "u1", chunks=(1, 64, 64, 3))
+
+
+def test_declared_pictures_beyond_the_memory_are_not_read(originals: Originals, tmp_path: Path) -> None:
+    path = copied(originals("demos"), tmp_path)
+    with h5py.File(path, "a") as file:
+        for name in ("demo_0", "demo_2"):
+            del file["data"][name]
+        file["data"].attrs["env_args"] = json.dumps({k: v for k, v in ENV.items() if k != "image_size"})
+    declared_pictures(path, 10**6)
+    text = problems(path)
+    assert "demo_1" in text and "_image" in text and "1000000" in text and "GiB of memory" in text
+
+
+def test_pictures_that_only_together_exceed_the_memory(
+    originals: Originals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = copied(originals("demos"), tmp_path)
+    with h5py.File(path) as file:
+        pictures = [d for demo in file["data"].values() for n, d in demo["obs"].items() if n.endswith("_image")]
+        total, largest = sum(d.size for d in pictures), max(d.size for d in pictures)
+    monkeypatch.setattr("rlvla.data.validation._memory_bytes", lambda: total - 1)
+    assert largest < total - 1 and "images of all episodes" in problems(path)
+    monkeypatch.setattr("rlvla.data.validation._memory_bytes", lambda: total)
+    assert len(read_demonstrations(path).images) == 3

@@ -160,3 +160,10 @@ def test_any_name_of_a_state_can_be_drawn(write) -> None:
     text = to_dot(declared_graph(json.dumps({"states": states, "success": names[2], "validators": validators})))
     assert all(line.count('"') % 2 == 0 for line in text.replace(r"\\", "").replace(r"\"", "").splitlines())
     assert r'"a \"quoted\" name" -> "ends in \\" [label="x"];' in text and r'"two\nlines" [shape=doublecircle' in text
+
+
+def test_the_mark_of_the_first_state_is_none_of_the_states(write) -> None:
+    states = {"start": [{"when": "x", "to": "start_"}], "start_": [{"when": "y", "to": "done"}]}
+    text = to_dot(declared_graph(json.dumps({"states": states, "success": "done"})))
+    assert "start__ [shape=point];" in text and 'start__ -> "start" [' not in text and 'start__ -> "start";' in text
+    assert '"start" -> "start_" [label="x"];' in text

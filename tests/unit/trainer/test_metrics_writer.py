@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams import backend_context
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
@@ -104,6 +106,27 @@ def test_evaluating_a_checkpoint_again_replaces_its_evaluation_alone(tmp_path: P
     assert logged(tmp_path) == [(1, ["a/x"]), (1, ["eval/y"]), (2, ["a/x"])]
     assert shown(tmp_path, "a/x") == [(1, 1.0), (2, 2.0)]
     assert shown(tmp_path, "eval/y") == [(1, pytest.approx(0.2))]
+
+
+def test_videos_of_later_steps_stay_when_an_evaluation_is_replaced(tmp_path: Path) -> None:
+    for value in (0.1, 0.2):
+        logger = MetricsLogger(tmp_path, use_tensorboard=True)
+        for step in (1,) if value > 0.1 else (1, 2, 3):
+            if value > 0.1:
+                logger.replace_evaluation({"eval/y": value}, step)
+            else:
+                logger.log({"eval/y": value}, step)
+            logger.video("videos/reach", np.full((3, 16, 16, 3), 100 * value, np.uint8), 10, step)
+        logger.close()
+    again = MetricsLogger(tmp_path, use_tensorboard=True)
+    again.rewind(2, evaluates_again=False)
+    again.log({"a/x": 1.0}, 3)
+    again.close()
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    images = sorted(events.Images("videos/reach"), key=lambda image: image.step)
+    assert [image.step for image in images] == [1, 2], "each step once; step 3 is played again"
+    brightness = [np.asarray(Image.open(io.BytesIO(image.encoded_image_string)).convert("L")).max() for image in images]
+    assert brightness == [20, 10]
 
 
 @needs_root

@@ -7,6 +7,7 @@ import math
 import os
 import random
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,10 +24,12 @@ from rlvla.commands.replay_batch import run_replay
 from rlvla.data.demonstrations import UNKNOWN_STATE
 from rlvla.data.frames import FrameRows, split_episodes
 from rlvla.data.reading import read_demonstrations
+from rlvla.envs.workers.pool import EnvPool
 from rlvla.evaluation.statistics import auroc, calibration_error, spearman
 from rlvla.experience import Sample
 from rlvla.models.value_models import RewardModel
-from rlvla.rewards import RewardConfig, RewardPlan
+from rlvla.rewards import RewardConfig, RewardPlan, SuccessConfig
+from rlvla.rollout import EpisodeRequest, RolloutEngine
 from rlvla.trainer.algorithm_config import AlgorithmConfig
 from rlvla.trainer.config import OptimizationConfig
 from rlvla.trainer.reward_sources import _changes, rm_model, tie_to_learner, waits_on_host
@@ -43,6 +46,7 @@ from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
 from rlvla.utils.errors import ConfigError
 from rlvla.utils.files import read_metrics
 from tests.support import step_cases
+from tests.support.policies import ScriptedPolicy
 from tests.support.reward_cases import make_sample
 from tests.support.two_ranks import run as run_on_two_ranks
 
@@ -220,10 +224,7 @@ def test_a_run_from_episodes_to_a_source(reward_model: Path, mixed_file: Path) -
 def test_a_source_may_wait_on_the_host(reward_model: Path, mixed_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the device while it judges, and nowhere else; from host to host only the orders can be seen."""
     config = RewardConfig(reward=("rm_model:1",), rm_model_path=str(reward_model / "reward_model"))
-    seen: list[object] = []
-    monkeypatch.setattr(RewardModel, "to", lambda self, device: seen.append(device) or self)
-    progress = RewardModel.progress
-    monkeypatch.setattr(RewardModel, "progress", lambda self, batch: seen.append("judges") or progress(self, batch))
+    seen = watched(monkeypatch)
     image = torch.from_numpy(read_demonstrations(mixed_file).images[0])
     fields = {"images": image[:2], "last_images": image[2], "instruction": "reach the red disc"}
     episode = make_sample({"rm_model": np.zeros((2, 1))}, [1, 1], **fields)
@@ -233,12 +234,32 @@ def test_a_source_may_wait_on_the_host(reward_model: Path, mixed_file: Path, mon
         for _ in range(2):
             plan.submit(episode)
             plan.collect(1)
-        use = [torch.device("cpu", 0), "judges", *(["cpu"] if waits else [])]
-        assert seen == 2 * use
+        device = torch.device("cpu", 0)
+        assert seen == (2 * [device, "judges", "cpu"] if waits else [device, "judges", "judges"])
         seen.clear()
     stages = {stage: waits_on_host(StrategyConfig(zero_stage=stage), OptimizationConfig()) for stage in (2, 3)}
     assert stages == {2: False, 3: True}
     assert waits_on_host(StrategyConfig(zero_stage=2), OptimizationConfig(offload_during_rollout=True))
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_judge_of_success_is_moved_once_per_rollout(
+    reward_model: Path, monkeypatch: pytest.MonkeyPatch, waits: bool
+) -> None:
+    config = RewardConfig(reward=("success:1",), rm_model_path=str(reward_model / "reward_model"))
+    plan = RewardPlan.from_config(config, SuccessConfig("rm_model"))
+    tie_to_learner(plan, AlgorithmConfig(), torch.device("cpu", 0), waits_on_host=waits)
+    kwargs = {"cameras": ("top",), "image_size": 32, "use_proprio": False}
+    requests = [EpisodeRequest("toy_reach", 0, i, i, "g") for i in range(2)]
+    seen = watched(monkeypatch)
+    with EnvPool(1) as pool:
+        engine = RolloutEngine(pool, kwargs, plan)
+        for _ in range(2):
+            engine.run(requests, ScriptedPolicy(4, 2), temperature=1.0, success_only=True)
+    assert seen.count("judges") >= 2 * 2 * 2, "at least two judged frames per episode, in rounds of their own"
+    moved = [(i, entry) for i, entry in enumerate(seen) if entry != "judges"]
+    assert [entry for _, entry in moved] == ([torch.device("cpu", 0), "cpu"] * 2 if waits else [torch.device("cpu", 0)])
+    assert not waits or seen[-1] == "cpu", "the device is free when the rollout is over"
 
 
 def test_what_was_run_is_noted(reward_model: Path) -> None:
@@ -286,6 +307,19 @@ def test_steps_that_are_not_finite_are_left_out_counted_and_end_the_run(
     assert ended.value.code == 1 and len(calls) == 5 and "Traceback" not in told
     assert "2 optimizer steps of the reward model in a row had NaN or infinity in their loss or gradient" in told
     assert not (tmp_path / "ends" / "reward_model").exists()
+
+
+def watched(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Moves of reward models and their forward passes, as they happen."""
+    seen: list[object] = []
+    monkeypatch.setattr(RewardModel, "to", lambda self, device: seen.append(device) or self)
+
+    def noted(method: Callable) -> Callable:
+        return lambda self, batch: seen.append("judges") or method(self, batch)
+
+    for name in ("progress", "success_probability"):
+        monkeypatch.setattr(RewardModel, name, noted(getattr(RewardModel, name)))
+    return seen
 
 
 def progress_of(model: RewardModel, image: torch.Tensor, sample: Sample) -> float:
