@@ -15,6 +15,7 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams import backend_context
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+from tensorboard.summary.writer import event_file_writer
 
 from rlvla.trainer.config import LoggingConfig
 from rlvla.trainer.metrics_writer import MetricsLogger
@@ -22,6 +23,12 @@ from rlvla.utils import terminal as logging
 from rlvla.utils.errors import MissingExtraError
 from rlvla.utils.files import read_metrics
 from tests.support.disks import needs_root, small_disk
+
+
+@pytest.fixture(autouse=True)
+def event_files_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of one second are read in the order of their names, which end in a number without leading zeros."""
+    monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(0))
 
 
 @dataclass(frozen=True)
