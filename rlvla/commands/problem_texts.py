@@ -175,7 +175,10 @@ _TEXTS: dict[tuple[str | None, str], str] = {
     ("critic_pretrain", "mismatch"): (
         "{folder} prepares observations differently ({what}); train a critic from this policy, or leave the flag out"
     ),
-    ("critic_pretrain", "action_shape"): "{folder} values chunks of {own} action tokens; the policy acts in {policy}",
+    ("critic_pretrain", "action_shape"): (
+        "{folder} values chunks of {own} action tokens; the policy acts in {policy}: train one with its "
+        "--action_chunk_len"
+    ),
     # a checkpoint and the environment
     ("action_chunk_len", "mismatch"): "--action_chunk_len {value}: the checkpoint predicts {wanted}",
     ("num_images_in_input", "mismatch"): "--num_images_in_input {value}: the checkpoint takes {wanted}",
