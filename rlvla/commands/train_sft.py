@@ -12,6 +12,7 @@ from typing import Any
 
 from rlvla.checkpoints.policy_folder import PolicyRecord, learned_states, recorded_environment
 from rlvla.checkpoints.run_folder import claimed_run_folder, run_folder_problem
+from rlvla.commands.check_demos import warn_of
 from rlvla.commands.custom_modules import CustomConfig, words_for_later_commands
 from rlvla.commands.dry_run import sft_report
 from rlvla.commands.model_checks import mismatch_with_policy
@@ -72,6 +73,8 @@ def run_sft(
         problems += error.problems
     if problems or demos is None:
         raise ConfigError(problems)
+    if launched_rank() == 0:
+        warn_of(demos, run.demos)
     if run.dry_run:
         if launched_rank() == 0:
             with _checkpoint(run, tiny, demos) as checkpoint:

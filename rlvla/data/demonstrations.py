@@ -62,6 +62,7 @@ class Demonstrations:
         seeds: per episode the seed of its reset; None if not recorded.
         ranks: per episode its rank among those of its task, smaller is better; None if not recorded.
         control_freq: environment steps per second; None if not recorded, see `control_frequency`.
+        names: per episode its name in the file; None if they have none.
         learned_from: known initial states of several files, possibly of different suites; None: see `init_states`.
     """
 
@@ -80,6 +81,7 @@ class Demonstrations:
     seeds: list[int] | None = None
     ranks: list[int] | None = None
     control_freq: float | None = None
+    names: list[str] | None = None
     learned_from: list[LearnedStates] | None = None
 
     @property

@@ -103,6 +103,7 @@ def _read(folder: Path, info: dict[str, Any], cameras: Sequence[str] | None) -> 
         rewards=numbers("rewards"),
         seeds=[fact["seed"] for fact in facts] if facts[0]["seed"] is not None else None,
         control_freq=float(info["fps"]),
+        names=[episode.name for episode in episodes],
     )
 
 

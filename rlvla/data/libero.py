@@ -83,7 +83,9 @@ def read_libero_episodes(path: Path, cameras: Sequence[str] | None) -> dict[str,
     if unknown:
         raise ConfigError(f"LIBERO's demonstrations have no camera {', '.join(unknown)}; they have {', '.join(IMAGES)}")
     files = libero_files(path)
-    content: dict[str, list] = {name: [] for name in ("images", "proprio", "actions", "instructions", "success")}
+    content: dict[str, list] = {
+        name: [] for name in ("images", "proprio", "actions", "instructions", "success", "names")
+    }
     last: dict[str, list] = {name: [] for name in ("last_images", "last_proprio")}
     with ExitStack() as stack:
         episodes = _checked_episodes(path, [file for _, _, file in files], cameras, stack)
@@ -163,6 +165,7 @@ def _add_episodes(
         content["proprio"].append(proprio)
         content["actions"].append(actions)
         content["instructions"].append(instruction)
+        content["names"].append(episode.name)
         content["success"].append(True)  # both kinds contain successful demonstrations only
 
 

@@ -166,7 +166,7 @@ def read_parts(
         except ConfigError as error:
             problems += error.problems
     if not problems and len(parts) > 1:
-        problems += _disagreements(paths, parts, same if cameras else (*same, "cameras"))
+        problems += disagreements(paths, parts, same if cameras else (*same, "cameras"))
     if problems:
         raise ConfigError(problems)
     return parts
@@ -205,6 +205,7 @@ def joined(parts: Sequence[Demonstrations]) -> Demonstrations:
         seeds=_all(parts, lambda part: part.seeds),
         ranks=_all(parts, lambda part: part.ranks),
         control_freq=first.control_freq,
+        names=_all(parts, lambda part: part.names),
         learned_from=[states for part in parts for states in part.states_learned_from],
     )
 
@@ -242,7 +243,7 @@ def control_frequency(demos: Demonstrations) -> float | None:
     return config.tasks()[0].control_freq
 
 
-def _disagreements(paths: Sequence[str], parts: Sequence[Demonstrations], same: Sequence[str]) -> list[Problem]:
+def disagreements(paths: Sequence[str], parts: Sequence[Demonstrations], same: Sequence[str]) -> list[Problem]:
     """How the files differ from the first one, as problems."""
     problems, freqs = [], []
     for path, part in zip(paths, parts):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rlvla.data.demonstrations import UNKNOWN_STATE, Demonstrations
+from rlvla.data.pictures import TURNS
 from rlvla.envs import make_env
 from rlvla.envs.base import ChunkResult, Env, Observation, TaskSpec
 from rlvla.envs.config import EnvConfig
@@ -63,17 +64,20 @@ def replay_problem(where: str, demos: Demonstrations) -> str | None:
     return None
 
 
-def play_again(where: str, demos: Demonstrations, episodes: Sequence[int]) -> Iterator[PlayedEpisode]:
+def play_again(
+    where: str, demos: Demonstrations, episodes: Sequence[int], *, strict: bool = True
+) -> Iterator[PlayedEpisode]:
     """Replay recorded episodes, one action per call, so that every step is rendered.
 
     Args:
         where: the file, for messages.
         demos: the dataset.
         episodes: numbers of the episodes to replay.
+        strict: refuse an episode that ends earlier or with another outcome than recorded (another version of the
+            simulator).
 
     Raises:
-        ConfigError: initial states or seeds are not recorded, or an episode ends earlier or with another outcome than
-            recorded (another version of the simulator).
+        ConfigError: initial states or seeds are not recorded, or see `strict`.
     """
     config = recorded_env(demos)
     problem = replay_problem(where, demos)
@@ -89,12 +93,12 @@ def play_again(where: str, demos: Demonstrations, episodes: Sequence[int]) -> It
                     env.close()
                 env = make_env(config.suite, task_id, **config.env_kwargs())
             first, results = _play(env, demos.actions[index], state, demos.seeds[index])
-            if len(results) != len(demos.actions[index]):
+            if strict and len(results) != len(demos.actions[index]):
                 raise ConfigError(
                     f"{where}: demo_{index} ends after {len(results)} of its {len(demos.actions[index])} recorded "
                     "steps; record it again with this version of the simulator"
                 )
-            if results[-1].success_at_end != demos.success[index]:
+            if strict and results[-1].success_at_end != demos.success[index]:
                 raise ConfigError(
                     f"{where}: demo_{index} does not end as recorded (success {demos.success[index]}); record it "
                     "again with this version of the simulator"
@@ -143,6 +147,41 @@ def with_every_step(where: str, demos: Demonstrations) -> Demonstrations:
         last_images=None,
         last_proprio=None,
     )
+
+
+@dataclass(frozen=True)
+class Repetition:
+    """How a recorded episode went when its actions were executed again.
+
+    Attributes:
+        index: its number in the dataset.
+        recorded, replayed: whether it succeeded then and now.
+        distance: mean difference of the first pictures in gray levels.
+        turned: how the recorded pictures are turned against those of the environment (`TURNS`), or None.
+    """
+
+    index: int
+    recorded: bool
+    replayed: bool
+    distance: float
+    turned: str | None
+
+    @property
+    def looks_alike(self) -> bool:
+        """Whether the environment shows what was recorded."""
+        return self.distance <= _SAME_PICTURE
+
+
+def repetitions(where: str, demos: Demonstrations, episodes: Sequence[int]) -> Iterator[Repetition]:
+    """Replay episodes and compare them with the recording, first pictures included; arguments as in `play_again`."""
+    for played in play_again(where, demos, episodes, strict=False):
+        seen, now = demos.images[played.index][0].astype(np.float32), played.first.images.astype(np.float32)
+        distance = float(np.abs(seen - now).mean())
+        turns = {how: float(np.abs(turn(seen) - now).mean()) for how, turn in TURNS.items()}
+        how = min(turns, key=lambda name: turns[name])
+        turned = how if distance > _SAME_PICTURE >= turns[how] else None
+        success = played.results[-1].success_at_end
+        yield Repetition(played.index, demos.success[played.index], success, distance, turned)
 
 
 def _check_decisions(where: str, demos: Demonstrations, index: int, images: np.ndarray) -> None:

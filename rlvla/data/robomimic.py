@@ -160,6 +160,7 @@ def read_episodes(
         seeds=[fact["seed"] for fact in facts] if facts[0]["seed"] is not None else None,
         ranks=[fact["rank"] for fact in facts] if facts[0]["rank"] is not None else None,
         control_freq=control_freq,
+        names=[episode.name for episode in episodes],
     )
 
 

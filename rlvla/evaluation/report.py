@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import base64
-import io
 import json
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rlvla.checkpoints.run_folder import RUN_FILE
 from rlvla.evaluation.comparison import MEAN_OF_SUITES
 from rlvla.evaluation.findings import EvaluationReport, PolicyEvaluation, SuiteEvaluation, SuitesResult
+from rlvla.evaluation.pages import COLORS, INK, Chart, new_figure, render, svg
 from rlvla.evaluation.results import EvalResult
 from rlvla.evaluation.statistics import interval_of_metrics
 from rlvla.rewards.base import reward_names, source_of
@@ -23,10 +21,8 @@ from rlvla.utils.video import video_size
 
 REPORT_FILE = "report.html"
 _RUN_FILES = (RUN_FILE, "totals.json")  # files of the training run of the policy
-_COLORS = ("#2f7df6", "#e0563b", "#2f9e5b", "#b07cf0", "#d29a1f", "#1aa7b5")
 # Source that is registered only when a model is loaded.
 _LATE_SOURCE = "rm_model"
-_INK = "#7b8494"  # axes and text, readable on white and black
 
 
 def write_report(folder: Path, findings: EvaluationReport) -> Path:
@@ -45,15 +41,11 @@ def write_report(folder: Path, findings: EvaluationReport) -> Path:
 
 def render_report(findings: EvaluationReport) -> str:
     """Render the report as HTML."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    environment = Environment(
-        loader=PackageLoader("rlvla.evaluation", "templates"), autoescape=True, undefined=StrictUndefined
-    )
     suites, own = findings.suites, findings.first.own
     run_folder = Path(own.policy).parent
     heads: Sequence[Any] = [result for result in findings.results if result.position == 0] or own.results
-    return environment.get_template("report.html.jinja").render(
+    return render(
+        "report.html.jinja",
         title=f"{own.policy}: {heads[0].success_at_end}",
         own=own,
         names=", ".join(suites),
@@ -78,10 +70,8 @@ def render_report(findings: EvaluationReport) -> str:
         charts=learning_charts(read_metrics(run_folder)),
         configurations=_configurations(suites, run_folder),
         versions=findings.versions,
-        table=_table,
         percent=lambda rate: f"{100 * rate:.1f} %",
         points=lambda difference: f"{100 * difference:+.1f}",
-        counted=lambda number, what: f"{number} {what}" + "s" * (number != 1),
     )
 
 
@@ -184,28 +174,6 @@ def _span(states: Sequence[int]) -> str:
     return " ".join(map(str, states))
 
 
-def _table(headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> Any:
-    from markupsafe import Markup, escape
-
-    words = [not any(char.isdigit() for row in rows for char in str(row[i])) for i in range(len(headers))]
-    words[0] = True  # task names
-
-    def line(tag: str, cells: Sequence[Any]) -> str:
-        kinds = [' class="words"' if kind else "" for kind in words]
-        return "<tr>" + "".join(f"<{tag}{kind}>{escape(str(c))}</{tag}>" for c, kind in zip(cells, kinds)) + "</tr>"
-
-    body = "".join(line("td", row) for row in rows)
-    return Markup(f"<table><thead>{line('th', headers)}</thead><tbody>{body}</tbody></table>")
-
-
-@dataclass(frozen=True)
-class Chart:
-    """A chart with its title; `svg` is markup for the page."""
-
-    title: str
-    svg: Any
-
-
 def learning_charts(records: Sequence[dict[str, float]]) -> list[Chart]:
     """Success, reward components, entropy, KL and clip fraction, gradient norm over training episodes.
 
@@ -258,55 +226,24 @@ def _points(records: Sequence[dict[str, float]], name: str) -> tuple[list[float]
     return [r["total/episodes"] for r in present], [r[name] for r in present]
 
 
-def _figure() -> tuple[Any, Any]:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(3.9, 2.5), layout="constrained")
-    axes = figure.add_subplot()
-    axes.grid(alpha=0.25, color=_INK, linewidth=0.6)
-    axes.tick_params(colors=_INK, labelsize=8)
-    for side, spine in axes.spines.items():
-        spine.set_visible(side in ("left", "bottom"))
-        spine.set_color(_INK)
-    axes.set_xlabel("training episodes", color=_INK, fontsize=8)
-    return figure, axes
-
-
 def _success_chart(played: Sequence[dict[str, float]], evaluated: Sequence[dict[str, float]]) -> Chart:
-    figure, axes = _figure()
+    figure, axes = new_figure("training episodes")
     if played:
-        axes.plot(*_points(played, "rollout/success_at_end"), color=_COLORS[0], linewidth=1.4, label="rollout, sampled")
+        axes.plot(*_points(played, "rollout/success_at_end"), color=COLORS[0], linewidth=1.4, label="rollout, sampled")
     if evaluated:
         x, y = _points(evaluated, "eval/success_at_end")
         bounds = [interval_of_metrics(record) for record in evaluated]
         errors = [[v - low for v, (low, _) in zip(y, bounds)], [high - v for v, (_, high) in zip(y, bounds)]]
         axes.errorbar(
-            x, y, yerr=errors, fmt="o-", markersize=3.5, capsize=2.5, color=_COLORS[1], label="evaluation, 95 %"
+            x, y, yerr=errors, fmt="o-", markersize=3.5, capsize=2.5, color=COLORS[1], label="evaluation, 95 %"
         )
     axes.set_ylim(0, 1.03)
-    return Chart("success at end", _svg(figure, axes))
+    return Chart("success at end", svg(figure, axes))
 
 
 def _line_chart(title: str, unit: str, lines: dict[str, tuple[list[float], list[float]]]) -> Chart:
-    figure, axes = _figure()
-    for color, (label, points) in zip(_COLORS * len(lines), lines.items()):
+    figure, axes = new_figure("training episodes")
+    for color, (label, points) in zip(COLORS * len(lines), lines.items()):
         axes.plot(*points, color=color, linewidth=1.4, label=label.replace("$", r"\$"))  # no formula
-    axes.set_ylabel(unit, color=_INK, fontsize=8)
-    return Chart(title, _svg(figure, axes, legend=len(lines) > 1))
-
-
-def _svg(figure: Any, axes: Any, *, legend: bool = True) -> Any:
-    import matplotlib
-    from markupsafe import Markup
-
-    if legend:
-        axes.legend(fontsize=7.5, frameon=False, labelcolor=_INK)
-    buffer = io.StringIO()
-    # Text instead of glyph outlines: a tenth of the size. The salt makes element ids reproducible.
-    with matplotlib.rc_context(
-        {"svg.fonttype": "none", "svg.hashsalt": axes.get_xlabel(), "font.family": "sans-serif"}
-    ):
-        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-    drawing = buffer.getvalue()
-    drawing = drawing[drawing.index("<svg") :]
-    return Markup(re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", drawing)))
+    axes.set_ylabel(unit, color=INK, fontsize=8)
+    return Chart(title, svg(figure, axes, legend=len(lines) > 1))

@@ -1,0 +1,69 @@
+"""Can one learn from these demonstrations? Lists what is wrong, plays some again, and writes a page to look at.
+
+Launch: python cli/check_demos.py runs/demos --output runs/check_demos
+The exit status is 0 if they can be used (warnings are printed), 1 if not, 2 for a mistake in the flags.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+if not __package__:  # run as a file, not as part of the installed package
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from rlvla.utils.ending import begin
+from rlvla.utils.threads import limit_threads
+
+begin(__name__)
+limit_threads()
+
+from rlvla.commands.check_demos import CheckDemosConfig, run_check_demos
+from rlvla.commands.custom_modules import CustomConfig, parse_command_line
+from rlvla.utils.cli.command import command
+from rlvla.utils.cli.flags import Parser, add_arguments, fail, from_namespace
+from rlvla.utils.errors import ConfigError, MissingExtraError
+
+
+class _Paths(argparse.Action):
+    """Paths without a flag replace those of `--demos`; they may stand before and behind other flags."""
+
+    def __call__(self, parser: object, namespace: argparse.Namespace, values: object, option_string: object = None):
+        if isinstance(values, list) and values:
+            namespace.paths = [*getattr(namespace, "paths", []), *values]
+            namespace.demos = namespace.paths
+
+
+def build_parser() -> Parser:
+    """The command line."""
+    parser = Parser(__doc__ or "")
+    parser.usage = "%(prog)s PATH [PATH ...] [--flag VALUE ...]"
+    parser.add_argument(
+        "demos",
+        metavar="PATH",
+        nargs="*",
+        action=_Paths,
+        default=argparse.SUPPRESS,  # --demos applies
+        help="demonstrations; the same as --demos",
+    )
+    add_arguments(parser, CheckDemosConfig, "demonstrations")
+    add_arguments(parser, CustomConfig, "own code")
+    return parser
+
+
+@command()
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry point; exits with status 1 if the data cannot be used."""
+    parser, namespace = parse_command_line(build_parser, argv)
+    try:
+        check = run_check_demos(from_namespace(CheckDemosConfig, namespace))
+    except (ConfigError, MissingExtraError) as error:
+        fail(parser.prog, error)
+    if check.failed:
+        raise SystemExit("these demonstrations cannot be used as they are: see the errors above")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""What HTML pages share: template and style, tables, charts."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+COLORS = ("#2f7df6", "#e0563b", "#2f9e5b", "#b07cf0", "#d29a1f", "#1aa7b5")
+INK = "#7b8494"  # axes and text, readable on white and black
+
+
+def render(template: str, **values: Any) -> str:
+    """A page as HTML.
+
+    Args:
+        template: its file in `rlvla/evaluation/templates`.
+        values: variables of the template; `table` and `counted` are functions that every template has.
+    """
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("rlvla.evaluation", "templates"), autoescape=True, undefined=StrictUndefined
+    )
+    return environment.get_template(template).render(table=html_table, counted=counted, **values)
+
+
+def counted(number: int, what: str) -> str:
+    """For example "3 episodes"."""
+    return f"{number} {what}" + "s" * (number != 1)
+
+
+def html_table(headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> Any:
+    """A table as markup; columns without a number are aligned to the left."""
+    from markupsafe import Markup, escape
+
+    words = [not any(char.isdigit() for row in rows for char in str(row[i])) for i in range(len(headers))]
+    words[0] = True  # task names
+
+    def line(tag: str, cells: Sequence[Any]) -> str:
+        kinds = [' class="words"' if kind else "" for kind in words]
+        return "<tr>" + "".join(f"<{tag}{kind}>{escape(str(c))}</{tag}>" for c, kind in zip(cells, kinds)) + "</tr>"
+
+    body = "".join(line("td", row) for row in rows)
+    return Markup(f"<table><thead>{line('th', headers)}</thead><tbody>{body}</tbody></table>")
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A chart with its title; `svg` is markup for the page."""
+
+    title: str
+    svg: Any
+
+
+def new_figure(xlabel: str) -> tuple[Any, Any]:
+    """An empty figure with axes, in the style of the pages."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(3.9, 2.5), layout="constrained")
+    axes = figure.add_subplot()
+    axes.grid(alpha=0.25, color=INK, linewidth=0.6)
+    axes.tick_params(colors=INK, labelsize=8)
+    for side, spine in axes.spines.items():
+        spine.set_visible(side in ("left", "bottom"))
+        spine.set_color(INK)
+    axes.set_xlabel(xlabel, color=INK, fontsize=8)
+    return figure, axes
+
+
+def svg(figure: Any, axes: Any, *, legend: bool = True) -> Any:
+    """The figure as markup for a page."""
+    import matplotlib
+    from markupsafe import Markup
+
+    if legend:
+        axes.legend(fontsize=7.5, frameon=False, labelcolor=INK)
+    buffer = io.StringIO()
+    # Text instead of glyph outlines: a tenth of the size. The salt makes element ids reproducible.
+    with matplotlib.rc_context(
+        {"svg.fonttype": "none", "svg.hashsalt": axes.get_xlabel(), "font.family": "sans-serif"}
+    ):
+        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    drawing = buffer.getvalue()
+    drawing = drawing[drawing.index("<svg") :]
+    return Markup(re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", drawing)))
