@@ -39,6 +39,7 @@ COMMANDS = {
     "inspect_vla": "--pretrain {out}/train_sft_vla/policy",
     "score_episodes": "--demos {out}/collect_demos/demos.hdf5 --output {new}",
     "convert_demos": "--demos {out}/collect_demos/demos.hdf5 --format lerobot-v3.0 --output {new}",
+    "check_demos": "{out}/collect_demos --output {new}",
     "check_env": "toy_reach --output {new}.png",
     "draw_reward_machine": "--machine stack --output {new}.png",
 }

@@ -14,11 +14,11 @@ _LOOKS = 4  # pictures of an episode in the quick check
 _ROUNDS = 3
 _SPREADS = 3.0  # standard deviations between the groups' means and their middle
 _FEW_PICTURES, _ALIKE_OF_FEW = 8, 0.5  # so few pictures have no spread; they must be this much alike, of 1
-_LEAST_SHARE = 0.01
+_VISIBLE = 2.0  # gray levels
+_PART = 0.15  # of the picture; objects that are here or there, or red or blue, cover less
 # How pictures can differ from others of the same scene -> what undoes it, on [..., H, W, 3].
 TURNS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "upside down": lambda images: images[..., ::-1, :, :],
-    "mirrored": lambda images: images[..., ::-1, :],
     "turned by 180 degrees": lambda images: images[..., ::-1, ::-1, :],
     "with red and blue swapped": lambda images: images[..., ::-1],
 }
@@ -96,8 +96,8 @@ def turned(pictures: np.ndarray) -> dict[str, list[int]]:
     """Which pictures [G, h, w, 3] are turned against the majority: how (`TURNS`) -> their rows; at most one entry.
 
     What a turn changes about each picture is compared with that of the others. If the pictures fall into two groups
-    with opposite signs, far apart for their spread, the smaller one is turned. Scenes that look much the same both ways
-    have no such groups.
+    with opposite signs, far apart for their spread and in a good part of the picture, the smaller group is turned.
+    Scenes that look much the same both ways, or differ in where or which an object is, have no such groups.
     """
     best: tuple[float, dict[str, list[int]]] = (np.inf, {})
     for how, turn in TURNS.items() if len(pictures) > 1 else ():
@@ -121,11 +121,16 @@ def _signs(changes: np.ndarray) -> np.ndarray:
         np.fill_diagonal(alike, 0.0)
         signs = np.where(np.linalg.eigh(alike)[1][:, -1] >= 0, 1.0, -1.0)
         aligned = changes * signs[:, None]
-        weights = 1 / (aligned.var(0) + 0.1 * aligned.var() + 1e-6)
+        if count >= _FEW_PICTURES:  # what varies from scene to scene counts less
+            weights = 1 / (aligned.var(0) + aligned.var() + 1e-6)
     support = signs * (alike @ signs) / (count - 1)  # of each sign by the other rows
-    share = support.mean() / max(own, 1e-12)
-    certain = share > _ALIKE_OF_FEW if count < _FEW_PICTURES else support.mean() > _SPREADS * support.std()
-    if not certain or share < _LEAST_SHARE:
+    if count < _FEW_PICTURES:
+        certain = support.mean() > _ALIKE_OF_FEW * own
+    else:
+        certain = support.mean() > _SPREADS * support.std()
+    mean = np.abs(aligned.mean(0))
+    everywhere = np.mean((mean > _VISIBLE) & (mean > aligned.std(0))) > _PART
+    if not (certain and everywhere):
         return np.ones(count)
     majority = np.sign(signs.sum()) or signs[0]  # the first of two is right
     return signs * majority

@@ -14,6 +14,7 @@ from types import ModuleType
 import pytest
 
 from cli import (
+    check_demos,
     check_env,
     collect_demos,
     convert_demos,
@@ -36,7 +37,7 @@ from rlvla.utils.errors import ConfigError, Problem
 COMMANDS = {
     module.__name__.removeprefix("cli."): module
     for module in (
-        *(check_env, collect_demos, convert_demos, draw_reward_machine, eval_vla, inspect_vla),
+        *(check_demos, check_env, collect_demos, convert_demos, draw_reward_machine, eval_vla, inspect_vla),
         *(replay_batch, score_episodes, train_ppo_vla, train_rm_vla, train_sft_vla),
     )
 }

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from cli import (
+    check_demos,
     check_env,
     collect_demos,
     convert_demos,
@@ -34,6 +35,7 @@ from rlvla.utils.deepspeed.config import StrategyConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = [
+    check_demos,
     check_env,
     collect_demos,
     convert_demos,
@@ -47,6 +49,7 @@ COMMANDS = [
 ]
 CONFIGS = [
     *(config for config, _ in train_ppo_vla.GROUPS.values()),
+    check_demos.CheckDemosConfig,
     check_env.CheckConfig,
     convert_demos.ConvertConfig,
     replay_batch.ReplayConfig,

@@ -15,9 +15,9 @@ from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
 
 COMMANDS = [
     *("check_env", "collect_demos", "convert_demos", "draw_reward_machine", "eval_vla", "score_episodes"),
-    *("train_ppo_vla", "train_rm_vla", "train_sft_vla"),
+    *("train_ppo_vla", "train_rm_vla", "train_sft_vla", "check_demos"),
 ]
-OUTPUTS = {"output", "save_path", "ckpt_path", "fallback_path", "report"}
+OUTPUTS = {"output", "statistics", "save_path", "ckpt_path", "fallback_path", "report"}
 
 
 def outputs_of(command: str) -> list[tuple[str, str]]:

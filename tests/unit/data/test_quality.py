@@ -1,0 +1,182 @@
+"""Each way in which data can be bad to learn from has a name, and good data has none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from rlvla.data.demonstrations import Demonstrations, dataset_entry
+from rlvla.data.quality import ERROR, NOTE, WARNING, Finding, action_facts, initial_states, quality, quality_of_file
+from rlvla.envs.base import TaskSpec
+
+TASK = TaskSpec("box", 0, "push", "push it", 40, 1000, action_dim=3, proprio_dim=2, control_freq=10, gripper_dims=(2,))
+Change = Callable[[Demonstrations], Demonstrations]
+
+
+def good(episodes: int = 30, seed: int = 0) -> Demonstrations:
+    """A point moves by a tenth of the action; the third dimension is a gripper."""
+    rng = np.random.default_rng(seed)
+    actions, proprio, images = [], [], []
+    for _ in range(episodes):
+        steps = int(rng.integers(12, 25))
+        velocity = rng.uniform(-1, 1, (steps, 2))
+        grip = np.where(np.arange(steps) > steps // 2, 1.0, -1.0)
+        actions.append(np.concatenate([velocity, grip[:, None]], axis=1).astype(np.float32))
+        moved = rng.uniform(-1, 1, 2) + 0.1 * np.cumsum(velocity, axis=0)
+        proprio.append((moved - 0.1 * velocity).astype(np.float32))
+        images.append(scene(rng, steps))
+    return Demonstrations(
+        env_args={"task_suite_name": "box", "cameras": ["front"]},
+        statistics={"box": dataset_entry(actions, proprio, [2])},
+        images=images,
+        proprio=proprio,
+        actions=actions,
+        instructions=["push it"] * episodes,
+        success=[True] * episodes,
+        init_states=[(0, i) for i in range(episodes)],
+        rewards=[np.zeros(len(a), np.float32) for a in actions],
+        seeds=list(range(episodes)),
+    )
+
+
+def scene(rng: np.random.Generator, steps: int, side: int = 32) -> np.ndarray:
+    """A blue sky above a brown table with a red object somewhere on it."""
+    pictures = np.empty((steps, 1, side, side, 3), np.uint8)
+    pictures[:, :, : side // 2], pictures[:, :, side // 2 :] = (90, 140, 220), (150, 110, 70)
+    row, column = rng.integers(side // 2, side - 4), rng.integers(0, side - 12)
+    for step in range(steps):
+        pictures[step, :, row : row + 4, column + step % 8 : column + step % 8 + 4] = (220, 30, 30)
+    return pictures
+
+
+def kinds(found: list[Finding], *levels: str) -> set[str]:
+    return {finding.kind for finding in found if finding.level in (levels or (ERROR, WARNING))}
+
+
+def test_nothing_is_wrong_with_good_data() -> None:
+    assert quality(good(), TASK) == []
+    assert quality(good(), None, every_picture=False) == [], "the suite is unknown here"
+
+
+def of_actions(change: Callable[[np.ndarray], np.ndarray]) -> Change:
+    def changed(demos: Demonstrations) -> Demonstrations:
+        actions = [change(values.copy()) for values in demos.actions]
+        return replace(demos, actions=actions, statistics={"box": dataset_entry(actions, demos.proprio, [2])})
+
+    return changed
+
+
+def of_images(change: Callable[[np.ndarray], np.ndarray], every: int = 1) -> Change:
+    return lambda demos: replace(
+        demos, images=[change(seen) if i % every == 0 else seen for i, seen in enumerate(demos.images)]
+    )
+
+
+def scaled(values: np.ndarray, scale: float, limit: float) -> np.ndarray:
+    values[:, :2] = np.clip(scale * values[:, :2], -limit, limit)
+    return values
+
+
+def constant(values: np.ndarray, value: float, dims: slice) -> np.ndarray:
+    values[:, dims] = value
+    return values
+
+
+def black(seen: np.ndarray) -> np.ndarray:
+    return np.zeros_like(seen)
+
+
+def recorded_for_others(demos: Demonstrations) -> Demonstrations:
+    return replace(demos, statistics={"box": dataset_entry([0.2 * a for a in demos.actions], demos.proprio, [2])})
+
+
+DAMAGE: dict[str, tuple[Change, str, str]] = {
+    "no success": (lambda d: replace(d, success=[False] * 30), "never_successful", ERROR),
+    "few successes": (lambda d: replace(d, success=[i % 5 == 0 for i in range(30)]), "few_successes", WARNING),
+    "a task without success": (
+        lambda d: replace(d, success=[i < 20 for i in range(30)], init_states=[(int(i >= 20), i) for i in range(30)]),
+        "never_successful",
+        ERROR,
+    ),
+    "constant dimension": (of_actions(lambda a: constant(a, 0.3, slice(0, 1))), "constant_action", WARNING),
+    "unused dimension": (of_actions(lambda a: constant(a, 0.0, slice(0, 1))), "constant_action", NOTE),
+    "unused dimensions": (of_actions(lambda a: constant(a, 0.0, slice(0, 2))), "constant_action", WARNING),
+    "constant actions": (of_actions(lambda a: constant(a, 0.5, slice(0, 3))), "constant_action", ERROR),
+    "clipped": (of_actions(lambda a: scaled(a, 1.0, 0.5)), "clipped_action", WARNING),
+    "scaled, then clipped": (of_actions(lambda a: scaled(a, 100.0, 1.0)), "clipped_action", WARNING),
+    "in other units": (of_actions(lambda a: scaled(a, 30.0, 90.0)), "actions_beyond_limits", WARNING),
+    "actions too early": (of_actions(lambda a: np.roll(a, -1, axis=0)), "shifted_actions", WARNING),
+    "actions too late": (of_actions(lambda a: np.roll(a, 1, axis=0)), "shifted_actions", WARNING),
+    "black": (of_images(black), "blank_pictures", ERROR),
+    "some black": (of_images(black, every=7), "blank_pictures", WARNING),
+    "frozen": (of_images(lambda seen: np.repeat(seen[:1], len(seen), axis=0)), "frozen_pictures", WARNING),
+    "upside down": (of_images(lambda seen: seen[:, :, ::-1], every=7), "turned_pictures", WARNING),
+    "red and blue swapped": (of_images(lambda seen: seen[..., ::-1], every=7), "turned_pictures", WARNING),
+    "one start": (lambda d: replace(d, images=[d.images[0][: len(a)] for a in d.actions]), "same_start", WARNING),
+    "constant proprio": (
+        lambda d: replace(d, proprio=[np.ones_like(values) for values in d.proprio]),
+        "constant_proprio",
+        WARNING,
+    ),
+    "statistics of other data": (recorded_for_others, "other_statistics", WARNING),
+    "no proprio": (lambda d: replace(d, proprio=None), "not_recorded", NOTE),
+    "no seeds": (lambda d: replace(d, seeds=None), "not_recorded", NOTE),
+    "held-out states": (lambda d: replace(d, init_states=[(0, 900)] * 30), "held_out_states", NOTE),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_damage_has_a_name(name: str) -> None:
+    change, kind, level = DAMAGE[name]
+    found = quality(change(good()), TASK)
+    assert kind in kinds(found, level), found
+
+
+def test_the_episodes_are_named() -> None:
+    demos = good()
+    turned = of_images(lambda seen: seen[:, :, ::-1], every=7)(demos)
+    (finding,) = [one for one in quality(turned, TASK) if one.kind == "turned_pictures"]
+    assert finding.episodes == (0, 7, 14, 21, 28)
+    (finding,) = [one for one in quality(of_images(black, every=10)(demos), TASK) if one.kind == "blank_pictures"]
+    assert finding.episodes == (0, 10, 20)
+
+
+def test_episodes_that_are_there_twice() -> None:
+    once = good()
+    twice = replace(
+        once,
+        **{
+            name: getattr(once, name) * 2
+            for name in ("images", "actions", "proprio", "instructions", "success", "init_states", "rewards", "seeds")
+        },
+    )
+    (finding,) = quality(twice, TASK)
+    assert (finding.kind, finding.level, finding.episodes) == ("repeated_episodes", WARNING, tuple(range(30, 60)))
+
+
+def test_an_episode_of_two_steps() -> None:
+    demos = good()
+    for values in (demos.actions, demos.images, demos.proprio, demos.rewards):
+        values[4] = values[4][:2]
+    (finding,) = quality(demos, TASK)
+    assert (finding.kind, finding.episodes) == ("short_episodes", (4,))
+
+
+def test_a_file_is_judged_alone_only_if_it_is_long_enough() -> None:
+    still = of_actions(lambda a: constant(a, 0.3, slice(0, 1)))
+    assert kinds(quality_of_file(still(good()), TASK)) == {"constant_action"}
+    assert quality_of_file(still(good(episodes=2)), TASK) == []
+
+
+def test_facts_of_actions() -> None:
+    facts = action_facts([np.array([[0.0, 2.0], [1.0, 2.0]]), np.array([[1.0, 2.0], [0.5, 2.0]])])
+    assert (facts[0].low, facts[0].high, facts[0].at_high, facts[0].at_low, facts[0].distinct) == (0, 1, 0.5, 0.25, 3)
+    assert [fact.constant for fact in facts] == [False, True]
+
+
+def test_initial_states_by_task() -> None:
+    demos = replace(good(3), init_states=[(1, 7), (0, -1), (1, 3)])
+    assert initial_states(demos) == {1: [3, 7]}
