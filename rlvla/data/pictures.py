@@ -15,6 +15,7 @@ _ROUNDS = 3
 _SPREADS = 3.0  # standard deviations between the groups' means and their middle
 _FEW_PICTURES, _ALIKE_OF_FEW = 8, 0.5  # so few pictures have no spread; they must be this much alike, of 1
 _VISIBLE = 2.0  # gray levels
+_BETTER = 0.9  # variance that is left by a turn, against that left by a simpler one
 _PART = 0.15  # of the picture; objects that are here or there, or red or blue, cover less
 # How pictures can differ from others of the same scene -> what undoes it, on [..., H, W, 3].
 TURNS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
@@ -106,7 +107,7 @@ def turned(pictures: np.ndarray) -> dict[str, list[int]]:
         if (signs == signs[0]).all():
             continue
         aligned = np.where((signs > 0)[:, None, None, None], pictures, other)
-        if aligned.var(0).mean() < best[0]:
+        if aligned.var(0).mean() < _BETTER * best[0]:
             best = float(aligned.var(0).mean()), {how: np.flatnonzero(signs < 0).tolist()}
     return best[1]
 

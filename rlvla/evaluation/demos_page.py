@@ -177,8 +177,13 @@ def _length_chart(demos: Demonstrations) -> Chart:
         color=[color for _, _, color in kinds],
         label=[name for name, _, _ in kinds],
     )
-    axes.set_ylabel("episodes", color=INK, fontsize=8)
+    _count_episodes(axes)
     return Chart("length of the episodes", svg(figure, axes))
+
+
+def _count_episodes(axes: Any) -> None:
+    axes.set_ylabel("episodes", color=INK, fontsize=8)
+    axes.yaxis.get_major_locator().set_params(integer=True)
 
 
 def _coverage_charts(page: DemosPage, demos: Demonstrations) -> list[Chart]:
@@ -190,7 +195,7 @@ def _coverage_charts(page: DemosPage, demos: Demonstrations) -> list[Chart]:
         axes.hist(states, bins=np.linspace(0, last, _BINS + 1).tolist(), color=COLORS[0])
         if page.training_states:
             axes.axvspan(page.training_states[0], last, color=COLORS[1], alpha=0.15, label="held out")
-        axes.set_ylabel("episodes", color=INK, fontsize=8)
+        _count_episodes(axes)
         known = f", {len(set(states))} different states" if len(set(states)) < len(states) else ""
         title = f"task {task_id}: {len(states)} episodes{known}"
         charts.append(Chart(title, svg(figure, axes, legend=page.training_states is not None)))

@@ -136,6 +136,7 @@ GIVEN: dict[str, list[Provider]] = {
         [f"docs/algorithms/{name}.md" for name in ("filters", "gae", "grpo")],
         [copies("policy_folder", "runs/sft/policy")],
     ),
+    "docs/commands.md": [copies("demos_file", "runs/toy/demos")],
     "docs/environments.md": [libero_demonstrations, robotwin_checkout],
     "docs/first_hour.md": [toy_run],
     "docs/models.md": [
