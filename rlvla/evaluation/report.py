@@ -25,7 +25,7 @@ _RUN_FILES = (RUN_FILE, "totals.json")  # files of the training run of the polic
 _LATE_SOURCE = "rm_model"
 
 
-def write_report(folder: Path, findings: EvaluationReport) -> Path:
+def write_report(folder: Path, findings: EvaluationReport, stages: Sequence[Sequence[str]] = ()) -> Path:
     """Write `report.html` into `folder` and return its path.
 
     Learning curves and configuration are read from the run folder of the policy, if any; videos are embedded.
@@ -33,14 +33,15 @@ def write_report(folder: Path, findings: EvaluationReport) -> Path:
     Args:
         folder: output folder, created if missing.
         findings: results of the evaluation.
+        stages: of the recipe that led to the policy: name, duration, flags of the command.
     """
     path = folder / REPORT_FILE
-    write_atomic(path, render_report(findings).encode(errors="replace"))
+    write_atomic(path, render_report(findings, stages).encode(errors="replace"))
     return path
 
 
-def render_report(findings: EvaluationReport) -> str:
-    """Render the report as HTML."""
+def render_report(findings: EvaluationReport, stages: Sequence[Sequence[str]] = ()) -> str:
+    """Render the report as HTML; arguments as in `write_report`."""
     suites, own = findings.suites, findings.first.own
     run_folder = Path(own.policy).parent
     heads: Sequence[Any] = [result for result in findings.results if result.position == 0] or own.results
@@ -70,6 +71,7 @@ def render_report(findings: EvaluationReport) -> str:
         charts=learning_charts(read_metrics(run_folder)),
         configurations=_configurations(suites, run_folder),
         versions=findings.versions,
+        stages=stages,
         percent=lambda rate: f"{100 * rate:.1f} %",
         points=lambda difference: f"{100 * difference:+.1f}",
     )

@@ -57,7 +57,27 @@ def read_yaml(path: Path) -> Any:
         ConfigError: the file cannot be read, is not YAML in UTF-8, names a key twice, has a list or a mapping for a
             key, is nested too deeply, or its aliases refer to themselves or repeat too much.
     """
+    return read_yaml_with_lines(path)[0]
+
+
+def read_yaml_with_lines(path: Path) -> tuple[Any, dict[tuple[str, ...], int]]:
+    """The content of a YAML file, and the line, counted from 1, of each key of its mappings.
+
+    Keys are named by the keys above them and themselves: `("stages", "sft", "seed")`. Errors as in `read_yaml`.
+    """
     import yaml  # not installed where only environments run
+
+    lines: dict[tuple[str, ...], int] = {}
+
+    def note_lines(node: Any, above: tuple[str, ...]) -> None:
+        entries = node.value if isinstance(node, yaml.MappingNode) else []
+        for key, value in sorted(entries, key=lambda entry: entry[0].value == "<<"):
+            if key.value == "<<":  # the keys of other mappings, over which those beside it take precedence
+                for merged in value.value if isinstance(value, yaml.SequenceNode) else [value]:
+                    note_lines(merged, above)
+            else:
+                lines.setdefault((*above, key.value), key.start_mark.line + 1)
+                note_lines(value, (*above, key.value))
 
     def expanded(node: Any, sizes: dict[int, int]) -> int:
         """Number of nodes of `node` with its aliases expanded; `sizes` are those already counted."""
@@ -78,6 +98,7 @@ def read_yaml(path: Path) -> Any:
             node = super().get_single_node()
             if node is not None and expanded(node, {}) > _MOST_NODES:
                 raise ValueError("its aliases repeat too much, or refer to themselves")
+            note_lines(node, ())
             return node
 
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:
@@ -86,7 +107,7 @@ def read_yaml(path: Path) -> Any:
             return super().construct_mapping(node, deep)
 
     try:
-        return yaml.load(_content_of(path).decode("utf-8"), Loader=Loader)  # derived from the safe one
+        return yaml.load(_content_of(path).decode("utf-8"), Loader=Loader), lines  # derived from the safe one
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
         if isinstance(error, ConfigError):
             raise

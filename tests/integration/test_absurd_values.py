@@ -79,7 +79,7 @@ def flags_of(config: type) -> Iterator[tuple[Parser, argparse.Action]]:
 def problems(parser: Parser, config: type, flag: str, value: str, capsys: pytest.CaptureFixture) -> list[str]:
     """What is said about `--flag=value`; [] if it is accepted."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Parser, "_value_problems", lambda self, namespace: [])
+        patch.setattr(Parser, "value_problems", lambda self, namespace: [])
         try:
             parsed = from_namespace(config, parser.parse_args([f"--{flag}={value}"]))
         except SystemExit:

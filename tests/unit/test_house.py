@@ -23,6 +23,7 @@ FLOORS = (
     {"evaluation"},
     {"trainer"},
     {"commands"},
+    {"recipes"},
     {"cli"},
 )
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}

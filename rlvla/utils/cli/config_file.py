@@ -52,8 +52,7 @@ def words_of_config_file(words: Sequence[str], repeated: Collection[str] = ()) -
             problems.append(f"--config {path}: {name} must be a value or a list of values")
         else:
             name = str(name).lstrip("-")
-            several = value if name in repeated and isinstance(value, list) else [value]
-            flags += [word for one in several for word in _as_words(name, one)]
+            flags += words_of_flag(name, value, repeated=name in repeated)
     if problems:
         raise ConfigError(problems)
     return flags
@@ -69,7 +68,16 @@ def config_file_of(words: Sequence[str]) -> str | None:
     return None
 
 
-def _as_words(name: str, value: Any) -> list[str]:
+def words_of_flag(name: str, value: Any, *, repeated: bool = False) -> list[str]:
+    """A flag and its value, as a YAML file has it, as words of a command line.
+
+    Args:
+        name: name of the flag, without dashes.
+        value: a list for several values, True or False for a switch, None for the default (no words).
+        repeated: whether the flag is repeated for each of its values.
+    """
+    if repeated and isinstance(value, list):
+        return [word for one in value for word in words_of_flag(name, one)]
     if value is None:
         return []
     if isinstance(value, bool):

@@ -48,7 +48,8 @@ def arg(default: Any, help: str | Callable[[], str], **metadata: Any) -> Any:
         metadata: `choices` (or a function that returns them when a parser is built), `metavar`, `nargs`, `action` as
             in argparse; `value`, the metavar of a switch's optional value; `minimum`, `maximum` (inclusive) and
             `above`, `below` (exclusive bounds) are checked by `range_problems`, which has bounds for numbers that
-            declare none; `lines=True` allows line breaks in a text; `writes` ("file" or "folder") marks an output,
+            declare none; `flag`, the name of the flag if it is not that of the field; `lines=True` allows line breaks in
+            a text; `writes` ("file" or "folder") marks an output,
             which must be writable. `recorded=False`: see `rlvla.envs.options.SuiteOptions`.
     """
     return dataclasses.field(default=default, metadata={"help": help, **metadata})
@@ -108,18 +109,21 @@ class Parser(argparse.ArgumentParser):
         words: list[str] = []
         problems: list[object] = []
         try:
-            repeated = [a.dest for a in self._actions if isinstance(a, argparse._AppendAction)]
-            words = words_of_config_file(given, repeated)
+            words = words_of_config_file(given, self.repeated_flags())
         except ConfigError as error:
             problems += error.problems
-        problems += [f"--config {config_file_of(given)}: {problem}" for problem in self._parse(words, parsed)]
-        problems += self._parse(given, parsed)
+        problems += [f"--config {config_file_of(given)}: {problem}" for problem in self.read_flags(words, parsed)]
+        problems += self.read_flags(given, parsed)
         if problems:
-            self.error("\n  ".join(map(str, [*problems, *self._value_problems(parsed)])))
+            self.error("\n  ".join(map(str, [*problems, *self.value_problems(parsed)])))
         set_output(parsed.log_level, quiet=parsed.quiet)
         return parsed
 
-    def _parse(self, words: Sequence[str], namespace: argparse.Namespace) -> list[str]:
+    def repeated_flags(self) -> list[str]:
+        """Names of the flags that are repeated for each of their values."""
+        return [action.dest for action in self._actions if isinstance(action, argparse._AppendAction)]
+
+    def read_flags(self, words: Sequence[str], namespace: argparse.Namespace) -> list[str]:
         """Store all valid flags in the namespace; returns what is wrong with the others.
 
         Flags are parsed one by one because argparse stops at the first mistake.
@@ -163,7 +167,7 @@ class Parser(argparse.ArgumentParser):
             f"; did you mean {' or '.join(near[:_SUGGESTIONS])}?" if near else ""
         )
 
-    def _value_problems(self, namespace: argparse.Namespace) -> list[Problem]:
+    def value_problems(self, namespace: argparse.Namespace) -> list[Problem]:
         """Of the flags that could be understood."""
         problems: list[Problem] = []
         for config, without in self.configs:
@@ -246,7 +250,8 @@ def add_arguments(
     for field in _flag_fields(config, without):
         text = field.metadata["help"]
         text = reword(text() if callable(text) else text)
-        group.add_argument(f"--{field.name}", **argument(field, hints[field.name], text, field.default))
+        options = argument(field, hints[field.name], text, field.default)
+        group.add_argument(f"--{field.metadata.get('flag', field.name)}", dest=field.name, **options)
 
 
 def _flag_fields(config: type, without: Collection[str]) -> list[dataclasses.Field]:
@@ -281,7 +286,7 @@ def argument(field: dataclasses.Field, hint: Any, text: str, default: Any) -> di
         options["choices"] = (*choices, NONE) if optional else choices
     if "action" in field.metadata:
         options["action"], options["default"] = field.metadata["action"], None
-    elif several:
+    if several and options.get("action") != "append":
         options["nargs"] = field.metadata.get("nargs", "*")
     return options
 

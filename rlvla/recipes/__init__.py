@@ -1,0 +1,1 @@
+"""Recipes: from demonstrations to a trained and evaluated policy, as stages in a YAML file."""

@@ -1,0 +1,205 @@
+"""What came out of a recipe: `report.json`, a table for the terminal, and a page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlvla.checkpoints.run_folder import RUN_FILE
+from rlvla.evaluation.comparison import Difference
+from rlvla.evaluation.findings import SUITES_KEY, EvaluationReport, PolicyEvaluation, SuiteEvaluation
+from rlvla.evaluation.report import write_report
+from rlvla.evaluation.results import EvalResult
+from rlvla.recipes.recipe import Stage
+from rlvla.recipes.stages import POLICY_FOLDER, REPORT
+from rlvla.recipes.state import State
+from rlvla.utils.data_files import read_json
+from rlvla.utils.files import write_json
+from rlvla.utils.terminal import duration, table
+
+REPORT_FILE = f"{REPORT}.json"
+START, END = "sft", "rl"  # keys of the report
+_SEVERAL_SECONDS = {"eval_sft": "eval", "eval_rl": "eval"}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The evaluations of a recipe, and what the training cost.
+
+    Attributes:
+        findings: the policy at the end against the one at the start, or the only one alone; None without evaluations.
+        evaluated: "sft", "rl" or both, in this order: which policies were evaluated.
+        seconds: stage -> seconds; both evaluations together are "eval".
+        totals: `totals.json` of the training, or {}.
+    """
+
+    findings: EvaluationReport | None
+    evaluated: tuple[str, ...]
+    seconds: Mapping[str, float]
+    totals: Mapping[str, Any]
+
+    def results(self, name: str) -> list[Any]:
+        """The results of a policy, one per mode; over several suites their means."""
+        if self.findings is None or name not in self.evaluated:
+            return []
+        position = 0 if name == self.evaluated[-1] else 1
+        if self.findings.results:
+            return [result for result in self.findings.results if result.position == position]
+        return self.findings.first.everyone[position].results
+
+    @property
+    def difference(self) -> Difference | None:
+        """End minus start in the first mode, over all tasks; None unless both were evaluated."""
+        if self.findings is None or len(self.evaluated) < 2:
+            return None
+        comparisons = self.findings.comparisons or self.findings.first.comparisons
+        return comparisons[0].overall() if comparisons else None
+
+
+def outcome_of(stages: Sequence[Stage], state: State) -> Outcome:
+    """Read what the stages left.
+
+    Raises:
+        ConfigError: a file is missing or damaged.
+    """
+    by_name = {stage.name: stage for stage in stages}
+    evaluated: dict[str, dict[str, PolicyEvaluation]] = {}
+    for name in (START, END):
+        if f"eval_{name}" in by_name:
+            evaluated[name] = _read(by_name[f"eval_{name}"].output)
+    seconds: dict[str, float] = {}
+    for stage in stages:
+        record, name = state.of(stage), _SEVERAL_SECONDS.get(stage.name, stage.name)
+        seconds[name] = seconds.get(name, 0.0) + (record.seconds if record else 0.0)
+    seconds["total"] = sum(seconds.values())
+    totals: dict[str, Any] = {}
+    if END in by_name:
+        folder = by_name[END].output
+        path = folder / "totals.json"
+        totals = read_json(path, allow_nan=True) if path.is_file() else {}
+        for name, evaluation in _of_training(folder).items():
+            evaluated.setdefault(name, evaluation)
+    names = tuple(name for name in (START, END) if name in evaluated)
+    if not names:
+        return Outcome(None, (), seconds, totals)
+    own, baselines = evaluated[names[-1]], [evaluated[name] for name in names[:-1]]
+    suites = {suite: SuiteEvaluation.of(of, [base[suite] for base in baselines]) for suite, of in own.items()}
+    return Outcome(EvaluationReport.of(suites), names, seconds, totals)
+
+
+def _read(path: Path) -> dict[str, PolicyEvaluation]:
+    """Suite -> evaluation, from a file of `cli/eval_vla.py`."""
+    suites = read_json(path, allow_nan=True).get(SUITES_KEY)
+    evaluations = [PolicyEvaluation.read(path, suite) for suite in suites or [None]]
+    return {evaluation.suite: evaluation for evaluation in evaluations}
+
+
+def _of_training(folder: Path) -> dict[str, dict[str, PolicyEvaluation]]:
+    """The training's own first and last evaluation, as those of the policy at the start and at the end."""
+    path = folder / "evaluations.json"
+    if not path.is_file():
+        return {}
+    entries = json.loads(path.read_text(encoding="utf-8"))
+    settings = read_json(folder / RUN_FILE, allow_nan=True)
+    chosen = {START: next((e for e in entries if e["iteration"] == 0), None), END: entries[-1] if entries else None}
+    found = {}
+    for name, entry in chosen.items():
+        if entry is None or (name == END and entry["iteration"] == 0):
+            continue
+        result = EvalResult.from_dict({key: value for key, value in entry.items() if key != "iteration"})
+        suite, seed = settings["env"]["task_suite_name"], settings["run"]["seed"]
+        policy = folder / POLICY_FOLDER if name == END else Path(settings["policy"]["pretrain"])
+        protocol = {"suite": suite, "name": result.protocol, "seed": seed, "tasks": _tasks(result)}
+        found[name] = {suite: PolicyEvaluation(str(policy), settings["env"], {result.mode: protocol}, [result])}
+    return found
+
+
+def _tasks(result: EvalResult) -> list[dict[str, Any]]:
+    """The tasks of a protocol, from the episodes that were played."""
+    states: dict[int, list[int]] = {task.task_id: [] for task in result.tasks}
+    for episode in result.episodes:
+        states[episode.task_id] += [episode.init_state_id] if episode.sample == 0 else []
+    return [{"task_id": task.task_id, "name": task.name, "init_states": states[task.task_id]} for task in result.tasks]
+
+
+def build_report(outcome: Outcome) -> dict[str, Any]:
+    """The content of report.json.
+
+    `sft` and `rl`: rates of the greedy policy before and after reinforcement learning; with `_sampled`: of sampled
+    actions; `difference`: rl minus sft on the same initial states; `seconds` per stage; `env_steps` and `episodes` of
+    the training; `seed` and `protocol` of the evaluations. What was not measured has no key.
+    """
+    report: dict[str, Any] = {}
+    for suffix, position in (("", 0), ("_sampled", 1)):
+        for name in outcome.evaluated:
+            report |= {f"{name}{suffix}": _rates(result) for result in outcome.results(name)[position : position + 1]}
+    d = outcome.difference
+    if d is not None:
+        names = ("n", "difference", "low", "high", "gained", "lost", "p_value")
+        report["difference"] = {name: getattr(d, name) for name in names}
+    report["seconds"] = dict(outcome.seconds)
+    report |= {name: int(outcome.totals[name]) for name in ("env_steps", "episodes") if name in outcome.totals}
+    if outcome.findings is not None:
+        protocol = next(iter(outcome.findings.first.own.protocols.values()))
+        report |= {"seed": protocol["seed"], "protocol": protocol["name"]}
+    return report
+
+
+def _rates(result: Any) -> dict[str, float]:
+    at_end = result.success_at_end
+    return {
+        "success_at_end": at_end.rate,
+        "success_once": result.success_once.rate,
+        "n": at_end.n,
+        "low": at_end.low,
+        "high": at_end.high,
+    }
+
+
+def describe(report: Mapping[str, Any]) -> str:
+    """The closing table: start, end, their difference, the time of each stage."""
+    lines, rows = [], []
+    for name in (START, f"{START}_sampled", END, f"{END}_sampled"):
+        if name in report:
+            r = report[name]
+            policy, mode = name.removesuffix("_sampled").upper(), "sampled" if name.endswith("_sampled") else "greedy"
+            interval = f"{100 * r['success_at_end']:.1f}% [{100 * r['low']:.1f}, {100 * r['high']:.1f}]"
+            rows.append((policy, mode, r["n"], interval, f"{100 * r['success_once']:.1f}%"))
+    if rows:
+        lines.append(table(("policy", "actions", "n", "success at end [95 %]", "success once"), rows))
+        unseen = ": initial states that neither demonstrations nor training have seen"
+        lines.append(f"protocol {report['protocol']}{unseen if report['protocol'] == 'heldout' else ''}")
+    d = report.get("difference")
+    if d is not None:
+        paired = d["p_value"] is not None
+        test = f", p = {d['p_value']:.2g} (exact McNemar)" if paired else " (protocols differ: not paired)"
+        lines.append(
+            f"RL minus SFT{' on the same states' if paired else ''}, greedy: {100 * d['difference']:+.1f} "
+            f"[{100 * d['low']:+.1f}, {100 * d['high']:+.1f}] percentage points{test}"
+            f"{'' if d['low'] > 0 else '; NO IMPROVEMENT IS SHOWN'}"
+        )
+    seconds = ", ".join(f"{name} {duration(value)}" for name, value in report["seconds"].items())
+    played = f"{report['episodes']} training episodes, {report['env_steps']} environment steps; "
+    lines.append((played if "episodes" in report else "") + seconds)
+    return "\n".join(lines)
+
+
+def conclude(stages: Sequence[Stage], state: State) -> str:
+    """Write report.json and, if anything was evaluated, report.html; returns the closing words."""
+    outcome = outcome_of(stages, state)
+    report, folder = build_report(outcome), state.folder
+    write_json(folder / REPORT_FILE, report)
+    places = [str(folder / REPORT_FILE)]
+    if outcome.findings is not None:
+        rows = [
+            (stage.name, duration(record.seconds), " ".join(stage.words))
+            for stage in stages
+            if (record := state.of(stage))
+        ]
+        places.insert(0, str(write_report(folder, outcome.findings, rows)))
+    curves = [stage.output / "learning_curve.png" for stage in stages if stage.name == END]
+    places += [str(path) for path in curves if path.is_file()]
+    return f"{describe(report)}\nreport: {', '.join(places)}"

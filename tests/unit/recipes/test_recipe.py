@@ -1,0 +1,218 @@
+"""Recipes: what is read, merged, completed, and refused with its line before anything starts."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import pytest
+
+from rlvla.recipes.recipe import Stage, changes, chosen_variants, flags_of_stage, parsers_needed, plan, read_recipe
+from rlvla.utils.cli.flags import Parser
+from rlvla.utils.errors import ConfigError
+
+ROOT = Path(__file__).resolve().parents[3]
+SHIPPED = sorted((ROOT / "recipes").glob("*.yaml"))
+
+
+@pytest.fixture(scope="module")
+def parsers() -> dict[str, Parser]:
+    commands = {name for path in SHIPPED for name in parsers_needed(read_recipe(path))}
+    return {name: importlib.import_module(f"cli.{name}").build_parser() for name in commands}
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "recipe.yaml"
+    path.write_text(text)
+    return path
+
+
+WHOLE = """\
+all: {seed: 0}
+stages:
+  demos: {task_suite_name: toy_reach, minutes: 1}
+  sft: {max_epochs: 3, processes: 2, learning_rate: 2e-3}
+  eval_sft:
+  rl: {save_path: $output/ppo, eps_clip_low_high: [0.2, 0.28], bootstrap_truncated: false}
+  eval_rl: {sampled: true}
+variants:
+  long: {sft: {max_epochs: 9}, all: {seed: 5}}
+"""
+
+
+def planned(
+    folder: Path, parsers: dict[str, Parser], text: str = WHOLE, *, variant: str = "", **options
+) -> dict[str, Stage]:
+    recipe = read_recipe(written(folder, text))
+    assignments, further = options.pop("assignments", ()), options.pop("further", ())
+    sources = [
+        *chosen_variants(recipe, [variant] if variant else []),
+        changes(assignments),
+        flags_of_stage("rl", further),
+    ]
+    return {stage.name: stage for stage in plan(recipe, parsers, folder / "run", sources, **options)}
+
+
+def refused(folder: Path, parsers: dict[str, Parser], text: str, **options) -> dict[str | None, tuple[str, str]]:
+    """Place -> (reason, text) of all problems."""
+    with pytest.raises(ConfigError) as error:
+        planned(folder, parsers, text, **options)
+    return {problem.flag: (problem.reason, problem.text) for problem in error.value.problems}
+
+
+def test_stages_take_over_what_earlier_ones_write(tmp_path: Path, parsers: dict[str, Parser]) -> None:
+    stages, run = planned(tmp_path, parsers), tmp_path / "run"
+    assert list(stages) == ["demos", "sft", "eval_sft", "rl", "eval_rl"]
+    assert f"--demos={run}/demos/demos.hdf5" in stages["sft"].words
+    assert f"--pretrain={run}/sft/policy" in stages["eval_sft"].words
+    assert f"--pretrain={run}/sft/policy" in stages["rl"].words and "--load_checkpoint" in stages["rl"].words
+    assert f"--pretrain={run}/ppo/policy" in stages["eval_rl"].words
+    assert stages["eval_rl"].output == run / "eval_rl.json"
+    assert (stages["sft"].processes, stages["demos"].processes, stages["demos"].minutes) == (2, 1, 1)
+    assert {"--seed=0", "--no-bootstrap_truncated"} <= set(stages["rl"].words)
+    other = planned(tmp_path, parsers, assignments=[f"rl.pretrain={tmp_path}"])
+    assert f"--pretrain={tmp_path}" in other["rl"].words, "what is given takes precedence"
+
+
+def test_later_settings_take_precedence(tmp_path: Path, parsers: dict[str, Parser]) -> None:
+    assert planned(tmp_path, parsers, variant="long")["sft"].settings["max_epochs"] == 9
+    stages = planned(
+        tmp_path,
+        parsers,
+        variant="long",
+        assignments=["sft.max_epochs=1", "all.seed=7", "rl.eps_clip_low_high=[0.1, 0.3]", "all.processes=4"],
+        further=["--num_episodes", "64", "--no-check_start", "--task_ids", "0", "1", "--eps_clip=0.1"],
+    )
+    assert stages["sft"].settings["max_epochs"] == 1
+    assert {stage.settings["seed"] for stage in stages.values()} == {7}
+    assert [stage.processes for stage in stages.values()] == [1, 4, 4, 4, 4]
+    rl = stages["rl"].settings
+    assert rl["eps_clip_low_high"] == [0.1, 0.3]
+    assert (rl["num_episodes"], rl["check_start"], rl["task_ids"], rl["eps_clip"]) == ("64", False, ["0", "1"], "0.1")
+
+
+def test_null_is_the_default(tmp_path: Path, parsers: dict[str, Parser]) -> None:
+    words = planned(tmp_path, parsers, assignments=["rl.eps_clip_low_high=", "sft.learning_rate=null"])
+    assert not [w for name in ("rl", "sft") for w in words[name].words if "eps_clip" in w or "learning" in w]
+
+
+def test_recorded_demonstrations_replace_the_stage(tmp_path: Path, parsers: dict[str, Parser]) -> None:
+    file = tmp_path / "my demos.hdf5"
+    file.touch()
+    stages = planned(tmp_path, parsers, demos=[str(file)])
+    assert list(stages) == ["sft", "eval_sft", "rl", "eval_rl"]
+    words = stages["sft"].words
+    assert words[words.index("--demos") + 1] == str(file)
+
+
+def test_everything_that_is_wrong_is_said_at_once_with_its_line(tmp_path: Path, parsers: dict[str, Parser]) -> None:
+    text = """\
+all:
+  seed: many
+  sead: 1
+stages:
+  demos:
+    task_suite_name: toy_rech
+    num_demos: 0
+    processes: 2
+  sft:
+    max_epoch: 3
+    minutes: soon
+    dry_run: true
+    learning_rate: true
+  rl:
+    gamma: {of: what}
+    no-bootstrap_truncated: true
+    task_ids: [0, one]
+variants:
+  other:
+    rl: {temperature: hot}
+"""
+    problems = refused(
+        tmp_path, parsers, text, assignments=["rl.lambd=x", "eval_rl.seed=1"], further=["--num_episode", "3"]
+    )
+    lines = {flag: text.partition("recipe.yaml, line ")[2].partition(":")[0] for flag, (_, text) in problems.items()}
+    assert {(flag, problems[flag][0], lines[flag]) for flag in problems} == {
+        ("all.seed", "invalid_value", "2"),
+        ("all.sead", "unknown_name", "3"),
+        ("demos.task_suite_name", "unknown_name", "6"),
+        ("demos.num_demos", "out_of_range", "7"),
+        ("demos.processes", "one_process", "8"),
+        ("sft.max_epoch", "unknown_name", "10"),
+        ("sft.minutes", "no_amount", "11"),
+        ("sft.dry_run", "withheld", "12"),
+        ("sft.learning_rate", "no_switch", "13"),
+        ("rl.gamma", "no_value", "15"),
+        ("rl.no-bootstrap_truncated", "write_false", "16"),
+        ("rl.task_ids", "invalid_value", "17"),
+        ("rl.temperature", "invalid_value", "20"),
+        ("rl.lambd", "invalid_value", ""),
+        ("eval_rl.seed", "no_stage", ""),
+        ("rl.num_episode", "unknown_name", ""),
+    }
+    assert "--max_epochs" in problems["sft.max_epoch"][1], "a suggestion"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("stages: {demos: {}, train: {}}\nabuot: x", {("abuot", "unknown_part"), ("stages.train", "unknown_stage")}),
+        ("stages: [demos, sft]", {("stages", "no_mapping")}),
+        ("stages: {sft: [3]}\noutput: 7", {("stages.sft", "no_mapping"), ("output", "no_word")}),
+        ("stages: {sft: {}}\nvariants: {a: 3}", {("variants.a", "no_mapping")}),
+        ("stages: {all: {seed: 0}, sft: {}}", {("stages.all", "unknown_stage")}),
+        ("stages:", {("recipe", "no_recipe")}),
+        ("stages: {report: }", {("recipe", "no_recipe")}),
+        ("", {("recipe", "no_recipe")}),
+        ("- sft", {("recipe", "no_recipe")}),
+        ("stages: {sft: {seed: 1, seed: 2}}", {(None, "invalid_file")}),
+        ("stages: !!python/object/apply:os.system [ls]", {(None, "invalid_file")}),
+        ("stages: {sft: ", {(None, "invalid_file")}),
+    ],
+)  # fmt: skip
+def test_files_that_are_no_recipes(tmp_path: Path, text: str, expected: set) -> None:
+    with pytest.raises(ConfigError) as error:
+        read_recipe(written(tmp_path, text))
+    assert {(problem.flag, problem.reason) for problem in error.value.problems} == expected
+
+
+def test_missing_inputs_are_said(tmp_path: Path, parsers: dict[str, Parser]) -> None:
+    problems = refused(tmp_path, parsers, "stages: {sft: {}, eval_rl: {}}")
+    assert {flag: reason for flag, (reason, _) in problems.items()} == {
+        "sft.demos": "no_input",
+        "eval_rl.pretrain": "no_input",
+    }
+    problems = refused(tmp_path, parsers, "stages: {demos: {}, rl: {pretrain: gone}}", assignments=["rl.demos=1"])
+    assert {"demos.task_suite_name": "no_suite", "rl.pretrain": "missing_input"}.items() <= {
+        flag: reason for flag, (reason, _) in problems.items()
+    }.items()
+    assert refused(tmp_path, parsers, WHOLE, demos=["gone.hdf5"])["sft.demos"][0] == "missing_input"
+
+
+@pytest.mark.parametrize(
+    ("assignment", "reason"),
+    [
+        ("seed=1", "no_assignment"),
+        ("sft.seed", "no_assignment"),
+        ("sft.=1", "no_assignment"),
+        ("x.seed=1", "unknown_stage"),
+    ],
+)
+def test_assignments_that_are_none(assignment: str, reason: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        changes([assignment, "sft.seed=1"])
+    assert [(problem.flag, problem.reason) for problem in error.value.problems] == [("set", reason)]
+
+
+def test_an_unknown_variant(tmp_path: Path, parsers: dict[str, Parser]) -> None:
+    assert refused(tmp_path, parsers, WHOLE, variant="short")["variant"][0] == "unknown_variant"
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_the_recipes_of_the_repository_are_valid(path: Path, tmp_path: Path, parsers: dict[str, Parser]) -> None:
+    recipe = read_recipe(path)
+    suite = changes([] if "task_suite_name" in recipe.base.stages["demos"] else ["all.task_suite_name=toy_reach"])
+    for variant in [(), *((name,) for name in recipe.variants)]:
+        stages = plan(recipe, parsers, tmp_path, [*chosen_variants(recipe, variant), suite])
+        assert all(stage.minutes for stage in stages) and recipe.about
+        assert all(tmp_path in stage.output.parents for stage in stages)
