@@ -54,7 +54,7 @@ SCRIPTS = {
         500,
         f"--num_episodes {128 * LAST} --rollout_batch_size 128 --eval_episodes 100 --deterministic_rollout",
         {
-            **{name: (f"== {name}\n",) for name in ("demos", "sft", "ppo")},
+            **{name: (f"== {name} (",) for name in ("demos", "sft", "rl")},
             "evaluation": (f"iteration {LAST}/{LAST}: ", f"continuing after iteration {LAST} of"),
         },
         ("ppo/evaluations.json",),
@@ -62,7 +62,7 @@ SCRIPTS = {
     "quickstart": Script(
         40,
         "--num_episodes 384 --eval_episodes 20 --save_steps 1 --no-check_start --deterministic_rollout",
-        {name: (f"== {name}\n",) for name in ("demos", "sft", "eval_sft", "rl", "eval_rl")},
+        {name: (f"== {name} (",) for name in ("demos", "sft", "eval_sft", "rl", "eval_rl")},
         ("ppo/evaluations.json", "eval_sft.json", "eval_rl.json"),
     ),
 }

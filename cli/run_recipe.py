@@ -26,7 +26,6 @@ from rlvla.recipes.config import RecipeConfig
 from rlvla.recipes.recipe import Source, changes, chosen_variants, flags_of_stage, parsers_needed, plan, read_recipe
 from rlvla.recipes.runner import describe_plan, run_recipe
 from rlvla.recipes.stages import Settings
-from rlvla.recipes.state import State
 from rlvla.utils.cli.command import command
 from rlvla.utils.cli.flags import Parser, add_arguments, fail, from_namespace
 from rlvla.utils.errors import ConfigError, MissingExtraError
@@ -87,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         folder = config.folder(recipe)
         stages = plan(recipe, parsers, folder, sources, config.demos)
         if config.dry_run:
-            print(describe_plan(stages, State.read(folder), program))
+            print(describe_plan(stages, folder, program, config.first))
             return
         run_recipe(stages, folder, program, config.first)
     except (ConfigError, MissingExtraError) as error:

@@ -80,8 +80,7 @@ def outcome_of(stages: Sequence[Stage], state: State) -> Outcome:
         folder = by_name[END].output
         path = folder / "totals.json"
         totals = read_json(path, allow_nan=True) if path.is_file() else {}
-        for name, evaluation in _of_training(folder).items():
-            evaluated.setdefault(name, evaluation)
+        evaluated = evaluated or _of_training(folder)
     names = tuple(name for name in (START, END) if name in evaluated)
     if not names:
         return Outcome(None, (), seconds, totals)
@@ -112,17 +111,18 @@ def _of_training(folder: Path) -> dict[str, dict[str, PolicyEvaluation]]:
         result = EvalResult.from_dict({key: value for key, value in entry.items() if key != "iteration"})
         suite, seed = settings["env"]["task_suite_name"], settings["run"]["seed"]
         policy = folder / POLICY_FOLDER if name == END else Path(settings["policy"]["pretrain"])
-        protocol = {"suite": suite, "name": result.protocol, "seed": seed, "tasks": _tasks(result)}
+        protocol = {"suite": suite, "name": result.protocol, "seed": seed, "tasks": _tasks(result, settings["env"])}
         found[name] = {suite: PolicyEvaluation(str(policy), settings["env"], {result.mode: protocol}, [result])}
     return found
 
 
-def _tasks(result: EvalResult) -> list[dict[str, Any]]:
-    """The tasks of a protocol, from the episodes that were played."""
+def _tasks(result: EvalResult, env: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The tasks of a protocol, from the episodes that were played and the settings of the environment."""
+    limits = {name: env.get(name) for name in ("max_steps", "control_freq")}
     states: dict[int, list[int]] = {task.task_id: [] for task in result.tasks}
     for episode in result.episodes:
         states[episode.task_id] += [episode.init_state_id] if episode.sample == 0 else []
-    return [{"task_id": task.task_id, "name": task.name, "init_states": states[task.task_id]} for task in result.tasks]
+    return [{"task_id": t.task_id, "name": t.name, **limits, "init_states": states[t.task_id]} for t in result.tasks]
 
 
 def build_report(outcome: Outcome) -> dict[str, Any]:
@@ -182,8 +182,9 @@ def describe(report: Mapping[str, Any]) -> str:
             f"{'' if d['low'] > 0 else '; NO IMPROVEMENT IS SHOWN'}"
         )
     seconds = ", ".join(f"{name} {duration(value)}" for name, value in report["seconds"].items())
-    played = f"{report['episodes']} training episodes, {report['env_steps']} environment steps; "
-    lines.append((played if "episodes" in report else "") + seconds)
+    if "episodes" in report:
+        seconds = f"{report['episodes']} training episodes, {report['env_steps']} environment steps; {seconds}"
+    lines.append(seconds)
     return "\n".join(lines)
 
 

@@ -92,8 +92,14 @@ def check_state(stages: Sequence[Stage], state: State, first: str | None) -> Non
         raise ConfigError(problems)
 
 
-def describe_plan(stages: Sequence[Stage], state: State, program: Program) -> str:
-    """What a run would do: for each stage whether it is done, its estimated time and its command."""
+def describe_plan(stages: Sequence[Stage], folder: Path, program: Program, first: str | None = None) -> str:
+    """What `run_recipe` would do: for each stage whether it is done, its estimated time and its command.
+
+    Raises:
+        ConfigError: see `check_state`.
+    """
+    state = State.opened(folder, stages)
+    check_state(stages, state, first)
     timing = Timing(stages, state)
     lines = []
     for stage in stages:
@@ -118,9 +124,7 @@ def run_recipe(stages: Sequence[Stage], folder: Path, program: Program, first: s
         SystemExit: a stage failed; the status is that of its command.
     """
     with locked(folder) as lock:
-        state = State.read(folder)
-        if not state.records:
-            state.adopt(stages)
+        state = State.opened(folder, stages)
         check_state(stages, state, first)
         if first is not None and first != REPORT:
             state.begin_again(stages, first)

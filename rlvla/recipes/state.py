@@ -135,8 +135,15 @@ class State:
         else:
             path.unlink(missing_ok=True)
 
-    def adopt(self, stages: Sequence[Stage]) -> None:
-        """Take over what the shell scripts of earlier versions did in this folder, which had no such file."""
+    @classmethod
+    def opened(cls, folder: Path, stages: Sequence[Stage]) -> State:
+        """The state of a folder, with what the shell scripts of earlier versions, which had no such file, did there."""
+        state = cls.read(folder)
+        if not state.records:
+            state._adopt(stages)
+        return state
+
+    def _adopt(self, stages: Sequence[Stage]) -> None:
         seconds: dict[str, float] = {}
         path = self.folder / _SECONDS_OF_SCRIPTS
         for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():

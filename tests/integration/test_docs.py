@@ -21,7 +21,11 @@ from tests.support.documentation import DOCUMENTS, ROOT, blocks, shell_commands,
 COMMANDS = (
     *("collect_demos", "convert_demos", "train_sft_vla", "train_ppo_vla", "eval_vla"),
     *("draw_reward_machine", "score_episodes", "inspect_vla", "train_rm_vla", "replay_batch"),
+<<<<<<< HEAD
     *("check_env", "check_demos"),
+=======
+    *("check_env", "run_recipe"),
+>>>>>>> 4585927 (Recipes: documentation, tests, the two scripts as recipes)
 )
 # Flags that belong to other programs: the deepspeed launcher, TensorBoard, pytest, Ray.
 LAUNCHER_FLAGS = {"--num_accelerators", "--master_port"}
@@ -61,7 +65,8 @@ def parse(script: str, flags: list[str]) -> None:
         if not flags:
             return
         assert inner and '"$@"' in content, f"{script} takes no flags"
-        script = f"cli/{inner[-1]}.py"
+        name = "train_ppo_vla" if inner[-1] == "run_recipe" else inner[-1]  # whose stage `rl` they are for
+        script = f"cli/{name}.py"
     if "--config" in flags:  # a file that an earlier command of the page leaves behind
         at = flags.index("--config")
         assert flags[at + 1].endswith(".yaml")
@@ -254,7 +259,7 @@ def test_the_example_environment_keeps_the_contract(tmp_path: Path) -> None:
     (tmp_path / "test_button_suite.py").write_text(
         class_of_contract + "class TestButton(EnvContract):\n    suite = 'button'\n", encoding="utf-8"
     )
-    check, collect = [words for words in shell_commands(text) if "slider_suite.py" in words]
+    check, collect, _ = [words for words in shell_commands(text) if "slider_suite.py" in words]
     check[1], collect[1] = str(ROOT / check[1]), str(ROOT / collect[1])
     for words in (
         ["first_steps.py"],

@@ -34,8 +34,8 @@ PAGES = [page for page in DOCUMENTS if shell_commands(page.read_text(encoding="u
 
 # Command, or how it begins -> why it is not run here.
 NOT_RUN = {
-    "bash examples/scripts/quickstart.sh": "a quarter of an hour; docs/commands.md has the same commands, and "
-    "tests/integration/test_quickstart_script.py tests the order of its stages",
+    "bash examples/scripts/quickstart.sh": "a quarter of an hour; tests/integration/test_run_recipe.py runs a "
+    "smaller recipe",
     "source .venv/bin/activate": "tests run in an environment already",
     "bash examples/scripts/test.sh": "it is what runs this test",
     "bash examples/scripts/toy_reach.sh": "run at full length by tests/learning/test_learns_toy_reach.py",
@@ -68,6 +68,7 @@ SMALLER = {
     "train_sft_vla": f"--max_epochs 1 --train_batch_size 16 {TINY}",
     "train_ppo_vla": PPO,
     "eval_vla": "--eval_episodes 2 --num_envs 1 --max_steps 10",
+    "run_recipe": "--dry_run",
     "train_rm_vla": f"--max_epochs 1 --heldout_share 0.5 {TINY}",
     # Both outcomes are needed, in what is learned from and in what is held out.
     "runs/mixed": "--num_demos 16 --max_steps 25",
@@ -125,6 +126,11 @@ def regression_checkpoint(folder: Path, request: pytest.FixtureRequest) -> None:
     shutil.copy(head, published)
 
 
+def recipes(folder: Path, request: pytest.FixtureRequest) -> None:
+    """Those of the repository."""
+    (folder / "recipes").symlink_to(ROOT / "recipes")
+
+
 def robotwin_checkout(folder: Path, request: pytest.FixtureRequest) -> None:
     """A small environment with the same interface."""
     (folder / "RoboTwin").symlink_to(ROOT / "tests/support/small_robotwin")
@@ -136,14 +142,21 @@ GIVEN: dict[str, list[Provider]] = {
         [f"docs/algorithms/{name}.md" for name in ("filters", "gae", "grpo")],
         [copies("policy_folder", "runs/sft/policy")],
     ),
+<<<<<<< HEAD
     "docs/commands.md": [copies("demos_file", "runs/toy/demos")],
     "docs/environments.md": [libero_demonstrations, robotwin_checkout],
     "docs/first_hour.md": [toy_run],
+=======
+    "docs/commands.md": [recipes],
+    "docs/environments.md": [libero_demonstrations, robotwin_checkout, recipes],
+    "docs/first_hour.md": [toy_run, recipes],
+>>>>>>> 4585927 (Recipes: documentation, tests, the two scripts as recipes)
     "docs/models.md": [
         copies("demos_file", "runs/demos"),
         copies("libero_checkpoint", "checkpoints/openvla-oft-libero"),
         regression_checkpoint,
     ],
+    "docs/recipes.md": [recipes],
     "docs/performance.md": [copies("policy_folder", "runs/sft/policy")],
     "docs/rewards.md": [copies("policy_folder", "runs/sft/policy")],
     "docs/scaling.md": [copies("policy_folder", "runs/sft/policy")],

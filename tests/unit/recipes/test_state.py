@@ -117,8 +117,7 @@ def test_folders_of_the_scripts_before_recipes_are_taken_over(tmp_path: Path) ->
     demos, sft, _ = chain(tmp_path, sft=4)
     evaluation, rl = stage(tmp_path, "eval_sft", "eval_sft.json"), stage(tmp_path, "rl", "ppo")
     stages = [demos, sft, evaluation, rl]
-    state = State(tmp_path)
-    state.adopt(stages)
+    state = State.opened(tmp_path, stages)
     assert [state.is_done(one) for one in stages] == [True, True, True, False]
     assert reasons(stages, state) == []
     assert [state.of(one).seconds for one in stages] == [39.0, 242.0, 10.0, 30.0]
