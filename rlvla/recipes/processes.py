@@ -20,6 +20,7 @@ _LOOK_SECONDS = 0.1
 _BEAT_SECONDS = 5.0
 _TERMINAL_SECONDS = 1.0  # in which Ctrl-C, which the terminal sends to all processes, has reached the command itself
 _REMAINS_SECONDS = 60.0  # ranks whose launcher has ended save a checkpoint within this time
+_LIBC = ctypes.CDLL(None, use_errno=True)
 # prctl(2)
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 # Without any of these the deepspeed launcher warns, twice, that it found no accelerator.
@@ -78,7 +79,8 @@ def run(words: Sequence[str], signals: Signals, beat: Callable[[float], None], l
         The exit status; negative if a signal ended the process.
     """
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    started = next_beat = time.monotonic()
+    started = time.monotonic()
+    next_beat = started + _BEAT_SECONDS
     parent = os.getpid()
 
     def with_its_parent() -> None:
@@ -99,6 +101,7 @@ def run(words: Sequence[str], signals: Signals, beat: Callable[[float], None], l
         if now >= next_beat:
             beat(now - started)
             next_beat = now + _BEAT_SECONDS
+    beat(time.monotonic() - started)
     if signals.received or status:
         _wait_for_remains()
     return status
@@ -129,4 +132,4 @@ def _free_port() -> int:
 
 def _prctl(option: int, value: int) -> None:
     with suppress(AttributeError, OSError):  # not Linux
-        ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+        _LIBC.prctl(option, value, 0, 0, 0)

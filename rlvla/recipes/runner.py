@@ -160,6 +160,7 @@ def _run_stage(stage: Stage, state: State, program: Program, lock: int) -> None:
         took[0] = seconds
         state.note(stage, RUNNING, before + seconds)
 
+    state.note(stage, RUNNING, before)
     with Signals().caught() as signals:
         status = run(words, signals, beat, lock)
         if status == 0:
