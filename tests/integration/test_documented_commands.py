@@ -142,15 +142,9 @@ GIVEN: dict[str, list[Provider]] = {
         [f"docs/algorithms/{name}.md" for name in ("filters", "gae", "grpo")],
         [copies("policy_folder", "runs/sft/policy")],
     ),
-<<<<<<< HEAD
-    "docs/commands.md": [copies("demos_file", "runs/toy/demos")],
-    "docs/environments.md": [libero_demonstrations, robotwin_checkout],
-    "docs/first_hour.md": [toy_run],
-=======
-    "docs/commands.md": [recipes],
+    "docs/commands.md": [copies("demos_file", "runs/toy/demos"), recipes],
     "docs/environments.md": [libero_demonstrations, robotwin_checkout, recipes],
     "docs/first_hour.md": [toy_run, recipes],
->>>>>>> 4585927 (Recipes: documentation, tests, the two scripts as recipes)
     "docs/models.md": [
         copies("demos_file", "runs/demos"),
         copies("libero_checkpoint", "checkpoints/openvla-oft-libero"),
