@@ -202,7 +202,7 @@ def _replay(check: Check, count: int) -> list[Finding]:
     chosen = _spread_over_files(check.parts, count)
     with progress_bar(sum(map(len, chosen)), "playing again") as bar:
         for path, part, episodes in zip(check.paths, check.parts, chosen):
-            why = replay_problem(path, part) if task_of(part) is not None else _unknown_suite(part)
+            why = replay_problem("it", part) if task_of(part) is not None else _unknown_suite(part)
             if why is not None:
                 found.append(Finding("not_replayed", NOTE, f"not played again: {why}", where=path))
                 continue

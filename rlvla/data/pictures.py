@@ -12,6 +12,7 @@ _SIDE = 16  # pixels; pictures are compared at about this size
 _FEW = 64  # episodes looked at in the quick check
 _LOOKS = 4  # pictures of an episode in the quick check
 _ROUNDS = 3
+_POWERS, _SHIFT = 50, 0.1
 _SPREADS = 3.0  # standard deviations between the groups' means and their middle
 _FEW_PICTURES, _ALIKE_OF_FEW = 8, 0.5  # so few pictures have no spread; they must be this much alike, of 1
 _VISIBLE = 2.0  # gray levels
@@ -120,7 +121,7 @@ def _signs(changes: np.ndarray) -> np.ndarray:
         alike = (changes * weights) @ changes.T
         own = np.diag(alike).mean()
         np.fill_diagonal(alike, 0.0)
-        signs = np.where(np.linalg.eigh(alike)[1][:, -1] >= 0, 1.0, -1.0)
+        signs = np.where(_main_direction(alike) >= 0, 1.0, -1.0)
         aligned = changes * signs[:, None]
         if count >= _FEW_PICTURES:  # what varies from scene to scene counts less
             weights = 1 / (aligned.var(0) + aligned.var() + 1e-6)
@@ -135,3 +136,13 @@ def _signs(changes: np.ndarray) -> np.ndarray:
         return np.ones(count)
     majority = np.sign(signs.sum()) or signs[0]  # the first of two is right
     return signs * majority
+
+
+def _main_direction(matrix: np.ndarray) -> np.ndarray:
+    """The eigenvector [G] of the largest eigenvalue of a symmetric matrix [G, G], approximately (power iteration)."""
+    sizes = np.abs(matrix).sum(1)
+    direction, shift = matrix[sizes.argmax()], _SHIFT * sizes.max()  # negative eigenvalues become smaller
+    for _ in range(_POWERS):
+        direction = matrix @ direction + shift * direction
+        direction = direction / max(np.linalg.norm(direction), 1e-30)
+    return direction

@@ -27,6 +27,7 @@ _PILE = 0.1  # share of the values at one limit that is unlikely without clippin
 _STUCK = 0.95  # share of the values at the limits of the environment with which little is left to imitate
 _BEYOND = 0.01  # share of the values beyond the limits
 _OUTSIDE = 0.1  # share of the values outside q01..q99, where 0.02 is usual
+_CHANCE = 3  # values that may lie outside by chance
 _TOO_WIDE = 5.0  # times the range of the data
 _SHORT = 2  # steps
 _REPEATED = 0.1  # share of the episodes
@@ -189,17 +190,19 @@ def _statistics(demos: Demonstrations) -> list[Finding]:
     reach, range_ = np.ptp(np.quantile(actions, [0.01, 0.99], axis=0), axis=0), high - low
     near = 1e-4 * np.maximum(np.abs(low), np.abs(high)) + 1e-6
     outside = ((actions < low - near) | (actions > high + near)).mean(0)
-    masked = set(demos.unnormalized_dims)
-    found = []
-    for i in range(len(low)):
-        if i not in masked and (outside[i] > _OUTSIDE or (reach[i] > 0 and range_[i] > _TOO_WIDE * reach[i])):
-            text = (
-                f"the recorded statistics are those of other data: action dimension {i} has the range {low[i]:.4g} to "
-                f"{high[i]:.4g} there, and {outside[i]:.0%} of the values lie outside; delete dataset_statistics.json, "
-                "and it is computed again"
-            )
-            found.append(Finding("other_statistics", WARNING, text))
-    return found
+    many = outside * len(actions) > _OUTSIDE * len(actions) + _CHANCE
+    wrong = many | ((reach > 0) & (range_ > _TOO_WIDE * reach))
+    wrong[demos.unnormalized_dims] = False
+    if not wrong.any():
+        return []
+    dims = np.flatnonzero(wrong)
+    worst = dims[np.argmax(outside[dims])]
+    text = (
+        f"dataset_statistics.json describes other data: the range of action dimension {', '.join(map(str, dims))} does not "
+        f"fit (dimension {worst}: {low[worst]:.4g} to {high[worst]:.4g}, with {outside[worst]:.0%} of the values outside); "
+        "delete the file, and it is computed again"
+    )
+    return [Finding("other_statistics", WARNING, text)]
 
 
 def _proprio(demos: Demonstrations) -> list[Finding]:
