@@ -31,6 +31,7 @@ from rlvla.utils.terminal import log, progress_bar, table
 PAGE_FILE, FINDINGS_FILE = "check_demos.html", "check_demos.json"
 HEADERS = ("file", "suite", "episodes", "steps", "success", "actions", "proprio", "pictures", "cameras")
 _NAMED = 4  # episodes and files named on the screen
+_CONVINCING = 2  # episodes that succeed again
 _WARNINGS = 4  # lines in front of training
 
 
@@ -121,6 +122,7 @@ def run_check_demos(config: CheckDemosConfig) -> Check:
     if check.parts:
         _look(check)
         check.findings += _replay(check, config.replay)
+        check.findings = _excused(check)
         check.written = _write_statistics(check, config.statistics)
     check.findings.sort(key=lambda finding: LEVELS.index(finding.level))
     output = Path(config.output)
@@ -253,6 +255,19 @@ def _judged(path: str, names: Sequence[str], played: Sequence[Repetition]) -> li
         )
         found.append(Finding("other_pictures", WARNING, text, tuple(names[one.index] for one in others), path))
     return found
+
+
+def _excused(check: Check) -> list[Finding]:
+    """The findings; what looks wrong with actions is a note if they lead to success again."""
+    good = [one for one in check.replayed if one.recorded]
+    if len(good) < _CONVINCING or not all(one.replayed for one in good):
+        return check.findings
+    return [
+        replace(one, level=NOTE, text=f"{one.text} (episodes succeed when played again, so it may be meant)")
+        if one.level == WARNING and one.kind in ("clipped_action", "constant_action")
+        else one
+        for one in check.findings
+    ]
 
 
 def _write_statistics(check: Check, folder: str | None) -> list[Path]:

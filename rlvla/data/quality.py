@@ -22,14 +22,15 @@ from rlvla.utils.errors import ConfigError
 ERROR, WARNING, NOTE = LEVELS = ("error", "warning", "note")
 FEW_SUCCESSES = 0.5  # share of the episodes
 _SAME = 1e-6  # of the largest magnitude: what counts as equal
-_DISCRETE = 32  # distinct values up to which a dimension counts as discrete: a gripper, or rounded actions
+_DISCRETE = 16  # distinct values up to which a dimension counts as discrete: a gripper, or rounded actions
+_FEW_VALUES = 3
 _PILE = 0.1  # share of the values at one limit that is unlikely without clipping
 _STUCK = 0.95  # share of the values at the limits of the environment with which little is left to imitate
 _BEYOND = 0.01  # share of the values beyond the limits
 _OUTSIDE = 0.1  # share of the values outside q01..q99, where 0.02 is usual
 _CHANCE = 3  # values that may lie outside by chance
 _TOO_WIDE = 5.0  # times the range of the data
-_SHORT = 2  # steps
+_SHORT, _RARE = 2, 0.05  # steps; share of the episodes
 _REPEATED = 0.1  # share of the episodes
 _STEPS_OF_A_FILE = 100  # with fewer, dimensions may well be constant
 
@@ -142,8 +143,9 @@ def _lengths(demos: Demonstrations) -> list[Finding]:
     short = np.flatnonzero((lengths <= _SHORT) & (lengths < np.median(lengths)))
     if not len(short):
         return []
+    meant = all(demos.success[i] for i in short) and len(short) <= _RARE * len(lengths)
     text = f"{_counted(len(short), 'episode')} of at most {_SHORT} steps, where {np.median(lengths):.0f} are usual"
-    return [Finding("short_episodes", WARNING, text, tuple(short.tolist()))]
+    return [Finding("short_episodes", NOTE if meant else WARNING, text, tuple(short.tolist()))]
 
 
 def _actions(demos: Demonstrations, task: TaskSpec | None) -> list[Finding]:
@@ -167,10 +169,13 @@ def _actions(demos: Demonstrations, task: TaskSpec | None) -> list[Finding]:
         if fact.distinct > _DISCRETE and at >= _PILE and inside:
             text = f"action dimension {i} is clipped: {at:.0%} of its values are exactly {value:.4g}"
             found.append(Finding("clipped_action", WARNING, f"{text}, and the rest differ"))
-        elif fact.at_low + fact.at_high >= _STUCK and (fact.distinct > 2 or task is not None):
+        elif fact.at_low + fact.at_high >= _STUCK and fact.distinct > _FEW_VALUES:
             share = fact.at_low + fact.at_high
             text = f"action dimension {i} is {fact.low:.4g} or {fact.high:.4g} in {share:.0%} of the steps"
             found.append(Finding("clipped_action", WARNING, f"{text}: was it scaled too much before it was clipped?"))
+        elif fact.distinct <= _FEW_VALUES:
+            text = f"action dimension {i} has only {fact.distinct} values; if it commands a gripper, say so in"
+            found.append(Finding("discrete_action", NOTE, f"{text} `TaskSpec.gripper_dims`, and it is not normalized"))
     if task is not None:
         beyond = np.mean(np.abs(np.concatenate(demos.actions)) > limit * (1 + 1e-3), axis=0)
         for i in np.flatnonzero(beyond > _BEYOND):
@@ -198,9 +203,9 @@ def _statistics(demos: Demonstrations) -> list[Finding]:
     dims = np.flatnonzero(wrong)
     worst = dims[np.argmax(outside[dims])]
     text = (
-        f"dataset_statistics.json describes other data: the range of action dimension {', '.join(map(str, dims))} does not "
-        f"fit (dimension {worst}: {low[worst]:.4g} to {high[worst]:.4g}, with {outside[worst]:.0%} of the values outside); "
-        "delete the file, and it is computed again"
+        "dataset_statistics.json describes other data: the range of action dimension "
+        f"{', '.join(map(str, dims))} does not fit (dimension {worst}: {low[worst]:.4g} to {high[worst]:.4g}, with "
+        f"{outside[worst]:.0%} of the values outside); delete the file, and it is computed again"
     )
     return [Finding("other_statistics", WARNING, text)]
 
@@ -248,7 +253,8 @@ def _pictures(seen: PictureFindings, demos: Demonstrations) -> list[Finding]:
         found.append(Finding("turned_pictures", WARNING, text, tuple(episodes)))
     if seen.same_start and len(demos.actions) > 1:
         text = "all episodes start from the same picture: a policy sees no other scene before it is evaluated"
-        found.append(Finding("same_start", WARNING, text))
+        level = WARNING if len(set(demos.instructions)) == 1 else NOTE
+        found.append(Finding("same_start", level, text))
     return found
 
 

@@ -108,6 +108,11 @@ DAMAGE: dict[str, tuple[Change, str, str]] = {
     "clipped": (of_actions(lambda a: scaled(a, 1.0, 0.5)), "clipped_action", WARNING),
     "scaled, then clipped": (of_actions(lambda a: scaled(a, 100.0, 1.0)), "clipped_action", WARNING),
     "in other units": (of_actions(lambda a: scaled(a, 30.0, 90.0)), "actions_beyond_limits", WARNING),
+    "a gripper that is not marked": (
+        of_actions(lambda a: np.sign(a) * [0, 1, 1] + a * [1, 0, 0]),
+        "discrete_action",
+        NOTE,
+    ),
     "actions too early": (of_actions(lambda a: np.roll(a, -1, axis=0)), "shifted_actions", WARNING),
     "actions too late": (of_actions(lambda a: np.roll(a, 1, axis=0)), "shifted_actions", WARNING),
     "black": (of_images(black), "blank_pictures", ERROR),
@@ -116,6 +121,13 @@ DAMAGE: dict[str, tuple[Change, str, str]] = {
     "upside down": (of_images(lambda seen: seen[:, :, ::-1], every=7), "turned_pictures", WARNING),
     "red and blue swapped": (of_images(lambda seen: seen[..., ::-1], every=7), "turned_pictures", WARNING),
     "one start": (lambda d: replace(d, images=[d.images[0][: len(a)] for a in d.actions]), "same_start", WARNING),
+    "one start, many instructions": (
+        lambda d: replace(
+            d, images=[d.images[0][: len(a)] for a in d.actions], instructions=[f"go to {i}" for i in range(30)]
+        ),
+        "same_start",
+        NOTE,
+    ),
     "constant proprio": (
         lambda d: replace(d, proprio=[np.ones_like(values) for values in d.proprio]),
         "constant_proprio",
@@ -162,7 +174,9 @@ def test_an_episode_of_two_steps() -> None:
     for values in (demos.actions, demos.images, demos.proprio, demos.rewards):
         values[4] = values[4][:2]
     (finding,) = quality(demos, TASK)
-    assert (finding.kind, finding.episodes) == ("short_episodes", (4,))
+    assert (finding.kind, finding.level, finding.episodes) == ("short_episodes", NOTE, (4,))
+    demos.success[4] = False
+    assert kinds(quality(demos, TASK)) == {"short_episodes"}
 
 
 def test_a_file_is_judged_alone_only_if_it_is_long_enough() -> None:
