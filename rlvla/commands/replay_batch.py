@@ -11,12 +11,13 @@ import torch
 from rlvla.experience import Experience
 from rlvla.models.actor import Actor
 from rlvla.models.families import Checkpoint, check_checkpoint
-from rlvla.models.value_models import REWARD_HEAD_FILE, Critic, RewardModel
+from rlvla.models.feature_models import FeatureCritic
+from rlvla.models.value_models import REWARD_HEAD_FILE, Critic, SuccessReading
 from rlvla.trainer.guards import read_batch
 from rlvla.utils.errors import ConfigError
 from rlvla.utils.terminal import table
 
-Network = Actor | Critic | RewardModel
+Network = Actor | Critic | FeatureCritic | SuccessReading
 _SHOWN_ROWS = 20
 
 
@@ -115,10 +116,10 @@ def inspect(rows: Experience, network: Network, temperature: float) -> BatchRepo
 
 def _check_row(row: Experience, network: Network, temperature: float) -> str | None:
     network.zero_grad()
-    if isinstance(network, RewardModel):
+    if isinstance(network, SuccessReading):
         output = network(**network.score(row))[:, :2]  # success and progress
         target, mask = None, torch.ones_like(output, dtype=torch.bool)
-    elif isinstance(network, Critic):
+    elif isinstance(network, Critic | FeatureCritic):
         output = network(**network.score(row))
         target, mask = row.returns, row.action_mask
     else:  # a policy of any family

@@ -31,7 +31,7 @@ class ActorCritic(Actor):
 
     def __init__(self, vla: OpenVLAForActionPrediction, inputs: VLAInputs, config: ActorConfig | None = None):
         super().__init__(vla, inputs, config)
-        self.value_head = scalar_head(inputs.config)
+        self.value_head = scalar_head(inputs.config.text_config.hidden_size)
 
     def _values(self, hidden: Tensor) -> Tensor:
         return self.value_head(hidden).squeeze(-1).float()

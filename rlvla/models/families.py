@@ -158,7 +158,7 @@ class PolicyFamily(Protocol):
 
 
 # Type in config.json -> module that registers it; imported when first needed.
-_HOMES = {"openvla": "rlvla.models.vla.family"}
+_HOMES = {"openvla": "rlvla.models.vla.family", "compact": "rlvla.models.compact.family"}
 _families: dict[str, PolicyFamily] = {}
 
 

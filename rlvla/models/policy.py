@@ -44,6 +44,7 @@ class PolicySpec:
         cameras: N, images per observation; None: any number.
         image_size: required side of the images in pixels; None: any size, they are resized.
         proprio_dim: P, length of the proprio vector it reads; 0: none.
+        feature_dim: d, width of `Policy.features`; 0: it has none.
         missing: names in `QUANTITIES` that the policy does not support -> reason.
 
     Raises:
@@ -58,6 +59,7 @@ class PolicySpec:
     cameras: int | None = None
     image_size: int | None = None
     proprio_dim: int = 0
+    feature_dim: int = 0
     missing: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
     def __post_init__(self) -> None:
@@ -159,6 +161,10 @@ class Policy(RolloutPolicy, Protocol):
 
     def features(self, batch: Experience) -> Tensor:
         """[B, K, d]: hidden states for a critic or reward model, one per log-prob."""
+        ...
+
+    def freeze_read_out(self) -> None:
+        """Freeze the parameters that `features` does not depend on; needed for `rlvla.models.feature_models` alone."""
         ...
 
     def encode_actions(self, actions: np.ndarray) -> dict[str, np.ndarray]:

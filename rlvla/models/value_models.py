@@ -14,7 +14,6 @@ from rlvla.experience import Experience
 from rlvla.models.backbone import prepare_backbone
 from rlvla.models.config import ActorConfig
 from rlvla.models.inputs import VLAInputs
-from rlvla.models.vla.configuration_openvla import OpenVLAConfig
 from rlvla.models.vla.openvla import OpenVLAForActionPrediction
 from rlvla.utils.errors import ConfigError
 
@@ -22,9 +21,9 @@ VALUE_HEAD_FILE = "value_head.safetensors"
 REWARD_HEAD_FILE = "reward_head.safetensors"
 
 
-def scalar_head(config: OpenVLAConfig) -> nn.Linear:
-    """A linear layer with one output, initialized to zero so that the first advantages are the plain returns."""
-    head = nn.Linear(config.text_config.hidden_size, 1)
+def scalar_head(width: int, outputs: int = 1) -> nn.Linear:
+    """A linear layer with one output (or more), initialized to zero so that the first advantages are the plain returns."""
+    head = nn.Linear(width, outputs)
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)
     return head
@@ -41,7 +40,7 @@ class _ScalarHead(nn.Module):
     def __init__(self, vla: OpenVLAForActionPrediction, inputs: VLAInputs):
         super().__init__()
         self.vla, self.inputs = vla, inputs
-        self.head = scalar_head(inputs.config)
+        self.head = scalar_head(inputs.config.text_config.hidden_size)
 
     def forward(
         self,
@@ -116,16 +115,25 @@ class Critic(_ScalarHead):
         self._save(folder, VALUE_HEAD_FILE, state_dict)
 
 
-class RewardModel(_ScalarHead):
-    """Probability that an episode succeeded, and its progress, from an observation and the instruction.
-
-    The success logit is read at the first action position, the progress logit at the second.
-    """
+class SuccessReading(nn.Module):
+    """What a reward model tells of a batch: column 0 of its logits is success, column 1 progress."""
 
     @torch.inference_mode()
     def progress(self, batch: Experience) -> torch.Tensor:
         """[B] in (0, 1): the fraction of the task completed in each observation of a batch."""
         return torch.sigmoid(self(**self.score(batch))[:, 1])
+
+    @torch.no_grad()  # not inference_mode: ZeRO-3 could not reuse the parameters gathered in it
+    def success_probability(self, batch: Experience) -> torch.Tensor:
+        """[B] in (0, 1) for the observations of a batch."""
+        return torch.sigmoid(self(**self.score(batch))[:, 0])
+
+
+class RewardModel(SuccessReading, _ScalarHead):
+    """Probability that an episode succeeded, and its progress, from an observation and the instruction.
+
+    The success logit is read at the first action position, the progress logit at the second.
+    """
 
     @classmethod
     def from_policy(cls, path: str | Path, unnorm_key: str | None = None) -> RewardModel:
@@ -151,8 +159,3 @@ class RewardModel(_ScalarHead):
     def save_pretrained(self, folder: str | Path, state_dict: dict[str, torch.Tensor] | None = None) -> None:
         """Write the public format plus the reward head."""
         self._save(folder, REWARD_HEAD_FILE, state_dict)
-
-    @torch.no_grad()  # not inference_mode: ZeRO-3 could not reuse the parameters gathered in it
-    def success_probability(self, batch: Experience) -> torch.Tensor:
-        """[B] in (0, 1) for the observations of a batch, read at the first action position."""
-        return torch.sigmoid(self(**self.score(batch))[:, 0])

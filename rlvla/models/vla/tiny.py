@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rlvla.models.action_heads import smooth_action_rows
 from rlvla.models.vla.configuration_openvla import OpenVLAConfig
 from rlvla.models.vla.head_files import initialize_head
 from rlvla.models.vla.image_processing import DINO_MEAN, DINO_STD, SIGLIP_MEAN, SIGLIP_STD
@@ -23,10 +24,6 @@ SINCOS_TEMPERATURE = 10000.0
 # Default widths of attention heads; narrower ones underuse the vector units of a CPU.
 VISION_HEAD_WIDTH = 16
 LLM_HEAD_WIDTH = 32
-# Angular frequencies (radians per unit of normalized action) of the smooth initialization of the action head, and the
-# standard deviation of its logits.
-HEAD_FREQUENCIES = (1.0, 20.0)
-HEAD_LOGIT_STD = 1.7
 
 
 def build_tiny(
@@ -158,22 +155,6 @@ def initialize(model: OpenVLAForActionPrediction, generator: torch.Generator) ->
         initialize_head(model.action_head, generator)
     head = model.language_model.lm_head
     head.weight[head.first_row : head.first_row + head.num_rows] = rows
-
-
-def smooth_action_rows(n_bins: int, dim: int, generator: torch.Generator) -> Tensor:
-    """Rows [n_bins, dim] of an action head whose logits are smooth functions of the action.
-
-    Channel j is a cosine of the bin's action with a log-uniform frequency and a random phase. Independent rows would
-    have to learn the order of the bins; with these, an example of one action generalizes to its neighbors (on a
-    one-object localization task, loss 0.94 instead of 1.37 after 200 steps).
-    """
-    low, high = (torch.tensor(f, dtype=torch.float64).log() for f in HEAD_FREQUENCIES)
-    frequencies = (low + (high - low) * torch.rand(dim, dtype=torch.float64, generator=generator)).exp()
-    phases = 2 * torch.pi * torch.rand(dim, dtype=torch.float64, generator=generator)
-    actions = torch.linspace(1.0, -1.0, n_bins, dtype=torch.float64)
-    # Normed hidden states have unit variance, and a cosine has mean square 1/2.
-    scale = HEAD_LOGIT_STD * (2.0 / dim) ** 0.5
-    return (scale * torch.cos(actions[:, None] * frequencies + phases)).float()
 
 
 def _initialize_tower_tokens(tower: VisionTower, generator: torch.Generator) -> None:

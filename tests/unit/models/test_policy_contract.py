@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from rlvla.models.compact.config import CompactConfig
+from rlvla.models.compact.family import build_compact
 from rlvla.models.config import ActorConfig
 from rlvla.models.testing import PolicyContract
 from rlvla.models.vla.tiny import build_tiny
@@ -91,3 +93,29 @@ class TestOwnFamily(PolicyContract):
     @classmethod
     def folder(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
         return write_new(tmp_path_factory.mktemp("own") / "policy")
+
+
+def compact(folder: Path, **options: Any) -> Path:
+    """A compact policy with three action dimensions."""
+    sizes = {"channels": (8, 8), "kernels": (4, 3), "strides": (4, 2), "width": 32, "column_width": 16}
+    config = CompactConfig(16, 2, 2, 3, 2, text_width=16, text_buckets=64, **(sizes | options))
+    return build_compact(folder, config, STATISTICS)
+
+
+class TestCompactTokens(PolicyContract):
+    @pytest.fixture(scope="class")
+    @classmethod
+    def folder(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        return compact(tmp_path_factory.mktemp("compact") / "policy")
+
+
+class TestCompactTokensWithValueHead(TestCompactTokens):
+    value_head = True
+
+
+class TestCompactGaussian(PolicyContract):
+    @pytest.fixture(scope="class")
+    @classmethod
+    def folder(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        options = {"action_head": "gaussian", "action_std": "features"}
+        return compact(tmp_path_factory.mktemp("compact") / "policy", **options)

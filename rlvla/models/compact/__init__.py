@@ -1,0 +1,1 @@
+"""Small policies that learn from scratch in minutes: convolutions conditioned on the instruction."""

@@ -1,0 +1,128 @@
+"""Sizes and conventions of a compact policy, as recorded in its config.json."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from rlvla.models.vla.choices import ACTION_STD_KINDS
+from rlvla.utils.data_files import check_types
+from rlvla.utils.errors import ConfigError, Problem
+
+MODEL_TYPE = "compact"
+HEADS = ("tokens", "gaussian")
+_LARGEST = 65_536  # of any size
+
+
+@dataclass(frozen=True)
+class CompactConfig:
+    """The fields of config.json besides `model_type`.
+
+    Attributes:
+        image_size: side of the square images in pixels.
+        num_images_in_input: N, cameras per observation; each has an encoder of its own.
+        proprio_dim: P, length of the proprio vector; 0: none is read.
+        action_dim: D, dimensions of an action.
+        action_chunk_len: A, actions per decision.
+        action_head: "tokens" (a categorical over `n_action_bins` bins per number) or "gaussian".
+        n_action_bins: bins of the token head.
+        action_std: standard deviation of the Gaussian head: "learned", "features" or "fixed", as in OpenVLA's.
+        action_std_init: its initial value, in units of normalized actions.
+        action_normalization: range that is mapped to [-1, 1]: "q99" (q01 to q99) or "bounds" (min to max).
+        channels, kernels, strides: of the convolutions, from the image on.
+        width: of the trunk.
+        column_width: d, of the vector for each column.
+        text_width: of the instruction's vector.
+        text_buckets: rows of the table of hashed words and trigrams.
+    """
+
+    image_size: int
+    num_images_in_input: int
+    proprio_dim: int
+    action_dim: int
+    action_chunk_len: int
+    action_head: str = "tokens"
+    n_action_bins: int = 256
+    action_std: str = "learned"
+    action_std_init: float = 0.1
+    action_normalization: str = "q99"
+    channels: tuple[int, ...] = (32, 64, 64)
+    kernels: tuple[int, ...] = (8, 3, 3)
+    strides: tuple[int, ...] = (4, 2, 1)
+    width: int = 256
+    column_width: int = 64
+    text_width: int = 64
+    text_buckets: int = 2048
+
+    @property
+    def columns(self) -> int:
+        """K, log-probs per decision."""
+        return self.action_chunk_len * self.action_dim
+
+    @property
+    def is_gaussian(self) -> bool:
+        """Whether actions are continuous."""
+        return self.action_head == "gaussian"
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of config.json."""
+        return {"model_type": MODEL_TYPE, **asdict(self)}
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any], where: Path) -> CompactConfig:
+        """Read config.json; unknown entries are ignored, so that later versions may add some.
+
+        Raises:
+            ConfigError: lists missing entries, wrong types and values out of range.
+        """
+        names = [field.name for field in fields(cls)]
+        missing = [name for name in names[:5] if name not in raw]
+        if missing:
+            raise ConfigError.of(None, "invalid_file", f"{where}: {', '.join(missing)} missing")
+        given = {name: raw[name] for name in names if name in raw}
+        check_types(given, get_type_hints(cls), where)
+        config = cls(**{name: tuple(v) if isinstance(v, list) else v for name, v in given.items()})
+        problems = [Problem(None, "invalid_file", f"{where}: {text}") for text in config.problems()]
+        if problems:
+            raise ConfigError(problems)
+        return config
+
+    def problems(self) -> list[str]:
+        """Values that no network can have."""
+        problems = []
+        sizes = ("image_size", "num_images_in_input", "action_dim", "action_chunk_len", "width", "column_width")
+        lowest = dict.fromkeys(sizes, 1) | {"proprio_dim": 0, "n_action_bins": 2, "text_buckets": 2, "text_width": 4}
+        for name, least in lowest.items():
+            if not least <= getattr(self, name) <= _LARGEST:
+                problems.append(f"{name} is {getattr(self, name)}; it must be between {least} and {_LARGEST}")
+        if self.text_width % 4:
+            problems.append(f"text_width is {self.text_width}; it must be a multiple of 4")
+        choices = {"action_head": HEADS, "action_std": ACTION_STD_KINDS, "action_normalization": ("q99", "bounds")}
+        for name, known in choices.items():
+            if getattr(self, name) not in known:
+                problems.append(f"{name} is {getattr(self, name)!r}; it must be one of {', '.join(known)}")
+        if not 1e-6 <= self.action_std_init <= 1e3:
+            problems.append(f"action_std_init is {self.action_std_init:g}; it must be between 1e-06 and 1000")
+        layers = {name: getattr(self, name) for name in ("channels", "kernels", "strides")}
+        if len({len(values) for values in layers.values()}) != 1 or not self.channels:
+            problems.append("channels, kernels and strides must have one entry per convolution, at least one")
+        elif any(not 1 <= value <= _LARGEST for values in layers.values() for value in values):
+            problems.append(f"channels, kernels and strides must be between 1 and {_LARGEST}")
+        elif self.map_sides()[-1] < 1:
+            problems.append(f"images of {self.image_size} pixels are too small for kernels {self.kernels}")
+        return problems
+
+    def map_sides(self) -> list[int]:
+        """Side of the maps after each convolution."""
+        sides, side = [], self.image_size
+        for kernel, stride in zip(self.kernels, self.strides):
+            side = (side + 2 * padding(kernel, stride) - kernel) // stride + 1
+            sides.append(side)
+        return sides
+
+
+def padding(kernel: int, stride: int) -> int:
+    """Of a convolution: none where it cuts the image into patches, otherwise half of what kernel and stride overlap."""
+    return max(0, (kernel - stride + 1) // 2)

@@ -1,0 +1,196 @@
+"""The family of compact policies (`model_type: compact`): checking folders, loading them, and building new ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from rlvla.models.compact.config import MODEL_TYPE, CompactConfig
+from rlvla.models.compact.policy import WEIGHTS_FILE, CompactPolicy, compact_spec
+from rlvla.models.config import ActorConfig
+from rlvla.models.dataset_statistics import entry_problems
+from rlvla.models.families import (
+    CONFIG_FILE,
+    SETTINGS,
+    Checkpoint,
+    PolicyFamily,
+    register_policy_family,
+    type_of,
+)
+from rlvla.models.feature_models import (
+    FeatureCritic,
+    FeatureRewardModel,
+    load_feature_critic,
+    load_feature_reward_model,
+)
+from rlvla.models.finite_weights import all_finite
+from rlvla.models.policy import Policy
+from rlvla.models.vla.checkpoint import STATISTICS_FILE, resolve_statistics_key
+from rlvla.utils.data_files import check_types, read_json
+from rlvla.utils.errors import ConfigError, Problem
+
+_OF_GAUSSIANS = ("action_std", "action_std_init")
+
+
+class CompactCheckpoint(Checkpoint):
+    """A folder whose files have been checked.
+
+    Args:
+        folder: its path.
+        config: its configuration.
+        statistics: content of its dataset_statistics.json.
+        unnorm_key: the entry in use.
+        new_std: the standard deviation of the Gaussian head starts anew, from `config`.
+    """
+
+    def __init__(
+        self, folder: Path, config: CompactConfig, statistics: dict[str, Any], unnorm_key: str, *, new_std: bool
+    ):
+        self.folder, self.config, self.unnorm_key, self._new_std = folder, config, unnorm_key, new_std
+        self.spec = compact_spec(config)
+        self._statistics = statistics
+
+    def load_policy(self, config: ActorConfig | None = None, *, value_head: bool = False) -> Policy:
+        """See `Checkpoint.load_policy`."""
+        policy: Any = CompactPolicy(self.config, self._statistics, self.unnorm_key, value_head=value_head)
+        state = load_file(str(self.folder / WEIGHTS_FILE))
+        if self._new_std:
+            state.pop("action_std.log_std", None)
+        known = policy.state_dict()
+        # Names and shapes were checked; what is missing or left over belongs to the standard deviation.
+        policy.load_state_dict({name: value for name, value in state.items() if name in known}, strict=False)
+        if config is not None and config.freeze_vision_backbone:
+            policy.network.cameras.requires_grad_(False)
+        return policy
+
+    def load_critic(self, config: ActorConfig | None = None) -> FeatureCritic:
+        """See `Checkpoint.load_critic`."""
+        return load_feature_critic(self.load_policy(config), self.folder)
+
+    def load_reward_model(self, config: ActorConfig | None = None, *, new: bool = False) -> FeatureRewardModel:
+        """See `Checkpoint.load_reward_model`."""
+        return load_feature_reward_model(self.load_policy(config), self.folder, new=new)
+
+    def preparation_differences(self, other: Checkpoint) -> list[str]:
+        """See `Checkpoint.preparation_differences`."""
+        if not isinstance(other, CompactCheckpoint):
+            return [f"policies of type {type_of(other.folder)}"]
+        differences = []
+        if self.config.image_size != other.config.image_size:
+            differences.append("image_size")
+        if self.config.proprio_dim and other.config.proprio_dim:
+            mine, theirs = (
+                (c.config.action_normalization, c._statistics[c.unnorm_key].get("proprio")) for c in (self, other)
+            )
+            differences += ["proprio statistics"] if mine != theirs else []
+        return differences
+
+    def option_problems(self, config: ActorConfig) -> list[Problem]:
+        """See `Checkpoint.option_problems`; the whole network is smaller than the adapters of a large one."""
+        problems = super().option_problems(config)
+        if config.gradient_checkpointing:
+            text = "--gradient_checkpointing saves nothing in a compact policy; leave it out"
+            problems.append(Problem("gradient_checkpointing", "no_effect", text))
+        return problems
+
+    def begin_supervised(self, policy: Policy, *, mean_alone: bool) -> None:
+        """See `Checkpoint.begin_supervised`."""
+        network: Any = policy
+        if mean_alone:
+            network.freeze_action_std()
+
+
+class CompactFamily(PolicyFamily):
+    """Checks folders with config.json, dataset_statistics.json and model.safetensors."""
+
+    def check(
+        self, folder: Path, *, unnorm_key: str | None, suite: str | None, overrides: Mapping[str, Any]
+    ) -> CompactCheckpoint:
+        """See `PolicyFamily.check`."""
+        config = CompactConfig.from_json(read_json(folder / CONFIG_FILE), folder / CONFIG_FILE)
+        config = replace(config, **{name: overrides[name] for name in _OF_GAUSSIANS if name in overrides})
+        problems: list[Problem] = []
+        statistics, key = {}, ""
+        try:
+            statistics = read_json(folder / STATISTICS_FILE)
+            check_types(statistics, dict.fromkeys(statistics, dict), folder / STATISTICS_FILE)
+            key = resolve_statistics_key(statistics, unnorm_key or (suite if len(statistics) > 1 else None))
+            dims = {"action": config.action_dim} | ({"proprio": config.proprio_dim} if config.proprio_dim else {})
+            texts = entry_problems(statistics[key], dims)
+            where = f"{folder / STATISTICS_FILE} ({key}): "
+            problems += [Problem("unnorm_key", "invalid_file", where + text) for text in texts]
+        except ConfigError as error:
+            problems += error.problems
+        try:
+            _check_weights(folder / WEIGHTS_FILE, config, overrides)
+        except ConfigError as error:
+            problems += error.problems
+        if problems:
+            raise ConfigError(problems)
+        return CompactCheckpoint(folder, config, statistics, key, new_std="action_std_init" in overrides)
+
+    def overrides(self, folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """See `PolicyFamily.overrides`: the standard deviation of a Gaussian head may be set."""
+        given = {name: settings.get(name) for name in _OF_GAUSSIANS if settings.get(name) is not None}
+        others = {name: settings.get(name) for name in SETTINGS if name not in given}
+        raw = read_json(folder / CONFIG_FILE)
+        if given and raw.get("action_head") != "gaussian":
+            others |= given
+        super().overrides(folder, others)
+        return given
+
+
+def _check_weights(path: Path, config: CompactConfig, overrides: Mapping[str, Any]) -> None:
+    """Check names, shapes and values of the tensors; ConfigError lists what is wrong."""
+    if not path.is_file():
+        raise ConfigError.of(None, "missing_file", f"{path} is missing; give a complete policy folder")
+    try:
+        stored = load_file(str(path))
+    except (SafetensorError, OSError) as error:
+        raise ConfigError.of(None, "invalid_file", f"{path}: {error}; use another copy") from None
+    wanted = _shapes(config)
+    free = {name for name in (*wanted, *stored) if name.startswith("action_std.")} if overrides else set()
+    problems = []
+    for name in sorted({*wanted, *stored} - free):
+        if name not in stored:
+            problems.append(f"{path}: tensor {name} is missing")
+        elif name not in wanted:
+            problems.append(f"{path}: tensor {name} is not part of a {MODEL_TYPE} policy of these sizes")
+        elif tuple(stored[name].shape) != wanted[name]:
+            problems.append(f"{path}: {name} has shape {list(stored[name].shape)}, not {list(wanted[name])}")
+        elif not all_finite(stored[name]):
+            problems.append(f"{path}: tensor {name}: NaN or infinity; use an earlier checkpoint")
+    if problems:
+        raise ConfigError([Problem(None, "invalid_file", text) for text in problems])
+
+
+def _shapes(config: CompactConfig) -> dict[str, tuple[int, ...]]:
+    with torch.device("meta"):
+        policy = CompactPolicy(config, {"": {}}, "")
+    return {name: tuple(tensor.shape) for name, tensor in policy.state_dict().items()}
+
+
+def build_compact(
+    folder: str | Path, config: CompactConfig, dataset_statistics: Mapping[str, Any], *, seed: int = 0
+) -> Path:
+    """Write a new policy with random weights and return its folder; the same arguments give identical files.
+
+    Raises:
+        ConfigError: sizes that no network can have.
+    """
+    problems = [Problem(None, "out_of_range", text) for text in config.problems()]
+    if problems:
+        raise ConfigError(problems)
+    policy = CompactPolicy(config, dataset_statistics, next(iter(dataset_statistics)))
+    policy.initialize(seed)
+    policy.save_pretrained(folder)
+    return Path(folder)
+
+
+register_policy_family(MODEL_TYPE, CompactFamily())

@@ -1,0 +1,123 @@
+"""The network: a convolutional encoder per camera, modulated by the instruction, and a trunk with one vector per column."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from rlvla.models.compact.config import CompactConfig, padding
+from rlvla.models.compact.text import Sentences, TextEncoder
+
+
+class FiLM(nn.Module):
+    """Scales and shifts channels by functions of a condition (Perez et al. 2018, arXiv 1709.07871).
+
+    Args:
+        condition: width of the condition.
+        channels: channels of the maps.
+    """
+
+    def __init__(self, condition: int, channels: int):
+        super().__init__()
+        self.project = nn.Linear(condition, 2 * channels)
+
+    def forward(self, maps: Tensor, condition: Tensor) -> Tensor:
+        """[B, C, H, W] maps and [B, condition] -> [B, C, H, W]."""
+        scale, shift = self.project(condition)[:, :, None, None].chunk(2, 1)
+        return torch.addcmul(shift, maps, 1 + scale)
+
+
+class CameraEncoder(nn.Module):
+    """Convolutions with FiLM from the second layer on; what was seen, and where.
+
+    Args:
+        config: sizes.
+    """
+
+    def __init__(self, config: CompactConfig):
+        super().__init__()
+        sizes, kernels, strides = config.channels, config.kernels, config.strides
+        self.convs, self.films = nn.ModuleList(), nn.ModuleList()
+        before = 3
+        for channels, kernel, stride in zip(sizes, kernels, strides):
+            self.convs.append(nn.Conv2d(before, channels, kernel, stride, padding=padding(kernel, stride)))
+            if len(self.convs) > 1:
+                self.films.append(FiLM(config.text_width, channels))
+            before = channels
+        sides = config.map_sides()
+        self.coordinates = nn.Parameter(torch.zeros(sizes[0], sides[0], sides[0]))
+        self.features = sides[-1] ** 2 * before
+
+    def forward(self, images: Tensor, condition: Tensor) -> Tensor:
+        """[B, 3, H, W] images and [B, text] condition -> [B, features]."""
+        maps = torch.relu(self.convs[0](images) + self.coordinates)
+        for conv, film in zip(list(self.convs)[1:], self.films):
+            maps = torch.relu(film(conv(maps), condition))
+        return maps.flatten(1)
+
+
+def _coordinate_features(channels: int, side: int) -> Tensor:
+    """[C, side, side]: a random linear function of the position in [-1, 1] per channel, as if x and y were channels."""
+    line = torch.linspace(-1.0, 1.0, side)
+    y, x = torch.meshgrid(line, line, indexing="ij")
+    direction = torch.randn(2, channels, 1, 1) * 0.3
+    return direction[0] * x + direction[1] * y
+
+
+class CompactNetwork(nn.Module):
+    """Observations to one vector per column of a decision.
+
+    Args:
+        config: sizes.
+    """
+
+    def __init__(self, config: CompactConfig):
+        super().__init__()
+        self.config = config
+        self.text = TextEncoder(config.text_buckets, config.text_width)
+        self.cameras = nn.ModuleList([CameraEncoder(config) for _ in range(config.num_images_in_input)])
+        seen = sum(camera.features for camera in self.cameras)
+        self.join = nn.Linear(seen + config.text_width + config.proprio_dim, config.width)
+        self.norm = nn.LayerNorm(config.width)
+        self.block = nn.Sequential(
+            nn.Linear(config.width, 2 * config.width), nn.ReLU(), nn.Linear(2 * config.width, config.width)
+        )
+        self.columns = nn.Linear(config.width, config.columns * config.column_width)
+
+    def initialize(self) -> None:
+        """Random weights from the global generator."""
+        for module in self.modules():
+            if isinstance(module, CameraEncoder):
+                module.coordinates.copy_(_coordinate_features(*module.coordinates.shape[:2]))
+            elif isinstance(module, FiLM):
+                nn.init.normal_(module.project.weight, std=0.5 / math.sqrt(module.project.in_features))
+                nn.init.zeros_(module.project.bias)
+            elif isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
+                nn.init.zeros_(module.bias)
+            elif isinstance(module, nn.Linear | nn.LayerNorm | nn.Embedding):
+                module.reset_parameters()
+
+    def forward(self, images: Tensor, proprio: Tensor | None, sentences: Sentences) -> Tensor:
+        """[B, K, column_width].
+
+        Args:
+            images: [B, N, H, W, 3] uint8.
+            proprio: [B, P] normalized, or None.
+            sentences: the instructions.
+        """
+        weight = self.join.weight
+        text = self.text(sentences.features)[sentences.rows]
+        pixels = images.to(weight.dtype).mul_(1 / 127.5).sub_(1.0)
+        parts = [
+            camera(pixels[:, index].permute(0, 3, 1, 2), text) for index, camera in enumerate(self.cameras)
+        ]  # the permuted view is in channels-last order already
+        parts.append(text)
+        if self.config.proprio_dim:
+            assert proprio is not None
+            parts.append(proprio.to(weight.dtype))
+        hidden = torch.relu(self.norm(self.join(torch.cat(parts, 1))))
+        hidden = hidden + self.block(hidden)
+        return torch.relu(self.columns(hidden)).unflatten(1, (self.config.columns, -1))

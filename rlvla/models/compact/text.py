@@ -1,0 +1,116 @@
+"""Instructions of any wording as vectors: words hashed with their trigrams, and attention over them."""
+
+from __future__ import annotations
+
+import math
+import re
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+MAX_WORDS = 64  # of an instruction; the rest is not read
+_MAX_FEATURES = 24  # of a word
+_WORD = re.compile(r"\w+")
+
+
+@dataclass(frozen=True)
+class Sentences:
+    """Instructions ready for a `TextEncoder`.
+
+    Attributes:
+        features: [T, W, F] int64, rows of the embedding table for the W words of T distinct sentences; 0: none.
+        rows: [B] int64, the sentence of each decision.
+    """
+
+    features: Tensor
+    rows: Tensor
+
+
+def word_features(word: str, buckets: int) -> list[int]:
+    """Rows 1 to `buckets` - 1 of the embedding table for a word: its own, then those of its trigrams.
+
+    Related words ("push", "pushing") share trigrams, so unseen forms of known words are not unknown.
+    """
+    padded = f"<{word}>"
+    parts = [padded, *(padded[i : i + 3] for i in range(len(padded) - 2))]
+    return [1 + zlib.crc32(part.encode()) % (buckets - 1) for part in parts[:_MAX_FEATURES]]
+
+
+def encode_sentences(sentences: Sequence[str], buckets: int) -> Tensor:
+    """`Sentences.features` of distinct sentences; upper case and punctuation do not count."""
+    words = [_WORD.findall(sentence.lower())[:MAX_WORDS] or [""] for sentence in sentences]
+    features = [[word_features(word, buckets) for word in row] for row in words]
+    table = torch.zeros(len(words), max(map(len, features)), max(len(f) for row in features for f in row)).long()
+    for i, row in enumerate(features):
+        for j, found in enumerate(row):
+            table[i, j, : len(found)] = torch.tensor(found)
+    return table
+
+
+class SentenceCache:
+    """Encodes instructions, each combination once per device.
+
+    Args:
+        buckets: rows of the embedding table.
+    """
+
+    def __init__(self, buckets: int):
+        self._buckets = buckets
+        self._encoded: dict[tuple[tuple[str, ...], torch.device], Tensor] = {}
+
+    def __call__(self, instructions: Sequence[str], device: torch.device) -> Sentences:
+        """The instructions of a batch, each distinct sentence once."""
+        distinct = {text: row for row, text in enumerate(dict.fromkeys(instructions))}
+        key = tuple(distinct), device
+        if key not in self._encoded:
+            if len(self._encoded) >= 256:  # combinations; cheap to encode again
+                self._encoded.clear()
+            with torch.inference_mode(False):  # also used in later training passes
+                self._encoded[key] = encode_sentences(key[0], self._buckets).to(device)
+        rows = torch.tensor([distinct[text] for text in instructions], device=device)
+        return Sentences(self._encoded[key], rows)
+
+
+class TextEncoder(nn.Module):
+    """A sentence as a vector, from the embeddings of its words and one block of attention.
+
+    Args:
+        buckets: rows of the embedding table.
+        width: of embeddings and result; a multiple of `heads`.
+        heads: of the attention.
+    """
+
+    def __init__(self, buckets: int, width: int, heads: int = 2):
+        super().__init__()
+        self._heads = heads
+        self.embedding = nn.Embedding(buckets, width, padding_idx=0)
+        self.attention_norm, self.norm = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.mlp = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+
+    def forward(self, features: Tensor) -> Tensor:
+        """[T, W, F] features -> [T, width]."""
+        known = features > 0
+        counts = known.sum(-1, keepdim=True).clamp(min=1)
+        words = self.embedding(features).sum(-2) / counts.sqrt()
+        real = known.any(-1)  # [T, W]
+        words = words + _positions(words.shape[1], words.shape[2], words)
+        query, key, value = (
+            part.unflatten(-1, (self._heads, -1)).transpose(1, 2)
+            for part in self.qkv(self.attention_norm(words)).chunk(3, -1)
+        )
+        mixed = functional.scaled_dot_product_attention(query, key, value, attn_mask=real[:, None, None, :])
+        words = words + self.out(mixed.transpose(1, 2).flatten(2))
+        words = words + self.mlp(self.norm(words))
+        return (words * real.unsqueeze(-1)).sum(1) / real.sum(1, keepdim=True).sqrt()
+
+
+def _positions(length: int, width: int, like: Tensor) -> Tensor:
+    """Sines and cosines [length, width] (Vaswani et al. 2017)."""
+    rates = torch.exp(torch.arange(0, width, 2) * (-math.log(1e3) / width))
+    angles = torch.arange(length)[:, None] * rates
+    return 0.3 * torch.cat([angles.sin(), angles.cos()], -1)[:, :width].to(like)
