@@ -19,7 +19,7 @@ from rlvla.utils.threads import limit_threads
 begin(__name__)
 limit_threads()
 
-from rlvla.trainer.supervised.config import RewardModelConfig, RewardRunConfig, TinyConfig
+from rlvla.trainer.supervised.config import NewModelConfig, RewardModelConfig, RewardRunConfig
 from rlvla.utils.cli.command import command, heavy_imports
 from rlvla.utils.cli.flags import Parser, add_arguments, fail, from_namespace
 from rlvla.utils.deepspeed.config import StrategyConfig
@@ -30,7 +30,7 @@ def build_parser() -> Parser:
     """The command line."""
     parser = Parser(__doc__ or "")
     add_arguments(parser, RewardRunConfig, "what is trained")
-    add_arguments(parser, TinyConfig, "new tiny model")
+    add_arguments(parser, NewModelConfig, "new small model")
     add_arguments(parser, RewardModelConfig, "training")
     add_arguments(parser, StrategyConfig, "DeepSpeed")
     return parser
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = build_parser()
     namespace = parser.parse_args(argv)
     parts = [
-        from_namespace(kind, namespace) for kind in (RewardRunConfig, TinyConfig, RewardModelConfig, StrategyConfig)
+        from_namespace(kind, namespace) for kind in (RewardRunConfig, NewModelConfig, RewardModelConfig, StrategyConfig)
     ]
     with heavy_imports():
         from rlvla.commands.train_reward_model import run_reward_model

@@ -9,15 +9,15 @@ from typing import Any
 from rlvla.checkpoints.policy_folder import PolicyRecord
 from rlvla.checkpoints.run_folder import claimed_run_folder, run_folder_problem
 from rlvla.commands.model_checks import mismatch_with_policy
+from rlvla.commands.new_models import is_new, new_model, new_model_problems
 from rlvla.commands.policy_checks import wandb_problems
 from rlvla.commands.problem_texts import problem, unread
-from rlvla.commands.tiny_start import new_tiny
 from rlvla.data.demonstrations import Demonstrations
 from rlvla.data.frames import read_outcomes, split_episodes
 from rlvla.data.pairs import ranked_pairs
 from rlvla.envs.config import EnvConfig
 from rlvla.models.families import check_checkpoint
-from rlvla.trainer.supervised.config import RewardModelConfig, RewardRunConfig, TinyConfig
+from rlvla.trainer.supervised.config import NewModelConfig, RewardModelConfig, RewardRunConfig
 from rlvla.trainer.supervised.reward_model_trainer import RewardModelTrainer
 from rlvla.utils.cli.config_file import write_config_file
 from rlvla.utils.cli.flags import as_typed, range_problems
@@ -31,7 +31,7 @@ from rlvla.utils.terminal import quiet_libraries, table
 
 
 def run_reward_model(
-    run: RewardRunConfig, tiny: TinyConfig, config: RewardModelConfig, strategy_config: StrategyConfig
+    run: RewardRunConfig, tiny: NewModelConfig, config: RewardModelConfig, strategy_config: StrategyConfig
 ) -> Path:
     """Train a reward model and return its folder; configuration problems are raised before anything is started."""
     parts = (run, tiny, config, strategy_config)
@@ -49,7 +49,9 @@ def run_reward_model(
     try:
         demos = read_outcomes(run.demos, run.cameras or None)
         problems += _data_problems(demos, config, run)
-        if run.pretrain != "tiny":
+        if is_new(run.pretrain):
+            problems += new_model_problems(run, tiny, demos)
+        else:
             spec = check_checkpoint(run.pretrain, run.unnorm_key).spec
             problems += mismatch_with_policy(demos, " ".join(run.demos), spec, run.pretrain)
     except ConfigError as error:
@@ -67,7 +69,7 @@ def run_reward_model(
 
 def _train(
     run: RewardRunConfig,
-    tiny: TinyConfig,
+    tiny: NewModelConfig,
     config: RewardModelConfig,
     strategy: DeepspeedStrategy,
     demos: Demonstrations,
@@ -77,10 +79,10 @@ def _train(
     save_path, pretrain = Path(run.save_path), Path(run.pretrain)
     if strategy.is_main:
         write_config_file(save_path, parts)
-    if run.pretrain == "tiny":
+    if is_new(run.pretrain):
         pretrain = save_path / "start"
         if strategy.is_main:
-            new_tiny(pretrain, demos, run, tiny)
+            new_model(pretrain, demos, run, tiny)
         strategy.barrier()
     model = check_checkpoint(pretrain, run.unnorm_key).load_reward_model(new=True)
     env = EnvConfig().completed(demos.env_args | {"cameras": list(run.cameras or demos.env_args["cameras"])})

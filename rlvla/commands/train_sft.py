@@ -16,19 +16,18 @@ from rlvla.commands.check_demos import warn_of
 from rlvla.commands.custom_modules import CustomConfig, words_for_later_commands
 from rlvla.commands.dry_run import sft_report
 from rlvla.commands.model_checks import mismatch_with_policy
+from rlvla.commands.new_models import is_new, missing_of_new, new_model, new_model_problems
 from rlvla.commands.policy_checks import supervision_problems, wandb_problems
 from rlvla.commands.problem_texts import problem
-from rlvla.commands.tiny_start import _new_model_problems, new_tiny
 from rlvla.data.demonstrations import Demonstrations
 from rlvla.data.reading import read_several
 from rlvla.envs.config import EnvConfig
 from rlvla.envs.splits import LearnedStates
-from rlvla.models.action_heads import missing_of
 from rlvla.models.config import ActorConfig
 from rlvla.models.families import Checkpoint, check_checkpoint, checkpoint_overrides
 from rlvla.models.policy import Policy
 from rlvla.models.vla.choices import REGRESSION
-from rlvla.trainer.supervised.config import SFTConfig, SFTRunConfig, TinyConfig
+from rlvla.trainer.supervised.config import NewModelConfig, SFTConfig, SFTRunConfig
 from rlvla.trainer.supervised.sft_trainer import SFTTrainer
 from rlvla.utils.cli.config_file import write_config_file
 from rlvla.utils.cli.flags import range_problems
@@ -42,7 +41,7 @@ from rlvla.utils.terminal import duration, passing_note, quiet_libraries, table
 
 def run_sft(
     run: SFTRunConfig,
-    tiny: TinyConfig,
+    tiny: NewModelConfig,
     config: SFTConfig,
     actor_config: ActorConfig,
     strategy_config: StrategyConfig,
@@ -65,8 +64,11 @@ def run_sft(
         problems += error.problems
     try:
         problems += (
-            [*_new_model_problems(run, tiny, demos), *supervision_problems(missing_of(run.model_variant), config)]
-            if run.pretrain == "tiny"
+            [
+                *new_model_problems(run, tiny, demos, actor_config),
+                *supervision_problems(missing_of_new(run, tiny), config),
+            ]
+            if is_new(run.pretrain)
             else _start_problems(run, tiny, demos, actor_config, config)
         )
     except ConfigError as error:
@@ -91,7 +93,7 @@ def run_sft(
 
 def _train(
     run: SFTRunConfig,
-    tiny: TinyConfig,
+    tiny: NewModelConfig,
     config: SFTConfig,
     actor_config: ActorConfig,
     strategy: DeepspeedStrategy,
@@ -104,10 +106,10 @@ def _train(
     pretrain = Path(run.pretrain)
     if strategy.is_main:
         write_config_file(save_path, parts)
-    if run.pretrain == "tiny":
+    if is_new(run.pretrain):
         pretrain = save_path / "start"
         if strategy.is_main:
-            new_tiny(pretrain, demos, run, tiny, run.model_variant)
+            new_model(pretrain, demos, run, tiny, run.model_variant)
         strategy.barrier()
     overrides = _overrides(pretrain, run, tiny)
     with passing_note(f"loading {pretrain}"):
@@ -128,13 +130,13 @@ def _train(
 
 
 @contextmanager
-def _checkpoint(run: SFTRunConfig, tiny: TinyConfig, demos: Demonstrations) -> Iterator[Checkpoint]:
+def _checkpoint(run: SFTRunConfig, tiny: NewModelConfig, demos: Demonstrations) -> Iterator[Checkpoint]:
     """The checkpoint to train; a tiny model is built in a temporary folder for the duration of the block."""
-    if run.pretrain != "tiny":
+    if not is_new(run.pretrain):
         yield check_checkpoint(run.pretrain, run.unnorm_key, overrides=_overrides(run.pretrain, run, tiny))
         return
     with TemporaryDirectory() as folder:
-        new_tiny(Path(folder), demos, run, tiny, run.model_variant)
+        new_model(Path(folder), demos, run, tiny, run.model_variant)
         yield check_checkpoint(folder, run.unnorm_key)
 
 
@@ -157,12 +159,12 @@ def _problems(run: SFTRunConfig, config: SFTConfig, actor: ActorConfig) -> list[
     ranks = launched_world_size()
     if config.train_batch_size % ranks:
         problems.append(problem("train_batch_size", "not_divisible", value=config.train_batch_size, ranks=ranks))
-    if actor.lora_dropout and not actor.lora_rank and run.pretrain == "tiny":
+    if actor.lora_dropout and not actor.lora_rank and is_new(run.pretrain):
         problems.append(problem("lora_dropout", "needs_flag", value=actor.lora_dropout))
     return problems
 
 
-def _overrides(folder: str | Path, run: SFTRunConfig, tiny: TinyConfig) -> dict[str, Any]:
+def _overrides(folder: str | Path, run: SFTRunConfig, tiny: NewModelConfig) -> dict[str, Any]:
     flags = SimpleNamespace(
         center_crop=run.center_crop,
         model_variant=run.model_variant,
@@ -177,7 +179,7 @@ def _overrides(folder: str | Path, run: SFTRunConfig, tiny: TinyConfig) -> dict[
 
 def _start_problems(
     run: SFTRunConfig,
-    tiny: TinyConfig,
+    tiny: NewModelConfig,
     demos: Demonstrations | None,
     actor_config: ActorConfig,
     sft: SFTConfig,

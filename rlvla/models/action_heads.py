@@ -122,9 +122,7 @@ class GaussianHead:
     def __init__(self, inputs: ActionCodec):
         self._inputs = inputs
 
-    def distribution(
-        self, model: ReadOut, hidden: Tensor, temperature: float
-    ) -> GaussianDistribution:
+    def distribution(self, model: ReadOut, hidden: Tensor, temperature: float) -> GaussianDistribution:
         """Mean and standard deviation from the hidden states at the action positions."""
         return GaussianDistribution(*model.read_out(hidden), temperature)
 

@@ -126,3 +126,14 @@ class CompactConfig:
 def padding(kernel: int, stride: int) -> int:
     """Of a convolution: none where it cuts the image into patches, otherwise half of what kernel and stride overlap."""
     return max(0, (kernel - stride + 1) // 2)
+
+
+def layers_for(image_size: int, count: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Kernels and strides of `count` convolutions that leave maps of about 8 x 8: large steps first, then none."""
+    kernels, strides, side = [], [], image_size
+    for index in range(count):
+        stride = 4 if side >= 48 else 2 if side >= 12 else 1
+        kernels.append(2 * stride if index == 0 and stride > 1 else max(3, stride + 1))
+        strides.append(stride)
+        side //= stride
+    return tuple(kernels), tuple(strides)

@@ -93,17 +93,25 @@ class CompactCheckpoint(Checkpoint):
 
     def option_problems(self, config: ActorConfig) -> list[Problem]:
         """See `Checkpoint.option_problems`; the whole network is smaller than the adapters of a large one."""
-        problems = super().option_problems(config)
-        if config.gradient_checkpointing:
-            text = "--gradient_checkpointing saves nothing in a compact policy; leave it out"
-            problems.append(Problem("gradient_checkpointing", "no_effect", text))
-        return problems
+        return compact_option_problems(config)
 
     def begin_supervised(self, policy: Policy, *, mean_alone: bool) -> None:
         """See `Checkpoint.begin_supervised`."""
         network: Any = policy
         if mean_alone:
             network.freeze_action_std()
+
+
+def compact_option_problems(config: ActorConfig) -> list[Problem]:
+    """Options of a run that compact networks do not support."""
+    problems = []
+    if config.lora_rank:
+        text = f"--lora_rank {config.lora_rank}: a compact policy is smaller than the adapters of a large one; leave it out"
+        problems.append(Problem("lora_rank", "mismatch", text))
+    if config.gradient_checkpointing:
+        text = "--gradient_checkpointing saves nothing in a compact policy; leave it out"
+        problems.append(Problem("gradient_checkpointing", "no_effect", text))
+    return problems
 
 
 class CompactFamily(PolicyFamily):
@@ -155,7 +163,8 @@ def _check_weights(path: Path, config: CompactConfig, overrides: Mapping[str, An
     except (SafetensorError, OSError) as error:
         raise ConfigError.of(None, "invalid_file", f"{path}: {error}; use another copy") from None
     wanted = _shapes(config)
-    free = {name for name in (*wanted, *stored) if name.startswith("action_std.")} if overrides else set()
+    std_is_set = any(name in overrides for name in _OF_GAUSSIANS)
+    free = {name for name in (*wanted, *stored) if name.startswith("action_std.")} if std_is_set else set()
     problems = []
     for name in sorted({*wanted, *stored} - free):
         if name not in stored:

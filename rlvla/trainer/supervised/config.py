@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rlvla.models.compact.config import HEADS as COMPACT_HEADS
 from rlvla.models.config import ACTION_STD_HELP, ACTION_STD_INIT_HELP, PLATFORM_HELP, VARIANT_HELP
 from rlvla.models.vla.choices import ACTION_STD_KINDS, MODEL_VARIANTS
 from rlvla.models.vla.platforms import PLATFORMS
@@ -11,6 +12,7 @@ from rlvla.trainer.config import LoggingConfig, dry_run_flag, fallback_path_flag
 from rlvla.utils.cli.flags import MAX_SEED, arg
 from rlvla.utils.deepspeed.config import SCHEDULERS
 
+NEW_MODELS = ("tiny", "compact")
 PAIR_ORDERS = ("success", "length", "return", "rank")
 SFT_LOSSES = ("l1", "nll")
 
@@ -25,7 +27,11 @@ class SFTRunConfig:
         "*_demo.hdf5 (a file or a folder)",
         metavar="PATH",
     )
-    pretrain: str = arg("tiny", "checkpoint folder to start from, or 'tiny' for a new small model", metavar="DIR")
+    pretrain: str = arg(
+        "tiny",
+        "checkpoint folder to start from, or a new small model: compact (convolutions, learns fastest) or tiny (an OpenVLA)",
+        metavar="DIR",
+    )
     save_path: str = arg(
         "runs/sft", "run folder; the policy goes to its subfolder policy/", metavar="DIR", writes="folder"
     )
@@ -43,8 +49,8 @@ class SFTRunConfig:
 
 
 @dataclass(frozen=True)
-class TinyConfig:
-    """Sizes of a new tiny model (--pretrain tiny)."""
+class NewModelConfig:
+    """Sizes of a new model (--pretrain tiny or compact)."""
 
     action_chunk_len: int | None = arg(
         None,
@@ -52,6 +58,15 @@ class TinyConfig:
         minimum=1,
         maximum=10_000,
     )
+    compact_head: str = arg(
+        "tokens",
+        "actions of a compact model: tokens (a categorical over 256 bins per number) or gaussian",
+        choices=COMPACT_HEADS,
+    )
+    compact_channels: tuple[int, ...] = arg(
+        (32, 64, 64), "channels of its convolutions, from the image on", minimum=1, maximum=4096, nargs="+", metavar="N"
+    )
+    compact_width: int = arg(256, "width of its trunk", minimum=1, maximum=65_536)
     tiny_patch_size: int = arg(8, "side of a patch in pixels", minimum=1, maximum=1024)
     tiny_vision_dim: int = arg(48, "width of each vision tower", minimum=4, maximum=65_536)
     tiny_vision_depth: int = arg(
@@ -109,7 +124,11 @@ class RewardRunConfig:
         "one or more files of episodes, from cli/collect_demos.py --keep all or training with --dump_rollouts",
         metavar="FILE",
     )
-    pretrain: str = arg("tiny", "policy folder to start from, or 'tiny' for a new small model", metavar="DIR")
+    pretrain: str = arg(
+        "tiny",
+        "policy folder to start from, or a new small model: compact (convolutions, learns fastest) or tiny (an OpenVLA)",
+        metavar="DIR",
+    )
     save_path: str = arg(
         "runs/rm", "run folder; the result goes to its subfolder reward_model/", metavar="DIR", writes="folder"
     )

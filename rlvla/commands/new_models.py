@@ -1,0 +1,158 @@
+"""Building a new small policy to start from: `--pretrain tiny` (an OpenVLA) or `--pretrain compact`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from rlvla.data.demonstrations import Demonstrations
+from rlvla.models.action_heads import missing_of
+from rlvla.models.compact.config import CompactConfig, layers_for
+from rlvla.models.compact.family import build_compact, compact_option_problems
+from rlvla.models.config import ActorConfig
+from rlvla.models.vla.choices import REGRESSION
+from rlvla.models.vla.tiny import LLM_HEAD_WIDTH, build_tiny, default_heads
+from rlvla.trainer.supervised.config import NEW_MODELS, NewModelConfig, RewardRunConfig, SFTRunConfig
+from rlvla.utils.errors import Problem, as_problems
+
+DEFAULT_CHUNK = 8  # actions per decision of a new model
+
+
+def is_new(pretrain: str) -> bool:
+    """Whether `--pretrain` names a kind of new model rather than a folder."""
+    return pretrain in NEW_MODELS
+
+
+def new_model_problems(
+    run: SFTRunConfig | RewardRunConfig,
+    sizes: NewModelConfig,
+    demos: Demonstrations | None,
+    actor: ActorConfig | None = None,
+) -> list[Problem]:
+    """Problems of the sizes of a new model, of its fit to the demonstrations and of options of the policy."""
+    problems = as_problems((_tiny_problems if run.pretrain == "tiny" else _compact_problems)(run, sizes, demos))
+    if run.pretrain == "compact" and actor is not None:
+        problems += compact_option_problems(actor)
+    if demos is not None and run.unnorm_key is not None and run.unnorm_key not in demos.statistics:
+        text = f"--unnorm_key {run.unnorm_key}: {run.demos[0]} has statistics for {sorted(demos.statistics)}"
+        problems.append(Problem("unnorm_key", "unknown_name", text))
+    return problems
+
+
+def missing_of_new(run: SFTRunConfig, sizes: NewModelConfig) -> Mapping[str, str]:
+    """What a new model does not support, see `PolicySpec.missing`."""
+    if run.pretrain == "tiny":
+        return missing_of(run.model_variant)
+    return missing_of(REGRESSION if sizes.compact_head == "gaussian" else None)
+
+
+def new_model(
+    folder: Path,
+    demos: Demonstrations,
+    run: SFTRunConfig | RewardRunConfig,
+    sizes: NewModelConfig,
+    model_variant: str | None = None,
+) -> None:
+    """Build a new model that fits the demonstrations; `model_variant` of a tiny one defaults to oft."""
+    if run.pretrain == "tiny":
+        _new_tiny(folder, demos, run, sizes, model_variant)
+    else:
+        build_compact(folder, _compact_config(demos, run, sizes), demos.statistics, seed=run.seed)
+
+
+def _compact_config(demos: Demonstrations, run: SFTRunConfig | RewardRunConfig, sizes: NewModelConfig) -> CompactConfig:
+    size, channels = demos.images[0].shape[2], tuple(sizes.compact_channels)
+    kernels, strides = layers_for(size, len(channels))
+    given = {name: getattr(run, name, None) for name in ("action_std", "action_std_init")}
+    return CompactConfig(
+        image_size=size,
+        num_images_in_input=demos.images[0].shape[1],
+        proprio_dim=demos.proprio[0].shape[1] if run.use_proprio and demos.proprio is not None else 0,
+        action_dim=demos.actions[0].shape[1],
+        action_chunk_len=sizes.action_chunk_len or DEFAULT_CHUNK,
+        action_head=sizes.compact_head,
+        channels=channels,
+        kernels=kernels,
+        strides=strides,
+        width=sizes.compact_width,
+        **{name: value for name, value in given.items() if value is not None},
+    )
+
+
+def _compact_problems(
+    run: SFTRunConfig | RewardRunConfig, sizes: NewModelConfig, demos: Demonstrations | None
+) -> list[Problem]:
+    problems = []
+    for name in ("model_variant", "platform", "center_crop"):
+        if getattr(run, name, None):
+            text = f"--{name} describes OpenVLA checkpoints; leave it out with --pretrain compact"
+            problems.append(Problem(name, "no_effect", text))
+    given = [name for name in ("action_std", "action_std_init") if getattr(run, name, None) is not None]
+    if given and sizes.compact_head != "gaussian":
+        text = f"--{given[0]} needs --compact_head gaussian"
+        problems.append(Problem(given[0], "needs_flag", text))
+    if demos is not None and not problems:
+        problems += [Problem(None, "out_of_range", text) for text in _compact_config(demos, run, sizes).problems()]
+    return problems
+
+
+def _tiny_problems(
+    run: SFTRunConfig | RewardRunConfig, tiny: NewModelConfig, demos: Demonstrations | None
+) -> list[str]:
+    problems = []
+    if tiny.tiny_vision_dim % 4:
+        problems.append(f"--tiny_vision_dim {tiny.tiny_vision_dim} must be a multiple of 4")
+    heads = default_heads(max(1, tiny.tiny_llm_dim), LLM_HEAD_WIDTH)
+    if tiny.tiny_llm_dim // heads % 2:  # rotary embeddings rotate pairs of channels
+        problems.append(
+            f"--tiny_llm_dim {tiny.tiny_llm_dim} gives {heads} head(s) of odd width; take a multiple of "
+            f"{LLM_HEAD_WIDTH}"
+        )
+    variant = getattr(run, "model_variant", None)
+    if variant == "autoregressive" and tiny.action_chunk_len not in (None, 1):
+        problems.append(
+            f"--action_chunk_len {tiny.action_chunk_len}: an autoregressive model predicts one action; leave it out"
+        )
+    given = [getattr(run, name, None) for name in ("action_std", "action_std_init")]
+    if variant != REGRESSION and given != [None, None]:
+        problems.append(f"--action_std and --action_std_init need --model_variant {REGRESSION}")
+    if getattr(run, "platform", None) is not None:
+        problems.append("--platform describes a public checkpoint; leave it out with --pretrain tiny")
+    if demos is None:
+        return problems
+    size = demos.images[0].shape[2]
+    if tiny.tiny_patch_size > 0 and size % tiny.tiny_patch_size:
+        problems.append(f"--tiny_patch_size {tiny.tiny_patch_size} must divide the image size {size}")
+    return problems
+
+
+def _new_tiny(
+    folder: Path,
+    demos: Demonstrations,
+    run: SFTRunConfig | RewardRunConfig,
+    tiny: NewModelConfig,
+    model_variant: str | None,
+) -> None:
+    with_proprio = run.use_proprio and demos.proprio is not None
+    build_tiny(
+        folder,
+        sentences=sorted(set(demos.instructions)),
+        dataset_statistics=demos.statistics,
+        image_size=demos.images[0].shape[2],
+        patch_size=tiny.tiny_patch_size,
+        vision_dim=tiny.tiny_vision_dim,
+        vision_depth=tiny.tiny_vision_depth,
+        llm_dim=tiny.tiny_llm_dim,
+        llm_mlp_dim=3 * tiny.tiny_llm_dim,
+        llm_layers=tiny.tiny_llm_layers,
+        model_variant=model_variant or "oft",
+        action_chunk_len=tiny.action_chunk_len,
+        action_dim=demos.actions[0].shape[1],
+        num_images_in_input=demos.images[0].shape[1],
+        use_proprio=with_proprio,
+        proprio_dim=demos.proprio[0].shape[1] if with_proprio and demos.proprio else None,
+        center_crop=bool(run.center_crop),
+        action_std=getattr(run, "action_std", None),
+        action_std_init=getattr(run, "action_std_init", None),
+        seed=run.seed,
+    )
