@@ -64,10 +64,7 @@ def run_sft(
         problems += error.problems
     try:
         problems += (
-            [
-                *new_model_problems(run, tiny, demos, actor_config),
-                *supervision_problems(missing_of_new(run, tiny), config),
-            ]
+            new_model_problems(run, tiny, demos, actor_config) + supervision_problems(missing_of_new(run, tiny), config)
             if is_new(run.pretrain)
             else _start_problems(run, tiny, demos, actor_config, config)
         )

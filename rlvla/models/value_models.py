@@ -22,7 +22,7 @@ REWARD_HEAD_FILE = "reward_head.safetensors"
 
 
 def scalar_head(width: int, outputs: int = 1) -> nn.Linear:
-    """A linear layer with one output (or more), initialized to zero so that the first advantages are the plain returns."""
+    """A linear layer, by default with one output, that starts at zero, so that the first advantages are the returns."""
     head = nn.Linear(width, outputs)
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)

@@ -106,7 +106,7 @@ def compact_option_problems(config: ActorConfig) -> list[Problem]:
     """Options of a run that compact networks do not support."""
     problems = []
     if config.lora_rank:
-        text = f"--lora_rank {config.lora_rank}: a compact policy is smaller than the adapters of a large one; leave it out"
+        text = f"--lora_rank {config.lora_rank}: a compact policy is as small as the adapters of a VLA; leave it out"
         problems.append(Problem("lora_rank", "mismatch", text))
     if config.gradient_checkpointing:
         text = "--gradient_checkpointing saves nothing in a compact policy; leave it out"

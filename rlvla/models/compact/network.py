@@ -1,4 +1,4 @@
-"""The network: a convolutional encoder per camera, modulated by the instruction, and a trunk with one vector per column."""
+"""The network: an encoder per camera, modulated by the instruction, and a trunk with one vector per column."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class SFTRunConfig:
     )
     pretrain: str = arg(
         "tiny",
-        "checkpoint folder to start from, or a new small model: compact (convolutions, learns fastest) or tiny (an OpenVLA)",
+        "checkpoint folder to start from, or a new model: compact (convolutions, learns fastest) or tiny (an OpenVLA)",
         metavar="DIR",
     )
     save_path: str = arg(
@@ -126,7 +126,7 @@ class RewardRunConfig:
     )
     pretrain: str = arg(
         "tiny",
-        "policy folder to start from, or a new small model: compact (convolutions, learns fastest) or tiny (an OpenVLA)",
+        "policy folder to start from, or a new model: compact (convolutions, learns fastest) or tiny (an OpenVLA)",
         metavar="DIR",
     )
     save_path: str = arg(
