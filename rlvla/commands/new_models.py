@@ -1,4 +1,4 @@
-"""Building a new small policy to start from: `--pretrain tiny` (an OpenVLA) or `--pretrain compact`."""
+"""Building a new small policy to start from: `--pretrain tiny` or `--pretrain compact`."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _compact_problems(
     problems = []
     for name in ("model_variant", "platform", "center_crop"):
         if getattr(run, name, None):
-            text = f"--{name} describes OpenVLA checkpoints; leave it out with --pretrain compact"
+            text = f"--{name} describes public checkpoints; leave it out with --pretrain compact"
             problems.append(Problem(name, "no_effect", text))
     given = [name for name in ("action_std", "action_std_init") if getattr(run, name, None) is not None]
     if given and sizes.compact_head != "gaussian":

@@ -30,7 +30,10 @@ class FiLM(nn.Module):
 
 
 class CameraEncoder(nn.Module):
-    """Convolutions with FiLM from the second layer on; what was seen, and where.
+    """Convolutions with FiLM; then where each channel is active (a spatial softmax), and how much.
+
+    Positions instead of whole maps (Finn et al. 2016, arXiv 1509.06113) learn from far fewer demonstrations; see
+    docs/does_it_learn.md.
 
     Args:
         config: sizes.
@@ -48,22 +51,29 @@ class CameraEncoder(nn.Module):
             before = channels
         sides = config.map_sides()
         self.coordinates = nn.Parameter(torch.zeros(sizes[0], sides[0], sides[0]))
-        self.features = sides[-1] ** 2 * before
+        self.sharpness = nn.Parameter(torch.ones(before, 1))
+        self.register_buffer("positions", _positions(sides[-1]), persistent=False)
+        self.features = 3 * before
 
     def forward(self, images: Tensor, condition: Tensor) -> Tensor:
-        """[B, 3, H, W] images and [B, text] condition -> [B, features]."""
-        maps = torch.relu(self.convs[0](images) + self.coordinates)
+        """[B, 3, H, W] images and [B, text] condition -> [B, 3 C]: x and y of each channel, then its mean."""
+        maps = self.convs[0](images) + self.coordinates
         for conv, film in zip(list(self.convs)[1:], self.films):
-            maps = torch.relu(film(conv(maps), condition))
-        return maps.flatten(1)
+            maps = film(conv(torch.relu(maps)), condition)
+        where = torch.softmax(maps.flatten(2) * self.sharpness, -1) @ self.positions  # [B, C, 2]
+        return torch.cat([where.flatten(1), torch.relu(maps).mean((2, 3))], 1)
+
+
+def _positions(side: int) -> Tensor:
+    """[side * side, 2]: x and y of each cell of a map, in [-1, 1]."""
+    line = torch.linspace(-1.0, 1.0, side) if side > 1 else torch.zeros(1)
+    y, x = torch.meshgrid(line, line, indexing="ij")
+    return torch.stack([x.flatten(), y.flatten()], 1)
 
 
 def _coordinate_features(channels: int, side: int) -> Tensor:
     """[C, side, side]: a random linear function of the position in [-1, 1] per channel, as if x and y were channels."""
-    line = torch.linspace(-1.0, 1.0, side)
-    y, x = torch.meshgrid(line, line, indexing="ij")
-    direction = torch.randn(2, channels, 1, 1) * 0.3
-    return direction[0] * x + direction[1] * y
+    return (0.3 * torch.randn(channels, 2) @ _positions(side).T).unflatten(1, (side, side))
 
 
 class CompactNetwork(nn.Module):

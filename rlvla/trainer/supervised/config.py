@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rlvla.models.compact.config import HEADS as COMPACT_HEADS
+from rlvla.models.compact.config import CompactConfig
 from rlvla.models.config import ACTION_STD_HELP, ACTION_STD_INIT_HELP, PLATFORM_HELP, VARIANT_HELP
 from rlvla.models.vla.choices import ACTION_STD_KINDS, MODEL_VARIANTS
 from rlvla.models.vla.platforms import PLATFORMS
@@ -29,7 +30,7 @@ class SFTRunConfig:
     )
     pretrain: str = arg(
         "tiny",
-        "checkpoint folder to start from, or a new model: compact (convolutions, learns fastest) or tiny (an OpenVLA)",
+        "checkpoint folder to start from, or a new model: compact (convolutions, learns fast) or tiny (a transformer)",
         metavar="DIR",
     )
     save_path: str = arg(
@@ -60,13 +61,18 @@ class NewModelConfig:
     )
     compact_head: str = arg(
         "tokens",
-        "actions of a compact model: tokens (a categorical over 256 bins per number) or gaussian",
+        "actions of a compact model: tokens (bins of each number) or gaussian",
         choices=COMPACT_HEADS,
     )
     compact_channels: tuple[int, ...] = arg(
-        (32, 64, 64), "channels of its convolutions, from the image on", minimum=1, maximum=4096, nargs="+", metavar="N"
+        CompactConfig.channels,
+        "channels of its convolutions, from the image on",
+        minimum=1,
+        maximum=4096,
+        nargs="+",
+        metavar="N",
     )
-    compact_width: int = arg(256, "width of its trunk", minimum=1, maximum=65_536)
+    compact_width: int = arg(CompactConfig.width, "width of its trunk", minimum=1, maximum=65_536)
     tiny_patch_size: int = arg(8, "side of a patch in pixels", minimum=1, maximum=1024)
     tiny_vision_dim: int = arg(48, "width of each vision tower", minimum=4, maximum=65_536)
     tiny_vision_depth: int = arg(
@@ -126,7 +132,7 @@ class RewardRunConfig:
     )
     pretrain: str = arg(
         "tiny",
-        "policy folder to start from, or a new model: compact (convolutions, learns fastest) or tiny (an OpenVLA)",
+        "policy folder to start from, or a new model: compact (convolutions, learns fast) or tiny (a transformer)",
         metavar="DIR",
     )
     save_path: str = arg(

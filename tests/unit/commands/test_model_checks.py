@@ -41,7 +41,7 @@ def build_judge(folder: Path, demos_file: Path, **options: object) -> Path:
         dataset_statistics={"toy_reach": dataset_entry(demos.actions, proprio)},
         **{"image_size": 64, "action_chunk_len": 4, "action_dim": 2, **sizes, **options},
     )
-    head = scalar_head(check_checkpoint(folder).config)
+    head = scalar_head(check_checkpoint(folder).config.text_config.hidden_size)
     save_file({f"head.{name}": tensor for name, tensor in head.state_dict().items()}, str(folder / REWARD_HEAD_FILE))
     return folder
 
@@ -136,7 +136,7 @@ def test_a_reward_model_with_proprio_scores_recorded_episodes(
     policy_folder: Path, demos_file: Path, tmp_path: Path
 ) -> None:
     judge = shutil.copytree(policy_folder, tmp_path / "judge")
-    head = scalar_head(check_checkpoint(judge).config)
+    head = scalar_head(check_checkpoint(judge).config.text_config.hidden_size)
     save_file({f"head.{name}": tensor for name, tensor in head.state_dict().items()}, str(judge / REWARD_HEAD_FILE))
     flags = ["--demos", demos_file, "--output", tmp_path / "out", "--reward", "rm_model", "--rm_model_path", judge]
     score_episodes.main([str(word) for word in flags])
