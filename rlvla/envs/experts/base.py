@@ -15,7 +15,7 @@ from rlvla.utils.errors import ConfigError
 class ExpertConfig:
     """Deviations of an expert from its best behavior; none by default.
 
-    Distances are in meters (robosuite) or table units (toy_reach).
+    Distances are in meters (robosuite) or table units (toy_reach, toy_push).
     """
 
     noise_std: float = arg(0.0, "std of Gaussian noise on every action dimension that moves the arm", minimum=0)

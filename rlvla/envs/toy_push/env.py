@@ -43,7 +43,7 @@ _INIT_STATE_STREAM = 7302
 _SMALLEST_IMAGE = 32
 _TOUCH = 0.01  # a gap up to this is contact
 _BEHIND_GAP, _BEHIND_COSINE = 0.2, 0.85  # largest gap, smallest cosine between the ways to the disc and to its zone
-_PROPOSITIONS = ("behind", "touched", "near_zone", "in_zone")
+_PROPOSITIONS = ("behind", "touching", "near_zone", "in_zone")
 
 Point = tuple[float, float]
 
@@ -138,7 +138,7 @@ def _paint_square(image: np.ndarray, center: Point, half: float, color: tuple[in
 class ToyPushEnv:
     """The environment; see the module's docstring and `rlvla.envs.base.Env` for the contract.
 
-    Events, all about the named disc: `behind` (the pusher is close to it, on the side away from its zone), `touched`,
+    Events, all about the named disc: `behind` (the pusher is close to it, on the side away from its zone), `touching`,
     `near_zone` (within twice the size of the zone) and `in_zone`.
 
     Args:

@@ -30,6 +30,10 @@ _SENTENCES = {
     "w50": "At least half of the dirt is wiped away.",
     "w100": "All of the dirt is wiped away.",
     "collision": "The robot's arm hits the table.",
+    "behind": f"The robot is right behind {_OBJECT}, on the side away from where it belongs.",
+    "touching": f"The robot touches {_OBJECT}.",
+    "near_zone": f"{_OBJECT.capitalize()} is close to the zone where it belongs.",
+    "in_zone": f"{_OBJECT.capitalize()} lies in the zone where it belongs.",
     "touched": "The gripper touches what the task wants to be opened, closed or switched.",
 }
 # Propositions that begin with a predicate of LIBERO's goals, e.g. on_bowl_1_plate_1.

@@ -6,11 +6,12 @@ import json
 from pathlib import Path
 
 import h5py
+import numpy as np
 import pytest
 
 from cli.collect_demos import main
 from rlvla.commands import custom_modules
-from rlvla.envs import registry
+from rlvla.envs import make_env, registry
 from rlvla.envs.suite_flags import suite_flags
 
 MODULE = """
@@ -53,3 +54,21 @@ def test_a_custom_suite_brings_expert_options_and_gripper(tmp_path: Path, monkey
     with h5py.File(tmp_path / "demos" / "demos.hdf5") as file:
         assert json.loads(file["data"].attrs["env_args"])["color"] == "blue"
         assert file["data/demo_0"].attrs["instruction"].endswith("not the blue one")
+
+
+def test_recorded_actions_of_toy_push_play_again(tmp_path: Path) -> None:
+    flags = ["--task_suite_name", "toy_push", "--use_proprio", "--image_size", "32", "--noise_std", "0.3"]
+    main([*flags, "--num_demos", "2", "--num_envs", "1", "--output", str(tmp_path)])
+    with h5py.File(tmp_path / "demos.hdf5") as file:
+        episodes = [(dict(episode.attrs), episode["obs"], episode["actions"][:]) for episode in file["data"].values()]
+        assert sorted(attributes["task_id"] for attributes, _, _ in episodes) == [0, 0, 1, 1, 2, 2, 3, 3]
+        for attributes, seen, actions in episodes:
+            env = make_env("toy_push", int(attributes["task_id"]), image_size=32, use_proprio=True)
+            observation = env.reset(int(attributes["init_state_id"]), 0)
+            assert attributes["instruction"] == observation.instruction
+            for image, proprio, action in zip(seen["top_image"], seen["proprio"], actions):
+                np.testing.assert_array_equal(image, observation.images[0])
+                np.testing.assert_array_equal(proprio, observation.proprio)
+                result = env.step_chunk(action[None])
+                observation = result.observation
+            assert result.success_at_end == attributes["success"]

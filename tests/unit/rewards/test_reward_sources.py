@@ -306,8 +306,8 @@ def test_a_task_names_its_machine(machine: str | None, states: int, problem: str
 
 def test_the_machines_of_all_tasks_that_ship_are_fed_by_their_environments() -> None:
     source = MachineSource(RewardConfig(reward=("rm",)))
-    tasks = [task for suite in ("toy_reach", "robosuite") for task in list_tasks(suite)]
-    assert source.problems(tasks) == [] and len(tasks) == 7
+    tasks = [task for suite in ("toy_reach", "toy_push", "robosuite") for task in list_tasks(suite)]
+    assert source.problems(tasks) == [] and len(tasks) == 11
 
 
 def test_what_the_simulator_pays_is_paid_step_by_step() -> None:

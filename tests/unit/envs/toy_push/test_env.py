@@ -133,7 +133,7 @@ def test_events_and_success_follow_the_positions():
             [events], state = result.events, env.privileged_state()
             gap = np.linalg.norm(state["object"] - state["pusher"]) - CONTACT
             off_center = np.abs(state["object"] - state["zone"]).max()
-            assert ("touched" in events) == (gap <= 0.01)
+            assert ("touching" in events) == (gap <= 0.01)
             assert ("in_zone" in events) == (off_center <= ZONE_SIZE) == result.successes[0]
             assert ("near_zone" in events) == (off_center <= 2 * ZONE_SIZE)
             way, ahead = state["object"] - state["pusher"], state["zone"] - state["object"]

@@ -46,7 +46,7 @@ def test_equal_seeds_give_equal_episodes_and_others_do_not():
 
 def test_its_episodes_run_through_the_machine_of_the_task():
     env, expert = make_env("toy_push", 2, image_size=32), make_expert("toy_push", 2, ExpertConfig())
-    assert task_graph(env.task).propositions == ("behind", "touched", "near_zone", "in_zone")
+    assert task_graph(env.task).propositions == ("behind", "touching", "near_zone", "in_zone")
     for init_state_id in range(5):
         actions = play_expert_episode(env, expert, init_state_id, 0)["actions"]
         env.reset(init_state_id, 0)
