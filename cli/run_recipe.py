@@ -26,7 +26,7 @@ from rlvla.recipes.config import RecipeConfig
 from rlvla.recipes.recipe import Source, changes, chosen_variants, flags_of_stage, parsers_needed, plan, read_recipe
 from rlvla.recipes.runner import describe_plan, run_recipe
 from rlvla.recipes.stages import Settings
-from rlvla.utils.cli.command import command
+from rlvla.utils.cli.command import command, heavy_imports
 from rlvla.utils.cli.flags import Parser, add_arguments, fail, from_namespace
 from rlvla.utils.errors import ConfigError, MissingExtraError
 
@@ -85,6 +85,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         }
         folder = config.folder(recipe)
         stages = plan(recipe, parsers, folder, sources, config.demos)
+        with heavy_imports():
+            from rlvla.recipes.training_checks import training_problems
+        if problems := training_problems(stages, parsers):
+            raise ConfigError(problems)
         if config.dry_run:
             print(describe_plan(stages, folder, program, config.first))
             return

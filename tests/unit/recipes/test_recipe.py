@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlvla.recipes.recipe import Stage, changes, chosen_variants, flags_of_stage, parsers_needed, plan, read_recipe
+from rlvla.recipes.training_checks import training_problems
 from rlvla.utils.cli.flags import Parser
 from rlvla.utils.errors import ConfigError
 
@@ -208,6 +209,21 @@ def test_an_unknown_variant(tmp_path: Path, parsers: dict[str, Parser]) -> None:
     assert refused(tmp_path, parsers, WHOLE, variant="short")["variant"][0] == "unknown_variant"
 
 
+def test_settings_of_the_training_that_do_not_fit_are_said_before_the_demonstrations(
+    tmp_path: Path, parsers: dict[str, Parser]
+) -> None:
+    wrong = ["rl.rollout_batch_size=6", "rl.train_batch_size=4", "rl.num_episodes=60", "rl.use_kl_loss=true"]
+    stages = planned(tmp_path, parsers, assignments=[*wrong, "rl.processes=4", "rl.early_stopping=true"]).values()
+    found = {(problem.flag, problem.reason) for problem in training_problems(list(stages), parsers)}
+    assert {
+        ("rl.rollout_batch_size", "not_divisible"),
+        ("rl.train_batch_size", "does_not_divide"),
+        ("rl.early_stopping", "needs_flag"),
+        ("rl.use_kl_loss", "no_effect"),
+    } <= found
+    assert training_problems(list(planned(tmp_path, parsers).values())[:3], parsers) == []
+
+
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_the_recipes_of_the_repository_are_valid(path: Path, tmp_path: Path, parsers: dict[str, Parser]) -> None:
     recipe = read_recipe(path)
@@ -215,4 +231,5 @@ def test_the_recipes_of_the_repository_are_valid(path: Path, tmp_path: Path, par
     for variant in [(), *((name,) for name in recipe.variants)]:
         stages = plan(recipe, parsers, tmp_path, [*chosen_variants(recipe, variant), suite])
         assert all(stage.minutes for stage in stages) and recipe.about
+        assert training_problems(stages, parsers) == []
         assert all(tmp_path in stage.output.parents for stage in stages)

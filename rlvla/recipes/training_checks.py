@@ -1,0 +1,50 @@
+"""Settings of reinforcement learning that contradict each other: said before the stages that it waits for."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import typing
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from rlvla.commands.algorithm_checks import algorithm_problems, batch_problems, early_stopping_problems
+from rlvla.commands.ppo_flags import PPORun
+from rlvla.recipes.recipe import Parsers, Stage
+from rlvla.recipes.stages import KINDS
+from rlvla.utils.cli.flags import from_namespace
+from rlvla.utils.errors import Problem
+
+
+def training_problems(stages: Sequence[Stage], parsers: Parsers) -> list[Problem]:
+    """Problems of the stage `rl` that need neither its policy nor its environment; [] if there is no such stage."""
+    return [problem for stage in stages if stage.name == "rl" for problem in _problems_of(stage, parsers)]
+
+
+def _problems_of(stage: Stage, parsers: Parsers) -> Iterator[Problem]:
+    namespace = argparse.Namespace()
+    parsers[KINDS[stage.name].command or ""].read_flags(stage.words, namespace)
+    kinds = {name: kind for name, kind in typing.get_type_hints(PPORun).items() if name != "given"}
+    groups = {name: from_namespace(kind, namespace) for name, kind in kinds.items()}
+    groups["env"] = groups["env"].with_suite_flags(namespace)
+    given = frozenset(name for name, value in stage.settings.items() if value is not None)
+    flags = PPORun(**groups, given=given)
+    with _launched_on(stage.processes):
+        problems = [*batch_problems(flags), *algorithm_problems(flags), *early_stopping_problems(flags.schedule, 0)]
+    yield from (
+        Problem(f"{stage.name}.{p.flag}", p.reason, f"stage {stage.name}: {p}") for p in dict.fromkeys(problems)
+    )
+
+
+@contextmanager
+def _launched_on(ranks: int) -> Iterator[None]:
+    """Inside the block the configuration is checked as on so many ranks."""
+    before = os.environ.get("WORLD_SIZE")
+    os.environ["WORLD_SIZE"] = str(ranks)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["WORLD_SIZE"]
+        else:
+            os.environ["WORLD_SIZE"] = before
