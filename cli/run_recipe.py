@@ -27,7 +27,7 @@ from rlvla.recipes.recipe import Source, changes, chosen_variants, flags_of_stag
 from rlvla.recipes.runner import describe_plan, run_recipe
 from rlvla.recipes.stages import Settings
 from rlvla.utils.cli.command import command, heavy_imports
-from rlvla.utils.cli.flags import Parser, add_arguments, fail, from_namespace
+from rlvla.utils.cli.flags import Parser, add_arguments, fail, from_namespace, range_problems
 from rlvla.utils.errors import ConfigError, MissingExtraError
 
 _COMMANDS = __package__ or "cli"  # `rlvla.cli` where it is installed
@@ -76,6 +76,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser, namespace = parse_command_line(build_parser, words[:at])
     config, custom = from_namespace(RecipeConfig, namespace), from_namespace(CustomConfig, namespace)
     try:
+        if problems := range_problems(config):
+            raise ConfigError(problems)
         recipe = read_recipe(config.path)
         sources = [*chosen_variants(recipe, config.variant), *sources_of(config, custom, words[at + 1 :])]
         modules = recipe.custom_modules(sources)

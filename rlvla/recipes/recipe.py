@@ -110,6 +110,7 @@ def read_recipe(path: Path) -> Recipe:
         ConfigError: the file is no valid YAML, or not of the form of a recipe; all problems, each with its line.
     """
     content, lines = read_yaml_with_lines(path)
+    content = _with_text_as_keys(content)
     if not isinstance(content, dict):
         raise ConfigError(_problem("recipe", "no_recipe", where=path))
     problems: list[Problem] = []
@@ -135,13 +136,13 @@ def read_recipe(path: Path) -> Recipe:
             if name not in KINDS and not (name == ALL and keys[0] != "stages"):
                 refuse("unknown_stage", *keys, known=", ".join(KINDS))
                 continue
-            stages[name] = {str(key): value for key, value in mapping(*keys).items()}
+            stages[name] = mapping(*keys)
             where |= {(name, key): lines.get((*keys, key), 1) for key in stages[name]}
         return Source(stages, where, str(path))
 
     for key in content:
         if key not in _TOP:
-            refuse("unknown_part", str(key), known=", ".join(_TOP))
+            refuse("unknown_part", key, known=", ".join(_TOP))
     for key in ("about", "output"):
         if not isinstance(content.get(key, ""), str):
             refuse("no_word", key)
@@ -156,6 +157,17 @@ def read_recipe(path: Path) -> Recipe:
     if problems:
         raise ConfigError(problems)
     return Recipe(path, content.get("about", ""), content.get("output"), stages, base, variants)
+
+
+def _with_text_as_keys(content: Any) -> Any:
+    """YAML reads `1:` as a number and `on:` as true; names are texts."""
+    if not isinstance(content, dict):
+        return content
+    words = {None: "null", True: "true", False: "false"}
+    return {
+        words[key] if isinstance(key, (bool, type(None))) else str(key): _with_text_as_keys(value)
+        for key, value in content.items()
+    }
 
 
 def _problem(flag: str, reason: str, **values: object) -> Problem:
@@ -355,8 +367,15 @@ def _missing_inputs(name: str, settings: Settings, recipe: Recipe, before: Seque
             continue
         written = [stage.output for stage in before]
         for path in inputs_of(name, {flag: settings[flag]}):
-            if not path.exists() and not any(path == output or output in path.parents for output in written):
+            if not _exists(path) and not any(path == output or output in path.parents for output in written):
                 yield _problem(f"{name}.{flag}", "missing_input", stage=name, what=what, value=path)
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # no file could have this name
+        return False
 
 
 def _placed(value: Any, folder: Path) -> Any:

@@ -123,6 +123,7 @@ def run_recipe(stages: Sequence[Stage], folder: Path, program: Program, first: s
         StopRequested: a signal asked to stop.
         SystemExit: a stage failed; the status is that of its command.
     """
+    check_state(stages, State.opened(folder, stages), first)  # a mistake leaves nothing behind
     with locked(folder) as lock:
         state = State.opened(folder, stages)
         check_state(stages, state, first)

@@ -326,7 +326,7 @@ def range_problems(config: Any) -> list[Problem]:
     """
     problems = []
     for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
+        value, name = getattr(config, field.name), field.metadata.get("flag", field.name)
         for one in value if isinstance(value, tuple) else (value,):
             if isinstance(one, bool) or not isinstance(one, (int, float, str)):
                 continue
@@ -336,11 +336,11 @@ def range_problems(config: Any) -> list[Problem]:
                 problem, reason = _out_of_range(one, field.metadata), "out_of_range"
             if problem:
                 shown = _one_line(repr(one) if reason == "no_text" else str(one))
-                problems.append(Problem(field.name, reason, f"--{field.name} {shown}: {problem}"))
+                problems.append(Problem(name, reason, f"--{name} {shown}: {problem}"))
         if "writes" in field.metadata and isinstance(value, str) and not text_problem(value, field.metadata):
             problem = target_problem(value, folder=field.metadata["writes"] == "folder")
             if problem:
-                problems.append(Problem(field.name, "not_writable", f"--{field.name} {value}: {problem}"))
+                problems.append(Problem(name, "not_writable", f"--{name} {value}: {problem}"))
     return problems
 
 

@@ -166,6 +166,7 @@ variants:
         ("stages: {report: }", {("recipe", "no_recipe")}),
         ("", {("recipe", "no_recipe")}),
         ("- sft", {("recipe", "no_recipe")}),
+        ("stages: {on: {}}\n1: 2", {("1", "unknown_part"), ("stages.true", "unknown_stage")}),
         ("stages: {sft: {seed: 1, seed: 2}}", {(None, "invalid_file")}),
         ("stages: !!python/object/apply:os.system [ls]", {(None, "invalid_file")}),
         ("stages: {sft: ", {(None, "invalid_file")}),
@@ -187,7 +188,8 @@ def test_missing_inputs_are_said(tmp_path: Path, parsers: dict[str, Parser]) -> 
     assert {"demos.task_suite_name": "no_suite", "rl.pretrain": "missing_input"}.items() <= {
         flag: reason for flag, (reason, _) in problems.items()
     }.items()
-    assert refused(tmp_path, parsers, WHOLE, demos=["gone.hdf5"])["sft.demos"][0] == "missing_input"
+    for name in ("gone.hdf5", "x" * 300, "a\0b"):
+        assert refused(tmp_path, parsers, WHOLE, demos=[name])["sft.demos"][0] == "missing_input"
 
 
 @pytest.mark.parametrize(
