@@ -52,6 +52,7 @@ def moved(demos: Demonstrations, steps: int) -> Demonstrations:
         {},
         {"inertia": 0.5},
         {"inertia": 0.5, "smooth": 0.8},
+        {"inertia": 0.8, "smooth": 0.8},
         {"smooth": 0.8},
         {"absolute": True},
         {"inertia": 0.3, "smooth": 0.6, "absolute": True},
@@ -67,6 +68,11 @@ def test_rollouts_with_observations_at_decisions() -> None:
     demos = recorded(inertia=0.2, decide=3)
     gains = explained(demos)
     assert shifted_by(demos) == 0 and gains is not None and gains[0] == max(gains.values()) > 0.5
+
+
+def test_nothing_is_said_of_actions_that_hardly_change_from_step_to_step() -> None:
+    demos = recorded(inertia=0.7, smooth=0.98)
+    assert [shifted_by(moved(demos, steps)) for steps in (0, -1, 1)] == [0, 0, 0]
 
 
 def test_where_nothing_can_be_said() -> None:

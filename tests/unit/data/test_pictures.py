@@ -41,9 +41,10 @@ def test_nothing_is_said_of_scenes_without_two_sides() -> None:
             rng = np.random.default_rng(seed)
             assert turned(rng.uniform(0, 255, (count, 16, 16, 3))) == {}
     assert turned(scenes(40)) == {} and turned(scenes(1)) == {}
-    pictures = np.full((40, 16, 16, 3), 90.0)
-    pictures[::2, 2:6, 4:8], pictures[1::2, 10:14, 4:8] = (200, 30, 30), (30, 30, 200)
-    assert turned(pictures) == {}, "a red object above or a blue one below"
+    above_or_below, red_or_blue = np.full((2, 40, 16, 16, 3), 90.0)
+    above_or_below[::2, 2:6, 4:8] = above_or_below[1::2, 10:14, 4:8] = (200, 30, 30)
+    red_or_blue[::2, 2:6, 4:8], red_or_blue[1::2, 2:6, 4:8] = (200, 30, 30), (30, 30, 200)
+    assert turned(above_or_below) == turned(red_or_blue) == {}, "that is where or which the object is"
     assert turned(np.full((12, 16, 16, 3), 7.0)) == {}
 
 

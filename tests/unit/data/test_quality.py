@@ -61,6 +61,14 @@ def test_nothing_is_wrong_with_good_data() -> None:
     assert quality(good(), None, every_picture=False) == [], "the suite is unknown here"
 
 
+def test_what_is_meant_is_not_a_mistake() -> None:
+    full_speed = of_actions(lambda a: scaled(a, 1.3, 1.0))(good())
+    assert action_facts(full_speed.actions)[0].at_high > 0.1 and quality(full_speed, TASK) == []
+    demos = good()
+    entry = dataset_entry([a * [1, 1, 0.04] for a in demos.actions], demos.proprio, [2])
+    assert quality(replace(demos, statistics={"box": entry}), TASK) == [], "a gripper is not normalized"
+
+
 def of_actions(change: Callable[[np.ndarray], np.ndarray]) -> Change:
     def changed(demos: Demonstrations) -> Demonstrations:
         actions = [change(values.copy()) for values in demos.actions]
