@@ -93,6 +93,7 @@ def test_good_demonstrations(demos_file: Path, tmp_path: Path, capsys: pytest.Ca
 def test_damaged_demonstrations(copy: Callable, tmp_path: Path, damage: Damage, kind: str, status: int) -> None:
     content = checked(tmp_path, copy(damage), "--replay", 2, status=status)
     assert kind in kinds(content)
+    assert {one["turned"] for one in content["replayed"]} == {"upside down" if kind == "other_pictures" else None}
 
 
 def slow_expert(path: Path) -> None:

@@ -15,6 +15,7 @@ from rlvla.data.demonstrations import statistics
 from rlvla.data.reading import data_files, read_demonstrations, read_several
 from rlvla.data.robomimic import DemonstrationWriter
 from rlvla.envs import make_env
+from rlvla.envs.base import TaskSpec
 from rlvla.utils.errors import ConfigError
 
 ENV = {"task_suite_name": "toy", "cameras": ["left", "right"]}
@@ -131,19 +132,22 @@ def test_what_cannot_be_read(tmp_path: Path) -> None:
         read_demonstrations(tmp_path / "demos.hdf5")
 
 
-def test_statistics_are_computed_where_they_are_missing(tmp_path: Path) -> None:
+def test_statistics_are_computed_where_they_are_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "demos.hdf5", [episode(20, 0), episode(30, 1)])
     recorded = json.loads((tmp_path / "dataset_statistics.json").read_text())
     (tmp_path / "dataset_statistics.json").unlink()
     computed = read_demonstrations(tmp_path / "demos.hdf5").statistics
     recorded["toy"]["action"]["mask"][3] = True  # a suite that is unknown here has no known gripper
     assert computed == recorded and not (tmp_path / "dataset_statistics.json").exists()
+    task = TaskSpec("toy", 0, "t", "t", 9, 9, action_dim=4, proprio_dim=3, control_freq=1.0, gripper_dims=(3,))
+    monkeypatch.setattr("rlvla.data.reading.task_of", lambda demos: task)
+    assert read_demonstrations(tmp_path / "demos.hdf5").unnormalized_dims == [3]
 
 
 def test_a_folder_stands_for_the_files_in_it(tmp_path: Path) -> None:
     for name in ("iteration_000001_rank0", "iteration_000002_rank0"):
         write(tmp_path / "run" / "rollouts" / name / "demos.hdf5", [episode(4, len(name))])
-    (tmp_path / "run" / "rollouts" / ".demos.hdf5.part").touch()
+    (tmp_path / "run" / "rollouts" / "._demos.hdf5").touch()
     files = data_files([tmp_path / "run"])
     assert [Path(file).parent.name for file in files] == ["iteration_000001_rank0", "iteration_000002_rank0"]
     assert len(read_demonstrations(tmp_path / "run").actions) == len(read_several([str(tmp_path / "run")]).actions) == 2
