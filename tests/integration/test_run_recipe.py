@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,7 @@ class Recipe:
     def __init__(self, scratch: Path):
         self.folder = scratch / "run"
         self.folder.mkdir()
+        self._started: list[subprocess.Popen] = []
         self._driver, program = scratch / "driver.py", scratch / "stage_program.py"
         program.write_text(PROGRAM)
         self._driver.write_text(DRIVER.format(root=str(ROOT), program=str(program)))
@@ -70,9 +72,16 @@ class Recipe:
 
     def start(self, *words: str) -> subprocess.Popen:
         command = [sys.executable, str(self._driver), str(self.folder), *words]
-        return subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-        )
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        self._started.append(subprocess.Popen(command, **pipes, text=True, start_new_session=True))
+        return self._started[-1]
+
+    def kill(self) -> None:
+        """End whatever is left of all runs."""
+        for process in self._started:
+            for pid in running("", process.pid):
+                os.kill(pid, signal.SIGKILL)
+            process.communicate()
 
     def run(self, *words: str) -> tuple[int, str]:
         process = self.start(*words)
@@ -90,8 +99,10 @@ class Recipe:
 
 
 @pytest.fixture
-def recipe(tmp_path: Path) -> Recipe:
-    return Recipe(tmp_path)
+def recipe(tmp_path: Path) -> Iterator[Recipe]:
+    recipe = Recipe(tmp_path)
+    yield recipe
+    recipe.kill()
 
 
 @pytest.mark.parametrize("whole", [True, False], ids=["all processes", "the recipe alone"])
