@@ -21,7 +21,7 @@ limit_threads()
 
 from rlvla.commands.custom_modules import CustomConfig, parse_command_line
 from rlvla.models.config import ActorConfig
-from rlvla.trainer.supervised.config import NewModelConfig, SFTConfig, SFTRunConfig
+from rlvla.trainer.supervised.config import NewModelConfig, SFTConfig, SFTRunConfig, ValidationConfig
 from rlvla.utils.cli.command import command, heavy_imports
 from rlvla.utils.cli.flags import Parser, add_arguments, fail, from_namespace
 from rlvla.utils.deepspeed.config import StrategyConfig
@@ -34,6 +34,7 @@ def build_parser() -> Parser:
     add_arguments(parser, SFTRunConfig, "what is trained")
     add_arguments(parser, NewModelConfig, "new small model")
     add_arguments(parser, SFTConfig, "training")
+    add_arguments(parser, ValidationConfig, "measurements during training")
     add_arguments(parser, ActorConfig, "adapters and memory")
     add_arguments(parser, StrategyConfig, "DeepSpeed")
     add_arguments(parser, CustomConfig, "own code")
@@ -44,7 +45,7 @@ def build_parser() -> Parser:
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point."""
     parser, namespace = parse_command_line(build_parser, argv)
-    kinds = (SFTRunConfig, NewModelConfig, SFTConfig, ActorConfig, StrategyConfig, CustomConfig)
+    kinds = (SFTRunConfig, NewModelConfig, SFTConfig, ActorConfig, StrategyConfig, CustomConfig, ValidationConfig)
     parts = [from_namespace(kind, namespace) for kind in kinds]
     with heavy_imports():
         from rlvla.commands.train_sft import run_sft

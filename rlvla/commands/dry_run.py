@@ -154,11 +154,19 @@ def _demonstration_bytes(flags: PPORun, setting: CheckedRun) -> int:
 
 
 def sft_report(
-    checkpoint: Checkpoint, demos: Demonstrations, sft: SFTConfig, actor: ActorConfig, strategy: StrategyConfig
+    checkpoint: Checkpoint,
+    demos: Demonstrations,
+    sft: SFTConfig,
+    actor: ActorConfig,
+    strategy: StrategyConfig,
+    rows: int | None = None,
 ) -> str:
-    """The tables of `cli/train_sft_vla.py --dry_run` for a policy that starts from this checkpoint."""
+    """The tables of `cli/train_sft_vla.py --dry_run` for a policy that starts from this checkpoint.
+
+    `rows` are the training rows, by default all.
+    """
     world = launched_world_size()
-    rows = demos.num_rows
+    rows = demos.num_rows if rows is None else rows
     own = -(-min(sft.train_batch_size, rows) // world)
     arithmetic = [
         ("ranks", world),

@@ -83,6 +83,18 @@ _TEXTS: dict[tuple[str | None, str], str] = {
         "--early_stopping needs evaluations of at least {least} episodes: --eval_episodes {episodes} on {tasks} "
         "task(s) is too few"
     ),
+    # measurements during supervised training
+    ("heldout_share", "too_few"): (
+        "--heldout_share {value} of {states} initial state(s) leaves nothing to {purpose}; give another share, or more "
+        "demonstrations"
+    ),
+    ("early_stopping", "no_effect"): (
+        "--early_stopping {value} has no effect without measurements; give --heldout_share or --eval_epochs"
+    ),
+    ("eval_epochs", "unavailable"): (
+        "--eval_epochs {value}: episodes cannot be played in the suite of the demonstrations: {why}"
+    ),
+    ("eval_epochs", "mismatch"): "--eval_epochs {value}: {why}; leave it out",
     # offloading
     ("offload_during_rollout", "needs_flag"): "--offload_during_rollout needs --zero_stage 1, 2 or 3",
     ("offload_during_rollout", "contradiction"): (

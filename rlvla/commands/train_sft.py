@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
@@ -13,30 +15,38 @@ from typing import Any
 from rlvla.checkpoints.policy_folder import PolicyRecord, learned_states, recorded_environment
 from rlvla.checkpoints.run_folder import claimed_run_folder, run_folder_problem
 from rlvla.commands.check_demos import warn_of
-from rlvla.commands.custom_modules import CustomConfig, words_for_later_commands
+from rlvla.commands.custom_modules import CustomConfig, modules_with_suites, words_for_later_commands
 from rlvla.commands.dry_run import sft_report
 from rlvla.commands.model_checks import mismatch_with_policy
 from rlvla.commands.new_models import is_new, missing_of_new, new_model, new_model_problems
 from rlvla.commands.policy_checks import supervision_problems, wandb_problems
-from rlvla.commands.problem_texts import problem
+from rlvla.commands.problem_texts import problem, unread
+from rlvla.commands.setup import start_workers
 from rlvla.data.demonstrations import Demonstrations
 from rlvla.data.reading import read_several
+from rlvla.envs.base import TaskSpec
 from rlvla.envs.config import EnvConfig
-from rlvla.envs.splits import LearnedStates
+from rlvla.envs.splits import LearnedStates, UnseenStates
 from rlvla.models.config import ActorConfig
 from rlvla.models.families import Checkpoint, check_checkpoint, checkpoint_overrides
 from rlvla.models.policy import Policy
 from rlvla.models.vla.choices import REGRESSION
-from rlvla.trainer.supervised.config import NewModelConfig, SFTConfig, SFTRunConfig
+from rlvla.rollout import RolloutEngine
+from rlvla.trainer.supervised.config import NewModelConfig, SFTConfig, SFTRunConfig, ValidationConfig
 from rlvla.trainer.supervised.sft_trainer import SFTTrainer
-from rlvla.utils.cli.config_file import write_config_file
-from rlvla.utils.cli.flags import range_problems
+from rlvla.trainer.supervised.validation import Playing, split_for_validation
+from rlvla.trainer.supervised.verdict import Verdict
+from rlvla.utils.cli.config_file import RUN_CONFIG_FILE, write_config_file
+from rlvla.utils.cli.flags import as_typed, range_problems
 from rlvla.utils.deepspeed.config import StrategyConfig, launched_rank, launched_world_size
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
+from rlvla.utils.disk import Expendable
 from rlvla.utils.errors import ConfigError, Problem, require
-from rlvla.utils.files import output_folder_problem
+from rlvla.utils.files import output_folder_problem, write_json
 from rlvla.utils.seeding import seed_everything
 from rlvla.utils.terminal import duration, passing_note, quiet_libraries, table
+
+VERDICT_FILE = "verdict.json"
 
 
 def run_sft(
@@ -46,14 +56,17 @@ def run_sft(
     actor_config: ActorConfig,
     strategy_config: StrategyConfig,
     custom: CustomConfig,
+    validation: ValidationConfig | None = None,
 ) -> Path | None:
     """Train and return the policy folder; None for a dry run.
 
     All configuration problems are raised before anything is started.
     """
-    parts = (run, tiny, config, actor_config, strategy_config)
+    validation = validation or ValidationConfig()
+    parts = (run, tiny, config, actor_config, strategy_config, validation)
     problems = [p for part in parts for p in range_problems(part)]
     problems += _problems(run, config, actor_config) + strategy_config.problems() + wandb_problems(config)
+    problems += _measurement_problems(validation)
     demos = None
     try:
         demos = read_several(run.demos, run.cameras or None)
@@ -70,6 +83,13 @@ def run_sft(
         )
     except ConfigError as error:
         problems += error.problems
+    episodes = None
+    try:
+        if demos is not None:
+            problems += _heldout_problems(validation, demos, run.seed)
+            episodes = _episodes(validation, run, demos) if validation.eval_epochs else None
+    except ConfigError as error:
+        problems += error.problems
     if problems or demos is None:
         raise ConfigError(problems)
     if launched_rank() == 0:
@@ -77,15 +97,18 @@ def run_sft(
     if run.dry_run:
         if launched_rank() == 0:
             with _checkpoint(run, tiny, demos) as checkpoint:
-                print(sft_report(checkpoint, demos, config, actor_config, strategy_config))
+                rows = _training_rows(validation, demos, run.seed)
+                print(sft_report(checkpoint, demos, config, actor_config, strategy_config, rows))
         return None
     if config.use_wandb:
         require("wandb", extra="wandb")
     quiet_libraries()
-    strategy = DeepspeedStrategy(strategy_config, seed=run.seed)
-    seed_everything(run.seed)
-    with claimed_run_folder(Path(run.save_path), strategy):
-        return _train(run, tiny, config, actor_config, strategy, demos, [*parts, custom])
+    with ExitStack() as stack:
+        playing = None if episodes is None else episodes.start(validation, run, modules_with_suites(custom), stack)
+        strategy = DeepspeedStrategy(strategy_config, seed=run.seed)
+        seed_everything(run.seed)
+        stack.enter_context(claimed_run_folder(Path(run.save_path), strategy))
+        return _train(run, tiny, config, actor_config, strategy, demos, [*parts, custom], validation, playing)
 
 
 def _train(
@@ -96,6 +119,8 @@ def _train(
     strategy: DeepspeedStrategy,
     demos: Demonstrations,
     parts: Sequence[Any],
+    validation: ValidationConfig,
+    playing: Playing | None,
 ) -> Path:
     """Train with a checked configuration; `parts` are all groups of flags."""
     start = time.perf_counter()
@@ -114,16 +139,135 @@ def _train(
         actor = checkpoint.load_policy(actor_config)
     checkpoint.begin_supervised(actor, mean_alone=config.trains_mean_alone)
     record = _record(demos, run, actor, learned_states(recorded_environment(pretrain)) or [])
-    trainer = SFTTrainer(actor, demos, strategy, config, save_path, record, run.fallback_path)
+    trainer = SFTTrainer(actor, demos, strategy, config, save_path, record, run.fallback_path, validation, playing)
     trainer.logger.describe(parts, outcomes=("sft/accuracy",))
     metrics = trainer.fit()
     policy = trainer.exported
     if strategy.is_main:
         rows = [(name, f"{value:.4g}") for name, value in metrics.items()]
         print(table(("metric (last steps)", "value"), rows))
+        assert trainer.verdict is not None
+        print("\n".join(trainer.verdict.sentences))
+        content = {"sentences": trainer.verdict.sentences, "missing": trainer.verdict.missing, "rl": trainer.verdict.rl}
+        Expendable(VERDICT_FILE).attempt(lambda: write_json(save_path / VERDICT_FILE, content))
         print(f"{policy} ({duration(time.perf_counter() - start)})")
-        print(f"next: python cli/eval_vla.py --pretrain {policy}{words_for_later_commands()}")
+        print(f"next: {_next_command(trainer.verdict, policy, run, config, demos)}{words_for_later_commands()}")
     return policy
+
+
+def _next_command(verdict: Verdict, policy: Path, run: SFTRunConfig, config: SFTConfig, demos: Demonstrations) -> str:
+    """The command that the verdict suggests: reinforcement learning, or more of what is missing, or an evaluation."""
+    first = None if verdict.rl in (None, "ready", "saturated") else verdict.missing[:1]
+    if first == ("epochs",):
+        again = f"--config {Path(run.save_path) / RUN_CONFIG_FILE} --max_epochs {2 * config.max_epochs}"
+        return f"python cli/train_sft_vla.py {again} --save_path {run.save_path}_longer"
+    if first == ("data",):
+        env = demos.env_args
+        words = ["--task_suite_name", env["task_suite_name"], "--cameras", *env["cameras"]]
+        words += ["--image_size", demos.images[0].shape[2]] + ["--use_proprio"] * (demos.proprio is not None)
+        words += ["--num_demos", 2 * len(demos.actions) // max(1, len(env.get("task_ids") or ()))]
+        return f"python cli/collect_demos.py {shlex.join(map(str, words))} --output {run.save_path}_demos"
+    if verdict.rl in ("ready", "slow"):
+        return f"python cli/train_ppo_vla.py --pretrain {policy} --save_path {run.save_path}_ppo"
+    return f"python cli/eval_vla.py --pretrain {policy}"
+
+
+@dataclass(frozen=True)
+class _Episodes:
+    """The episodes to play during training.
+
+    Attributes:
+        env: the environment of the demonstrations.
+        tasks: its tasks.
+        states: initial states that are not in the demonstrations.
+    """
+
+    env: EnvConfig
+    tasks: Sequence[TaskSpec]
+    states: UnseenStates
+
+    def start(
+        self, validation: ValidationConfig, run: SFTRunConfig, modules: Sequence[str], stack: ExitStack
+    ) -> Playing:
+        """Start the workers, which end with the stack."""
+        pool = stack.enter_context(start_workers(validation.num_envs, self.env, self.tasks[0], modules))
+        rollout = RolloutEngine(pool, self.env.env_kwargs(), {"success": 1.0}, tasks=self.tasks)
+
+        def load(folder: Path) -> Policy:
+            return check_checkpoint(folder, run.unnorm_key).load_policy().eval()
+
+        return Playing(rollout, self.tasks, self.states, validation.eval_episodes, validation.eval_samples, load)
+
+
+def _episodes(validation: ValidationConfig, run: SFTRunConfig, demos: Demonstrations) -> _Episodes:
+    """The episodes to play during training.
+
+    Raises:
+        ConfigError: they cannot be played in the suite of the demonstrations, or too few initial states are left.
+    """
+    new = is_new(run.pretrain)
+    reads_proprio = run.use_proprio and demos.proprio is not None
+    if not new:
+        with suppress(ConfigError):  # reported with the checkpoint
+            reads_proprio = bool(check_checkpoint(run.pretrain, run.unnorm_key).spec.proprio_dim)
+    seen_as = {"cameras": list(run.cameras or demos.env_args["cameras"]), "use_proprio": reads_proprio}
+    seen_as["image_size"] = demos.images[0].shape[2]
+    env = replace(EnvConfig().completed(demos.env_args | seen_as), env_python=validation.env_python)
+    try:
+        tasks = env.tasks()
+    except ConfigError as error:
+        why = "; ".join(map(str, error.problems))
+        raise ConfigError(problem("eval_epochs", "unavailable", value=validation.eval_epochs, why=why)) from error
+    problems = []
+    suites = sorted({states.suite for states in demos.states_learned_from})
+    if len(suites) > 1:
+        why = f"the demonstrations are of several suites, {', '.join(suites)}"
+        problems.append(problem("eval_epochs", "mismatch", value=validation.eval_epochs, why=why))
+    dims, demonstrated = sorted({task.action_dim for task in tasks}), demos.actions[0].shape[1]
+    if dims != [demonstrated]:
+        why = f"actions of {env.suite} have {dims} dimensions, those of the demonstrations {demonstrated}"
+        problems.append(problem("eval_epochs", "mismatch", value=validation.eval_epochs, why=why))
+    seen: dict[int, set[int]] = {}
+    for task_id, state in demos.init_states:
+        seen.setdefault(task_id, set()).add(state)
+    before = () if new else tuple(learned_states(recorded_environment(run.pretrain)) or ())
+    states = UnseenStates({task: frozenset(ids) for task, ids in seen.items()}, before)
+    for task in tasks:
+        try:
+            states.eval_states(task, validation.eval_episodes)
+        except ConfigError as error:
+            problems += error.problems
+    if problems:
+        raise ConfigError(problems)
+    return _Episodes(env, tasks, states)
+
+
+def _measurement_problems(validation: ValidationConfig) -> list[Problem]:
+    """Flags without effect, because nothing is measured or no episodes are played."""
+    needed = {"heldout_steps": "heldout_share", "heldout_rows": "heldout_share"}
+    needed |= dict.fromkeys(("eval_episodes", "eval_samples", "num_envs", "env_python"), "eval_epochs")
+    problems = [
+        unread(f.name, as_typed(f.name, value), "not given", switch=needed[f.name])
+        for f in fields(validation)
+        if f.name in needed
+        and (value := getattr(validation, f.name)) != f.default
+        and not getattr(validation, needed[f.name])
+    ]
+    if validation.early_stopping and not validation.active:
+        problems.append(problem("early_stopping", "no_effect", value=validation.early_stopping))
+    return problems
+
+
+def _heldout_problems(validation: ValidationConfig, demos: Demonstrations, seed: int) -> list[Problem]:
+    """Problems if the share leaves nothing to train on, or nothing to measure."""
+    if not 0 < validation.heldout_share < 1:
+        return []
+    _, heldout = split_for_validation(demos, validation, seed)
+    if heldout and _training_rows(validation, demos, seed) >= launched_world_size():
+        return []
+    states = len(set(demos.init_states)) or len(demos.actions)
+    purpose = "measure" if not heldout else "train on"
+    return [problem("heldout_share", "too_few", value=validation.heldout_share, states=states, purpose=purpose)]
 
 
 @contextmanager
@@ -192,3 +336,8 @@ def _start_problems(
     if demos is not None:
         problems += mismatch_with_policy(demos, " ".join(run.demos), spec, run.pretrain)
     return problems
+
+
+def _training_rows(validation: ValidationConfig, demos: Demonstrations, seed: int) -> int:
+    train, _ = split_for_validation(demos, validation, seed)
+    return sum(len(demos.images[episode]) for episode in train)

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from rlvla.data.demonstrations import UNKNOWN_STATE, Demonstrations
+from rlvla.data.demonstrations import Demonstrations
 from rlvla.data.reading import read_several
+from rlvla.data.splitting import split_by_state
 from rlvla.experience import Experience
 from rlvla.models.value_models import RewardModel
 from rlvla.utils.seeding import derive_rng
@@ -91,10 +92,4 @@ class FrameRows:
 
 def split_episodes(demos: Demonstrations, share: float, seed: int) -> tuple[list[int], list[int]]:
     """Split into (training, held-out) episodes by initial state; episodes with unknown states are split one by one."""
-    everything = range(len(demos.actions))
-    known = demos.init_states or [UNKNOWN_STATE] * len(everything)
-    start = [(task, state, i if (task, state) == UNKNOWN_STATE else 0) for i, (task, state) in enumerate(known)]
-    states = sorted(set(start))
-    order = derive_rng(seed, "reward model split").permutation(len(states))
-    kept = {states[i] for i in order[: max(1, round(share * len(states)))]}
-    return [i for i in everything if start[i] not in kept], [i for i in everything if start[i] in kept]
+    return split_by_state(demos, share, derive_rng(seed, "reward model split"), least=1)

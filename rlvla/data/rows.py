@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -19,17 +19,26 @@ class DemonstrationRows:
     Args:
         demos: the episodes; their images are replaced by views of one array.
         policy: prepares observations and encodes actions.
+
+    Attributes:
+        episodes: [M] int64, the episode of each row.
     """
 
     def __init__(self, demos: Demonstrations, policy: Policy):
         spec = policy.spec
         traces, masks = [], []
+        self._chunk, first, end, offset = spec.action_chunk_len, [], [], 0
         for index, actions in enumerate(demos.actions):
             starts = np.arange(len(actions)) if demos.decision_steps is None else demos.decision_steps[index]
             steps = starts[:, None] + np.arange(spec.action_chunk_len)  # [S, A]
             ahead = actions[np.minimum(steps, len(actions) - 1)]  # past the end the last action is repeated and masked
             traces.append(policy.encode_actions(ahead))
             masks.append(np.repeat(steps < len(actions), spec.columns_per_action, axis=1))
+            first.append(offset + starts)
+            offset += len(actions)
+            end.append(np.full(len(starts), offset))
+        self.episodes = np.repeat(np.arange(len(first)), [len(starts) for starts in first])
+        self._actions, self._first, self._end = np.concatenate(demos.actions), *map(np.concatenate, (first, end))
         proprio = np.concatenate(demos.proprio) if spec.proprio_dim and demos.proprio is not None else None
         images, proprio = policy.prepare(demos.joined_images(), proprio)
         self._rows = Experience(
@@ -48,7 +57,30 @@ class DemonstrationRows:
         """The rows [M] (int64) as a batch; one fully masked row if `rows` is empty."""
         return self._rows.take(torch.from_numpy(rows))
 
-    def batches(self, size: int, epochs: int, seed: int, rank: int = 0, world_size: int = 1) -> Iterator[Experience]:
+    def of_episodes(self, episodes: Sequence[int]) -> np.ndarray:
+        """The rows of these episodes, [m] int64, in their order."""
+        return np.flatnonzero(np.isin(self.episodes, np.asarray(episodes, dtype=np.int64)))
+
+    def labels_of(self, rows: np.ndarray) -> tuple[dict[str, np.ndarray], np.ndarray]:
+        """The encoded actions of the rows [m], name -> [m, ...], and the mask of their columns [m, K]."""
+        trace, mask = self._rows.trace, self._rows.action_mask
+        assert trace is not None and mask is not None
+        return {name: labels.numpy()[rows] for name, labels in trace.items()}, mask.numpy()[rows]
+
+    def actions_of(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The demonstrated actions of the rows [m]: [m, A, D] in units of the environment, and which exist, [m, A]."""
+        steps, end = self._first[rows][:, None] + np.arange(self._chunk), self._end[rows][:, None]
+        return self._actions[np.minimum(steps, end - 1)], steps < end
+
+    def batches(
+        self,
+        size: int,
+        epochs: int,
+        seed: int,
+        rank: int = 0,
+        world_size: int = 1,
+        rows: np.ndarray | None = None,
+    ) -> Iterator[Experience]:
         """The batches of one rank for all optimizer steps of a run, reshuffled each epoch.
 
         Args:
@@ -57,10 +89,12 @@ class DemonstrationRows:
             seed: seed of the shuffles.
             rank: the rank whose part of each batch is returned.
             world_size: number of ranks.
+            rows: the rows to train on, [m] int64; default all.
         """
-        size = min(size, len(self))
+        rows = np.arange(len(self)) if rows is None else rows
+        size = min(size, len(rows))
         for epoch in range(epochs):
-            order = derive_rng(seed, "sft", epoch).permutation(len(self))
-            for start in range(0, len(self) - size + 1, size):
+            order = rows[derive_rng(seed, "sft", epoch).permutation(len(rows))]
+            for start in range(0, len(rows) - size + 1, size):
                 share = order[start + rank : start + size : world_size]
                 yield self._rows.index(torch.from_numpy(share))

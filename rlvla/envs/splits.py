@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import ClassVar, Protocol
 
 from rlvla.envs.base import TaskSpec
 from rlvla.utils.data_files import read_yaml
@@ -39,6 +40,54 @@ class LearnedStates:
     def states(self) -> range:
         """The state ids."""
         return range(self.start, self.stop)
+
+
+class EvalStates(Protocol):
+    """Chooses the initial states of an evaluation."""
+
+    @property
+    def protocol_name(self) -> str:
+        """Name of the choice in reports."""
+        ...
+
+    def eval_states(self, task: TaskSpec, n: int) -> list[int]:
+        """Ids of n initial states; ConfigError if there are fewer."""
+        ...
+
+
+@dataclass(frozen=True)
+class UnseenStates:
+    """Initial states to evaluate on that are not in the data, apart from those of the final evaluation if possible.
+
+    Attributes:
+        seen: task id -> initial states in the data.
+        before: further initial states that the policy was trained on.
+    """
+
+    seen: Mapping[int, frozenset[int]]
+    before: tuple[LearnedStates, ...] = ()
+    protocol_name: ClassVar[str] = "initial states outside of the data"
+
+    def eval_states(self, task: TaskSpec, n: int) -> list[int]:
+        """Ids of n states outside of the data: of those for training or, if they are too few, of those for evaluation.
+
+        Raises:
+            ConfigError: there are fewer.
+        """
+        training, evaluation = _split(task, "heldout") if task.num_init_states > 1 else (range(1), range(0))
+        seen, ranges = self.seen.get(task.task_id, frozenset()), [s.states for s in self.before if s.of(task)]
+        most = 0
+        for candidates in (training, evaluation):
+            unseen = [i for i in candidates if i not in seen and not any(i in states for states in ranges)]
+            if len(unseen) >= n:
+                return unseen[:n]
+            most = max(most, len(unseen))
+        raise ConfigError.of(
+            "eval_episodes",
+            "too_few",
+            f"--eval_episodes {n}: only {most} initial states of {task.name} are not in the demonstrations; give at "
+            "most that, or --eval_epochs 0",
+        )
 
 
 def learned_from_words(tasks: Sequence[TaskSpec], learned_from: Sequence[LearnedStates] | None) -> str:

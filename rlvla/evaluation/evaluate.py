@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from rlvla.envs.base import TaskSpec
-from rlvla.envs.config import SplitConfig
+from rlvla.envs.splits import EvalStates
 from rlvla.evaluation.protocol import eval_requests
 from rlvla.evaluation.results import EpisodeOutcome, EvalResult, sample_of, summarize
 from rlvla.experience import Sample
@@ -36,7 +36,7 @@ def evaluate(
     strategy: DeepspeedStrategy,
     *,
     episodes_per_task: int,
-    split: SplitConfig,
+    split: EvalStates,
     seed: int,
     greedy: bool = True,
     temperature: float = 1.0,

@@ -7,6 +7,7 @@ from typing import Any
 
 from rlvla.envs.base import TaskSpec
 from rlvla.envs.config import SplitConfig
+from rlvla.envs.splits import EvalStates
 from rlvla.evaluation.results import eval_uid
 from rlvla.rollout import EpisodeRequest
 from rlvla.utils.seeding import derive_seed
@@ -14,7 +15,7 @@ from rlvla.utils.seeding import derive_seed
 
 def eval_requests(
     tasks: Sequence[TaskSpec],
-    split: SplitConfig,
+    split: EvalStates,
     episodes_per_task: int,
     seed: int,
     *,

@@ -53,6 +53,32 @@ def clustered_interval(clusters: Sequence[tuple[int, int]]) -> tuple[float, floa
     return _score_interval(rate, min(independent * for_few, total))
 
 
+def mixed_group_share(counts: Sequence[tuple[int, int]], group: int) -> float:
+    """Expected share of groups of attempts at an initial state in which some succeed and some fail.
+
+    This is the mean over initial states of 1 - p^g - (1 - p)^g, estimated without bias from n >= g attempts with s
+    successes: the share among all subsets of g attempts, 1 - [C(s, g) + C(n - s, g)] / C(n, g). With fewer attempts p
+    is replaced by s / n, which is too low on average.
+
+    Args:
+        counts: (successes, attempts) of each initial state.
+        group: g, at least 1.
+
+    Raises:
+        ValueError: no initial state, or one without attempts or with impossible counts.
+    """
+    if group < 1 or not counts or any(n < 1 or not 0 <= s <= n for s, n in counts):
+        raise ValueError("need a group of at least 1 and counts (successes, n) with 0 <= successes <= n and n >= 1")
+
+    def share(s: int, n: int) -> float:
+        if n < group:
+            return 1.0 - (s / n) ** group - (1.0 - s / n) ** group
+        return 1.0 - (math.comb(s, group) + math.comb(n - s, group)) / math.comb(n, group)
+
+    # A group of one attempt has one outcome.
+    return sum(share(s, n) for s, n in counts) / len(counts) if group > 1 else 0.0
+
+
 def interval_of_metrics(record: Mapping[str, float]) -> tuple[float, float]:
     """95 % interval of the success of an evaluation during training, from its metrics."""
     if "eval/success_at_end_low" in record:  # several episodes per initial state

@@ -26,8 +26,8 @@ _Image = tuple[Any, int, float]  # of TensorBoard: summary, step, wall time
 # Category names differ between the commands because TensorBoard merges equal ones when it shows several runs.
 SFT_LAYOUT: Layout = {
     "supervised training": {
-        "loss": ["sft/loss"],
-        "accuracy of tokens": ["sft/accuracy"],
+        "loss": ["sft/loss", "sft_heldout/loss", "sft_train/loss"],
+        "accuracy of tokens": ["sft/accuracy", "sft_heldout/accuracy", "sft_train/accuracy"],
         "gradient norm": ["sft/grad_norm"],
         "learning rate": ["sft/lr"],
     }

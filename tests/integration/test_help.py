@@ -57,6 +57,7 @@ CONFIGS = [
     *(replay_batch.ReplayConfig, run_recipe.RecipeConfig),
     *(draw_reward_machine.DrawConfig, score_episodes.ScoreConfig, train_rm_vla.RewardRunConfig, RewardModelConfig),
     *(collect_demos.CollectConfig, eval_vla.EvalConfig, train_sft_vla.SFTRunConfig, train_sft_vla.NewModelConfig),
+    train_sft_vla.ValidationConfig,
     *(EnvConfig, SplitConfig, ExpertConfig, ActorConfig, PolicyConfig, SFTConfig, StrategyConfig),
     *(get_suite(name).options for name in ("toy_reach", "robosuite", "libero_10", "robotwin")),
 ]

@@ -122,6 +122,58 @@ class SFTConfig(LoggingConfig):
 
 
 @dataclass(frozen=True)
+class ValidationConfig:
+    """Measurements during supervised fine-tuning, on held-out demonstrations and by playing episodes."""
+
+    heldout_share: float = arg(
+        0.0,
+        "share of the initial states whose demonstrations are held out, to compare loss, accuracy and action errors on "
+        "them with those on training rows (0.1 is a good value)",
+        minimum=0,
+        below=1,
+    )
+    heldout_steps: int | None = arg(
+        None,
+        "measure every this many optimizer steps (default: after each epoch, but 5 to 20 times in a run)",
+        minimum=1,
+    )
+    heldout_rows: int = arg(
+        512, "decisions that are measured, of the training rows and of the held-out rows", minimum=1
+    )
+    eval_epochs: float = arg(
+        0.0,
+        "play episodes every this many epochs and at the end, from initial states that are not in the demonstrations; "
+        "may be a fraction",
+        minimum=0,
+    )
+    eval_episodes: int = arg(20, "--eval_epochs: episodes per task", minimum=1)
+    eval_samples: int = arg(
+        8,
+        "--eval_epochs: attempts with sampled actions at each initial state at the end, which show whether "
+        "reinforcement learning can start from the policy",
+        minimum=0,
+        maximum=10_000,
+    )
+    num_envs: int = arg(4, "--eval_epochs: environment processes per rank", minimum=1, maximum=10_000)
+    env_python: str | None = arg(
+        None,
+        "--eval_epochs: Python interpreter of the environment workers (default: that of this process)",
+        metavar="PATH",
+    )
+    early_stopping: int = arg(
+        0,
+        "end after this many measurements in a row without an improvement of held-out loss or success, and keep the "
+        "best policy (0: never)",
+        minimum=0,
+    )
+
+    @property
+    def active(self) -> bool:
+        """Whether anything is measured apart from the training batches."""
+        return bool(self.heldout_share or self.eval_epochs)
+
+
+@dataclass(frozen=True)
 class RewardRunConfig:
     """Data, initial checkpoint and run folder of a reward model."""
 

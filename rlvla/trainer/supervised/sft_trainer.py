@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from rlvla.algorithms.losses import aggregate_loss
 from rlvla.checkpoints.policy_folder import PolicyRecord, export_policy
@@ -19,10 +22,24 @@ from rlvla.trainer.metrics import Metrics
 from rlvla.trainer.metrics_writer import SFT_LAYOUT, MetricsLogger
 from rlvla.trainer.observers import OptimizerStep
 from rlvla.trainer.replay import micro_batches
-from rlvla.trainer.supervised.config import SFTConfig
+from rlvla.trainer.supervised.config import SFTConfig, ValidationConfig
+from rlvla.trainer.supervised.history import Baselines, History, Measurement, Quality
+from rlvla.trainer.supervised.validation import (
+    Playing,
+    Validation,
+    metrics_of,
+    progress_line,
+    split_for_validation,
+    training_majority,
+)
+from rlvla.trainer.supervised.verdict import Facts, Verdict, judge
 from rlvla.utils.deepspeed.engine import OptimConfig
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
-from rlvla.utils.terminal import progress_bar
+from rlvla.utils.errors import SaveError
+from rlvla.utils.files import put_in_place
+from rlvla.utils.terminal import log, progress_bar
+
+COOL_DOWN = 0.1  # of the steps taken when nothing improves any more, in which the learning rate falls to 0
 
 
 class SFTTrainer:
@@ -36,9 +53,12 @@ class SFTTrainer:
         save_path: run folder; the result goes to its subfolder `policy/`.
         record: environment record written into the exported folder.
         fallback_path: parent of the exported folder if it cannot be written to `save_path`.
+        validation: what is measured during training.
+        playing: how episodes are played during training; None: not at all.
 
     Attributes:
         exported: the exported folder, after `fit`.
+        verdict: what the figures mean, after `fit`.
     """
 
     def __init__(
@@ -50,11 +70,21 @@ class SFTTrainer:
         save_path: Path,
         record: PolicyRecord,
         fallback_path: str | None = None,
+        validation: ValidationConfig | None = None,
+        playing: Playing | None = None,
     ):
         self._strategy, self._config, self._save_path, self._record = strategy, config, save_path, record
         self._fallback_path, self.exported = fallback_path, save_path / "policy"
-        self._rows = DemonstrationRows(demos, actor)
-        self._total = config.optimizer_steps(len(self._rows))
+        self._rows, validation = DemonstrationRows(demos, actor), validation or ValidationConfig()
+        train, heldout = map(self._rows.of_episodes, split_for_validation(demos, validation, strategy.seed))
+        self._train_rows = train if len(heldout) else None
+        self._total = config.optimizer_steps(len(train))
+        self._per_epoch = self._total // config.max_epochs
+        self._history, self._demos = History(validation.early_stopping), demos
+        self._patience = validation.early_stopping
+        self._kept: tuple[Measurement, Path] | None = None  # the best policy so far and its folder
+        self._parameters = sum(p.numel() for p in actor.parameters())
+        self.verdict: Verdict | None = None
         self._engine = strategy.prepare(
             actor,
             OptimConfig(
@@ -66,6 +96,11 @@ class SFTTrainer:
                 self._total,
             ),
         )
+        self._validation: Validation | None = None
+        if validation.active:
+            parts = (self._rows, (train, heldout), demos, self._engine, strategy, validation, config, playing)
+            self._validation = Validation(*parts, self._total, self._per_epoch)
+        self._majority = None if validation.active else training_majority(self._rows, train, strategy.seed)
         self._throughput = Throughput(strategy, actor)
         self._bad = BadSteps(save_path / "bad_batches", config.max_bad_steps, strategy, "step")
         self.logger = MetricsLogger(
@@ -77,35 +112,122 @@ class SFTTrainer:
         )
 
     def fit(self) -> dict[str, float]:
-        """Run all optimizer steps, export the policy, and return the metrics of the last steps.
+        """Run the optimizer steps, export the policy, and return the metrics of the last steps.
+
+        With `early_stopping`, training ends early if nothing improves, after a short phase in which the learning rate
+        falls to 0, and the policy of the best measurement is exported.
 
         Raises:
-            TrainingHalted: too many consecutive steps were not finite; nothing is exported.
+            TrainingHalted: too many consecutive steps were not finite; no policy is exported.
         """
-        self._engine.train()
-        means, watch, last = Metrics(), Stopwatch(), {}
+        means, watch, last, start = Metrics(), Stopwatch(), {}, time.perf_counter()
+        end, cooling = self._total, False
         with progress_bar(self._total, "SFT", enabled=self._strategy.is_main, unit="step") as bar:
+            self._measure(0, bar)
+            self._engine.train()
             for step, batch in enumerate(self._batches(), start=1):
                 with watch.phase("update"):
                     norm = self._train_step(step, batch, means)
                 self._throughput.after_step(OptimizerStep("actor", self._engine, norm, batch, step - 1, means))
-                if step % self._config.logging_steps == 0 or step == self._total:
+                if step % self._config.logging_steps == 0 or step == end:
                     self._throughput.after_steps(watch.seconds["update"], means)
                     self._throughput.measure_memory(means)
                     last = {**means.reduce(self._strategy), "sft/lr": self._engine.learning_rate}
                     self.logger.log(last, step)
+                    self._note(step, last)
                     means, watch = Metrics(), Stopwatch()
                     bar.set_postfix_str(f"loss {last['sft/loss']:.3f} acc {last['sft/accuracy']:.2f}", refresh=False)
+                self._measure(step, bar, last=step == end)
                 bar.update(1)
+                if step == end:
+                    break
+                if self._history.exhausted and not cooling:
+                    end, cooling = self._cool_down(step), True
+        self.exported = self._export()
+        self._conclude(time.perf_counter() - start)
         self.logger.close()
-        result = self._save_path / "policy"
-        self.exported = export_policy(self._engine, result, self._strategy, self._record, self._fallback_path)
         return last
+
+    def _cool_down(self, step: int) -> int:
+        """Let the learning rate fall to 0 for the last steps; returns the number of the last one."""
+        end = min(self._total, step + max(1, round(COOL_DOWN * step)))
+        self._engine.cool_down(end - step)
+        self._log(
+            f"nothing has improved in {self._patience} measurements: training ends after step {end} of {self._total}, "
+            "until which the learning rate falls to 0"
+        )
+        return end
+
+    def _note(self, step: int, values: dict[str, float]) -> None:
+        """Keep the training loss for the verdict of a run without measurements."""
+        if self._validation is None:
+            quality = Quality(values["sft/loss"], values["sft/accuracy"])
+            self._history.add(Measurement(step, step / self._per_epoch, quality))
+
+    def _measure(self, step: int, bar: Any, *, last: bool = False) -> None:
+        """Measure the policy if it is due, and keep it if it is the best so far."""
+        validation = self._validation
+        if validation is None or not (last or validation.due(step)):
+            return
+        measurement, result = validation.measure(step, last=last)
+        self._engine.train()
+        best = self._history.add(measurement)
+        values = metrics_of(measurement, validation.baselines)
+        self.logger.log(values | ({} if result is None else result.as_metrics("eval")), step)
+        bar.clear()
+        self._log(progress_line(measurement, validation.baselines, self._config.max_epochs))
+        if best and self._patience and not last:
+            try:
+                self._kept = measurement, self._write_policy("best_policy")
+            except SaveError as error:
+                self._log(f"warning: {error}; training goes on")
+
+    def _export(self) -> Path:
+        """Export the last policy, or with `early_stopping` the best."""
+        if self._kept is not None and self._history.best is self._history.measurements[-1]:
+            if self._strategy.is_main:
+                shutil.rmtree(self._kept[1], ignore_errors=True)
+            self._kept = None
+        if self._kept is None:
+            return self._write_policy("policy")
+        _, best = self._kept
+        if self._strategy.is_main:
+            put_in_place(best, best.with_name("policy"))
+        self._strategy.barrier()
+        return best.with_name("policy")
+
+    def _write_policy(self, name: str) -> Path:
+        folder = self._save_path / name
+        return export_policy(self._engine, folder, self._strategy, self._record, self._fallback_path)
+
+    def _conclude(self, seconds: float) -> None:
+        """Make the attempts that show whether RL can start, and judge the run."""
+        demos, attempts = self._demos, ()
+        if self._validation is not None:
+            attempts = self._validation.attempts(self.exported if self._kept else None)
+        baselines = (Baselines(self._majority), None) if self._validation is None else self._validation.baselines
+        self.verdict = judge(
+            Facts(
+                tuple(self._history.measurements),
+                baselines,
+                kept=self._kept[0] if self._kept else None,
+                seconds=seconds,
+                demonstrated=(sum(demos.success), len(demos.success)),
+                image_size=demos.images[0].shape[2],
+                parameters=self._parameters,
+                attempts=attempts,
+                patience=self._patience,
+            )
+        )
+
+    def _log(self, text: str) -> None:
+        if self._strategy.is_main:
+            log.info(text)
 
     def _batches(self) -> Iterator[Experience]:
         config, strategy = self._config, self._strategy
         sizes = (config.train_batch_size, config.max_epochs)
-        return self._rows.batches(*sizes, strategy.seed, strategy.rank, strategy.world_size)
+        return self._rows.batches(*sizes, strategy.seed, strategy.rank, strategy.world_size, self._train_rows)
 
     def _train_step(self, step: int, batch: Experience, means: Metrics) -> float:
         """One optimizer step; returns the gradient norm."""

@@ -9,6 +9,7 @@ from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,12 @@ class Engine:
     def learning_rate(self) -> float:
         """The learning rate of the next step."""
         return self.engine.get_lr()[0]
+
+    def cool_down(self, steps: int) -> None:
+        """From here on let the learning rate fall linearly to 0 over so many steps, instead of its schedule."""
+        scheduler = self.engine.lr_scheduler
+        now = scheduler.last_epoch
+        scheduler.lr_lambdas = [partial(_falling, factor(now), now, steps) for factor in scheduler.lr_lambdas]
 
     @contextmanager
     def full_parameters(self) -> Iterator[nn.Module]:
@@ -211,6 +218,11 @@ class Engine:
             restricted_loading(classes_of_deepspeed()),
         ):
             ds_to_universal.main(Namespace(input_folder=str(source), output_folder=str(target), **settings))
+
+
+def _falling(factor: float, start: int, steps: int, step: int) -> float:
+    """A factor of the learning rate that falls linearly to 0."""
+    return factor * max(0.0, 1.0 - (step - start) / steps)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,14 @@ from hypothesis import strategies as st
 
 from rlvla.envs import list_tasks
 from rlvla.envs.config import SplitConfig
-from rlvla.envs.splits import LearnedStates, check_disjoint, eval_init_states, learned_from_words, train_init_states
+from rlvla.envs.splits import (
+    LearnedStates,
+    UnseenStates,
+    check_disjoint,
+    eval_init_states,
+    learned_from_words,
+    train_init_states,
+)
 from rlvla.utils.errors import ConfigError
 
 TOY = list_tasks("toy_reach")[0]
@@ -104,3 +111,19 @@ def test_it_is_said_where_a_policy_was_trained() -> None:
     assert learned_from_words([TOY], [replace(seen, suite="lift")]).startswith("trained in lift; no initial state")
     assert learned_from_words([TOY], [replace(seen, task_id=1)]).startswith("no initial state")
     assert "not recorded" in learned_from_words([TOY], None)
+
+
+def test_unseen_states_are_training_states_outside_of_the_data():
+    seen = {0: frozenset({0, 2, 3}), 1: frozenset(range(50))}
+    assert UnseenStates(seen).eval_states(task_with(50), 4) == [1, 4, 5, 6]
+    before = (LearnedStates("toy_reach", 0, 4, 30), LearnedStates("other", 0, 30, 40))
+    assert UnseenStates(seen, before).eval_states(task_with(50), 4) == [1, 30, 31, 32]
+
+
+def test_unseen_states_are_those_for_evaluation_if_the_data_take_the_others():
+    states = UnseenStates({0: frozenset(range(38)) | {41}})
+    assert states.eval_states(task_with(50), 2) == [38, 39]
+    assert states.eval_states(task_with(50), 5) == [40, 42, 43, 44, 45]
+    with pytest.raises(ConfigError) as refused:
+        states.eval_states(task_with(50), 10)
+    assert [(p.flag, p.reason) for p in refused.value.problems] == [("eval_episodes", "too_few")]

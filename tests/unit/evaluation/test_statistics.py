@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -13,6 +14,7 @@ from rlvla.evaluation.statistics import (
     clustered_interval,
     mcnemar_exact,
     mean_interval,
+    mixed_group_share,
     newcombe_interval,
     paired_bootstrap,
     tango_interval,
@@ -211,3 +213,21 @@ def test_clustered_intervals_cover_the_rate() -> None:
 def test_clusters_that_are_none(clusters: list[tuple[int, int]]) -> None:
     with pytest.raises(ValueError, match="clusters"):
         clustered_interval(clusters)
+
+
+@pytest.mark.parametrize(("s", "n", "group"), [(0, 4, 2), (1, 5, 3), (3, 6, 4), (4, 4, 4), (2, 4, 4), (2, 5, 1)])
+def test_the_share_of_mixed_groups_counts_all_subsets(s: int, n: int, group: int) -> None:
+    outcomes = [True] * s + [False] * (n - s)
+    subsets = list(itertools.combinations(outcomes, group))
+    slow = sum(any(subset) and not all(subset) for subset in subsets) / len(subsets)
+    assert mixed_group_share([(s, n)], group) == pytest.approx(slow)
+
+
+def test_the_share_of_mixed_groups_has_no_bias() -> None:
+    p, n, group = 0.15, 9, 4
+    mean = sum(math.comb(n, s) * p**s * (1 - p) ** (n - s) * mixed_group_share([(s, n)], group) for s in range(n + 1))
+    assert mean == pytest.approx(1 - p**group - (1 - p) ** group)
+    assert mixed_group_share([(1, 2), (0, 2)], 4) == pytest.approx((1 - 2 * 0.5**4) / 2), "p is estimated"
+    for counts, size in (([], 2), ([(3, 2)], 2), ([(0, 0)], 2), ([(1, 2)], 0)):
+        with pytest.raises(ValueError):
+            mixed_group_share(counts, size)

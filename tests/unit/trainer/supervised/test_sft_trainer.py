@@ -7,6 +7,7 @@ import math
 import shutil
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -14,12 +15,17 @@ from safetensors.torch import load_file
 
 from cli.replay_batch import main as replay
 from cli.train_sft_vla import main
+from rlvla.commands.custom_modules import CustomConfig
+from rlvla.commands.train_sft import run_sft
 from rlvla.data.demonstrations import Demonstrations
 from rlvla.data.reading import read_demonstrations
 from rlvla.data.rows import DemonstrationRows
 from rlvla.models.actor import Actor
+from rlvla.models.config import ActorConfig
 from rlvla.trainer.supervised import sft_trainer
-from rlvla.trainer.supervised.config import SFTConfig
+from rlvla.trainer.supervised.config import NewModelConfig, SFTConfig, SFTRunConfig, ValidationConfig
+from rlvla.utils.deepspeed.config import StrategyConfig
+from rlvla.utils.errors import ConfigError
 from rlvla.utils.files import read_metrics
 
 A, D = 4, 2
@@ -234,3 +240,68 @@ def test_statistics_that_cannot_be_used_do_not_block_the_folder(
     statistics.write_text(right)
     main([*words, "--no-use_tensorboard"])
     assert (tmp_path / "run" / "policy").is_dir()
+
+
+def test_measuring_does_not_change_training(demos_file: Path, tmp_path: Path) -> None:
+    flags = ("--max_epochs", "2", "--train_batch_size", "100")
+    plain = train(tmp_path / "plain", demos_file, *flags)
+    played = ("--eval_epochs", "1", "--eval_episodes", "2", "--eval_samples", "0", "--num_envs", "1")
+    measured = train(tmp_path / "measured", demos_file, *flags, *played)
+    a, b = (load_file(folder / "model.safetensors") for folder in (plain, measured))
+    assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_training_stops_when_nothing_improves_and_keeps_the_best(
+    demos_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """With learning rate 0 nothing does: the first of equal policies is the best."""
+    flags = ("--max_epochs", "20", "--learning_rate", "0", "--train_batch_size", "10", "--early_stopping", "2")
+    played = ("--eval_epochs", "1", "--eval_episodes", "3", "--eval_samples", "2", "--num_envs", "1")
+    policy = train(tmp_path, demos_file, *flags, *played, "--heldout_share", "0.25", "--heldout_rows", "20")
+    records = read_metrics(tmp_path)
+    per_epoch = min(r["step"] for r in records if "eval/success_at_end" in r)
+    steps = [r["step"] for r in records if "sft_heldout/loss" in r]
+    # Success was first measured after an epoch: two more without an improvement, then a tenth of the steps so far.
+    assert steps == [0, per_epoch, 2 * per_epoch, 3 * per_epoch, 3 * per_epoch + round(0.3 * per_epoch)]
+    assert all(r["eval/n"] == 3 for r in records if r["step"] in steps[1:] and "eval/n" in r)
+    assert policy.is_dir() and not (tmp_path / "best_policy").exists()
+    verdict = json.loads((tmp_path / "verdict.json").read_text())
+    shown = capsys.readouterr().out
+    assert verdict["sentences"] and all(sentence in shown for sentence in verdict["sentences"])
+    assert any(f"(step {per_epoch})" in s for s in verdict["sentences"]) and verdict["rl"] is not None
+    assert shown.count("held-out loss") >= len(steps)
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ({"heldout_share": 0.001}, ("heldout_share", "too_few")),
+        ({"heldout_share": 0.999}, ("heldout_share", "too_few")),
+        ({"heldout_steps": 5}, ("heldout_steps", "no_effect")),
+        ({"eval_samples": 2}, ("eval_samples", "no_effect")),
+        ({"early_stopping": 2}, ("early_stopping", "no_effect")),
+        ({"eval_epochs": 1.0, "eval_episodes": 9000}, ("eval_episodes", "too_few")),
+        ({"heldout_share": -1.0}, ("heldout_share", "out_of_range")),
+    ],
+)
+def test_measurements_that_cannot_be_made_are_refused(
+    demos_file: Path, tmp_path: Path, flags: dict[str, float], expected: tuple[str, str]
+) -> None:
+    run = SFTRunConfig(demos=(str(demos_file),), save_path=str(tmp_path / "run"))
+    parts = (NewModelConfig(), SFTConfig(), ActorConfig(), StrategyConfig(), CustomConfig(), ValidationConfig(**flags))
+    with pytest.raises(ConfigError) as refused:
+        run_sft(run, *parts)
+    assert [(p.flag, p.reason) for p in refused.value.problems] == [expected]
+    assert not (tmp_path / "run").exists()
+
+
+def test_demonstrations_of_an_unknown_suite_cannot_be_played(demos_file: Path, tmp_path: Path) -> None:
+    copied = Path(shutil.copytree(demos_file.parent, tmp_path / "demos"))
+    with h5py.File(copied / "demos.hdf5", "r+") as file:
+        env_args = json.loads(file["data"].attrs["env_args"])
+        file["data"].attrs["env_args"] = json.dumps(env_args | {"task_suite_name": "elsewhere"})
+    run = SFTRunConfig(demos=(str(copied / "demos.hdf5"),), save_path=str(tmp_path / "run"))
+    parts = (NewModelConfig(), SFTConfig(), ActorConfig(), StrategyConfig(), CustomConfig())
+    with pytest.raises(ConfigError) as refused:
+        run_sft(run, *parts, ValidationConfig(eval_epochs=1.0))
+    assert [(p.flag, p.reason) for p in refused.value.problems] == [("eval_epochs", "unavailable")]
