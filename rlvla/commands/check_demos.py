@@ -333,7 +333,7 @@ def _rows(check: Check) -> list[tuple[Any, ...]]:
 
 def _replayed_words(check: Check) -> str:
     good = [one for one in check.replayed if one.recorded]
-    if not check.replayed:
+    if not good:
         return ""
     return f"{sum(one.replayed for one in good)} of {len(good)} successful episodes succeed when played again"
 
@@ -357,7 +357,7 @@ def _print(check: Check) -> None:
         print(table(HEADERS, [*rows[:20], *more]))
     for line in _lines(check.findings):
         print(line)
-    if check.replayed:
+    if _replayed_words(check):
         print(_replayed_words(check))
     for path in check.written:
         print(f"statistics: {path}")

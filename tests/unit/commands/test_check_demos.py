@@ -90,9 +90,12 @@ def test_good_demonstrations(demos_file: Path, tmp_path: Path, capsys: pytest.Ca
     ],
     ids=["never", "late", "early", "small", "clipped", "constant", "black", "upside down"],
 )
-def test_damaged_demonstrations(copy: Callable, tmp_path: Path, damage: Damage, kind: str, status: int) -> None:
+def test_damaged_demonstrations(
+    copy: Callable, tmp_path: Path, capsys: pytest.CaptureFixture, damage: Damage, kind: str, status: int
+) -> None:
     content = checked(tmp_path, copy(damage), "--replay", 2, status=status)
     assert kind in kinds(content)
+    assert ("succeed when played again" in capsys.readouterr().out) == (kind != "never_successful")
     assert {one["turned"] for one in content["replayed"]} == {"upside down" if kind == "other_pictures" else None}
 
 
