@@ -56,6 +56,17 @@ def test_its_episodes_run_through_the_machine_of_the_task():
         assert stage == 4 and "in_zone" not in events[0]
 
 
+def test_it_pushes_past_the_other_disc():
+    expert = make_expert("toy_push", 0, ExpertConfig())
+    expert.reset(np.random.default_rng(0))
+    state = {"pusher": np.array([0.0, -0.3]), "object": np.zeros(2), "zone": np.array([0.0, 0.7])}
+    free = expert.act({**state, "distractor": np.array([0.7, 0.0])})
+    assert free == pytest.approx([0.0, 1.0], abs=1e-6)
+    # To the right of the way: it turns to the left, so the pusher has to get to the right of the disc.
+    blocked = expert.act({**state, "distractor": np.array([0.1, 0.45])})
+    assert blocked[0] > 0.2
+
+
 def test_settings_that_mean_nothing_are_refused():
     with pytest.raises(ConfigError, match="no gripper"):
         make_expert("toy_push", 0, ExpertConfig(gripper_shift=1))
