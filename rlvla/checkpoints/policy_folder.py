@@ -75,7 +75,7 @@ def export_policy(
     written: Path | None = None
     with engine.full_parameters() as module:
         for place in places if strategy.is_main else ():
-            problem = _write_policy(module, place, record)
+            problem = write_policy(module, place, record)
             if problem is None:
                 written = place
                 break
@@ -88,8 +88,8 @@ def export_policy(
     return written
 
 
-def _write_policy(module: Any, folder: Path, record: PolicyRecord) -> str | None:
-    """Write a policy folder; returns what went wrong, or None."""
+def write_policy(module: Any, folder: Path, record: PolicyRecord) -> str | None:
+    """Write a policy folder atomically with `save_pretrained`; returns what went wrong, or None."""
     temporary = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(temporary, ignore_errors=True)
     try:

@@ -17,11 +17,12 @@ from rlvla.utils.terminal import log
 
 RUN_FILE = "run_config.json"  # all flags of a run of `cli/train_ppo_vla.py`; identifies its folder
 CHECKPOINTS = "checkpoints"  # subfolder of the run folder
+CURVE_FILE = "learning_curve.png"
 POLICIES, CRITICS = "policies", "critics"  # subfolders with what --save_hf_ckpt exports beside checkpoints
 _LOCK = ".running"  # locked while a process trains; the operating system releases it when the process ends
 _MARKS = {RUN_CONFIG_FILE, RUN_FILE}
 # Written before the first checkpoint; a new run may overwrite these.
-_BEGINNINGS = {*_MARKS, METRICS_FILE, "tensorboard", "start", "videos", "wandb", "wandb_run_id"}
+_BEGINNINGS = {*_MARKS, METRICS_FILE, "tensorboard", "start", "videos", "wandb", "wandb_run_id", CURVE_FILE}
 
 
 def run_folder_problem(folder: str | Path, *, resuming: bool = False) -> str | None:

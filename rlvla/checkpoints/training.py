@@ -67,10 +67,11 @@ class CheckpointError(SaveError):
 
 def list_checkpoints(folder: Path) -> list[Path]:
     """Checkpoints with all their files, oldest first; checksums are not verified."""
-    return [path for path in _candidates(folder) if damage(path, checksums=False) is None]
+    return [path for path in candidates(folder) if damage(path, checksums=False) is None]
 
 
-def _candidates(folder: Path) -> list[Path]:
+def candidates(folder: Path) -> list[Path]:
+    """Folders with the name of a checkpoint, oldest first; they may be damaged."""
     return sorted((p for p in folder.glob("iteration_*") if _NAME.fullmatch(p.name) and p.is_dir()), key=_iteration)
 
 
@@ -306,7 +307,7 @@ def set_aside_later(folder: Path, iteration: int) -> list[str]:
 
     A run that goes on from an older checkpoint takes another course, and must not be resumed from where it was.
     """
-    later = [path for path in _candidates(folder) if _iteration(path) > iteration]
+    later = [path for path in candidates(folder) if _iteration(path) > iteration]
     for path in later:
         target = path.with_name(_SUPERSEDED + path.name)
         shutil.rmtree(target, ignore_errors=True)
@@ -315,7 +316,7 @@ def set_aside_later(folder: Path, iteration: int) -> list[str]:
 
 
 def _newest_intact(folder: Path, *, rename: bool) -> Path | None:
-    for path in reversed(_candidates(folder)):
+    for path in reversed(candidates(folder)):
         problem = damage(path)
         if problem is None:
             return path

@@ -61,13 +61,32 @@ _IS_FLAGS = ("rollout_is_level", "rollout_is_low", "rollout_is_high", "rollout_i
 _RS_FLAGS = ("rollout_rs_level", "rollout_rs_low", "rollout_rs_high")
 
 
-def early_stopping_problems(schedule: ScheduleConfig, num_tasks: int) -> list[Problem]:
-    """Settings with which early stopping can never happen, or that have no effect."""
-    default = ScheduleConfig()
+def early_stopping_problems(schedule: ScheduleConfig, num_tasks: int, *, own_sampler: bool = False) -> list[Problem]:
+    """Settings with which early stopping can never happen, or that have no effect, and a window without a spread.
+
+    Args:
+        schedule: the settings.
+        num_tasks: number of tasks that are evaluated.
+        own_sampler: whether --task_sampler chooses the states, by whose difficulty success is not to be judged.
+    """
+    problems = [problem("plateau_iterations", "too_few")] if schedule.plateau_iterations == 1 else []
+
+    def changed(*names: str) -> dict[str, str]:
+        """Those flags that were given, as typed."""
+        values = {name: getattr(schedule, name) for name in names}
+        return {name: as_typed(name, v) for name, v in values.items() if v != getattr(ScheduleConfig(), name)}
+
     if not schedule.early_stopping:
-        names = ("early_stop_success", "early_stop_evaluations")
-        return [problem(name, "no_effect") for name in names if getattr(schedule, name) != getattr(default, name)]
-    problems = []
+        given = changed("early_stop_success", "early_stop_evaluations", "early_stop_by", "early_stop_iterations")
+        return problems + [unread(name, typed, "switch", switch="early_stopping") for name, typed in given.items()]
+    by = schedule.early_stop_by
+    other = {"evaluations": "early_stop_iterations", "sampled": "early_stop_evaluations"}
+    given = changed(other[by]) if by in other else {}
+    problems += [unread(name, typed, "other early end", by=by) for name, typed in given.items()]
+    if by != "evaluations" and own_sampler:
+        problems.append(problem("early_stop_by", "contradiction", value=by))
+    if by == "sampled":
+        return problems
     if not schedule.eval_steps:
         problems.append(problem("early_stopping", "needs_flag"))
     if 0 < num_tasks * schedule.eval_episodes < EARLY_STOP_EPISODES:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rlvla.checkpoints.policy_folder import learned_states, recorded_environment
@@ -18,6 +18,7 @@ from rlvla.commands.evaluate_checks import (
     output_of,
     samples_of,
 )
+from rlvla.commands.run_policies import policy_folder
 from rlvla.commands.setup import start_workers
 from rlvla.envs.config import EnvConfig, SplitConfig
 from rlvla.envs.splits import learned_from_words
@@ -88,6 +89,8 @@ def run_eval(
             them are raised before anything is started.
         VLMFailuresError: more requests of a mode failed than `--vlm_max_failures` allows.
     """
+    policy = replace(policy, pretrain=policy_folder(policy.pretrain))
+    config = replace(config, compare=tuple(map(policy_folder, config.compare)))
     workers = workers or WorkerConfig()
     judged = JudgedSuccess(success or SuccessConfig(), models or JudgeConfig())
     plans = check(policy, env, split, config, workers, judged, *filter(None, (rollout,)))

@@ -53,7 +53,8 @@ def check(flags: PPORun) -> CheckedRun:
     judged = flags.rewards, flags.success
     setting, more = check_run(flags.policy, flags.env, flags.split, flags.schedule.eval_episodes, *judged)
     problems += more + value_model_problems(flags, setting)
-    problems += early_stopping_problems(flags.schedule, len(setting.tasks) if setting is not None else 0)
+    own_sampler, num_tasks = flags.batch.task_sampler is not None, len(setting.tasks) if setting is not None else 0
+    problems += early_stopping_problems(flags.schedule, num_tasks, own_sampler=own_sampler)
     problems += reward_problems(
         flags.rewards, flags.algorithm, setting.tasks if setting is not None else [], flags.success
     )

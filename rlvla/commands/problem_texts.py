@@ -76,9 +76,16 @@ _TEXTS: dict[tuple[str | None, str], str] = {
     ("label_smoothing", "mismatch"): "--label_smoothing does not work with this policy: {why}; leave it out",
     ("sft_loss", "mismatch"): "--sft_loss does not work with this policy: {why}; leave it out",
     # early stopping
-    ("early_stop_success", "no_effect"): "--early_stop_success has no effect without --early_stopping",
-    ("early_stop_evaluations", "no_effect"): "--early_stop_evaluations has no effect without --early_stopping",
-    ("early_stopping", "needs_flag"): "--early_stopping needs evaluations during training: give --eval_steps",
+    ("early_stop_by", "contradiction"): (
+        "--early_stop_by {value}: with --task_sampler sampled success depends on the states that the sampler chooses; "
+        "end by evaluations instead"
+    ),
+    ("plateau_iterations", "too_few"): (
+        "--plateau_iterations 1: one iteration has no spread to compare with; give at least 2, or 0 for no report"
+    ),
+    ("early_stopping", "needs_flag"): (
+        "--early_stopping needs evaluations during training: give --eval_steps, or --early_stop_by sampled"
+    ),
     ("early_stopping", "too_few"): (
         "--early_stopping needs evaluations of at least {least} episodes: --eval_episodes {episodes} on {tasks} "
         "task(s) is too few"
@@ -314,6 +321,7 @@ _UNREAD = {
     "no lonely episode": "no group has a single episode",
     "no filter": "no filter is on",
     "other source of success": "--success_source {source} does not use it",
+    "other early end": "--early_stop_by {by} does not use it",
     "by tokens": "--use_dynamic_batch splits by tokens",
 }
 

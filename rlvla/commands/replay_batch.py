@@ -8,6 +8,7 @@ from pickle import UnpicklingError
 
 import torch
 
+from rlvla.commands.run_policies import policy_folder
 from rlvla.experience import Experience
 from rlvla.models.actor import Actor
 from rlvla.models.families import Checkpoint, check_checkpoint
@@ -52,6 +53,7 @@ def run_replay(path: Path, pretrain: Path, unnorm_key: str | None = None) -> Bat
     except (OSError, KeyError, TypeError, RuntimeError, ValueError, EOFError, UnpicklingError) as error:
         why = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ConfigError(f"--batch {path} cannot be read as a batch of a left-out step ({why})") from error
+    pretrain = Path(policy_folder(str(pretrain)))
     checkpoint = check_checkpoint(pretrain, unnorm_key)
     network = _network(batch.model, checkpoint)
     rows = batch.rows if batch.prepared else _prepared(batch.rows, network)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import sys
 from contextlib import ExitStack, suppress
@@ -10,23 +9,23 @@ from pathlib import Path
 from typing import Any
 
 from rlvla.checkpoints.checks import check_first_decisions
-from rlvla.checkpoints.policy_folder import PolicyRecord, learned_states, recorded_environment
-from rlvla.checkpoints.run_folder import RUN_FILE, claimed_run_folder
+from rlvla.checkpoints.run_folder import CURVE_FILE, RUN_FILE, claimed_run_folder
 from rlvla.checkpoints.training import list_checkpoints
 from rlvla.commands.custom_modules import modules_with_suites, words_for_later_commands
 from rlvla.commands.dry_run import ppo_report
 from rlvla.commands.load_models import load_models
 from rlvla.commands.ppo_checks import _evaluates_a_checkpoint, _nothing_to_evaluate, check, describe
 from rlvla.commands.ppo_flags import PPORun
+from rlvla.commands.run_policies import policy_record, with_policy_folder
 from rlvla.commands.setup import CheckedRun, first_observations, start_workers
-from rlvla.data.demonstrations import Demonstrations
 from rlvla.data.reading import read_demonstrations
-from rlvla.envs.splits import LearnedStates
-from rlvla.evaluation.statistics import interval_of_metrics
 from rlvla.rewards import RewardPlan
 from rlvla.rollout import RolloutEngine
+from rlvla.trainer.algorithm_config import learner_needs_reference
 from rlvla.trainer.config import PPOConfig
 from rlvla.trainer.ppo_trainer import PPOTrainer
+from rlvla.trainer.progress.curve import save_learning_curve
+from rlvla.trainer.progress.signal import trainable_and_all
 from rlvla.trainer.reward_sources import tie_to_learner, waits_on_host
 from rlvla.utils.cli.command import STARTS_ANEW
 from rlvla.utils.cli.config_file import write_config_file
@@ -35,12 +34,11 @@ from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
 from rlvla.utils.disk import Expendable
 from rlvla.utils.ending import outlook
 from rlvla.utils.errors import ConfigError, SaveError
-from rlvla.utils.files import read_metrics, write_atomic, write_json
+from rlvla.utils.files import write_json
 from rlvla.utils.seeding import seed_everything
 from rlvla.utils.stopping import StopSignals, resume_command
-from rlvla.utils.terminal import duration, log, passing_note, quiet_libraries, table
+from rlvla.utils.terminal import count, duration, log, passing_note, quiet_libraries, table
 
-CURVE_FILE = "learning_curve.png"
 EVALUATIONS_FILE = "evaluations.json"
 
 
@@ -50,6 +48,7 @@ def run_ppo(flags: PPORun) -> PPOTrainer | None:
     Returns:
         The trainer after the run; None for a dry run.
     """
+    flags = with_policy_folder(flags)
     setting = check(flags)
     if flags.run.dry_run:
         if launched_rank() == 0:
@@ -86,7 +85,7 @@ def run_ppo(flags: PPORun) -> PPOTrainer | None:
             flags.optimization,
             flags.schedule,
             flags.split,
-            _record(flags, setting, demos),
+            policy_record(flags, setting, demos),
             flags.filters,
             flags.correction,
             plan.weights,
@@ -99,6 +98,8 @@ def run_ppo(flags: PPORun) -> PPOTrainer | None:
         trainer.logger.describe(list(flags.groups.values()))
         if trainer.iteration == 0:
             check_first_decisions(setting.checkpoint, models.actor, first_observations(pool, setting))
+        if strategy.is_main and not flags.schedule.val_only:
+            log.info(header(flags, setting, trainer))
         plan.start()
         unsaved = None
         try:
@@ -126,6 +127,40 @@ def _resume(trainer: PPOTrainer, flags: PPORun) -> None:
         log.info(f"{what} after iteration {trainer.iteration} of {flags.batch.iterations}")
 
 
+def header(flags: PPORun, setting: CheckedRun, trainer: PPOTrainer) -> str:
+    """What is trained, from where, on what, for how long, and what ends the run."""
+    batch, schedule, algorithm = flags.batch, flags.schedule, flags.algorithm
+    trained, all_weights = trainable_and_all(trainer.algorithm.actor.module)
+    weights = f"{count(all_weights)} parameters" + ("" if trained == all_weights else f", {count(trained)} trained")
+    method = algorithm.algorithm
+    if method == "ppo":
+        method = f"{algorithm.advantage_estimator} advantages, {algorithm.policy_loss} loss"
+    method += f", KL {algorithm.init_kl_coef:g} to the start" if learner_needs_reference(algorithm) else ""
+    names = [task.name for task in setting.tasks]
+    tasks = names[0] if len(names) == 1 else f"{len(names)} tasks"
+    states = sum(len(flags.split.train_states(task)) for task in setting.tasks)
+    rewards = ", ".join(f"{name} x {weight:g}" for name, weight in trainer.config.reward_weights().items())
+    groups = f"{batch.rollout_batch_size} states"
+    groups += f" x {batch.n_samples_per_prompt} episodes" if batch.n_samples_per_prompt > 1 else ""
+    every = f"every {schedule.eval_steps} iterations and at the end" if schedule.eval_steps else "at the end"
+    held = f"{schedule.eval_episodes * len(names)} {flags.split.protocol_name} episodes"
+    start = "before training, " if schedule.val_before_train else ""
+    end = f"after iteration {batch.iterations}"
+    if schedule.early_stopping:
+        end += f", or once success reaches {100 * schedule.early_stop_success:g} % (by {schedule.early_stop_by})"
+    rows = {
+        "policy": f"{flags.policy.pretrain} ({weights})",
+        "method": method,
+        "task": f"{setting.env.suite}, {tasks}, {states:,} initial states; success told by {setting.success_source}",
+        "reward": rewards,
+        "episodes": f"{batch.episodes_per_iteration * batch.iterations:,} = {batch.iterations} iterations of {groups}",
+        "evaluation": f"{start}{every}, on {held}",
+        "end": f"{end}; the duration is known after the first iteration",
+        "folder": flags.run.save_path,
+    }
+    return "training\n" + "\n".join(f"  {name:<10} {text}" for name, text in rows.items())
+
+
 def newest_checkpoint(flags: PPORun) -> str:
     """How to go on after a run that ends without saving another checkpoint."""
     if flags.schedule.val_only:
@@ -134,16 +169,6 @@ def newest_checkpoint(flags: PPORun) -> str:
     if not checkpoints:
         return f"{flags.ckpt_path} holds no checkpoint; {STARTS_ANEW}"
     return f"the newest checkpoint is {checkpoints[-1]}; continue with: {resume_command(sys.argv)}"
-
-
-def _record(flags: PPORun, setting: CheckedRun, demos: Demonstrations | None) -> PolicyRecord:
-    """The record of the trained policy, with the initial states of this run, the checkpoint and the demonstrations."""
-    before = learned_states(recorded_environment(flags.policy.pretrain)) or []
-    now = [(task, flags.split.train_states(task)) for task in setting.tasks]
-    trained = [LearnedStates(task.suite, task.task_id, states.start, states.stop) for task, states in now]
-    machine_state = setting.state_input.settings if setting.state_input else None
-    demonstrated = demos.states_learned_from if demos is not None else []
-    return PolicyRecord(setting.env, (*before, *trained, *demonstrated), machine_state)
 
 
 def _conclude(trainer: PPOTrainer, flags: PPORun, save_path: Path) -> None:
@@ -207,40 +232,3 @@ def _how_evaluated(trainer: PPOTrainer) -> str:
     if result.pass_at_k is None:
         return how
     return f"{how}, {result.samples} episodes per state: pass@{result.samples} {result.pass_at_k}"
-
-
-def save_learning_curve(folder: Path) -> Path | None:
-    """Plot success (rollout, and evaluation with 95 % interval) and entropy over episodes; None without metrics."""
-    records = read_metrics(folder)
-    if not records:
-        return None
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, (left, right) = plt.subplots(1, 2, sharex=True, figsize=(11, 4), constrained_layout=True)
-    played = [r for r in records if "rollout/success_at_end" in r]
-    if played:
-        x = [r["total/episodes"] for r in played]
-        left.plot(x, [r["rollout/success_at_end"] for r in played], color="tab:blue", label="rollout (sampled)")
-    updated = [r for r in played if "actor/entropy" in r]  # missing while only the critic is trained
-    if updated:
-        right.plot([r["total/episodes"] for r in updated], [r["actor/entropy"] for r in updated], color="tab:green")
-    evaluated = [r for r in records if "eval/success_at_end" in r]
-    if evaluated:
-        x = [r["total/episodes"] for r in evaluated]
-        y = [r["eval/success_at_end"] for r in evaluated]
-        bounds = [interval_of_metrics(record) for record in evaluated]
-        errors = [[v - low for v, (low, _) in zip(y, bounds)], [high - v for v, (_, high) in zip(y, bounds)]]
-        left.errorbar(x, y, yerr=errors, fmt="o-", capsize=3, color="tab:red", label="evaluation, 95 %")
-    left.set(xlabel="training episodes", ylabel="success at end", ylim=(0, 1.02), title="success")
-    left.grid(alpha=0.3)
-    left.legend(loc="best")
-    right.set(xlabel="training episodes", ylabel="nats per token", title="entropy of the policy")
-    right.grid(alpha=0.3)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=110)
-    plt.close(figure)
-    write_atomic(folder / CURVE_FILE, buffer.getvalue())
-    return folder / CURVE_FILE

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from rlvla.commands.model_checks import mismatch_with_policy
 from rlvla.commands.new_models import is_new, new_model, new_model_problems
 from rlvla.commands.policy_checks import wandb_problems
 from rlvla.commands.problem_texts import problem, unread
+from rlvla.commands.run_policies import policy_folder
 from rlvla.data.demonstrations import Demonstrations
 from rlvla.data.frames import read_outcomes, split_episodes
 from rlvla.data.pairs import ranked_pairs
@@ -34,6 +36,7 @@ def run_reward_model(
     run: RewardRunConfig, tiny: NewModelConfig, config: RewardModelConfig, strategy_config: StrategyConfig
 ) -> Path:
     """Train a reward model and return its folder; configuration problems are raised before anything is started."""
+    run = replace(run, pretrain=policy_folder(run.pretrain))
     parts = (run, tiny, config, strategy_config)
     problems = [p for part in parts for p in range_problems(part)]
     problems += strategy_config.problems() + wandb_problems(config)

@@ -21,6 +21,7 @@ from rlvla.commands.model_checks import mismatch_with_policy
 from rlvla.commands.new_models import is_new, missing_of_new, new_model, new_model_problems
 from rlvla.commands.policy_checks import supervision_problems, wandb_problems
 from rlvla.commands.problem_texts import problem, unread
+from rlvla.commands.run_policies import policy_folder
 from rlvla.commands.setup import start_workers
 from rlvla.data.demonstrations import Demonstrations
 from rlvla.data.reading import read_several
@@ -62,7 +63,7 @@ def run_sft(
 
     All configuration problems are raised before anything is started.
     """
-    validation = validation or ValidationConfig()
+    validation, run = validation or ValidationConfig(), replace(run, pretrain=policy_folder(run.pretrain))
     parts = (run, tiny, config, actor_config, strategy_config, validation)
     problems = [p for part in parts for p in range_problems(part)]
     problems += _problems(run, config, actor_config) + strategy_config.problems() + wandb_problems(config)

@@ -30,6 +30,7 @@ __all__ = [
     "max_bad_steps_flag",
 ]
 CRITIC_STARTS = ("policy", "rm_model")
+EARLY_STOP_BY = ("evaluations", "sampled", "either")
 RANK_BALANCES = ("none", "tokens", "rows")
 
 
@@ -234,10 +235,25 @@ class ScheduleConfig(LoggingConfig):
         metavar="N",
     )
     early_stopping: bool = arg(
-        False, "end the run once success at end reaches a threshold in several consecutive evaluations (--eval_steps)"
+        False,
+        "end the run once success at end reaches a threshold, by default in several consecutive evaluations "
+        "(--eval_steps)",
     )
     early_stop_success: float = arg(0.95, "threshold of --early_stopping for success at end", above=0, maximum=1)
     early_stop_evaluations: int = arg(3, "consecutive evaluations that must reach the threshold", minimum=1)
+    early_stop_by: str = arg(
+        "evaluations",
+        "what must reach the threshold: evaluations; sampled, the success of the last training episodes with its lower "
+        "95 % bound; or either of them",
+        choices=EARLY_STOP_BY,
+    )
+    early_stop_iterations: int = arg(5, "iterations whose training episodes count with --early_stop_by", minimum=1)
+    plateau_iterations: int | None = arg(
+        None,
+        "report once, with the likely cause, that success has not gained in this many iterations, at least 2 (default: "
+        "as many as hold 1000 episodes, at least 5); 0: never",
+        minimum=0,
+    )
     num_videos: int = arg(
         0, "episodes of each evaluation recorded as mp4 and shown in TensorBoard, half of them failures", minimum=0
     )

@@ -20,7 +20,7 @@ from rlvla.rollout.stats import SUMMED, RolloutStats
 from rlvla.trainer.metrics import Metrics
 from rlvla.trainer.observers import Observer, OptimizerStep, Rollout
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
-from rlvla.utils.terminal import log
+from rlvla.utils.terminal import duration, log
 
 SUCCESS_ALONE = {"success": 1.0}  # reward weights for which reward and success are the same number
 TRACE_FOLDER = "profile"
@@ -109,19 +109,23 @@ def iteration_line(
         told: ("rollout/success_at_end", ".2f"),
         "by the simulator": ("rollout/simulator_success_at_end", ".2f"),
         **({} if weights == SUCCESS_ALONE else {"reward": ("reward/total", ".3g")}),
+        "signal": ("rollout/signal_share", ".2f"),
         "entropy": ("actor/entropy", ".3f"),
         "kl": ("actor/ppo_kl", ".4f"),
         "clipped": ("actor/pg_clipfrac", ".3f"),
         "stalled": ("reward/stalled", ".2f"),
         "grad": ("actor/grad_norm", ".2f"),
+        "moved": ("actor/start_distance", ".2g"),
         "value loss": ("critic/vf_loss", ".4f"),
+        "explained": ("critic/vf_explained_var", ".2f"),
         "actor steps left out": ("actor/skipped_steps", ".0f"),
         "critic steps left out": ("critic/skipped_steps", ".0f"),
     }
     parts = [f"{label} {metrics[name]:{form}}" for label, (name, form) in shown.items() if name in metrics]
     phases = [name for name in ("rollout", "update") if f"timing_s/{name}" in metrics]
     times = ", ".join(f"{name} {metrics[f'timing_s/{name}']:.1f} s" for name in phases)
-    return f"iteration {iteration}/{total}: {', '.join([*parts, *_reward_troubles(metrics)])} ({times})"
+    left = f"; {duration(metrics['timing_s/left'])} left" if metrics.get("timing_s/left") else ""
+    return f"iteration {iteration}/{total}: {', '.join([*parts, *_reward_troubles(metrics)])} ({times}{left})"
 
 
 def _reward_troubles(metrics: Mapping[str, float]) -> list[str]:

@@ -375,12 +375,15 @@ def ppo_layout(rewards: Iterable[str]) -> Layout:
             "success once": ["rollout/success_once", "eval/success_once"],
             "reward per episode" + ", by source" * (len(names) > 1): [f"reward/({sources})$"],
             "episode length": ["rollout/episode_length", "eval/episode_length"],
+            "share of groups or episodes with a signal": ["rollout/signal_share"],
         },
         "is it stable?": {
             "entropy": ["actor/entropy"],
             "KL": ["actor/ppo_kl", "actor/ref_kl"],
             "clip fraction": ["actor/pg_clipfrac.*", "critic/vf_clipfrac"],
             "gradient norm": ["actor/grad_norm", "critic/grad_norm"],
+            "explained variance": ["critic/vf_explained_var"],
+            "distance from the start": ["actor/start_distance"],
         },
         "where does the time go?": {
             "seconds per iteration": ["timing_s/.*"],

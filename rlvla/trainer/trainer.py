@@ -25,13 +25,14 @@ from rlvla.models.policy import Policy, RolloutPolicy
 from rlvla.rollout import RolloutEngine
 from rlvla.trainer.algorithm import Algorithm, AlgorithmSetup
 from rlvla.trainer.algorithm_config import LEARNERS
-from rlvla.trainer.guards import Guards, good_enough
-from rlvla.trainer.measurements import IterationProfiler, Stopwatch, Throughput, iteration_line, measure_rollout
+from rlvla.trainer.guards import Guards
+from rlvla.trainer.measurements import IterationProfiler, Stopwatch, Throughput, measure_rollout
 from rlvla.trainer.metrics import Metrics
 from rlvla.trainer.metrics_writer import PPO_OVERVIEW, MetricsLogger, ppo_layout
 from rlvla.trainer.models import Offloading, WeightAverage
 from rlvla.trainer.observers import Observer, RewardCheck, Rollout, RolloutDumps
 from rlvla.trainer.player import Player
+from rlvla.trainer.progress.report import Progress, start_evaluation
 from rlvla.utils.deepspeed.engine import Engine
 from rlvla.utils.errors import SaveError, TrainingHalted
 from rlvla.utils.seeding import seed_everything
@@ -81,7 +82,9 @@ class Trainer:
         self._player = Player(rollout, strategy, self._signals, config.batch.temperature)
         self._profiler = IterationProfiler(config.schedule.profile_steps, save_path, strategy)
         self._throughput = Throughput(strategy, setup.models.actor)
-        self.observers: list[Observer] = [RewardCheck(rollout.rewards, strategy), self._throughput, self._guards]
+        self._progress = Progress(config, strategy, save_path, actor.module, rollout.success_source)
+        self.observers: list[Observer] = [RewardCheck(rollout.rewards, strategy), self._throughput]
+        self.observers += [self._progress, self._guards]
         if config.schedule.dump_rollouts:  # first, because the other observers may end the run
             rollout.keep_observed = True
             dumps = RolloutDumps(save_path / "rollouts", strategy.rank, config.record.env, actor.module)
@@ -135,7 +138,7 @@ class Trainer:
         """JSON-serializable state, equal on all ranks."""
         evaluations = [(iteration, result.as_dict()) for iteration, result in self.evaluations]
         state = {"totals": self.totals, "evaluations": evaluations, "best": self._best}
-        state["guards"] = self._guards.state_dict()
+        state |= {"guards": self._guards.state_dict(), "run_progress": self._progress.state_dict()}
         learned = self.algorithm.state_dict()
         taken = sorted({*state, "iteration", "world_size", "rank_state", "rank_states", "tensors"} & set(learned))
         if taken:
@@ -145,6 +148,7 @@ class Trainer:
     def _load_state(self, state: dict[str, Any]) -> None:
         self._best = state["best"]
         self._guards.load_state_dict(state["guards"])
+        self._progress.load_state_dict(state.get("run_progress"))
         self.algorithm.load_state_dict(state)
         if state["rank_state"] is not None:
             self.algorithm.load_rank_state_dict(state["rank_state"])
@@ -175,9 +179,9 @@ class Trainer:
             kept = ", ".join(self._keep())
             self.logger.close()
             raise TrainingHalted(f"{error}\nKept after iteration {self.iteration}: {kept}") from error
-        if self._guards.nothing_left:
-            self._log(f"iteration {self.iteration}: everything succeeds, nothing is left to learn; the run ends")
         if not self.config.schedule.val_only:
+            if self._early_end is not None:
+                self._log(f"iteration {self.iteration}: {self._early_end}; the run ends")
             kept = self._keep()
             if not self._evaluated:  # an early end may be due to an evaluation
                 self.evaluate()
@@ -285,20 +289,17 @@ class Trainer:
         if self._folder_watch is not None and self._folder_watch.restored():
             self.logger.reopen()
 
-    def _start_evaluation(self) -> tuple[float, int] | None:
-        """Success at end of the initial policy and number of episodes, if it was evaluated."""
-        if not self.evaluations or self.evaluations[0][0] != 0:
-            return None
-        result = self.evaluations[0][1].success_at_end
-        return result.rate, result.n
-
     def _ended(self) -> bool:
-        """Whether training is over: all iterations are done, or the policy is good enough."""
-        schedule = self.config.schedule
-        if schedule.val_only or self._guards.nothing_left or self.iteration >= self.config.batch.iterations:
-            return True
-        may_stop = schedule.early_stopping and self.iteration > 0 and self._evaluated
-        return may_stop and good_enough([e for _, e in self.evaluations], schedule)
+        """Whether training is over: all iterations are done, or it ends early."""
+        done = self.config.schedule.val_only or self.iteration >= self.config.batch.iterations
+        return done or self._early_end is not None
+
+    @property
+    def _early_end(self) -> str | None:
+        """Why training ends before its last iteration, or None."""
+        if self._guards.nothing_left:
+            return "everything succeeds, nothing is left to learn"
+        return self._progress.good_enough(self.evaluations, self.iteration)
 
     @property
     def _evaluated(self) -> bool:
@@ -350,7 +351,7 @@ class Trainer:
         Raises:
             StopRequested: a signal asked the run to stop.
         """
-        schedule = self.config.schedule
+        schedule, watch = self.config.schedule, Stopwatch()
         try:
             with self._evaluated_weights(), self._policy() as policy:
                 result = evaluate(
@@ -374,10 +375,9 @@ class Trainer:
         except BrokenOff:
             self._stop_if_asked()
             raise
+        self._progress.evaluated(self.iteration, result, watch.elapsed)
         others = [entry for entry in self.evaluations if entry[0] != self.iteration]
         self.evaluations = [*others, (self.iteration, result)]
-        told = "" if result.agreement is None else f" ({result.told_by}, {100 * result.agreement.share:.0f}% agreed)"
-        self._log(f"iteration {self.iteration}: evaluation, success at end {result.success_at_end}{told}")
         rate = result.success_at_end.rate
         if not schedule.val_only and (self._best is None or rate > self._best["success_at_end"]):
             self._best = {"iteration": self.iteration, "success_at_end": rate}
@@ -448,16 +448,15 @@ class Trainer:
         values = rollout.values | self.algorithm.update(metrics)
         for observer in self.observers:
             observer.after_update(values)
-        self._report(rollout, values, metrics, watch)
+        self._report(rollout, values, metrics, watch.elapsed)
 
     def _play(self) -> Rollout:
         """Play the episodes that the algorithm plans for an iteration, and pass them to it."""
-        rollout = Rollout(self.iteration, start_evaluation=self._start_evaluation())
+        rollout = Rollout(self.iteration, start_evaluation=start_evaluation(self.evaluations))
         self._player.reset()
         with self._policy() as policy:
             while (plan := self.algorithm.plan(self.iteration)) is not None:
-                what = "greedy baselines" if plan.greedy else "rollout"
-                bar = f"iteration {self.iteration + 1}/{self.config.batch.iterations} {what}"
+                bar = self._progress.bar(self.iteration + 1) + (" greedy baselines" if plan.greedy else " rollout")
                 samples = self._player.play(plan.requests, policy, bar, greedy=plan.greedy)
                 self.algorithm.ingest(samples)
                 rollout.num_episodes += len(samples)
@@ -465,10 +464,9 @@ class Trainer:
         rollout.stats = self._player.stats
         return rollout
 
-    def _report(self, rollout: Rollout, values: dict[str, float], metrics: Metrics, watch: Stopwatch) -> None:
+    def _report(self, rollout: Rollout, values: dict[str, float], metrics: Metrics, elapsed: float) -> None:
         """Count the iteration, log its metrics, and print a line."""
         self._look_after_folder()
-        elapsed, total = watch.elapsed, self.config.batch.iterations
         measure_rollout(rollout.samples, rollout.stats, metrics, self.strategy)
         metrics.total({"episodes": rollout.num_episodes})
         metrics.mean({"timing_s/iteration": elapsed}, 1.0)
@@ -479,11 +477,10 @@ class Trainer:
         self.totals["env_steps"] += values["rollout/env_steps"]
         self.totals["seconds"] += elapsed
         values |= {f"total/{name}": value for name, value in self.totals.items()}
+        self._progress.measure(self.iteration, values)
         if self.iteration % self.config.schedule.logging_steps == 0:
             self.logger.log(values, self.iteration)
-            self._log(
-                iteration_line(self.iteration, total, values, self.config.reward_weights(), self.rollout.success_source)
-            )
+            self._log(self._progress.line(self.iteration, values))
         for observer in self.observers:
             observer.after_iteration(values)
 

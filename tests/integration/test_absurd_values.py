@@ -20,6 +20,7 @@ from cli import (
     convert_demos,
     draw_reward_machine,
     eval_vla,
+    export_policy,
     inspect_vla,
     replay_batch,
     score_episodes,
@@ -38,7 +39,7 @@ COMMANDS = {
     module.__name__.removeprefix("cli."): module
     for module in (
         *(check_demos, check_env, collect_demos, convert_demos, draw_reward_machine, eval_vla, inspect_vla),
-        *(replay_batch, score_episodes, train_ppo_vla, train_rm_vla, train_sft_vla),
+        *(export_policy, replay_batch, score_episodes, train_ppo_vla, train_rm_vla, train_sft_vla),
     )
 }
 OF_THE_LAUNCHER = {"local_rank"}

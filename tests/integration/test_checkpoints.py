@@ -14,10 +14,12 @@ import torch
 from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from cli.export_policy import main as export
 from cli.train_ppo_vla import GROUPS, build_parser
 from cli.train_ppo_vla import main as train
 from rlvla.checkpoints.training import list_checkpoints
 from rlvla.commands.ppo_flags import PPORun
+from rlvla.commands.run_policies import policy_folder
 from rlvla.commands.train_ppo import run_ppo
 from rlvla.envs.base import TaskSpec
 from rlvla.evaluation.evaluate import evaluate
@@ -316,6 +318,54 @@ def test_closing_table_curve_and_next_command(whole: tuple) -> None:
     assert f"next: python cli/eval_vla.py --pretrain {folder / 'policy'}" in table
     content = json.loads((folder / "evaluations.json").read_text())
     assert [entry["iteration"] for entry in content] == [0, 2, 4]
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_the_policy_of_a_checkpoint_is_the_one_that_the_run_exports(
+    whole: tuple, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """The moving average, since the run exports that."""
+    folder = whole[0]
+    export([str(folder), "--output", str(tmp_path / "last")])
+    assert files_of(tmp_path / "last") == files_of(folder / "policy")
+    export([str(folder), "--load_checkpoint", "iteration_000003", "--output", str(tmp_path / "third")])
+    before, last = files_of(tmp_path / "third"), files_of(folder / "policy")
+    assert before.keys() == last.keys() and [name for name in last if before[name] != last[name]] == [
+        "model.safetensors"
+    ]
+    assert f"--pretrain {tmp_path / 'third'}" in capsys.readouterr().out
+    for words, reason in (
+        ([str(folder), "--load_checkpoint", "iteration_000009", "--output", str(tmp_path / "x")], "iteration_000003"),
+        ([str(folder), "--output", str(tmp_path / "last")], "--output"),
+        ([str(tmp_path / "last")], "run_config.json"),
+    ):
+        with pytest.raises(SystemExit) as stop:
+            export(words)
+        assert stop.value.code == 2 and reason in capsys.readouterr().err
+
+
+def test_the_folder_of_a_run_stands_for_its_newest_policy(whole: tuple, tmp_path: Path) -> None:
+    folder = whole[0]
+    assert policy_folder(str(folder)) == str(folder / "policy")
+    run_folder = shutil.copytree(folder, tmp_path / "run", ignore=shutil.ignore_patterns("policy", "tensorboard"))
+    taken = Path(policy_folder(str(run_folder)))
+    assert taken == run_folder / "exported" / "iteration_000004" and files_of(taken) == files_of(folder / "policy")
+
+
+def test_every_iteration_says_where_the_run_stands(whole: tuple) -> None:
+    folder, trainer, printed = whole
+    records = [r for r in read_metrics(folder) if "actor/entropy" in r]
+    assert all(0 <= r["rollout/signal_share"] <= 1 and r["rollout/episodes"] == 4 for r in records)
+    distances = [r["actor/start_distance"] for r in records]
+    assert distances[0] > 0 and distances[-1] > distances[0] and records[-1]["timing_s/left"] >= 0
+    head = printed.index("training\n")
+    assert head < printed.index("iteration 1/4") < printed.index("the rest of the run will take about")
+    for words in (str(trainer.config.batch.iterations), "toy_reach", "success x 1, near x 0.5", "gae advantages"):
+        assert words in printed[head : printed.index("iteration 0: evaluation")]
+    assert re.search(r"iteration 2/4: .*signal \d.*moved .*explained .* left\)", printed)
 
 
 def test_the_run_says_with_what_it_was_made(whole: tuple) -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from rlvla.checkpoints.training import list_checkpoints
+from rlvla.commands.run_policies import export_checkpoint
 from rlvla.utils.files import read_metrics
 from tests.support import resume_cases
 from tests.support.equality import assert_equal_to_the_bit, differences
@@ -88,3 +89,13 @@ def test_another_number_of_ranks_goes_on_from_the_same_state(runs: Path, name: s
     records = [r for r in read_metrics(runs / name / kind) if "actor/entropy" in r]
     assert [r["step"] for r in records] == [1, 2, 3, 4]
     assert list_checkpoints(runs / name / kind / "checkpoints")[-1].name == "iteration_000004"
+
+
+@pytest.mark.parametrize("name", resume_cases.CASES)
+def test_the_policy_of_a_checkpoint_of_two_ranks_is_read_by_one_process(runs: Path, name: str, tmp_path: Path) -> None:
+    """Every ZeRO stage, adapters, bf16, a shared backbone: the same files as the run exported itself."""
+    export_checkpoint(runs / name / "whole", tmp_path / "policy")
+    ours, theirs = tmp_path / "policy", runs / name / "whole" / "policy"
+    names = {str(path.relative_to(theirs)) for path in theirs.rglob("*") if path.is_file()}
+    assert names == {str(path.relative_to(ours)) for path in ours.rglob("*") if path.is_file()}
+    assert all((ours / path).read_bytes() == (theirs / path).read_bytes() for path in names)

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from rlvla.checkpoints.policy_folder import ENVIRONMENT_FILE, PolicyRecord, learned_states, recorded_environment
-from rlvla.commands.train_ppo import _record
+from rlvla.commands.run_policies import policy_record
 from rlvla.envs import list_tasks
 from rlvla.envs.config import EnvConfig, SplitConfig
 from rlvla.envs.splits import LearnedStates
@@ -52,6 +52,6 @@ def test_training_notes_the_states_of_its_start_its_tasks_and_its_demonstrations
     PolicyRecord(env, (seen(100, 120),)).write(tmp_path)
     flags = SimpleNamespace(policy=SimpleNamespace(pretrain=tmp_path), split=SplitConfig())
     setting = SimpleNamespace(tasks=[task], env=env, state_input=None)
-    record = _record(flags, setting, SimpleNamespace(states_learned_from=[mixed_in]))
+    record = policy_record(flags, setting, SimpleNamespace(states_learned_from=[mixed_in]))
     assert record.learned_from == (seen(100, 120), seen(0, 8000), mixed_in)
-    assert _record(flags, setting, None).learned_from == (seen(100, 120), seen(0, 8000))
+    assert policy_record(flags, setting, None).learned_from == (seen(100, 120), seen(0, 8000))

@@ -34,15 +34,36 @@ def test_three_good_evaluations_in_a_row(rates: list[float], n: int, stops: bool
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "problems"),
     [
         ({}, []),
         ({"early_stopping": True, "eval_steps": 2}, []),
-        ({"early_stopping": True}, ["--eval_steps"]),
-        ({"early_stopping": True, "eval_steps": 2, "eval_episodes": 20}, ["--eval_episodes 20 on 2 task"]),
-        ({"early_stop_success": 0.9}, ["--early_stop_success has no effect"]),
+        ({"early_stopping": True}, [("early_stopping", "needs_flag")]),
+        ({"early_stopping": True, "eval_steps": 2, "eval_episodes": 20}, [("early_stopping", "too_few")]),
+        ({"early_stopping": True, "early_stop_by": "sampled", "eval_episodes": 20}, []),
+        ({"early_stopping": True, "early_stop_by": "either"}, [("early_stopping", "needs_flag")]),
+        (
+            {"early_stopping": True, "early_stop_by": "sampled", "early_stop_evaluations": 2},
+            [("early_stop_evaluations", "no_effect")],
+        ),
+        (
+            {"early_stopping": True, "eval_steps": 2, "early_stop_iterations": 2},
+            [("early_stop_iterations", "no_effect")],
+        ),
+        (
+            {"early_stop_success": 0.9, "early_stop_by": "sampled"},
+            [("early_stop_success", "no_effect"), ("early_stop_by", "no_effect")],
+        ),
+        ({"plateau_iterations": 1}, [("plateau_iterations", "too_few")]),
+        ({"plateau_iterations": 0}, []),
     ],
 )
-def test_settings_with_which_it_cannot_happen(options: dict, words: list[str]) -> None:
-    problems = early_stopping_problems(ScheduleConfig(**options), num_tasks=2)
-    assert len(problems) == len(words) and all(word in problem for word, problem in zip(words, problems))
+def test_settings_with_which_it_cannot_happen(options: dict, problems: list[tuple[str, str]]) -> None:
+    listed = early_stopping_problems(ScheduleConfig(**options), num_tasks=2)
+    assert [(p.flag, p.reason) for p in listed] == problems
+
+
+def test_sampled_success_is_not_judged_by_states_that_a_sampler_chooses() -> None:
+    schedule = ScheduleConfig(early_stopping=True, early_stop_by="sampled")
+    (problem,) = early_stopping_problems(schedule, num_tasks=2, own_sampler=True)
+    assert (problem.flag, problem.reason) == ("early_stop_by", "contradiction")

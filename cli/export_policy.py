@@ -1,0 +1,74 @@
+"""Write the policy of a training checkpoint as a policy folder, with its record, without resuming the run.
+
+Launch: python cli/export_policy.py runs/ppo --load_checkpoint iteration_000010 --output runs/ppo_10
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+if not __package__:  # run as a file, not as part of the installed package
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from rlvla.utils.ending import begin
+from rlvla.utils.threads import limit_threads
+
+begin(__name__)
+limit_threads()
+
+from rlvla.commands.custom_modules import CustomConfig, parse_command_line, words_for_later_commands
+from rlvla.utils.cli.command import command, heavy_imports
+from rlvla.utils.cli.flags import Parser, add_arguments, arg, fail, from_namespace
+from rlvla.utils.errors import ConfigError, MissingExtraError
+
+
+@dataclass(frozen=True)
+class ExportConfig:
+    """Which checkpoint, and where its policy goes."""
+
+    run: str = arg("runs/ppo", "folder of a run of train_ppo_vla.py, which may still be going on", metavar="RUN")
+    load_checkpoint: str | None = arg(
+        None, "name of the checkpoint, such as iteration_000010 (default: the newest intact one)", metavar="NAME"
+    )
+    output: str | None = arg(
+        None, "folder of the policy (default: exported/NAME in the folder of the run)", metavar="DIR", writes="folder"
+    )
+
+
+def build_parser() -> Parser:
+    """The command line."""
+    parser = Parser(__doc__ or "")
+    parser.usage = "%(prog)s RUN [--flag VALUE ...]"
+    parser.add_argument(
+        "run",
+        metavar="RUN",
+        nargs="?",
+        default=argparse.SUPPRESS,  # --run applies
+        help="the folder of the run; the same as --run",
+    )
+    add_arguments(parser, ExportConfig, "export")
+    add_arguments(parser, CustomConfig, "own code")
+    return parser
+
+
+@command()
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry point."""
+    parser, namespace = parse_command_line(build_parser, argv)
+    config = from_namespace(ExportConfig, namespace)
+    with heavy_imports():
+        from rlvla.commands.run_policies import export_checkpoint
+    try:
+        checkpoint, output = export_checkpoint(Path(config.run), config.output, config.load_checkpoint)
+    except (ConfigError, MissingExtraError) as error:
+        fail(parser.prog, error)
+    print(f"policy of {checkpoint}: {output}")
+    print(f"next: python cli/eval_vla.py --pretrain {output}{words_for_later_commands()}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,239 @@
+"""The policy of a run folder: where a command takes the folder of a policy, it may be given that of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import torch
+
+from rlvla.checkpoints.policy_folder import (
+    ENVIRONMENT_FILE,
+    PolicyRecord,
+    learned_states,
+    recorded_environment,
+    write_policy,
+)
+from rlvla.checkpoints.run_folder import CHECKPOINTS, POLICIES, RUN_FILE
+from rlvla.checkpoints.weights import chosen_checkpoint, whole_weights
+from rlvla.commands.ppo_flags import PPORun
+from rlvla.commands.setup import CheckedRun, check_run
+from rlvla.data.demonstrations import Demonstrations
+from rlvla.data.reading import read_demonstrations
+from rlvla.envs.config import EnvConfig
+from rlvla.envs.splits import LearnedStates
+from rlvla.models.families import CONFIG_FILE
+from rlvla.trainer.algorithm_config import learner_needs_critic
+from rlvla.utils.cli.config_file import RUN_CONFIG_FILE
+from rlvla.utils.data_files import read_json, read_yaml
+from rlvla.utils.deepspeed.config import launched_rank, launched_world_size
+from rlvla.utils.errors import ConfigError, SaveError
+from rlvla.utils.files import MANIFEST, output_folder_problem
+from rlvla.utils.terminal import log, passing_note
+from rlvla.utils.torch_files import read_torch_file
+
+EXPORTED = "exported"  # subfolder of the run folder with policies taken from checkpoints
+_POLICY = "policy"  # subfolder of the run folder with the policy at its end
+
+
+@dataclass(frozen=True)
+class RunPolicy:
+    """The newest policy of a run.
+
+    Attributes:
+        folder: a complete policy folder; None if it has to be taken from `checkpoint` first.
+        checkpoint: the checkpoint that holds it; None for that of the end of the run.
+    """
+
+    folder: Path | None
+    checkpoint: Path | None
+
+
+def policy_folder(folder: str) -> str:
+    """The policy folder that a flag such as --pretrain means.
+
+    For the folder of a run that is its newest policy: `policy/`, or that of the newest checkpoint if it is newer, which
+    is taken from the checkpoint if it was not exported before. What was chosen is logged. Any other path is returned
+    unchanged.
+
+    Raises:
+        ConfigError: the run holds neither, or its policy has to be exported and several ranks ask for it.
+        SaveError: the policy could not be written.
+    """
+    run = Path(folder)
+    if not is_run_folder(run):
+        return folder
+    newest = newest_policy(run)
+    path, which = newest.folder, "the policy of its end"
+    if newest.checkpoint is not None:
+        which = f"the policy of its newest checkpoint, {newest.checkpoint.name}"
+    if path is None:
+        assert newest.checkpoint is not None
+        path = run / EXPORTED / newest.checkpoint.name
+        if launched_world_size() > 1:
+            text = (
+                f"{run} is the folder of a run whose newest policy is in a checkpoint; take it out first: python "
+                f"cli/export_policy.py {run} --output {path}"
+            )
+            raise ConfigError.of("pretrain", "mismatch", text)
+        _export(run, newest.checkpoint, path)
+    if launched_rank() == 0:
+        log.info(f"{run} is the folder of a run; {which}, is used: {path}")
+    return str(path)
+
+
+def with_policy_folder(flags: PPORun) -> PPORun:
+    """The flags with the `policy_folder` of --pretrain; a run that is resumed keeps the one it started from."""
+    typed = flags.policy.pretrain
+    if not is_run_folder(Path(typed)):
+        return flags
+    record = Path(flags.run.save_path) / RUN_FILE
+    if flags.run.load_checkpoint and record.is_file():
+        before = recorded_run(record.parent).policy.pretrain
+        if Path(before).is_relative_to(typed):
+            return replace(flags, policy=replace(flags.policy, pretrain=before))
+    return replace(flags, policy=replace(flags.policy, pretrain=policy_folder(typed)))
+
+
+def is_run_folder(folder: Path) -> bool:
+    """Whether a folder is that of a training run rather than of a policy."""
+    marks = (RUN_FILE, RUN_CONFIG_FILE)
+    return not (folder / CONFIG_FILE).is_file() and any((folder / mark).is_file() for mark in marks)
+
+
+def newest_policy(run: Path) -> RunPolicy:
+    """The newest policy of a run folder; of the same age, that of the end of the run.
+
+    Raises:
+        ConfigError: there is neither a policy nor an intact checkpoint.
+    """
+    final = run / _POLICY
+    ended = _written(final / ENVIRONMENT_FILE) or _written(final / CONFIG_FILE)
+    checkpoint = None
+    if (run / RUN_FILE).is_file():
+        checkpoint = chosen_checkpoint(checkpoint_folder(run), since=ended)
+    if checkpoint is None and ended:
+        return RunPolicy(final, None)
+    if checkpoint is None:
+        text = f"{run} is the folder of a run that holds no policy and no checkpoint yet; wait for its first checkpoint"
+        raise ConfigError.of("pretrain", "missing_file", text)
+    for place in (run / POLICIES / checkpoint.name, run / EXPORTED / checkpoint.name):
+        if _written(place / ENVIRONMENT_FILE) >= _written(checkpoint / MANIFEST):
+            return RunPolicy(place, checkpoint)
+    return RunPolicy(None, checkpoint)
+
+
+def _written(file: Path) -> float:
+    """When a file was written, 0 if there is none."""
+    return file.stat().st_mtime if file.is_file() else 0.0
+
+
+# ------------------------------------------------------------------------------------------------------- export
+def export_checkpoint(run: Path, output: str | Path | None = None, name: str | None = None) -> tuple[Path, Path]:
+    """Write the policy of a checkpoint of a run, as the run itself would have exported it after that iteration.
+
+    Args:
+        run: the run folder.
+        output: the folder to write, which must not exist or be empty; by default `exported/NAME` in the run folder.
+        name: the checkpoint; by default the newest intact one.
+
+    Returns:
+        The checkpoint, and the folder of the policy.
+
+    Raises:
+        ConfigError: `run` is not the folder of a PPO run, has no such checkpoint, or what it started from has gone.
+        SaveError: the policy could not be written.
+    """
+    if not (run / RUN_FILE).is_file():
+        raise ConfigError(f"{run} is not the folder of a run of train_ppo_vla.py: {RUN_FILE} is missing")
+    folder = checkpoint_folder(run)
+    checkpoint = chosen_checkpoint(folder, name)
+    if checkpoint is None:
+        raise ConfigError(f"{folder} holds no checkpoint; --save_steps of train_ppo_vla.py writes some during training")
+    target = run / EXPORTED / checkpoint.name if output is None else Path(output)
+    in_the_way = None if output is None else output_folder_problem(target)
+    if in_the_way:
+        raise ConfigError.of("output", "folder_in_use", f"--output: {in_the_way}")
+    _export(run, checkpoint, target)
+    return checkpoint, target
+
+
+def _export(run: Path, checkpoint: Path, output: Path) -> None:
+    flags = recorded_run(run)
+    judged = flags.rewards, flags.success
+    setting, problems = check_run(flags.policy, flags.env, flags.split, flags.schedule.eval_episodes, *judged)
+    if setting is None or problems:
+        reason = f"the policy of {checkpoint} needs what the run started from: "
+        raise ConfigError([p.prefixed(reason) for p in problems])
+    demos = None
+    if flags.optimization.ptx_demos is not None:
+        demos = read_demonstrations(flags.optimization.ptx_demos, setting.env.camera_names)
+    with passing_note(f"reading {checkpoint}"):
+        shared = flags.algorithm.share_backbone and learner_needs_critic(flags.algorithm)
+        policy: Any = setting.checkpoint.load_policy(flags.actor, value_head=shared)
+        policy.to(torch.bfloat16 if flags.strategy.bf16 else torch.float32)
+        weights = whole_weights(checkpoint)
+        if flags.optimization.use_ema and flags.optimization.ema_beta:
+            weights |= read_torch_file(checkpoint / "tensors.pt")["ema"]
+        try:
+            policy.load_state_dict(weights)
+        except RuntimeError as error:
+            raise ConfigError(f"{checkpoint} does not fit {flags.policy.pretrain}: {error}") from error
+    output.parent.mkdir(parents=True, exist_ok=True)
+    problem = write_policy(policy, output, policy_record(flags, setting, demos))
+    if problem:
+        raise SaveError(f"the policy could not be written to {output} ({problem}). Make room there")
+
+
+def policy_record(flags: PPORun, setting: CheckedRun, demos: Demonstrations | None) -> PolicyRecord:
+    """The record of the trained policy, with the initial states of the run, its start and the demonstrations."""
+    before = learned_states(recorded_environment(flags.policy.pretrain)) or []
+    now = [(task, flags.split.train_states(task)) for task in setting.tasks]
+    trained = [LearnedStates(task.suite, task.task_id, states.start, states.stop) for task, states in now]
+    machine_state = setting.state_input.settings if setting.state_input else None
+    demonstrated = demos.states_learned_from if demos is not None else []
+    return PolicyRecord(setting.env, (*before, *trained, *demonstrated), machine_state)
+
+
+# ------------------------------------------------------------------------------------------------ records of a run
+def recorded_run(run: Path) -> PPORun:
+    """The flags of a run of `train_ppo_vla.py`; those that an older run does not record have their defaults.
+
+    Raises:
+        ConfigError: the record cannot be read.
+    """
+    path = run / RUN_FILE
+    stored = read_json(path, allow_nan=True)
+    groups = {name: group for name, group in stored.items() if isinstance(group, dict)}
+    anywhere = {name: value for group in groups.values() for name, value in group.items()}  # flags have moved
+    made: dict[str, Any] = {}
+    for part in fields(PPORun):
+        if part.name == "given":
+            continue
+        if part.name == "env":
+            # The interpreter belongs to the machine and is only among the flags as typed.
+            typed = read_yaml(run / RUN_CONFIG_FILE) if (run / RUN_CONFIG_FILE).is_file() else None
+            python = typed.get("env_python") if isinstance(typed, dict) else None
+            made["env"] = replace(EnvConfig().completed(groups.get("env", {})), env_python=python)
+            continue
+        made[part.name] = _group(part.name, anywhere | groups.get(part.name, {}))
+    return PPORun(**made)
+
+
+def _group(name: str, values: Mapping[str, Any]) -> Any:
+    kind = _kinds()[name]
+    known = {f.name: values[f.name] for f in fields(kind) if f.name in values}
+    return kind(**{key: tuple(v) if isinstance(v, list) else v for key, v in known.items()})
+
+
+def _kinds() -> dict[str, type]:
+    """The dataclass of each group of flags."""
+    return get_type_hints(PPORun)
+
+
+def checkpoint_folder(run: Path) -> Path:
+    """Where a run writes its checkpoints: in its folder, or where --ckpt_path says."""
+    inside = run / CHECKPOINTS  # a run folder may have been moved
+    return inside if inside.is_dir() else recorded_run(run).ckpt_path

@@ -1,0 +1,47 @@
+"""The time left of a run, from what iterations, evaluations and checkpoints have taken."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlvla.trainer.progress.clock import RunClock
+
+
+class Watch:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_nothing_is_known_before_the_first_iteration() -> None:
+    assert RunClock(10, 0).left(0) is None
+
+
+def test_iterations_evaluations_and_checkpoints_are_extrapolated() -> None:
+    watch = Watch()
+    clock = RunClock(10, 4, watch)
+    watch.now += 50  # loading
+    clock.evaluation(30.0)
+    watch.now += 20
+    clock.iteration(20.0)
+    # nine iterations, evaluations after 4 and 8 and at the end
+    assert clock.left(1) == pytest.approx(9 * 20 + 3 * 30)
+    watch.now += 12  # 10 of them for the iteration, 2 for a checkpoint before it
+    clock.iteration(10.0)
+    assert clock.left(2) == pytest.approx(8 * (10 + 2 / 2) + 3 * 30), "the slow first iteration no longer counts"
+    watch.now += 10
+    clock.iteration(10.0)
+    watch.now += 10
+    clock.iteration(10.0)
+    watch.now += 6
+    clock.evaluation(6.0)
+    assert clock.left(4) == pytest.approx(6 * (10 + 2 / 4) + 2 * 6)
+    assert clock.left(10) == pytest.approx(6), "the last evaluation is still to come"
+
+
+def test_a_resumed_run_counts_from_where_it_is() -> None:
+    clock = RunClock(100, 0, Watch())
+    clock.iteration(3.0)
+    assert clock.left(91) == pytest.approx(27)
