@@ -53,6 +53,7 @@ class Measurement:
         train: on training rows.
         heldout: on held-out rows; None if there are none.
         success: greedy success at end on initial states that are not in the data; None if no episodes were played.
+        learned: sum of the learning rates of all steps so far; 0 if it was not recorded.
     """
 
     step: int
@@ -60,6 +61,7 @@ class Measurement:
     train: Quality
     heldout: Quality | None = None
     success: Rate | None = None
+    learned: float = 0.0
 
 
 class History:

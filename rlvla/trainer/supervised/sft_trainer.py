@@ -6,6 +6,7 @@ import math
 import shutil
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,7 @@ class SFTTrainer:
         self._total = config.optimizer_steps(len(train))
         self._per_epoch = self._total // config.max_epochs
         self._history, self._demos = History(validation.early_stopping), demos
-        self._patience = validation.early_stopping
+        self._patience, self._learned = validation.early_stopping, 0.0
         self._kept: tuple[Measurement, Path] | None = None  # the best policy so far and its folder
         self._parameters = sum(p.numel() for p in actor.parameters())
         self.verdict: Verdict | None = None
@@ -126,6 +127,7 @@ class SFTTrainer:
             self._measure(0, bar)
             self._engine.train()
             for step, batch in enumerate(self._batches(), start=1):
+                self._learned += self._engine.learning_rate
                 with watch.phase("update"):
                     norm = self._train_step(step, batch, means)
                 self._throughput.after_step(OptimizerStep("actor", self._engine, norm, batch, step - 1, means))
@@ -162,7 +164,7 @@ class SFTTrainer:
         """Keep the training loss for the verdict of a run without measurements."""
         if self._validation is None:
             quality = Quality(values["sft/loss"], values["sft/accuracy"])
-            self._history.add(Measurement(step, step / self._per_epoch, quality))
+            self._history.add(Measurement(step, step / self._per_epoch, quality, learned=self._learned))
 
     def _measure(self, step: int, bar: Any, *, last: bool = False) -> None:
         """Measure the policy if it is due, and keep it if it is the best so far."""
@@ -170,6 +172,7 @@ class SFTTrainer:
         if validation is None or not (last or validation.due(step)):
             return
         measurement, result = validation.measure(step, last=last)
+        measurement = replace(measurement, learned=self._learned)
         self._engine.train()
         best = self._history.add(measurement)
         values = metrics_of(measurement, validation.baselines)

@@ -18,7 +18,8 @@ from rlvla.trainer.supervised.history import Baselines, Measurement, Quality
 from rlvla.utils.terminal import duration
 
 FEWEST = 4  # measurements from which a trend is read
-MOVES = 0.05  # share of the whole fall of a loss by which its second half must change to count as falling or rising
+MOVES = 0.1  # share of the whole fall of a loss by which as much training again must change it, to count as moving
+WORSE = 0.05  # share of the whole fall by which the last loss must exceed an earlier one to be called worse
 GAP = 0.2  # share of the fall on training rows that may be missing on held-out rows
 CONSTANT = 0.95  # error relative to the median action's from which a policy has learned nothing of use
 FITTED = 0.5  # error relative to the median action's below which the rows are well fitted
@@ -148,7 +149,7 @@ def _better(measurements: Sequence[Measurement]) -> Measurement | None:
         return None
     best = min((m for m in earlier if m.heldout), key=lambda m: m.heldout.loss, default=None)
     fall = _fall([m.heldout.loss for m in measurements if m.heldout])
-    return best if best is not None and last.heldout.loss - best.heldout.loss > MOVES * fall else None
+    return best if best is not None and last.heldout.loss - best.heldout.loss > WORSE * fall else None
 
 
 # ---------------------------------------------------------------------- fit
@@ -200,12 +201,12 @@ def _missing(facts: Facts) -> tuple[tuple[str, ...], list[str]]:
     if len(points) < FEWEST:
         text = f"Missing: unknown, because {len(points)} measurements show no trend; measure more often."
         return (), [text] if points and points[-1].heldout else []
-    steps = [m.step for m in points]
-    train = trend(steps, [m.train.loss for m in points])
+    steps, learned = [m.step for m in points], [m.learned for m in points]
+    train = trend(steps, [m.train.loss for m in points], learned)
     moves = f"over the second half of training the loss {train.words} on training rows"
     if points[-1].heldout is None:
         return _missing_of_training(facts, train, moves)
-    heldout = trend(steps, [m.heldout.loss for m in points if m.heldout])
+    heldout = trend(steps, [m.heldout.loss for m in points if m.heldout], learned)
     moves += f" and {heldout.words} on held-out rows"
     gap = points[-1].heldout.loss - points[-1].train.loss
     share = f", {percent(gap / train.fall)} of what was learned" if train.fall else ""
@@ -265,30 +266,43 @@ class Trend:
     Attributes:
         change: fitted change over that half.
         fall: from the first value to the lowest one.
+        share: part of the sum of all learning rates that was spent in that half.
     """
 
     change: float
     fall: float
+    share: float = 0.5
 
     @property
     def direction(self) -> int:
-        """-1 falling, 1 rising, 0 neither."""
-        return int(np.sign(self.change)) if abs(self.change) > MOVES * self.fall else 0
+        """-1 falling, 1 rising, 0 neither.
+
+        A schedule that decays ends with small steps: what counts is the change expected of as much training again.
+        """
+        return int(np.sign(self.change)) if abs(self.change) > MOVES * self.fall * self.share else 0
 
     @property
     def words(self) -> str:
         """As in "the loss ..."."""
         verb = {-1: "fell", 0: "hardly moved", 1: "rose"}[self.direction]
         share = f", {percent(abs(self.change) / self.fall)} of its whole fall" if self.fall else ""
-        return f"{verb} ({self.change:+.3f}{share})"
+        return f"{verb} ({self.change:+.3f}{share}, by {percent(self.share)} of all learning rates)"
 
 
-def trend(steps: Sequence[int], losses: Sequence[float]) -> Trend:
-    """The least-squares line through the losses of the second half; at least the last three."""
+def trend(steps: Sequence[int], losses: Sequence[float], learned: Sequence[float] = ()) -> Trend:
+    """The least-squares line through the losses of the second half; at least the last three.
+
+    Args:
+        steps: when the losses were measured.
+        losses: at least one.
+        learned: sums of the learning rates until then; by default all rates are taken as equal.
+    """
     x, y = np.array(steps, dtype=float), np.array(losses, dtype=float)
     late = x >= min(x[-1] / 2, x[max(0, len(x) - 3)])
     change = float(np.polyfit(x[late], y[late], 1)[0] * (x[late][-1] - x[late][0]))
-    return Trend(change if abs(change) > ROUNDING * np.abs(y).max() else 0.0, _fall(losses))
+    spent = np.array(learned if len(learned) and learned[-1] else steps, dtype=float)
+    share = float((spent[-1] - spent[late][0]) / spent[-1]) if spent[-1] else 0.0
+    return Trend(change if abs(change) > ROUNDING * np.abs(y).max() else 0.0, _fall(losses), share)
 
 
 def _fall(losses: Sequence[float]) -> float:

@@ -125,6 +125,16 @@ def test_the_trend_is_that_of_the_second_half() -> None:
     assert trend([0, 1, 2, 3], [1.0, 1.0, 1.0, 1.0]).direction == 0
 
 
+def test_a_decayed_learning_rate_is_allowed_for() -> None:
+    """Little changes at the end of a short schedule, because the steps are small; as much training again would help."""
+    losses = [3.0, 1.5, 1.2, 1.1, 1.06, 1.05, 1.03, 1.02, 1.01, 1.0, 0.99]
+    case = facts(losses, losses)
+    assert judge(case).missing == ("variety",)
+    rates = [sum(1 + np.cos(np.pi * t / 100) for t in range(step)) for step in STEPS]
+    points = tuple(replace(m, learned=rate) for m, rate in zip(case.measurements, rates))
+    assert judge(replace(case, measurements=points)).missing == ("epochs",)
+
+
 def test_errors_are_compared_dimension_by_dimension() -> None:
     assert relative_error((1.0, 10.0, 5.0), (2.0, 20.0, 0.0)) == pytest.approx(0.5)
     assert relative_error((), (1.0,)) is None and relative_error((1.0,), ()) is None
