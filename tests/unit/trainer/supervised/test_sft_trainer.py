@@ -20,10 +20,13 @@ from rlvla.commands.train_sft import run_sft
 from rlvla.data.demonstrations import Demonstrations
 from rlvla.data.reading import read_demonstrations
 from rlvla.data.rows import DemonstrationRows
+from rlvla.experience import Experience
 from rlvla.models.actor import Actor
 from rlvla.models.config import ActorConfig
+from rlvla.trainer.metrics import Metrics
 from rlvla.trainer.supervised import sft_trainer
 from rlvla.trainer.supervised.config import NewModelConfig, SFTConfig, SFTRunConfig, ValidationConfig
+from rlvla.trainer.supervised.validation import split_for_validation
 from rlvla.utils.deepspeed.config import StrategyConfig
 from rlvla.utils.errors import ConfigError
 from rlvla.utils.files import read_metrics
@@ -305,3 +308,20 @@ def test_demonstrations_of_an_unknown_suite_cannot_be_played(demos_file: Path, t
     with pytest.raises(ConfigError) as refused:
         run_sft(run, *parts, ValidationConfig(eval_epochs=1.0))
     assert [(p.flag, p.reason) for p in refused.value.problems] == [("eval_epochs", "unavailable")]
+
+
+def test_held_out_rows_are_not_trained_on(
+    demos_file: Path, tmp_path: Path, demos: Demonstrations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained: set[bytes] = set()
+    step = sft_trainer.SFTTrainer._train_step
+
+    def recorded(self: sft_trainer.SFTTrainer, number: int, batch: Experience, means: Metrics) -> float:
+        trained.update(image.numpy().tobytes() for image in batch.images)
+        return step(self, number, batch, means)
+
+    monkeypatch.setattr(sft_trainer.SFTTrainer, "_train_step", recorded)
+    train(tmp_path, demos_file, "--max_epochs", "1", "--train_batch_size", "10", "--heldout_share", "0.25")
+    train_side, heldout = split_for_validation(demos, ValidationConfig(heldout_share=0.25), 0)
+    first = {side: {demos.images[i][0].tobytes() for i in part} for side, part in (("t", train_side), ("h", heldout))}
+    assert not trained & first["h"] and len(trained & first["t"]) > 0.7 * len(first["t"])
