@@ -22,7 +22,7 @@ limit_threads()
 
 from rlvla.commands.custom_modules import CustomConfig, parse_command_line, words_for_later_commands
 from rlvla.utils.cli.command import command, heavy_imports
-from rlvla.utils.cli.flags import Parser, add_arguments, arg, fail, from_namespace
+from rlvla.utils.cli.flags import Parser, add_arguments, arg, fail, from_namespace, range_problems
 from rlvla.utils.errors import ConfigError, MissingExtraError
 
 
@@ -63,6 +63,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     with heavy_imports():
         from rlvla.commands.run_policies import export_checkpoint
     try:
+        problems = range_problems(config)
+        if problems:
+            raise ConfigError(problems)
         checkpoint, output = export_checkpoint(Path(config.run), config.output, config.load_checkpoint)
     except (ConfigError, MissingExtraError) as error:
         fail(parser.prog, error)
