@@ -80,7 +80,7 @@ def policy_folder(folder: str) -> str:
             raise ConfigError.of("pretrain", "mismatch", text)
         _export(run, newest.checkpoint, path)
     if launched_rank() == 0:
-        log.info(f"{run} is the folder of a run; {which}, is used: {path}")
+        log.info(f"{run} is the folder of a run; {which}: {path}")
     return str(path)
 
 
