@@ -87,6 +87,7 @@ class SFTConfig(LoggingConfig):
     """Hyperparameters of supervised fine-tuning."""
 
     max_epochs: int = arg(10, "passes over the demonstrations", minimum=1)
+    max_steps: int | None = arg(None, "optimizer steps at most (default: those of all epochs)", minimum=1)
     train_batch_size: int = arg(64, "decisions per optimizer step, over all ranks", minimum=1)
     micro_train_batch_size: int = arg(64, "decisions per forward and backward pass on one rank", minimum=1)
     learning_rate: float = arg(1e-3, "peak learning rate (about 5e-5 is suitable for a 7B model with LoRA)", minimum=0)
@@ -117,8 +118,13 @@ class SFTConfig(LoggingConfig):
         return {"label_smoothing": self.label_smoothing, "sft_loss": self.sft_loss or SFT_LOSSES[0]}
 
     def optimizer_steps(self, num_rows: int) -> int:
-        """Number of optimizer steps of the run; an incomplete last batch of an epoch is dropped."""
-        return self.max_epochs * max(1, num_rows // self.train_batch_size)
+        """Number of optimizer steps of the run."""
+        steps = self.max_epochs * self.steps_per_epoch(num_rows)
+        return steps if self.max_steps is None else min(steps, self.max_steps)
+
+    def steps_per_epoch(self, num_rows: int) -> int:
+        """Optimizer steps of a whole epoch; an incomplete last batch is dropped."""
+        return max(1, num_rows // self.train_batch_size)
 
 
 @dataclass(frozen=True)

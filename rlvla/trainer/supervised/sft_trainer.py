@@ -80,7 +80,7 @@ class SFTTrainer:
         train, heldout = map(self._rows.of_episodes, split_for_validation(demos, validation, strategy.seed))
         self._train_rows = train if len(heldout) else None
         self._total = config.optimizer_steps(len(train))
-        self._per_epoch = self._total // config.max_epochs
+        self._per_epoch = config.steps_per_epoch(len(train))
         self._history, self._demos = History(validation.early_stopping), demos
         self._patience, self._learned = validation.early_stopping, 0.0
         self._kept: tuple[Measurement, Path] | None = None  # the best policy so far and its folder

@@ -1,0 +1,180 @@
+"""Folders of compact policies: what is refused, what can be set, and networks beside the policy."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from rlvla.experience import Experience
+from rlvla.models.compact.config import CompactConfig, layers_for
+from rlvla.models.compact.family import build_compact
+from rlvla.models.config import ActorConfig
+from rlvla.models.families import check_checkpoint, checkpoint_overrides
+from rlvla.utils.errors import ConfigError
+
+RANGES = {"q01": [-1.0, -1.0], "q99": [1.0, 1.0]}
+STATISTICS = {"toy": {"action": RANGES, "proprio": RANGES}}
+SIZES: dict[str, Any] = {
+    "image_size": 16,
+    "num_images_in_input": 1,
+    "proprio_dim": 2,
+    "action_dim": 2,
+    "action_chunk_len": 3,
+    "channels": (8, 8),
+    "kernels": (4, 3),
+    "strides": (4, 2),
+    "width": 32,
+    "column_width": 16,
+    "text_width": 16,
+    "text_buckets": 64,
+}
+
+
+def build(folder: Path, **options: Any) -> Path:
+    return build_compact(folder, CompactConfig(**(SIZES | options)), STATISTICS)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return build(tmp_path / "policy")
+
+
+def rows(count: int = 5) -> Experience:
+    rng = np.random.default_rng(0)
+    return Experience(
+        images=torch.from_numpy(rng.integers(0, 256, (count, 1, 16, 16, 3), dtype=np.uint8)),
+        proprio=torch.from_numpy(rng.uniform(-1, 1, (count, 2)).astype(np.float32)),
+        instructions=["go left"] * count,
+    )
+
+
+def edit(folder: Path, **changes: Any) -> None:
+    path = folder / "config.json"
+    raw = {**json.loads(path.read_text()), **changes}
+    path.write_text(json.dumps({name: value for name, value in raw.items() if value is not None}))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"image_size": None},
+        {"width": "wide"},
+        {"action_dim": 0},
+        {"channels": []},
+        {"channels": [8]},
+        {"strides": [4, 0]},
+        {"image_size": 1},
+        {"action_head": "flow"},
+        {"action_std": "none"},
+        {"action_std_init": 0},
+        {"text_width": 18},
+        {"width": 10**9},
+        {"column_width": True},
+    ],
+)
+def test_configurations_that_no_network_can_have(changes: dict[str, Any], folder: Path) -> None:
+    edit(folder, **changes)
+    with pytest.raises(ConfigError) as error:
+        check_checkpoint(folder)
+    assert {problem.reason for problem in error.value.problems} == {"invalid_file"}
+    assert all("config.json" in problem for problem in error.value.problems)
+
+
+def test_damaged_weights_are_named(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    state = load_file(str(path))
+    state["extra"] = torch.zeros(1)
+    state["network.join.bias"] = torch.zeros(3)
+    state["network.norm.weight"][0] = float("nan")
+    del state["read_out_layer.bias"]
+    save_file(state, str(path))
+    with pytest.raises(ConfigError) as error:
+        check_checkpoint(folder)
+    for name in ("extra", "network.join.bias", "network.norm.weight", "read_out_layer.bias"):
+        assert any(name in problem for problem in error.value.problems)
+    path.write_bytes(b"nothing")
+    with pytest.raises(ConfigError):
+        check_checkpoint(folder)
+    path.unlink()
+    with pytest.raises(ConfigError) as error:
+        check_checkpoint(folder)
+    assert [problem.reason for problem in error.value.problems] == ["missing_file"]
+
+
+def test_the_same_seed_gives_the_same_files(folder: Path, tmp_path: Path) -> None:
+    torch.rand(1)
+    again = build(tmp_path / "again")
+    for name in ("config.json", "model.safetensors", "dataset_statistics.json"):
+        assert (folder / name).read_bytes() == (again / name).read_bytes()
+
+
+def test_settings_of_other_families_are_refused(folder: Path) -> None:
+    with pytest.raises(ConfigError):
+        checkpoint_overrides(folder, type("Flags", (), {"center_crop": True}))
+    with pytest.raises(ConfigError):  # it has no standard deviation
+        checkpoint_overrides(folder, type("Flags", (), {"action_std_init": 0.2}))
+    problems = check_checkpoint(folder).option_problems(ActorConfig(lora_rank=4, gradient_checkpointing=True))
+    assert [problem.flag for problem in problems] == ["lora_rank", "gradient_checkpointing"]
+
+
+def test_the_standard_deviation_can_be_set_anew(tmp_path: Path) -> None:
+    folder = build(tmp_path / "policy", action_head="gaussian", action_std_init=0.5)
+    overrides = checkpoint_overrides(folder, type("Flags", (), {"action_std_init": 0.2}))
+    policy: Any = check_checkpoint(folder, overrides=overrides).load_policy()
+    assert policy.action_std.log_std.exp().tolist() == pytest.approx([0.2, 0.2])
+    kept: Any = check_checkpoint(folder, overrides={"action_std": "features"}).load_policy()
+    assert kept.action_std.log_std.exp().tolist() == pytest.approx([0.5, 0.5]) and kept.action_std.weight is not None
+
+
+def test_frozen_cameras(folder: Path) -> None:
+    policy: Any = check_checkpoint(folder).load_policy(ActorConfig(freeze_vision_backbone=True))
+    frozen = {name for name, parameter in policy.named_parameters() if not parameter.requires_grad}
+    assert frozen and all(name.startswith("network.cameras.") for name in frozen)
+
+
+@pytest.mark.parametrize("kind", ["critic", "reward model"])
+def test_networks_beside_the_policy(kind: str, folder: Path, tmp_path: Path) -> None:
+    def load(place: Path, new: bool = False) -> Any:
+        checkpoint = check_checkpoint(place)
+        return checkpoint.load_critic() if kind == "critic" else checkpoint.load_reward_model(new=new)
+
+    model, batch = load(folder, new=True), rows()
+    assert not model(**model.score(batch)).any()
+    with torch.no_grad():
+        model.head.weight.normal_()
+    output = model(**model.score(batch))
+    assert output.shape == (5, 6 if kind == "critic" else 2)
+    output.sum().backward()
+    reached = {name for name, parameter in model.named_parameters() if parameter.grad is not None}
+    assert reached == {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert not any("read_out_layer" in name for name in reached)
+    model.save_pretrained(tmp_path / "saved")
+    torch.testing.assert_close(load(tmp_path / "saved")(**model.score(batch)), output, rtol=0, atol=0)
+    if kind == "reward model":
+        assert torch.equal(model.success_probability(batch), torch.sigmoid(output[:, 0]))
+        with pytest.raises(ConfigError):
+            load(folder)
+
+
+def test_preparation_is_compared(folder: Path, tmp_path: Path) -> None:
+    mine, larger = check_checkpoint(folder), check_checkpoint(build(tmp_path / "larger", image_size=20))
+    assert mine.preparation_differences(larger) == ["image_size"]
+    other = {"toy": {"action": RANGES, "proprio": {"q01": [0.0, 0.0], "q99": [1.0, 1.0]}}}
+    shifted = check_checkpoint(build_compact(tmp_path / "shifted", CompactConfig(**SIZES), other))
+    assert mine.preparation_differences(shifted) == ["proprio statistics"]
+    assert mine.preparation_differences(mine) == []
+
+
+@pytest.mark.parametrize("size", [16, 32, 64, 84, 128, 224])
+def test_layers_leave_maps_of_about_8_by_8(size: int) -> None:
+    kernels, strides = layers_for(size, 3)
+    config = CompactConfig(
+        **(SIZES | {"image_size": size, "channels": (8, 8, 8), "kernels": kernels, "strides": strides})
+    )
+    assert config.problems() == [] and 5 <= config.map_sides()[-1] <= 14

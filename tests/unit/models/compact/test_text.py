@@ -1,0 +1,61 @@
+"""Instructions as vectors: order, unknown words, and padding."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from rlvla.models.compact.text import MAX_WORDS, SentenceCache, TextEncoder, encode_sentences, word_features
+
+BUCKETS = 512
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def encoder() -> TextEncoder:
+    torch.manual_seed(0)
+    return TextEncoder(BUCKETS, 32).eval()
+
+
+def vectors(encoder: TextEncoder, *sentences: str) -> torch.Tensor:
+    with torch.no_grad():
+        return encoder(encode_sentences(sentences, BUCKETS))
+
+
+def test_word_order_counts_case_and_punctuation_do_not(encoder: TextEncoder) -> None:
+    left, right = vectors(encoder, "push the red disc past the blue disc", "push the blue disc past the red disc")
+    assert (left - right).abs().max() > 0.01
+    same, loud = vectors(encoder, "pick up the mug", "Pick up the MUG!")
+    torch.testing.assert_close(same, loud, rtol=0, atol=0)
+
+
+def test_a_sentence_does_not_depend_on_those_beside_it(encoder: TextEncoder) -> None:
+    alone = vectors(encoder, "reach it")[0]
+    beside = vectors(encoder, "reach it", "reach for the extraordinarily yellow disc at the end of the table")[0]
+    torch.testing.assert_close(alone, beside, rtol=0, atol=1e-6)
+
+
+def test_related_words_share_features_and_none_is_the_padding() -> None:
+    push, pushing, grasp = (set(word_features(word, BUCKETS)) for word in ("push", "pushing", "grasp"))
+    assert len(push & pushing) >= 3 > len(push & grasp)
+    assert all(0 < row < BUCKETS for row in push | pushing | grasp)
+    assert word_features("push", BUCKETS) == word_features("push", BUCKETS)
+
+
+@pytest.mark.parametrize("sentence", ["", "?!", "把红色的圆盘推到左边", "word " * 500, "x" * 10_000])
+def test_any_text_has_a_finite_vector(sentence: str, encoder: TextEncoder) -> None:
+    assert torch.isfinite(vectors(encoder, sentence, "reach")).all()
+
+
+def test_words_after_the_limit_are_not_read(encoder: TextEncoder) -> None:
+    start = "go " * MAX_WORDS
+    left, right = vectors(encoder, start, start + "left")
+    torch.testing.assert_close(left, right, rtol=0, atol=0)
+
+
+def test_each_distinct_sentence_is_encoded_once() -> None:
+    cache = SentenceCache(BUCKETS)
+    with torch.inference_mode():
+        sentences = cache(["b", "a", "b"], CPU)
+    assert len(sentences.features) == 2 and sentences.rows.tolist() == [0, 1, 0]
+    assert cache(["b", "a"], CPU).features is sentences.features and not sentences.features.is_inference()
