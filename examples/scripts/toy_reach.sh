@@ -16,6 +16,6 @@ case "${ALGO:=ppo}" in
   grpo) if [ "$POLICY" = compact ]; then variants+=(grpo); else variants+=(tiny_grpo); fi ;;
   *) echo "ALGO must be ppo or grpo, not $ALGO" >&2 && exit 2 ;;
 esac
-exec python cli/run_recipe.py recipes/toy_reach.yaml --output "$OUT" --variant "${variants[@]}" \
+exec python cli/run_recipe.py recipes/toy_reach.yaml --output "$OUT" --variant ${variants[@]+"${variants[@]}"} \
   --set ${SEED:+"all.seed=$SEED"} ${NUM_DEMOS:+"demos.num_demos=$NUM_DEMOS"} ${RANKS:+"all.processes=$RANKS"} \
   -- "$@"

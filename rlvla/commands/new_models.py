@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from rlvla.data.demonstrations import Demonstrations
 from rlvla.models.action_heads import missing_of
@@ -75,8 +76,15 @@ def _compact_config(demos: Demonstrations, run: SFTRunConfig | RewardRunConfig, 
         kernels=kernels,
         strides=strides,
         width=sizes.compact_width,
+        action_normalization=_normalization(next(iter(demos.statistics.values()))["action"]),
         **{name: value for name, value in given.items() if value is not None},
     )
+
+
+def _normalization(actions: Mapping[str, Any]) -> str:
+    """The range to normalize by: bounds if that of the quantiles hides rare actions, such as pulses of a gripper."""
+    ranges = zip(actions["q01"], actions["q99"], actions["min"], actions["max"])
+    return "bounds" if any(low == high and least < most for low, high, least, most in ranges) else "q99"
 
 
 def _compact_problems(

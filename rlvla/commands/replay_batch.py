@@ -13,12 +13,12 @@ from rlvla.experience import Experience
 from rlvla.models.actor import Actor
 from rlvla.models.families import Checkpoint, check_checkpoint
 from rlvla.models.feature_models import FeatureCritic
-from rlvla.models.value_models import REWARD_HEAD_FILE, Critic, SuccessReading
+from rlvla.models.value_models import REWARD_HEAD_FILE, Critic, SuccessPredictor
 from rlvla.trainer.guards import read_batch
 from rlvla.utils.errors import ConfigError
 from rlvla.utils.terminal import table
 
-Network = Actor | Critic | FeatureCritic | SuccessReading
+Network = Actor | Critic | FeatureCritic | SuccessPredictor
 _SHOWN_ROWS = 20
 
 
@@ -118,7 +118,7 @@ def inspect(rows: Experience, network: Network, temperature: float) -> BatchRepo
 
 def _check_row(row: Experience, network: Network, temperature: float) -> str | None:
     network.zero_grad()
-    if isinstance(network, SuccessReading):
+    if isinstance(network, SuccessPredictor):
         output = network(**network.score(row))[:, :2]  # success and progress
         target, mask = None, torch.ones_like(output, dtype=torch.bool)
     elif isinstance(network, Critic | FeatureCritic):

@@ -160,7 +160,9 @@ def _next_command(verdict: Verdict, policy: Path, run: SFTRunConfig, config: SFT
     """The command that the verdict suggests: reinforcement learning, or more of what is missing, or an evaluation."""
     first = None if verdict.rl in (None, "ready", "saturated") else verdict.missing[:1]
     if first == ("epochs",):
-        again = f"--config {Path(run.save_path) / RUN_CONFIG_FILE} --max_epochs {2 * config.max_epochs}"
+        longer = f"--max_epochs {2 * config.max_epochs}"
+        longer += "" if config.max_steps is None else f" --max_steps {2 * config.max_steps}"
+        again = f"--config {Path(run.save_path) / RUN_CONFIG_FILE} {longer}"
         return f"python cli/train_sft_vla.py {again} --save_path {run.save_path}_longer"
     if first == ("data",):
         env = demos.env_args
@@ -273,7 +275,7 @@ def _heldout_problems(validation: ValidationConfig, demos: Demonstrations, seed:
 
 @contextmanager
 def _checkpoint(run: SFTRunConfig, tiny: NewModelConfig, demos: Demonstrations) -> Iterator[Checkpoint]:
-    """The checkpoint to train; a tiny model is built in a temporary folder for the duration of the block."""
+    """The checkpoint to train; a new model is built in a temporary folder for the duration of the block."""
     if not is_new(run.pretrain):
         yield check_checkpoint(run.pretrain, run.unnorm_key, overrides=_overrides(run.pretrain, run, tiny))
         return

@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from rlvla.experience import Experience
-from rlvla.models.value_models import REWARD_HEAD_FILE, VALUE_HEAD_FILE, SuccessReading, scalar_head
+from rlvla.models.policy import Policy
+from rlvla.models.value_models import REWARD_HEAD_FILE, VALUE_HEAD_FILE, SuccessPredictor, scalar_head
 from rlvla.utils.errors import ConfigError
+
+
+class FeaturePolicy(Policy, Protocol):
+    """A policy of which critic and reward model can be made."""
+
+    def freeze_read_out(self) -> None:
+        """Freeze the parameters that `features` does not depend on."""
+        ...
 
 
 class _FeatureModel(nn.Module):
     """A policy's body with a linear head, which starts at zero.
 
     Args:
-        policy: its body is trained, its action head is frozen and saved as it is.
+        policy: a `FeaturePolicy`; its body is trained, its action head is frozen and saved as it is.
         outputs: of the head.
     """
 
@@ -72,7 +81,7 @@ class FeatureCritic(_FeatureModel):
         return self.head(self.policy.features(batch)).squeeze(-1).float()
 
 
-class FeatureRewardModel(SuccessReading, _FeatureModel):
+class FeatureRewardModel(SuccessPredictor, _FeatureModel):
     """Probability that an episode succeeded, and its progress, read at the first column."""
 
     head_file = REWARD_HEAD_FILE

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 from rlvla.models.dataset_statistics import value_problems
+from rlvla.models.families import check_checkpoint, checkpoint_overrides, policy_families, start_warnings, type_of
 from rlvla.models.finite_weights import check_finite
 from rlvla.models.vla.checkpoint import (
     STATISTICS_FILE,
@@ -72,6 +75,8 @@ def describe(path: str | Path, **overrides: Any) -> Description:
     folder = Path(path)
     described = Description(folder)
     try:
+        if type_of(folder) in set(policy_families()) - {OpenVLAConfig.model_type}:
+            return _of_another_family(described, overrides)
         raw = read_config(folder)
         found = find_tensors(folder)
         config, reason = complete_config(folder, raw, found, overrides)
@@ -101,6 +106,24 @@ def describe(path: str | Path, **overrides: Any) -> Description:
         described.problems += map(str, error.problems)
     if not config.has_regression_head:
         described.warnings += head_warnings(folder)
+    return described
+
+
+def _of_another_family(described: Description, overrides: Mapping[str, Any]) -> Description:
+    """What the family of the folder and its `PolicySpec` say; ConfigError if it cannot be loaded."""
+    folder = described.path
+    checkpoint = check_checkpoint(folder, overrides=checkpoint_overrides(folder, SimpleNamespace(**overrides)))
+    spec = checkpoint.spec
+    described.facts = {
+        "family": type_of(folder),
+        "images": "as many as the environment shows" if spec.cameras is None else spec.cameras,
+        "image size": "any" if spec.image_size is None else f"{spec.image_size} px",
+        "proprio": f"{spec.proprio_dim} numbers" if spec.proprio_dim else "none",
+        "actions": f"{spec.action_chunk_len} x {spec.action_dim} per decision, {spec.columns} log-probs",
+        "without": ", ".join(sorted(spec.missing)) or "nothing",
+        "statistics": checkpoint.unnorm_key or "none",
+    }
+    described.warnings += start_warnings(folder, checkpoint)
     return described
 
 

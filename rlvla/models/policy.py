@@ -163,10 +163,6 @@ class Policy(RolloutPolicy, Protocol):
         """[B, K, d]: hidden states for a critic or reward model, one per log-prob."""
         ...
 
-    def freeze_read_out(self) -> None:
-        """Freeze the parameters that `features` does not depend on; needed for `rlvla.models.feature_models` alone."""
-        ...
-
     def encode_actions(self, actions: np.ndarray) -> dict[str, np.ndarray]:
         """Encode environment actions [..., A, D] as a trace, for use as training labels."""
         ...

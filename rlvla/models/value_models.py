@@ -115,8 +115,8 @@ class Critic(_ScalarHead):
         self._save(folder, VALUE_HEAD_FILE, state_dict)
 
 
-class SuccessReading(nn.Module):
-    """What a reward model tells of a batch: column 0 of its logits is success, column 1 progress."""
+class SuccessPredictor(nn.Module):
+    """The predictions of a reward model: column 0 of its logits is success, column 1 progress."""
 
     @torch.inference_mode()
     def progress(self, batch: Experience) -> torch.Tensor:
@@ -129,7 +129,7 @@ class SuccessReading(nn.Module):
         return torch.sigmoid(self(**self.score(batch))[:, 0])
 
 
-class RewardModel(SuccessReading, _ScalarHead):
+class RewardModel(SuccessPredictor, _ScalarHead):
     """Probability that an episode succeeded, and its progress, from an observation and the instruction.
 
     The success logit is read at the first action position, the progress logit at the second.

@@ -7,13 +7,26 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from rlvla.models.vla.choices import ACTION_STD_KINDS
+from rlvla.models.vla.choices import ACTION_STD_KINDS, MAX_STD, MIN_STD
 from rlvla.utils.data_files import check_types
 from rlvla.utils.errors import ConfigError, Problem
 
 MODEL_TYPE = "compact"
 HEADS = ("tokens", "gaussian")
-_LARGEST = 65_536  # of any size
+_WIDEST, _MOST_LAYERS, _MOST_COLUMNS = 4096, 16, 65_536
+_RANGES = {
+    "image_size": (1, 4096),
+    "num_images_in_input": (1, 64),
+    "proprio_dim": (0, _WIDEST),
+    "action_dim": (1, _WIDEST),
+    "action_chunk_len": (1, _WIDEST),
+    "n_action_bins": (2, _WIDEST),
+    "width": (1, _WIDEST),
+    "column_width": (1, _WIDEST),
+    "text_width": (4, _WIDEST),
+    "text_buckets": (2, 2**20),
+    "action_std_init": (MIN_STD, MAX_STD),
+}
 
 
 @dataclass(frozen=True)
@@ -92,26 +105,24 @@ class CompactConfig:
     def problems(self) -> list[str]:
         """Values that no network can have."""
         problems = []
-        sizes = ("image_size", "num_images_in_input", "action_dim", "action_chunk_len", "width", "column_width")
-        lowest = dict.fromkeys(sizes, 1) | {"proprio_dim": 0, "n_action_bins": 2, "text_buckets": 2, "text_width": 4}
-        for name, least in lowest.items():
-            if not least <= getattr(self, name) <= _LARGEST:
-                problems.append(f"{name} is {getattr(self, name)}; it must be between {least} and {_LARGEST}")
+        for name, (least, most) in _RANGES.items():
+            if not least <= getattr(self, name) <= most:
+                problems.append(f"{name} is {getattr(self, name):g}; it must be between {least:g} and {most:g}")
         if self.text_width % 4:
             problems.append(f"text_width is {self.text_width}; it must be a multiple of 4")
         choices = {"action_head": HEADS, "action_std": ACTION_STD_KINDS, "action_normalization": ("q99", "bounds")}
         for name, known in choices.items():
             if getattr(self, name) not in known:
                 problems.append(f"{name} is {getattr(self, name)!r}; it must be one of {', '.join(known)}")
-        if not 1e-6 <= self.action_std_init <= 1e3:
-            problems.append(f"action_std_init is {self.action_std_init:g}; it must be between 1e-06 and 1000")
         layers = {name: getattr(self, name) for name in ("channels", "kernels", "strides")}
-        if len({len(values) for values in layers.values()}) != 1 or not self.channels:
-            problems.append("channels, kernels and strides must have one entry per convolution, at least one")
-        elif any(not 1 <= value <= _LARGEST for values in layers.values() for value in values):
-            problems.append(f"channels, kernels and strides must be between 1 and {_LARGEST}")
+        if len({len(values) for values in layers.values()}) != 1 or not 1 <= len(self.channels) <= _MOST_LAYERS:
+            problems.append(f"channels, kernels and strides must have one entry per convolution, 1 to {_MOST_LAYERS}")
+        elif any(not 1 <= value <= _WIDEST for values in layers.values() for value in values):
+            problems.append(f"channels, kernels and strides must be between 1 and {_WIDEST}")
         elif self.map_sides()[-1] < 1:
             problems.append(f"images of {self.image_size} pixels are too small for kernels {self.kernels}")
+        if not problems and self.columns > _MOST_COLUMNS:
+            problems.append(f"a decision has {self.columns} numbers; {_MOST_COLUMNS} are the most")
         return problems
 
     def map_sides(self) -> list[int]:

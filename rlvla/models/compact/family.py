@@ -7,9 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from torch import Tensor
 
 from rlvla.models.compact.config import MODEL_TYPE, CompactConfig
 from rlvla.models.compact.policy import WEIGHTS_FILE, CompactPolicy, compact_spec
@@ -32,10 +34,12 @@ from rlvla.models.feature_models import (
 from rlvla.models.finite_weights import all_finite
 from rlvla.models.policy import Policy
 from rlvla.models.vla.checkpoint import STATISTICS_FILE, resolve_statistics_key
+from rlvla.models.vla.normalization import proprio_bounds
 from rlvla.utils.data_files import check_types, read_json
 from rlvla.utils.errors import ConfigError, Problem
 
 _OF_GAUSSIANS = ("action_std", "action_std_init")
+_LISTED = 8  # tensors in an error
 
 
 class CompactCheckpoint(Checkpoint):
@@ -85,11 +89,15 @@ class CompactCheckpoint(Checkpoint):
         if self.config.image_size != other.config.image_size:
             differences.append("image_size")
         if self.config.proprio_dim and other.config.proprio_dim:
-            mine, theirs = (
-                (c.config.action_normalization, c._statistics[c.unnorm_key].get("proprio")) for c in (self, other)
-            )
-            differences += ["proprio statistics"] if mine != theirs else []
+            mine, theirs = (checkpoint.proprio_bounds() for checkpoint in (self, other))
+            same = len(mine[0]) == len(theirs[0]) and all(np.array_equal(a, b) for a, b in zip(mine, theirs))
+            differences += [] if same else ["proprio statistics"]
         return differences
+
+    def proprio_bounds(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """See `rlvla.models.vla.normalization.proprio_bounds`."""
+        statistics, mode = self._statistics[self.unnorm_key], self.config.action_normalization
+        return proprio_bounds(statistics, self.config.proprio_dim, mode=mode)
 
     def option_problems(self, config: ActorConfig) -> list[Problem]:
         """See `Checkpoint.option_problems`; the whole network is smaller than the adapters of a large one."""
@@ -111,6 +119,10 @@ def compact_option_problems(config: ActorConfig) -> list[Problem]:
     if config.gradient_checkpointing:
         text = "--gradient_checkpointing saves nothing in a compact policy; leave it out"
         problems.append(Problem("gradient_checkpointing", "no_effect", text))
+    for name in ("lora_targets", "lora_dropout", "attn_implementation"):
+        if getattr(config, name) != getattr(ActorConfig, name):
+            text = f"--{name} has no effect on a compact policy, which has neither adapters nor a decoder; leave it out"
+            problems.append(Problem(name, "no_effect", text))
     return problems
 
 
@@ -122,8 +134,11 @@ class CompactFamily(PolicyFamily):
     ) -> CompactCheckpoint:
         """See `PolicyFamily.check`."""
         config = CompactConfig.from_json(read_json(folder / CONFIG_FILE), folder / CONFIG_FILE)
-        config = replace(config, **{name: overrides[name] for name in _OF_GAUSSIANS if name in overrides})
-        problems: list[Problem] = []
+        given = {name: overrides[name] for name in _OF_GAUSSIANS if name in overrides}
+        config = replace(config, **given)
+        problems = [Problem(next(iter(given), None), "out_of_range", f"{folder}: {text}") for text in config.problems()]
+        if problems:
+            raise ConfigError(problems)
         statistics, key = {}, ""
         try:
             statistics = read_json(folder / STATISTICS_FILE)
@@ -132,6 +147,14 @@ class CompactFamily(PolicyFamily):
             dims = {"action": config.action_dim} | ({"proprio": config.proprio_dim} if config.proprio_dim else {})
             texts = entry_problems(statistics[key], dims)
             where = f"{folder / STATISTICS_FILE} ({key}): "
+            low, high = ("q01", "q99") if config.action_normalization == "q99" else ("min", "max")
+            if not texts:
+                texts = [
+                    f"{part}.{bound} is missing; config.json asks for {config.action_normalization}"
+                    for part in dims
+                    for bound in (low, high)
+                    if statistics[key][part].get(bound) is None
+                ]
             problems += [Problem("unnorm_key", "invalid_file", where + text) for text in texts]
         except ConfigError as error:
             problems += error.problems
@@ -155,28 +178,42 @@ class CompactFamily(PolicyFamily):
 
 
 def _check_weights(path: Path, config: CompactConfig, overrides: Mapping[str, Any]) -> None:
-    """Check names, shapes and values of the tensors; ConfigError lists what is wrong."""
+    """Check names, shapes and values of the tensors, and heads beside them; ConfigError lists what is wrong."""
     if not path.is_file():
         raise ConfigError.of(None, "missing_file", f"{path} is missing; give a complete policy folder")
+    wanted, stored = _shapes(config), _tensors(path)
+    # Flags may change what the standard deviation depends on, and reset its value.
+    changed = {name for name in _OF_GAUSSIANS if name in overrides}
+    free = {name for name in {*wanted, *stored} if changed and name.startswith("action_std.")}
+    problems = [f"tensor {name} is missing" for name in sorted(wanted.keys() - stored.keys() - free)]
+    surplus = sorted(stored.keys() - wanted.keys() - free)
+    problems += [f"tensor {name} is not part of a {MODEL_TYPE} policy of these sizes" for name in surplus]
+    for name in sorted(wanted.keys() & stored.keys()):
+        if name == "action_std.log_std" and "action_std_init" in changed:
+            continue
+        if tuple(stored[name].shape) != wanted[name]:
+            problems.append(f"{name} has shape {list(stored[name].shape)}, not {list(wanted[name])}")
+        elif not all_finite(stored[name]):
+            problems.append(f"tensor {name}: NaN or infinity; use an earlier checkpoint")
+    found = [f"{path}: {text}" for text in _first(problems)]
+    for head in sorted(path.parent.glob("*_head.safetensors")):
+        bad = [name for name, tensor in _tensors(head).items() if not all_finite(tensor)]
+        found += [f"{head}: tensor {name}: NaN or infinity; use an earlier checkpoint" for name in bad]
+    if found:
+        raise ConfigError([Problem(None, "invalid_file", text) for text in found])
+
+
+def _first(problems: list[str]) -> list[str]:
+    """The first few of many problems, and how many more there are."""
+    more = len(problems) - _LISTED
+    return problems if more <= 0 else [*problems[:_LISTED], f"{more} more tensors are missing, surplus or damaged"]
+
+
+def _tensors(path: Path) -> dict[str, Tensor]:
     try:
-        stored = load_file(str(path))
+        return load_file(str(path))
     except (SafetensorError, OSError) as error:
         raise ConfigError.of(None, "invalid_file", f"{path}: {error}; use another copy") from None
-    wanted = _shapes(config)
-    std_is_set = any(name in overrides for name in _OF_GAUSSIANS)
-    free = {name for name in (*wanted, *stored) if name.startswith("action_std.")} if std_is_set else set()
-    problems = []
-    for name in sorted({*wanted, *stored} - free):
-        if name not in stored:
-            problems.append(f"{path}: tensor {name} is missing")
-        elif name not in wanted:
-            problems.append(f"{path}: tensor {name} is not part of a {MODEL_TYPE} policy of these sizes")
-        elif tuple(stored[name].shape) != wanted[name]:
-            problems.append(f"{path}: {name} has shape {list(stored[name].shape)}, not {list(wanted[name])}")
-        elif not all_finite(stored[name]):
-            problems.append(f"{path}: tensor {name}: NaN or infinity; use an earlier checkpoint")
-    if problems:
-        raise ConfigError([Problem(None, "invalid_file", text) for text in problems])
 
 
 def _shapes(config: CompactConfig) -> dict[str, tuple[int, ...]]:

@@ -60,7 +60,8 @@ class CameraEncoder(nn.Module):
         maps = self.convs[0](images) + self.coordinates
         for conv, film in zip(list(self.convs)[1:], self.films):
             maps = film(conv(torch.relu(maps)), condition)
-        where = torch.softmax(maps.flatten(2) * self.sharpness, -1) @ self.positions  # [B, C, 2]
+        active = torch.softmax((maps.flatten(2) * self.sharpness).float(), -1)
+        where = (active @ self.positions.float()).to(maps.dtype)  # [B, C, 2]
         return torch.cat([where.flatten(1), torch.relu(maps).mean((2, 3))], 1)
 
 
@@ -120,7 +121,7 @@ class CompactNetwork(nn.Module):
         """
         weight = self.join.weight
         text = self.text(sentences.features)[sentences.rows]
-        pixels = images.to(weight.dtype).mul_(1 / 127.5).sub_(1.0)
+        pixels = images.float().mul_(1 / 127.5).sub_(1.0).to(weight.dtype)
         parts = [
             camera(pixels[:, index].permute(0, 3, 1, 2), text) for index, camera in enumerate(self.cameras)
         ]  # the permuted view is in channels-last order already

@@ -30,7 +30,7 @@ from rlvla.models.families import CONFIG_FILE
 from rlvla.models.policy import Decision, PolicySpec, on_host, select
 from rlvla.models.value_models import scalar_head
 from rlvla.models.vla.checkpoint import STATISTICS_FILE
-from rlvla.models.vla.regression_head import ActionStd
+from rlvla.models.vla.regression_head import ActionStd, OutputLayer
 from rlvla.utils.files import write_json
 
 WEIGHTS_FILE = "model.safetensors"
@@ -72,23 +72,19 @@ class CompactPolicy(nn.Module):
         self._head: ActionHead = GaussianHead(self._codec) if config.is_gaussian else TokenHead(self._codec)
         self._sentences = SentenceCache(config.text_buckets)
         self.network = CompactNetwork(config)
-        self.read_out_layer = nn.Linear(config.column_width, 1 if config.is_gaussian else config.n_action_bins)
+        self.read_out_layer = nn.Linear(config.column_width, config.n_action_bins)
         self.action_std = None
         if config.is_gaussian:
+            self.read_out_layer = OutputLayer(config.column_width, 1)
             self.action_std = ActionStd(
                 config.action_std, config.column_width, config.action_dim, config.action_std_init
             )
         self.value_head = scalar_head(config.column_width) if value_head else None
 
-    @property
-    def has_value_head(self) -> bool:
-        """Whether `forward` can return values."""
-        return self.value_head is not None
-
     @torch.no_grad()
     def initialize(self, seed: int) -> None:
         """Random weights; neighboring bins start out alike, Gaussian means near 0."""
-        with torch.random.fork_rng():
+        with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.network.initialize()
             self.read_out_layer.reset_parameters()
@@ -212,12 +208,13 @@ class CompactPolicy(nn.Module):
     def training_flops(self, model: nn.Module, tokens: int, num_images: int) -> float:
         """FLOPs of a forward and backward pass over one decision: 6 per weight and position where it is applied."""
         sides, total = self.config.map_sides(), 0.0
-        for name, parameter in self.network.named_parameters():
+        for name, parameter in model.named_parameters():
             if "embedding" in name or "coordinates" in name:
                 continue
             layer = int(name.split("convs.")[1].split(".")[0]) if "convs." in name else None
-            total += 6.0 * parameter.numel() * (1 if layer is None else sides[layer] ** 2)
-        return total + 6.0 * self.config.columns * sum(p.numel() for p in self.read_out_layer.parameters())
+            times = sides[layer] ** 2 if layer is not None else self.config.columns if "read_out" in name else 1
+            total += 6.0 * getattr(parameter, "ds_numel", parameter.numel()) * times
+        return total
 
     def adapters_disabled(self) -> AbstractContextManager[None]:
         """There are none."""

@@ -14,7 +14,8 @@ from torch.nn import functional
 
 MAX_WORDS = 64  # of an instruction; the rest is not read
 _MAX_FEATURES = 24  # of a word
-_WORD = re.compile(r"\w+")
+# Words without underscores; a Chinese or Japanese character is a word of its own.
+_WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W_\u3040-\u30ff\u3400-\u9fff]+")
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class SentenceCache:
 
     def __call__(self, instructions: Sequence[str], device: torch.device) -> Sentences:
         """The instructions of a batch, each distinct sentence once."""
-        distinct = {text: row for row, text in enumerate(dict.fromkeys(instructions))}
+        distinct = {text: row for row, text in enumerate(sorted(set(instructions)))}
         key = tuple(distinct), device
         if key not in self._encoded:
             if len(self._encoded) >= 256:  # combinations; cheap to encode again
@@ -96,7 +97,8 @@ class TextEncoder(nn.Module):
         """[T, W, F] features -> [T, width]."""
         known = features > 0
         counts = known.sum(-1, keepdim=True).clamp(min=1)
-        words = self.embedding(features).sum(-2) / counts.sqrt()
+        words = self.embedding(features).sum(-2)
+        words = words / counts.to(words.dtype).sqrt()
         real = known.any(-1)  # [T, W]
         words = words + _positions(words.shape[1], words.shape[2], words)
         query, key, value = (
@@ -106,7 +108,7 @@ class TextEncoder(nn.Module):
         mixed = functional.scaled_dot_product_attention(query, key, value, attn_mask=real[:, None, None, :])
         words = words + self.out(mixed.transpose(1, 2).flatten(2))
         words = words + self.mlp(self.norm(words))
-        return (words * real.unsqueeze(-1)).sum(1) / real.sum(1, keepdim=True).sqrt()
+        return (words * real.unsqueeze(-1)).sum(1) / real.sum(1, keepdim=True).to(words.dtype).sqrt()
 
 
 def _positions(length: int, width: int, like: Tensor) -> Tensor:

@@ -7,8 +7,7 @@ from typing import Any
 
 from transformers import LlamaConfig, PretrainedConfig
 
-from rlvla.models.vla.choices import ACTION_STD_KINDS, MODEL_VARIANTS, REGRESSION
-from rlvla.models.vla.regression_head import MAX_STD, MIN_STD
+from rlvla.models.vla.choices import ACTION_STD_KINDS, MAX_STD, MIN_STD, MODEL_VARIANTS, REGRESSION
 from rlvla.models.vla.vision import TowerConfig, tower_config
 from rlvla.utils.errors import ConfigError
 

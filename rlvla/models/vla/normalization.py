@@ -98,7 +98,7 @@ def _bounds(stats: dict[str, Any], entry: str, mode: str, dims: int) -> tuple[np
     if missing:
         raise ConfigError(f"the {entry} statistics lack {missing} (they have {sorted(stats)}), needed by mode {mode!r}")
     low, high = (np.asarray(stats[key], dtype=np.float64) for key in _BOUND_KEYS[mode])
-    mask = np.asarray(stats.get("mask", np.ones(low.shape, dtype=bool)), dtype=bool)
+    mask = np.asarray(np.ones(low.shape) if stats.get("mask") is None else stats["mask"], dtype=bool)
     if not low.shape == high.shape == mask.shape == (dims,):
         raise ConfigError(
             f"the {entry} statistics have {low.size} dimensions (mask {mask.size}), but the data have {dims}; "

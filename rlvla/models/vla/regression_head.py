@@ -7,10 +7,9 @@ import math
 import torch
 from torch import Tensor, nn
 
+from rlvla.models.vla.choices import MAX_STD, MIN_STD
+
 NUM_BLOCKS = 2
-# Bounds of the standard deviation of normalized actions: below, log-probabilities of float32 actions are meaningless;
-# above, nearly every action is clipped.
-MIN_STD, MAX_STD = 1e-3, 2.0
 
 
 class ResidualBlock(nn.Module):
@@ -25,7 +24,7 @@ class ResidualBlock(nn.Module):
         return x + self.ffn(x)
 
 
-class _OutputLayer(nn.Linear):
+class OutputLayer(nn.Linear):
     """Linear layer in float32: the rounding error of bfloat16 actions can be as large as a standard deviation."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -42,7 +41,7 @@ class ResidualMLP(nn.Module):
         self.fc1 = nn.Linear(input_dim, hidden_dim)
         self.mlp_resnet_blocks = nn.ModuleList(ResidualBlock(hidden_dim) for _ in range(NUM_BLOCKS))
         self.layer_norm2 = nn.LayerNorm(hidden_dim)
-        self.fc2 = _OutputLayer(hidden_dim, output_dim)
+        self.fc2 = OutputLayer(hidden_dim, output_dim)
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., input_dim] -> [..., output_dim]."""

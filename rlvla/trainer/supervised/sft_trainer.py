@@ -178,7 +178,8 @@ class SFTTrainer:
         values = metrics_of(measurement, validation.baselines)
         self.logger.log(values | ({} if result is None else result.as_metrics("eval")), step)
         bar.clear()
-        self._log(progress_line(measurement, validation.baselines, self._config.max_epochs))
+        epochs = -(-self._total // self._per_epoch)
+        self._log(progress_line(measurement, validation.baselines, epochs))
         if best and self._patience and not last:
             try:
                 self._kept = measurement, self._write_policy("best_policy")

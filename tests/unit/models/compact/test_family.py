@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rlvla.experience import Experience
+from rlvla.models import describe
 from rlvla.models.compact.config import CompactConfig, layers_for
 from rlvla.models.compact.family import build_compact
 from rlvla.models.config import ActorConfig
@@ -75,6 +76,10 @@ def edit(folder: Path, **changes: Any) -> None:
         {"action_std_init": 0},
         {"text_width": 18},
         {"width": 10**9},
+        {"num_images_in_input": 65_536},
+        {"channels": [8] * 2000, "kernels": [3] * 2000, "strides": [1] * 2000},
+        {"action_dim": 4096, "action_chunk_len": 4096},
+        {"action_std_init": 5000},
         {"column_width": True},
     ],
 )
@@ -119,8 +124,9 @@ def test_settings_of_other_families_are_refused(folder: Path) -> None:
         checkpoint_overrides(folder, type("Flags", (), {"center_crop": True}))
     with pytest.raises(ConfigError):  # it has no standard deviation
         checkpoint_overrides(folder, type("Flags", (), {"action_std_init": 0.2}))
-    problems = check_checkpoint(folder).option_problems(ActorConfig(lora_rank=4, gradient_checkpointing=True))
-    assert [problem.flag for problem in problems] == ["lora_rank", "gradient_checkpointing"]
+    config = ActorConfig(lora_rank=4, gradient_checkpointing=True, attn_implementation="flash_attention_2")
+    problems = check_checkpoint(folder).option_problems(config)
+    assert [problem.flag for problem in problems] == ["lora_rank", "gradient_checkpointing", "attn_implementation"]
 
 
 def test_the_standard_deviation_can_be_set_anew(tmp_path: Path) -> None:
@@ -130,6 +136,64 @@ def test_the_standard_deviation_can_be_set_anew(tmp_path: Path) -> None:
     assert policy.action_std.log_std.exp().tolist() == pytest.approx([0.2, 0.2])
     kept: Any = check_checkpoint(folder, overrides={"action_std": "features"}).load_policy()
     assert kept.action_std.log_std.exp().tolist() == pytest.approx([0.5, 0.5]) and kept.action_std.weight is not None
+
+
+def test_a_value_that_the_flag_cannot_have_is_refused_before_training(tmp_path: Path) -> None:
+    folder = build(tmp_path / "policy", action_head="gaussian")
+    with pytest.raises(ConfigError) as error:
+        check_checkpoint(folder, overrides={"action_std_init": 5000.0})
+    assert [problem.flag for problem in error.value.problems] == ["action_std_init"]
+
+
+def test_a_stored_standard_deviation_is_checked_unless_it_is_reset(tmp_path: Path) -> None:
+    folder = build(tmp_path / "policy", action_head="gaussian")
+    state = load_file(str(folder / "model.safetensors"))
+    state["action_std.log_std"][0] = float("nan")
+    save_file(state, str(folder / "model.safetensors"))
+    with pytest.raises(ConfigError):
+        check_checkpoint(folder, overrides={"action_std": "features"})
+    check_checkpoint(folder, overrides={"action_std_init": 0.2})
+
+
+def test_damaged_heads_beside_the_weights_are_named(folder: Path) -> None:
+    head = folder / "value_head.safetensors"
+    save_file({"head.weight": torch.full((1, 16), float("nan")), "head.bias": torch.zeros(1)}, str(head))
+    with pytest.raises(ConfigError) as error:
+        check_checkpoint(folder)
+    assert "head.weight" in error.value.problems[0]
+    head.write_bytes(b"nothing")
+    with pytest.raises(ConfigError):
+        check_checkpoint(folder)
+
+
+@pytest.mark.parametrize("bounds", [{"min": [-1.0, -1.0], "max": [1.0, 1.0]}, {**RANGES, "q99": None}])
+def test_statistics_need_the_range_that_is_used(bounds: dict[str, Any], folder: Path) -> None:
+    kept = {name: value for name, value in bounds.items() if value is not None}
+    (folder / "dataset_statistics.json").write_text(json.dumps({"toy": {"action": kept, "proprio": RANGES}}))
+    with pytest.raises(ConfigError) as error:
+        check_checkpoint(folder)
+    assert {problem.reason for problem in error.value.problems} == {"invalid_file"}
+
+
+@pytest.mark.parametrize("head", ["tokens", "gaussian"])
+def test_bfloat16(head: str, tmp_path: Path) -> None:
+    policy: Any = check_checkpoint(build(tmp_path / "policy", action_head=head)).load_policy()
+    batch = rows()
+    exact = policy.act(batch.images.numpy(), batch.proprio.numpy(), batch.instructions, noise=None, temperature=1.0)
+    policy.bfloat16()
+    rounded = policy.act(batch.images.numpy(), batch.proprio.numpy(), batch.instructions, noise=None, temperature=1.0)
+    trace = {name: torch.from_numpy(value) for name, value in rounded.trace.items()}
+    found = policy(**policy.score(batch.with_fields(trace=trace), 1.0), wants=("log_probs",))["log_probs"]
+    assert found.dtype == torch.float32 and torch.isfinite(found).all()
+    if head == "gaussian":
+        np.testing.assert_allclose(rounded.actions, exact.actions, atol=0.1)
+
+
+def test_a_compact_folder_is_described(folder: Path) -> None:
+    described = describe(folder)
+    assert described.trainable and described.facts["family"] == "compact"
+    (folder / "model.safetensors").unlink()
+    assert not describe(folder).loadable
 
 
 def test_frozen_cameras(folder: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 
@@ -42,6 +44,22 @@ def test_related_words_share_features_and_none_is_the_padding() -> None:
     assert word_features("push", BUCKETS) == word_features("push", BUCKETS)
 
 
+def test_joined_words_and_characters_are_words(encoder: TextEncoder) -> None:
+    plate, drawer = vectors(
+        encoder, "pick_up_the_bowl_and_place_it_on_the_plate", "pick_up_the_bowl_and_put_it_in_the_drawer"
+    )
+    spaces = vectors(encoder, "pick up the bowl and place it on the plate")[0]
+    assert (plate - drawer).abs().max() > 0.1
+    torch.testing.assert_close(plate, spaces, rtol=0, atol=1e-6)
+    assert encode_sentences(["把红色的圆盘推到左边"], BUCKETS).shape[1] == 10
+
+
+def test_bfloat16(encoder: TextEncoder) -> None:
+    found = copy.deepcopy(encoder).bfloat16()(encode_sentences(["reach the disc"], BUCKETS))
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found[0].float(), vectors(encoder, "reach the disc")[0], rtol=0.1, atol=0.1)
+
+
 @pytest.mark.parametrize("sentence", ["", "?!", "把红色的圆盘推到左边", "word " * 500, "x" * 10_000])
 def test_any_text_has_a_finite_vector(sentence: str, encoder: TextEncoder) -> None:
     assert torch.isfinite(vectors(encoder, sentence, "reach")).all()
@@ -57,5 +75,5 @@ def test_each_distinct_sentence_is_encoded_once() -> None:
     cache = SentenceCache(BUCKETS)
     with torch.inference_mode():
         sentences = cache(["b", "a", "b"], CPU)
-    assert len(sentences.features) == 2 and sentences.rows.tolist() == [0, 1, 0]
+    assert len(sentences.features) == 2 and sentences.rows.tolist() == [1, 0, 1]
     assert cache(["b", "a"], CPU).features is sentences.features and not sentences.features.is_inference()
