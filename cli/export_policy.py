@@ -30,7 +30,7 @@ from rlvla.utils.errors import ConfigError, MissingExtraError
 class ExportConfig:
     """Which checkpoint, and where its policy goes."""
 
-    run: str = arg("runs/ppo", "folder of a run of train_ppo_vla.py, which may still be going on", metavar="RUN")
+    run: str = arg("runs/ppo", "folder of a run of train_ppo_vla.py, which may still be going on", metavar="DIR")
     load_checkpoint: str | None = arg(
         None, "name of the checkpoint, such as iteration_000010 (default: the newest intact one)", metavar="NAME"
     )

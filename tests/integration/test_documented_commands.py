@@ -59,7 +59,7 @@ TINY = "--tiny_vision_dim 16 --tiny_llm_dim 32 --tiny_llm_layers 1"
 # reason to stop, and groups that all fail are as good as others.
 PPO = (
     "--rollout_batch_size 2 --n_samples_per_prompt 2 --train_batch_size 4 --num_episodes 12 --max_epochs 1 "
-    "--num_envs 1 --eval_episodes 1 --max_steps 10 --no-check_start"
+    "--num_envs 1 --eval_episodes 1 --max_steps 10 --no-check_start --save_steps 1"
 )
 # A command, or a word among its flags -> what is appended.
 SMALLER = {
@@ -70,6 +70,8 @@ SMALLER = {
     "eval_vla": "--eval_episodes 2 --num_envs 1 --max_steps 10",
     "run_recipe": "--dry_run",
     "train_rm_vla": f"--max_epochs 1 --heldout_share 0.5 {TINY}",
+    "runs/lift/measured": "--heldout_share 0.5 --eval_episodes 1 --eval_samples 2 --num_envs 1 --early_stopping 1",
+    "export_policy": "--load_checkpoint iteration_000003",
     # Both outcomes are needed, in what is learned from and in what is held out.
     "runs/mixed": "--num_demos 16 --max_steps 25",
     "rollout": "--episodes 8 --env_ms 4 --workers 2",
@@ -143,6 +145,7 @@ GIVEN: dict[str, list[Provider]] = {
         [copies("policy_folder", "runs/sft/policy")],
     ),
     "docs/commands.md": [copies("demos_file", "runs/toy/demos"), recipes],
+    "docs/does_it_learn.md": [recipes],
     "docs/environments.md": [libero_demonstrations, robotwin_checkout, recipes],
     "docs/first_hour.md": [toy_run, recipes],
     "docs/models.md": [
