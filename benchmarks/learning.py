@@ -1,10 +1,10 @@
-"""Runs the recipes for several seeds, each from demonstrations to a trained policy, and compares them with their targets.
+"""Runs the recipes for several seeds, each from demonstrations to a trained policy, against their targets.
 
-    python benchmarks/learning.py --tasks lift toy_reach toy_push pick_place --seeds 0 1 2 --output runs/benchmark_learning
+    python benchmarks/learning.py --tasks lift toy_reach toy_push pick_place --seeds 0 1 2 --output runs/learning
 
-All success rates are at end, greedy, on held-out initial states. A run passes if the policy after supervised learning
-succeeds as often as `Target` says, the one after reinforcement learning often enough, and the whole recipe was fast enough.
-A folder that is there already is continued, so that the table can be completed later.
+All success rates are at end, greedy, on held-out initial states. A run meets its target if the policy succeeds as
+often as `Target` says after supervised and after reinforcement learning, and the whole recipe was fast enough. A folder
+that is there already is continued, so that the table can be completed later.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="+", choices=TARGETS, default=list(TARGETS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--variant", nargs="+", default=[], help="variants of the recipes")
-    parser.add_argument("--output", type=Path, default=Path("runs/benchmark_learning"))
+    parser.add_argument("--output", type=Path, default=Path("runs/learning"))
     args = parser.parse_args()
     reports, rows = {}, []
     for task in args.tasks:

@@ -1,12 +1,8 @@
 """`pick_place`: carry the named object to the named pad in the plane, with a gripper that opens and closes.
 
-The defaults of `recipes/own_task.yaml` were not chosen on this suite; `benchmarks/learning.py` runs the recipe on it as on
-an environment of a user's own:
-
-    python cli/run_recipe.py recipes/own_task.yaml --task_suite_name pick_place --custom_module benchmarks/suites/pick_place.py
-
-Two square objects (orange, purple), two round pads (white, green) and the gripper, a ring that is dark
-when open and red when closed. The gripper carries an object once it closes within 0.07 of its center.
+The defaults of `recipes/own_task.yaml` were not chosen on this suite; `benchmarks/learning.py` runs the recipe on it as
+on an environment of a user's own. Two square objects (orange, purple), two round pads (white, green) and the gripper, a
+ring that is dark when open and red when closed. The gripper carries an object once it closes within 0.07 of its center.
 """
 
 from __future__ import annotations
@@ -55,6 +51,7 @@ class PickPlace:
         self._x, self._y = line[None, :], -line[:, None]
 
     def reset(self, init_state_id: int, seed: int) -> Observation:
+        """Start an episode."""
         check_init_state_id(self.task, init_state_id)
         self._positions = initial_positions(init_state_id)
         self._closed, self._carried = False, -1
@@ -62,6 +59,7 @@ class PickPlace:
         return self._observe()
 
     def step_chunk(self, actions: np.ndarray, *, record_frames: bool = False) -> ChunkResult:
+        """Execute actions [A, 3]."""
         actions = check_actions(actions, self.task.action_dim)
         frame = self._draw if record_frames else None
         return self._runner.play(actions, self._advance, self._observe, frame)
@@ -83,6 +81,7 @@ class PickPlace:
         return bool(placed and self._carried < 0), frozenset()
 
     def privileged_state(self) -> dict[str, np.ndarray]:
+        """What the expert sees."""
         return {
             "gripper": self._positions[0].copy(),
             "object": self._positions[1 + self._object].copy(),
@@ -91,6 +90,7 @@ class PickPlace:
         }
 
     def close(self) -> None:
+        """Close the environment."""
         self._runner.end()
 
     def _draw(self) -> np.ndarray:
@@ -124,9 +124,11 @@ class PickPlaceExpert:
         self._config = config
 
     def reset(self, rng: np.random.Generator) -> None:
+        """Start an episode."""
         self._rng, self._offset = rng, draw_offset(self._config, rng)
 
     def act(self, state: dict[str, np.ndarray]) -> np.ndarray:
+        """Action [3]."""
         carrying = bool(state["carrying"][0])
         if not carrying and np.linalg.norm(state["object"] - state["pad"]) <= _PLACED:
             return np.array([0.0, 0.0, -1.0], np.float32)
