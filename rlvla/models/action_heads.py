@@ -27,7 +27,7 @@ HEAD_LOGIT_STD = 1.7
 
 
 class ActionCodec(Protocol):
-    """Between the numbers of the environment and those of the network; see `VLAInputs` for each."""
+    """Between the numbers of the environment and those of the network; see `StatisticsCodec` for each."""
 
     @property
     def effective_tokens(self) -> Tensor: ...  # noqa: D102
@@ -108,7 +108,7 @@ class TokenHead:
 
     @property
     def effective_columns(self) -> Tensor:
-        """See `VLAInputs.effective_tokens`."""
+        """See `StatisticsCodec.effective_tokens`."""
         return self._inputs.effective_tokens
 
 
@@ -146,7 +146,7 @@ class GaussianHead:
 
     @property
     def effective_columns(self) -> Tensor:
-        """See `VLAInputs.effective_numbers`."""
+        """See `StatisticsCodec.effective_numbers`."""
         return self._inputs.effective_numbers
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,22 +12,21 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rlvla.experience import Experience
 from rlvla.models.action_heads import action_head, policy_spec
 from rlvla.models.backbone import prepare_backbone
 from rlvla.models.config import ActorConfig
-from rlvla.models.distributions import ActionDistribution, AutoregressiveTokens
+from rlvla.models.distributions import AutoregressiveTokens
 from rlvla.models.families import check_checkpoint, type_of
 from rlvla.models.inputs import VLAInputs, row_tokens
 from rlvla.models.lora import MergedWeights, add_adapters, lora_layers, save_adapter
-from rlvla.models.policy import Decision, PolicySpec, on_host, select
+from rlvla.models.network_policy import NetworkPolicy
 from rlvla.models.vla.checkpoint_files import ADAPTER_FOLDER
 from rlvla.models.vla.configuration_openvla import OpenVLAConfig
 from rlvla.models.vla.flops import training_flops
 from rlvla.models.vla.openvla import OpenVLAForActionPrediction
 
 
-class Actor(nn.Module):
+class Actor(NetworkPolicy):
     """An OpenVLA policy.
 
     Log-probabilities and entropies of action tokens are taken over the 256 action columns at the sampling temperature,
@@ -44,9 +42,8 @@ class Actor(nn.Module):
     has_value_head: ClassVar[bool] = False
 
     def __init__(self, vla: OpenVLAForActionPrediction, inputs: VLAInputs, config: ActorConfig | None = None):
-        super().__init__()
+        super().__init__(policy_spec(inputs.config), inputs, action_head(inputs))
         self.inputs = inputs
-        self._head = action_head(inputs)
         self.config = config or ActorConfig()
         prepare_backbone(vla, self.config)
         self._start_head: StartHead | None = None
@@ -83,85 +80,47 @@ class Actor(nn.Module):
         vla = OpenVLAForActionPrediction.from_pretrained(path, **overrides)
         return cls(vla, VLAInputs.from_pretrained(path, config=vla.config, unnorm_key=unnorm_key), config)
 
-    @cached_property
-    def spec(self) -> PolicySpec:
-        """See `PolicySpec`."""
-        return policy_spec(self.inputs.config)
+    def observations(self, images: Tensor, proprio: Tensor | None, instructions: Sequence[str]) -> dict[str, Any]:
+        """See `NetworkPolicy.observations`."""
+        return self.inputs.observations(images, proprio, instructions, self._device)
 
-    def forward(
+    def hidden(
         self,
+        trace: dict[str, Tensor],
+        *,
         input_ids: Tensor,
         attention_mask: Tensor,
         images: Tensor,
         proprio: Tensor | None,
-        trace: dict[str, Tensor],
-        temperature: float = 1.0,
-        wants: Sequence[str] = ("log_probs", "entropy"),
-        reference: dict[str, Tensor] | None = None,
-        **supervision: Any,
-    ) -> dict[str, Tensor]:
-        """Score given decisions; see `Policy.forward` for the quantities that `wants` may name.
+    ) -> Tensor:
+        """[B, A*D, d]: hidden states at the action positions.
 
         Args:
+            trace: the decisions; their tokens are read by the autoregressive variant only.
             input_ids: [B, L] int64 left-padded prompt.
             attention_mask: [B, L].
             images: [B, N, H, W, 3] uint8, prepared.
             proprio: [B, P] float32, normalized, or None.
-            trace: the decisions to score.
-            temperature: sampling temperature.
-            wants: names of the quantities to return.
-            reference: parameters of the reference distributions for "kl".
-            **supervision: options of "loss", see `TokenHead.supervised` and `GaussianHead.supervised`.
         """
+        ids = None
+        if "tokens" in trace:
+            ids = self.inputs.action_tokenizer.columns_to_ids(trace["tokens"])
         pixels, state = self._network_inputs(images, proprio)
-        ids = self._token_ids(trace)
-        hidden = self.base.action_hidden_states(input_ids, attention_mask, pixels, state, ids)
-        quantities = {"values": self._values(hidden)} if "values" in wants else {}
-        if set(wants) - {"values"}:
-            distribution = self._distribution_of(hidden, temperature)
-            quantities |= select(distribution, wants, trace)
-            if "kl" in wants:
-                assert reference is not None
-                quantities["kl"] = distribution.kl(reference)
-            if "loss" in wants:
-                quantities |= self._head.supervised(distribution, trace, supervision)
-        return quantities
+        return self.base.action_hidden_states(input_ids, attention_mask, pixels, state, ids)
+
+    def read_out(self, hidden: Tensor) -> Any:
+        """See `OpenVLAForActionPrediction.read_out`."""
+        return self.base.read_out(hidden)
 
     def _network_inputs(self, images: Tensor, proprio: Tensor | None) -> tuple[Tensor, Tensor | None]:
         dtype = next(self.parameters()).dtype
         return self.inputs.pixel_values(images, dtype), None if proprio is None else proprio.to(dtype)
 
-    def _token_ids(self, trace: Mapping[str, Tensor]) -> Tensor | None:
-        if "tokens" not in trace:
-            return None
-        return self.inputs.action_tokenizer.columns_to_ids(trace["tokens"])
-
-    def _distribution_of(self, hidden: Tensor, temperature: float) -> Any:
-        """The action distribution, from the hidden states [B, A*D, d] at the action positions."""
-        return self._head.distribution(self.base, hidden, temperature)
-
-    def _values(self, hidden: Tensor) -> Tensor:
-        """[B, K]; only with a value head."""
-        raise ValueError("this policy has no value head")
-
-    def score(self, batch: Experience, temperature: float) -> dict[str, Any]:
-        """Keyword arguments of `forward` for a batch of decisions, on the model's device."""
-        return {**self.inputs.to_device(batch, next(self.parameters()).device), "temperature": temperature}
-
-    def distribution(self, batch: Experience, temperature: float = 1.0) -> ActionDistribution:
-        """The action distributions for a batch of prepared observations."""
-        inputs = self.inputs.to_device(batch, next(self.parameters()).device)
-        return self._distribution(
-            (inputs["input_ids"], inputs["attention_mask"]), inputs["images"], inputs["proprio"], temperature
-        )
-
-    def _distribution(
-        self, prompt: tuple[Tensor, Tensor], images: Tensor, proprio: Tensor | None, temperature: float
-    ) -> ActionDistribution:
-        pixels, state = self._network_inputs(images, proprio)
+    def _distribution(self, observations: dict[str, Any], temperature: float) -> Any:
         if not self.inputs.config.is_autoregressive:
-            hidden = self.base.action_hidden_states(*prompt, pixels, state, None)
-            return self._distribution_of(hidden, temperature)
+            return super()._distribution(observations, temperature)
+        prompt = observations["input_ids"], observations["attention_mask"]
+        pixels, state = self._network_inputs(observations["images"], observations["proprio"])
         columns_to_ids = self.inputs.action_tokenizer.columns_to_ids
         return AutoregressiveTokens(
             lambda choose: self.vla.act_step_by_step(*prompt, pixels, state, choose),
@@ -169,48 +128,9 @@ class Actor(nn.Module):
             temperature,
         )
 
-    def features(self, batch: Experience) -> Tensor:
-        """[B, K, d]: hidden states at the action positions."""
-        inputs = self.inputs.to_device(batch, next(self.parameters()).device)
-        pixels, state = self._network_inputs(inputs["images"], inputs["proprio"])
-        prompt = inputs["input_ids"], inputs["attention_mask"]
-        return self.base.action_hidden_states(*prompt, pixels, state, self._token_ids(inputs["trace"]))
-
     def prepare(self, images: np.ndarray, proprio: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
         """Turn observations into what the network reads; see `RolloutPolicy.prepare`."""
         return self.inputs.prepare(images, proprio)
-
-    @torch.inference_mode()
-    def act(
-        self,
-        images: np.ndarray,
-        proprio: np.ndarray | None,
-        instructions: Sequence[str],
-        *,
-        noise: np.ndarray | None,
-        temperature: float = 1.0,
-    ) -> Decision:
-        """Choose actions for prepared observations; see `RolloutPolicy.act`."""
-        device = next(self.parameters()).device
-        state = None if proprio is None else torch.from_numpy(proprio).to(device)
-        prompt = self.inputs.prompt(instructions, device)
-        distribution = self._distribution(prompt, torch.from_numpy(images).to(device), state, temperature)
-        output = distribution.sample(None if noise is None else torch.from_numpy(noise).to(device))
-        return on_host(output, self._head.environment_actions(output))
-
-    def encode_actions(self, actions: np.ndarray) -> dict[str, np.ndarray]:
-        """Encode environment actions [..., A, D] as `tokens` [..., K] int64 or normalized `actions` [..., A, D]."""
-        return self._head.encode(actions)
-
-    @property
-    def effective_columns(self) -> Tensor:
-        """[K] bool: columns that can change the action."""
-        return self._head.effective_columns
-
-    @property
-    def normalized_dims(self) -> list[bool]:
-        """[D]; see `VLAInputs.action_mask`."""
-        return self.inputs.action_mask
 
     def row_tokens(self, instructions: Sequence[str], num_images: int) -> list[int]:
         """Sequence length of each row."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from rlvla.experience import Experience
 from rlvla.models.actor import Actor
@@ -33,9 +32,6 @@ class ActorCritic(Actor):
         super().__init__(vla, inputs, config)
         self.value_head = scalar_head(inputs.config.text_config.hidden_size)
 
-    def _values(self, hidden: Tensor) -> Tensor:
-        return self.value_head(hidden).squeeze(-1).float()
-
     def score_values(self, batch: Experience) -> dict[str, Any]:
         """Keyword arguments of `forward` that ask only for the values of a batch, on the model's device.
 
@@ -43,4 +39,4 @@ class ActorCritic(Actor):
         """
         if not batch.trace:
             batch = batch.with_fields(trace={"tokens": torch.zeros(len(batch), self.spec.columns, dtype=torch.long)})
-        return {**self.score(batch, 1.0), "wants": ("values",)}
+        return super().score_values(batch)

@@ -16,26 +16,16 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from rlvla.experience import Experience
+from rlvla.models.codec import StatisticsCodec
 from rlvla.models.vla.action_tokenizer import ActionTokenizer
 from rlvla.models.vla.checkpoint import complete_config, read_config, read_statistics, resolve_statistics_key
 from rlvla.models.vla.checkpoint_files import find_tensors
 from rlvla.models.vla.configuration_openvla import OpenVLAConfig
 from rlvla.models.vla.image_processing import center_crop, libero_image, to_pixel_values
-from rlvla.models.vla.normalization import (
-    RANGE_EPS,
-    libero_gripper,
-    libero_gripper_target,
-    normalize_actions,
-    normalize_proprio,
-    proprio_bounds,
-    unnormalize_actions,
-)
+from rlvla.models.vla.normalization import RANGE_EPS
 from rlvla.models.vla.prompts import build_prompt, load_tokenizer
-from rlvla.utils.errors import ConfigError
 
 CENTER_CROP_SCALE = 0.9
-# Actions (in [-1, 1]) that differ by less than this over all tokens are the same to any controller.
-CONSTANT_ACTION_RANGE = 1e-6
 
 
 def row_tokens(inputs: VLAInputs, instructions: Sequence[str], num_images: int) -> list[int]:
@@ -51,7 +41,7 @@ def row_tokens(inputs: VLAInputs, instructions: Sequence[str], num_images: int) 
     return [patches + int(bool(config.use_proprio)) + prompt + config.num_action_tokens + 1] * len(instructions)
 
 
-class VLAInputs:
+class VLAInputs(StatisticsCodec):
     """Turns observations into network inputs, and actions into network outputs and back.
 
     Args:
@@ -64,8 +54,16 @@ class VLAInputs:
     def __init__(
         self, config: OpenVLAConfig, tokenizer: PreTrainedTokenizerBase, statistics: dict[str, Any] | None = None
     ):
-        self.config, self.tokenizer, self.statistics = config, tokenizer, statistics
-        self.action_tokenizer = ActionTokenizer(config.base_vocab_size, config.n_action_bins)
+        super().__init__(
+            statistics,
+            chunk=(config.action_chunk_len, config.action_dim),
+            proprio_dim=config.proprio_dim or 0,
+            bins=ActionTokenizer(config.base_vocab_size, config.n_action_bins),
+            normalization=config.action_normalization,
+            range_eps=0.0 if config.is_autoregressive else RANGE_EPS,
+            gripper_convention=config.gripper_convention,
+        )
+        self.config, self.tokenizer = config, tokenizer
         self._encoded: dict[str, list[int]] = {}
         self._prompts: dict[tuple[tuple[str, ...], torch.device], tuple[Tensor, Tensor]] = {}
 
@@ -149,95 +147,20 @@ class VLAInputs:
             images = np.stack([libero_image(image, size) for image in images])
         return center_crop(images, CENTER_CROP_SCALE, size) if self.config.center_crop else images
 
-    def normalize_proprio(self, proprio: Any) -> np.ndarray:
-        """Normalize the environment's proprioception [..., P] to float32 in [-1, 1]."""
-        return normalize_proprio(proprio, self._statistics_of("proprio"), mode=self.config.action_normalization)
-
-    def normalizes_proprio_like(self, other: VLAInputs) -> bool:
-        """Whether both normalize every proprio vector to the same result."""
-        mine, theirs = (
-            proprio_bounds(
-                inputs._statistics_of("proprio"), inputs.config.proprio_dim, mode=inputs.config.action_normalization
-            )
-            for inputs in (self, other)
-        )
-        return all(np.array_equal(left, right) for left, right in zip(mine, theirs))
-
     def pixel_values(self, images: np.ndarray | Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """Prepared images [..., N, H, W, 3] uint8 -> [..., 6N, H, W] normalized for both towers."""
         pixels = to_pixel_values(images, self.config)
         return pixels if dtype is None else pixels.to(dtype)
 
+    def observations(
+        self, images: Tensor, proprio: Tensor | None, instructions: Sequence[str], device: torch.device
+    ) -> dict[str, Any]:
+        """Prepared observations as keyword arguments of `forward` of all models here."""
+        ids, mask = self.prompt(instructions, device)
+        state = None if proprio is None else proprio.to(device)
+        return {"input_ids": ids, "attention_mask": mask, "images": images.to(device), "proprio": state}
+
     def to_device(self, batch: Experience, device: torch.device) -> dict[str, Any]:
-        """The keyword arguments that `forward` of all models here share, for a batch of decisions."""
-        ids, mask = self.prompt(batch.instructions, device)
-        return {
-            "input_ids": ids,
-            "attention_mask": mask,
-            "images": batch.images.to(device),
-            "proprio": None if batch.proprio is None else batch.proprio.to(device),
-            "trace": {name: value.to(device) for name, value in (batch.trace or {}).items()},
-        }
-
-    def encode_actions(self, actions: np.ndarray) -> np.ndarray:
-        """Environment actions [..., A, D] -> columns of the action vocabulary [..., A*D] int64, as training labels."""
-        columns = self.action_tokenizer.ids_to_columns(self.action_tokenizer.encode(self._normalized(actions)))
-        return columns.reshape(*columns.shape[:-2], self.config.num_action_tokens)
-
-    @property
-    def effective_tokens(self) -> Tensor:
-        """[T] bool: tokens that can change the action.
-
-        A dimension that is constant in the dataset (its statistics have zero range) decodes to the same value for every
-        token, so its policy gradient would be pure noise.
-        """
-        every = np.arange(self.config.n_action_bins)[:, None].repeat(self.config.num_action_tokens, axis=1)
-        return _varying(self.decode_actions(every))
-
-    @property
-    def effective_numbers(self) -> Tensor:
-        """[A*D] bool: like `effective_tokens`, for the numbers in a continuous chunk."""
-        shape = (self.config.action_chunk_len, self.config.action_dim)
-        return _varying(self.unnormalize_actions(np.linspace(-1.0, 1.0, 5)[:, None, None] + np.zeros(shape)))
-
-    @property
-    def action_mask(self) -> list[bool]:
-        """[D]: whether an action dimension is normalized by the dataset statistics."""
-        statistics = self._statistics_of("action")
-        return [bool(kept) for kept in statistics.get("mask", [True] * self.config.action_dim)]
-
-    def normalize_actions(self, actions: np.ndarray) -> np.ndarray:
-        """Environment actions [..., A, D] -> normalized ones, float32."""
-        return self._normalized(actions).astype(np.float32)
-
-    def _normalized(self, actions: np.ndarray) -> np.ndarray:
-        """In float64, so that bin edges are as exact as the statistics allow."""
-        actions = np.asarray(actions)
-        if self.config.gripper_convention == "libero":
-            actions = libero_gripper_target(actions)
-        return normalize_actions(actions, self._statistics_of("action"), mode=self.config.action_normalization)
-
-    def unnormalize_actions(self, actions: np.ndarray) -> np.ndarray:
-        """Normalized actions [..., A, D] -> environment actions, float32; LIBERO's gripper becomes binary."""
-        stats, mode = self._statistics_of("action"), self.config.action_normalization
-        eps = 0.0 if self.config.is_autoregressive else RANGE_EPS
-        actions = unnormalize_actions(actions, stats, mode=mode, eps=eps)
-        if self.config.gripper_convention == "libero":
-            actions = libero_gripper(actions)
-        return actions.astype(np.float32)
-
-    def decode_actions(self, columns: np.ndarray) -> np.ndarray:
-        """Columns [..., A*D] -> environment actions [..., A, D] float32."""
-        ids = np.asarray(self.action_tokenizer.columns_to_ids(columns))
-        shape = (*ids.shape[:-1], self.config.action_chunk_len, self.config.action_dim)
-        return self.unnormalize_actions(self.action_tokenizer.decode(ids).reshape(shape))
-
-    def _statistics_of(self, entry: str) -> dict[str, Any]:
-        if not self.statistics or entry not in self.statistics:
-            raise ConfigError(f"the checkpoint's statistics have no {entry!r} entry; recompute dataset_statistics.json")
-        return self.statistics[entry]
-
-
-def _varying(actions: np.ndarray) -> Tensor:
-    """[A*D] bool: which numbers vary across environment actions [n, A, D]."""
-    return torch.from_numpy(np.ptp(actions.reshape(len(actions), -1), axis=0) > CONSTANT_ACTION_RANGE)
+        """Like `observations` for a batch, with its decisions."""
+        trace = {name: value.to(device) for name, value in (batch.trace or {}).items()}
+        return {**self.observations(batch.images, batch.proprio, batch.instructions, device), "trace": trace}

@@ -178,7 +178,7 @@ class Policy(RolloutPolicy, Protocol):
         ...
 
     def row_tokens(self, instructions: Sequence[str], num_images: int) -> list[int]:
-        """Sequence length of each row, for micro-batches sized by tokens."""
+        """Size of each row, for micro-batches sized by tokens: the length of its sequence, or what stands for it."""
         ...
 
     def training_flops(self, model: nn.Module, tokens: int, num_images: int) -> float:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
 from rlvla.models.compact.config import MODEL_TYPE, CompactConfig
-from rlvla.models.compact.policy import WEIGHTS_FILE, CompactPolicy, compact_spec
+from rlvla.models.compact.policy import WEIGHTS_FILE, CompactPolicy, compact_codec, compact_row_tokens, compact_spec
 from rlvla.models.config import ActorConfig
 from rlvla.models.dataset_statistics import entry_problems
 from rlvla.models.families import (
@@ -34,7 +33,6 @@ from rlvla.models.feature_models import (
 from rlvla.models.finite_weights import all_finite
 from rlvla.models.policy import Policy
 from rlvla.models.vla.checkpoint import STATISTICS_FILE, resolve_statistics_key
-from rlvla.models.vla.normalization import proprio_bounds
 from rlvla.utils.data_files import check_types, read_json
 from rlvla.utils.errors import ConfigError, Problem
 
@@ -89,15 +87,18 @@ class CompactCheckpoint(Checkpoint):
         if self.config.image_size != other.config.image_size:
             differences.append("image_size")
         if self.config.proprio_dim and other.config.proprio_dim:
-            mine, theirs = (checkpoint.proprio_bounds() for checkpoint in (self, other))
-            same = len(mine[0]) == len(theirs[0]) and all(np.array_equal(a, b) for a, b in zip(mine, theirs))
-            differences += [] if same else ["proprio statistics"]
+            mine, theirs = (compact_codec(checkpoint.config, checkpoint.statistics) for checkpoint in (self, other))
+            differences += [] if mine.normalizes_proprio_like(theirs) else ["proprio statistics"]
         return differences
 
-    def proprio_bounds(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """See `rlvla.models.vla.normalization.proprio_bounds`."""
-        statistics, mode = self._statistics[self.unnorm_key], self.config.action_normalization
-        return proprio_bounds(statistics, self.config.proprio_dim, mode=mode)
+    def row_tokens(self, instructions: Sequence[str], num_images: int) -> list[int]:
+        """See `Policy.row_tokens`."""
+        return compact_row_tokens(self.config, instructions, num_images)
+
+    @property
+    def statistics(self) -> dict[str, Any]:
+        """The entry in use."""
+        return self._statistics[self.unnorm_key]
 
     def option_problems(self, config: ActorConfig) -> list[Problem]:
         """See `Checkpoint.option_problems`; the whole network is smaller than the adapters of a large one."""

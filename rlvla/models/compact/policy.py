@@ -7,28 +7,26 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from rlvla.experience import Experience
 from rlvla.models.action_heads import (
     MISSING_OF_DENSITIES,
     MISSING_OF_TOKENS,
-    ActionHead,
     GaussianHead,
     TokenHead,
     smooth_action_rows,
 )
-from rlvla.models.compact.codec import CompactCodec
+from rlvla.models.codec import StatisticsCodec
 from rlvla.models.compact.config import CompactConfig
 from rlvla.models.compact.network import CompactNetwork
-from rlvla.models.compact.text import SentenceCache, Sentences
-from rlvla.models.distributions import ActionDistribution
+from rlvla.models.compact.text import SentenceCache, Sentences, words_of
 from rlvla.models.families import CONFIG_FILE
-from rlvla.models.policy import Decision, PolicySpec, on_host, select
+from rlvla.models.network_policy import NetworkPolicy
+from rlvla.models.policy import PolicySpec
 from rlvla.models.value_models import scalar_head
+from rlvla.models.vla.action_tokenizer import ActionTokenizer
 from rlvla.models.vla.checkpoint import STATISTICS_FILE
 from rlvla.models.vla.regression_head import ActionStd, OutputLayer
 from rlvla.utils.files import write_json
@@ -53,7 +51,28 @@ def compact_spec(config: CompactConfig) -> PolicySpec:
     )
 
 
-class CompactPolicy(nn.Module):
+def compact_codec(config: CompactConfig, statistics: Mapping[str, Any]) -> StatisticsCodec:
+    """The codec of a policy with this configuration and one entry of dataset_statistics.json."""
+    return StatisticsCodec(
+        statistics,
+        chunk=(config.action_chunk_len, config.action_dim),
+        proprio_dim=config.proprio_dim,
+        bins=ActionTokenizer(config.n_action_bins, config.n_action_bins),  # a column is its own id
+        normalization=config.action_normalization,
+    )
+
+
+def compact_row_tokens(config: CompactConfig, instructions: Sequence[str], num_images: int) -> list[int]:
+    """Size of each row: positions of the maps of all convolutions and images, and words.
+
+    Sentences are padded to the longest one in the batch, so all rows have that number of words.
+    """
+    positions = num_images * sum(side**2 for side in config.map_sides())
+    longest = max((len(words_of(sentence)) for sentence in set(instructions)), default=0)
+    return [positions + longest] * len(instructions)
+
+
+class CompactPolicy(NetworkPolicy):
     """A policy that learns from scratch.
 
     Args:
@@ -66,10 +85,9 @@ class CompactPolicy(nn.Module):
     def __init__(
         self, config: CompactConfig, statistics: Mapping[str, Any], unnorm_key: str, *, value_head: bool = False
     ):
-        super().__init__()
-        self.config, self.spec = config, compact_spec(config)
-        self._statistics, self._codec = dict(statistics), CompactCodec(config, statistics[unnorm_key])
-        self._head: ActionHead = GaussianHead(self._codec) if config.is_gaussian else TokenHead(self._codec)
+        codec = compact_codec(config, statistics[unnorm_key])
+        super().__init__(compact_spec(config), codec, GaussianHead(codec) if config.is_gaussian else TokenHead(codec))
+        self.config, self._statistics = config, dict(statistics)
         self._sentences = SentenceCache(config.text_buckets)
         self.network = CompactNetwork(config)
         self.read_out_layer = nn.Linear(config.column_width, config.n_action_bins)
@@ -103,55 +121,17 @@ class CompactPolicy(nn.Module):
             return outputs
         return outputs.view(len(hidden), *self.spec.noise_shape), self.action_std(hidden)
 
-    def forward(
-        self,
-        images: Tensor,
-        proprio: Tensor | None,
-        features: Tensor,
-        rows: Tensor,
-        trace: dict[str, Tensor],
-        temperature: float = 1.0,
-        wants: Sequence[str] = ("log_probs", "entropy"),
-        reference: dict[str, Tensor] | None = None,
-        **supervision: Any,
-    ) -> dict[str, Tensor]:
-        """Score given decisions; see `Policy.forward`. `features` and `rows` are those of `Sentences`."""
-        hidden = self.network(images, proprio, Sentences(features, rows))
-        quantities = {}
-        if "values" in wants:
-            if self.value_head is None:
-                raise ValueError("this policy has no value head")
-            quantities["values"] = self.value_head(hidden).squeeze(-1).float()
-        if set(wants) - {"values"}:
-            distribution = self._head.distribution(self, hidden, temperature)
-            quantities |= select(distribution, wants, trace)
-            if "kl" in wants:
-                assert reference is not None
-                quantities["kl"] = distribution.kl(reference)
-            if "loss" in wants:
-                quantities |= self._head.supervised(distribution, trace, supervision)
-        return quantities
-
-    def _observations(self, images: Tensor, proprio: Tensor | None, instructions: Sequence[str]) -> dict[str, Any]:
-        device = self.read_out_layer.weight.device
-        sentences = self._sentences(instructions, device)
+    def observations(self, images: Tensor, proprio: Tensor | None, instructions: Sequence[str]) -> dict[str, Any]:
+        """See `NetworkPolicy.observations`."""
+        device = self._device
         state = None if proprio is None or not self.config.proprio_dim else proprio.to(device)
-        return {"images": images.to(device), "proprio": state, "features": sentences.features, "rows": sentences.rows}
+        return {"images": images.to(device), "proprio": state, "sentences": self._sentences(instructions, device)}
 
-    def score(self, batch: Experience, temperature: float) -> dict[str, Any]:
-        """Keyword arguments of `forward` for a batch of decisions, on the policy's device."""
-        seen = self._observations(batch.images, batch.proprio, batch.instructions)
-        trace = {name: value.to(seen["images"].device) for name, value in (batch.trace or {}).items()}
-        return {**seen, "trace": trace, "temperature": temperature}
-
-    def score_values(self, batch: Experience) -> dict[str, Any]:
-        """Keyword arguments of `forward` that ask only for the values of a batch."""
-        return {**self.score(batch, 1.0), "wants": ("values",)}
-
-    def features(self, batch: Experience) -> Tensor:
-        """[B, K, d]: the vectors of the columns."""
-        seen = self._observations(batch.images, batch.proprio, batch.instructions)
-        return self.network(seen["images"], seen["proprio"], Sentences(seen["features"], seen["rows"]))
+    def hidden(
+        self, trace: dict[str, Tensor], *, images: Tensor, proprio: Tensor | None, sentences: Sentences
+    ) -> Tensor:
+        """The vectors of the columns, see `CompactNetwork.forward`."""
+        return self.network(images, proprio, sentences)
 
     def freeze_read_out(self) -> None:
         """Freeze the parameters that `features` does not depend on."""
@@ -159,51 +139,9 @@ class CompactPolicy(nn.Module):
             if part is not None:
                 part.requires_grad_(False)
 
-    def distribution(self, batch: Experience, temperature: float = 1.0) -> ActionDistribution:
-        """The action distributions for a batch of prepared observations."""
-        return self._head.distribution(self, self.features(batch), temperature)
-
-    def prepare(self, images: np.ndarray, proprio: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
-        """Images as they are, proprio normalized."""
-        if proprio is None or not self.config.proprio_dim:
-            return images, proprio
-        return images, self._codec.normalize_proprio(proprio)
-
-    @torch.inference_mode()
-    def act(
-        self,
-        images: np.ndarray,
-        proprio: np.ndarray | None,
-        instructions: Sequence[str],
-        *,
-        noise: np.ndarray | None,
-        temperature: float = 1.0,
-    ) -> Decision:
-        """Choose actions for prepared observations; see `RolloutPolicy.act`."""
-        state = None if proprio is None else torch.from_numpy(proprio)
-        seen = self._observations(torch.from_numpy(images), state, instructions)
-        hidden = self.network(seen["images"], seen["proprio"], Sentences(seen["features"], seen["rows"]))
-        distribution = self._head.distribution(self, hidden, temperature)
-        output = distribution.sample(None if noise is None else torch.from_numpy(noise).to(hidden.device))
-        return on_host(output, self._head.environment_actions(output))
-
-    def encode_actions(self, actions: np.ndarray) -> dict[str, np.ndarray]:
-        """Environment actions [..., A, D] as `tokens` [..., K] int64 or normalized `actions` [..., A, D]."""
-        return self._head.encode(actions)
-
-    @property
-    def effective_columns(self) -> Tensor:
-        """[K] bool: columns that can change the action."""
-        return self._head.effective_columns
-
-    @property
-    def normalized_dims(self) -> list[bool]:
-        """[D]: whether an action dimension is normalized by the statistics."""
-        return self._codec.action_mask
-
     def row_tokens(self, instructions: Sequence[str], num_images: int) -> list[int]:
-        """One per row: all rows cost the same."""
-        return [1] * len(instructions)
+        """See `compact_row_tokens`."""
+        return compact_row_tokens(self.config, instructions, num_images)
 
     def training_flops(self, model: nn.Module, tokens: int, num_images: int) -> float:
         """FLOPs of a forward and backward pass over one decision: 6 per weight and position where it is applied."""

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.utils.rnn import pad_sequence
 
 MAX_WORDS = 64  # of an instruction; the rest is not read
 _MAX_FEATURES = 24  # of a word
+_MAX_SENTENCES = 4096  # in a cache; cheap to encode again
 # Words without underscores; a Chinese or Japanese character is a word of its own.
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W_\u3040-\u30ff\u3400-\u9fff]+")
 
@@ -41,19 +43,28 @@ def word_features(word: str, buckets: int) -> list[int]:
     return [1 + zlib.crc32(part.encode()) % (buckets - 1) for part in parts[:_MAX_FEATURES]]
 
 
-def encode_sentences(sentences: Sequence[str], buckets: int) -> Tensor:
-    """`Sentences.features` of distinct sentences; upper case and punctuation do not count."""
-    words = [_WORD.findall(sentence.lower())[:MAX_WORDS] or [""] for sentence in sentences]
-    features = [[word_features(word, buckets) for word in row] for row in words]
-    table = torch.zeros(len(words), max(map(len, features)), max(len(f) for row in features for f in row)).long()
-    for i, row in enumerate(features):
-        for j, found in enumerate(row):
-            table[i, j, : len(found)] = torch.tensor(found)
+def words_of(sentence: str) -> list[str]:
+    """The words that are read, at least one; upper case and punctuation do not count."""
+    return _WORD.findall(sentence.lower())[:MAX_WORDS] or [""]
+
+
+def encode_sentence(sentence: str, buckets: int) -> Tensor:
+    """[W, F] int64: the features of each word."""
+    features = [torch.tensor(word_features(word, buckets)) for word in words_of(sentence)]
+    return pad_sequence(features, batch_first=True)
+
+
+def stack_sentences(encoded: Sequence[Tensor]) -> Tensor:
+    """`Sentences.features` [T, W, F] of encoded sentences."""
+    sizes = torch.tensor([features.shape for features in encoded]).amax(0).tolist()
+    table = torch.zeros(len(encoded), *sizes, dtype=torch.long)
+    for row, features in zip(table, encoded):
+        row[: len(features), : features.shape[1]] = features
     return table
 
 
 class SentenceCache:
-    """Encodes instructions, each combination once per device.
+    """Encodes each sentence once.
 
     Args:
         buckets: rows of the embedding table.
@@ -61,19 +72,20 @@ class SentenceCache:
 
     def __init__(self, buckets: int):
         self._buckets = buckets
-        self._encoded: dict[tuple[tuple[str, ...], torch.device], Tensor] = {}
+        self._encoded: dict[str, Tensor] = {}  # on the host
 
     def __call__(self, instructions: Sequence[str], device: torch.device) -> Sentences:
         """The instructions of a batch, each distinct sentence once."""
         distinct = {text: row for row, text in enumerate(sorted(set(instructions)))}
-        key = tuple(distinct), device
-        if key not in self._encoded:
-            if len(self._encoded) >= 256:  # combinations; cheap to encode again
-                self._encoded.clear()
-            with torch.inference_mode(False):  # also used in later training passes
-                self._encoded[key] = encode_sentences(key[0], self._buckets).to(device)
         rows = torch.tensor([distinct[text] for text in instructions], device=device)
-        return Sentences(self._encoded[key], rows)
+        return Sentences(stack_sentences([self._features(text) for text in distinct]).to(device), rows)
+
+    def _features(self, sentence: str) -> Tensor:
+        if sentence not in self._encoded:
+            if len(self._encoded) >= _MAX_SENTENCES:
+                self._encoded.clear()
+            self._encoded[sentence] = encode_sentence(sentence, self._buckets)
+        return self._encoded[sentence]
 
 
 class TextEncoder(nn.Module):

@@ -242,3 +242,12 @@ def test_layers_leave_maps_of_about_8_by_8(size: int) -> None:
         **(SIZES | {"image_size": size, "channels": (8, 8, 8), "kernels": kernels, "strides": strides})
     )
     assert config.problems() == [] and 5 <= config.map_sides()[-1] <= 14
+
+
+def test_the_tokens_of_a_row_are_positions_and_words(folder: Path) -> None:
+    checkpoint = check_checkpoint(folder)
+    policy = checkpoint.load_policy()
+    sentences = ["go left", "go to the left"]
+    positions = 2 * sum(side**2 for side in CompactConfig(**SIZES).map_sides())  # of two cameras
+    assert policy.row_tokens(sentences, 2) == checkpoint.row_tokens(sentences, 2) == [positions + 4] * 2
+    assert policy.row_tokens([], 2) == []

@@ -7,7 +7,15 @@ import copy
 import pytest
 import torch
 
-from rlvla.models.compact.text import MAX_WORDS, SentenceCache, TextEncoder, encode_sentences, word_features
+from rlvla.models.compact.text import (
+    MAX_WORDS,
+    SentenceCache,
+    TextEncoder,
+    encode_sentence,
+    stack_sentences,
+    word_features,
+    words_of,
+)
 
 BUCKETS = 512
 CPU = torch.device("cpu")
@@ -19,9 +27,13 @@ def encoder() -> TextEncoder:
     return TextEncoder(BUCKETS, 32).eval()
 
 
+def features(*sentences: str) -> torch.Tensor:
+    return stack_sentences([encode_sentence(sentence, BUCKETS) for sentence in sentences])
+
+
 def vectors(encoder: TextEncoder, *sentences: str) -> torch.Tensor:
     with torch.no_grad():
-        return encoder(encode_sentences(sentences, BUCKETS))
+        return encoder(features(*sentences))
 
 
 def test_word_order_counts_case_and_punctuation_do_not(encoder: TextEncoder) -> None:
@@ -51,11 +63,11 @@ def test_joined_words_and_characters_are_words(encoder: TextEncoder) -> None:
     spaces = vectors(encoder, "pick up the bowl and place it on the plate")[0]
     assert (plate - drawer).abs().max() > 0.1
     torch.testing.assert_close(plate, spaces, rtol=0, atol=1e-6)
-    assert encode_sentences(["把红色的圆盘推到左边"], BUCKETS).shape[1] == 10
+    assert features("把红色的圆盘推到左边").shape[1] == 10
 
 
 def test_bfloat16(encoder: TextEncoder) -> None:
-    found = copy.deepcopy(encoder).bfloat16()(encode_sentences(["reach the disc"], BUCKETS))
+    found = copy.deepcopy(encoder).bfloat16()(features("reach the disc"))
     assert found.dtype == torch.bfloat16
     torch.testing.assert_close(found[0].float(), vectors(encoder, "reach the disc")[0], rtol=0.1, atol=0.1)
 
@@ -71,9 +83,24 @@ def test_words_after_the_limit_are_not_read(encoder: TextEncoder) -> None:
     torch.testing.assert_close(left, right, rtol=0, atol=0)
 
 
-def test_each_distinct_sentence_is_encoded_once() -> None:
+def test_each_sentence_is_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded: list[str] = []
+
+    def count(sentence: str, buckets: int) -> torch.Tensor:
+        encoded.append(sentence)
+        return encode_sentence(sentence, buckets)
+
+    monkeypatch.setattr("rlvla.models.compact.text.encode_sentence", count)
     cache = SentenceCache(BUCKETS)
     with torch.inference_mode():
-        sentences = cache(["b", "a", "b"], CPU)
+        sentences = cache(["reach it", "lift", "reach it"], CPU)
     assert len(sentences.features) == 2 and sentences.rows.tolist() == [1, 0, 1]
-    assert cache(["b", "a"], CPU).features is sentences.features and not sentences.features.is_inference()
+    again = cache(["push the disc", "reach it"], CPU)  # another combination, used in training
+    assert sorted(encoded) == ["lift", "push the disc", "reach it"]
+    assert not again.features.is_inference()
+    assert torch.equal(again.features, features("push the disc", "reach it"))
+
+
+def test_words_are_counted_like_they_are_encoded() -> None:
+    for sentence in ("", "?!", "Pick_up the mug!", "word " * 500, "把红色"):
+        assert len(words_of(sentence)) == len(encode_sentence(sentence, BUCKETS))

@@ -1,0 +1,153 @@
+"""What the policies of all families share: sampling, scoring and training with one hidden vector per column."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rlvla.experience import Experience
+from rlvla.models.action_heads import ActionHead
+from rlvla.models.codec import StatisticsCodec
+from rlvla.models.distributions import ActionDistribution
+from rlvla.models.policy import Decision, PolicySpec, on_host, select
+
+
+class NetworkPolicy(nn.Module):
+    """A policy made of a network, an action head, and a codec.
+
+    A family writes `observations` (inputs of its network), `hidden` (the network), `read_out` (the output layer), and
+    what depends on its files and sizes: `row_tokens`, `training_flops`, `adapters_disabled`, `save_pretrained`.
+
+    Args:
+        spec: sizes and capabilities.
+        codec: normalizes actions and proprio.
+        head: makes distributions of hidden vectors.
+    """
+
+    def __init__(self, spec: PolicySpec, codec: StatisticsCodec, head: ActionHead):
+        super().__init__()
+        self.spec, self._codec, self._head = spec, codec, head
+        self.value_head: nn.Module | None = None  # hidden vectors [B, K, d] -> [B, K, 1]
+
+    def observations(self, images: Tensor, proprio: Tensor | None, instructions: Sequence[str]) -> dict[str, Any]:
+        """Prepared observations as keyword arguments of `hidden`, on the policy's device."""
+        raise NotImplementedError
+
+    def hidden(self, trace: dict[str, Tensor], **observations: Any) -> Tensor:
+        """[B, K, d]: one vector per log-prob; only networks that decode step by step read `trace`."""
+        raise NotImplementedError
+
+    def read_out(self, hidden: Tensor) -> Any:
+        """What the action head reads, e.g. logits, from hidden vectors [B, K, d]."""
+        raise NotImplementedError
+
+    def forward(
+        self,
+        trace: dict[str, Tensor],
+        temperature: float = 1.0,
+        wants: Sequence[str] = ("log_probs", "entropy"),
+        reference: dict[str, Tensor] | None = None,
+        *,
+        label_smoothing: float = 0.0,
+        sft_loss: str = "l1",
+        **observations: Any,
+    ) -> dict[str, Tensor]:
+        """Score given decisions; see `Policy.forward` for the quantities that `wants` may name.
+
+        Args:
+            trace: the decisions to score.
+            temperature: sampling temperature.
+            wants: names of the quantities to return.
+            reference: parameters of the reference distributions for "kl".
+            label_smoothing: of "loss", see `TokenHead.supervised`.
+            sft_loss: of "loss", see `GaussianHead.supervised`.
+            **observations: see `observations`.
+
+        Raises:
+            ValueError: "values" without a value head.
+        """
+        hidden = self.hidden(trace, **observations)
+        quantities = {}
+        if "values" in wants:
+            if self.value_head is None:
+                raise ValueError("this policy has no value head")
+            quantities["values"] = self.value_head(hidden).squeeze(-1).float()
+        if set(wants) - {"values"}:
+            distribution = self._head.distribution(self, hidden, temperature)
+            quantities |= select(distribution, wants, trace)
+            if "kl" in wants:
+                assert reference is not None
+                quantities["kl"] = distribution.kl(reference)
+            if "loss" in wants:
+                supervision = {"label_smoothing": label_smoothing, "sft_loss": sft_loss}
+                quantities |= self._head.supervised(distribution, trace, supervision)
+        return quantities
+
+    def score(self, batch: Experience, temperature: float) -> dict[str, Any]:
+        """Keyword arguments of `forward` for a batch of decisions, on the policy's device."""
+        trace = {name: value.to(self._device) for name, value in (batch.trace or {}).items()}
+        return {**self._observed(batch), "trace": trace, "temperature": temperature}
+
+    def score_values(self, batch: Experience) -> dict[str, Any]:
+        """Keyword arguments of `forward` that ask only for the values of a batch, with or without decisions."""
+        return {**self.score(batch, 1.0), "wants": ("values",)}
+
+    def features(self, batch: Experience) -> Tensor:
+        """[B, K, d]: the hidden vectors."""
+        trace = {name: value.to(self._device) for name, value in (batch.trace or {}).items()}
+        return self.hidden(trace, **self._observed(batch))
+
+    def distribution(self, batch: Experience, temperature: float = 1.0) -> ActionDistribution:
+        """The action distributions for a batch of prepared observations."""
+        return self._distribution(self._observed(batch), temperature)
+
+    @torch.inference_mode()
+    def act(
+        self,
+        images: np.ndarray,
+        proprio: np.ndarray | None,
+        instructions: Sequence[str],
+        *,
+        noise: np.ndarray | None,
+        temperature: float = 1.0,
+    ) -> Decision:
+        """Choose actions for prepared observations; see `RolloutPolicy.act`."""
+        state = None if proprio is None else torch.from_numpy(proprio)
+        seen = self.observations(torch.from_numpy(images), state, instructions)
+        drawn = None if noise is None else torch.from_numpy(noise).to(self._device)
+        output = self._distribution(seen, temperature).sample(drawn)
+        return on_host(output, self._head.environment_actions(output))
+
+    def prepare(self, images: np.ndarray, proprio: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
+        """Images as they are, proprio normalized; see `RolloutPolicy.prepare`."""
+        if proprio is None or not self.spec.proprio_dim:
+            return images, proprio
+        return images, self._codec.normalize_proprio(proprio)
+
+    def encode_actions(self, actions: np.ndarray) -> dict[str, np.ndarray]:
+        """Encode environment actions [..., A, D] as `tokens` [..., K] int64 or normalized `actions` [..., A, D]."""
+        return self._head.encode(actions)
+
+    @property
+    def effective_columns(self) -> Tensor:
+        """[K] bool: columns that can change the action."""
+        return self._head.effective_columns
+
+    @property
+    def normalized_dims(self) -> list[bool]:
+        """[D]; see `StatisticsCodec.action_mask`."""
+        return self._codec.action_mask
+
+    def _distribution(self, observations: dict[str, Any], temperature: float) -> Any:
+        return self._head.distribution(self, self.hidden({}, **observations), temperature)
+
+    def _observed(self, batch: Experience) -> dict[str, Any]:
+        return self.observations(batch.images, batch.proprio, batch.instructions)
+
+    @property
+    def _device(self) -> torch.device:
+        return next(self.parameters()).device
