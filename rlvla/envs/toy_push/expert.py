@@ -8,9 +8,9 @@ from math import asin
 import numpy as np
 
 from rlvla.envs.base import TaskSpec
-from rlvla.envs.experts.base import ExpertConfig, disturb, draw_offset
+from rlvla.envs.experts.base import ExpertConfig
+from rlvla.envs.experts.table import TableExpert
 from rlvla.envs.toy_push.physics import CONTACT, OBJECT_RADIUS, STEP_SIZE
-from rlvla.utils.errors import ConfigError
 
 _OBJECT_CLEARANCE = 2 * OBJECT_RADIUS + 0.04  # of the pushed disc from the other
 _PUSHER_CLEARANCE = CONTACT + 0.03  # of the pusher on its way
@@ -21,37 +21,19 @@ _SHOVING_GAP = 0.18  # closer than this it goes around the disc in any case, sho
 _STEERING = 2.0  # sideways motion per unit of distance from straight behind
 
 
-class ToyPushExpert:
+class ToyPushExpert(TableExpert):
     """Gets behind the disc and pushes it to the center of the zone (plus the episode's offset), correcting its angle.
 
-    Args:
-        config: deviations from the best behavior. `gripper_shift` must be 0, because there is no gripper.
-
-    Raises:
-        ConfigError: `gripper_shift` is not 0.
+    See `TableExpert`.
     """
 
-    def __init__(self, config: ExpertConfig):
-        if config.gripper_shift != 0:
-            raise ConfigError(f"toy_push has no gripper: gripper_shift must be 0, not {config.gripper_shift}")
-        self.config = config
-        self._rng: np.random.Generator | None = None
-        self._offset = (0.0, 0.0)
+    suite = "toy_push"
 
-    def reset(self, rng: np.random.Generator) -> None:
-        """Start an episode and draw its offset. `rng` also generates the action noise."""
-        self._rng = rng
-        x, y = draw_offset(self.config, rng).tolist()
-        self._offset = (x, y)
-
-    def act(self, state: dict[str, np.ndarray]) -> np.ndarray:
-        """Velocity [2] float32, as fast as the per-axis limits allow."""
-        if self._rng is None:
-            raise RuntimeError("call reset before act")
+    def _velocity(self, state: dict[str, np.ndarray]) -> np.ndarray:
         pusher, disc, other, zone = (complex(*state[name]) for name in ("pusher", "object", "distractor", "zone"))
-        way = _displacement(pusher, disc, other, zone + complex(*self._offset)) / STEP_SIZE
+        way = _displacement(pusher, disc, other, zone + complex(*self._offset.tolist())) / STEP_SIZE
         way /= max(1.0, abs(way.real), abs(way.imag))  # keep the direction
-        return disturb(np.array([way.real, way.imag]), slice(0, 2), self.config, self._rng)
+        return np.array([way.real, way.imag])
 
 
 def make_toy_push_expert(task: TaskSpec, config: ExpertConfig) -> ToyPushExpert:
