@@ -15,3 +15,6 @@ AGGREGATION_MODES = (
 CORRECTION_LEVELS = ("token", "sequence")
 CORRECTION_MODES = ("tis", "icepop", "seq_mask_tis")
 REJECTION_STATISTICS = ("k1", "k2", "k3")
+# Of `rlvla.algorithms.flow`.
+FLOW_METHODS = ("ode", "sde", "cps", "noise")
+FLOW_NOISY_STEPS = ("one", "all")
