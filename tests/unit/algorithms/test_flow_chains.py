@@ -264,7 +264,7 @@ def assert_within_error(samples: Tensor, expected: Tensor) -> None:
 @every_mode
 def test_the_policy_gradient_is_that_of_the_noisy_steps(method: str, noisy: str) -> None:
     parameters, scored, advantages, _ = score_gradients(method, noisy)
-    (scores,) = torch.autograd.grad(scored.log_probs.sum(), parameters)
+    (scores,) = torch.autograd.grad(scored.joint_log_probs.sum(), parameters)
     assert_within_error(advantages[:, None] * scores, expected_gradient(method, noisy))
 
 
