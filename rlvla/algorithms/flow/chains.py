@@ -291,7 +291,7 @@ class _Step:
         random = self._random(noisy)
         if random is None:
             return mean, deviation
-        straight, _ = step_distribution(x, v, t, d, method="ode")
+        straight = step_distribution(x, v, t, d, method="ode")[0]
         return torch.where(random, mean, straight), torch.where(random, deviation, torch.zeros_like(deviation))
 
     def _evaluate(self, x: Tensor, t: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -165,7 +165,7 @@ def nft_loss(
     method: str = "sde",
     noise_level: float | Tensor = 0.5,
     next_t: float | Tensor | None = None,
-    std: Tensor | None = None,
+    std: float | Tensor | None = None,
     std_floor: float = 0.0,
     mask: Tensor | None = None,
     weight: float | Tensor = 1.0,

@@ -10,8 +10,8 @@ from torch import Tensor
 from rlvla.algorithms.checks import check_number, working_dtype
 from rlvla.algorithms.choices import FLOW_METHODS
 
-# Grid points are multiples of 1 / K; anything closer than this to 0 or 1 is rounding.
-_TIME_ROUNDING = 1e-6
+# Grid points are multiples of d; anything closer to 0 or 1 than this share of d is rounding.
+_TIME_ROUNDING = 1e-3
 _LOG_2PI = math.log(2.0 * math.pi)
 
 
@@ -90,7 +90,7 @@ def step_distribution(
     method: str,
     noise_level: float | Tensor = 0.5,
     next_t: float | Tensor | None = None,
-    std: Tensor | None = None,
+    std: float | Tensor | None = None,
     std_floor: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation of x at time t - d, given x at time t.
@@ -112,7 +112,7 @@ def step_distribution(
         method: one of `FLOW_METHODS`.
         noise_level: for `sde` at least 0, for `cps` in [0, 1]; broadcastable to x.
         next_t: for `sde` at t = 1, the second grid point; None for t - d.
-        std: for `noise`, broadcastable to x, not negative.
+        std: for `noise`, broadcastable to x, not negative; the other methods ignore it.
         std_floor: lower bound of the standard deviation wherever it is not 0. In `sde` the mean follows, so that the
             marginals are still preserved.
 
@@ -121,16 +121,13 @@ def step_distribution(
         x, v and std.
 
     Raises:
-        ValueError: unknown method, shapes that do not fit, `std` missing or superfluous, or a number out of range.
+        ValueError: unknown method, shapes that do not fit, `std` missing, or a number out of range.
             Values of tensors are only checked on the CPU.
     """
     if method not in FLOW_METHODS:
         raise ValueError(f"unknown flow method {method!r}; known: {', '.join(FLOW_METHODS)}")
     if x.shape != v.shape:
         raise ValueError(f"x has shape {list(x.shape)} but v has shape {list(v.shape)}; they must be equal")
-    if (std is None) == (method == "noise"):
-        problem = "needs std, the learned standard deviation" if std is None else "computes its own std; pass none"
-        raise ValueError(f"the method {method} {problem}")
     check_number("std_floor", std_floor, low=0.0)
     dtype = working_dtype(x, v)
     x, v = x.to(dtype), v.to(dtype)
@@ -140,12 +137,14 @@ def step_distribution(
     mean = x - d * v
     if method == "ode":
         return mean, torch.zeros_like(mean)
-    if std is not None:
+    if method == "noise":
+        if std is None:
+            raise ValueError("the method noise needs std, the learned standard deviation")
         return mean, _at_least(std_floor, number_like(x, "std", std)).expand_as(mean)
     level = number_like(x, "noise_level", noise_level, high=1.0 if method == "cps" else math.inf)
     if method == "sde":
         second = n if next_t is None else number_like(x, "next_t", next_t, high=1.0)
-        rest = 1.0 - torch.where(t > 1.0 - _TIME_ROUNDING, second, t)
+        rest = 1.0 - torch.where(t > 1.0 - _TIME_ROUNDING * d, second, t)
         deviation = _at_least(std_floor, level * (d * t / rest).sqrt())
         pull = deviation.square() / (2.0 * t)
     else:
@@ -155,7 +154,7 @@ def step_distribution(
     return mean - pull * predict_noise(x, v, t), deviation.expand_as(mean)
 
 
-def gaussian_log_prob(x_next: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+def gaussian_log_prob(x_next: Tensor, mean: Tensor, std: float | Tensor) -> Tensor:
     """Log-density of each element under a normal distribution, in nats.
 
     An element with standard deviation 0 is not random: it contributes 0 and receives no gradient, whatever its value.
@@ -172,7 +171,7 @@ def gaussian_log_prob(x_next: Tensor, mean: Tensor, std: Tensor) -> Tensor:
         ValueError: shapes that do not fit, or a negative `std` (checked on the CPU).
     """
     _check_same_shape("x_next", x_next, "mean", mean)
-    dtype = working_dtype(x_next, mean, std)
+    dtype = working_dtype(x_next, mean, std if isinstance(std, Tensor) else None)
     std = number_like(x_next.to(dtype), "std", std).expand_as(x_next)
     random = std > 0
     # Values are replaced before they are used: a NaN behind `where` would still reach the gradient.
@@ -226,9 +225,9 @@ def gaussian_kl(mean: Tensor, std: Tensor, other_mean: Tensor, other_std: Tensor
 def _next_time(t: Tensor, d: Tensor) -> Tensor:
     """The time t - d after a step, exactly 0 for the last one."""
     n = t - d
-    if n.device.type == "cpu" and bool((n < -_TIME_ROUNDING).any()):
+    if n.device.type == "cpu" and bool((n < -_TIME_ROUNDING * d).any()):
         raise ValueError(f"d must not exceed t, but t - d is {n.min().item():.4g}: time ends at 0")
-    return torch.where(n < _TIME_ROUNDING, torch.zeros_like(n), n)
+    return torch.where(n < _TIME_ROUNDING * d, torch.zeros_like(n), n)
 
 
 def _at_least(floor: float, std: Tensor) -> Tensor:
