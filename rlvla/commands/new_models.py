@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from rlvla.commands.problem_texts import problem, unread
 from rlvla.data.demonstrations import Demonstrations
 from rlvla.models.action_heads import missing_of
 from rlvla.models.compact.config import CompactConfig, layers_for
@@ -13,8 +15,9 @@ from rlvla.models.compact.family import build_compact, compact_option_problems
 from rlvla.models.config import ActorConfig
 from rlvla.models.vla.choices import REGRESSION
 from rlvla.models.vla.tiny import LLM_HEAD_WIDTH, build_tiny, default_heads
-from rlvla.trainer.supervised.config import NEW_MODELS, NewModelConfig, RewardRunConfig, SFTRunConfig
-from rlvla.utils.errors import Problem, as_problems
+from rlvla.trainer.supervised.config import NEW_MODELS, NewModelConfig, SFTRunConfig, SupervisedRunConfig
+from rlvla.utils.cli.flags import as_typed
+from rlvla.utils.errors import Problem
 
 DEFAULT_CHUNK = 8  # actions per decision of a new model
 
@@ -24,19 +27,30 @@ def is_new(pretrain: str) -> bool:
     return pretrain in NEW_MODELS
 
 
+def size_problems(run: SupervisedRunConfig, sizes: NewModelConfig) -> list[Problem]:
+    """Sizes of a kind of new model (`--tiny_...`, `--compact_...`) that is not the one to build."""
+    return [
+        unread(f.name, as_typed(f.name, value), "another model", kind=kind, pretrain=run.pretrain)
+        for f in fields(sizes)
+        if (kind := f.name.partition("_")[0]) in NEW_MODELS
+        and kind != run.pretrain
+        and (value := getattr(sizes, f.name)) != f.default
+    ]
+
+
 def new_model_problems(
-    run: SFTRunConfig | RewardRunConfig,
+    run: SupervisedRunConfig,
     sizes: NewModelConfig,
     demos: Demonstrations | None,
     actor: ActorConfig | None = None,
 ) -> list[Problem]:
     """Problems of the sizes of a new model, of its fit to the demonstrations and of options of the policy."""
-    problems = as_problems((_tiny_problems if run.pretrain == "tiny" else _compact_problems)(run, sizes, demos))
+    problems = (_tiny_problems if run.pretrain == "tiny" else _compact_problems)(run, sizes, demos)
     if run.pretrain == "compact" and actor is not None:
         problems += compact_option_problems(actor)
     if demos is not None and run.unnorm_key is not None and run.unnorm_key not in demos.statistics:
-        text = f"--unnorm_key {run.unnorm_key}: {run.demos[0]} has statistics for {sorted(demos.statistics)}"
-        problems.append(Problem("unnorm_key", "unknown_name", text))
+        given = {"value": run.unnorm_key, "path": run.demos[0], "known": ", ".join(sorted(demos.statistics))}
+        problems.append(problem("unnorm_key", "unknown_name", **given))
     return problems
 
 
@@ -50,7 +64,7 @@ def missing_of_new(run: SFTRunConfig, sizes: NewModelConfig) -> Mapping[str, str
 def new_model(
     folder: Path,
     demos: Demonstrations,
-    run: SFTRunConfig | RewardRunConfig,
+    run: SupervisedRunConfig,
     sizes: NewModelConfig,
     model_variant: str | None = None,
 ) -> None:
@@ -61,7 +75,7 @@ def new_model(
         build_compact(folder, _compact_config(demos, run, sizes), demos.statistics, seed=run.seed)
 
 
-def _compact_config(demos: Demonstrations, run: SFTRunConfig | RewardRunConfig, sizes: NewModelConfig) -> CompactConfig:
+def _compact_config(demos: Demonstrations, run: SupervisedRunConfig, sizes: NewModelConfig) -> CompactConfig:
     size, channels = demos.images[0].shape[2], tuple(sizes.compact_channels)
     kernels, strides = layers_for(size, len(channels))
     given = {name: getattr(run, name, None) for name in ("action_std", "action_std_init")}
@@ -87,57 +101,54 @@ def _normalization(actions: Mapping[str, Any]) -> str:
     return "bounds" if any(low == high and least < most for low, high, least, most in ranges) else "q99"
 
 
-def _compact_problems(
-    run: SFTRunConfig | RewardRunConfig, sizes: NewModelConfig, demos: Demonstrations | None
-) -> list[Problem]:
-    problems = []
-    for name in ("model_variant", "platform", "center_crop"):
-        if getattr(run, name, None):
-            text = f"--{name} describes public checkpoints; leave it out with --pretrain compact"
-            problems.append(Problem(name, "no_effect", text))
-    given = [name for name in ("action_std", "action_std_init") if getattr(run, name, None) is not None]
-    if given and sizes.compact_head != "gaussian":
-        text = f"--{given[0]} needs --compact_head gaussian"
-        problems.append(Problem(given[0], "needs_flag", text))
+def _compact_problems(run: SupervisedRunConfig, sizes: NewModelConfig, demos: Demonstrations | None) -> list[Problem]:
+    given = {name: getattr(run, name, None) for name in ("model_variant", "platform", "center_crop")}
+    problems = [
+        unread(name, as_typed(name, value), "public checkpoint", kind="compact")
+        for name, value in given.items()
+        if value
+    ]
+    if sizes.compact_head != "gaussian":
+        problems += _std_problems(run, "--compact_head gaussian")
     if demos is not None and not problems:
         problems += [Problem(None, "out_of_range", text) for text in _compact_config(demos, run, sizes).problems()]
     return problems
 
 
-def _tiny_problems(
-    run: SFTRunConfig | RewardRunConfig, tiny: NewModelConfig, demos: Demonstrations | None
-) -> list[str]:
+def _tiny_problems(run: SupervisedRunConfig, tiny: NewModelConfig, demos: Demonstrations | None) -> list[Problem]:
     problems = []
     if tiny.tiny_vision_dim % 4:
-        problems.append(f"--tiny_vision_dim {tiny.tiny_vision_dim} must be a multiple of 4")
+        problems.append(problem("tiny_vision_dim", "not_divisible", value=tiny.tiny_vision_dim))
     heads = default_heads(max(1, tiny.tiny_llm_dim), LLM_HEAD_WIDTH)
     if tiny.tiny_llm_dim // heads % 2:  # rotary embeddings rotate pairs of channels
-        problems.append(
-            f"--tiny_llm_dim {tiny.tiny_llm_dim} gives {heads} head(s) of odd width; take a multiple of "
-            f"{LLM_HEAD_WIDTH}"
-        )
+        sizes = {"value": tiny.tiny_llm_dim, "heads": heads, "width": LLM_HEAD_WIDTH}
+        problems.append(problem("tiny_llm_dim", "not_divisible", **sizes))
     variant = getattr(run, "model_variant", None)
     if variant == "autoregressive" and tiny.action_chunk_len not in (None, 1):
-        problems.append(
-            f"--action_chunk_len {tiny.action_chunk_len}: an autoregressive model predicts one action; leave it out"
-        )
-    given = [getattr(run, name, None) for name in ("action_std", "action_std_init")]
-    if variant != REGRESSION and given != [None, None]:
-        problems.append(f"--action_std and --action_std_init need --model_variant {REGRESSION}")
-    if getattr(run, "platform", None) is not None:
-        problems.append("--platform describes a public checkpoint; leave it out with --pretrain tiny")
-    if demos is None:
-        return problems
-    size = demos.images[0].shape[2]
+        problems.append(problem("action_chunk_len", "contradiction", value=tiny.action_chunk_len))
+    if variant != REGRESSION:
+        problems += _std_problems(run, f"--model_variant {REGRESSION}")
+    platform = getattr(run, "platform", None)
+    if platform is not None:
+        problems.append(unread("platform", as_typed("platform", platform), "public checkpoint", kind="tiny"))
+    size = 0 if demos is None else demos.images[0].shape[2]
     if tiny.tiny_patch_size > 0 and size % tiny.tiny_patch_size:
-        problems.append(f"--tiny_patch_size {tiny.tiny_patch_size} must divide the image size {size}")
+        problems.append(problem("tiny_patch_size", "not_divisible", value=tiny.tiny_patch_size, size=size))
     return problems
+
+
+def _std_problems(run: SupervisedRunConfig, needed: str) -> list[Problem]:
+    """Settings of a standard deviation, where actions have none."""
+    given = {name: getattr(run, name, None) for name in ("action_std", "action_std_init")}
+    return [
+        problem(name, "needs_flag", value=value, needed=needed) for name, value in given.items() if value is not None
+    ]
 
 
 def _new_tiny(
     folder: Path,
     demos: Demonstrations,
-    run: SFTRunConfig | RewardRunConfig,
+    run: SupervisedRunConfig,
     tiny: NewModelConfig,
     model_variant: str | None,
 ) -> None:

@@ -285,6 +285,20 @@ _TEXTS: dict[tuple[str | None, str], str] = {
     ("train_batch_size", "pairs"): (
         "--train_batch_size {value}: a pair has {frames} frames; give a multiple of that, for each of {ranks} rank(s)"
     ),
+    # a new model
+    ("tiny_vision_dim", "not_divisible"): "--tiny_vision_dim {value} must be a multiple of 4",
+    ("tiny_llm_dim", "not_divisible"): (
+        "--tiny_llm_dim {value} gives {heads} head(s) of odd width; take a multiple of {width}"
+    ),
+    ("tiny_patch_size", "not_divisible"): "--tiny_patch_size {value} must divide the image size {size}",
+    ("action_chunk_len", "contradiction"): (
+        "--action_chunk_len {value}: an autoregressive model predicts one action; leave it out"
+    ),
+    ("action_std", "needs_flag"): "--action_std {value}: the actions have no standard deviation; give {needed}",
+    ("action_std_init", "needs_flag"): (
+        "--action_std_init {value}: the actions have no standard deviation; give {needed}"
+    ),
+    ("unnorm_key", "unknown_name"): "--unnorm_key {value}: {path} has statistics for {known}",
     # other commands
     ("init_state_id", "out_of_range"): "--init_state_id {value}: {task} has initial states 0..{last}",
     ("output", "not_png"): "--output {value}: the contact sheet is a PNG; name a file that ends in .png",
@@ -322,6 +336,8 @@ _UNREAD = {
     "no filter": "no filter is on",
     "other source of success": "--success_source {source} does not use it",
     "other early end": "--early_stop_by {by} does not use it",
+    "another model": "it describes a new {kind} model, and --pretrain is {pretrain}",
+    "public checkpoint": "it describes public checkpoints, and --pretrain is {kind}",
     "by tokens": "--use_dynamic_batch splits by tokens",
 }
 

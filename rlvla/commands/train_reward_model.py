@@ -10,7 +10,7 @@ from typing import Any
 from rlvla.checkpoints.policy_folder import PolicyRecord
 from rlvla.checkpoints.run_folder import claimed_run_folder, run_folder_problem
 from rlvla.commands.model_checks import mismatch_with_policy
-from rlvla.commands.new_models import is_new, new_model, new_model_problems
+from rlvla.commands.new_models import is_new, new_model, new_model_problems, size_problems
 from rlvla.commands.policy_checks import wandb_problems
 from rlvla.commands.problem_texts import problem, unread
 from rlvla.commands.run_policies import policy_folder
@@ -39,7 +39,7 @@ def run_reward_model(
     run = replace(run, pretrain=policy_folder(run.pretrain))
     parts = (run, tiny, config, strategy_config)
     problems = [p for part in parts for p in range_problems(part)]
-    problems += strategy_config.problems() + wandb_problems(config)
+    problems += strategy_config.problems() + wandb_problems(config) + size_problems(run, tiny)
     folder = run_folder_problem(run.save_path)
     problems += [problem("save_path", "folder_in_use", why=folder)] if folder else []
     fallback = output_folder_problem(run.fallback_path) if run.fallback_path else None

@@ -18,7 +18,7 @@ from rlvla.commands.check_demos import warn_of
 from rlvla.commands.custom_modules import CustomConfig, modules_with_suites, words_for_later_commands
 from rlvla.commands.dry_run import sft_report
 from rlvla.commands.model_checks import mismatch_with_policy
-from rlvla.commands.new_models import is_new, missing_of_new, new_model, new_model_problems
+from rlvla.commands.new_models import is_new, missing_of_new, new_model, new_model_problems, size_problems
 from rlvla.commands.policy_checks import supervision_problems, wandb_problems
 from rlvla.commands.problem_texts import problem, unread
 from rlvla.commands.run_policies import policy_folder
@@ -67,7 +67,7 @@ def run_sft(
     parts = (run, tiny, config, actor_config, strategy_config, validation)
     problems = [p for part in parts for p in range_problems(part)]
     problems += _problems(run, config, actor_config) + strategy_config.problems() + wandb_problems(config)
-    problems += _measurement_problems(validation)
+    problems += _measurement_problems(validation) + size_problems(run, tiny)
     demos = None
     try:
         demos = read_several(run.demos, run.cameras or None)
@@ -327,15 +327,14 @@ def _start_problems(
     demos: Demonstrations | None,
     actor_config: ActorConfig,
     sft: SFTConfig,
-) -> list[str]:
+) -> list[Problem]:
     """Problems if the initial checkpoint is incomplete or does not fit the demonstrations."""
     checkpoint = check_checkpoint(run.pretrain, run.unnorm_key, overrides=_overrides(run.pretrain, run, tiny))
     spec = checkpoint.spec
     problems = [*checkpoint.option_problems(actor_config), *supervision_problems(spec.missing, sft)]
     if tiny.action_chunk_len not in (None, spec.action_chunk_len):
-        problems.append(
-            f"--action_chunk_len {tiny.action_chunk_len} contradicts {run.pretrain}, built for {spec.action_chunk_len}"
-        )
+        amounts = {"value": tiny.action_chunk_len, "wanted": spec.action_chunk_len}
+        problems.append(problem("action_chunk_len", "mismatch", **amounts))
     if demos is not None:
         problems += mismatch_with_policy(demos, " ".join(run.demos), spec, run.pretrain)
     return problems

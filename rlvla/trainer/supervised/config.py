@@ -19,8 +19,8 @@ SFT_LOSSES = ("l1", "nll")
 
 
 @dataclass(frozen=True)
-class SFTRunConfig:
-    """Data, initial checkpoint and run folder of supervised fine-tuning."""
+class SupervisedRunConfig:
+    """Data, initial checkpoint and run folder of supervised training, of whatever kind."""
 
     demos: tuple[str, ...] = arg(
         ("runs/demos/demos.hdf5",),
@@ -33,19 +33,27 @@ class SFTRunConfig:
         "checkpoint folder to start from, or a new model: compact (convolutions, learns fast) or tiny (a transformer)",
         metavar="DIR",
     )
+    save_path: str = arg("runs/supervised", "run folder", metavar="DIR", writes="folder")
+    fallback_path: str | None = fallback_path_flag("the result")
+    cameras: tuple[str, ...] = arg((), "cameras of the file to use (default: all)", metavar="NAME")
+    use_proprio: bool = arg(True, "a new model takes proprioception if the demonstrations have it")
+    center_crop: bool | None = arg(None, "crop images to 90 % of their area (default: the checkpoint's, else no)")
+    unnorm_key: str | None = arg(None, "entry of the dataset statistics (default: the only one)", metavar="KEY")
+    seed: int = arg(0, "seed of weights, batches and what is held out", minimum=0, maximum=MAX_SEED)
+
+
+@dataclass(frozen=True)
+class SFTRunConfig(SupervisedRunConfig):
+    """Data, initial checkpoint and run folder of supervised fine-tuning."""
+
     save_path: str = arg(
         "runs/sft", "run folder; the policy goes to its subfolder policy/", metavar="DIR", writes="folder"
     )
     fallback_path: str | None = fallback_path_flag("policy/")
-    cameras: tuple[str, ...] = arg((), "cameras of the file to use (default: all)", metavar="NAME")
-    use_proprio: bool = arg(True, "a new tiny model takes proprioception if the demonstrations have it")
-    center_crop: bool | None = arg(None, "crop images to 90 % of their area (default: the checkpoint's, else no)")
-    unnorm_key: str | None = arg(None, "entry of the dataset statistics (default: the only one)", metavar="KEY")
     model_variant: str | None = arg(None, f"{VARIANT_HELP} (a new tiny model: oft)", choices=MODEL_VARIANTS)
     platform: str | None = arg(None, PLATFORM_HELP, choices=tuple(PLATFORMS))
     action_std: str | None = arg(None, ACTION_STD_HELP, choices=ACTION_STD_KINDS)
     action_std_init: float | None = arg(None, ACTION_STD_INIT_HELP, above=0)
-    seed: int = arg(0, "seed of weights and batches", minimum=0, maximum=MAX_SEED)
     dry_run: bool = dry_run_flag()
 
 
@@ -61,25 +69,25 @@ class NewModelConfig:
     )
     compact_head: str = arg(
         "tokens",
-        "actions of a compact model: tokens (bins of each number) or gaussian",
+        "a compact model: actions as tokens (bins of each number) or gaussian",
         choices=COMPACT_HEADS,
     )
     compact_channels: tuple[int, ...] = arg(
         CompactConfig.channels,
-        "channels of its convolutions, from the image on",
+        "a compact model: channels of its convolutions, from the image on",
         minimum=1,
         maximum=4096,
         nargs="+",
         metavar="N",
     )
-    compact_width: int = arg(CompactConfig.width, "width of its trunk", minimum=1, maximum=65_536)
-    tiny_patch_size: int = arg(8, "side of a patch in pixels", minimum=1, maximum=1024)
-    tiny_vision_dim: int = arg(48, "width of each vision tower", minimum=4, maximum=65_536)
+    compact_width: int = arg(CompactConfig.width, "a compact model: width of its trunk", minimum=1, maximum=65_536)
+    tiny_patch_size: int = arg(8, "a tiny model: side of a patch in pixels", minimum=1, maximum=1024)
+    tiny_vision_dim: int = arg(48, "a tiny model: width of each vision tower", minimum=4, maximum=65_536)
     tiny_vision_depth: int = arg(
-        3, "blocks of each vision tower (the last one is not computed)", minimum=2, maximum=1000
+        3, "a tiny model: blocks of each vision tower (the last one is not computed)", minimum=2, maximum=1000
     )
-    tiny_llm_dim: int = arg(64, "width of the decoder", minimum=4, maximum=65_536)
-    tiny_llm_layers: int = arg(3, "layers of the decoder", minimum=1, maximum=1000)
+    tiny_llm_dim: int = arg(64, "a tiny model: width of the decoder", minimum=4, maximum=65_536)
+    tiny_llm_layers: int = arg(3, "a tiny model: layers of the decoder", minimum=1, maximum=1000)
 
 
 @dataclass(frozen=True)
@@ -180,7 +188,7 @@ class ValidationConfig:
 
 
 @dataclass(frozen=True)
-class RewardRunConfig:
+class RewardRunConfig(SupervisedRunConfig):
     """Data, initial checkpoint and run folder of a reward model."""
 
     demos: tuple[str, ...] = arg(
@@ -188,20 +196,12 @@ class RewardRunConfig:
         "one or more files of episodes, from cli/collect_demos.py --keep all or training with --dump_rollouts",
         metavar="FILE",
     )
-    pretrain: str = arg(
-        "tiny",
-        "policy folder to start from, or a new model: compact (convolutions, learns fast) or tiny (a transformer)",
-        metavar="DIR",
-    )
     save_path: str = arg(
         "runs/rm", "run folder; the result goes to its subfolder reward_model/", metavar="DIR", writes="folder"
     )
     fallback_path: str | None = fallback_path_flag("reward_model/")
-    cameras: tuple[str, ...] = arg((), "cameras of the file to use (default: all)", metavar="NAME")
-    use_proprio: bool = arg(False, "a new tiny model takes proprioception")
+    use_proprio: bool = arg(False, "a new model takes proprioception if the episodes have it")
     center_crop: bool | None = arg(None, "a new tiny model crops images to 90 % of their area (default: no)")
-    unnorm_key: str | None = arg(None, "entry of the dataset statistics (default: the only one)", metavar="KEY")
-    seed: int = arg(0, "seed of weights, batches and the split", minimum=0)
 
 
 @dataclass(frozen=True)

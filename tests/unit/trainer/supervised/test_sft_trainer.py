@@ -94,7 +94,8 @@ def test_every_row_once_per_epoch_and_ranks_share_each_step(actor: Actor, demos:
 
 
 def train(folder: Path, demos_file: Path, *flags: str) -> Path:
-    main(["--demos", str(demos_file), "--save_path", str(folder), *TINY, "--no-use_tensorboard", *flags])
+    sizes = [] if "--pretrain" in flags else TINY
+    main(["--demos", str(demos_file), "--save_path", str(folder), *sizes, "--no-use_tensorboard", *flags])
     return folder / "policy"
 
 

@@ -1,0 +1,67 @@
+"""The flags of a new model: refused where they describe another one, or do not fit together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlvla.commands.custom_modules import CustomConfig
+from rlvla.commands.new_models import new_model_problems, size_problems
+from rlvla.commands.train_reward_model import run_reward_model
+from rlvla.commands.train_sft import run_sft
+from rlvla.models.config import ActorConfig
+from rlvla.trainer.supervised.config import NewModelConfig, RewardModelConfig, RewardRunConfig, SFTConfig, SFTRunConfig
+from rlvla.utils.deepspeed.config import StrategyConfig
+from rlvla.utils.errors import ConfigError, Problem
+
+SIZES = NewModelConfig(tiny_llm_dim=48, tiny_patch_size=4, compact_head="gaussian", compact_channels=(8, 8))
+OF_TINY, OF_COMPACT = {"tiny_llm_dim", "tiny_patch_size"}, {"compact_head", "compact_channels"}
+
+
+def kinds(problems: list[Problem]) -> list[tuple[str | None, str]]:
+    return [(problem.flag, problem.reason) for problem in problems]
+
+
+@pytest.mark.parametrize(
+    ("pretrain", "flags"), [("tiny", OF_COMPACT), ("compact", OF_TINY), ("runs/sft/policy", OF_TINY | OF_COMPACT)]
+)
+def test_sizes_of_another_model_are_refused(pretrain: str, flags: set[str]) -> None:
+    problems = size_problems(SFTRunConfig(pretrain=pretrain), SIZES)
+    assert set(kinds(problems)) == {(flag, "no_effect") for flag in flags}
+    assert not size_problems(SFTRunConfig(pretrain=pretrain), NewModelConfig(action_chunk_len=4))
+
+
+def test_both_commands_refuse_them(tmp_path: Path) -> None:
+    given: dict[str, Any] = {"pretrain": "compact", "demos": (str(tmp_path / "none"),)}
+    given["save_path"] = str(tmp_path / "run")
+    commands = [
+        lambda: run_sft(SFTRunConfig(**given), SIZES, SFTConfig(), ActorConfig(), StrategyConfig(), CustomConfig()),
+        lambda: run_reward_model(RewardRunConfig(**given), SIZES, RewardModelConfig(), StrategyConfig()),
+    ]
+    for run in commands:
+        with pytest.raises(ConfigError) as error:
+            run()
+        assert {(flag, "no_effect") for flag in OF_TINY} <= set(kinds(error.value.problems))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("pretrain", "options", "sizes", "expected"),
+    [
+        ("tiny", {}, {"tiny_vision_dim": 18}, ("tiny_vision_dim", "not_divisible")),
+        ("tiny", {}, {"tiny_llm_dim": 33}, ("tiny_llm_dim", "not_divisible")),
+        ("tiny", {"model_variant": "autoregressive"}, {"action_chunk_len": 4}, ("action_chunk_len", "contradiction")),
+        ("tiny", {"action_std_init": 0.2}, {}, ("action_std_init", "needs_flag")),
+        ("tiny", {"platform": "libero"}, {}, ("platform", "no_effect")),
+        ("compact", {"center_crop": True}, {}, ("center_crop", "no_effect")),
+        ("compact", {"model_variant": "oft"}, {}, ("model_variant", "no_effect")),
+        ("compact", {"action_std": "fixed"}, {}, ("action_std", "needs_flag")),
+    ],
+)
+def test_flags_that_do_not_fit_together(
+    pretrain: str, options: dict[str, Any], sizes: dict[str, Any], expected: tuple[str, str]
+) -> None:
+    run = SFTRunConfig(pretrain=pretrain, **options)
+    assert kinds(new_model_problems(run, NewModelConfig(**sizes), None)) == [expected]
