@@ -23,14 +23,15 @@ from rlvla.models.config import PLATFORM_HELP, VARIANT_HELP
 from rlvla.models.vla.choices import MODEL_VARIANTS
 from rlvla.models.vla.platforms import PLATFORMS
 from rlvla.utils.cli.command import command, heavy_imports
-from rlvla.utils.cli.flags import Parser, add_arguments, arg, from_namespace
+from rlvla.utils.cli.flags import Parser, add_arguments, arg, fail, from_namespace
+from rlvla.utils.errors import ConfigError
 
 
 @dataclass(frozen=True)
 class InspectConfig:
     """Which folder to inspect, and settings missing from its config.json."""
 
-    pretrain: str = arg("runs/sft/policy", "checkpoint folder", metavar="DIR")
+    pretrain: str = arg("runs/sft/policy", "checkpoint folder, or that of a run", metavar="DIR")
     model_variant: str | None = arg(None, VARIANT_HELP, choices=MODEL_VARIANTS)
     platform: str | None = arg(None, PLATFORM_HELP, choices=tuple(PLATFORMS))
 
@@ -45,11 +46,17 @@ def build_parser() -> Parser:
 @command()
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point; exits with status 1 if the folder cannot be trained."""
-    config = from_namespace(InspectConfig, build_parser().parse_args(argv))
+    parser = build_parser()
+    config = from_namespace(InspectConfig, parser.parse_args(argv))
     with heavy_imports():
+        from rlvla.commands.run_policies import policy_folder
         from rlvla.models import describe
 
-    described = describe(config.pretrain, model_variant=config.model_variant, platform=config.platform)
+    try:
+        folder = policy_folder(config.pretrain)
+    except ConfigError as error:
+        fail(parser.prog, error)
+    described = describe(folder, model_variant=config.model_variant, platform=config.platform)
     print(described)
     if not described.trainable:
         raise SystemExit(1)

@@ -16,6 +16,7 @@ from rlvla.rewards import StateInputSettings
 from rlvla.utils.data_files import read_json
 from rlvla.utils.deepspeed.engine import Engine
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
+from rlvla.utils.disk import is_full
 from rlvla.utils.errors import SaveError
 from rlvla.utils.files import put_in_place, write_json
 from rlvla.utils.terminal import log
@@ -82,7 +83,7 @@ def export_policy(
             problems.append(f"{place} ({problem})")
     written, problems = strategy.gather_objects((written, problems))[0]
     if written is None:
-        raise SaveError(f"the policy could not be written to {' or '.join(problems)}. Make room there")
+        raise SaveError(f"the policy could not be written to {' or '.join(problems)}")
     if problems and strategy.is_main:
         log.warning(f"the policy could not be written to {problems[0]}; it is in {written}")
     return written
@@ -98,7 +99,7 @@ def write_policy(module: Any, folder: Path, record: PolicyRecord) -> str | None:
         put_in_place(temporary, folder)
     except (OSError, RuntimeError, SafetensorError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
-        return str(error)
+        return f"{error}; make room there" if is_full(error) else str(error)
     return None
 
 

@@ -51,8 +51,8 @@ class RunPolicy:
     checkpoint: Path | None
 
 
-def policy_folder(folder: str) -> str:
-    """The policy folder that a flag such as --pretrain means.
+def policy_folder(folder: str, flag: str = "pretrain") -> str:
+    """The policy folder that a flag such as --pretrain means; `flag` is the one to report.
 
     For the folder of a run that is its newest policy: `policy/`, or that of the newest checkpoint if it is newer, which
     is taken from the checkpoint if it was not exported before. What was chosen is logged. Any other path is returned
@@ -65,7 +65,10 @@ def policy_folder(folder: str) -> str:
     run = Path(folder)
     if not is_run_folder(run):
         return folder
-    newest = newest_policy(run)
+    try:
+        newest = newest_policy(run)
+    except ConfigError as error:
+        raise ConfigError([replace(problem, flag=flag) for problem in error.problems]) from error
     path, which = newest.folder, "the policy of its end"
     if newest.checkpoint is not None:
         which = f"the policy of its newest checkpoint, {newest.checkpoint.name}"
@@ -77,7 +80,7 @@ def policy_folder(folder: str) -> str:
                 f"{run} is the folder of a run whose newest policy is in a checkpoint; take it out first: python "
                 f"cli/export_policy.py {run} --output {path}"
             )
-            raise ConfigError.of("pretrain", "mismatch", text)
+            raise ConfigError.of(flag, "mismatch", text)
         _export(run, newest.checkpoint, path)
     if launched_rank() == 0:
         log.info(f"{run} is the folder of a run; {which}: {path}")
@@ -85,16 +88,40 @@ def policy_folder(folder: str) -> str:
 
 
 def with_policy_folder(flags: PPORun) -> PPORun:
-    """The flags with the `policy_folder` of --pretrain; a run that is resumed keeps the one it started from."""
-    typed = flags.policy.pretrain
-    if not is_run_folder(Path(typed)):
-        return flags
+    """The flags with the `policy_folder` of --pretrain and --critic_pretrain; a resumed run keeps what it started from.
+
+    Raises:
+        ConfigError: as in `policy_folder`, for both flags at once.
+    """
     record = Path(flags.run.save_path) / RUN_FILE
-    if flags.run.load_checkpoint and record.is_file():
-        before = recorded_run(record.parent).policy.pretrain
-        if Path(before).is_relative_to(typed):
-            return replace(flags, policy=replace(flags.policy, pretrain=before))
-    return replace(flags, policy=replace(flags.policy, pretrain=policy_folder(typed)))
+    before = None
+    if flags.run.load_checkpoint and record.is_file() and any(map(_is_run, _folders(flags).values())):
+        before = _folders(recorded_run(record.parent))
+    chosen, problems = {}, []
+    for flag, typed in _folders(flags).items():
+        if not _is_run(typed):
+            continue
+        assert typed is not None
+        started = before[flag] if before else None
+        try:
+            kept = started is not None and Path(started).is_relative_to(typed)
+            chosen[flag] = started if kept else policy_folder(typed, flag)
+        except ConfigError as error:
+            problems += error.problems
+    if problems:
+        raise ConfigError(problems)
+    policy = replace(flags.policy, pretrain=chosen.get("pretrain") or flags.policy.pretrain)
+    run = replace(flags.run, critic_pretrain=chosen.get("critic_pretrain") or flags.run.critic_pretrain)
+    return replace(flags, policy=policy, run=run)
+
+
+def _folders(flags: PPORun) -> dict[str, str | None]:
+    """The flags that take a policy folder, or that of a run."""
+    return {"pretrain": flags.policy.pretrain, "critic_pretrain": flags.run.critic_pretrain}
+
+
+def _is_run(folder: str | None) -> bool:
+    return folder is not None and is_run_folder(Path(folder))
 
 
 def is_run_folder(folder: Path) -> bool:
@@ -184,7 +211,7 @@ def _export(run: Path, checkpoint: Path, output: Path) -> None:
     output.parent.mkdir(parents=True, exist_ok=True)
     problem = write_policy(policy, output, policy_record(flags, setting, demos))
     if problem:
-        raise SaveError(f"the policy could not be written to {output} ({problem}). Make room there")
+        raise SaveError(f"the policy could not be written to {output} ({problem})")
 
 
 def policy_record(flags: PPORun, setting: CheckedRun, demos: Demonstrations | None) -> PolicyRecord:

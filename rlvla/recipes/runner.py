@@ -5,10 +5,11 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from rlvla.commands.problem_texts import problem
+from rlvla.recipes.config import RecipeConfig
 from rlvla.recipes.processes import Signals, command_words, run
 from rlvla.recipes.recipe import Stage
 from rlvla.recipes.stages import KINDS, REPORT, inputs_of
@@ -19,6 +20,8 @@ from rlvla.utils.stopping import StopRequested
 from rlvla.utils.terminal import duration, log
 
 _LEAST_LEFT = 0.1  # of a stage that continues, however long it has taken before
+# Flags that take any number of values.
+_LISTS = {f"--{f.metadata.get('flag', f.name)}" for f in fields(RecipeConfig) if isinstance(f.default, tuple)}
 Program = Callable[[str], Sequence[str]]  # command -> what `command_words` takes
 
 
@@ -167,12 +170,13 @@ def _run_stage(stage: Stage, state: State, program: Program, lock: int) -> None:
         if status == 0:
             state.note(stage, DONE, before + took[0])
     if signals.received:
-        log.info(f"== {stage.name}: {'done' if status == 0 else 'not finished'}; continue with: {_again()}")
+        reached = "done" if status == 0 else "not finished"
+        log.info(f"== {stage.name}: {reached}; continue with: {command_again(sys.argv)}")
         raise StopRequested(signals.received)
     if status:
         ended = f"exit status {status}" if status > 0 else f"signal {-status}"
         print(
-            f"== {stage.name}: not finished ({ended}, see above); continue with: {_again()}",
+            f"== {stage.name}: not finished ({ended}, see above); continue with: {command_again(sys.argv)}",
             file=sys.stderr,
             flush=True,
         )
@@ -185,13 +189,17 @@ def _command(stage: Stage) -> str:
     return command
 
 
-def _again() -> str:
-    """The command that continues this one: without `--from`, which has been obeyed."""
-    words = list(sys.argv)
-    while "--from" in words:
-        at = words.index("--from")
-        del words[at : at + 2]
-    return shlex.join(["python", *(word for word in words if not word.startswith("--from="))])
+def command_again(argv: Sequence[str]) -> str:
+    """The command that continues this one: without `--from`, which has been obeyed, and flags without values."""
+    at = argv.index("--") if "--" in argv else len(argv)
+    words, passed_on, kept = list(argv[:at]), list(argv[at:]), ["python"]
+    for index, word in enumerate(words):
+        alone = index + 1 == len(words) or words[index + 1].startswith("--")
+        if word.startswith("--from=") or word == "--from" or words[max(0, index - 1)] == "--from":
+            continue
+        if not (word in _LISTS and alone):  # scripts give them where there is nothing to set
+            kept.append(word)
+    return shlex.join(kept + (passed_on if len(passed_on) > 1 else []))
 
 
 def _problem(flag: str, reason: str, **values: object) -> Problem:

@@ -78,7 +78,9 @@ class RunConfig:
         value="NAME",
     )
     critic_pretrain: str | None = arg(
-        None, "checkpoint folder the critic starts from (default: --pretrain)", metavar="DIR"
+        None,
+        "checkpoint folder that the critic starts from, or that of a run (default: --pretrain)",
+        metavar="DIR",
     )
     critic_from: str = arg(
         "policy",

@@ -11,6 +11,7 @@ from pathlib import Path
 from rlvla.utils.files import open_lines
 from rlvla.utils.terminal import log
 
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 _LEAST_ROOM = 1 << 20  # bytes; libraries that write in threads of their own fail noisily on a full disk
 
 
@@ -38,6 +39,13 @@ class Expendable:
             log.info(f"{self._what}: written again")
         self.failing = False
         return True
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether an error says that the disk, or a quota on it, is full; libraries pass on the words of the system."""
+    if isinstance(error, OSError) and error.errno in _FULL:
+        return True
+    return any(os.strerror(code) in str(error) for code in _FULL)
 
 
 def require_room(folder: Path, size: int = 0) -> None:

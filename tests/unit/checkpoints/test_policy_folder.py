@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from safetensors import SafetensorError
 
-from rlvla.checkpoints.policy_folder import ENVIRONMENT_FILE, PolicyRecord, learned_states, recorded_environment
+from rlvla.checkpoints.policy_folder import (
+    ENVIRONMENT_FILE,
+    PolicyRecord,
+    learned_states,
+    recorded_environment,
+    write_policy,
+)
 from rlvla.commands.run_policies import policy_record
 from rlvla.envs import list_tasks
 from rlvla.envs.config import EnvConfig, SplitConfig
@@ -55,3 +64,22 @@ def test_training_notes_the_states_of_its_start_its_tasks_and_its_demonstrations
     record = policy_record(flags, setting, SimpleNamespace(states_learned_from=[mixed_in]))
     assert record.learned_from == (seen(100, 120), seen(0, 8000), mixed_in)
     assert policy_record(flags, setting, None).learned_from == (seen(100, 120), seen(0, 8000))
+
+
+@pytest.mark.parametrize(
+    ("error", "full"),
+    [
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), True),
+        (OSError(errno.EDQUOT, os.strerror(errno.EDQUOT)), True),
+        (SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"), True),
+        (PermissionError(errno.EACCES, os.strerror(errno.EACCES)), False),
+        (RuntimeError("a tensor shares memory with another"), False),
+    ],
+)
+def test_room_is_asked_for_only_on_a_full_disk(error: Exception, full: bool, tmp_path: Path) -> None:
+    def save(folder: Path) -> None:
+        raise error
+
+    text = write_policy(SimpleNamespace(save_pretrained=save), tmp_path / "policy", PolicyRecord(EnvConfig(), ()))
+    assert text is not None and str(error) in text and ("make room" in text) == full
+    assert not list(tmp_path.iterdir())

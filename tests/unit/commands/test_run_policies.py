@@ -134,3 +134,29 @@ def test_a_resumed_run_keeps_what_it_started_from(run: Path, flags: PPORun, tmp_
     again = replace(asked, run=replace(flags.run, save_path=str(save_path), load_checkpoint=True))
     assert with_policy_folder(again).policy.pretrain == first.policy.pretrain and len(exported) == 1
     assert with_policy_folder(asked).policy.pretrain.endswith("iteration_000006")
+
+
+def test_a_critic_starts_from_the_policy_of_a_run(run: Path, flags: PPORun, tmp_path: Path, exported: list) -> None:
+    newest = checkpoint(run, 4, age=10)
+    asked = replace(flags, run=replace(flags.run, critic_pretrain=str(run)))
+    first = with_policy_folder(asked)
+    assert first.run.critic_pretrain == str(run / "exported" / newest.name) and first.policy == flags.policy
+    save_path = tmp_path / "second"
+    file(save_path / "run_config.json", 0, json.dumps({"run": vars(first.run)}))
+    checkpoint(run, 6, age=5)
+    again = replace(asked, run=replace(asked.run, save_path=str(save_path), load_checkpoint=True))
+    assert with_policy_folder(again).run.critic_pretrain == first.run.critic_pretrain
+
+
+def test_runs_without_policies_are_refused_for_both_flags(run: Path, flags: PPORun) -> None:
+    asked = replace(
+        flags,
+        policy=replace(flags.policy, pretrain=str(run)),
+        run=replace(flags.run, critic_pretrain=str(run)),
+    )
+    with pytest.raises(ConfigError) as error:
+        with_policy_folder(asked)
+    assert [(p.flag, p.reason) for p in error.value.problems] == [
+        ("pretrain", "missing_file"),
+        ("critic_pretrain", "missing_file"),
+    ]

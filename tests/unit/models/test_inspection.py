@@ -31,6 +31,20 @@ def test_a_whole_checkpoint_can_be_trained(policy_folder: Path, capsys: pytest.C
         assert part in printed, part
 
 
+def test_the_folder_of_a_run_stands_for_its_policy(
+    policy_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(policy_folder, run / "policy")
+    (run / "config.yaml").write_text("{}")
+    inspect(["--pretrain", str(run)])
+    assert str(run / "policy") in capsys.readouterr().out
+    shutil.rmtree(run / "policy")
+    with pytest.raises(SystemExit):
+        inspect(["--pretrain", str(run)])
+    assert "no policy" in capsys.readouterr().err
+
+
 def test_a_regression_head_is_no_start(copy: Path, capsys: pytest.CaptureFixture) -> None:
     torch.save({}, copy / "action_head--150000_checkpoint.pt")
     described = describe(copy)
