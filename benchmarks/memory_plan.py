@@ -19,25 +19,22 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.random_policies import SIZES, new_policy, random_rows
+from benchmarks.random_policies import SIZES, new_compact, new_policy, random_rows
 from benchmarks.train_step import OPTIM
 from rlvla.experience import Experience
 from rlvla.memory.plan import FrozenMemory, MemoryPlan, engine_memory, frozen_memory
 from rlvla.memory.probe import LiveBytes, Probe, probe
-from rlvla.models.actor import Actor, ActorConfig
-from rlvla.models.families import RowShape
-from rlvla.models.inputs import VLAInputs
+from rlvla.models.config import ActorConfig
+from rlvla.models.families import Checkpoint, check_checkpoint
 from rlvla.models.reference import ReferenceModel
-from rlvla.models.value_models import Critic, RewardModel
-from rlvla.models.vla.sketch import OpenVLASketch
 from rlvla.trainer.algorithm_config import AlgorithmConfig
 from rlvla.trainer.config import BatchConfig
 from rlvla.trainer.metrics import Metrics
@@ -49,6 +46,7 @@ from rlvla.utils.deepspeed.engine import Engine
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
 from rlvla.utils.terminal import quiet_libraries, table
 
+COMPACT = "compact"
 HEADERS = ("model", "flags", "between updates", "update", "playing", "scoring", "can wait on the host", "worst ratio")
 
 
@@ -89,27 +87,27 @@ def compare(
         judges: with a reference (a model of its own, whatever the adapters) and a reward model.
     """
     strategy = DeepspeedStrategy(strategy_config)
-    actor = Actor.from_pretrained(folder, actor_config)
-    inputs, batch = actor.inputs, random_rows(actor, rows)
-    probes = probe_models(inputs, actor_config, batch.instructions[:1], micro, bf16=strategy_config.bf16, judges=judges)
+    checkpoint = check_checkpoint(folder)
+    batch = random_rows(checkpoint.load_policy(actor_config), rows)
+    sizes = {"bf16": strategy_config.bf16, "judges": judges}
+    probes = probe_models(checkpoint, actor_config, batch.instructions[:1], micro, **sizes)
     plan, on_cpu = (
         plan_for(*probes, config, strategy.world_size, accumulates=rows > micro)
         for config in (strategy_config, replace(strategy_config, param_offload=False))  # there the host is the device
     )
-    del actor
     gc.collect()
     live = LiveBytes()
     with live:
         engines = {
-            "actor": strategy.prepare(Actor.from_pretrained(folder, actor_config), OPTIM),
-            "critic": strategy.prepare(Critic.from_pretrained(folder, config=actor_config.without_adapters()), OPTIM),
+            "actor": strategy.prepare(checkpoint.load_policy(actor_config), OPTIM),
+            "critic": strategy.prepare(checkpoint.load_critic(actor_config.without_adapters()), OPTIM),
         }
-        reference = ReferenceModel(Actor.from_pretrained(folder)) if judges else None
+        reference = ReferenceModel(checkpoint.load_policy()) if judges else None
         frozen = Models(engines["actor"].module, None, reference)
         for model in frozen.frozen:
             strategy.prepare_frozen(model)
             live.see(list(model.parameters()), list(model.buffers()))
-        reward_model = new_reward_model(folder, strategy) if judges else None
+        reward_model = new_reward_model(checkpoint, strategy) if judges else None
         if reward_model is not None:
             live.see(list(reward_model.parameters()), list(reward_model.buffers()))
         for engine in engines.values():
@@ -139,9 +137,9 @@ def compare(
     return Comparison({name: (size, measured[name]) for name, size in found.items() if name in measured})
 
 
-def new_reward_model(folder: Path, strategy: DeepspeedStrategy) -> RewardModel:
+def new_reward_model(checkpoint: Checkpoint, strategy: DeepspeedStrategy) -> Any:
     """As the source of `--reward_pretrain` holds it: whole, here always on the device."""
-    model = RewardModel.from_policy(folder).requires_grad_(False).eval().to(strategy.device)
+    model = checkpoint.load_reward_model(new=True).requires_grad_(False).eval().to(strategy.device)
     return model.bfloat16() if strategy.config.bf16 else model
 
 
@@ -156,19 +154,18 @@ def phase_bytes(plan: MemoryPlan) -> dict[str, int]:
 
 
 def probe_models(
-    inputs: VLAInputs, actor_config: ActorConfig, instructions: list[str], micro: int, *, bf16: bool, judges: bool
+    checkpoint: Checkpoint, actor_config: ActorConfig, instructions: list[str], micro: int, *, bf16: bool, judges: bool
 ) -> tuple[dict[str, Probe], dict[str, Probe]]:
     """Actor and critic; reference and reward model, if there are `judges`."""
-    shape = RowShape(1, inputs.prompt(instructions, torch.device("cpu"))[0].shape[1])
-    sketch, beside = partial(OpenVLASketch, inputs.config, shape), actor_config.without_adapters()
+    row, beside = checkpoint.row_shape(instructions, 1), actor_config.without_adapters()
     amounts = {"bf16": bf16, "forward_rows": micro}
     trained = {
-        "actor": probe(partial(sketch, actor_config), train_rows=micro, play_rows=micro, **amounts),
-        "critic": probe(partial(sketch, beside, scalar_head=True), train_rows=micro, **amounts),
+        "actor": probe(checkpoint.sketch(row, actor_config), train_rows=micro, play_rows=micro, **amounts),
+        "critic": probe(checkpoint.sketch(row, beside, scalar_head=True), train_rows=micro, **amounts),
     }
     heads = {"reference": False, "reward model": True} if judges else {}
     frozen = {
-        name: probe(partial(sketch, ActorConfig(), scalar_head=head), train_rows=0, **amounts)
+        name: probe(checkpoint.sketch(row, ActorConfig(), scalar_head=head), train_rows=0, **amounts)
         for name, head in heads.items()
     }
     return trained, frozen
@@ -218,7 +215,7 @@ def peak_of(live: LiveBytes, name: str, measured: dict[str, int]) -> Iterator[No
     measured[name] = live.peak
 
 
-def play(passes: ModelPasses, reward_model: RewardModel | None, batch: Experience, rows: int) -> None:
+def play(passes: ModelPasses, reward_model: Any, batch: Experience, rows: int) -> None:
     """Answer as many observations as the rollout would, and let the reward model judge some."""
     actor = passes.networks.actor
     proprio = None if batch.proprio is None else batch.proprio[:rows].numpy()
@@ -232,7 +229,7 @@ def play(passes: ModelPasses, reward_model: RewardModel | None, batch: Experienc
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sizes", nargs="+", choices=tuple(SIZES), default=tuple(SIZES), help="models")
+    parser.add_argument("--sizes", nargs="+", choices=(*SIZES, COMPACT), default=tuple(SIZES), help="models")
     parser.add_argument("--rows", type=int, default=16, help="decisions per optimizer step (default 16)")
     parser.add_argument("--micro", type=int, default=16, help="decisions per micro-batch (default 16)")
     parser.add_argument("--judges", action="store_true", help="with a reference and a reward model")
@@ -249,7 +246,7 @@ def main() -> None:
     found = []
     for size in flags.sizes:
         with tempfile.TemporaryDirectory() as folder:
-            new_policy(Path(folder), size)
+            new_compact(Path(folder)) if size == COMPACT else new_policy(Path(folder), size)
             for strategy, actor in variants:
                 name = " ".join(f"{key}={value}" for key, value in {**strategy, **actor}.items())
                 if not any(part in name for part in flags.only):

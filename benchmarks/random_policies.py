@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from rlvla.experience import Experience
-from rlvla.models.actor import Actor
+from rlvla.models.compact.config import CompactConfig
+from rlvla.models.compact.family import build_compact
 from rlvla.models.vla.tiny import build_tiny
 
 ACTIONS = {"q01": [-1.0] * 7, "q99": [1.0] * 7, "min": [-1.0] * 7, "max": [1.0] * 7, "mask": [True] * 7}
@@ -28,15 +29,21 @@ def new_policy(folder: Path, size: str) -> Path:
     return build_tiny(folder, sentences=["reach the red disc"], dataset_statistics=statistics, **SIZES[size])
 
 
-def random_rows(actor: Actor, count: int) -> Experience:
+def new_compact(folder: Path) -> Path:
+    """A compact policy of the default size, with random weights."""
+    config = CompactConfig(image_size=64, num_images_in_input=1, proprio_dim=0, action_dim=7, action_chunk_len=8)
+    return build_compact(folder, config, {"toy": {"action": ACTIONS}})
+
+
+def random_rows(actor: Any, count: int) -> Experience:
     """Decisions with random pictures and tokens, of episodes of eight, all tokens valid."""
-    config, generator = actor.inputs.config, torch.Generator().manual_seed(0)
-    size, width = config.image_size, config.num_action_tokens
+    spec, generator = actor.spec, torch.Generator().manual_seed(0)
+    size, width = spec.image_size or actor.inputs.config.image_size, spec.columns
     mask = torch.ones(count, width, dtype=torch.bool)
-    cameras = config.num_images_in_input or 1
+    cameras = spec.cameras or 1
     rows = Experience(
         images=torch.randint(0, 256, (count, cameras, size, size, 3), dtype=torch.uint8, generator=generator),
-        proprio=torch.rand(count, config.proprio_dim, generator=generator) if config.use_proprio else None,
+        proprio=torch.rand(count, spec.proprio_dim, generator=generator) if spec.proprio_dim else None,
         instructions=["reach the red disc"] * count,
         episode_index=torch.arange(count) // 8,
         trace={"tokens": torch.randint(0, 256, (count, width), generator=generator)},

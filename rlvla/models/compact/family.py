@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from torch import Tensor
 
 from rlvla.models.compact.config import MODEL_TYPE, CompactConfig
 from rlvla.models.compact.policy import WEIGHTS_FILE, CompactPolicy, compact_codec, compact_row_tokens, compact_spec
+from rlvla.models.compact.sketch import CompactRowShape, CompactSketch
+from rlvla.models.compact.text import encode_sentence, stack_sentences
 from rlvla.models.config import ActorConfig
 from rlvla.models.dataset_statistics import entry_problems
 from rlvla.models.families import (
@@ -21,6 +24,8 @@ from rlvla.models.families import (
     SETTINGS,
     Checkpoint,
     PolicyFamily,
+    RowShape,
+    Sketch,
     register_policy_family,
     type_of,
 )
@@ -94,6 +99,16 @@ class CompactCheckpoint(Checkpoint):
     def row_tokens(self, instructions: Sequence[str], num_images: int) -> list[int]:
         """See `Policy.row_tokens`."""
         return compact_row_tokens(self.config, instructions, num_images)
+
+    def row_shape(self, instructions: Sequence[str], num_images: int) -> CompactRowShape:
+        """See `Checkpoint.row_shape`."""
+        encoded = [encode_sentence(sentence, self.config.text_buckets) for sentence in set(instructions)]
+        sentences, words, features = stack_sentences(encoded).shape
+        return CompactRowShape(num_images, words, sentences, features)
+
+    def sketch(self, row: RowShape, config: ActorConfig, *, scalar_head: bool = False) -> Callable[[], Sketch]:
+        """See `Checkpoint.sketch`."""
+        return partial(CompactSketch, self.config, row, config, scalar_head=scalar_head)
 
     @property
     def statistics(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks.memory_plan import OPTIM, compare, plan_for, probe_models, waiting_bytes
-from benchmarks.random_policies import new_policy, random_rows
+from benchmarks.random_policies import new_compact, new_policy, random_rows
 from cli.train_ppo_vla import main as train
 from cli.train_sft_vla import main as sft
 from rlvla.data.reading import read_demonstrations
@@ -158,7 +158,7 @@ def test_all_errors_at_once(policy_folder: Path, tmp_path: Path, nothing_starts:
     assert "--num_episodes 7" in told and "--adam_offload needs" in told
 
 
-@pytest.mark.parametrize("start", ["tiny", "checkpoint"])
+@pytest.mark.parametrize("start", ["tiny", "compact", "checkpoint"])
 def test_sft(
     demos_file: Path,
     policy_folder: Path,
@@ -167,7 +167,7 @@ def test_sft(
     capsys: pytest.CaptureFixture,
     start: str,
 ) -> None:
-    pretrain = "tiny" if start == "tiny" else str(policy_folder)
+    pretrain = str(policy_folder) if start == "checkpoint" else start
     flags = ["--demos", str(demos_file), "--pretrain", pretrain, "--save_path", str(tmp_path / "run"), "--dry_run"]
     sft([*flags, "--max_epochs", "2", "--train_batch_size", "64", "--micro_train_batch_size", "10"])
     rows = numbers(capsys.readouterr().out)
@@ -256,7 +256,9 @@ def test_what_waits_on_the_host_while_episodes_are_played(policy_folder: Path, s
     """The bytes that DeepSpeed's engines hold of what `Offloading` sends away."""
     strategy = DeepspeedStrategy(StrategyConfig(zero_stage=stage))
     actor = Actor.from_pretrained(policy_folder)
-    probes = probe_models(actor.inputs, ActorConfig(), ["reach the red disc"], 2, bf16=False, judges=True)
+    probes = probe_models(
+        check_checkpoint(policy_folder), ActorConfig(), ["reach the red disc"], 2, bf16=False, judges=True
+    )
     plan = plan_for(*probes, strategy.config, 1, accumulates=False)
     assert plan.away == 0
     plan.offloads = True
@@ -288,6 +290,13 @@ VARIANTS = {
 def test_plan_is_within_a_tenth_of_what_is_measured(name: str, tmp_path: Path) -> None:
     """Bytes of live tensors on one rank (ZeRO-3 on two, below); `benchmarks/memory_plan.py` has a model of 31 M too."""
     found = compare_variant(new_policy(tmp_path, "3 M"), *VARIANTS[name])
+    assert found == pytest.approx(dict.fromkeys(found, 1.0), abs=0.1)
+
+
+@pytest.mark.slow
+def test_plan_of_a_compact_policy(tmp_path: Path) -> None:
+    """Of its default size, with micro-batches whose activations count as much as its weights."""
+    found = compare_variant(new_compact(tmp_path / "policy"), {"zero_stage": 2}, {}, 128, 128, True)
     assert found == pytest.approx(dict.fromkeys(found, 1.0), abs=0.1)
 
 

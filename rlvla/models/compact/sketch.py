@@ -1,0 +1,75 @@
+"""A compact policy for estimating memory: tensors with shapes but no storage."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rlvla.models.compact.config import CompactConfig
+from rlvla.models.compact.policy import CompactPolicy
+from rlvla.models.compact.text import Sentences
+from rlvla.models.config import ActorConfig
+from rlvla.models.families import RowShape
+from rlvla.models.policy import select
+from rlvla.models.value_models import scalar_head as new_scalar_head
+
+
+@dataclass(frozen=True)
+class CompactRowShape(RowShape):
+    """Size of one decision, and of the instructions of all.
+
+    Attributes:
+        sentences: T, distinct instructions.
+        word_features: F, most features of a word; see `Sentences.features`.
+    """
+
+    sentences: int
+    word_features: int
+
+
+class CompactSketch:
+    """A policy, or with a scalar head a critic or reward model; see `rlvla.models.families.Sketch`.
+
+    Args:
+        config: sizes of the policy.
+        row: size of one decision.
+        actor: memory options.
+        scalar_head: add the scalar head of a critic or reward model, and freeze the output layer.
+    """
+
+    def __init__(self, config: CompactConfig, row: CompactRowShape, actor: ActorConfig, *, scalar_head: bool = False):
+        self._row, self._scalar_head = row, scalar_head
+        self._policy: Any = CompactPolicy(config, {"": {}}, "")
+        if actor.freeze_vision_backbone:
+            self._policy.network.cameras.requires_grad_(False)
+        self.module = nn.ModuleDict({"policy": self._policy})
+        if scalar_head:
+            self._policy.freeze_read_out()
+            self.module["head"] = new_scalar_head(config.column_width)
+
+    def loss(self, rows: int) -> Tensor:
+        """See `Sketch.loss`."""
+        hidden = self._hidden(rows)
+        if self._scalar_head:
+            return self.module["head"](hidden).squeeze(-1).float().mean()
+        distribution = self._policy._head.distribution(self._policy, hidden, 1.0)
+        config, name = self._policy.config, "actions" if self._policy.config.is_gaussian else "tokens"
+        decided = torch.zeros(rows, *self._policy.spec.noise_shape, dtype=None if config.is_gaussian else torch.long)
+        quantities = select(distribution, ("log_probs", "entropy"), {name: decided})
+        return (quantities["log_probs"] + quantities["entropy"]).mean()
+
+    @torch.no_grad()
+    def decide(self, rows: int) -> None:
+        """See `Sketch.decide`."""
+        distribution = self._policy._head.distribution(self._policy, self._hidden(rows), 1.0)
+        distribution.sample(torch.zeros(rows, *self._policy.spec.noise_shape, dtype=torch.float64))
+
+    def _hidden(self, rows: int) -> Tensor:
+        config, row = self._policy.config, self._row
+        images = torch.zeros(rows, row.num_images, config.image_size, config.image_size, 3, dtype=torch.uint8)
+        proprio = torch.zeros(rows, config.proprio_dim) if config.proprio_dim else None
+        words = torch.ones(min(rows, row.sentences), row.prompt_tokens, row.word_features, dtype=torch.long)
+        return self._policy.network(images, proprio, Sentences(words, torch.zeros(rows, dtype=torch.long)))
