@@ -56,15 +56,15 @@ def encode_sentence(sentence: str, buckets: int) -> Tensor:
 
 def stack_sentences(encoded: Sequence[Tensor]) -> Tensor:
     """`Sentences.features` [T, W, F] of encoded sentences."""
-    sizes = torch.tensor([features.shape for features in encoded]).amax(0).tolist()
-    table = torch.zeros(len(encoded), *sizes, dtype=torch.long)
+    words, width = (max(features.shape[axis] for features in encoded) for axis in (0, 1))
+    table = torch.zeros(len(encoded), words, width, dtype=torch.long)
     for row, features in zip(table, encoded):
         row[: len(features), : features.shape[1]] = features
     return table
 
 
 class SentenceCache:
-    """Encodes each sentence once.
+    """Encodes each sentence once, and keeps the table of the last combination.
 
     Args:
         buckets: rows of the embedding table.
@@ -73,12 +73,17 @@ class SentenceCache:
     def __init__(self, buckets: int):
         self._buckets = buckets
         self._encoded: dict[str, Tensor] = {}  # on the host
+        self._last: tuple[tuple[tuple[str, ...], torch.device], Tensor] | None = None
 
     def __call__(self, instructions: Sequence[str], device: torch.device) -> Sentences:
         """The instructions of a batch, each distinct sentence once."""
         distinct = {text: row for row, text in enumerate(sorted(set(instructions)))}
         rows = torch.tensor([distinct[text] for text in instructions], device=device)
-        return Sentences(stack_sentences([self._features(text) for text in distinct]).to(device), rows)
+        key = tuple(distinct), device
+        if self._last is None or self._last[0] != key:
+            with torch.inference_mode(False):  # also used in later training passes
+                self._last = key, stack_sentences([self._features(text) for text in distinct]).to(device)
+        return Sentences(self._last[1], rows)
 
     def _features(self, sentence: str) -> Tensor:
         if sentence not in self._encoded:
