@@ -1,0 +1,1 @@
+"""Policy folders in LeRobot's layout, without the `lerobot` package: files, features, statistics, cameras, images."""

@@ -1,0 +1,194 @@
+"""SmolVLA policies in LeRobot's folders: checked, loaded and written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlvla.models.lerobot.folder import (
+    CONFIG_FILE,
+    WEIGHTS_FILE,
+    LeRobotFolder,
+    lossless,
+    read_folder,
+    tensor_problems,
+    write_folder,
+)
+from rlvla.models.lerobot.processors import OLD_PREFIXES, Processors, read_processors
+from rlvla.models.smolvla.config import SmolVLAConfig
+from rlvla.models.smolvla.network import SmolVLANetwork
+from rlvla.models.smolvla.vlm import PromptTokenizer, VlmConfig, find_vlm, read_vlm
+from rlvla.utils.data_files import fits, read_json
+from rlvla.utils.errors import ConfigError, Problem
+
+TEXT_STEP = "smolvla_new_line_processor"
+_HEAD, _EMBEDDING = (
+    "model.vlm_with_expert.vlm.lm_head.weight",
+    "model.vlm_with_expert.vlm.model.text_model.embed_tokens.weight",
+)
+
+
+@dataclass(frozen=True)
+class SmolVLACheckpoint:
+    """A folder whose files have been checked.
+
+    Attributes:
+        folder: its files.
+        config: its configuration.
+        vlm_folder: where the configuration and tokenizer of its vision-language model are.
+        vlm: sizes of that model.
+        processors: normalization of states and actions.
+        tokenizer: turns instructions into tokens.
+        extras: tensors of an older folder that are no weights.
+    """
+
+    folder: LeRobotFolder
+    config: SmolVLAConfig
+    vlm_folder: Path
+    vlm: VlmConfig
+    processors: Processors
+    tokenizer: PromptTokenizer
+    extras: Mapping[str, Tensor]
+
+    def load_network(self, dtype: torch.dtype = torch.float32) -> SmolVLANetwork:
+        """The network with its weights, on the host.
+
+        Raises:
+            ConfigError: weights that cannot be read, or are not finite.
+        """
+        network = _on_meta(self.config, self.vlm)
+        stored = self.folder.read_tensors()
+        if _HEAD not in stored:
+            stored[_HEAD] = stored[_EMBEDDING].clone()
+        bad = [name for name in network.state_dict() if not torch.isfinite(stored[name]).all()]
+        if bad:
+            where = self.folder.path / WEIGHTS_FILE
+            text = f"{where}: tensor {bad[0]} ({len(bad)} in all): NaN or infinity; use an earlier checkpoint"
+            raise ConfigError.of(None, "invalid_file", text)
+        values = {name: stored[name].to(dtype) for name in network.state_dict()}
+        network.load_state_dict(values, assign=True)
+        return network
+
+    def padded_state(self, state: np.ndarray) -> np.ndarray:
+        """States [..., P] of the environment -> [..., max_state_dim] for the network."""
+        return _padded(self.processors.state.normalize(state), self.config.max_state_dim)
+
+    def padded_actions(self, actions: np.ndarray) -> np.ndarray:
+        """Actions [..., D] of the environment -> [..., max_action_dim] for the network."""
+        return _padded(self.processors.action.normalize(actions), self.config.max_action_dim)
+
+    def real_actions(self, actions: np.ndarray) -> np.ndarray:
+        """The inverse of `padded_actions`."""
+        return self.processors.action.unnormalize(actions[..., : self.config.features.action_dim])
+
+    def save(self, target: str | Path, state_dict: Mapping[str, Tensor]) -> None:
+        """Write a folder like the one that was read, with other weights.
+
+        A tensor keeps the dtype that it had in the file unless that would lose digits.
+
+        Raises:
+            ConfigError: `state_dict` has other tensors than the network.
+        """
+        shapes = {name: tuple(tensor.shape) for name, tensor in state_dict.items()}
+        problems = tensor_problems(Path(target), _shapes(_on_meta(self.config, self.vlm)), shapes)
+        if problems:
+            raise ConfigError(problems)
+        tensors = {name: lossless(tensor, self.folder.dtypes.get(name)) for name, tensor in state_dict.items()}
+        if _HEAD not in self.folder.shapes and torch.equal(tensors[_HEAD], tensors[_EMBEDDING]):
+            tensors.pop(_HEAD)
+        write_folder(
+            Path(target),
+            {**tensors, **self.extras},
+            companions=self.folder.companions,
+            contents={CONFIG_FILE: self.config.to_json()},
+            metadata=self.folder.metadata,
+        )
+
+
+def _padded(vectors: np.ndarray, size: int) -> np.ndarray:
+    widths = [(0, 0)] * (vectors.ndim - 1) + [(0, size - vectors.shape[-1])]
+    return np.pad(vectors, widths)
+
+
+def check_smolvla(path: str | Path) -> SmolVLACheckpoint:
+    """Check every file of a folder without reading its weights.
+
+    Raises:
+        ConfigError: lists everything that is missing or inconsistent.
+    """
+    path = Path(path)
+    config = SmolVLAConfig.from_json(read_json(path / CONFIG_FILE), path / CONFIG_FILE)
+    problems: list[Problem] = []
+    inner = config.vlm_model_name if not Path(config.vlm_model_name).is_absolute() else None
+    inside = inner is not None and ".." not in Path(inner).parts and (path / inner).is_dir() and Path(inner) != Path()
+    folder = vlm_folder = vlm = tokenizer = None
+    try:
+        folder = read_folder(path, subfolder=inner if inside else None)
+    except ConfigError as error:
+        problems += error.problems
+    processors, wrong = read_processors(path, config.features, config.normalization_mapping, text_steps={TEXT_STEP})
+    problems += wrong
+    try:
+        vlm_folder = find_vlm(config.vlm_model_name, path)
+        vlm = read_vlm(vlm_folder)
+        tokenizer = _tokenizer(path, vlm_folder, config, processors)
+        if tokenizer.size > vlm.vocabulary:
+            sizes = f"the tokenizer has {tokenizer.size} ids, the model {vlm.vocabulary}"
+            problems.append(Problem(None, "mismatch", f"{vlm_folder}: {sizes}; they do not belong together"))
+    except ConfigError as error:
+        problems += error.problems
+    if vlm is not None:
+        problems += _size_problems(path, config, vlm, folder)
+    if problems or folder is None or vlm is None or tokenizer is None or vlm_folder is None:
+        raise ConfigError(problems)
+    extras = folder.read_tensors([name for name in folder.shapes if name.startswith(OLD_PREFIXES)])
+    return SmolVLACheckpoint(folder, config, vlm_folder, vlm, processors, tokenizer, extras)
+
+
+def _tokenizer(path: Path, vlm_folder: Path, config: SmolVLAConfig, processors: Processors) -> PromptTokenizer:
+    """The tokenizer of the pipeline; that of the vision-language model if none is named."""
+    text = processors.text
+    name = text.get("tokenizer_name", config.vlm_model_name)
+    length, padding = text.get("max_length", config.tokenizer_max_length), text.get("padding", config.pad_language_to)
+    if not isinstance(name, str) or not fits(length, int) or length < 1 or padding not in ("longest", "max_length"):
+        where = f"{path}: tokenizer_processor"
+        raise ConfigError.of(None, "invalid_file", f"{where} has a name, length or padding that cannot be used")
+    folder = vlm_folder if name == config.vlm_model_name else find_vlm(name, path)
+    return PromptTokenizer(folder, max_length=length, padding=padding)
+
+
+def _size_problems(path: Path, config: SmolVLAConfig, vlm: VlmConfig, folder: LeRobotFolder | None) -> list[Problem]:
+    """Sizes that contradict the vision-language model, or the tensors of the folder."""
+    problems = []
+    image = vlm.image_problem(config.image_size)
+    if image:
+        problems.append(Problem(None, "invalid_file", f"{path / CONFIG_FILE}: {image}"))
+    if int(vlm.text.width * config.expert_width_multiplier) % 2:
+        text = f"expert_width_multiplier {config.expert_width_multiplier:g} of {vlm.text.width} gives an odd width"
+        problems.append(
+            Problem(None, "invalid_file", f"{path / CONFIG_FILE}: {text}; the time embedding needs an even one")
+        )
+    try:
+        wanted = _shapes(_on_meta(config, vlm))
+    except ConfigError as error:
+        return [*problems, *(problem.prefixed(f"{path / CONFIG_FILE}: ") for problem in error.problems)]
+    if folder is not None:
+        stored = {name: shape for name, shape in folder.shapes.items() if not name.startswith(OLD_PREFIXES)}
+        if vlm.tied and _HEAD not in stored:
+            wanted.pop(_HEAD)
+        problems += tensor_problems(path / WEIGHTS_FILE, wanted, stored)
+    return problems
+
+
+def _on_meta(config: SmolVLAConfig, vlm: VlmConfig) -> SmolVLANetwork:
+    with torch.device("meta"):
+        return SmolVLANetwork(config, vlm)
+
+
+def _shapes(network: SmolVLANetwork) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}

@@ -1,0 +1,294 @@
+"""A small SmolVLA with random weights, its own vision-language model and tokenizer, as a LeRobot folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch import nn
+
+from rlvla.models.lerobot.features import ACTION, IMAGES, STATE, STATISTICS, Feature, Features
+from rlvla.models.lerobot.folder import CONFIG_FILE, write_folder
+from rlvla.models.lerobot.processors import NORMALIZER, UNNORMALIZER, pipelines
+from rlvla.models.smolvla.checkpoint import TEXT_STEP
+from rlvla.models.smolvla.config import MODEL_TYPE, SmolVLAConfig
+from rlvla.models.smolvla.network import SmolVLANetwork
+from rlvla.models.smolvla.vlm import VlmConfig
+from rlvla.utils.errors import ConfigError
+
+VLM_FOLDER = "vlm"
+END, PAD, IMAGE, AROUND_IMAGE, GLOBAL_IMAGE = (
+    "<|im_end|>",
+    "<|endoftext|>",
+    "<image>",
+    "<fake_token_around_image>",
+    "<global-img>",
+)
+_SPECIAL = (PAD, END, IMAGE, AROUND_IMAGE, GLOBAL_IMAGE)
+_TEXT_TOKENS = 2048
+_HEAD_DIM = 32
+_MULTIPLE_OF = 8
+
+
+@dataclass(frozen=True)
+class TinyVlm:
+    """Sizes of the vision-language model of a tiny policy.
+
+    Attributes:
+        image_size: side of the images that its positions are for, in pixels.
+        patch_size: side of a patch in pixels.
+        scale_factor: pixel shuffle; patches per token and side.
+        vision_dim: width of the vision tower, a multiple of 32.
+        vision_depth: its layers.
+        dim: width of the decoder, a multiple of 32.
+        layers: of the decoder.
+    """
+
+    image_size: int = 64
+    patch_size: int = 8
+    scale_factor: int = 2
+    vision_dim: int = 64
+    vision_depth: int = 2
+    dim: int = 96
+    layers: int = 2
+
+
+def build_tiny_smolvla(
+    folder: str | Path,
+    *,
+    sentences: Sequence[str],
+    statistics: Mapping[str, Mapping[str, Sequence[float]]],
+    cameras: Sequence[str] = ("image",),
+    vlm: TinyVlm | None = None,
+    expert_width_multiplier: float = 0.75,
+    chunk_size: int = 8,
+    n_action_steps: int | None = None,
+    state_dim: int = 8,
+    action_dim: int = 7,
+    num_steps: int = 10,
+    normalization: str = "MEAN_STD",
+    empty_cameras: int = 0,
+    tokenizer_max_length: int = 48,
+    seed: int = 0,
+) -> Path:
+    """Write a policy of about half a million parameters and return its folder; same arguments give identical files.
+
+    Args:
+        folder: created if absent.
+        sentences: task instructions to train the tokenizer on.
+        statistics: "observation.state" and "action" -> statistic -> numbers; at least those of `normalization`.
+        cameras: names of the image features, without `observation.images.`.
+        vlm: sizes of the vision-language model, which goes into the folder `vlm`; None: the defaults.
+        expert_width_multiplier: width of the expert relative to the decoder.
+        chunk_size: C, actions that are denoised together.
+        n_action_steps: how many of them are executed; None: all.
+        state_dim: P, length of the state vector.
+        action_dim: D, dimensions of an action.
+        num_steps: denoising steps.
+        normalization: mode for states and actions.
+        empty_cameras: image features that may be missing.
+        tokenizer_max_length: longest prompt in tokens.
+        seed: of the weights.
+
+    Raises:
+        ConfigError: sizes that no policy can have.
+    """
+    folder = Path(folder)
+    sizes = vlm or TinyVlm()
+    inner = tiny_vlm_files(sentences, sizes)
+    inputs = {STATE: Feature("STATE", (state_dim,))}
+    inputs |= {IMAGES + camera: Feature("VISUAL", (3, sizes.image_size, sizes.image_size)) for camera in cameras}
+    features = Features(inputs, {ACTION: Feature("ACTION", (action_dim,))})
+    modes = {"VISUAL": "IDENTITY", "STATE": normalization, "ACTION": normalization}
+    raw = {
+        "type": MODEL_TYPE,
+        "n_obs_steps": 1,
+        "input_features": _as_json(features.inputs),
+        "output_features": _as_json(features.outputs),
+        "device": "cpu",
+        "normalization_mapping": modes,
+        "chunk_size": chunk_size,
+        "n_action_steps": n_action_steps or chunk_size,
+        "max_state_dim": state_dim,
+        "max_action_dim": action_dim,
+        "resize_imgs_with_padding": [sizes.image_size, sizes.image_size],
+        "empty_cameras": empty_cameras,
+        "tokenizer_max_length": tokenizer_max_length,
+        "num_steps": num_steps,
+        "freeze_vision_encoder": False,
+        "train_expert_only": False,
+        "train_state_proj": True,
+        "vlm_model_name": VLM_FOLDER,
+        "load_vlm_weights": False,
+        "attention_mode": "cross_attn",
+        "num_expert_layers": -1,
+        "num_vlm_layers": sizes.layers,
+        "self_attn_every_n_layers": 2,
+        "expert_width_multiplier": expert_width_multiplier,
+    }
+    config = SmolVLAConfig.from_json(raw, folder / CONFIG_FILE)
+    parts = VlmConfig.from_json(inner[CONFIG_FILE], folder / VLM_FOLDER / CONFIG_FILE)
+    problem = parts.image_problem(config.image_size)
+    if problem:
+        raise ConfigError(problem)
+    network = SmolVLANetwork(config, parts)
+    initialize(network, torch.Generator().manual_seed(seed))
+    before = f"policy_preprocessor_step_5_{NORMALIZER}.safetensors"
+    after = f"policy_postprocessor_step_0_{UNNORMALIZER}.safetensors"
+    text = {"max_length": tokenizer_max_length, "task_key": "task", "padding_side": "right", "padding": "longest"}
+    text |= {"truncation": True, "tokenizer_name": VLM_FOLDER}
+    kinds = {key: (feature.kind, feature.shape) for key, feature in {**features.inputs, **features.outputs}.items()}
+    contents: dict[str, Mapping[str, Any]] = {
+        CONFIG_FILE: raw,
+        **pipelines(kinds, modes, tokenizer=text, text_step=TEXT_STEP, state_files=(before, after)),
+        **{f"{VLM_FOLDER}/{name}": content for name, content in inner.items()},
+    }
+    kept = _statistics(statistics, normalization)
+    write_folder(
+        folder,
+        {name: tensor.detach() for name, tensor in network.state_dict().items()},
+        companions={},
+        contents=contents,
+        states=dict.fromkeys((before, after), kept),
+    )
+    return folder
+
+
+def _as_json(features: Mapping[str, Feature]) -> dict[str, Any]:
+    return {key: {"type": feature.kind, "shape": list(feature.shape)} for key, feature in features.items()}
+
+
+def _statistics(statistics: Mapping[str, Mapping[str, Sequence[float]]], mode: str) -> dict[str, torch.Tensor]:
+    missing = [
+        f"{key}.{name}" for key in (STATE, ACTION) for name in STATISTICS[mode] if name not in statistics.get(key, {})
+    ]
+    if missing:
+        raise ConfigError(f"the statistics lack {', '.join(missing)}, which {mode} needs")
+    known = {name for names in STATISTICS.values() for name in names}
+    return {
+        f"{key}.{name}": torch.from_numpy(np.asarray(values, np.float32))
+        for key, entries in statistics.items()
+        for name, values in entries.items()
+        if name in known
+    }
+
+
+def tiny_vlm_files(sentences: Sequence[str], sizes: TinyVlm) -> dict[str, dict[str, Any]]:
+    """The files of the vision-language model's folder by name, those that only LeRobot reads included.
+
+    Raises:
+        ConfigError: no sentences, or widths that cannot be split into heads.
+    """
+    if sizes.dim % _HEAD_DIM or sizes.vision_dim % _HEAD_DIM:
+        text = f"the widths {sizes.dim} and {sizes.vision_dim} of a tiny policy must be multiples of {_HEAD_DIM}"
+        raise ConfigError(text)
+    tokenizer = _train_tokenizer(sentences)
+    content = json.loads(tokenizer.to_str())
+    merges = content["model"]["merges"]
+    # Older versions of tokenizers do not know merges as pairs.
+    content["model"]["merges"] = [pair if isinstance(pair, str) else " ".join(pair) for pair in merges]
+    special = {"pad_token": PAD, "bos_token": END, "eos_token": END, "unk_token": PAD}
+    extra = {"image_token": IMAGE, "fake_image_token": AROUND_IMAGE, "global_image_token": GLOBAL_IMAGE}
+    half, side = [0.5, 0.5, 0.5], {"longest_edge": sizes.image_size}
+    return {
+        CONFIG_FILE: _vlm_json(tokenizer, sizes),
+        "tokenizer.json": content,
+        "tokenizer_config.json": {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "processor_class": "SmolVLMProcessor",
+            "padding_side": "right",
+            "clean_up_tokenization_spaces": False,
+            "model_max_length": 2048,
+            "extra_special_tokens": extra,
+            **special,
+        },
+        "special_tokens_map.json": special,
+        "preprocessor_config.json": {
+            "image_processor_type": "SmolVLMImageProcessor",
+            "processor_class": "SmolVLMProcessor",
+            "image_mean": half,
+            "image_std": half,
+            "max_image_size": side,
+            "size": side,
+            "do_image_splitting": False,
+            "video_sampling": {"fps": 1, "max_frames": 8, "video_size": side},
+        },
+        "processor_config.json": {"processor_class": "SmolVLMProcessor", "image_seq_len": 1},
+    }
+
+
+def _vlm_json(tokenizer: Tokenizer, sizes: TinyVlm) -> dict[str, Any]:
+    pad, end = tokenizer.token_to_id(PAD), tokenizer.token_to_id(END)
+    rows = -(-tokenizer.get_vocab_size() // _MULTIPLE_OF) * _MULTIPLE_OF
+    return {
+        "architectures": ["SmolVLMForConditionalGeneration"],
+        "model_type": "smolvlm",
+        "image_token_id": tokenizer.token_to_id(IMAGE),
+        "pad_token_id": pad,
+        "scale_factor": sizes.scale_factor,
+        "tie_word_embeddings": False,
+        "text_config": {
+            "model_type": "llama",
+            "hidden_size": sizes.dim,
+            "intermediate_size": 2 * sizes.dim,
+            "num_hidden_layers": sizes.layers,
+            "num_attention_heads": sizes.dim // _HEAD_DIM,
+            "num_key_value_heads": 1,
+            "head_dim": _HEAD_DIM,
+            "hidden_act": "silu",
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 10000.0,
+            "max_position_embeddings": 2048,
+            "vocab_size": rows,
+            "pad_token_id": pad,
+            "bos_token_id": end,
+            "eos_token_id": end,
+            "tie_word_embeddings": False,
+        },
+        "vision_config": {
+            "model_type": "smolvlm_vision",
+            "hidden_size": sizes.vision_dim,
+            "intermediate_size": 2 * sizes.vision_dim,
+            "num_hidden_layers": sizes.vision_depth,
+            "num_attention_heads": sizes.vision_dim // _HEAD_DIM,
+            "image_size": sizes.image_size,
+            "patch_size": sizes.patch_size,
+            "hidden_act": "gelu_pytorch_tanh",
+        },
+    }
+
+
+def _train_tokenizer(sentences: Sequence[str]) -> Tokenizer:
+    """Byte-level BPE over the sentences, so that any text can be encoded."""
+    if not any(sentence.strip() for sentence in sentences):
+        raise ConfigError("the tokenizer needs at least one task sentence to learn its words from")
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=_TEXT_TOKENS,
+        min_frequency=1,
+        special_tokens=[AddedToken(token, normalized=False) for token in _SPECIAL],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([f"{sentence}\n" for sentence in sentences], trainer)
+    return tokenizer
+
+
+@torch.no_grad()
+def initialize(network: SmolVLANetwork, generator: torch.Generator) -> None:
+    """Random weights in place: Xavier matrices, zero biases, embeddings such that their scale comes to 1."""
+    for module in network.modules():
+        if isinstance(module, nn.Linear | nn.Conv2d):
+            nn.init.xavier_uniform_(module.weight.view(module.weight.shape[0], -1), generator=generator)
+            if module.bias is not None:
+                module.bias.zero_()
+        elif isinstance(module, nn.Embedding):
+            module.weight.normal_(0.0, module.embedding_dim**-0.5, generator=generator)

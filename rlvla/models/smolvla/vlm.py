@@ -1,0 +1,231 @@
+"""The vision-language model inside SmolVLA: where its folder is, its sizes, and its tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlvla.utils.data_files import fits, read_json
+from rlvla.utils.errors import ConfigError, Problem
+
+CONFIG_FILE, TOKENIZER_FILE = "config.json", "tokenizer.json"
+_FILES = "config.json, tokenizer.json, tokenizer_config.json and special_tokens_map.json"
+_MULTIPLE = 256  # widths of the expert's MLPs are multiples of it
+
+
+@dataclass(frozen=True)
+class DecoderSizes:
+    """Sizes of a Llama decoder.
+
+    Attributes:
+        width: of the residual stream.
+        mlp_width: of the hidden layers of the MLPs.
+        heads: of the queries.
+        kv_heads: of keys and values.
+        head_dim: width of a head.
+        eps: of the RMS norms.
+        attention_bias: whether the projections of the attention have biases.
+        mlp_bias: whether those of the MLPs do.
+    """
+
+    width: int
+    mlp_width: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    eps: float = 1e-5
+    attention_bias: bool = False
+    mlp_bias: bool = False
+
+    def expert(self, multiplier: float) -> DecoderSizes:
+        """Sizes of an expert whose residual stream is `multiplier` times as wide."""
+        width = int(self.width * multiplier)
+        hidden = int(4 * int(2 * width / 3))
+        hidden = _MULTIPLE * -(-hidden // _MULTIPLE)
+        return DecoderSizes(
+            width, hidden, self.heads, self.kv_heads, self.head_dim, self.eps, self.attention_bias, self.mlp_bias
+        )
+
+
+@dataclass(frozen=True)
+class VlmConfig:
+    """Sizes of a SmolVLM.
+
+    Attributes:
+        text: of its decoder.
+        layers: decoder layers in its own folder.
+        vocabulary: rows of the embedding.
+        scale_factor: pixel shuffle: s x s patches become one token.
+        vision: config of the vision tower, of class `SmolVLMVisionConfig`.
+        tied: whether the head shares the weights of the embedding.
+    """
+
+    text: DecoderSizes
+    layers: int
+    vocabulary: int
+    scale_factor: int
+    vision: Any
+    tied: bool
+
+    def image_problem(self, size: int | None) -> str | None:
+        """Why images of `size` x `size` pixels cannot be read, or None."""
+        unit = self.vision.patch_size * self.scale_factor
+        if size is not None and size % unit:
+            return (
+                f"resize_imgs_with_padding is {size}; with patches of {self.vision.patch_size} pixels and pixel "
+                f"shuffle {self.scale_factor} it must be a multiple of {unit}"
+            )
+        return None
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any], where: Path) -> VlmConfig:
+        """Read the config.json of a SmolVLM.
+
+        Raises:
+            ConfigError: another kind of model, or sizes that do not fit together.
+        """
+        if raw.get("model_type") != "smolvlm":
+            text = f"{where}: model_type is {raw.get('model_type')!r}, not 'smolvlm', as vlm_model_name needs"
+            raise ConfigError.of(None, "mismatch", text)
+        from transformers.models.smolvlm.configuration_smolvlm import SmolVLMConfig
+
+        try:
+            config = SmolVLMConfig.from_dict(dict(raw))
+            text, vision = config.text_config, config.vision_config
+            head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+            sizes = DecoderSizes(
+                text.hidden_size,
+                text.intermediate_size,
+                text.num_attention_heads,
+                text.num_key_value_heads,
+                head_dim,
+                text.rms_norm_eps,
+                bool(getattr(text, "attention_bias", False)),
+                bool(getattr(text, "mlp_bias", False)),
+            )
+            activation, scale = text.hidden_act, config.scale_factor
+            layers, vocabulary = text.num_hidden_layers, text.vocab_size
+        except (TypeError, ValueError, AttributeError, ZeroDivisionError) as error:
+            reason = " ".join(str(error).split())[:200]
+            raise ConfigError.of(
+                None, "invalid_file", f"{where} is not the configuration of a SmolVLM ({reason})"
+            ) from None
+        whole = {"scale_factor": scale, "image_size": vision.image_size, "patch_size": vision.patch_size}
+        whole |= {"hidden_size": sizes.width, "num_attention_heads": sizes.heads, "head_dim": head_dim}
+        whole |= {"num_key_value_heads": sizes.kv_heads, "num_hidden_layers": layers, "vocab_size": vocabulary}
+        problems = [
+            f"{name} is {value!r}, not a positive whole number"
+            for name, value in whole.items()
+            if not fits(value, int) or value < 1
+        ]
+        if not problems:
+            if sizes.heads % sizes.kv_heads or head_dim % 2:
+                problems.append(f"{sizes.heads} heads, {sizes.kv_heads} key-value heads of width {head_dim} do not fit")
+            if vision.hidden_size % vision.num_attention_heads:
+                problems.append(f"vision width {vision.hidden_size} does not fit {vision.num_attention_heads} heads")
+        if activation != "silu":
+            problems.append(f"hidden_act is {activation!r}; silu is supported")
+        if problems:
+            raise ConfigError(Problem(None, "invalid_file", f"{where}: {text}") for text in problems)
+        tied = bool(raw.get("tie_word_embeddings", False))
+        return cls(sizes, layers, vocabulary, scale, vision, tied)
+
+
+def find_vlm(name: str, policy_folder: Path) -> Path:
+    """The local folder of the model that `vlm_model_name` names; nothing is downloaded.
+
+    It may be a path (absolute, or relative to the policy's folder) or a public name, which is looked for in the local
+    cache of Hugging Face.
+
+    Raises:
+        ConfigError: it is nowhere; the message says what to fetch, and where it may be put.
+    """
+    folder = policy_folder / name
+    if folder.is_dir():
+        return folder
+    cached = _cached(name)
+    if cached is not None:
+        return cached
+    fetch = f"hf download {name} --exclude '*.safetensors' '*.onnx' --local-dir {folder}"
+    remedy = (
+        f"copy it to {folder}" if Path(name).is_absolute() else f"fetch it ({fetch}), or set vlm_model_name to a folder"
+    )
+    where = f"{policy_folder / CONFIG_FILE}: vlm_model_name {name!r} is not on this machine"
+    text = f"{where}; its {_FILES} are needed: {remedy}"
+    raise ConfigError.of(None, "missing_file", text)
+
+
+def _cached(name: str) -> Path | None:
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        found = try_to_load_from_cache(name, CONFIG_FILE)
+    except HFValidationError:
+        return None
+    return Path(found).parent if isinstance(found, str) else None
+
+
+def read_vlm(folder: Path) -> VlmConfig:
+    """Sizes from the config.json of a folder; errors as in `VlmConfig.from_json`."""
+    return VlmConfig.from_json(read_json(folder / CONFIG_FILE), folder / CONFIG_FILE)
+
+
+class PromptTokenizer:
+    """Turns instructions into token ids: task and newline, truncated, padded on the right.
+
+    Args:
+        folder: with the tokenizer's files.
+        max_length: longest prompt in tokens.
+        padding: "longest" of the batch, or "max_length".
+
+    Raises:
+        ConfigError: the folder has no readable tokenizer, or one without a padding token.
+    """
+
+    def __init__(self, folder: Path, *, max_length: int, padding: str = "longest"):
+        from transformers import AutoTokenizer
+
+        if not (folder / TOKENIZER_FILE).is_file():
+            text = f"{folder / TOKENIZER_FILE} is missing; the policy needs the tokenizer of its vlm_model_name"
+            raise ConfigError.of(None, "missing_file", text)
+        try:
+            self._tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        except Exception as error:  # tokenizers raise plain exceptions on files that are not theirs
+            reason = " ".join(str(error).split())[:200]
+            raise ConfigError.of(None, "invalid_file", f"{folder}: no tokenizer can be read ({reason})") from None
+        self._max_length, self._padding = max_length, padding
+        self._known: dict[str, list[int]] = {}
+        self._pad = self._tokenizer.pad_token_id
+        if self._pad is None:
+            text = f"{folder}: the tokenizer has no padding token; set pad_token in its tokenizer_config.json"
+            raise ConfigError.of(None, "invalid_file", text)
+
+    @property
+    def size(self) -> int:
+        """Number of token ids."""
+        return len(self._tokenizer)
+
+    def ids(self, instruction: str) -> list[int]:
+        """The token ids of one instruction, without padding."""
+        if instruction not in self._known:
+            prompt = instruction if instruction.endswith("\n") else f"{instruction}\n"
+            encoded = self._tokenizer(prompt, truncation=True, max_length=self._max_length)
+            self._known[instruction] = list(encoded["input_ids"])
+        return self._known[instruction]
+
+    def __call__(self, instructions: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """Token ids [B, L] int64 and their mask [B, L] bool."""
+        rows = [self.ids(instruction) for instruction in instructions]
+        length = self._max_length if self._padding == "max_length" else max(map(len, rows), default=0)
+        tokens = torch.full((len(rows), length), self._pad, dtype=torch.int64)
+        mask = torch.zeros((len(rows), length), dtype=torch.bool)
+        for index, row in enumerate(rows):
+            tokens[index, : len(row)] = torch.tensor(row, dtype=torch.int64)
+            mask[index, : len(row)] = True
+        return tokens, mask
