@@ -13,18 +13,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
+
+from fixed_numbers import numbers
 from lerobot.configs.types import FeatureType, NormalizationMode, PolicyFeature
 from lerobot.policies.factory import make_pre_post_processors
 from lerobot.policies.smolvla.configuration_smolvla import SmolVLAConfig
 from lerobot.policies.smolvla.modeling_smolvla import SmolVLAPolicy, make_att_2d_masks
-
-
-def numbers(name: str, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
-    """The same random weights in every version of every library."""
-    values = rng.standard_normal(shape, dtype=np.float32)
-    if name.endswith(("norm.weight", "layernorm.weight", "norm1.weight", "norm2.weight")):
-        return 1 + values / 10
-    return values / 10 if len(shape) < 2 else values / np.sqrt(np.prod(shape[1:]), dtype=np.float32)
 
 
 def build(folder: Path) -> None:
@@ -69,6 +65,9 @@ def evaluate(folder: Path, inputs: Path, outputs: Path) -> None:
     batch = before({**batch, "task": [str(task) for task in given["tasks"]]})
     tokens, mask = batch["observation.language.tokens"], batch["observation.language.attention_mask"]
     images, image_masks = policy.prepare_images(batch)
+    positions: list[torch.Tensor] = []
+    embedding = policy.model.vlm_with_expert.get_vlm_model().vision_model.embeddings.position_embedding
+    embedding.register_forward_hook(lambda module, args, output: positions.append(args[0]))
     state = policy.prepare_state(batch)
     model, towers = policy.model, policy.model.vlm_with_expert
     embedded, padding, blocks = model.embed_prefix(images, image_masks, tokens, mask, state=state)
@@ -81,6 +80,7 @@ def evaluate(folder: Path, inputs: Path, outputs: Path) -> None:
         fill_kv_cache=True,
     )
     record = {
+        "positions": positions[0][0],
         "tokens": tokens,
         "token_mask": mask,
         "images": torch.stack(images, dim=1),

@@ -55,13 +55,17 @@ class SmolVLACheckpoint:
     tokenizer: PromptTokenizer
     extras: Mapping[str, Tensor]
 
-    def load_network(self, dtype: torch.dtype = torch.float32) -> SmolVLANetwork:
+    def load_network(self, dtype: torch.dtype = torch.float32, *, shifted_positions: bool = False) -> SmolVLANetwork:
         """The network with its weights, on the host.
+
+        Args:
+            dtype: of the weights.
+            shifted_positions: see `SmolVLANetwork`.
 
         Raises:
             ConfigError: weights that cannot be read, or are not finite.
         """
-        network = _on_meta(self.config, self.vlm)
+        network = _on_meta(self.config, self.vlm, shifted_positions=shifted_positions)
         stored = self.folder.read_tensors()
         if _HEAD not in stored:
             stored[_HEAD] = stored[_EMBEDDING].clone()
@@ -185,9 +189,9 @@ def _size_problems(path: Path, config: SmolVLAConfig, vlm: VlmConfig, folder: Le
     return problems
 
 
-def _on_meta(config: SmolVLAConfig, vlm: VlmConfig) -> SmolVLANetwork:
+def _on_meta(config: SmolVLAConfig, vlm: VlmConfig, *, shifted_positions: bool = False) -> SmolVLANetwork:
     with torch.device("meta"):
-        return SmolVLANetwork(config, vlm)
+        return SmolVLANetwork(config, vlm, shifted_positions=shifted_positions)
 
 
 def _shapes(network: SmolVLANetwork) -> dict[str, tuple[int, ...]]:

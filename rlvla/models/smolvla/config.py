@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -119,7 +119,7 @@ class SmolVLAConfig:
     def _value_problems(self, *, complete: bool) -> list[str]:
         """Values that no policy can have; `complete`: the features are known."""
         texts = [
-            f"{name} is {getattr(self, name):g}; it must be between {least:g} and {most:g}"
+            f"{name} is {getattr(self, name)}; it must be between {least} and {most}"
             for name, (least, most) in _RANGES.items()
             if not least <= getattr(self, name) <= most
         ]
@@ -159,7 +159,8 @@ class SmolVLAConfig:
         return {**self.raw, **{name: changed[name] for name in changed if name in self.raw or not self._default(name)}}
 
     def _default(self, name: str) -> bool:
-        default = next(entry.default for entry in fields(self) if entry.name == name)
+        entry = next(entry for entry in fields(self) if entry.name == name)
+        default = entry.default if entry.default_factory is MISSING else entry.default_factory()
         return bool(getattr(self, name) == default)
 
 

@@ -49,10 +49,10 @@ class Prefix:
 class Vlm(nn.Module):
     """Vision tower, connector and decoder of SmolVLM, and the head for words, which is never used."""
 
-    def __init__(self, vlm: VlmConfig, layers: int):
+    def __init__(self, vlm: VlmConfig, layers: int, *, shifted_positions: bool = False):
         super().__init__()
         self.model = nn.Module()
-        self.model.vision_model = VisionTower(vlm)
+        self.model.vision_model = VisionTower(vlm, shifted=shifted_positions)
         self.model.connector = Connector(vlm)
         decoder = [DecoderLayer(vlm.text) for _ in range(layers)]
         self.model.text_model = Decoder(decoder, vlm.text, vocabulary=vlm.vocabulary)
@@ -67,12 +67,13 @@ class SmolVLANetwork(nn.Module):
     Args:
         config: of the policy.
         vlm: sizes of its vision-language model.
+        shifted_positions: positions of image patches as in LeRobot 0.4.4; see `PatchEmbeddings`.
 
     Raises:
         ConfigError: numbers of layers that do not fit together.
     """
 
-    def __init__(self, config: SmolVLAConfig, vlm: VlmConfig):
+    def __init__(self, config: SmolVLAConfig, vlm: VlmConfig, *, shifted_positions: bool = False):
         super().__init__()
         self.config, self.vlm_config = config, vlm
         count = min(config.num_vlm_layers, vlm.layers) if config.num_vlm_layers > 0 else vlm.layers
@@ -81,7 +82,7 @@ class SmolVLANetwork(nn.Module):
         width, kv_width = self.expert_sizes.width, vlm.text.kv_heads * vlm.text.head_dim
         layers = [DecoderLayer(self.expert_sizes, None if at.attends_to_actions else kv_width) for at in self.plan]
         towers = nn.Module()
-        towers.vlm = Vlm(vlm, count)
+        towers.vlm = Vlm(vlm, count, shifted_positions=shifted_positions)
         towers.lm_expert = Decoder(layers, self.expert_sizes)
         self.model = nn.Module()
         self.model.vlm_with_expert = towers

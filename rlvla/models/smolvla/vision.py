@@ -12,10 +12,17 @@ from rlvla.models.smolvla.vlm import VlmConfig
 
 
 class PatchEmbeddings(nn.Module):
-    """Patches with learned positions; images of another size than the tower's take the nearest position before them."""
+    """Patches with learned positions; images of another size than the tower's take the nearest position before them.
 
-    def __init__(self, vlm: VlmConfig):
+    Args:
+        vlm: sizes.
+        shifted: move all rows and columns but the first to the position before them, as some releases of transformers
+            do by rounding (4.57, which LeRobot 0.4.4 runs on; not those that SmolVLM was trained with, nor 5).
+    """
+
+    def __init__(self, vlm: VlmConfig, *, shifted: bool = False):
         super().__init__()
+        self.shifted = shifted
         vision = vlm.vision
         self.side = vision.image_size // vision.patch_size
         self.patch_embedding = nn.Conv2d(
@@ -26,20 +33,25 @@ class PatchEmbeddings(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """[M, 3, H, W] -> [M, patches, width]."""
         patches = self.patch_embedding(images)
-        rows, columns = (torch.arange(n, device=images.device) * self.side // n for n in patches.shape[-2:])
+        rows, columns = (self._along(n, images.device) for n in patches.shape[-2:])
         positions = rows[:, None] * self.side + columns
         embedded: Tensor = patches.flatten(2).transpose(1, 2) + self.position_embedding(positions.flatten())
         return embedded
 
+    def _along(self, count: int, device: torch.device) -> Tensor:
+        """Positions [count] of an image's rows or columns."""
+        scaled = torch.arange(count, device=device) * self.side
+        return ((scaled - int(self.shifted)).clamp(min=0)) // count
+
 
 class VisionTower(nn.Module):
-    """A SigLIP tower."""
+    """A SigLIP tower; arguments as for `PatchEmbeddings`."""
 
-    def __init__(self, vlm: VlmConfig):
+    def __init__(self, vlm: VlmConfig, *, shifted: bool = False):
         super().__init__()
         config = copy.deepcopy(vlm.vision)
         config._attn_implementation = "sdpa"
-        self.embeddings = PatchEmbeddings(vlm)
+        self.embeddings = PatchEmbeddings(vlm, shifted=shifted)
         self.encoder = SmolVLMEncoder(config)
         self.post_layernorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
