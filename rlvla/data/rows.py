@@ -9,7 +9,7 @@ import torch
 
 from rlvla.data.demonstrations import Demonstrations
 from rlvla.experience import Experience
-from rlvla.models.policy import Policy
+from rlvla.models.policy import TRAINING_NOISE, Policy
 from rlvla.utils.seeding import derive_rng
 
 
@@ -27,7 +27,8 @@ class DemonstrationRows:
     def __init__(self, demos: Demonstrations, policy: Policy):
         spec = policy.spec
         traces, masks = [], []
-        self._chunk, first, end, offset = spec.action_chunk_len, [], [], 0
+        self._chunk, self._training_noise = spec.action_chunk_len, spec.training_noise
+        first, end, offset = [], [], 0
         for index, actions in enumerate(demos.actions):
             starts = np.arange(len(actions)) if demos.decision_steps is None else demos.decision_steps[index]
             steps = starts[:, None] + np.arange(spec.action_chunk_len)  # [S, A]
@@ -97,4 +98,26 @@ class DemonstrationRows:
             order = rows[derive_rng(seed, "sft", epoch).permutation(len(rows))]
             for start in range(0, len(rows) - size + 1, size):
                 share = order[start + rank : start + size : world_size]
-                yield self._rows.index(torch.from_numpy(share))
+                batch = self._rows.index(torch.from_numpy(share))
+                yield self.with_noise(batch, derive_rng(seed, "sft noise", epoch, start), size, rank, world_size)
+
+    def with_noise(
+        self, batch: Experience, rng: np.random.Generator, size: int, rank: int, world_size: int
+    ) -> Experience:
+        """The batch of one rank with the random numbers that its supervised loss reads, if it reads any.
+
+        They are drawn for the rows of all ranks, so that they do not depend on the number of ranks.
+
+        Args:
+            batch: rows `rank::world_size` of `size` rows.
+            rng: generator of these rows.
+            size: rows over all ranks.
+            rank: the rank.
+            world_size: number of ranks.
+        """
+        if not self._training_noise:
+            return batch
+        numbers = rng.standard_normal((size, self._training_noise), dtype=np.float32)[rank::world_size]
+        if not len(numbers):  # one fully masked row
+            numbers = np.zeros((len(batch), self._training_noise), dtype=np.float32)
+        return batch.with_fields(trace={**(batch.trace or {}), TRAINING_NOISE: torch.from_numpy(numbers)})

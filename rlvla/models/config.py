@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from rlvla.models.flow.settings import EVAL_NOISES as FLOW_EVAL_NOISES
+from rlvla.models.flow.settings import MAX_STEPS as MAX_FLOW_STEPS
+from rlvla.models.flow.settings import METHODS as FLOW_METHODS
 from rlvla.models.vla.choices import ACTION_STD_KINDS, ATTENTION_IMPLEMENTATIONS, MODEL_VARIANTS
 from rlvla.models.vla.platforms import PLATFORMS
 from rlvla.utils.cli.flags import arg
@@ -87,3 +90,27 @@ class PolicyConfig:
     platform: str | None = arg(None, PLATFORM_HELP, choices=tuple(PLATFORMS))
     action_std: str | None = arg(None, ACTION_STD_HELP, choices=ACTION_STD_KINDS)
     action_std_init: float | None = arg(None, ACTION_STD_INIT_HELP, above=0)
+    flow_method: str | None = arg(
+        None,
+        "noise of a flow policy's denoising steps: sde (keeps what the ODE samples), cps (less noise than it removes) or "
+        "noise (a learned standard deviation) (default: the checkpoint's, else sde)",
+        choices=FLOW_METHODS,
+    )
+    flow_noise_level: float | None = arg(
+        None, "noise level of sde and cps (default: the checkpoint's, else 0.5)", above=0, maximum=1
+    )
+    flow_steps: int | None = arg(
+        None, "denoising steps of a flow policy (default: the checkpoint's)", minimum=1, maximum=MAX_FLOW_STEPS
+    )
+    flow_noisy_steps: str | None = arg(
+        None,
+        "denoising steps that are noisy and enter the probability ratio: one, drawn at random for each decision, or all "
+        "(default: the checkpoint's, else one)",
+        choices=FLOW_NOISY_STEPS,
+    )
+    flow_eval_noise: str | None = arg(
+        None,
+        "greedy decisions of a flow policy start from a random sample, or from zero (default: the checkpoint's, else "
+        "sample)",
+        choices=FLOW_EVAL_NOISES,
+    )

@@ -24,11 +24,14 @@ QUANTITIES = {
     "sum_pi_squared": "the sum of squared probabilities",
     "rsample": "samples that can be differentiated",
     "probabilities": "log-probs of outcomes, not of densities",
+    "demonstrated_log_probs": "log-probs of actions that it did not sample itself",
     "label_smoothing": "smoothed targets of the supervised loss",
     "sft_loss": "a choice between supervised losses",
     "critic": "a critic, a network with its body",
     "value_head": "a head for values on the policy's network",
 }
+# Entry of the trace of demonstrated actions: [B, `PolicySpec.training_noise`] standard normal.
+TRAINING_NOISE = "training_noise"
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,8 @@ class PolicySpec:
         columns: K, log-probs per decision, ordered by action index first; a positive multiple of A.
         noise: random numbers that a decision is sampled from: "uniform" in [0, 1) or standard "normal".
         noise_shape: shape of the random numbers for one decision.
+        greedy_noise: whether greedy decisions read random numbers as well, e.g. where a flow starts.
+        training_noise: random numbers per demonstrated decision that the supervised loss reads; 0: none.
         cameras: N, images per observation; None: any number.
         image_size: required side of the images in pixels; None: any size, they are resized.
         proprio_dim: P, length of the proprio vector it reads; 0: none.
@@ -56,6 +61,8 @@ class PolicySpec:
     columns: int
     noise_shape: tuple[int, ...]
     noise: str = "uniform"
+    greedy_noise: bool = False
+    training_noise: int = 0
     cameras: int | None = None
     image_size: int | None = None
     proprio_dim: int = 0
@@ -124,6 +131,7 @@ class RolloutPolicy(Protocol):
         *,
         noise: np.ndarray | None,
         temperature: float,
+        greedy: bool = False,
     ) -> Decision:
         """Choose actions for prepared observations.
 
@@ -133,6 +141,7 @@ class RolloutPolicy(Protocol):
             instructions: one sentence per row.
             noise: [B, *noise_shape] from `PolicySpec.draw`; None is greedy.
             temperature: sampling temperature; log-probs use it even when greedy.
+            greedy: `noise` is for a greedy decision; given only to policies with `PolicySpec.greedy_noise`.
         """
         ...
 

@@ -167,7 +167,8 @@ class RolloutSession:
         start = time.perf_counter()
         episodes = [self._running[slot].episode for slot in slots]
         observations = [episode.observation for episode in episodes]
-        noise = None if greedy else np.stack([episode.noise() for episode in episodes])
+        spec = self._policy.spec
+        noise = None if greedy and not spec.greedy_noise else np.stack([episode.noise() for episode in episodes])
         proprio = None if observations[0].proprio is None else np.stack([o.proprio for o in observations])
         decision = self._policy.act(
             np.stack([o.images for o in observations]),
@@ -175,6 +176,7 @@ class RolloutSession:
             [o.instruction for o in observations],
             noise=noise,
             temperature=temperature,
+            **({"greedy": greedy} if spec.greedy_noise else {}),
         )
         self.stats.policy_s += time.perf_counter() - start
         self.stats.policy_calls += 1

@@ -48,8 +48,10 @@ class DemonstrationLoss:
             metrics: receives `actor/ptx_loss` (nats per token, without the coefficient) and `actor/ptx_accuracy`.
         """
         strategy = self._strategy
-        drawn = derive_rng(strategy.seed, "ptx", *step).permutation(len(self._rows))[: self._size]
+        rng = derive_rng(strategy.seed, "ptx", *step)
+        drawn = rng.permutation(len(self._rows))[: self._size]
         batch = self._rows.take(drawn[strategy.rank :: strategy.world_size])
+        batch = self._rows.with_noise(batch, rng, len(drawn), strategy.rank, strategy.world_size)
         tokens = max(1.0, strategy.all_reduce({"n": float(batch.action_mask.sum())}, "sum")["n"])
         count = -(-self._size // (self._micro_rows * strategy.world_size))
         engine.train()

@@ -1,0 +1,1 @@
+"""Flow-matching policies: sampling settings, distributions and the action head, for any network with a velocity."""

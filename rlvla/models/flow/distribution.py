@@ -1,0 +1,161 @@
+"""The distribution of a flow-matching policy's decisions: a chain of denoising steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from rlvla.algorithms.flow import (
+    FlowSampling,
+    ScoredSteps,
+    Velocity,
+    gaussian_kl,
+    noisy_step_index,
+    sample_chain,
+    score_chain,
+)
+from rlvla.models.flow.settings import FlowSettings
+from rlvla.models.policy import PolicyOutput
+
+# Entries of the trace besides the chain: `x_0` is not scored, `noise_level` is that of sampling.
+_LEVEL = "noise_level"
+
+
+def noise_width(settings: FlowSettings, chunk: tuple[int, int]) -> int:
+    """Random numbers of a decision: x_1, then the noise of the steps, then one that chooses the noisy step."""
+    numbers = chunk[0] * chunk[1]
+    return 2 * numbers + 1 if settings.noisy_steps == "one" else (1 + settings.steps) * numbers
+
+
+class FlowDistribution:
+    """Chains from Gaussian noise to actions; the K = A * D columns are in (action, dimension) order.
+
+    A log-probability is that of the noisy steps given where each of them started: of one step, drawn at random, or the
+    sum over all. x_1 is drawn from a standard normal that does not depend on the policy and drops out of every ratio.
+
+    Args:
+        velocity: the network, given the observations; see `rlvla.algorithms.flow.Velocity`.
+        settings: method, number of steps, and how greedy decisions start.
+        chunk: (A, D).
+        blank: [B, `noise_width`] float32 zeros, for the number of rows and the device.
+        temperature: multiplies the noise level, or the learned standard deviation.
+        noise_level: in place of that of the settings, while it is annealed.
+
+    Raises:
+        ValueError: the temperature is not positive.
+    """
+
+    def __init__(
+        self,
+        velocity: Velocity,
+        settings: FlowSettings,
+        chunk: tuple[int, int],
+        blank: Tensor,
+        temperature: float = 1.0,
+        noise_level: float | None = None,
+    ):
+        if not temperature > 0:
+            raise ValueError(f"temperature is {temperature}; it must be positive")
+        self._settings, self._chunk, self._blank, self._temperature = settings, chunk, blank, temperature
+        self._level = settings.noise_level if noise_level is None else noise_level
+        self._velocity = velocity
+        self._sampling = FlowSampling(settings.method, settings.steps, settings.noisy_steps)
+
+    def velocity(self, x: Tensor, t: Tensor) -> Tensor:
+        """x [B, R, A, D], t [B, R] -> [B, R, A, D]."""
+        output = self._velocity(x, t)
+        return output[0] if isinstance(output, tuple) else output
+
+    def _evaluate(self, x: Tensor, t: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        """The velocity, with the standard deviation at the temperature if it is learned."""
+        output = self._velocity(x, t)
+        return (output[0], self._temperature * output[1]) if isinstance(output, tuple) else output
+
+    def sample(self, noise: Tensor | None, *, greedy: bool = False) -> PolicyOutput:
+        """Denoise, without gradients.
+
+        Args:
+            noise: [B, `noise_width`] standard normal; None for greedy decisions from x_1 = 0.
+            greedy: follow the ODE from the x_1 in `noise`; the log-probs are those of the actions on it.
+        """
+        if noise is None or (greedy and self._settings.eval_noise == "zero"):
+            noise, greedy = self._blank, True
+        with torch.no_grad():
+            x_1, drawn, index = self._split(noise.float())
+            mask = None
+            if greedy:
+                mask = torch.zeros((1, *self._chunk), dtype=torch.bool, device=x_1.device)
+            level = torch.full((len(x_1),), self._level, dtype=torch.float32, device=x_1.device)
+            trace, scored = sample_chain(
+                self._evaluate,
+                x_1,
+                drawn,
+                self._sampling,
+                index=index,
+                mask=mask,
+                noise_level=self._scaled(level),
+            )
+            trace = {**trace, _LEVEL: level}
+            log_probs = self.log_prob(trace) if greedy else scored.joint_log_probs.flatten(1)
+            actions = trace["x_0"] if "x_0" in trace else trace["chain"][:, -1]
+            return PolicyOutput(actions, log_probs, trace)
+
+    def _split(self, noise: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """x_1 [B, A, D], the noise of the steps, and the index of the noisy step, if only one is."""
+        settings, numbers = self._settings, self._chunk[0] * self._chunk[1]
+        x_1 = noise[:, :numbers].unflatten(1, self._chunk)
+        if settings.noisy_steps == "all":
+            return x_1, noise[:, numbers:].unflatten(1, (settings.steps, *self._chunk)), None
+        uniforms = torch.special.ndtr(noise[:, -1].double())
+        index = noisy_step_index(uniforms, settings.method, settings.steps)
+        return x_1, noise[:, numbers:-1].unflatten(1, self._chunk), index
+
+    def _scaled(self, level: Tensor) -> Tensor:
+        """The noise level at the temperature."""
+        return level * self._temperature if self._settings.method == "sde" else (level * self._temperature).clamp(max=1)
+
+    def given(self, trace: Mapping[str, Tensor]) -> FlowSteps:
+        """The distributions of the noisy steps of sampled chains, each given where it started."""
+        level = self._scaled(trace[_LEVEL])
+        scored = score_chain(self._evaluate, trace, self._sampling, noise_level=level)
+        return FlowSteps(scored, self._settings.learns_std)
+
+    def log_prob(self, trace: Mapping[str, Tensor]) -> Tensor:
+        """[B, K], summed over the noisy steps."""
+        return self.given(trace).log_prob(trace)
+
+
+class FlowSteps:
+    """The Gaussian steps of given chains.
+
+    Args:
+        scored: their distributions and the log-probs of what was sampled.
+        learned: whether the standard deviation can be changed by training.
+    """
+
+    def __init__(self, scored: ScoredSteps, learned: bool):
+        self._scored, self._learned = scored, learned
+
+    def log_prob(self, trace: Mapping[str, Tensor]) -> Tensor:
+        """[B, K] of these chains."""
+        return self._scored.joint_log_probs.flatten(1)
+
+    def entropy(self) -> Tensor:
+        """[B, K], summed over the noisy steps."""
+        if not self._learned:
+            raise NotImplementedError("the noise of these steps is a constant, and so is their entropy")
+        return self._scored.entropy.flatten(1)
+
+    def kl(self, other: Mapping[str, Tensor]) -> Tensor:
+        """[B, K]: exact KL of each step given where it started, summed over the noisy steps."""
+        return gaussian_kl(self._scored.mean, self._scored.std, other["mean"], other["std"]).sum(1).flatten(1)
+
+    def sum_pi_squared(self) -> Tensor:
+        """Not defined for densities."""
+        raise NotImplementedError("a density has no sum of squared probabilities")
+
+    def parameters(self) -> dict[str, Tensor]:
+        """`mean` and `std` [B, R, A, D] of the R noisy steps."""
+        return {"mean": self._scored.mean, "std": self._scored.std}

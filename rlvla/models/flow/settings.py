@@ -1,0 +1,63 @@
+"""How actions are sampled from a flow-matching policy; importable without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from rlvla.algorithms.choices import FLOW_NOISY_STEPS
+
+# Methods that have a density; the ODE is for greedy actions.
+METHODS = ("sde", "cps", "noise")
+EVAL_NOISES = ("sample", "zero")
+MAX_STEPS = 1000
+PREFIX = "flow_"  # of the settings among flags and in config.json
+
+
+@dataclass(frozen=True)
+class FlowSettings:
+    """Sampling settings, in config.json and on the command line with the prefix `flow_`.
+
+    Attributes:
+        method: distribution of a noisy step: `sde`, `cps` or `noise`, see docs/algorithms/flow-policies.md.
+        noise_level: of `sde` and `cps`.
+        steps: K, denoising steps.
+        noisy_steps: `one` step per decision is noisy, or `all`.
+        eval_noise: greedy decisions start from a random `sample`, or from `zero`.
+    """
+
+    method: str = "sde"
+    noise_level: float = 0.5
+    steps: int = 4
+    noisy_steps: str = "one"
+    eval_noise: str = "sample"
+
+    @property
+    def learns_std(self) -> bool:
+        """Whether the standard deviation is a function of the observation."""
+        return self.method == "noise"
+
+    def problems(self) -> list[tuple[str, str]]:
+        """Values that cannot be used: (name of the setting, what is wrong)."""
+        choices = {"method": METHODS, "noisy_steps": FLOW_NOISY_STEPS, "eval_noise": EVAL_NOISES}
+        problems = []
+        for name, known in choices.items():
+            if getattr(self, name) not in known:
+                problems.append((name, f"is {getattr(self, name)!r}; it must be one of {', '.join(known)}"))
+        if not 1 <= self.steps <= MAX_STEPS:
+            problems.append(("steps", f"is {self.steps}; it must be between 1 and {MAX_STEPS}"))
+        if not 0 < self.noise_level <= 1:
+            problems.append(("noise_level", f"is {self.noise_level:g}; it must be above 0 and at most 1"))
+        if self.method == "cps" and self.steps == 1:
+            problems.append(("steps", "is 1, and the last step of cps has no noise; take more steps, or sde"))
+        return problems
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> FlowSettings:
+        """From entries with the prefix; those that are missing or None keep their default."""
+        given = {field.name: values.get(PREFIX + field.name) for field in fields(cls)}
+        return cls(**{name: value for name, value in given.items() if value is not None})
+
+
+FLOW_SETTINGS = tuple(PREFIX + field.name for field in fields(FlowSettings))

@@ -1,0 +1,141 @@
+"""Chains of a flow policy as an action distribution."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from rlvla.models.flow.distribution import FlowDistribution, noise_width
+from rlvla.models.flow.settings import METHODS, FlowSettings
+
+CHUNK, ROWS = (3, 2), 5
+NOISY = ("one", "all")
+
+
+def velocity(x: Tensor, t: Tensor) -> Tensor:
+    """A smooth function of noisy actions and time, different in five rows after each other."""
+    rows = (1.0 + torch.arange(len(x)) % ROWS).view(-1, 1, 1, 1)
+    return torch.tanh(0.5 * rows * x + t[..., None, None]) + 0.3 * x
+
+
+def with_std(x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+    """The same with a standard deviation that depends on both."""
+    return velocity(x, t), 0.1 + 0.05 * torch.sigmoid(x + t[..., None, None])
+
+
+def distribution(settings: FlowSettings, rows: int = ROWS, **options: float) -> FlowDistribution:
+    """Of `rows` decisions."""
+    blank = torch.zeros(rows, noise_width(settings, CHUNK))
+    return FlowDistribution(with_std if settings.learns_std else velocity, settings, CHUNK, blank, **options)
+
+
+def noise(settings: FlowSettings, rows: int = ROWS, seed: int = 0) -> Tensor:
+    """Standard normal numbers [B, `noise_width`]."""
+    return torch.randn(rows, noise_width(settings, CHUNK), generator=torch.Generator().manual_seed(seed))
+
+
+def all_settings() -> list[FlowSettings]:
+    """Every method with every kind and number of noisy steps that it has."""
+    combinations = product(METHODS, NOISY, (1, 4, 10))
+    return [FlowSettings(m, 0.5, k, n) for m, n, k in combinations if (m, k) != ("cps", 1)]
+
+
+@pytest.mark.parametrize("settings", all_settings(), ids=lambda s: f"{s.method}-{s.noisy_steps}-{s.steps}")
+@pytest.mark.parametrize("temperature", [1.0, 1.4])
+def test_a_stored_chain_has_the_log_prob_it_was_sampled_with(settings: FlowSettings, temperature: float) -> None:
+    """Whole batches and single rows alike."""
+    sampled = distribution(settings, temperature=temperature).sample(noise(settings))
+    assert sampled.log_probs.shape == (ROWS, 6) and sampled.log_probs.abs().min() > 0
+    scored = distribution(settings, temperature=temperature).log_prob(sampled.trace)
+    torch.testing.assert_close(scored, sampled.log_probs, atol=1e-5, rtol=0)
+
+
+def test_the_log_prob_is_the_density_of_the_noisy_step() -> None:
+    """Against numpy, for a single sde step out of four."""
+    settings = FlowSettings("sde", 0.7, 4, "one")
+    trace = distribution(settings).sample(noise(settings)).trace
+    scored = distribution(settings).log_prob(trace)
+    for row in range(ROWS):
+        i = int(trace["index"][row])
+        t, d = 1 - i / 4, 0.25
+        x, after = trace["before"][row].double().numpy(), trace["after"][row].double().numpy()
+        v = velocity(trace["before"][:, None], torch.full((ROWS, 1), t))[row, 0].double().numpy()
+        std = 0.7 * np.sqrt(d * t / (1 - (t if i else 1 - d)))
+        x0, x1, weight = x - t * v, x + (1 - t) * v, (t - d) - std**2 / (2 * t)
+        mean = (1 - (t - d)) * x0 + weight * x1
+        expected = -0.5 * ((after - mean) / std) ** 2 - np.log(std) - 0.5 * np.log(2 * np.pi)
+        np.testing.assert_allclose(scored[row].numpy(), expected.reshape(-1), atol=1e-4)
+
+
+def test_greedy_decisions_follow_the_ode_from_their_noise() -> None:
+    """Or from zero, if they are to start there."""
+    settings = FlowSettings(steps=3)
+    numbers = noise(settings)
+    for eval_noise, start in (("sample", numbers[:, :6].view(-1, *CHUNK)), ("zero", torch.zeros(ROWS, *CHUNK))):
+        x = start
+        for i in range(3):
+            x = x - velocity(x[:, None], torch.full((ROWS, 1), 1 - i / 3))[:, 0] / 3
+        output = distribution(FlowSettings(steps=3, eval_noise=eval_noise)).sample(numbers, greedy=True)
+        torch.testing.assert_close(output.actions, x)
+        again = distribution(settings).log_prob(output.trace)
+        torch.testing.assert_close(again, output.log_probs, atol=1e-5, rtol=0)
+    torch.testing.assert_close(distribution(settings).sample(None).actions, output.actions)
+
+
+def test_a_chain_is_scored_with_the_noise_level_it_was_sampled_with() -> None:
+    """Even if the level has been annealed since."""
+    settings = FlowSettings()
+    sampled = distribution(settings, noise_level=0.9).sample(noise(settings))
+    torch.testing.assert_close(distribution(settings, noise_level=0.1).log_prob(sampled.trace), sampled.log_probs)
+
+
+def test_the_kl_is_the_mean_of_the_log_ratio() -> None:
+    """Given where the steps started; both policies share the standard deviation."""
+    settings, count = FlowSettings("sde", 0.5, 4, "all"), 4000
+
+    def other(x: Tensor, t: Tensor) -> Tensor:
+        return velocity(x, t) + 0.1 * torch.cos(x)
+
+    rows = ROWS * count
+    mine = distribution(settings, rows)
+    theirs = FlowDistribution(other, settings, CHUNK, torch.zeros(rows, 1))
+    sampled = mine.sample(noise(settings, rows))
+    ratio = (sampled.log_probs - theirs.log_prob(sampled.trace)).double()
+    exact = mine.given(sampled.trace).kl(theirs.given(sampled.trace).parameters()).double()
+    difference = (ratio - exact).view(count, ROWS, -1)
+    error = difference.std(0) / count**0.5
+    assert ((difference.mean(0) / error).abs() < 5).all()
+    assert exact.mean() > 5 * error.max()
+
+
+def test_only_a_learned_standard_deviation_has_an_entropy_that_training_can_change() -> None:
+    """That of the others is a constant."""
+    for method in METHODS:
+        settings = FlowSettings(method)
+        given = distribution(settings).given(distribution(settings).sample(noise(settings)).trace)
+        if method == "noise":
+            assert given.entropy().shape == (ROWS, 6)
+        else:
+            with pytest.raises(NotImplementedError):
+                given.entropy()
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        (FlowSettings(method="ode"), "method"),
+        (FlowSettings(noise_level=0.0), "noise_level"),
+        (FlowSettings(noise_level=1.1), "noise_level"),
+        (FlowSettings(steps=0), "steps"),
+        (FlowSettings(method="cps", steps=1), "steps"),
+        (FlowSettings(noisy_steps="some"), "noisy_steps"),
+        (FlowSettings(eval_noise="none"), "eval_noise"),
+    ],
+)
+def test_settings_out_of_range(settings: FlowSettings, name: str) -> None:
+    """Each is named."""
+    assert [setting for setting, _ in settings.problems()] == [name]
