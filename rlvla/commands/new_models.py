@@ -13,6 +13,7 @@ from rlvla.models.action_heads import missing_of
 from rlvla.models.compact.config import CompactConfig, layers_for
 from rlvla.models.compact.family import build_compact, compact_option_problems
 from rlvla.models.config import ActorConfig
+from rlvla.models.flow.head import MISSING_OF_FLOWS
 from rlvla.models.vla.choices import REGRESSION
 from rlvla.models.vla.tiny import LLM_HEAD_WIDTH, build_tiny, default_heads
 from rlvla.trainer.supervised.config import NEW_MODELS, NewModelConfig, SFTRunConfig, SupervisedRunConfig
@@ -58,6 +59,8 @@ def missing_of_new(run: SFTRunConfig, sizes: NewModelConfig) -> Mapping[str, str
     """What a new model does not support, see `PolicySpec.missing`."""
     if run.pretrain == "tiny":
         return missing_of(run.model_variant)
+    if sizes.compact_head == "flow":
+        return MISSING_OF_FLOWS
     return missing_of(REGRESSION if sizes.compact_head == "gaussian" else None)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from rlvla.algorithms.choices import FLOW_NOISY_STEPS
 from rlvla.models.flow.settings import EVAL_NOISES as FLOW_EVAL_NOISES
 from rlvla.models.flow.settings import MAX_STEPS as MAX_FLOW_STEPS
 from rlvla.models.flow.settings import METHODS as FLOW_METHODS
@@ -92,8 +93,8 @@ class PolicyConfig:
     action_std_init: float | None = arg(None, ACTION_STD_INIT_HELP, above=0)
     flow_method: str | None = arg(
         None,
-        "noise of a flow policy's denoising steps: sde (keeps what the ODE samples), cps (less noise than it removes) or "
-        "noise (a learned standard deviation) (default: the checkpoint's, else sde)",
+        "noise of a flow policy's denoising steps: sde (keeps what the ODE samples), cps (adds less noise than it "
+        "removes) or noise (a learned standard deviation) (default: the checkpoint's, else sde)",
         choices=FLOW_METHODS,
     )
     flow_noise_level: float | None = arg(
@@ -104,8 +105,8 @@ class PolicyConfig:
     )
     flow_noisy_steps: str | None = arg(
         None,
-        "denoising steps that are noisy and enter the probability ratio: one, drawn at random for each decision, or all "
-        "(default: the checkpoint's, else one)",
+        "denoising steps that are noisy and enter the probability ratio: one, drawn at random for each decision, or "
+        "all (default: the checkpoint's, else one)",
         choices=FLOW_NOISY_STEPS,
     )
     flow_eval_noise: str | None = arg(

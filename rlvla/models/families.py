@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from rlvla.models.flow.settings import FLOW_SETTINGS
 from rlvla.utils.data_files import read_json
 from rlvla.utils.errors import ConfigError, Problem
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 CONFIG_FILE = "config.json"
 ADAPTER_CONFIG_FILE = "adapter_config.json"
 # Command-line settings for public checkpoints (`PolicyConfig`); a family need not support them.
-SETTINGS = ("center_crop", "model_variant", "platform", "action_std", "action_std_init")
+SETTINGS = ("center_crop", "model_variant", "platform", "action_std", "action_std_init", *FLOW_SETTINGS)
 
 
 @dataclass(frozen=True)

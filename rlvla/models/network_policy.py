@@ -76,15 +76,19 @@ class NetworkPolicy(nn.Module):
             if self.value_head is None:
                 raise ValueError("this policy has no value head")
             quantities["values"] = self.value_head(hidden).squeeze(-1).float()
-        if set(wants) - {"values"}:
-            distribution = self._head.distribution(self, hidden, temperature)
-            quantities |= select(distribution, wants, trace)
+        if not set(wants) - {"values"}:
+            return quantities
+        distribution = self._head.distribution(self, hidden, temperature)
+        if "loss" in wants:
+            supervision = {"label_smoothing": label_smoothing, "sft_loss": sft_loss}
+            quantities |= self._head.supervised(distribution, trace, supervision)
+        if set(wants) - {"values", "loss"}:
+            # Of a chain of steps only the distributions along the stored one are known.
+            given = distribution.given(trace) if hasattr(distribution, "given") else distribution
+            quantities |= select(given, wants, trace)
             if "kl" in wants:
                 assert reference is not None
-                quantities["kl"] = distribution.kl(reference)
-            if "loss" in wants:
-                supervision = {"label_smoothing": label_smoothing, "sft_loss": sft_loss}
-                quantities |= self._head.supervised(distribution, trace, supervision)
+                quantities["kl"] = given.kl(reference)
         return quantities
 
     def score(self, batch: Experience, temperature: float) -> dict[str, Any]:
@@ -114,12 +118,14 @@ class NetworkPolicy(nn.Module):
         *,
         noise: np.ndarray | None,
         temperature: float = 1.0,
+        greedy: bool = False,
     ) -> Decision:
         """Choose actions for prepared observations; see `RolloutPolicy.act`."""
         state = None if proprio is None else torch.from_numpy(proprio)
         seen = self.observations(torch.from_numpy(images), state, instructions)
         drawn = None if noise is None else torch.from_numpy(noise).to(self._device)
-        output = self._distribution(seen, temperature).sample(drawn)
+        distribution = self._distribution(seen, temperature)
+        output = distribution.sample(drawn, greedy=True) if greedy else distribution.sample(drawn)
         return on_host(output, self._head.environment_actions(output))
 
     def prepare(self, images: np.ndarray, proprio: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:

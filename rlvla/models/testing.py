@@ -176,6 +176,20 @@ class PolicyContract:
         first, second = (self.decide(policy, self.noise(policy, seed=seed)).actions for seed in (1, 2))
         assert (first != second).any()
 
+    def test_greedy_decisions_read_noise_if_the_policy_says_so(self, policy: Any) -> None:
+        if not policy.spec.greedy_noise:
+            pytest.skip("its greedy decisions read no random numbers")
+        images, proprio, instructions = self.prepared(policy)
+
+        def greedy(noise: np.ndarray) -> Decision:
+            return policy.act(images, proprio, instructions, noise=noise, temperature=_TEMPERATURE, greedy=True)
+
+        first, again, other = (greedy(self.noise(policy, seed=seed)) for seed in (1, 1, 2))
+        np.testing.assert_array_equal(first.actions, again.actions)
+        assert (first.actions != other.actions).any()
+        scored = self.log_probs(policy, self.batch(policy, first.trace)).numpy()
+        np.testing.assert_allclose(scored, first.log_probs, atol=self.tolerance)
+
     def test_saving_and_loading_lose_nothing(self, policy: Any, folder: Path, tmp_path: Path) -> None:
         policy.save_pretrained(tmp_path / "copy")
         kept = {path.name for path in folder.iterdir() if not any(path.match(pattern) for pattern in self.files)}
@@ -204,6 +218,8 @@ class PolicyContract:
         assert some, "all gradients are zero"
 
     def test_encoded_actions_have_a_log_prob(self, policy: Any) -> None:
+        if "demonstrated_log_probs" in policy.spec.missing:
+            pytest.skip(policy.spec.missing["demonstrated_log_probs"])
         decision = self.decide(policy, self.noise(policy))
         trace = policy.encode_actions(decision.actions)
         assert torch.isfinite(self.log_probs(policy, self.batch(policy, trace))).all()

@@ -7,12 +7,13 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from rlvla.models.flow.settings import FLOW_SETTINGS, PREFIX, FlowSettings
 from rlvla.models.vla.choices import ACTION_STD_KINDS, MAX_STD, MIN_STD
 from rlvla.utils.data_files import check_types
 from rlvla.utils.errors import ConfigError, Problem
 
 MODEL_TYPE = "compact"
-HEADS = ("tokens", "gaussian")
+HEADS = ("tokens", "gaussian", "flow")
 _WIDEST, _MOST_LAYERS, _MOST_COLUMNS = 4096, 16, 65_536
 _RANGES = {
     "image_size": (1, 4096),
@@ -39,7 +40,7 @@ class CompactConfig:
         proprio_dim: P, length of the proprio vector; 0: none is read.
         action_dim: D, dimensions of an action.
         action_chunk_len: A, actions per decision.
-        action_head: "tokens" (a categorical over `n_action_bins` bins per number) or "gaussian".
+        action_head: "tokens" (a categorical over `n_action_bins` bins per number), "gaussian" or "flow".
         n_action_bins: bins of the token head.
         action_std: standard deviation of the Gaussian head: "learned", "features" or "fixed", as in OpenVLA's.
         action_std_init: its initial value, in units of normalized actions.
@@ -49,6 +50,8 @@ class CompactConfig:
         column_width: d, of the vector for each column.
         text_width: of the instruction's vector.
         text_buckets: rows of the table of hashed words and trigrams.
+        flow_method, flow_noise_level, flow_steps, flow_noisy_steps, flow_eval_noise: of the flow head, see
+            `FlowSettings`.
     """
 
     image_size: int
@@ -68,6 +71,11 @@ class CompactConfig:
     column_width: int = 64
     text_width: int = 64
     text_buckets: int = 2048
+    flow_method: str = FlowSettings.method
+    flow_noise_level: float = FlowSettings.noise_level
+    flow_steps: int = FlowSettings.steps
+    flow_noisy_steps: str = FlowSettings.noisy_steps
+    flow_eval_noise: str = FlowSettings.eval_noise
 
     @property
     def columns(self) -> int:
@@ -76,12 +84,24 @@ class CompactConfig:
 
     @property
     def is_gaussian(self) -> bool:
-        """Whether actions are continuous."""
+        """Whether the head is Gaussian."""
         return self.action_head == "gaussian"
+
+    @property
+    def is_flow(self) -> bool:
+        """Whether the head is a flow."""
+        return self.action_head == "flow"
+
+    @property
+    def flow(self) -> FlowSettings:
+        """The settings of the flow head."""
+        return FlowSettings.of(asdict(self))
 
     def to_json(self) -> dict[str, Any]:
         """The content of config.json."""
-        return {"model_type": MODEL_TYPE, **asdict(self)}
+        unused = () if self.is_flow else FLOW_SETTINGS
+        values = {name: value for name, value in asdict(self).items() if name not in unused}
+        return {"model_type": MODEL_TYPE, **values}
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any], where: Path) -> CompactConfig:
@@ -114,6 +134,7 @@ class CompactConfig:
         for name, known in choices.items():
             if getattr(self, name) not in known:
                 problems.append(f"{name} is {getattr(self, name)!r}; it must be one of {', '.join(known)}")
+        problems += [f"{PREFIX}{name} {text}" for name, text in self.flow.problems()]
         layers = {name: getattr(self, name) for name in ("channels", "kernels", "strides")}
         if len({len(values) for values in layers.values()}) != 1 or not 1 <= len(self.channels) <= _MOST_LAYERS:
             problems.append(f"channels, kernels and strides must have one entry per convolution, 1 to {_MOST_LAYERS}")

@@ -36,12 +36,15 @@ from rlvla.models.feature_models import (
     load_feature_reward_model,
 )
 from rlvla.models.finite_weights import all_finite
+from rlvla.models.flow.settings import FLOW_SETTINGS
 from rlvla.models.policy import Policy
 from rlvla.models.vla.checkpoint import STATISTICS_FILE, resolve_statistics_key
 from rlvla.utils.data_files import check_types, read_json
 from rlvla.utils.errors import ConfigError, Problem
 
-_OF_GAUSSIANS = ("action_std", "action_std_init")
+# Settings that each head takes from the command line.
+_OF_HEADS = {"tokens": (), "gaussian": ("action_std", "action_std_init"), "flow": FLOW_SETTINGS}
+_OVERRIDES = tuple(name for names in _OF_HEADS.values() for name in names)
 _LISTED = 8  # tensors in an error
 
 
@@ -150,7 +153,7 @@ class CompactFamily(PolicyFamily):
     ) -> CompactCheckpoint:
         """See `PolicyFamily.check`."""
         config = CompactConfig.from_json(read_json(folder / CONFIG_FILE), folder / CONFIG_FILE)
-        given = {name: overrides[name] for name in _OF_GAUSSIANS if name in overrides}
+        given = {name: overrides[name] for name in _OVERRIDES if name in overrides}
         config = replace(config, **given)
         problems = [Problem(next(iter(given), None), "out_of_range", f"{folder}: {text}") for text in config.problems()]
         if problems:
@@ -183,13 +186,10 @@ class CompactFamily(PolicyFamily):
         return CompactCheckpoint(folder, config, statistics, key, new_std="action_std_init" in overrides)
 
     def overrides(self, folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """See `PolicyFamily.overrides`: the standard deviation of a Gaussian head may be set."""
-        given = {name: settings.get(name) for name in _OF_GAUSSIANS if settings.get(name) is not None}
-        others = {name: settings.get(name) for name in SETTINGS if name not in given}
-        raw = read_json(folder / CONFIG_FILE)
-        if given and raw.get("action_head") != "gaussian":
-            others |= given
-        super().overrides(folder, others)
+        """See `PolicyFamily.overrides`: the standard deviation of a Gaussian head and the settings of a flow."""
+        names = _OF_HEADS.get(read_json(folder / CONFIG_FILE).get("action_head"), ())
+        given = {name: settings.get(name) for name in names if settings.get(name) is not None}
+        super().overrides(folder, {name: settings.get(name) for name in SETTINGS if name not in given})
         return given
 
 
@@ -199,8 +199,9 @@ def _check_weights(path: Path, config: CompactConfig, overrides: Mapping[str, An
         raise ConfigError.of(None, "missing_file", f"{path} is missing; give a complete policy folder")
     wanted, stored = _shapes(config), _tensors(path)
     # Flags may change what the standard deviation depends on, and reset its value.
-    changed = {name for name in _OF_GAUSSIANS if name in overrides}
-    free = {name for name in {*wanted, *stored} if changed and name.startswith("action_std.")}
+    changed = {name for name in _OVERRIDES if name in overrides}
+    changing = ("action_std.", "velocity_network.std.") if changed else ()
+    free = {name for name in {*wanted, *stored} if name.startswith(changing)}
     problems = [f"tensor {name} is missing" for name in sorted(wanted.keys() - stored.keys() - free)]
     surplus = sorted(stored.keys() - wanted.keys() - free)
     problems += [f"tensor {name} is not part of a {MODEL_TYPE} policy of these sizes" for name in surplus]

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from rlvla.models.action_heads import (
     MISSING_OF_DENSITIES,
     MISSING_OF_TOKENS,
+    ActionHead,
     GaussianHead,
     TokenHead,
     smooth_action_rows,
@@ -22,7 +23,9 @@ from rlvla.models.codec import StatisticsCodec
 from rlvla.models.compact.config import CompactConfig
 from rlvla.models.compact.network import CompactNetwork
 from rlvla.models.compact.text import SentenceCache, Sentences, words_of
+from rlvla.models.compact.velocity import VelocityNetwork
 from rlvla.models.families import CONFIG_FILE
+from rlvla.models.flow.head import FlowHead, flow_spec
 from rlvla.models.network_policy import NetworkPolicy
 from rlvla.models.policy import PolicySpec
 from rlvla.models.value_models import scalar_head
@@ -37,17 +40,21 @@ WEIGHTS_FILE = "model.safetensors"
 def compact_spec(config: CompactConfig) -> PolicySpec:
     """The spec of a policy with this configuration."""
     chunk = (config.action_chunk_len, config.action_dim)
+    if config.is_flow:
+        sampling = flow_spec(config.flow, chunk)
+    elif config.is_gaussian:
+        sampling = {"noise_shape": chunk, "noise": "normal", "missing": MISSING_OF_DENSITIES}
+    else:
+        sampling = {"noise_shape": (config.columns,), "noise": "uniform", "missing": MISSING_OF_TOKENS}
     return PolicySpec(
         action_chunk_len=config.action_chunk_len,
         action_dim=config.action_dim,
         columns=config.columns,
-        noise_shape=chunk if config.is_gaussian else (config.columns,),
-        noise="normal" if config.is_gaussian else "uniform",
         cameras=config.num_images_in_input,
         image_size=config.image_size,
         proprio_dim=config.proprio_dim,
         feature_dim=config.column_width,
-        missing=MISSING_OF_DENSITIES if config.is_gaussian else MISSING_OF_TOKENS,
+        **sampling,
     )
 
 
@@ -72,6 +79,12 @@ def compact_row_tokens(config: CompactConfig, instructions: Sequence[str], num_i
     return [positions + longest] * len(instructions)
 
 
+def _head_of(config: CompactConfig, codec: StatisticsCodec) -> ActionHead:
+    if config.is_flow:
+        return FlowHead(codec, config.flow, (config.action_chunk_len, config.action_dim))
+    return GaussianHead(codec) if config.is_gaussian else TokenHead(codec)
+
+
 class CompactPolicy(NetworkPolicy):
     """A policy that learns from scratch.
 
@@ -86,17 +99,21 @@ class CompactPolicy(NetworkPolicy):
         self, config: CompactConfig, statistics: Mapping[str, Any], unnorm_key: str, *, value_head: bool = False
     ):
         codec = compact_codec(config, statistics[unnorm_key])
-        super().__init__(compact_spec(config), codec, GaussianHead(codec) if config.is_gaussian else TokenHead(codec))
+        super().__init__(compact_spec(config), codec, _head_of(config, codec))
         self.config, self._statistics = config, dict(statistics)
         self._sentences = SentenceCache(config.text_buckets)
         self.network = CompactNetwork(config)
-        self.read_out_layer = nn.Linear(config.column_width, config.n_action_bins)
-        self.action_std = None
-        if config.is_gaussian:
+        self.read_out_layer: nn.Module | None = None
+        self.velocity_network = self.action_std = None
+        if config.is_flow:
+            self.velocity_network = VelocityNetwork(config)
+        elif config.is_gaussian:
             self.read_out_layer = OutputLayer(config.column_width, 1)
             self.action_std = ActionStd(
                 config.action_std, config.column_width, config.action_dim, config.action_std_init
             )
+        else:
+            self.read_out_layer = nn.Linear(config.column_width, config.n_action_bins)
         self.value_head = scalar_head(config.column_width) if value_head else None
 
     @torch.no_grad()
@@ -105,6 +122,9 @@ class CompactPolicy(NetworkPolicy):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.network.initialize()
+            if self.velocity_network is not None:
+                self.velocity_network.initialize()
+                return
             self.read_out_layer.reset_parameters()
         self.read_out_layer.bias.zero_()
         if self.config.is_gaussian:
@@ -115,11 +135,21 @@ class CompactPolicy(NetworkPolicy):
             self.read_out_layer.weight.copy_(rows)
 
     def read_out(self, hidden: Tensor) -> Any:
-        """[B, K, d] -> logits [B, K, bins], or mean [B, A, D] and log of the standard deviation."""
+        """[B, K, d] -> what the head reads.
+
+        Logits [B, K, bins]; mean [B, A, D] and log of the standard deviation; or the condition of `velocity`.
+        """
+        if self.velocity_network is not None:
+            return self.velocity_network.condition(hidden.flatten(1))
         outputs = self.read_out_layer(hidden)
         if self.action_std is None:
             return outputs
         return outputs.view(len(hidden), *self.spec.noise_shape), self.action_std(hidden)
+
+    def velocity(self, condition: Tensor, x: Tensor, t: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        """Of the flow head, see `VelocityModel`."""
+        assert self.velocity_network is not None
+        return self.velocity_network(condition, x, t)
 
     def observations(self, images: Tensor, proprio: Tensor | None, instructions: Sequence[str]) -> dict[str, Any]:
         """See `NetworkPolicy.observations`."""
@@ -135,7 +165,7 @@ class CompactPolicy(NetworkPolicy):
 
     def freeze_read_out(self) -> None:
         """Freeze the parameters that `features` does not depend on."""
-        for part in (self.read_out_layer, self.action_std, self.value_head):
+        for part in (self.read_out_layer, self.velocity_network, self.action_std, self.value_head):
             if part is not None:
                 part.requires_grad_(False)
 

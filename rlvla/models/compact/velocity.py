@@ -35,6 +35,9 @@ class VelocityNetwork(nn.Module):
         self.norm = nn.LayerNorm(width)
         self.output = nn.Linear(width, columns)
         self.std = nn.Linear(width, columns) if config.flow.learns_std else None
+        if self.std is not None:  # may be added to a policy that was trained without it
+            nn.init.zeros_(self.std.weight)
+            nn.init.zeros_(self.std.bias)
         frequencies = torch.linspace(math.log(_LOWEST), math.log(_HIGHEST), _TIME_WIDTH // 2).exp()
         self.register_buffer("frequencies", frequencies, persistent=False)
 
@@ -49,7 +52,13 @@ class VelocityNetwork(nn.Module):
                 nn.init.zeros_(layer.bias)
 
     def forward(self, condition: Tensor, x: Tensor, t: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        """x [B, R, A, D], t [B, R] and the condition [B, width] -> velocity (and standard deviation) [B, R, A, D]."""
+        """Velocity, and the standard deviation if it is learned, both [B, R, A, D].
+
+        Args:
+            condition: [B, width], from the observation.
+            x: [B, R, A, D] noisy actions, R per decision.
+            t: [B, R] their times.
+        """
         angles = t.to(condition.dtype)[..., None] * self.frequencies.to(condition.dtype)
         time = torch.cat([angles.sin(), angles.cos()], -1)
         inputs = torch.cat([x.to(condition.dtype).flatten(2), time], -1)

@@ -64,7 +64,7 @@ class FlowDistribution:
         self._sampling = FlowSampling(settings.method, settings.steps, settings.noisy_steps)
 
     def velocity(self, x: Tensor, t: Tensor) -> Tensor:
-        """x [B, R, A, D], t [B, R] -> [B, R, A, D]."""
+        """Noisy actions x [B, R, A, D], t [B, R] -> [B, R, A, D]."""
         output = self._velocity(x, t)
         return output[0] if isinstance(output, tuple) else output
 

@@ -11,10 +11,19 @@ import torch
 from torch import Tensor
 
 from rlvla.algorithms.flow import flow_matching_time, interpolate, predict_action, target_velocity
-from rlvla.models.action_heads import CORRECT_WITHIN, ActionCodec
+from rlvla.models.action_heads import CORRECT_WITHIN, MISSING_OF_DENSITIES, ActionCodec
 from rlvla.models.flow.distribution import FlowDistribution, noise_width
 from rlvla.models.flow.settings import FlowSettings
 from rlvla.models.policy import TRAINING_NOISE, PolicyOutput
+
+# (noise, time) pairs per demonstrated chunk in the supervised loss; they share the pass over the observation.
+PAIRS = 4
+MISSING_OF_FLOWS = {
+    **MISSING_OF_DENSITIES,
+    "rsample": "a chain of denoising steps is not differentiated",
+    "sft_loss": "a flow is trained by flow matching",
+    "demonstrated_log_probs": "an action has a log-prob only together with the chain that led to it",
+}
 
 
 class VelocityModel(Protocol):
@@ -25,8 +34,22 @@ class VelocityModel(Protocol):
         ...
 
     def velocity(self, condition: Any, x: Tensor, t: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        """x [B, R, A, D], t [B, R] -> velocity, and standard deviation if it is learned, [B, R, A, D]."""
+        """Noisy actions x [B, R, A, D] at times t [B, R] -> velocity, and a learned standard deviation, like x."""
         ...
+
+
+def flow_spec(settings: FlowSettings, chunk: tuple[int, int]) -> dict[str, Any]:
+    """The fields of `PolicySpec` that the head decides, for chunks (A, D)."""
+    missing = dict(MISSING_OF_FLOWS)
+    if not settings.learns_std:
+        missing["entropy"] = f"the noise of --flow_method {settings.method} is a constant, and so is its entropy"
+    return {
+        "noise": "normal",
+        "noise_shape": (noise_width(settings, chunk),),
+        "greedy_noise": settings.eval_noise == "sample",
+        "training_noise": PAIRS * (chunk[0] * chunk[1] + 1),  # for each pair the noise of a chunk, and its time
+        "missing": missing,
+    }
 
 
 class FlowHead:
@@ -36,27 +59,19 @@ class FlowHead:
         codec: normalizes actions.
         settings: how actions are sampled.
         chunk: (A, D).
-        pairs: (noise, time) pairs per demonstrated chunk in the supervised loss; they share the observation's pass.
+
+    Attributes:
+        noise_level: of the next decisions; that of the settings, unless it is annealed.
     """
 
-    def __init__(self, codec: ActionCodec, settings: FlowSettings, chunk: tuple[int, int], pairs: int = 4):
-        self._codec, self.settings, self._chunk, self._pairs = codec, settings, chunk, pairs
+    def __init__(self, codec: ActionCodec, settings: FlowSettings, chunk: tuple[int, int]):
+        self._codec, self.settings, self._chunk = codec, settings, chunk
         self.noise_level = settings.noise_level
-
-    @property
-    def noise_shape(self) -> tuple[int, ...]:
-        """See `PolicySpec.noise_shape`."""
-        return (noise_width(self.settings, self._chunk),)
-
-    @property
-    def training_noise(self) -> int:
-        """See `PolicySpec.training_noise`: for each pair the noise of a chunk, and a number for its time."""
-        return self._pairs * (self._chunk[0] * self._chunk[1] + 1)
 
     def distribution(self, model: VelocityModel, hidden: Tensor, temperature: float) -> FlowDistribution:
         """Chains of the velocity that the hidden states condition."""
         velocity = partial(model.velocity, model.read_out(hidden))
-        blank = torch.zeros((len(hidden), *self.noise_shape), device=hidden.device)
+        blank = torch.zeros((len(hidden), noise_width(self.settings, self._chunk)), device=hidden.device)
         return FlowDistribution(velocity, self.settings, self._chunk, blank, temperature, self.noise_level)
 
     def supervised(
@@ -82,11 +97,11 @@ class FlowHead:
         """Noise [B, pairs, A, D] and uniforms [B, pairs]."""
         actions = trace["actions"]
         if TRAINING_NOISE in trace:
-            numbers = trace[TRAINING_NOISE].float().unflatten(1, (self._pairs, -1))
+            numbers = trace[TRAINING_NOISE].float().unflatten(1, (PAIRS, -1))
             return numbers[..., :-1].unflatten(2, self._chunk), torch.special.ndtr(numbers[..., -1])
         generator = torch.Generator().manual_seed(0)
-        noise = torch.randn((1, self._pairs, *self._chunk), generator=generator).to(actions.device)
-        uniforms = (torch.arange(self._pairs, device=actions.device) + 0.5) / self._pairs
+        noise = torch.randn((1, PAIRS, *self._chunk), generator=generator).to(actions.device)
+        uniforms = (torch.arange(PAIRS, device=actions.device) + 0.5) / PAIRS
         return noise.expand(len(actions), -1, -1, -1), uniforms.expand(len(actions), -1)
 
     def environment_actions(self, output: PolicyOutput) -> np.ndarray:

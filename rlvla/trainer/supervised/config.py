@@ -69,7 +69,7 @@ class NewModelConfig:
     )
     compact_head: str = arg(
         "tokens",
-        "a compact model: actions as tokens (bins of each number) or gaussian",
+        "a compact model: actions as tokens (bins of each number), gaussian, or flow (flow matching)",
         choices=COMPACT_HEADS,
     )
     compact_channels: tuple[int, ...] = arg(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from rlvla.models.compact.config import CompactConfig
 from rlvla.models.compact.family import build_compact
@@ -119,3 +121,36 @@ class TestCompactGaussian(PolicyContract):
     def folder(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
         options = {"action_head": "gaussian", "action_std": "features"}
         return compact(tmp_path_factory.mktemp("compact") / "policy", **options)
+
+
+class TestCompactFlow(PolicyContract):
+    value_head = True
+    options: ClassVar[dict[str, Any]] = {}
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def folder(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        return flow(tmp_path_factory.mktemp("flow") / "policy", **cls.options)
+
+
+class TestCompactFlowAllSteps(TestCompactFlow):
+    options: ClassVar = {"flow_noisy_steps": "all", "flow_eval_noise": "zero", "flow_steps": 3}
+
+
+class TestCompactFlowCps(TestCompactFlow):
+    options: ClassVar = {"flow_method": "cps", "flow_steps": 10}
+
+
+class TestCompactFlowLearnedNoise(TestCompactFlow):
+    options: ClassVar = {"flow_method": "noise", "flow_noisy_steps": "all"}
+
+
+def flow(folder: Path, **options: Any) -> Path:
+    """A compact policy with a flow head whose velocity depends on everything."""
+    compact(folder, action_head="flow", **options)
+    state = load_file(folder / "model.safetensors")
+    generator = torch.Generator().manual_seed(0)
+    for name in [name for name in state if "velocity_network.output" in name or "velocity_network.std" in name]:
+        state[name] = 0.3 * torch.randn(state[name].shape, generator=generator)
+    save_file(state, folder / "model.safetensors")
+    return folder
