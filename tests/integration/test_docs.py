@@ -38,6 +38,7 @@ OTHER_FLAGS = LAUNCHER_FLAGS | {
     "--flag",
     "--no-flag",
     "--seeds",
+    "--tasks",
     "--kills",
     "--script",
     "--out",
