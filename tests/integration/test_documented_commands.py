@@ -144,6 +144,7 @@ GIVEN: dict[str, list[Provider]] = {
         [f"docs/algorithms/{name}.md" for name in ("filters", "gae", "grpo")],
         [copies("policy_folder", "runs/sft/policy")],
     ),
+    "docs/algorithms/flow-policies.md": [recipes],
     "docs/commands.md": [copies("demos_file", "runs/toy/demos"), recipes],
     "docs/does_it_learn.md": [recipes],
     "docs/environments.md": [libero_demonstrations, robotwin_checkout, recipes],
