@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from rlvla.models.lerobot.images import to_network_range
@@ -232,9 +232,3 @@ def differences(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> d
         gaps = np.abs(mine.astype(float) - other.astype(float)) / np.maximum(1.0, np.abs(other.astype(float)))
         found[name] = float(gaps.max())
     return found
-
-
-def read_state(folder: Path) -> dict[str, Tensor]:
-    """The tensors of a policy's folder."""
-    tensors: dict[str, Tensor] = load_file(str(folder / "model.safetensors"))
-    return tensors

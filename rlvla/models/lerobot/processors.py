@@ -161,11 +161,13 @@ def _normalizer(
     where = f"{folder / (PREPROCESSOR if name == NORMALIZER else POSTPROCESSOR)} ({name})"
     wrong = mode_problems(modes, "norm_map") if isinstance(modes, Mapping) else ["norm_map is not a JSON object"]
     wrong += [] if fits(eps, float) and eps > 0 else [f"eps is {eps!r}, not a positive number"]
+    listed = [config[name] for name in ("features", "normalize_observation_keys") if config.get(name) is not None]
+    wrong += [] if all(isinstance(names, Mapping | list) for names in listed) else ["its features are no list of names"]
     if wrong:
         return _identity(), [Problem(None, "invalid_file", f"{where}: {text}") for text in wrong]
     mode = modes.get(kind, "IDENTITY")
-    only = config.get("normalize_observation_keys")
-    if mode == "IDENTITY" or (only is not None and key not in only and key != ACTION):
+    # LeRobot leaves observations alone that a step does not list; actions are not looked up.
+    if mode == "IDENTITY" or (key != ACTION and any(key not in names for names in listed)):
         return _identity(), []
     source = f"{folder / 'model.safetensors'}"
     if step is not None:

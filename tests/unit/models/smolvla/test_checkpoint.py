@@ -137,6 +137,16 @@ def test_states_and_actions(checkpoint: SmolVLACheckpoint) -> None:
     np.testing.assert_allclose(checkpoint.real_actions(checkpoint.padded_actions(actions)), actions, rtol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [{"features": {}}, {"normalize_observation_keys": ["observation.environment_state"]}, {"norm_map": {}}],
+)
+def test_what_a_step_does_not_name_is_left_alone(settings: dict[str, Any], folder: Path) -> None:
+    edit(folder / "policy_preprocessor.json", lambda c: c["steps"][5]["config"].update(settings))
+    state = np.ones((1, 3), np.float32)
+    np.testing.assert_array_equal(check_smolvla(folder).padded_state(state), state)
+
+
 def test_prompts(checkpoint: SmolVLACheckpoint) -> None:
     tokens, mask = checkpoint.tokenizer(["open the drawer", "pick up the cube\n"])
     ids = [checkpoint.tokenizer.ids(sentence) for sentence in ("open the drawer\n", "pick up the cube")]
@@ -201,6 +211,11 @@ BAD: dict[str, tuple[Callable[[Path], Any], str, str]] = {
         "state_proj",
     ),
     "newer step": (_newer_step, "mismatch", "relative_actions_processor"),
+    "features of another type": (
+        lambda f: edit(f / "policy_preprocessor.json", lambda c: c["steps"][5]["config"].update(features=3)),
+        "invalid_file",
+        "features",
+    ),
     "no statistics": (_no_statistics, "invalid_file", "mean and std"),
     "no buffers": (_no_buffers, "invalid_file", "mean and std"),
     "statistics not finite": (_infinite_statistics, "invalid_file", "not finite"),
