@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -26,6 +28,7 @@ from rlvla.utils.terminal import duration, progress_bar, table
 
 # Number of episodes per task that may be lost to failing environments before the command gives up.
 MAX_FAILED_EPISODES = 20
+_SURE = 4.0  # standard deviations by which the expert's success is judged too low, at any number of episodes
 log = logging.getLogger(__name__)
 
 
@@ -38,6 +41,47 @@ class CollectSettings(Protocol):
     max_attempts: int
     num_envs: int
     seed: int
+
+
+@dataclass
+class Tally:
+    """Episodes of a task so far: played, successful, kept, and lost to failures of the environment."""
+
+    played: int = 0
+    successes: int = 0
+    kept: int = 0
+    failed: int = 0
+
+    @property
+    def success(self) -> float:
+        """Share of the played episodes that succeed; 0 without any."""
+        return self.successes / self.played if self.played else 0.0
+
+    def hopeless(self, wanted: int, attempts: int) -> bool:
+        """Whether successful episodes are certainly too rare for `wanted` of them in `attempts`.
+
+        By the upper bound of Wilson's interval (1927): without a single success this is known after about 300 of 20
+        attempts per demonstration.
+        """
+        if not self.played:
+            return False
+        n, rate, z2 = self.played, self.success, _SURE**2
+        spread = _SURE * math.sqrt(rate * (1 - rate) / n + z2 / (4 * n * n))
+        most = (rate + z2 / (2 * n) + spread) / (1 + z2 / n)
+        return most * (attempts - n - self.failed) < wanted - self.kept
+
+    def why(self, task: str, wanted: int) -> str:
+        """Why a task cannot be recorded: its environment fails, or its expert does."""
+        if self.failed > max(MAX_FAILED_EPISODES, self.played) or not self.played:
+            return (
+                f"the environment of {task} fails (see the warnings above): {self.failed} episodes were lost and "
+                f"{self.played} played; mend it, and try it with cli/check_env.py"
+            )
+        lost = f" ({self.failed} more were lost because the environment failed)" if self.failed else ""
+        return (
+            f"the expert succeeded in {self.successes} of {self.played} episodes of {task}{lost}, too few for {wanted} "
+            "demonstrations; lower its errors or give --keep all"
+        )
 
 
 def collect_demonstrations(
@@ -88,7 +132,8 @@ def _record_task(
 ) -> tuple[str, int, int, str, str]:
     order = derive_rng(config.seed, "demos", task.task_id).permutation(len(states))
     spec = EnvSpec(task.suite, task.task_id, env.env_kwargs())
-    played = kept = successes = steps = failed = 0
+    attempts = config.num_demos * config.max_attempts
+    tally, steps = Tally(), 0
     commands = (
         RunExpert(
             spec,
@@ -96,31 +141,28 @@ def _record_task(
             derive_seed(config.seed, "expert", task.task_id, attempt),
             expert,
         )
-        for attempt in range(config.num_demos * config.max_attempts)
+        for attempt in range(attempts)
     )
     episodes = expert_episodes(pool, commands, AnswerChecker(task, env.env_kwargs()))
     with progress_bar(config.num_demos, f"demonstrations of {task.name}") as bar:
-        while kept < config.num_demos:
+        while tally.kept < config.num_demos:
             episode = next(episodes, None)
-            if episode is None or failed > MAX_FAILED_EPISODES:
-                lost = f" ({failed} more were lost because the environment failed)" if failed else ""
-                raise ConfigError(
-                    f"the expert succeeded in {successes} of {played} episodes of {task.name}{lost}, too few for "
-                    f"{config.num_demos} demonstrations; lower its errors or give --keep all"
-                )
+            hopeless = config.keep == "success" and tally.hopeless(config.num_demos, attempts)
+            if episode is None or hopeless or tally.failed > MAX_FAILED_EPISODES:
+                raise ConfigError(tally.why(task.name, config.num_demos))
             if isinstance(episode, EnvWorkerError):
-                failed += 1
+                tally.failed += 1
                 continue
-            played += 1
-            successes += episode["success_at_end"]
+            tally.played += 1
+            tally.successes += bool(episode["success_at_end"])
             if config.keep == "all" or episode["success_at_end"]:
                 writer.add(episode, task.task_id)
-                kept += 1
+                tally.kept += 1
                 steps += len(episode["actions"])
-                bar.set_postfix_str(f"expert success {successes / played:.2f}", refresh=False)
+                bar.set_postfix_str(f"expert success {tally.success:.2f}", refresh=False)
                 bar.update(1)
     pool.drain()  # for the next task; after an error or an interrupt the pool is closed as it is
-    return task.name, kept, played, f"{successes / played:.2f}", f"{steps / kept:.1f}"
+    return task.name, tally.kept, tally.played, f"{tally.success:.2f}", f"{steps / tally.kept:.1f}"
 
 
 def expert_episodes(

@@ -31,6 +31,7 @@ _OUTSIDE = 0.1  # share of the values outside q01..q99, where 0.02 is usual
 _CHANCE = 3  # values that may lie outside by chance
 _TOO_WIDE = 5.0  # times the range of the data
 _SHORT, _RARE = 2, 0.05  # steps; share of the episodes
+_SHORTER = 4  # times as long are the usual ones
 _REPEATED = 0.1  # share of the episodes
 _STEPS_OF_A_FILE = 100  # with fewer, dimensions may well be constant
 
@@ -140,7 +141,7 @@ def _outcomes(demos: Demonstrations) -> list[Finding]:
 
 def _lengths(demos: Demonstrations) -> list[Finding]:
     lengths = np.array([len(actions) for actions in demos.actions])
-    short = np.flatnonzero((lengths <= _SHORT) & (lengths < np.median(lengths)))
+    short = np.flatnonzero((lengths <= _SHORT) & (_SHORTER * lengths < np.median(lengths)))
     if not len(short):
         return []
     meant = all(demos.success[i] for i in short) and len(short) <= _RARE * len(lengths)

@@ -173,9 +173,22 @@ class EnvConfig:
             known = ", ".join(f"{task.task_id} ({task.name})" for task in tasks.values())
             text = f"{self.suite} has no task {', '.join(map(str, unknown))}; its tasks: {known}"
             problems.append(Problem("task_ids", "unknown_name", text))
+        wanted = self.task_ids or get_suite(self.suite).default_tasks or sorted(tasks)
+        chosen = [tasks[i] for i in wanted if i in tasks]
+        problems += self._proprio_problems(chosen)
         if problems:
             raise ConfigError(problems)
-        return [tasks[i] for i in self.task_ids or get_suite(self.suite).default_tasks or sorted(tasks)]
+        return chosen
+
+    def _proprio_problems(self, tasks: Sequence[TaskSpec]) -> list[Problem]:
+        without = [task.name for task in tasks if not task.proprio_dim]
+        if not self.use_proprio or not without:
+            return []
+        text = (
+            f"--use_proprio: {self.suite} has no proprioception ({', '.join(without)}: TaskSpec.proprio_dim is 0); leave "
+            "it out (in a recipe: use_proprio: false, e.g. --set demos.use_proprio=false)"
+        )
+        return [Problem("use_proprio", "unavailable", text)]
 
     def suite_tasks(self, options: dict[str, Any]) -> list[TaskSpec]:
         """All tasks of the suite with these options of `make_env`, listed by the workers' interpreter."""

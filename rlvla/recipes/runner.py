@@ -19,6 +19,7 @@ from rlvla.utils.errors import ConfigError, Problem
 from rlvla.utils.stopping import StopRequested
 from rlvla.utils.terminal import duration, log
 
+_LITTLE = 60.0  # seconds as the recipe says that count beside the measured ones: short stages say little of others
 _LEAST_LEFT = 0.1  # of a stage that continues, however long it has taken before
 # Flags that take any number of values.
 _LISTS = {f"--{f.metadata.get('flag', f.name)}" for f in fields(RecipeConfig) if isinstance(f.default, tuple)}
@@ -54,7 +55,7 @@ class Timing:
         known = [(s.minutes, self.state.of(s)) for s in self.stages if s.minutes and self.state.is_done(s)]
         said = sum(60 * minutes for minutes, record in known if record is not None and record.seconds)
         took = sum(record.seconds for _, record in known if record is not None)
-        return took / said if said and took else 1.0
+        return (took + _LITTLE) / (said + _LITTLE)
 
     def words(self, stages: Sequence[Stage]) -> str:
         """How long these stages will still take, for messages; "" if nothing is known."""

@@ -82,7 +82,10 @@ class Trainer:
         self._player = Player(rollout, strategy, self._signals, config.batch.temperature)
         self._profiler = IterationProfiler(config.schedule.profile_steps, save_path, strategy)
         self._throughput = Throughput(strategy, setup.models.actor)
-        self._progress = Progress(config, strategy, save_path, actor.module, rollout.success_source)
+        densities = "probabilities" in actor.module.spec.missing
+        self._progress = Progress(
+            config, strategy, save_path, actor.module, rollout.success_source, densities=densities
+        )
         self.observers: list[Observer] = [RewardCheck(rollout.rewards, strategy), self._throughput]
         self.observers += [self._progress, self._guards]
         if config.schedule.dump_rollouts:  # first, because the other observers may end the run

@@ -22,7 +22,7 @@ _FEWEST = 5  # iterations whose spread says how much success varies from one to 
 
 CEILING = 0.95
 _FEW_SIGNALS = 0.15
-_COLLAPSED = 0.1  # share of the initial entropy
+_COLLAPSED = 0.1  # share of the initial entropy, of densities: of the initial width
 _SMALL_KL, _SMALL_CLIP = 1e-4, 1e-3  # far below what updates that matter reach
 _LARGE_CLIP = 0.3
 _UNEXPLAINED = 0.1
@@ -119,16 +119,24 @@ def _student(level: float, freedom: int) -> float:
     return float(t.ppf(level, freedom))
 
 
-def likely_causes(facts: Mapping[str, float], *, groups: bool) -> list[Cause]:
+@dataclass(frozen=True)
+class _Run:
+    groups: bool
+    densities: bool
+
+
+def likely_causes(facts: Mapping[str, float], *, groups: bool, densities: bool = False) -> list[Cause]:
     """What the metrics of a plateau point to, most telling first; never empty.
 
     Args:
         facts: means over the last iterations, by metric; `first_entropy` is that of the first iterations. Missing ones
             are not judged.
         groups: whether advantages compare the episodes of a group.
+        densities: whether the policy draws from densities, whose entropy may be negative: what counts is the factor by
+            which they become narrower.
     """
     known = {name: value for name, value in facts.items() if math.isfinite(value)}
-    causes = [cause for judge in _JUDGES if (cause := judge(known, groups)) is not None]
+    causes = [cause for judge in _JUDGES if (cause := judge(known, _Run(groups, densities))) is not None]
     if causes and causes[0].name == "ceiling":
         return causes[:1]
     return causes or [
@@ -141,7 +149,7 @@ def likely_causes(facts: Mapping[str, float], *, groups: bool) -> list[Cause]:
     ]
 
 
-def _ceiling(facts: Mapping[str, float], groups: bool) -> Cause | None:
+def _ceiling(facts: Mapping[str, float], run: _Run) -> Cause | None:
     success = facts.get("rollout/success_at_end", 0.0)
     if success < CEILING:
         return None
@@ -152,12 +160,12 @@ def _ceiling(facts: Mapping[str, float], groups: bool) -> Cause | None:
     )
 
 
-def _signal(facts: Mapping[str, float], groups: bool) -> Cause | None:
+def _signal(facts: Mapping[str, float], run: _Run) -> Cause | None:
     share = facts.get("rollout/signal_share", 1.0)
     if share >= _FEW_SIGNALS:
         return None
-    unit = "groups have episodes with different rewards" if groups else "episodes differ in reward from the usual one"
-    more = "more episodes per state (--n_samples_per_prompt)" if groups else "more episodes per iteration"
+    unit = "groups have episodes with different rewards" if run.groups else "episodes differ in reward from the usual one"
+    more = "more episodes per state (--n_samples_per_prompt)" if run.groups else "more episodes per iteration"
     return Cause(
         "signal",
         f"only {100 * share:.1f} % of the {unit}. Give {more}, a reward that is paid on the way (--reward rm with a "
@@ -166,9 +174,12 @@ def _signal(facts: Mapping[str, float], groups: bool) -> Cause | None:
     )
 
 
-def _entropy(facts: Mapping[str, float], groups: bool) -> Cause | None:
+def _entropy(facts: Mapping[str, float], run: _Run) -> Cause | None:
     now, first = facts.get("actor/entropy"), facts.get("first_entropy")
-    if now is None or first is None or first <= 0 or now >= _COLLAPSED * first:
+    if now is None or first is None:
+        return None
+    share = math.exp(min(0.0, now - first)) if run.densities else now / first if first > 0 else 1.0
+    if share >= _COLLAPSED:
         return None
     return Cause(
         "entropy",
@@ -178,7 +189,7 @@ def _entropy(facts: Mapping[str, float], groups: bool) -> Cause | None:
     )
 
 
-def _step_size(facts: Mapping[str, float], groups: bool) -> Cause | None:
+def _step_size(facts: Mapping[str, float], run: _Run) -> Cause | None:
     kl, clipped = facts.get("actor/ppo_kl"), facts.get("actor/pg_clipfrac")
     if kl is None or clipped is None:
         return None
@@ -192,7 +203,7 @@ def _step_size(facts: Mapping[str, float], groups: bool) -> Cause | None:
     return None
 
 
-def _critic(facts: Mapping[str, float], groups: bool) -> Cause | None:
+def _critic(facts: Mapping[str, float], run: _Run) -> Cause | None:
     explained = facts.get("critic/vf_explained_var")
     if explained is None or explained >= _UNEXPLAINED:
         return None

@@ -37,19 +37,28 @@ class Progress(Observer):
         folder: run folder, which receives the learning curve.
         policy: the policy before training, or before a checkpoint is restored.
         success_source: what tells success.
+        densities: whether the policy draws from densities, whose entropy may be negative.
 
     Attributes:
         clock: knows the time left.
     """
 
     def __init__(
-        self, config: PPOConfig, strategy: DeepspeedStrategy, folder: Path, policy: nn.Module, success_source: str
+        self,
+        config: PPOConfig,
+        strategy: DeepspeedStrategy,
+        folder: Path,
+        policy: nn.Module,
+        success_source: str,
+        *,
+        densities: bool = False,
     ):
         self._config, self._strategy, self._success_source = config, strategy, success_source
         batch, schedule = config.batch, config.schedule
         self.clock = RunClock(batch.iterations, schedule.eval_steps)
         self._distance = StartDistance(policy, strategy)
         self._curve = GrowingCurve(folder) if strategy.is_main else None
+        self._densities = densities
         self._groups = batch.n_samples_per_prompt > 1 and "group_ids" in config.algorithm.estimator_options
         window = schedule.plateau_iterations
         self._window = window_of(batch.episodes_per_iteration) if window is None else window
@@ -133,7 +142,7 @@ class Progress(Observer):
         if self._first_entropy is not None:
             facts["first_entropy"] = self._first_entropy
         facts["rollout/success_at_end"] = plateau.now
-        causes = likely_causes(facts, groups=self._groups)
+        causes = likely_causes(facts, groups=self._groups, densities=self._densities)
         lines = [str(plateau)]
         before = _means(history[-2 * window : -window])
         if self._config.reward_weights() != SUCCESS_ALONE and _REWARD in before and _REWARD in facts:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import h5py
@@ -11,8 +12,11 @@ import pytest
 
 from cli.collect_demos import main
 from rlvla.commands import custom_modules
-from rlvla.envs import make_env, registry
+from rlvla.commands.collect_demos import Tally
+from rlvla.envs import list_tasks, make_env, registry
+from rlvla.envs.config import EnvConfig
 from rlvla.envs.suite_flags import suite_flags
+from rlvla.utils.errors import ConfigError
 
 MODULE = """
 from dataclasses import dataclass, replace
@@ -72,3 +76,28 @@ def test_recorded_actions_of_toy_push_play_again(tmp_path: Path) -> None:
                 result = env.step_chunk(action[None])
                 observation = result.observation
             assert result.success_at_end == attributes["success"]
+
+
+def test_an_expert_that_succeeds_too_rarely_is_given_up_early() -> None:
+    known = next(n for n in range(1, 2000) if Tally(played=n).hopeless(wanted=100, attempts=2000))
+    assert 100 < known < 400
+    assert not Tally(played=1000, successes=50, kept=50).hopeless(100, 2000), "it may still be enough"
+    assert Tally(played=1500, successes=20, kept=20).hopeless(100, 2000)
+    assert not any(Tally(played=n, successes=n // 10, kept=n // 10).hopeless(100, 2000) for n in range(1, 1000))
+
+
+def test_an_environment_that_fails_is_not_blamed_on_the_expert() -> None:
+    assert "expert" not in Tally(failed=2).why("push", 100) and "environment" in Tally(failed=2).why("push", 100)
+    assert "0 of 300" in Tally(played=300, failed=3).why("push", 100)
+
+
+def test_proprio_that_a_suite_does_not_have_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    suite_flags()
+    monkeypatch.setattr(registry, "_SUITES", dict(registry._SUITES))
+    reach = registry.get_suite("toy_reach")
+    blind = [replace(task, suite="blind", proprio_dim=0) for task in list_tasks("toy_reach")]
+    registry.register_suite("blind", replace(reach, list_tasks=lambda **kw: blind))
+    with pytest.raises(ConfigError) as error:
+        EnvConfig(task_suite_name="blind", use_proprio=True).tasks()
+    assert [(problem.flag, problem.reason) for problem in error.value.problems] == [("use_proprio", "unavailable")]
+    assert EnvConfig(task_suite_name="blind").tasks() == blind

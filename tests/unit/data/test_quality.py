@@ -187,6 +187,13 @@ def test_an_episode_of_two_steps() -> None:
     assert kinds(quality(demos, TASK)) == {"short_episodes"}
 
 
+def test_a_task_of_few_steps_has_short_episodes() -> None:
+    demos = good()
+    for values in (demos.actions, demos.images, demos.proprio, demos.rewards):
+        values[:] = [rows[: 2 + i % 4] for i, rows in enumerate(values)]
+    assert "short_episodes" not in {finding.kind for finding in quality(demos, TASK)}
+
+
 def test_a_file_is_judged_alone_only_if_it_is_long_enough() -> None:
     still = of_actions(lambda a: constant(a, 0.3, slice(0, 1)))
     assert kinds(quality_of_file(still(good()), TASK)) == {"constant_action"}

@@ -145,13 +145,20 @@ def test_times_follow_the_machine_and_earlier_attempts(tmp_path: Path) -> None:
     stages, state = [demos, sft, rl], State(tmp_path)
     timing = Timing(stages, state)
     assert timing.words(stages) == "about 10m00s"
-    state.note(demos, DONE, 120.0)  # half as fast as the machine of the recipe
-    assert [timing.left(one) for one in stages] == [0.0, 480.0, 600.0]
+    state.note(demos, DONE, 120.0)  # half as fast as the machine of the recipe; a minute says little
+    assert [timing.left(one) for one in stages] == [0.0, 360.0, 450.0]
     state.note(sft, RUNNING, 100.0)  # starts anew
     state.note(rl, RUNNING, 450.0)  # goes on
-    assert [timing.left(one) for one in stages] == [0.0, 480.0, 150.0]
+    assert [timing.left(one) for one in stages] == [0.0, 360.0, 45.0]
     state.note(rl, RUNNING, 900.0)
-    assert timing.left(rl) == 60.0
+    assert timing.left(rl) == 45.0
     unknown = stage(tmp_path, "eval_rl", "eval_rl.json")
-    assert Timing([*stages, unknown], state).words([sft, unknown]) == "more than 8m00s"
+    assert Timing([*stages, unknown], state).words([sft, unknown]) == "more than 6m00s"
     assert Timing([unknown], state).words([unknown]) == ""
+
+
+def test_a_stage_of_seconds_does_not_make_hours_of_the_others_vanish(tmp_path: Path) -> None:
+    demos, sft = (stage(tmp_path, name, minutes=m) for name, m in (("demos", 1.0), ("sft", 30.0)))
+    state = State(tmp_path)
+    state.note(demos, DONE, 1.0)  # a simulator that is none
+    assert 900 < Timing([demos, sft], state).left(sft) < 1800

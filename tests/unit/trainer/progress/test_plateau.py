@@ -103,3 +103,17 @@ HEALTHY = {
 def test_causes_follow_from_the_metrics(changed: dict, names: list[str], groups: bool) -> None:
     assert [cause.name for cause in likely_causes(HEALTHY | changed, groups=groups)] == names
     assert likely_causes({}, groups=groups)[0].name == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("first", "now", "names"),
+    [
+        (0.22, -0.19, ["unknown"]),  # standard deviations from 0.3 to 0.2
+        (0.22, -2.3, ["entropy"]),  # to 0.024
+        (-1.0, -3.5, ["entropy"]),
+        (-1.0, -0.5, ["unknown"]),
+    ],
+)
+def test_a_density_has_collapsed_when_it_is_much_narrower(first: float, now: float, names: list[str]) -> None:
+    facts = HEALTHY | {"first_entropy": first, "actor/entropy": now}
+    assert [cause.name for cause in likely_causes(facts, groups=False, densities=True)] == names
