@@ -104,7 +104,7 @@ def ppo_memory(flags: PPORun, setting: CheckedRun) -> MemoryPlan | None:
             return None
         probes["critic"] = probe(sketch, train_rows=micro, **amounts)
     frozen = _frozen_probes(flags, setting, row, amounts)
-    size = setting.env.image_size or setting.spec.image_size or get_suite(setting.env.suite).image_size
+    size = setting.env.image_size or setting.spec.image_size or get_suite(setting.env.suite).default_image_size
     decision_bytes = cameras * size * size * 3 + setting.spec.columns * (8 + 4 * 6)
     return MemoryPlan(
         {name: engine_memory(p, strategy, world, accumulates=accumulates) for name, p in probes.items()},

@@ -56,7 +56,7 @@ def observation_problems(folder: str | Path, spec: PolicySpec, shown: Observatio
         problems.append(problem(None, "image_count", folder=folder, wanted=spec.cameras, cameras=there))
     elif known != cameras and known and set(known) <= set(suite.cameras):
         problems.append(problem(None, "cameras", folder=folder, known=", ".join(known), shown=", ".join(cameras)))
-    size = shown.env.image_size or suite.image_size
+    size = shown.env.image_size or suite.default_image_size
     if spec.image_size not in (None, size):
         problems.append(problem(None, "image_size", folder=folder, wanted=spec.image_size, size=size))
     quality, own = recorded.get("render_quality"), shown.env.render_quality or "fast"

@@ -130,7 +130,7 @@ def _contradictions(policy: PolicyConfig, env: EnvConfig, spec: PolicySpec, task
     if bool(spec.proprio_dim) != bool(env.use_proprio):
         takes = "takes" if spec.proprio_dim else "does not take"
         problems.append(problem("use_proprio", "mismatch", takes=takes))
-    size = env.image_size or get_suite(env.suite).image_size
+    size = env.image_size or get_suite(env.suite).default_image_size
     if spec.image_size not in (None, size):
         problems.append(problem("image_size", "mismatch", value=size, wanted=spec.image_size))
     dims = {task.action_dim for task in tasks}

@@ -52,12 +52,12 @@ class EnvConfig:
     )
     cameras: tuple[str, ...] = arg(
         (),
-        "cameras in the order the policy sees them (default: the checkpoint's, else the suite's first)",
+        "cameras in the order the policy sees them (default: the checkpoint's, else the suite's)",
         metavar="NAME",
     )
     image_size: int | None = arg(
         None,
-        "side of the square camera images in pixels (default: the checkpoint's, else 64; LIBERO: 256)",
+        "side of the square camera images in pixels (default: the checkpoint's, else the suite's: 64, LIBERO 256)",
         minimum=8,
         maximum=4096,
     )
@@ -130,8 +130,8 @@ class EnvConfig:
 
     @property
     def camera_names(self) -> tuple[str, ...]:
-        """The cameras; the suite's first one by default."""
-        return self.cameras or get_suite(self.suite).cameras[:1]
+        """The cameras; those of the suite by default."""
+        return self.cameras or get_suite(self.suite).default_cameras
 
     @property
     def suite(self) -> str:
@@ -185,7 +185,7 @@ class EnvConfig:
         if not self.use_proprio or not without:
             return []
         text = (
-            f"--use_proprio: {self.suite} has no proprioception ({', '.join(without)}: TaskSpec.proprio_dim is 0); leave "
+            f"--use_proprio: {self.suite} has none ({', '.join(without)}: TaskSpec.proprio_dim is 0); leave "
             "it out (in a recipe: use_proprio: false, e.g. --set demos.use_proprio=false)"
         )
         return [Problem("use_proprio", "unavailable", text)]

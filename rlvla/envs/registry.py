@@ -27,10 +27,10 @@ class Suite:
         list_tasks: `(**kw) -> list[TaskSpec]`; must not start a simulator. `kw` are the options that differ from their
             defaults.
         make: `(task_id, **kw) -> Env`.
-        cameras: available camera names; the first is the default.
+        cameras: available camera names; see `default_cameras`.
         options: dataclass of the options in `kw`; fields created with `arg` become flags. None: the options are the
             keyword arguments of the two functions, without flags.
-        image_size: default side of the images in pixels.
+        image_size: default side of the images in pixels, without `options`.
         requires: importable names of the modules that the simulator needs.
         default_tasks: tasks used if none are selected; empty means all.
         expert: `(task, config) -> Expert`, a scripted expert for `cli/collect_demos.py`, or None.
@@ -47,6 +47,21 @@ class Suite:
     expert: Callable[[TaskSpec, ExpertConfig], Expert] | None = None
     options: type[SuiteOptions] | None = None
     make_batched: Callable[..., BatchedEnv] | None = None
+
+    @property
+    def default_cameras(self) -> tuple[str, ...]:
+        """The cameras of an environment that is made without naming any: the default of `options`, else the first."""
+        return self._default("cameras") or self.cameras[:1]
+
+    @property
+    def default_image_size(self) -> int:
+        """Side of its images in pixels: the default of `options`, else `image_size`."""
+        return self._default("image_size") or self.image_size
+
+    def _default(self, name: str) -> Any:
+        fields = {} if self.options is None else {field.name: field for field in dataclasses.fields(self.options)}
+        default = fields[name].default if name in fields else None
+        return None if default is dataclasses.MISSING else default
 
 
 _SUITES: dict[str, Suite] = {}

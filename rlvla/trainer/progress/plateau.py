@@ -164,7 +164,9 @@ def _signal(facts: Mapping[str, float], run: _Run) -> Cause | None:
     share = facts.get("rollout/signal_share", 1.0)
     if share >= _FEW_SIGNALS:
         return None
-    unit = "groups have episodes with different rewards" if run.groups else "episodes differ in reward from the usual one"
+    unit = (
+        "groups have episodes with different rewards" if run.groups else "episodes differ in reward from the usual one"
+    )
     more = "more episodes per state (--n_samples_per_prompt)" if run.groups else "more episodes per iteration"
     return Cause(
         "signal",

@@ -1,9 +1,12 @@
 import subprocess
 import sys
+from dataclasses import dataclass, replace
 
 import pytest
 
-from rlvla.envs import get_suite, list_tasks, make_env, suite_names
+from rlvla.envs import get_suite, list_tasks, make_env, registry, suite_names
+from rlvla.envs.config import EnvConfig
+from rlvla.envs.options import SuiteOptions
 from rlvla.envs.registry import load_custom_module
 from rlvla.utils.errors import ConfigError
 
@@ -34,6 +37,25 @@ def test_custom_file_registers_its_suite(tmp_path):
     load_custom_module(str(file))  # harmless
     assert "custom_suite_of_a_test" in suite_names()
     assert list_tasks("custom_suite_of_a_test")[0].name == "only"
+
+
+@dataclass(frozen=True)
+class TwoEyes(SuiteOptions):
+    cameras: tuple[str, ...] = ("front", "top")
+    image_size: int = 48
+
+
+def test_cameras_and_image_size_are_those_that_the_options_of_a_suite_name(monkeypatch):
+    suite = replace(get_suite("toy_reach"), cameras=("front", "top", "side"), options=TwoEyes)
+    monkeypatch.setitem(registry._SUITES, "two_eyes", suite)
+    assert EnvConfig(task_suite_name="two_eyes").camera_names == ("front", "top")
+    assert EnvConfig(task_suite_name="two_eyes", cameras=("side",)).camera_names == ("side",)
+    assert suite.default_image_size == 48
+    without = replace(suite, options=None, image_size=32)
+    assert (without.default_cameras, without.default_image_size) == (("front",), 32)
+    for name in registry._BUILTIN:
+        shipped = get_suite(name)
+        assert (shipped.default_cameras, shipped.default_image_size) == (shipped.cameras[:1], shipped.image_size), name
 
 
 def test_custom_modules_that_cannot_be_loaded(tmp_path):
