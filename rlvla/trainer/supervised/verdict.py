@@ -167,7 +167,23 @@ def _fit(facts: Facts) -> list[str]:
             f"Nothing of use was learned: on held-out rows the error is {percent(ratio)} of that of the constant "
             "median action."
         )
-    return sentences
+        return sentences
+    return sentences + _not_learned(final.heldout.errors, (of_heldout or Baselines()).median_errors)
+
+
+def _not_learned(errors: Sequence[float], medians: Sequence[float]) -> list[str]:
+    """The action dimensions in which a policy is no better than the median action, while it is in others."""
+    shares = {i: error / median for i, (error, median) in enumerate(zip(errors, medians)) if median > 0}
+    blind = {i: share for i, share in shares.items() if share >= CONSTANT}
+    if not blind or len(blind) == len(shares):
+        return []
+    named = ", ".join(map(str, blind))
+    return [
+        f"Nothing of use was learned in action dimension {named}: on held-out rows the error is "
+        f"{', '.join(map(percent, blind.values()))} of that of the constant median action, at best "
+        f"{percent(min(shares.values()))} in the others. Do the recorded cameras and proprioception show what it "
+        "depends on (another camera, larger images)?"
+    ]
 
 
 def _described(name: str, quality: Quality, baselines: Baselines) -> str:

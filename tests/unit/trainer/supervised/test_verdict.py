@@ -75,6 +75,16 @@ def test_a_policy_as_good_as_a_constant_has_learned_nothing() -> None:
     assert not any("constant" in s for s in judge(facts(SETTLED, SETTLED, 0.5)).sentences)
 
 
+def test_a_dimension_that_depends_on_something_unseen_is_named() -> None:
+    case = facts(SETTLED, SETTLED, 0.3)
+    half_blind = replace(case.measurements[-1], heldout=Quality(1.0, 0.5, (0.02, 11.0)))
+    (said,) = [
+        s for s in judge(replace(case, measurements=(*case.measurements[:-1], half_blind))).sentences if "cam" in s
+    ]
+    assert "dimension 1:" in said and "110%" in said and "20%" in said
+    assert not any("dimension" in s for share in (0.3, 0.97) for s in judge(facts(SETTLED, SETTLED, share)).sentences)
+
+
 @pytest.mark.parametrize(
     ("attempts", "rl"),
     [
