@@ -57,7 +57,7 @@ class EnvConfig:
     )
     image_size: int | None = arg(
         None,
-        "side of the square camera images in pixels (default: the checkpoint's, else the suite's: 64, LIBERO 256)",
+        "side of the square camera images in pixels (default: the checkpoint's, else the suite's: 64; LIBERO: 256)",
         minimum=8,
         maximum=4096,
     )
