@@ -20,9 +20,10 @@ from rlvla.models.lerobot.folder import (
     write_folder,
 )
 from rlvla.models.lerobot.processors import OLD_PREFIXES, Processors, read_processors
+from rlvla.models.lerobot.prompts import PromptTokenizer
 from rlvla.models.smolvla.config import SmolVLAConfig
 from rlvla.models.smolvla.network import SmolVLANetwork
-from rlvla.models.smolvla.vlm import PromptTokenizer, VlmConfig, find_vlm, read_vlm
+from rlvla.models.smolvla.vlm import VlmConfig, find_vlm, read_vlm
 from rlvla.utils.data_files import fits, read_json
 from rlvla.utils.errors import ConfigError, Problem
 

@@ -4,46 +4,19 @@ from __future__ import annotations
 
 import math
 from contextlib import nullcontext
-from dataclasses import dataclass, fields, replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rlvla.models.lerobot.layers import Rotation, rotate, rotation, time_embedding
+from rlvla.models.lerobot.prefix import Prefix
 from rlvla.models.smolvla.config import ExpertLayer, SmolVLAConfig, expert_layers
-from rlvla.models.smolvla.layers import Decoder, DecoderLayer, Rotation, rotate, rotation
+from rlvla.models.smolvla.layers import Decoder, DecoderLayer
 from rlvla.models.smolvla.vision import Connector, VisionTower
 from rlvla.models.smolvla.vlm import VlmConfig
 
 VLM = "model.vlm_with_expert.vlm."
-
-
-@dataclass(frozen=True)
-class Prefix:
-    """What the action expert reads of the observations of B decisions.
-
-    Attributes:
-        keys: for each layer of the expert [B, kv_heads, P, head_dim], with position and projections applied.
-        values: like keys.
-        mask: [B, P] bool: False for padding and missing cameras.
-        length: [B] int64, tokens that are no padding: the position of the first action.
-        pooled: [B, d] float32, mean of the hidden states over the tokens that are no padding, where the last keys are
-            computed; for a critic.
-    """
-
-    keys: tuple[Tensor, ...]
-    values: tuple[Tensor, ...]
-    mask: Tensor
-    length: Tensor
-    pooled: Tensor
-
-    def rows(self, index: Tensor | slice) -> Prefix:
-        """The prefix of some of the decisions."""
-
-        def pick(value: Tensor | tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...]:
-            return tuple(part[index] for part in value) if isinstance(value, tuple) else value[index]
-
-        return replace(self, **{entry.name: pick(getattr(self, entry.name)) for entry in fields(self)})
 
 
 class Vlm(nn.Module):
@@ -315,11 +288,3 @@ class SmolVLANetwork(nn.Module):
         both = torch.cat([actions, times[:, :, None].expand_as(actions)], dim=-1)
         embedded: Tensor = self.model.action_time_mlp_out(F.silu(self.model.action_time_mlp_in(both)))
         return embedded.to(self._expert.layers[0].self_attn.q_proj.weight.dtype)
-
-
-def time_embedding(t: Tensor, width: int, min_period: float, max_period: float) -> Tensor:
-    """Sines and cosines [..., width] float64 of times [...], with periods spaced evenly on a log scale."""
-    dtype = torch.float32 if t.device.type == "mps" else torch.float64
-    fraction = torch.linspace(0, 1, width // 2, dtype=dtype, device=t.device)
-    angles = t.to(dtype)[..., None] * (2 * math.pi / (min_period * (max_period / min_period) ** fraction))
-    return torch.cat([angles.sin(), angles.cos()], dim=-1)

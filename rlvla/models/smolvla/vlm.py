@@ -1,20 +1,18 @@
-"""The vision-language model inside SmolVLA: where its folder is, its sizes, and its tokenizer."""
+"""The vision-language model inside SmolVLA: where its folder is, and its sizes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
+from rlvla.models.lerobot.prompts import TOKENIZER_FILES, find_folder
 from rlvla.utils.data_files import fits, read_json
 from rlvla.utils.errors import ConfigError, Problem
 
-CONFIG_FILE, TOKENIZER_FILE = "config.json", "tokenizer.json"
-_FILES = "config.json, tokenizer.json, tokenizer_config.json and special_tokens_map.json"
+CONFIG_FILE = "config.json"
+_FILES = (CONFIG_FILE, *TOKENIZER_FILES)
 _MULTIPLE = 256  # widths of the expert's MLPs are multiples of it
 
 
@@ -137,95 +135,10 @@ class VlmConfig:
 
 
 def find_vlm(name: str, policy_folder: Path) -> Path:
-    """The local folder of the model that `vlm_model_name` names; nothing is downloaded.
-
-    It may be a path (absolute, or relative to the policy's folder) or a public name, which is looked for in the local
-    cache of Hugging Face.
-
-    Raises:
-        ConfigError: it is nowhere; the message says what to fetch, and where it may be put.
-    """
-    folder = policy_folder / name
-    if folder.is_dir():
-        return folder
-    cached = _cached(name)
-    if cached is not None:
-        return cached
-    fetch = f"hf download {name} --exclude '*.safetensors' '*.onnx' --local-dir {folder}"
-    remedy = (
-        f"copy it to {folder}" if Path(name).is_absolute() else f"fetch it ({fetch}), or set vlm_model_name to a folder"
-    )
-    where = f"{policy_folder / CONFIG_FILE}: vlm_model_name {name!r} is not on this machine"
-    text = f"{where}; its {_FILES} are needed: {remedy}"
-    raise ConfigError.of(None, "missing_file", text)
-
-
-def _cached(name: str) -> Path | None:
-    from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
-
-    try:
-        found = try_to_load_from_cache(name, CONFIG_FILE)
-    except HFValidationError:
-        return None
-    return Path(found).parent if isinstance(found, str) else None
+    """The local folder of the model that `vlm_model_name` names; see `find_folder`."""
+    return find_folder(name, policy_folder, CONFIG_FILE, setting=f"{CONFIG_FILE}: vlm_model_name", files=_FILES)
 
 
 def read_vlm(folder: Path) -> VlmConfig:
     """Sizes from the config.json of a folder; errors as in `VlmConfig.from_json`."""
     return VlmConfig.from_json(read_json(folder / CONFIG_FILE), folder / CONFIG_FILE)
-
-
-class PromptTokenizer:
-    """Turns instructions into token ids: task and newline, truncated, padded on the right.
-
-    Args:
-        folder: with the tokenizer's files.
-        max_length: longest prompt in tokens.
-        padding: "longest" of the batch, or "max_length".
-
-    Raises:
-        ConfigError: the folder has no readable tokenizer, or one without a padding token.
-    """
-
-    def __init__(self, folder: Path, *, max_length: int, padding: str = "longest"):
-        from transformers import AutoTokenizer
-
-        if not (folder / TOKENIZER_FILE).is_file():
-            text = f"{folder / TOKENIZER_FILE} is missing; the policy needs the tokenizer of its vlm_model_name"
-            raise ConfigError.of(None, "missing_file", text)
-        try:
-            self._tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-        except Exception as error:  # tokenizers raise plain exceptions on files that are not theirs
-            reason = " ".join(str(error).split())[:200]
-            raise ConfigError.of(None, "invalid_file", f"{folder}: no tokenizer can be read ({reason})") from None
-        self._max_length, self._padding = max_length, padding
-        self._known: dict[str, list[int]] = {}
-        self._pad = self._tokenizer.pad_token_id
-        if self._pad is None:
-            text = f"{folder}: the tokenizer has no padding token; set pad_token in its tokenizer_config.json"
-            raise ConfigError.of(None, "invalid_file", text)
-
-    @property
-    def size(self) -> int:
-        """Number of token ids."""
-        return len(self._tokenizer)
-
-    def ids(self, instruction: str) -> list[int]:
-        """The token ids of one instruction, without padding."""
-        if instruction not in self._known:
-            prompt = instruction if instruction.endswith("\n") else f"{instruction}\n"
-            encoded = self._tokenizer(prompt, truncation=True, max_length=self._max_length)
-            self._known[instruction] = list(encoded["input_ids"])
-        return self._known[instruction]
-
-    def __call__(self, instructions: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Token ids [B, L] int64 and their mask [B, L] bool."""
-        rows = [self.ids(instruction) for instruction in instructions]
-        length = self._max_length if self._padding == "max_length" else max(map(len, rows), default=0)
-        tokens = torch.full((len(rows), length), self._pad, dtype=torch.int64)
-        mask = torch.zeros((len(rows), length), dtype=torch.bool)
-        for index, row in enumerate(rows):
-            tokens[index, : len(row)] = torch.tensor(row, dtype=torch.int64)
-            mask[index, : len(row)] = True
-        return tokens, mask

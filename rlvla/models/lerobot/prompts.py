@@ -1,0 +1,124 @@
+"""Prompts of LeRobot's policies: local folders with their tokenizers, and text as token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from rlvla.utils.errors import ConfigError
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+_REMEMBERED = 4096  # tokenized instructions; prompts with a state in them never end
+
+
+def with_new_line(instruction: str) -> str:
+    """The prompt of SmolVLA and pi0."""
+    return instruction if instruction.endswith("\n") else f"{instruction}\n"
+
+
+def find_folder(name: str, policy_folder: Path, file: str, *, setting: str, files: Sequence[str]) -> Path:
+    """The local folder of a model that a policy's folder names; nothing is downloaded.
+
+    It may be a path (absolute, or relative to the policy's folder) or a public name, which is looked for in the local
+    cache of Hugging Face.
+
+    Args:
+        name: of the model.
+        policy_folder: of the policy.
+        file: one that the folder must have, to be taken from the cache.
+        setting: file and entry of the policy that has the name, for the message.
+        files: those that are needed.
+
+    Raises:
+        ConfigError: it is nowhere; the message says what to fetch, and where it may be put.
+    """
+    folder = policy_folder / name
+    if folder.is_dir():
+        return folder
+    cached = _cached(name, file)
+    if cached is not None:
+        return cached
+    fetch = f"hf download {name} {' '.join(files)} --local-dir {folder}"
+    remedy = f"copy it to {folder}" if Path(name).is_absolute() else f"fetch it ({fetch}), or name a folder"
+    where = f"{policy_folder}/{setting} {name!r} is not on this machine"
+    needed = f"{', '.join(files[:-1])} and {files[-1]}"
+    raise ConfigError.of(None, "missing_file", f"{where}; its {needed} are needed: {remedy}")
+
+
+def _cached(name: str, file: str) -> Path | None:
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        found = try_to_load_from_cache(name, file)
+    except HFValidationError:
+        return None
+    return Path(found).parent if isinstance(found, str) else None
+
+
+class PromptTokenizer:
+    """Turns prompts into token ids, truncated, padded on the right.
+
+    Args:
+        folder: with the tokenizer's files.
+        max_length: longest prompt in tokens.
+        padding: "longest" of the batch, or "max_length".
+        prompt: what is tokenized of an instruction.
+
+    Raises:
+        ConfigError: the folder has no readable tokenizer, or one without a padding token.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        max_length: int,
+        padding: str = "longest",
+        prompt: Callable[[str], str] = with_new_line,
+    ):
+        from transformers import AutoTokenizer
+
+        file = folder / TOKENIZER_FILES[0]
+        if not file.is_file():
+            text = f"{file} is missing; copy the tokenizer of the policy's vision-language model there"
+            raise ConfigError.of(None, "missing_file", text)
+        try:
+            self._tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        except Exception as error:  # tokenizers raise plain exceptions on files that are not theirs
+            reason = " ".join(str(error).split())[:200]
+            raise ConfigError.of(None, "invalid_file", f"{folder}: no tokenizer can be read ({reason})") from None
+        self._max_length, self._padding, self._prompt = max_length, padding, prompt
+        self._known: dict[str, list[int]] = {}
+        self._pad = self._tokenizer.pad_token_id
+        if self._pad is None:
+            text = f"{folder}: the tokenizer has no padding token; set pad_token in its tokenizer_config.json"
+            raise ConfigError.of(None, "invalid_file", text)
+
+    @property
+    def size(self) -> int:
+        """Number of token ids."""
+        return len(self._tokenizer)
+
+    def ids(self, instruction: str) -> list[int]:
+        """The token ids of one instruction, without padding."""
+        if instruction not in self._known:
+            if len(self._known) >= _REMEMBERED:
+                self._known.clear()
+            encoded = self._tokenizer(self._prompt(instruction), truncation=True, max_length=self._max_length)
+            self._known[instruction] = list(encoded["input_ids"])
+        return self._known[instruction]
+
+    def __call__(self, instructions: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """Token ids [B, L] int64 and their mask [B, L] bool."""
+        rows = [self.ids(instruction) for instruction in instructions]
+        length = self._max_length if self._padding == "max_length" else max(map(len, rows), default=0)
+        tokens = torch.full((len(rows), length), self._pad, dtype=torch.int64)
+        mask = torch.zeros((len(rows), length), dtype=torch.bool)
+        for index, row in enumerate(rows):
+            tokens[index, : len(row)] = torch.tensor(row, dtype=torch.int64)
+            mask[index, : len(row)] = True
+        return tokens, mask
