@@ -44,12 +44,19 @@ class Target:
 
 _OWN = "recipes/own_task.yaml"
 _PICK_PLACE = ("--task_suite_name", "pick_place", "--custom_module", "benchmarks/suites/pick_place.py")
+_BESIDE = ("--task_suite_name", "toy_push", "--set", "demos.keep=all", "demos.offset_bias=[0.25,0.16]")
+_STACK = ("--task_suite_name", "robosuite", "--set", "all.task_ids=1", "demos.cameras=[agentview,wrist]")
+_STACK += ("demos.control_freq=10", "rl.num_episodes=2048")
 TARGETS = {
     "lift": Target(("recipes/quickstart.yaml",), least_end=0.95, minutes=6, most_start=0.6),
     "toy_reach": Target(("recipes/toy_reach.yaml",), least_end=0.95, minutes=1.5),
     # Experts of 100 %: half of that to start with.
     "toy_push": Target((_OWN, "--task_suite_name", "toy_push"), least_end=0.9, minutes=15, least_start=0.5),
     "pick_place": Target((_OWN, *_PICK_PLACE), least_end=0.9, minutes=15, least_start=0.5),
+    # An expert that aims beside the zone, and that fails in half of its episodes.
+    "toy_push_beside": Target((_OWN, *_BESIDE), least_end=0.9, minutes=15, most_start=0.75),
+    "lift_agentview": Target(("recipes/quickstart.yaml", "--set", "demos.cameras=agentview"), 0.9, 10),
+    "stack": Target((_OWN, *_STACK), least_end=0.9, minutes=45),
 }
 
 
