@@ -3,9 +3,9 @@
     python benchmarks/learning.py --tasks lift toy_reach toy_push pick_place --seeds 0 1 2 --output runs/learning
 
 All success rates are at end, greedy, on held-out initial states. A run meets its target if the policy succeeds as
-often as `Target` says after supervised and after reinforcement learning, and the whole recipe was fast enough. "to 90 %"
-counts training episodes, and seconds of two cores, until nine of ten sampled episodes of an iteration succeed. A folder
-that is there already is continued, so that the table can be completed later.
+often as `Target` says after supervised and after reinforcement learning, and the whole recipe was fast enough. The
+column "to 90 %" has the training episodes, and the seconds of two cores, until nine of ten sampled episodes of an
+iteration succeed. A folder that is there already is continued, so that the table can be completed later.
 """
 
 from __future__ import annotations
