@@ -89,7 +89,7 @@ def check_run(
     tasks: list[TaskSpec] = []
     checkpoint, overrides = None, {}
     try:
-        overrides = checkpoint_overrides(folder, policy)
+        overrides = checkpoint_overrides(folder, policy, _cameras_of(env))
         checkpoint = check_checkpoint(folder, policy.unnorm_key, env.task_suite_name, overrides)
     except ConfigError as error:
         problems += error.problems
@@ -113,6 +113,14 @@ def check_run(
     if problems or checkpoint is None:
         return None, as_problems(problems)
     return CheckedRun(env, tasks, checkpoint, overrides, state_input, source), []
+
+
+def _cameras_of(env: EnvConfig) -> Sequence[str]:
+    """The cameras of the environment; () if they cannot be known, which is reported elsewhere."""
+    try:
+        return env.camera_names
+    except ConfigError:
+        return ()
 
 
 def _contradictions(policy: PolicyConfig, env: EnvConfig, spec: PolicySpec, tasks: Sequence[TaskSpec]) -> list[Problem]:

@@ -14,7 +14,7 @@ from rlvla.utils.seeding import derive_rng
 
 
 class DemonstrationRows:
-    """One training row per observation: the observation and the chunk of A actions that followed it.
+    """One training row per observation: the observation and the chunk of actions that followed it.
 
     Args:
         demos: the episodes; their images are replaced by views of one array.
@@ -31,7 +31,7 @@ class DemonstrationRows:
         first, end, offset = [], [], 0
         for index, actions in enumerate(demos.actions):
             starts = np.arange(len(actions)) if demos.decision_steps is None else demos.decision_steps[index]
-            steps = starts[:, None] + np.arange(spec.action_chunk_len)  # [S, A]
+            steps = starts[:, None] + np.arange(spec.demonstrated_actions)  # [S, A]
             ahead = actions[np.minimum(steps, len(actions) - 1)]  # past the end the last action is repeated and masked
             traces.append(policy.encode_actions(ahead))
             masks.append(np.repeat(steps < len(actions), spec.columns_per_action, axis=1))

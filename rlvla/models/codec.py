@@ -101,12 +101,12 @@ class StatisticsCodec:
         A dimension that is constant in the dataset (its statistics have zero range) decodes to the same value for every
         token, so its policy gradient would be pure noise.
         """
-        return _varying(self.decode_actions(np.arange(self.action_tokenizer.n_bins)[:, None].repeat(self._columns, 1)))
+        return varying(self.decode_actions(np.arange(self.action_tokenizer.n_bins)[:, None].repeat(self._columns, 1)))
 
     @property
     def effective_numbers(self) -> Tensor:
         """[A*D] bool: like `effective_tokens`, for the numbers in a continuous chunk."""
-        return _varying(self.unnormalize_actions(np.linspace(-1.0, 1.0, 5)[:, None, None] + np.zeros(self._chunk)))
+        return varying(self.unnormalize_actions(np.linspace(-1.0, 1.0, 5)[:, None, None] + np.zeros(self._chunk)))
 
     @property
     def action_mask(self) -> list[bool]:
@@ -124,6 +124,6 @@ class StatisticsCodec:
         return self.statistics[entry]
 
 
-def _varying(actions: np.ndarray) -> Tensor:
+def varying(actions: np.ndarray) -> Tensor:
     """[A*D] bool: which numbers vary across environment actions [n, A, D]."""
     return torch.from_numpy(np.ptp(actions.reshape(len(actions), -1), axis=0) > CONSTANT_ACTION_RANGE)

@@ -8,6 +8,7 @@ from rlvla.algorithms.choices import FLOW_NOISY_STEPS
 from rlvla.models.flow.settings import EVAL_NOISES as FLOW_EVAL_NOISES
 from rlvla.models.flow.settings import MAX_STEPS as MAX_FLOW_STEPS
 from rlvla.models.flow.settings import METHODS as FLOW_METHODS
+from rlvla.models.lerobot.choices import CRITIC_FEATURES
 from rlvla.models.vla.choices import ACTION_STD_KINDS, ATTENTION_IMPLEMENTATIONS, MODEL_VARIANTS
 from rlvla.models.vla.platforms import PLATFORMS
 from rlvla.utils.cli.flags import arg
@@ -23,6 +24,10 @@ ACTION_STD_HELP = (
 ACTION_STD_INIT_HELP = (
     "start with this standard deviation of a regression head's actions, in [-1, 1] (default: the checkpoint's, else "
     "0.1)"
+)
+CAMERA_MAP_HELP = (
+    "which image feature of a LeRobot policy each camera of the environment is, e.g. "
+    "agentview=observation.images.image (default: the checkpoint's, else features named like cameras)"
 )
 PLATFORM_HELP = (
     "what a public checkpoint was trained for: sets chunk, action dimensions, normalisation, LIBERO's image treatment "
@@ -43,13 +48,18 @@ class ActorConfig:
     )
     lora_targets: tuple[str, ...] = arg(
         ("language",),
-        "what gets adapters: language (every linear layer of the language model), all-linear (those of towers and "
-        "projectors too), or names of layers such as q_proj v_proj",
+        "what gets adapters: language (every linear layer of the language model, and of a LeRobot policy's expert), "
+        "expert, all-linear (those of towers and projectors too), or names of layers such as q_proj v_proj",
         nargs="+",
         metavar="NAME",
     )
     freeze_vision_backbone: bool = arg(
         False, "train neither the vision towers, those of a critic included, nor adapters on them"
+    )
+    train_expert_only: bool | None = arg(
+        None,
+        "a LeRobot policy: train the action expert and leave the vision-language model as it is (default: the "
+        "checkpoint's)",
     )
     gradient_checkpointing: bool = arg(
         False, "recompute activations of towers and decoder in the backward pass, also of a critic"
@@ -76,9 +86,11 @@ class PolicyConfig:
     )
     action_chunk_len: int | None = arg(
         None,
-        "actions per decision; must agree with the checkpoint (default: the checkpoint's)",
+        "actions per decision; must agree with the checkpoint, but a LeRobot policy may execute fewer than it predicts "
+        "(default: the checkpoint's)",
         minimum=1,
         maximum=10_000,
+        alias="n_action_steps",
     )
     num_images_in_input: int | None = arg(
         None,
@@ -91,6 +103,13 @@ class PolicyConfig:
     platform: str | None = arg(None, PLATFORM_HELP, choices=tuple(PLATFORMS))
     action_std: str | None = arg(None, ACTION_STD_HELP, choices=ACTION_STD_KINDS)
     action_std_init: float | None = arg(None, ACTION_STD_INIT_HELP, above=0)
+    camera_map: tuple[str, ...] = arg((), CAMERA_MAP_HELP, nargs="+", metavar="CAMERA=FEATURE")
+    critic_features: str | None = arg(
+        None,
+        "what the critic of a LeRobot policy reads: expert (its output for each action, where denoising starts) or "
+        "prefix (the mean of what the expert attends to) (default: the checkpoint's, else expert)",
+        choices=CRITIC_FEATURES,
+    )
     flow_method: str | None = arg(
         None,
         "noise of a flow policy's denoising steps: sde (keeps what the ODE samples), cps (adds less noise than it "

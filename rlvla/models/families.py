@@ -28,6 +28,7 @@ CONFIG_FILE = "config.json"
 ADAPTER_CONFIG_FILE = "adapter_config.json"
 # Command-line settings for public checkpoints (`PolicyConfig`); a family need not support them.
 SETTINGS = ("center_crop", "model_variant", "platform", "action_std", "action_std_init", *FLOW_SETTINGS)
+SETTINGS += ("camera_map", "critic_features")
 
 
 @dataclass(frozen=True)
@@ -142,12 +143,16 @@ class PolicyFamily(Protocol):
         ...
 
     def overrides(self, folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """The command-line settings (`SETTINGS`, `action_chunk_len`) that override those of the folder.
+        """The command-line settings that override those of the folder.
+
+        Args:
+            folder: the checkpoint.
+            settings: values by name: `SETTINGS`, `action_chunk_len`, and `cameras`, those of the environment.
 
         Raises:
             ConfigError: a setting that this family does not support.
         """
-        given = [name for name in SETTINGS if settings.get(name) is not None]
+        given = [name for name in SETTINGS if settings.get(name) not in (None, ())]
         if given:
             names = ", ".join(f"--{name}" for name in given)
             raise ConfigError(f"{folder}: {names} means nothing for {type_of(folder)} policies; leave it out")
@@ -159,7 +164,11 @@ class PolicyFamily(Protocol):
 
 
 # Type in config.json -> module that registers it; imported when first needed.
-_HOMES = {"openvla": "rlvla.models.vla.family", "compact": "rlvla.models.compact.family"}
+_HOMES = {
+    "openvla": "rlvla.models.vla.family",
+    "compact": "rlvla.models.compact.family",
+    "smolvla": "rlvla.models.smolvla.family",
+}
 _families: dict[str, PolicyFamily] = {}
 
 
@@ -211,17 +220,19 @@ def check_checkpoint(
     return family_of(folder).check(folder, unnorm_key=unnorm_key, suite=suite, overrides=overrides or {})
 
 
-def checkpoint_overrides(folder: str | Path, settings: Any) -> dict[str, Any]:
+def checkpoint_overrides(folder: str | Path, settings: Any, cameras: Sequence[str] = ()) -> dict[str, Any]:
     """Command-line settings that override or complete those of a checkpoint.
 
     Args:
         folder: the checkpoint.
         settings: an object with (some of) the fields of `PolicyConfig`.
+        cameras: those of the environment, in its order; (): not known.
 
     Raises:
         ConfigError: as in `family_of`, or a setting that this family does not support.
     """
     values = {name: getattr(settings, name, None) for name in (*SETTINGS, "action_chunk_len")}
+    values["cameras"] = tuple(cameras)
     return family_of(folder).overrides(Path(folder), values)
 
 

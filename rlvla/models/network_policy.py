@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -11,9 +11,16 @@ from torch import Tensor, nn
 
 from rlvla.experience import Experience
 from rlvla.models.action_heads import ActionHead
-from rlvla.models.codec import StatisticsCodec
 from rlvla.models.distributions import ActionDistribution
 from rlvla.models.policy import Decision, PolicySpec, on_host, select
+
+
+class Codec(Protocol):
+    """Between the numbers of the environment and those of the network; see `StatisticsCodec` for each."""
+
+    @property
+    def action_mask(self) -> list[bool]: ...  # noqa: D102
+    def normalize_proprio(self, proprio: Any) -> np.ndarray: ...  # noqa: D102
 
 
 class NetworkPolicy(nn.Module):
@@ -28,7 +35,7 @@ class NetworkPolicy(nn.Module):
         head: makes distributions of hidden vectors.
     """
 
-    def __init__(self, spec: PolicySpec, codec: StatisticsCodec, head: ActionHead):
+    def __init__(self, spec: PolicySpec, codec: Codec, head: ActionHead):
         super().__init__()
         self.spec, self._codec, self._head = spec, codec, head
         self.value_head: nn.Module | None = None  # hidden vectors [B, K, d] -> [B, K, 1]
@@ -37,13 +44,17 @@ class NetworkPolicy(nn.Module):
         """Prepared observations as keyword arguments of `hidden`, on the policy's device."""
         raise NotImplementedError
 
-    def hidden(self, trace: dict[str, Tensor], **observations: Any) -> Tensor:
+    def hidden(self, trace: dict[str, Tensor], **observations: Any) -> Any:
         """[B, K, d]: one vector per log-prob; only networks that decode step by step read `trace`."""
         raise NotImplementedError
 
-    def read_out(self, hidden: Tensor) -> Any:
+    def read_out(self, hidden: Any) -> Any:
         """What the action head reads, e.g. logits, from hidden vectors [B, K, d]."""
         raise NotImplementedError
+
+    def column_features(self, hidden: Any) -> Tensor:
+        """What values are read from, [B, K, d]; a network whose `hidden` is something else says what."""
+        return hidden
 
     def forward(
         self,
@@ -75,7 +86,7 @@ class NetworkPolicy(nn.Module):
         if "values" in wants:
             if self.value_head is None:
                 raise ValueError("this policy has no value head")
-            quantities["values"] = self.value_head(hidden).squeeze(-1).float()
+            quantities["values"] = self.value_head(self.column_features(hidden)).squeeze(-1).float()
         if not set(wants) - {"values"}:
             return quantities
         distribution = self._head.distribution(self, hidden, temperature)
@@ -101,9 +112,9 @@ class NetworkPolicy(nn.Module):
         return {**self.score(batch, 1.0), "wants": ("values",)}
 
     def features(self, batch: Experience) -> Tensor:
-        """[B, K, d]: the hidden vectors."""
+        """[B, K, d]: the hidden vectors, see `column_features`."""
         trace = {name: value.to(self._device) for name, value in (batch.trace or {}).items()}
-        return self.hidden(trace, **self._observed(batch))
+        return self.column_features(self.hidden(trace, **self._observed(batch)))
 
     def distribution(self, batch: Experience, temperature: float = 1.0) -> ActionDistribution:
         """The action distributions for a batch of prepared observations."""

@@ -46,6 +46,8 @@ class PolicySpec:
         noise_shape: shape of the random numbers for one decision.
         greedy_noise: whether greedy decisions read random numbers as well, e.g. where a flow starts.
         training_noise: random numbers per demonstrated decision that the supervised loss reads; 0: none.
+        training_chunk_len: actions per demonstrated decision that the supervised loss reads, where a network predicts
+            more than are executed; 0: `action_chunk_len`.
         cameras: N, images per observation; None: any number.
         image_size: required side of the images in pixels; None: any size, they are resized.
         proprio_dim: P, length of the proprio vector it reads; 0: none.
@@ -63,6 +65,7 @@ class PolicySpec:
     noise: str = "uniform"
     greedy_noise: bool = False
     training_noise: int = 0
+    training_chunk_len: int = 0
     cameras: int | None = None
     image_size: int | None = None
     proprio_dim: int = 0
@@ -82,6 +85,11 @@ class PolicySpec:
     def columns_per_action(self) -> int:
         """Log-probs per action."""
         return self.columns // self.action_chunk_len
+
+    @property
+    def demonstrated_actions(self) -> int:
+        """Actions per demonstrated decision in supervised training."""
+        return self.training_chunk_len or self.action_chunk_len
 
     def draw(self, rng: np.random.Generator) -> np.ndarray:
         """The random numbers for one decision, `noise_shape` float64."""
@@ -152,7 +160,8 @@ class Policy(RolloutPolicy, Protocol):
     DeepSpeed wraps `forward`, so every training or scoring pass goes through it; its arguments come from `score`.
     `wants` names the quantities to return: "log_probs" [B, K], "entropy" [B, K], "sum_pi_squared" [B, K],
     "parameters" (what `kl` needs from a reference, as entries "parameters/<name>"), "kl" [B, K] to `reference`,
-    "loss" (returns "loss", "error" and "correct" of supervised training, each [B, K]), "values" [B, K] with a value
+    "loss" (returns "loss", "error" and "correct" of supervised training, each [B, K], or with
+    `PolicySpec.training_chunk_len` the columns of that many actions), "values" [B, K] with a value
     head; all float32.
     """
 
@@ -173,7 +182,10 @@ class Policy(RolloutPolicy, Protocol):
         ...
 
     def encode_actions(self, actions: np.ndarray) -> dict[str, np.ndarray]:
-        """Encode environment actions [..., A, D] as a trace, for use as training labels."""
+        """Encode environment actions [..., A, D] as a trace, for use as training labels.
+
+        With `PolicySpec.training_chunk_len` there are that many of them.
+        """
         ...
 
     @property

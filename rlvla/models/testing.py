@@ -228,10 +228,13 @@ class PolicyContract:
             np.testing.assert_array_equal(value[0], again[name])
 
     def test_supervised_quantities(self, policy: Any) -> None:
-        batch = self.batch(policy, policy.encode_actions(self.decide(policy, None).actions))
+        spec, actions = policy.spec, self.decide(policy, None).actions
+        ahead = np.minimum(np.arange(spec.demonstrated_actions), spec.action_chunk_len - 1)
+        batch = self.batch(policy, policy.encode_actions(actions[:, ahead]))
         found = policy(**policy.score(batch, 1.0), wants=("loss",))
         assert {"loss", "error", "correct"} <= found.keys()
-        assert all(found[name].shape == (_ROWS, policy.spec.columns) for name in ("loss", "error", "correct"))
+        shape = (_ROWS, spec.demonstrated_actions * spec.columns_per_action)
+        assert all(found[name].shape == shape for name in ("loss", "error", "correct"))
         assert found["loss"].requires_grad and torch.isfinite(found["loss"]).all()
 
     def test_what_is_missing_raises(self, policy: Any) -> None:

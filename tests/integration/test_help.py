@@ -109,8 +109,8 @@ def test_every_flag_is_explained_with_its_default(command: object, capsys: pytes
         if not action.option_strings:  # a word without a flag has a flag of the same name beside it
             assert any(action.dest == other.dest for other in parser._actions if other.option_strings)
             continue
-        name = action.option_strings[-1].removeprefix("--no-").removeprefix("--")
-        if name == "help":
+        name = action.option_strings[0].removeprefix("--")
+        if name == "-h":
             continue
         assert len(action.help.split()) >= 2, name
         if action.default in (None, ()):

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from rlvla.algorithms.flow import (
     FlowSampling,
@@ -23,14 +24,18 @@ from rlvla.models.policy import PolicyOutput
 _LEVEL = "noise_level"
 
 
-def noise_width(settings: FlowSettings, chunk: tuple[int, int]) -> int:
+def noise_width(settings: FlowSettings, chunk: tuple[int, int], denoised: tuple[int, int] | None = None) -> int:
     """Random numbers of a decision: x_1, then the noise of the steps, then one that chooses the noisy step."""
-    numbers = chunk[0] * chunk[1]
-    return 2 * numbers + 1 if settings.noisy_steps == "one" else (1 + settings.steps) * numbers
+    numbers, (actions, dims) = chunk[0] * chunk[1], denoised or chunk
+    steps = numbers + 1 if settings.noisy_steps == "one" else settings.steps * numbers
+    return actions * dims + steps
 
 
 class FlowDistribution:
     """Chains from Gaussian noise to actions; the K = A * D columns are in (action, dimension) order.
+
+    The network may denoise more than a decision consists of: more actions than are executed, or dimensions that are
+    padding. The surplus starts from random numbers too but carries no noise of its own: it follows the ODE.
 
     A log-probability is that of the noisy steps given where each of them started: of one step, drawn at random, or the
     sum over all. x_1 is drawn from a standard normal that does not depend on the policy and drops out of every ratio.
@@ -42,6 +47,8 @@ class FlowDistribution:
         blank: [B, `noise_width`] float32 zeros, for the number of rows and the device.
         temperature: multiplies the noise level, or the learned standard deviation.
         noise_level: in place of that of the settings, while it is annealed.
+        denoised: (C, M), actions and dimensions that the network denoises together, at least as many as in `chunk`;
+            x and the chains have these sizes. None: `chunk`.
 
     Raises:
         ValueError: the temperature is not positive.
@@ -55,16 +62,25 @@ class FlowDistribution:
         blank: Tensor,
         temperature: float = 1.0,
         noise_level: float | None = None,
+        denoised: tuple[int, int] | None = None,
     ):
         if not temperature > 0:
             raise ValueError(f"temperature is {temperature}; it must be positive")
         self._settings, self._chunk, self._blank, self._temperature = settings, chunk, blank, temperature
+        self._denoised, self._mask = denoised or chunk, None
+        if self._denoised != chunk:
+            self._mask = torch.zeros((1, *self._denoised), dtype=torch.bool, device=blank.device)
+            self.executed(self._mask)[:] = True
         self._level = settings.noise_level if noise_level is None else noise_level
         self._velocity = velocity
         self._sampling = FlowSampling(settings.method, settings.steps, settings.noisy_steps)
 
+    def executed(self, values: Tensor) -> Tensor:
+        """[..., C, M] -> [..., A, D], what of a chunk the decision consists of."""
+        return values[..., : self._chunk[0], : self._chunk[1]]
+
     def velocity(self, x: Tensor, t: Tensor) -> Tensor:
-        """Noisy actions x [B, R, A, D], t [B, R] -> [B, R, A, D]."""
+        """Noisy actions x [B, R, C, M], t [B, R] -> [B, R, C, M]."""
         output = self._velocity(x, t)
         return output[0] if isinstance(output, tuple) else output
 
@@ -84,9 +100,9 @@ class FlowDistribution:
             noise, greedy = self._blank, True
         with torch.no_grad():
             x_1, drawn, index = self._split(noise.float())
-            mask = None
+            mask = self._mask
             if greedy:
-                mask = torch.zeros((1, *self._chunk), dtype=torch.bool, device=x_1.device)
+                mask = torch.zeros((1, *self._denoised), dtype=torch.bool, device=x_1.device)
             level = torch.full((len(x_1),), self._level, dtype=torch.float32, device=x_1.device)
             trace, scored = sample_chain(
                 self._evaluate,
@@ -98,19 +114,24 @@ class FlowDistribution:
                 noise_level=self._scaled(level),
             )
             trace = {**trace, _LEVEL: level}
-            log_probs = self.log_prob(trace) if greedy else scored.joint_log_probs.flatten(1)
+            log_probs = self.log_prob(trace) if greedy else self.executed(scored.joint_log_probs).flatten(1)
             actions = trace["x_0"] if "x_0" in trace else trace["chain"][:, -1]
-            return PolicyOutput(actions, log_probs, trace)
+            return PolicyOutput(self.executed(actions), log_probs, trace)
 
     def _split(self, noise: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """x_1 [B, A, D], the noise of the steps, and the index of the noisy step, if only one is."""
-        settings, numbers = self._settings, self._chunk[0] * self._chunk[1]
-        x_1 = noise[:, :numbers].unflatten(1, self._chunk)
+        """x_1 [B, C, M], the noise of the steps, and the index of the noisy step, if only one is."""
+        settings, start = self._settings, self._denoised[0] * self._denoised[1]
+        x_1 = noise[:, :start].unflatten(1, self._denoised)
         if settings.noisy_steps == "all":
-            return x_1, noise[:, numbers:].unflatten(1, (settings.steps, *self._chunk)), None
+            return x_1, self._padded(noise[:, start:].unflatten(1, (settings.steps, *self._chunk))), None
         uniforms = torch.special.ndtr(noise[:, -1].double())
         index = noisy_step_index(uniforms, settings.method, settings.steps)
-        return x_1, noise[:, numbers:-1].unflatten(1, self._chunk), index
+        return x_1, self._padded(noise[:, start:-1].unflatten(1, self._chunk)), index
+
+    def _padded(self, noise: Tensor) -> Tensor:
+        """[..., A, D] -> [..., C, M], with zeros."""
+        (actions, dims), (all_actions, all_dims) = self._chunk, self._denoised
+        return functional.pad(noise, (0, all_dims - dims, 0, all_actions - actions))
 
     def _scaled(self, level: Tensor) -> Tensor:
         """The noise level at the temperature."""
@@ -119,8 +140,9 @@ class FlowDistribution:
     def given(self, trace: Mapping[str, Tensor]) -> FlowSteps:
         """The distributions of the noisy steps of sampled chains, each given where it started."""
         level = self._scaled(trace[_LEVEL])
-        scored = score_chain(self._evaluate, trace, self._sampling, noise_level=level)
-        return FlowSteps(scored, self._settings.learns_std)
+        scored = score_chain(self._evaluate, trace, self._sampling, mask=self._mask, noise_level=level)
+        parts = (self.executed(part) for part in (scored.mean, scored.std, scored.log_probs))
+        return FlowSteps(ScoredSteps(*parts), self._settings.learns_std)
 
     def log_prob(self, trace: Mapping[str, Tensor]) -> Tensor:
         """[B, K], summed over the noisy steps."""

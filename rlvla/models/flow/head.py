@@ -9,9 +9,10 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from rlvla.algorithms.flow import flow_matching_time, interpolate, predict_action, target_velocity
-from rlvla.models.action_heads import CORRECT_WITHIN, MISSING_OF_DENSITIES, ActionCodec
+from rlvla.models.action_heads import CORRECT_WITHIN, MISSING_OF_DENSITIES
 from rlvla.models.flow.distribution import FlowDistribution, noise_width
 from rlvla.models.flow.settings import FlowSettings
 from rlvla.models.policy import TRAINING_NOISE, PolicyOutput
@@ -26,6 +27,15 @@ MISSING_OF_FLOWS = {
 }
 
 
+class NumberCodec(Protocol):
+    """Between the numbers of the environment and those of the network; see `StatisticsCodec` for each."""
+
+    @property
+    def effective_numbers(self) -> Tensor: ...  # noqa: D102
+    def normalize_actions(self, actions: np.ndarray) -> np.ndarray: ...  # noqa: D102
+    def unnormalize_actions(self, actions: np.ndarray) -> np.ndarray: ...  # noqa: D102
+
+
 class VelocityModel(Protocol):
     """A network whose hidden states condition a velocity."""
 
@@ -34,20 +44,24 @@ class VelocityModel(Protocol):
         ...
 
     def velocity(self, condition: Any, x: Tensor, t: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        """Noisy actions x [B, R, A, D] at times t [B, R] -> velocity, and a learned standard deviation, like x."""
+        """Noisy actions x [B, R, C, M] at times t [B, R] -> velocity, and a learned standard deviation, like x."""
         ...
 
 
-def flow_spec(settings: FlowSettings, chunk: tuple[int, int]) -> dict[str, Any]:
-    """The fields of `PolicySpec` that the head decides, for chunks (A, D)."""
+def flow_spec(
+    settings: FlowSettings, chunk: tuple[int, int], denoised: tuple[int, int] | None = None
+) -> dict[str, Any]:
+    """The fields of `PolicySpec` that the head decides; arguments as for `FlowHead`."""
+    actions, dims = denoised or chunk
     missing = dict(MISSING_OF_FLOWS)
     if not settings.learns_std:
         missing["entropy"] = f"the noise of --flow_method {settings.method} is a constant, and so is its entropy"
     return {
         "noise": "normal",
-        "noise_shape": (noise_width(settings, chunk),),
+        "noise_shape": (noise_width(settings, chunk, denoised),),
         "greedy_noise": settings.eval_noise == "sample",
-        "training_noise": PAIRS * (chunk[0] * chunk[1] + 1),  # for each pair the noise of a chunk, and its time
+        "training_noise": PAIRS * (actions * dims + 1),  # for each pair the noise of a chunk, and its time
+        "training_chunk_len": actions,
         "missing": missing,
     }
 
@@ -59,20 +73,31 @@ class FlowHead:
         codec: normalizes actions.
         settings: how actions are sampled.
         chunk: (A, D).
+        denoised: (C, M), actions and dimensions that the network denoises together, see `FlowDistribution`; the
+            supervised loss is of C x D columns. None: `chunk`.
 
     Attributes:
         noise_level: of the next decisions; that of the settings, unless it is annealed.
     """
 
-    def __init__(self, codec: ActionCodec, settings: FlowSettings, chunk: tuple[int, int]):
-        self._codec, self.settings, self._chunk = codec, settings, chunk
+    def __init__(
+        self,
+        codec: NumberCodec,
+        settings: FlowSettings,
+        chunk: tuple[int, int],
+        denoised: tuple[int, int] | None = None,
+    ):
+        self._codec, self.settings, self._chunk, self._denoised = codec, settings, chunk, denoised or chunk
         self.noise_level = settings.noise_level
 
     def distribution(self, model: VelocityModel, hidden: Tensor, temperature: float) -> FlowDistribution:
         """Chains of the velocity that the hidden states condition."""
         velocity = partial(model.velocity, model.read_out(hidden))
-        blank = torch.zeros((len(hidden), noise_width(self.settings, self._chunk)), device=hidden.device)
-        return FlowDistribution(velocity, self.settings, self._chunk, blank, temperature, self.noise_level)
+        width = noise_width(self.settings, self._chunk, self._denoised)
+        blank = torch.zeros((len(hidden), width), device=hidden.device)
+        return FlowDistribution(
+            velocity, self.settings, self._chunk, blank, temperature, self.noise_level, self._denoised
+        )
 
     def supervised(
         self, distribution: FlowDistribution, trace: Mapping[str, Tensor], options: Mapping[str, Any]
@@ -82,25 +107,26 @@ class FlowHead:
         `correct`: the action predicted from there is close to the demonstrated one. Without random numbers in `trace`,
         as when held-out rows are measured, a fixed grid of times and fixed noise take their place.
         """
-        actions = trace["actions"].float().unsqueeze(1)  # [B, 1, A, D]
+        dims, all_dims = self._chunk[1], self._denoised[1]
+        actions = functional.pad(trace["actions"].float(), (0, all_dims - dims)).unsqueeze(1)  # [B, 1, C, M]
         noise, uniforms = self._pairs_of(trace)
         times = flow_matching_time(uniforms)
         t = times[..., None, None]
         x = interpolate(actions, noise, t)
         v = distribution.velocity(x, times).float()
-        loss = (v - target_velocity(actions, noise)).square().mean(1).flatten(1)
-        distance = (predict_action(x, v.detach(), t) - actions).abs()
+        loss = (v - target_velocity(actions, noise))[..., :dims].square().mean(1).flatten(1)
+        distance = (predict_action(x, v.detach(), t) - actions)[..., :dims].abs()
         correct = (distance < CORRECT_WITHIN).float().mean(1).flatten(1)
         return {"loss": loss, "error": loss.detach(), "correct": correct}
 
     def _pairs_of(self, trace: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Noise [B, pairs, A, D] and uniforms [B, pairs]."""
+        """Noise [B, pairs, C, M] and uniforms [B, pairs]."""
         actions = trace["actions"]
         if TRAINING_NOISE in trace:
             numbers = trace[TRAINING_NOISE].float().unflatten(1, (PAIRS, -1))
-            return numbers[..., :-1].unflatten(2, self._chunk), torch.special.ndtr(numbers[..., -1])
+            return numbers[..., :-1].unflatten(2, self._denoised), torch.special.ndtr(numbers[..., -1])
         generator = torch.Generator().manual_seed(0)
-        noise = torch.randn((1, PAIRS, *self._chunk), generator=generator).to(actions.device)
+        noise = torch.randn((1, PAIRS, *self._denoised), generator=generator).to(actions.device)
         uniforms = (torch.arange(PAIRS, device=actions.device) + 0.5) / PAIRS
         return noise.expand(len(actions), -1, -1, -1), uniforms.expand(len(actions), -1)
 
@@ -110,7 +136,7 @@ class FlowHead:
         return self._codec.unnormalize_actions(output.actions.cpu().numpy())
 
     def encode(self, actions: np.ndarray) -> dict[str, np.ndarray]:
-        """`actions` [..., A, D] float32, normalized."""
+        """`actions` [..., C, D] float32, normalized."""
         return {"actions": self._codec.normalize_actions(actions)}
 
     @property

@@ -91,7 +91,7 @@ class PromptTokenizer:
         except Exception as error:  # tokenizers raise plain exceptions on files that are not theirs
             reason = " ".join(str(error).split())[:200]
             raise ConfigError.of(None, "invalid_file", f"{folder}: no tokenizer can be read ({reason})") from None
-        self._max_length, self._padding, self._prompt = max_length, padding, prompt
+        self.max_length, self.padding, self._prompt = max_length, padding, prompt
         self._known: dict[str, list[int]] = {}
         self._pad = self._tokenizer.pad_token_id
         if self._pad is None:
@@ -108,14 +108,14 @@ class PromptTokenizer:
         if instruction not in self._known:
             if len(self._known) >= _REMEMBERED:
                 self._known.clear()
-            encoded = self._tokenizer(self._prompt(instruction), truncation=True, max_length=self._max_length)
+            encoded = self._tokenizer(self._prompt(instruction), truncation=True, max_length=self.max_length)
             self._known[instruction] = list(encoded["input_ids"])
         return self._known[instruction]
 
     def __call__(self, instructions: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Token ids [B, L] int64 and their mask [B, L] bool."""
         rows = [self.ids(instruction) for instruction in instructions]
-        length = self._max_length if self._padding == "max_length" else max(map(len, rows), default=0)
+        length = self.max_length if self.padding == "max_length" else max(map(len, rows), default=0)
         tokens = torch.full((len(rows), length), self._pad, dtype=torch.int64)
         mask = torch.zeros((len(rows), length), dtype=torch.bool)
         for index, row in enumerate(rows):

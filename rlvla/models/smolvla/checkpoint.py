@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +19,7 @@ from rlvla.models.lerobot.folder import (
     tensor_problems,
     write_folder,
 )
+from rlvla.models.lerobot.images import to_network_range
 from rlvla.models.lerobot.processors import OLD_PREFIXES, Processors, read_processors
 from rlvla.models.lerobot.prompts import PromptTokenizer
 from rlvla.models.smolvla.config import SmolVLAConfig
@@ -55,6 +56,49 @@ class SmolVLACheckpoint:
     processors: Processors
     tokenizer: PromptTokenizer
     extras: Mapping[str, Tensor]
+
+    @property
+    def steps(self) -> int:
+        """Denoising steps."""
+        return self.config.num_steps
+
+    def with_sampling(self, n_action_steps: int, steps: int) -> SmolVLACheckpoint:
+        """The same with other settings in config.json."""
+        return replace(self, config=replace(self.config, n_action_steps=n_action_steps, num_steps=steps))
+
+    @property
+    def image_size(self) -> int | None:
+        """Side of the images that the network needs; None: any, they are resized."""
+        return None if self.config.image_size else self._side
+
+    @property
+    def _side(self) -> int:
+        """Of the images that the network sees."""
+        features = self.config.features
+        return self.config.image_size or features.inputs[features.cameras[0]].shape[-1]
+
+    def image_tokens(self) -> tuple[int, int]:
+        """(patches that the vision tower reads, tokens that the decoder reads) of one image."""
+        patches = (self._side // self.vlm.vision.patch_size) ** 2
+        return patches, patches // self.vlm.scale_factor**2
+
+    def prefix_tokens(self, instructions: Sequence[str], num_images: int) -> list[int]:
+        """Length of each row's prefix: images, padded words, state."""
+        lengths = [len(self.tokenizer.ids(text)) for text in set(instructions)]
+        longest = max(lengths, default=0) if self.tokenizer.padding == "longest" else self.tokenizer.max_length
+        return [num_images * self.image_tokens()[1] + longest + 1] * len(instructions)
+
+    def pixels(self, images: Tensor) -> Tensor:
+        """Images [B, N, H, W, 3] uint8 -> [B, N, 3, side, side] float32 in [-1, 1]."""
+        return to_network_range(images, self._side, self._side)
+
+    def prompts(self, instructions: Sequence[str], state: Tensor) -> tuple[Tensor, Tensor]:
+        """Token ids [B, L] int64 and mask [B, L] bool; the state is no part of the prompt."""
+        return self.tokenizer(instructions)
+
+    def empty_network(self) -> SmolVLANetwork:
+        """The network on the meta device, without weights."""
+        return _on_meta(self.config, self.vlm)
 
     def load_network(self, dtype: torch.dtype = torch.float32, *, shifted_positions: bool = False) -> SmolVLANetwork:
         """The network with its weights, on the host.

@@ -17,6 +17,7 @@ from rlvla.models.smolvla.vision import Connector, VisionTower
 from rlvla.models.smolvla.vlm import VlmConfig
 
 VLM = "model.vlm_with_expert.vlm."
+_PARTS = {"state_proj": "state", "action_out_proj": "output"}
 
 
 class Vlm(nn.Module):
@@ -52,6 +53,7 @@ class SmolVLANetwork(nn.Module):
         count = min(config.num_vlm_layers, vlm.layers) if config.num_vlm_layers > 0 else vlm.layers
         self.plan: tuple[ExpertLayer, ...] = expert_layers(config, count)
         self.expert_sizes = vlm.text.expert(config.expert_width_multiplier)
+        self.prefix_width, self.expert_width = vlm.text.width, self.expert_sizes.width
         width, kv_width = self.expert_sizes.width, vlm.text.kv_heads * vlm.text.head_dim
         layers = [DecoderLayer(self.expert_sizes, None if at.attends_to_actions else kv_width) for at in self.plan]
         towers = nn.Module()
@@ -79,19 +81,38 @@ class SmolVLANetwork(nn.Module):
         """Index of the last layer of the vision-language model that the expert reads."""
         return self.plan[-1].vlm_layer
 
-    def unused(self, name: str) -> bool:
-        """Whether the output does not depend on a parameter: it gets no gradient."""
+    def part_of(self, name: str) -> str:
+        """What a parameter belongs to: "vision", "language", "state", "expert", "output"; "" if nothing reads it."""
         if not name.startswith(VLM):
-            return False
+            return _PARTS.get(name.removeprefix("model.").partition(".")[0], "expert")
         part = name.removeprefix(VLM)
         if part.startswith(("lm_head.", "model.text_model.norm.")):
-            return True
-        layer, _, rest = part.removeprefix("model.text_model.layers.").partition(".")
-        if not part.startswith("model.text_model.layers."):
-            return False
-        last = self.last_vlm_layer
+            return ""
+        if not part.startswith("model.text_model."):
+            return "vision"
+        layer, rest = self._vlm_layer(name)
         read = ("input_layernorm.", "self_attn.k_proj.", "self_attn.v_proj.")
-        return int(layer) > last or (int(layer) == last and not rest.startswith(read))
+        unread = layer > self.last_vlm_layer or (layer == self.last_vlm_layer and not rest.startswith(read))
+        return "" if unread else "language"
+
+    def _vlm_layer(self, name: str) -> tuple[int, str]:
+        """Index of the decoder layer that a parameter belongs to, -1 for embeddings, and the rest of its name."""
+        layers = f"{VLM}model.text_model.layers."
+        if not name.startswith(layers):
+            return -1, ""
+        layer, _, rest = name.removeprefix(layers).partition(".")
+        return int(layer), rest
+
+    def unused(self, name: str) -> bool:
+        """Whether the output does not depend on a parameter: it gets no gradient."""
+        return not self.part_of(name)
+
+    def feeds(self, name: str, features: str) -> bool:
+        """Whether `Prefix.pooled` (features "prefix") or `expert_states` ("expert") depend on a parameter."""
+        part = self.part_of(name)
+        if features == "expert":
+            return part not in ("", "output")
+        return part in ("vision", "language", "state") and self._vlm_layer(name)[0] < self.last_vlm_layer
 
     def set_trainable(
         self,

@@ -71,6 +71,8 @@ def build_tiny_smolvla(
     n_action_steps: int | None = None,
     state_dim: int = 8,
     action_dim: int = 7,
+    max_state_dim: int | None = None,
+    max_action_dim: int | None = None,
     num_steps: int = 10,
     normalization: str = "MEAN_STD",
     empty_cameras: int = 0,
@@ -90,6 +92,8 @@ def build_tiny_smolvla(
         n_action_steps: how many of them are executed; None: all.
         state_dim: P, length of the state vector.
         action_dim: D, dimensions of an action.
+        max_state_dim: states are padded to this length; None: not at all.
+        max_action_dim: actions are padded to this length; None: not at all.
         num_steps: denoising steps.
         normalization: mode for states and actions.
         empty_cameras: image features that may be missing.
@@ -115,8 +119,8 @@ def build_tiny_smolvla(
         "normalization_mapping": modes,
         "chunk_size": chunk_size,
         "n_action_steps": n_action_steps or chunk_size,
-        "max_state_dim": state_dim,
-        "max_action_dim": action_dim,
+        "max_state_dim": max_state_dim or state_dim,
+        "max_action_dim": max_action_dim or action_dim,
         "resize_imgs_with_padding": [sizes.image_size, sizes.image_size],
         "empty_cameras": empty_cameras,
         "tokenizer_max_length": tokenizer_max_length,

@@ -48,9 +48,9 @@ def arg(default: Any, help: str | Callable[[], str], **metadata: Any) -> Any:
         metadata: `choices` (or a function that returns them when a parser is built), `metavar`, `nargs`, `action` as
             in argparse; `value`, the metavar of a switch's optional value; `minimum`, `maximum` (inclusive) and
             `above`, `below` (exclusive bounds) are checked by `range_problems`, which has bounds for numbers that
-            declare none; `flag` is the name of the flag if it is not that of the field; `lines=True` allows line breaks
-            in a text; `writes` ("file" or "folder") marks an output, which must be writable. `recorded=False`: see
-            `rlvla.envs.options.SuiteOptions`.
+            declare none; `flag` is the name of the flag if it is not that of the field, `alias` a second one;
+            `lines=True` allows line breaks in a text; `writes` ("file" or "folder") marks an output, which must be
+            writable. `recorded=False`: see `rlvla.envs.options.SuiteOptions`.
     """
     return dataclasses.field(default=default, metadata={"help": help, **metadata})
 
@@ -251,7 +251,8 @@ def add_arguments(
         text = field.metadata["help"]
         text = reword(text() if callable(text) else text)
         options = argument(field, hints[field.name], text, field.default)
-        group.add_argument(f"--{field.metadata.get('flag', field.name)}", dest=field.name, **options)
+        names = [field.metadata.get("flag", field.name), *filter(None, [field.metadata.get("alias")])]
+        group.add_argument(*(f"--{name}" for name in names), dest=field.name, **options)
 
 
 def _flag_fields(config: type, without: Collection[str]) -> list[dataclasses.Field]:

@@ -1,0 +1,82 @@
+"""LoRA adapters on the towers of a LeRobot policy, put into the network itself."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+
+from rlvla.models.config import ActorConfig
+from rlvla.models.lora import ALL_LINEAR, LANGUAGE, MergedWeights
+from rlvla.utils.errors import ConfigError, Problem, require
+
+EXPERT = "expert"
+_TARGETS = {LANGUAGE: ("language", "expert"), EXPERT: ("expert",), ALL_LINEAR: None}
+
+
+def flow_lora_layers(network: Any, targets: Sequence[str]) -> list[str]:
+    """Names of the linear layers that get adapters: those that would be trained without.
+
+    Args:
+        network: a `FlowNetwork` whose `set_trainable` has been called.
+        targets: "language" (decoder and expert), "expert", "all-linear" or suffixes of layer names.
+
+    Raises:
+        ConfigError: lists every target that matches no layer.
+    """
+    linear = [
+        name
+        for name, module in network.named_modules()
+        if isinstance(module, nn.Linear) and module.weight.requires_grad and network.part_of(f"{name}.weight")
+    ]
+    chosen: dict[str, None] = {}
+    problems = []
+    for target in targets:
+        if target in _TARGETS:
+            parts = _TARGETS[target]
+            matching = [name for name in linear if parts is None or network.part_of(f"{name}.weight") in parts]
+        else:
+            matching = [name for name in linear if f".{name}".endswith(f".{target}")]
+        if not matching:
+            known = ", ".join(sorted({name.rsplit(".", 1)[-1] for name in linear}))
+            text = (
+                f"--lora_targets {target} names no layer that is trained; use {', '.join(_TARGETS)} or some of {known}"
+            )
+            problems.append(Problem("lora_targets", "unknown_name", text))
+        chosen |= dict.fromkeys(matching)
+    if problems:
+        raise ConfigError(problems)
+    return list(chosen)
+
+
+def add_flow_adapters(network: Any, config: ActorConfig) -> None:
+    """Put adapters into the network, and freeze everything else; at first they do not change the output."""
+    peft = require("peft", extra="all")
+    layers = flow_lora_layers(network, config.lora_targets)
+    network.requires_grad_(False)
+    wanted = "|".join(re.escape(name) for name in layers)
+    options = {"r": config.lora_rank, "lora_alpha": config.lora_alpha, "lora_dropout": config.lora_dropout}
+    peft.inject_adapter_in_model(peft.LoraConfig(target_modules=f"({wanted})", **options), network)
+
+
+@contextmanager
+def adapters_off(network: nn.Module) -> Iterator[None]:
+    """Within the block, the network computes as if it had no adapters."""
+    layers = [module for module in network.modules() if hasattr(module, "enable_adapters")]
+    try:
+        for layer in layers:
+            layer.enable_adapters(False)
+        yield
+    finally:
+        for layer in layers:
+            layer.enable_adapters(True)
+
+
+def merged(weights: Mapping[str, Tensor], config: ActorConfig) -> dict[str, Tensor]:
+    """The network's tensors under the names of its files, adapters merged."""
+    if not config.lora_rank:
+        return dict(weights)
+    return dict(MergedWeights(weights, config.lora_alpha / config.lora_rank))

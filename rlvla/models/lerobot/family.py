@@ -1,0 +1,160 @@
+"""What the families of LeRobot policies have in common: checking folders and loading them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlvla.models.config import ActorConfig
+from rlvla.models.families import SETTINGS, Checkpoint, PolicyFamily, RowShape, Sketch, type_of
+from rlvla.models.feature_models import (
+    FeatureCritic,
+    FeatureRewardModel,
+    load_feature_critic,
+    load_feature_reward_model,
+)
+from rlvla.models.flow.settings import FLOW_SETTINGS
+from rlvla.models.lerobot.adapters import flow_lora_layers
+from rlvla.models.lerobot.codec import LeRobotCodec
+from rlvla.models.lerobot.policy import LeRobotFiles, LeRobotPolicy, lerobot_spec, row_tokens
+from rlvla.models.lerobot.settings import LEROBOT_SETTINGS, LeRobotSettings, read_settings
+from rlvla.models.lerobot.sketch import LeRobotSketch
+from rlvla.models.policy import Policy
+from rlvla.utils.errors import ConfigError, Problem
+
+# Settings of a run that LeRobot policies take, see `read_settings`.
+_TAKEN = (*FLOW_SETTINGS, *LEROBOT_SETTINGS, "action_chunk_len", "cameras")
+
+
+class LeRobotCheckpoint(Checkpoint):
+    """A folder whose files have been checked.
+
+    Args:
+        files: of the folder.
+        settings: how the policy acts.
+    """
+
+    def __init__(self, files: LeRobotFiles, settings: LeRobotSettings):
+        self.files, self.settings = files, settings
+        self.folder, self.unnorm_key = files.folder.path, settings.unnorm_key
+        self.spec = lerobot_spec(files, settings)
+
+    def load_policy(self, config: ActorConfig | None = None, *, value_head: bool = False) -> Policy:
+        """See `Checkpoint.load_policy`."""
+        policy: Any = LeRobotPolicy(self.files, self.settings, config, value_head=value_head)
+        return policy
+
+    def load_critic(self, config: ActorConfig | None = None) -> FeatureCritic:
+        """See `Checkpoint.load_critic`."""
+        return load_feature_critic(self.load_policy(config), self.folder)
+
+    def load_reward_model(self, config: ActorConfig | None = None, *, new: bool = False) -> FeatureRewardModel:
+        """See `Checkpoint.load_reward_model`."""
+        return load_feature_reward_model(self.load_policy(config), self.folder, new=new)
+
+    def preparation_differences(self, other: Checkpoint) -> list[str]:
+        """See `Checkpoint.preparation_differences`."""
+        if not isinstance(other, LeRobotCheckpoint):
+            return [f"policies of type {type_of(other.folder)}"]
+        mine, theirs = (c.settings.image_order(c.files.config.features.cameras) for c in (self, other))
+        codecs = [LeRobotCodec(c.files.processors, (1, 1)) for c in (self, other)]
+        differences = [] if mine == theirs else ["the order of the cameras"]
+        return differences if codecs[0].same_states(codecs[1]) else [*differences, "state statistics"]
+
+    def option_problems(self, config: ActorConfig) -> list[Problem]:
+        """See `Checkpoint.option_problems`."""
+        problems = []
+        if config.lora_rank:
+            network = self.files.empty_network()
+            network.set_trainable(train_expert_only=config.train_expert_only)
+            try:
+                flow_lora_layers(network, config.lora_targets)
+            except ConfigError as error:
+                problems += error.problems
+        for name in ("gradient_checkpointing", "attn_implementation"):
+            if getattr(config, name) != getattr(ActorConfig, name):
+                text = f"--{name} has no effect on a {type_of(self.folder)} policy; leave it out"
+                problems.append(Problem(name, "no_effect", text))
+        for name in ("lora_targets", "lora_dropout"):
+            if getattr(config, name) != getattr(ActorConfig, name) and not config.lora_rank:
+                text = f"--{name} has no effect without adapters; give --lora_rank"
+                problems.append(Problem(name, "no_effect", text))
+        return problems
+
+    def begin_supervised(self, policy: Policy, *, mean_alone: bool) -> None:
+        """See `Checkpoint.begin_supervised`."""
+        flow_policy: Any = policy
+        flow_policy.freeze_std()
+
+    def row_tokens(self, instructions: Sequence[str], num_images: int) -> list[int]:
+        """See `Policy.row_tokens`."""
+        return row_tokens(self.files, instructions, num_images)
+
+    def row_shape(self, instructions: Sequence[str], num_images: int) -> RowShape:
+        """See `Checkpoint.row_shape`."""
+        words = self.files.prefix_tokens(list(set(instructions)), 0)
+        return RowShape(num_images, max(words, default=1) - 1)
+
+    def sketch(self, row: RowShape, config: ActorConfig, *, scalar_head: bool = False) -> Callable[[], Sketch]:
+        """See `Checkpoint.sketch`."""
+        return partial(LeRobotSketch, self.files, self.settings, row, config, scalar_head=scalar_head)
+
+
+class LeRobotFamily(PolicyFamily):
+    """Checks folders in LeRobot's layout; a family says how their files are read."""
+
+    def read_config(self, folder: Path) -> Any:
+        """The `FlowConfig` of a folder; ConfigError if it cannot be read or has impossible values."""
+        raise NotImplementedError
+
+    def read_files(self, folder: Path) -> LeRobotFiles:
+        """All files of a folder, without weights; ConfigError lists everything that is missing or inconsistent."""
+        raise NotImplementedError
+
+    def steps_of(self, config: Any) -> int:
+        """Denoising steps in config.json."""
+        raise NotImplementedError
+
+    def check(
+        self, folder: Path, *, unnorm_key: str | None, suite: str | None, overrides: Mapping[str, Any]
+    ) -> LeRobotCheckpoint:
+        """See `PolicyFamily.check`; the statistics of a folder are those of a single data set."""
+        config = self.read_config(folder)  # nothing else can be checked without it
+        problems: list[Problem] = []
+        files, settings = None, None
+        try:
+            files = self.read_files(folder)
+        except ConfigError as error:
+            problems += error.problems
+        try:
+            settings, wrong = read_settings(
+                folder,
+                config.features.cameras,
+                {name: overrides[name] for name in _TAKEN if overrides.get(name) is not None},
+                chunk_size=config.chunk_size,
+                n_action_steps=config.n_action_steps,
+                steps=self.steps_of(config),
+                empty_cameras=config.empty_cameras,
+            )
+            problems += wrong
+        except ConfigError as error:
+            problems += error.problems
+        if settings is not None and settings.unnorm_key and unnorm_key not in (None, "", settings.unnorm_key):
+            text = f"{folder} has the statistics of {settings.unnorm_key} alone; leave --unnorm_key {unnorm_key} out"
+            problems.append(Problem("unnorm_key", "unknown_name", text))
+        if overrides.get("dtype") == torch.float16 and torch.device(overrides.get("device") or "cpu").type == "cpu":
+            text = "float16 weights cannot be used on a CPU; leave dtype out (float32), or take bfloat16"
+            problems.append(Problem(None, "mismatch", f"{folder}: {text}"))
+        if problems or files is None or settings is None:
+            raise ConfigError(problems)
+        return LeRobotCheckpoint(files, settings)
+
+    def overrides(self, folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """See `PolicyFamily.overrides`: sampling, cameras, critic, and how many actions are executed."""
+        given = {name: settings.get(name) for name in _TAKEN if settings.get(name) not in (None, ())}
+        super().overrides(folder, {name: settings.get(name) for name in SETTINGS if name not in given})
+        return given

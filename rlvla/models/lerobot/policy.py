@@ -1,0 +1,348 @@
+"""Flow-matching policies in LeRobot's format, whatever their network: SmolVLA, and others of its kind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.nn import functional
+
+from rlvla.algorithms.flow import learned_std
+from rlvla.models.config import ActorConfig
+from rlvla.models.flow.head import FlowHead, flow_spec
+from rlvla.models.lerobot.adapters import adapters_off, add_flow_adapters, merged
+from rlvla.models.lerobot.choices import PREFIX
+from rlvla.models.lerobot.codec import LeRobotCodec
+from rlvla.models.lerobot.features import Features
+from rlvla.models.lerobot.folder import LeRobotFolder
+from rlvla.models.lerobot.prefix import Prefix
+from rlvla.models.lerobot.processors import Processors
+from rlvla.models.lerobot.settings import SETTINGS_FILE, LeRobotSettings
+from rlvla.models.network_policy import NetworkPolicy
+from rlvla.models.policy import PolicySpec
+from rlvla.models.value_models import scalar_head
+from rlvla.utils.files import write_json
+
+STD_FILE = "flow_std.safetensors"
+
+
+class FlowNetwork(Protocol):
+    """A network in two towers, also an `nn.Module`: the prefix is encoded once, the expert denoises actions.
+
+    Attributes:
+        prefix_width: of `Prefix.pooled`.
+        expert_width: of `expert_states`.
+    """
+
+    prefix_width: int
+    expert_width: int
+
+    def prefix(self, images: Tensor, image_mask: Tensor, tokens: Tensor, token_mask: Tensor, state: Tensor) -> Prefix:
+        """Encode observations; parts that are frozen stay out of the graph.
+
+        Args:
+            images: [B, N, 3, H, W] from `LeRobotFiles.pixels`.
+            image_mask: [B, N] bool.
+            tokens: [B, L] int64.
+            token_mask: [B, L] bool.
+            state: [B, max_state_dim] float32, normalized and padded.
+        """
+        ...
+
+    def expert_states(self, prefix: Prefix, x: Tensor, t: Tensor) -> Tensor:
+        """The expert's last hidden states [B, R, C, width] for noisy actions x [B, R, C, M] at times t [B, R]."""
+        ...
+
+    def velocity_of(self, states: Tensor) -> Tensor:
+        """Velocities [B, R, C, M] float32, from `expert_states`."""
+        ...
+
+    def part_of(self, name: str) -> str:
+        """What a parameter belongs to: "vision", "language", "state", "expert", "output"; "" if nothing reads it."""
+        ...
+
+    def feeds(self, name: str, features: str) -> bool:
+        """Whether `Prefix.pooled` (features "prefix") or `expert_states` ("expert") depend on a parameter."""
+        ...
+
+    def set_trainable(
+        self, *, train_expert_only: bool | None = None, freeze_vision_encoder: bool | None = None
+    ) -> None:
+        """Choose which parameters get gradients: none that is not read; None takes the setting of config.json."""
+        ...
+
+
+class FlowConfig(Protocol):
+    """The part of config.json that the families have in common; names are LeRobot's."""
+
+    features: Features
+    chunk_size: int
+    n_action_steps: int
+    max_state_dim: int
+    max_action_dim: int
+    empty_cameras: int
+
+
+class LeRobotFiles(Protocol):
+    """A policy folder whose files have been checked."""
+
+    folder: LeRobotFolder
+    processors: Processors
+
+    @property
+    def config(self) -> Any:
+        """A `FlowConfig`."""
+        ...
+
+    @property
+    def steps(self) -> int:
+        """Denoising steps as in config.json."""
+        ...
+
+    @property
+    def image_size(self) -> int | None:
+        """Side of the images that the network needs; None: any, they are resized."""
+        ...
+
+    def with_sampling(self, n_action_steps: int, steps: int) -> LeRobotFiles:
+        """The same with other settings in config.json."""
+        ...
+
+    def load_network(self) -> Any:
+        """The `FlowNetwork` with its weights, on the host."""
+        ...
+
+    def empty_network(self) -> Any:
+        """The same on the meta device, without weights."""
+        ...
+
+    def pixels(self, images: Tensor) -> Tensor:
+        """Images [B, N, H, W, 3] uint8 -> [B, N, 3, height, width] float32 in [-1, 1]."""
+        ...
+
+    def prompts(self, instructions: Sequence[str], state: Tensor) -> tuple[Tensor, Tensor]:
+        """Token ids [B, L] int64 and mask [B, L] bool on the host, for normalized states [B, P]."""
+        ...
+
+    def prefix_tokens(self, instructions: Sequence[str], num_images: int) -> list[int]:
+        """Length of each row's prefix."""
+        ...
+
+    def image_tokens(self) -> tuple[int, int]:
+        """(patches that the vision tower reads, tokens that the decoder reads) of one image."""
+        ...
+
+    def save(self, target: str | Path, state_dict: Mapping[str, Tensor]) -> None:
+        """Write the folder with other weights."""
+        ...
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """The prefix of B decisions, as `NetworkPolicy.hidden`."""
+
+    prefix: Prefix
+
+    def __len__(self) -> int:
+        """B."""
+        return len(self.prefix.mask)
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is."""
+        return self.prefix.mask.device
+
+
+def lerobot_spec(files: LeRobotFiles, settings: LeRobotSettings) -> PolicySpec:
+    """The spec of a policy with these files and settings."""
+    config: FlowConfig = files.config
+    dims, actions = config.features.action_dim, settings.n_action_steps
+    with_widths = files.empty_network()
+    return PolicySpec(
+        action_chunk_len=actions,
+        action_dim=dims,
+        columns=actions * dims,
+        cameras=len(settings.image_order(config.features.cameras)),
+        image_size=files.image_size,
+        proprio_dim=config.features.state_dim,
+        feature_dim=with_widths.prefix_width if settings.critic_features == PREFIX else with_widths.expert_width,
+        **flow_spec(settings.flow, (actions, dims), (config.chunk_size, config.max_action_dim)),
+    )
+
+
+class LeRobotPolicy(NetworkPolicy):
+    """A network with a prefix and a velocity, as a policy.
+
+    Args:
+        files: the folder.
+        settings: how it acts, and what a critic reads.
+        config: adapters and what is trained.
+        network: in place of that of the folder, e.g. without weights.
+        value_head: add a linear value head.
+    """
+
+    def __init__(
+        self,
+        files: LeRobotFiles,
+        settings: LeRobotSettings,
+        config: ActorConfig | None = None,
+        *,
+        network: Any = None,
+        value_head: bool = False,
+    ):
+        sizes: FlowConfig = files.config
+        chunk = (settings.n_action_steps, sizes.features.action_dim)
+        codec = LeRobotCodec(files.processors, chunk)
+        denoised = (sizes.chunk_size, sizes.max_action_dim)
+        super().__init__(lerobot_spec(files, settings), codec, FlowHead(codec, settings.flow, chunk, denoised))
+        self.files, self.settings, self.config = files, settings, config or ActorConfig()
+        self._denoised, self._order = denoised, settings.image_order(sizes.features.cameras)
+        self.network: Any = files.load_network() if network is None else network
+        self.network.set_trainable(
+            train_expert_only=self.config.train_expert_only,
+            freeze_vision_encoder=self.config.freeze_vision_backbone or None,
+        )
+        if self.config.lora_rank:
+            add_flow_adapters(self.network, self.config)
+        self.std_head = self._std_head() if settings.flow.learns_std else None
+        self.value_head = scalar_head(self.spec.feature_dim) if value_head else None
+
+    def _std_head(self) -> nn.Linear:
+        """Starts at zero, in the middle of the range of `learned_std`."""
+        head = scalar_head(self.network.expert_width, self.spec.action_dim)
+        path = self.files.folder.path / STD_FILE
+        if path.is_file():
+            head.load_state_dict(load_file(str(path)))
+        return head
+
+    def observations(self, images: Tensor, proprio: Tensor | None, instructions: Sequence[str]) -> dict[str, Any]:
+        """See `NetworkPolicy.observations`."""
+        assert proprio is not None  # `PolicySpec.proprio_dim` asks for it
+        device = self._device
+        tokens, mask = self.files.prompts(instructions, proprio)
+        missing = self.files.config.max_state_dim - proprio.shape[-1]
+        state = functional.pad(proprio.float(), (0, missing)).to(device)
+        return {"images": images.to(device), "tokens": tokens.to(device), "token_mask": mask.to(device), "state": state}
+
+    def prepare(self, images: np.ndarray, proprio: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
+        """Images in the order of the policy's features, states normalized; see `RolloutPolicy.prepare`."""
+        if self._order != list(range(images.shape[-4])):
+            images = np.ascontiguousarray(images[..., self._order, :, :, :])
+        return super().prepare(images, proprio)
+
+    def hidden(
+        self, trace: dict[str, Tensor], *, images: Tensor, tokens: Tensor, token_mask: Tensor, state: Tensor
+    ) -> Encoded:
+        """The prefix; parts of it whose weights are frozen stay out of the graph."""
+        seen = torch.ones(images.shape[:2], dtype=torch.bool, device=images.device)
+        return Encoded(self.network.prefix(self.files.pixels(images), seen, tokens, token_mask, state))
+
+    def read_out(self, hidden: Encoded) -> Any:
+        """The prefix."""
+        return hidden.prefix
+
+    def velocity(self, condition: Any, x: Tensor, t: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        """See `VelocityModel`."""
+        states = self.network.expert_states(condition, x, t)
+        velocity: Tensor = self.network.velocity_of(states)
+        if self.std_head is None:
+            return velocity
+        std = learned_std(self.std_head(states).float())
+        return velocity, functional.pad(std, (0, x.shape[-1] - std.shape[-1]), value=1.0)
+
+    def column_features(self, hidden: Encoded) -> Tensor:
+        """[B, K, d]: the mean of the prefix, or the expert's output for each action at x = 0 and t = 1.
+
+        The mean is normalized to mean 0 and variance 1.
+        """
+        (actions, dims), count = (self.spec.action_chunk_len, self.spec.action_dim), len(hidden)
+        if self.settings.critic_features == PREFIX:
+            pooled = functional.layer_norm(hidden.prefix.pooled, hidden.prefix.pooled.shape[-1:])
+            return pooled.to(self._dtype)[:, None].expand(-1, self.spec.columns, -1)
+        x = torch.zeros(count, 1, *self._denoised, device=hidden.device)
+        states = self.network.expert_states(hidden.prefix, x, torch.ones(count, 1, device=hidden.device))
+        return states[:, 0, :actions].repeat_interleave(dims, dim=1)
+
+    def freeze_read_out(self) -> None:
+        """Freeze the parameters that `features` does not depend on."""
+        for name, parameter in self.network.named_parameters():
+            if not self.network.feeds(name, self.settings.critic_features):
+                parameter.requires_grad_(False)
+        for part in (self.std_head, self.value_head):
+            if part is not None:
+                part.requires_grad_(False)
+
+    def freeze_std(self) -> None:
+        """Freeze the head of the standard deviation, which flow matching does not train."""
+        if self.std_head is not None:
+            self.std_head.requires_grad_(False)
+
+    def row_tokens(self, instructions: Sequence[str], num_images: int) -> list[int]:
+        """Length of each row's prefix and chunk."""
+        return row_tokens(self.files, instructions, num_images)
+
+    def training_flops(self, model: nn.Module, tokens: int, num_images: int) -> float:
+        """FLOPs of a forward and backward pass over one decision, with one evaluation of the velocity.
+
+        Two per weight and position forward, two for the gradient of the activations and two for that of the weight,
+        the latter only where they are computed (Kaplan et al. 2020). Attention scores are not counted.
+        """
+        patches, _ = self.files.image_tokens()
+        chunk = self._denoised[0]
+        positions = {"vision": patches * num_images, "language": tokens - chunk, "state": 1, "expert": chunk}
+        positions["output"] = chunk
+        total, names = 0.0, {id(p): name for name, p in self._network_of(model).named_parameters()}
+        trained = {self.network.part_of(names[id(p)]) for p in model.parameters() if p.requires_grad and id(p) in names}
+        for parameter in model.parameters():
+            part = self.network.part_of(names[id(parameter)]) if id(parameter) in names else "output"
+            if not part or "embed_tokens" in names.get(id(parameter), ""):
+                continue
+            per_weight = 2 + 2 * (part in trained) + 2 * parameter.requires_grad
+            total += per_weight * getattr(parameter, "ds_numel", parameter.numel()) * positions[part]
+        return total
+
+    def _network_of(self, model: nn.Module) -> nn.Module:
+        """The network inside a policy, or a critic made of one."""
+        network: nn.Module = getattr(model, "policy", model).network
+        return network
+
+    @contextmanager
+    def adapters_disabled(self) -> Iterator[None]:
+        """Within the block, use the policy as it was before adapters were added.
+
+        Raises:
+            ValueError: the policy has no adapters.
+        """
+        if not self.config.lora_rank:
+            raise ValueError("this policy has no adapters that could be disabled")
+        with adapters_off(self.network):
+            yield
+
+    def save_pretrained(self, folder: str | Path, state_dict: dict[str, Tensor] | None = None) -> None:
+        """Write the policy in LeRobot's format, adapters merged, and beside it what only rlvla reads."""
+        folder, state = Path(folder), self.state_dict() if state_dict is None else state_dict
+        weights = {name.removeprefix("network."): v for name, v in state.items() if name.startswith("network.")}
+        files = self.files.with_sampling(self.settings.n_action_steps, self.settings.flow.steps)
+        files.save(folder, merged(weights, self.config))
+        write_json(folder / SETTINGS_FILE, self.settings.to_json())
+        std = {name.removeprefix("std_head."): v for name, v in state.items() if name.startswith("std_head.")}
+        if std:
+            tensors = {name: v.detach().cpu().contiguous() for name, v in std.items()}
+            save_file(tensors, str(folder / STD_FILE), metadata={"format": "pt"})
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        return next(self.network.parameters()).dtype
+
+
+def row_tokens(files: LeRobotFiles, instructions: Sequence[str], num_images: int) -> list[int]:
+    """See `LeRobotPolicy.row_tokens`."""
+    chunk: int = files.config.chunk_size
+    return [length + chunk for length in files.prefix_tokens(instructions, num_images)]

@@ -1,0 +1,129 @@
+"""What rlvla remembers of a LeRobot policy beside the files of LeRobot: sampling, cameras, critic."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from rlvla.models.flow.settings import FLOW_SETTINGS, PREFIX, FlowSettings
+from rlvla.models.lerobot.cameras import camera_order, camera_problems, default_camera_map, read_camera_map
+from rlvla.models.lerobot.choices import CRITIC_FEATURES
+from rlvla.models.lerobot.features import EMPTY_CAMERA
+from rlvla.utils.data_files import check_types, read_json
+from rlvla.utils.errors import Problem
+
+# LeRobot reads config.json strictly and ignores files that it does not know.
+SETTINGS_FILE = "rlvla_policy.json"
+# Command-line settings of LeRobot policies; `cameras` are those of the environment.
+LEROBOT_SETTINGS = ("camera_map", "critic_features")
+_TYPES = {"cameras": list[str], "camera_map": dict[str, str], "critic_features": str, "unnorm_key": str}
+_TYPES |= {PREFIX + name: kind for name, kind in (("method", str), ("noise_level", float), ("noisy_steps", str))}
+_TYPES |= {PREFIX + "eval_noise": str}
+
+
+@dataclass(frozen=True)
+class LeRobotSettings:
+    """How a policy acts and is trained.
+
+    Attributes:
+        n_action_steps: A, actions of a chunk that are executed.
+        flow: how actions are sampled; `steps` goes into config.json, as `num_steps` or `num_inference_steps`.
+        cameras: those of the environment, in its order; (): unknown, images come in the order of the features.
+        camera_map: camera -> image feature.
+        critic_features: what values are read from, one of `CRITIC_FEATURES`.
+        unnorm_key: name of the data set that the statistics are of; "" if unknown.
+    """
+
+    n_action_steps: int
+    flow: FlowSettings
+    cameras: tuple[str, ...] = ()
+    camera_map: Mapping[str, str] = field(default_factory=dict)
+    critic_features: str = CRITIC_FEATURES[0]
+    unnorm_key: str = ""
+
+    def image_order(self, keys: list[str]) -> list[int]:
+        """For each image that the network reads, the index of the environment's camera; `keys` are its features."""
+        if not self.cameras:
+            return list(range(len(_seen(keys))))
+        return camera_order(self.camera_map, self.cameras, keys)
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of `SETTINGS_FILE`; what config.json says is left out."""
+        flow = {PREFIX + name: getattr(self.flow, name) for name in ("method", "noise_level", "noisy_steps")}
+        flow[PREFIX + "eval_noise"] = self.flow.eval_noise
+        cameras = {"cameras": list(self.cameras), "camera_map": dict(self.camera_map)} if self.cameras else {}
+        key = {"unnorm_key": self.unnorm_key} if self.unnorm_key else {}
+        return {**flow, **cameras, "critic_features": self.critic_features, **key}
+
+
+def read_settings(
+    folder: Path,
+    keys: list[str],
+    overrides: Mapping[str, Any],
+    *,
+    chunk_size: int,
+    n_action_steps: int,
+    steps: int,
+    empty_cameras: int = 0,
+) -> tuple[LeRobotSettings, list[Problem]]:
+    """The settings of a folder, changed by those of a run, and what is wrong with them.
+
+    Args:
+        folder: the policy's.
+        keys: its image features, in the order of the network.
+        overrides: flags by name: `action_chunk_len`, `camera_map`, `critic_features` and those of `FlowSettings`;
+            `cameras` of the environment.
+        chunk_size: C, the most actions that can be executed.
+        n_action_steps: as in config.json.
+        steps: denoising steps as in config.json.
+        empty_cameras: image features that may be missing.
+
+    Raises:
+        ConfigError: the file in the folder cannot be read, or holds values of other types.
+    """
+    path = folder / SETTINGS_FILE
+    recorded = read_json(path) if path.is_file() else {}
+    check_types({name: recorded[name] for name in _TYPES if name in recorded}, _TYPES, path)
+    given = {**recorded, **{name: value for name, value in overrides.items() if value is not None}}
+    flow = FlowSettings.of({PREFIX + "steps": steps, **{name: given.get(name) for name in FLOW_SETTINGS}})
+    if PREFIX + "steps" not in overrides:
+        flow = replace(flow, steps=steps)
+    problems = [_problem(PREFIX + name, text, overrides, path) for name, text in flow.problems()]
+    actions = overrides.get("action_chunk_len") or n_action_steps
+    if actions > chunk_size:
+        text = f"--action_chunk_len {actions}: the policy predicts {chunk_size} actions; execute at most as many"
+        problems.append(Problem("action_chunk_len", "mismatch", text))
+        actions = n_action_steps
+    critic = given.get("critic_features", CRITIC_FEATURES[0])
+    if critic not in CRITIC_FEATURES:
+        text = f"is {critic!r}; it must be one of {', '.join(CRITIC_FEATURES)}"
+        problems.append(_problem("critic_features", text, overrides, path))
+    cameras, mapping, wrong = _cameras(recorded, keys, overrides, empty_cameras)
+    key = recorded.get("unnorm_key", "")
+    return LeRobotSettings(actions, flow, cameras, mapping, critic, key), [*problems, *wrong]
+
+
+def _cameras(
+    recorded: Mapping[str, Any], keys: list[str], overrides: Mapping[str, Any], empty: int
+) -> tuple[tuple[str, ...], dict[str, str], list[Problem]]:
+    """The environment's cameras and their mapping: what is typed, else what was recorded, else equal names."""
+    typed, problems = read_camera_map(overrides.get("camera_map") or ())
+    cameras = tuple(overrides.get("cameras") or recorded.get("cameras") or typed)
+    if not cameras:
+        return (), {}, problems
+    before = {camera: key for camera, key in recorded.get("camera_map", {}).items() if camera in cameras}
+    mapping = typed or before or default_camera_map(cameras, keys)
+    return cameras, mapping, problems or camera_problems(mapping, cameras, keys, empty_cameras=empty)
+
+
+def _problem(name: str, text: str, overrides: Mapping[str, Any], path: Path) -> Problem:
+    if name in overrides:
+        return Problem(name, "out_of_range", f"--{name} {text}")
+    return Problem(None, "invalid_file", f"{path}: {name} {text}")
+
+
+def _seen(keys: list[str]) -> list[str]:
+    """Without the features that stand for missing cameras."""
+    return [key for key in keys if not key.startswith(EMPTY_CAMERA)]
