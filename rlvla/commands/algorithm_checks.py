@@ -10,7 +10,7 @@ from rlvla.algorithms.columns import LEVEL_ORDER
 from rlvla.commands.policy_checks import wandb_problems
 from rlvla.commands.problem_texts import problem, unread
 from rlvla.rewards.config import OVERLONG, REWARD_MODEL
-from rlvla.trainer.algorithm_config import ONE_ADVANTAGE_PER_EPISODE, AlgorithmConfig
+from rlvla.trainer.algorithm_config import ONE_ADVANTAGE_PER_EPISODE, AlgorithmConfig, learner_scores
 from rlvla.trainer.config import ScheduleConfig
 from rlvla.trainer.group_collector import EPISODE_METRICS
 from rlvla.trainer.guards import EARLY_STOP_EPISODES
@@ -42,6 +42,9 @@ _LOSS_FLAGS = {
     "cov_low": "cov_low",
     "cov_high": "cov_high",
     "kl_cov_coef": "kl_coef",
+    "denoising_gamma": "denoising_gamma",
+    "denoising_clip": "denoising_clip",
+    "fpo_clip": "fpo_clip",
 }
 _CRITIC_FLAGS = {
     "algorithm": ("bootstrap_truncated", "value_clip", "normalize_values", "share_backbone"),
@@ -173,6 +176,9 @@ def _range_problems(flags: PPORun) -> list[Problem]:
     open_below = algorithm.policy_loss == "cispo" and len(widths) == 2 and widths[0] >= 1
     if widths and (len(widths) != 2 or (widths[0] > widths[1] and not open_below)):
         problems.append(problem("eps_clip_low_high", "out_of_range", value=" ".join(map(str, widths))))
+    rising = algorithm.denoising_clip
+    if len(rising) != 2 or rising[0] > rising[1]:
+        problems.append(problem("denoising_clip", "out_of_range", value=" ".join(map(str, rising))))
     problems += _pair_problems(flags)
     bounds = (
         (algorithm, "cov_low", "cov_high"),
@@ -315,6 +321,7 @@ def _without_effect(flags: PPORun) -> list[Problem]:
     mode_read = "agg_mode" in loss_options or algorithm.needs_critic
     mode_read |= bool(algorithm.entropy_loss_coef) or algorithm.kl_in_loss
     check("algorithm", ["loss_agg_mode"], not mode_read, "loss mode", **loss)
+    check("algorithm", ["log_prob_level"], learner_scores(algorithm) not in (None, "log_probs"), "whole ratio", **loss)
     lonely = "singleton" in options and flags.batch.n_samples_per_prompt > 1
     check("algorithm", ["singleton"], lonely, "no lonely episode")
     _unread_in_other_groups(flags, unread_flags)

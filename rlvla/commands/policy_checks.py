@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from rlvla.commands.problem_texts import problem, unread
 from rlvla.models.policy import PolicySpec
-from rlvla.trainer.algorithm_config import AlgorithmConfig, learner_needs_critic, learner_needs_reference
+from rlvla.trainer.algorithm_config import (
+    AlgorithmConfig,
+    learner_needs_critic,
+    learner_needs_reference,
+    learner_scores,
+)
 from rlvla.trainer.config import LoggingConfig
 from rlvla.trainer.supervised.config import SFTConfig
 from rlvla.utils.cli.flags import as_typed
 from rlvla.utils.errors import Problem
 
+if TYPE_CHECKING:
+    from rlvla.commands.ppo_flags import PPORun
+
+# What a policy loss or learner trains on, by `PolicySpec.scores` -> the policies that give it.
+_SCORED_BY = {
+    "step_log_probs": "it needs a flow-matching policy whose denoising steps are all noisy: --flow_noisy_steps all",
+    "matching": "it needs a flow-matching policy without noise in its steps: --flow_method ode",
+    "mirrored": "it needs a flow-matching policy with --flow_method sde or cps",
+}
 # Losses that compare probabilities rather than densities.
 PROBABILITY_LOSSES = ("dppo_tv", "dppo_kl")
 
@@ -30,6 +45,35 @@ def quantity_problems(spec: PolicySpec, algorithm: AlgorithmConfig) -> list[Prob
     return [
         problem(flag, "mismatch", value=getattr(algorithm, flag), why=spec.missing[quantity])
         for flag, quantity, wanted in needed
+        if wanted and quantity in spec.missing
+    ]
+
+
+def score_problems(spec: PolicySpec, algorithm: AlgorithmConfig) -> list[Problem]:
+    """A policy loss or learner that trains on other numbers than the policy gives (`PolicySpec.scores`)."""
+    wanted = learner_scores(algorithm)
+    if wanted in (None, spec.scores):
+        return []
+    if wanted == "log_probs":  # only a policy without noise gives none
+        return [problem("flow_method", "needs_flag", loss=algorithm.policy_loss)]
+    flag = "policy_loss" if algorithm.algorithm == "ppo" else "algorithm"
+    return [problem(flag, "needs_flag", value=getattr(algorithm, flag), why=_SCORED_BY[wanted])]
+
+
+def density_problems(spec: PolicySpec, flags: PPORun) -> list[Problem]:
+    """Flags that compare log-probs, or scale noise, where the policy has none, each with the reason."""
+    algorithm, correction = flags.algorithm, flags.correction
+    estimated_kl = bool(algorithm.init_kl_coef) and not algorithm.exact_kl and learner_needs_reference(algorithm)
+    needed = [
+        ("kl_estimator", "densities", algorithm.kl_estimator, estimated_kl),
+        ("target_kl", "densities", flags.optimization.target_kl, flags.optimization.target_kl is not None),
+        ("rollout_is", "densities", correction.rollout_is, correction.rollout_is != "none"),
+        ("rollout_rs", "densities", correction.rollout_rs, correction.rollout_rs != "none"),
+        ("temperature", "temperature", flags.batch.temperature, flags.batch.temperature != 1.0),
+    ]
+    return [
+        problem(flag, "mismatch", value=value, why=spec.missing[quantity])
+        for flag, quantity, value, wanted in needed
         if wanted and quantity in spec.missing
     ]
 

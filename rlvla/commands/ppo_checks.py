@@ -11,13 +11,14 @@ from rlvla.checkpoints.run_folder import RUN_FILE, checkpoint_folder_problem, en
 from rlvla.checkpoints.training import list_checkpoints
 from rlvla.commands.algorithm_checks import algorithm_problems, batch_problems, early_stopping_problems
 from rlvla.commands.model_checks import mismatch_with_policy, value_model_problems
-from rlvla.commands.policy_checks import quantity_problems
+from rlvla.commands.policy_checks import density_problems, quantity_problems, score_problems
 from rlvla.commands.ppo_flags import PPORun
 from rlvla.commands.problem_texts import problem
 from rlvla.commands.setup import CheckedRun, check_run
 from rlvla.data.reading import read_demonstrations
 from rlvla.envs.config import EnvConfig
 from rlvla.trainer.algorithm import make_sampler
+from rlvla.trainer.algorithm_config import learner_scores
 from rlvla.trainer.reward_sources import reward_problems
 from rlvla.utils.cli.flags import range_problems
 from rlvla.utils.data_files import read_json
@@ -51,7 +52,8 @@ def check(flags: PPORun) -> CheckedRun:
     if flags.schedule.use_wandb:
         require("wandb", extra="wandb")
     judged = flags.rewards, flags.success
-    setting, more = check_run(flags.policy, flags.env, flags.split, flags.schedule.eval_episodes, *judged)
+    scores = learner_scores(flags.algorithm)
+    setting, more = check_run(flags.policy, flags.env, flags.split, flags.schedule.eval_episodes, *judged, scores)
     problems += more + value_model_problems(flags, setting)
     own_sampler, num_tasks = flags.batch.task_sampler is not None, len(setting.tasks) if setting is not None else 0
     problems += early_stopping_problems(flags.schedule, num_tasks, own_sampler=own_sampler)
@@ -59,7 +61,8 @@ def check(flags: PPORun) -> CheckedRun:
         flags.rewards, flags.algorithm, setting.tasks if setting is not None else [], flags.success
     )
     if setting is not None:
-        problems += quantity_problems(setting.spec, flags.algorithm)
+        problems += score_problems(setting.spec, flags.algorithm)
+        problems += quantity_problems(setting.spec, flags.algorithm) + density_problems(setting.spec, flags)
         problems += _sampler_problems(flags, setting)
         problems += (_changed_flags(flags, setting) if writable else []) + setting.checkpoint.option_problems(
             flags.actor

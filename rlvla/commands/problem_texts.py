@@ -73,6 +73,16 @@ _TEXTS: dict[tuple[str | None, str], str] = {
     ("advantage_estimator", "mismatch"): "--advantage_estimator {value} does not work with this policy: {why}",
     ("share_backbone", "mismatch"): "--share_backbone does not work with this policy: {why}",
     ("policy_loss", "mismatch"): "--policy_loss {value} does not work with this policy: {why}",
+    **{
+        (flag, "mismatch"): f"--{flag} {{value}} does not work with this policy: {{why}}; leave it out"
+        for flag in ("target_kl", "rollout_is", "rollout_rs", "temperature")
+    },
+    ("policy_loss", "needs_flag"): "--policy_loss {value} does not work with this policy: {why}",
+    ("algorithm", "needs_flag"): "--algorithm {value} does not work with this policy: {why}",
+    ("flow_method", "needs_flag"): (
+        "--flow_method ode samples without noise, so that --policy_loss {loss} has no probabilities to compare; give "
+        "--policy_loss fpo, or another --flow_method"
+    ),
     ("label_smoothing", "mismatch"): "--label_smoothing does not work with this policy: {why}; leave it out",
     ("sft_loss", "mismatch"): "--sft_loss does not work with this policy: {why}; leave it out",
     # early stopping
@@ -125,6 +135,7 @@ _TEXTS: dict[tuple[str | None, str], str] = {
     # bounds
     ("eps_clip_low_high", "out_of_range"): "--eps_clip_low_high {value}: give two widths, low <= high",
     (None, "bounds_crossed"): "--{flag} {value} exceeds --{other} {bound}; swap them",
+    ("denoising_clip", "out_of_range"): "--denoising_clip {value}: give two widths, first <= last",
     ("reward_clip_range", "out_of_range"): "--reward_clip_range {value}: give two bounds, low < high",
     ("filter_metric_range", "out_of_range"): "--filter_metric_range {value}: give two bounds, low < high",
     ("filter_metric", "needs_flag"): "--filter_metric {value} needs --filter_metric_range LOW HIGH",
@@ -323,6 +334,7 @@ _TEXTS: dict[tuple[str | None, str], str] = {
 _UNREAD = {
     "estimator": "--advantage_estimator {estimator} does not use it",
     "loss": "--policy_loss {loss} does not use it",
+    "whole ratio": "--policy_loss {loss} compares whole decisions",
     "loss mode": "--policy_loss {loss} has a fixed mode, and there is no other loss",
     "no critic": "{estimator} has no critic",
     "shared critic": "--share_backbone trains one network",

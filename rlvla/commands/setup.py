@@ -67,11 +67,12 @@ def check_run(
     eval_episodes: int,
     rewards: RewardConfig | None = None,
     success: SuccessConfig | None = None,
+    scores: str | None = None,
 ) -> tuple[CheckedRun | None, list[Problem]]:
     """Check checkpoint, environment and split against each other; returns the checked run, or None and all problems.
 
     `rewards` are those of a training run; an evaluation passes None and uses what the checkpoint recorded. `success`
-    says what tells success; by default the simulator.
+    says what tells success; by default the simulator. `scores` is what training reads, see `checkpoint_overrides`.
     """
     problems: list[str | Problem] = []
     source = SIMULATOR if success is None else success.success_source
@@ -89,7 +90,7 @@ def check_run(
     tasks: list[TaskSpec] = []
     checkpoint, overrides = None, {}
     try:
-        overrides = checkpoint_overrides(folder, policy, _cameras_of(env))
+        overrides = checkpoint_overrides(folder, policy, _cameras_of(env), scores)
         checkpoint = check_checkpoint(folder, policy.unnorm_key, env.task_suite_name, overrides)
     except ConfigError as error:
         problems += error.problems

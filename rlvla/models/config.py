@@ -113,7 +113,8 @@ class PolicyConfig:
     flow_method: str | None = arg(
         None,
         "noise of a flow policy's denoising steps: sde (keeps what the ODE samples), cps (adds less noise than it "
-        "removes) or noise (a learned standard deviation) (default: the checkpoint's, else sde)",
+        "removes), noise (a learned standard deviation) or ode (none; training needs --policy_loss fpo) (default: the "
+        "checkpoint's, else sde)",
         choices=FLOW_METHODS,
     )
     flow_noise_level: float | None = arg(

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from rlvla.models.flow.settings import FLOW_SETTINGS
+from rlvla.models.flow.settings import ASKED_SCORES, FLOW_SETTINGS
 from rlvla.utils.data_files import read_json
 from rlvla.utils.errors import ConfigError, Problem
 
@@ -147,7 +147,8 @@ class PolicyFamily(Protocol):
 
         Args:
             folder: the checkpoint.
-            settings: values by name: `SETTINGS`, `action_chunk_len`, and `cameras`, those of the environment.
+            settings: values by name: `SETTINGS`, `action_chunk_len`, `cameras`, those of the environment, and
+                `ASKED_SCORES`, what the run trains on; families that do not have it leave it out, and are refused.
 
         Raises:
             ConfigError: a setting that this family does not support.
@@ -220,19 +221,23 @@ def check_checkpoint(
     return family_of(folder).check(folder, unnorm_key=unnorm_key, suite=suite, overrides=overrides or {})
 
 
-def checkpoint_overrides(folder: str | Path, settings: Any, cameras: Sequence[str] = ()) -> dict[str, Any]:
+def checkpoint_overrides(
+    folder: str | Path, settings: Any, cameras: Sequence[str] = (), scores: str | None = None
+) -> dict[str, Any]:
     """Command-line settings that override or complete those of a checkpoint.
 
     Args:
         folder: the checkpoint.
         settings: an object with (some of) the fields of `PolicyConfig`.
         cameras: those of the environment, in its order; (): not known.
+        scores: the `PolicySpec.scores` that the run needs; None: any.
 
     Raises:
         ConfigError: as in `family_of`, or a setting that this family does not support.
     """
     values = {name: getattr(settings, name, None) for name in (*SETTINGS, "action_chunk_len")}
     values["cameras"] = tuple(cameras)
+    values[ASKED_SCORES] = None if scores == "log_probs" else scores  # the default
     return family_of(folder).overrides(Path(folder), values)
 
 

@@ -86,13 +86,14 @@ class NetworkPolicy(nn.Module):
         if "values" in wants:
             if self.value_head is None:
                 raise ValueError("this policy has no value head")
-            quantities["values"] = self.value_head(self.column_features(hidden)).squeeze(-1).float()
+            quantities["values"] = self._spread(self.value_head(self.column_features(hidden)).squeeze(-1).float())
         if not set(wants) - {"values"}:
             return quantities
         distribution = self._head.distribution(self, hidden, temperature)
         if "loss" in wants:
             supervision = {"label_smoothing": label_smoothing, "sft_loss": sft_loss}
-            quantities |= self._head.supervised(distribution, trace, supervision)
+            supervised = self._head.supervised(distribution, trace, supervision)
+            quantities |= {name: self._spread(value) for name, value in supervised.items()}
         if set(wants) - {"values", "loss"}:
             # Of a chain of steps only the distributions along the stored one are known.
             given = distribution.given(trace) if hasattr(distribution, "given") else distribution
@@ -114,7 +115,14 @@ class NetworkPolicy(nn.Module):
     def features(self, batch: Experience) -> Tensor:
         """[B, K, d]: the hidden vectors, see `column_features`."""
         trace = {name: value.to(self._device) for name, value in (batch.trace or {}).items()}
-        return self.column_features(self.hidden(trace, **self._observed(batch)))
+        return self._spread(self.column_features(self.hidden(trace, **self._observed(batch))))
+
+    def _spread(self, values: Tensor) -> Tensor:
+        """[B, L, ...] with an entry per number of the actions -> one for each denoising step scored on its own."""
+        _, steps, numbers = self.spec.column_shape
+        if steps == 1:
+            return values
+        return values.unflatten(1, (-1, 1, numbers)).repeat_interleave(steps, 2).flatten(1, 3)
 
     def distribution(self, batch: Experience, temperature: float = 1.0) -> ActionDistribution:
         """The action distributions for a batch of prepared observations."""
@@ -152,7 +160,7 @@ class NetworkPolicy(nn.Module):
     @property
     def effective_columns(self) -> Tensor:
         """[K] bool: columns that can change the action."""
-        return self._head.effective_columns
+        return self._spread(self._head.effective_columns[None])[0]
 
     @property
     def normalized_dims(self) -> list[bool]:

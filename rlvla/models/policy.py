@@ -24,6 +24,8 @@ QUANTITIES = {
     "sum_pi_squared": "the sum of squared probabilities",
     "rsample": "samples that can be differentiated",
     "probabilities": "log-probs of outcomes, not of densities",
+    "densities": "log-probs of outcomes or of densities",
+    "temperature": "a temperature of sampling",
     "demonstrated_log_probs": "log-probs of actions that it did not sample itself",
     "label_smoothing": "smoothed targets of the supervised loss",
     "sft_loss": "a choice between supervised losses",
@@ -42,6 +44,7 @@ class PolicySpec:
         action_chunk_len: A, actions per decision.
         action_dim: D, dimensions of an action.
         columns: K, log-probs per decision, ordered by action index first; a positive multiple of A.
+        scores: what these numbers are, one of `rlvla.algorithms.choices.SCORES`; a policy loss reads one kind.
         noise: random numbers that a decision is sampled from: "uniform" in [0, 1) or standard "normal".
         noise_shape: shape of the random numbers for one decision.
         greedy_noise: whether greedy decisions read random numbers as well, e.g. where a flow starts.
@@ -62,6 +65,7 @@ class PolicySpec:
     action_dim: int
     columns: int
     noise_shape: tuple[int, ...]
+    scores: str = "log_probs"
     noise: str = "uniform"
     greedy_noise: bool = False
     training_noise: int = 0
@@ -87,9 +91,16 @@ class PolicySpec:
         return self.columns // self.action_chunk_len
 
     @property
+<<<<<<< HEAD
     def demonstrated_actions(self) -> int:
         """Actions per demonstrated decision in supervised training."""
         return self.training_chunk_len or self.action_chunk_len
+=======
+    def column_shape(self) -> tuple[int, int, int]:
+        """(A, S, K / (A * S)): the columns as actions x denoising steps that are scored on their own x numbers."""
+        steps = self.columns_per_action // self.action_dim if self.scores == "step_log_probs" else 1
+        return self.action_chunk_len, steps, self.columns_per_action // steps
+>>>>>>> 978a3c1 (DPPO and FPO as policy losses: scores of a policy, flow matching without noise, checks)
 
     def draw(self, rng: np.random.Generator) -> np.ndarray:
         """The random numbers for one decision, `noise_shape` float64."""
@@ -156,6 +167,8 @@ class RolloutPolicy(Protocol):
 
 class Policy(RolloutPolicy, Protocol):
     """A policy that can be trained; it must also be an `nn.Module`.
+
+    With `PolicySpec.scores` other than "log_probs", what is called a log-prob here is that kind of number.
 
     DeepSpeed wraps `forward`, so every training or scoring pass goes through it; its arguments come from `score`.
     `wants` names the quantities to return: "log_probs" [B, K], "entropy" [B, K], "sum_pi_squared" [B, K],

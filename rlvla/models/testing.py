@@ -43,6 +43,7 @@ class PolicyContract:
     Attributes:
         config: adapters and memory options of the policy.
         value_head: load the policy with a value head.
+        overrides: settings of a run that the folder does not record, see `PolicyFamily.check`.
         image_size: side of the test images in pixels if the policy takes any size.
         instructions: sentences of different lengths that the policy can read.
         tolerance: how far log-probs may differ between batch sizes (matrix products sum in a different order).
@@ -53,6 +54,7 @@ class PolicyContract:
 
     config: ClassVar[ActorConfig] = ActorConfig()
     value_head: ClassVar[bool] = False
+    overrides: ClassVar[Mapping[str, Any]] = {}
     image_size: ClassVar[int] = 32
     instructions: ClassVar[tuple[str, ...]] = ("reach the red disc", "reach the extraordinarily yellow disc")
     tolerance: ClassVar[float] = 2e-5
@@ -70,7 +72,7 @@ class PolicyContract:
     def policy(cls, folder: Path) -> Any:
         """The policy of the folder, with adapters set to nonzero values so that they have an effect."""
         torch.manual_seed(0)
-        policy = check_checkpoint(folder).load_policy(cls.config, value_head=cls.value_head).eval()
+        policy = check_checkpoint(folder, overrides=cls.overrides).load_policy(cls.config, value_head=cls.value_head).eval()
         with torch.no_grad():
             for name, parameter in policy.named_parameters():
                 if "lora_B" in name:
@@ -194,7 +196,7 @@ class PolicyContract:
         policy.save_pretrained(tmp_path / "copy")
         kept = {path.name for path in folder.iterdir() if not any(path.match(pattern) for pattern in self.files)}
         assert kept <= {path.name for path in (tmp_path / "copy").iterdir()}
-        copy = check_checkpoint(tmp_path / "copy").load_policy().eval()
+        copy = check_checkpoint(tmp_path / "copy", overrides=self.overrides).load_policy().eval()
         assert copy.spec == policy.spec
         noise = self.noise(policy)
         for drawn in (None, noise):

@@ -104,9 +104,11 @@ class Algorithm:
         observers: their `after_step` is called for each optimizer step; set by the loop.
         uses_critic: whether a critic is loaded.
         uses_reference: whether a reference policy is loaded.
+        scores: the `PolicySpec.scores` it trains on; `OF_POLICY_LOSS`: those of --policy_loss; None: any.
     """
 
     uses_critic = uses_reference = False
+    scores: str | None = None
     actor: Engine
 
     def __init__(self, setup: AlgorithmSetup):

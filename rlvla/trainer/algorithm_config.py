@@ -12,13 +12,15 @@ from rlvla.algorithms.choices import (
     KL_KINDS,
     REJECTION_STATISTICS,
 )
-from rlvla.algorithms.policy_losses import list_policy_losses, policy_loss_options
+from rlvla.algorithms.policy_losses import list_policy_losses, policy_loss_options, policy_loss_scores
 from rlvla.algorithms.registry import Registry
 from rlvla.utils.cli.flags import arg
 
 # Algorithms by name, for --algorithm; a --custom_module may register more (see `rlvla.trainer.algorithm`).
 LEARNERS: Registry = Registry("algorithm", {"rlvla.trainer.ppo_trainer": ("ppo",)})
 LEVELS = ("token", "action", "chunk")
+# `Algorithm.scores` of learners that train with any policy loss.
+OF_POLICY_LOSS = "policy_loss"
 KL_ESTIMATORS = (*KL_KINDS, *(f"{kind}+" for kind in KL_KINDS if kind != "full"))
 # Estimators with a single advantage per episode, regardless of the advantage level.
 ONE_ADVANTAGE_PER_EPISODE = {"gdpo", "gpg", "grpo", "grpo_passk", "opo", "reinforce_baseline", "rloo"}
@@ -97,6 +99,17 @@ class AlgorithmConfig:
     cov_low: float = arg(1.0, "clip_cov: smallest covariance of a selected token")
     cov_high: float = arg(5.0, "clip_cov: largest covariance of a selected token")
     kl_cov_coef: float = arg(1.0, "kl_cov: weight of the penalty |log-ratio|", minimum=0)
+    denoising_gamma: float = arg(
+        0.99, "dppo: factor on the advantage for each denoising step before the last", minimum=0, maximum=1
+    )
+    denoising_clip: tuple[float, ...] = arg(
+        (0.001, 0.01),
+        "dppo: clip widths of the ratio at the first and at the last denoising step",
+        above=0,
+        nargs=2,
+        metavar="EPS",
+    )
+    fpo_clip: float = arg(0.05, "fpo: the ratio is clipped to 1 +- this", above=0)
     value_clip: float = arg(0.2, "clip the critic's change from its old values to this; 0: no clipping", minimum=0)
     normalize_values: bool = arg(
         False, "train the critic on returns normalized by their running mean and standard deviation"
@@ -179,6 +192,12 @@ class AlgorithmConfig:
     def exact_kl(self) -> bool:
         """Whether the KL is computed exactly, which needs the full distributions."""
         return self.init_kl_coef > 0 and self.kl_estimator == "full"
+
+
+def learner_scores(algorithm: AlgorithmConfig) -> str | None:
+    """The `PolicySpec.scores` that the run trains on; None: any. Imports the learner."""
+    scores = LEARNERS.get(algorithm.algorithm).scores
+    return policy_loss_scores(algorithm.policy_loss) if scores == OF_POLICY_LOSS else scores
 
 
 def learner_needs_critic(algorithm: AlgorithmConfig) -> bool:

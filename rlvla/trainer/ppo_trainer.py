@@ -15,7 +15,7 @@ from rlvla.experience import Sample
 from rlvla.rollout import EpisodeRequest, FinishedEpisode, RolloutEngine
 from rlvla.rollout.user_sampler import UserSampler
 from rlvla.trainer.algorithm import Algorithm, AlgorithmSetup, Plan, register_algorithm
-from rlvla.trainer.algorithm_config import AlgorithmConfig
+from rlvla.trainer.algorithm_config import OF_POLICY_LOSS, AlgorithmConfig
 from rlvla.trainer.config import PPOConfig
 from rlvla.trainer.experience_maker import ExperienceMaker
 from rlvla.trainer.group_collector import Collected, GroupCollector, reshard_if_any_empty
@@ -46,6 +46,7 @@ class PPO(Algorithm):
     """
 
     uses_critic = uses_reference = True
+    scores = OF_POLICY_LOSS
 
     def __init__(self, setup: AlgorithmSetup):
         super().__init__(setup)

@@ -67,7 +67,7 @@ class Updater:
         self._planner = MicroBatchPlanner(strategy, batch, policy)
         self._normalizer = StepNormalizer(strategy, algorithm.loss_agg_mode, algorithm.loss_horizon)
         self._policy_loss = get_policy_loss(algorithm.policy_loss)
-        self._loss_arguments = self._loss_options()
+        self._loss_arguments = self._loss_options(policy)
         self._own_mode = "agg_mode" not in algorithm.loss_options  # always averages over decisions
 
     def spread(self, step: Experience, metrics: Metrics) -> Experience:
@@ -153,7 +153,7 @@ class Updater:
         blank = torch.zeros_like(chosen[:1])
         return lambda rows: {"chosen": (chosen[rows] if len(rows) else blank).to(self._strategy.device)}
 
-    def _loss_options(self) -> dict[str, Any]:
+    def _loss_options(self, policy: Policy) -> dict[str, Any]:
         """The arguments of the policy loss, as far as its signature names them."""
         algorithm = self._algorithm
         offered = {
@@ -167,6 +167,10 @@ class Updater:
             "cov_low": algorithm.cov_low,
             "cov_high": algorithm.cov_high,
             "kl_coef": algorithm.kl_cov_coef,
+            "denoising_gamma": algorithm.denoising_gamma,
+            "denoising_clip": algorithm.denoising_clip,
+            "fpo_clip": algorithm.fpo_clip,
+            "column_shape": policy.spec.column_shape,
         }
         return {name: value for name, value in offered.items() if name in algorithm.loss_options}
 

@@ -12,6 +12,7 @@ agg_mode="token-mean", rollout_weights=None, **extra)`:
 - `clip_dual`: upper bound on the ratio where the advantage is negative; None disables it.
 - `agg_mode`: how per-token losses are reduced, see `rlvla.algorithms.losses.aggregate_loss`.
 - `rollout_weights`: [B, T] importance weights that multiply the per-token loss, or None.
+- `column_shape`: (A, S, D) with T = A * S * D, for losses of denoising steps: S scores of each number of an action.
 - `extra`: `num_tokens`, `num_sequences`, `dp_size`, `horizon`, `trajectory_ids` and `trajectory_tokens` are passed to
   `aggregate_loss`; everything else is ignored.
 
@@ -29,6 +30,7 @@ from rlvla.algorithms.policy_losses.registry import (
     get_policy_loss,
     list_policy_losses,
     policy_loss_options,
+    policy_loss_scores,
     register_policy_loss,
 )
 
@@ -37,5 +39,6 @@ __all__ = [
     "get_policy_loss",
     "list_policy_losses",
     "policy_loss_options",
+    "policy_loss_scores",
     "register_policy_loss",
 ]

@@ -8,13 +8,10 @@ import torch
 from torch import Tensor
 
 from rlvla.algorithms.checks import count_valid_per_row
-from rlvla.algorithms.losses import aggregate_loss
-from rlvla.algorithms.masking import EPSILON
-from rlvla.algorithms.policy_losses.common import PolicyInputs, check_clip, prepare
+from rlvla.algorithms.policy_losses.common import check_clip, prepare
 from rlvla.algorithms.policy_losses.registry import register_policy_loss
 
 _GSPO_LOG_RATIO_CAP = 10.0
-_GEOMETRIC_WEIGHT_FLOOR = 1e-10
 
 
 @register_policy_loss("ppo")
@@ -121,22 +118,7 @@ def geo_mean(
     sign = inputs.advantages.sign()
     bounded = inputs.log_ratio.clamp(-clip_low, clip_high)
     log_ratio = sign * torch.minimum(sign * inputs.log_ratio, sign * bounded)
-    row_loss = -_row_mean(inputs, inputs.advantages) * _row_mean(inputs, log_ratio).exp()
-    if inputs.rollout_weights is not None:
-        log_weights = (inputs.rollout_weights + _GEOMETRIC_WEIGHT_FLOOR).log()
-        row_loss = row_loss * _row_mean(inputs, log_weights.masked_fill(~inputs.mask, 0.0)).exp()
+    row_loss = -inputs.row_mean(inputs.advantages) * inputs.row_mean(log_ratio).exp()
     clipped = bounded != inputs.log_ratio
     metrics = inputs.metrics(inputs.log_ratio, clipped & (inputs.advantages > 0), clipped & (inputs.advantages < 0))
-    return _mean_over_rows(row_loss, extra), metrics
-
-
-def _row_mean(inputs: PolicyInputs, values: Tensor) -> Tensor:
-    """Mean over the valid tokens of each row, [B, T] -> [B]; values are 0 outside the mask."""
-    return values.sum(-1) / (count_valid_per_row(inputs.mask).to(values.dtype) + EPSILON)
-
-
-def _mean_over_rows(row_loss: Tensor, options: dict[str, Any]) -> Tensor:
-    """Mean of [B] over the rows of all ranks if `num_sequences` is given, of this call otherwise."""
-    row = torch.ones((len(row_loss), 1), dtype=torch.bool, device=row_loss.device)
-    counts = {name: options[name] for name in ("num_sequences", "dp_size") if name in options}
-    return aggregate_loss(row_loss.unsqueeze(-1), row, "seq-mean-token-sum", **counts)
+    return inputs.mean_over_rows(row_loss, extra), metrics

@@ -9,11 +9,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlvla.algorithms.checks import check_matrix, check_number, check_same_shape, clean, count_valid, working_dtype
+from rlvla.algorithms.checks import (
+    check_matrix,
+    check_number,
+    check_same_shape,
+    clean,
+    count_valid,
+    count_valid_per_row,
+    working_dtype,
+)
 from rlvla.algorithms.losses import aggregate_loss
 from rlvla.algorithms.masking import EPSILON
 
 LOG_RATIO_BOUND = 20.0
+_WEIGHT_FLOOR = 1e-10
 _AGGREGATION_OPTIONS = ("num_tokens", "num_sequences", "dp_size", "horizon", "trajectory_ids", "trajectory_tokens")
 
 
@@ -51,6 +60,22 @@ class PolicyInputs:
     def mean(self, values: Tensor) -> Tensor:
         """Mean over the valid tokens, detached; values must be 0 outside the mask."""
         return values.detach().sum() / self.num_valid
+
+    def row_mean(self, values: Tensor) -> Tensor:
+        """Mean over the valid tokens of each row, [B, T] -> [B]; values must be 0 outside the mask."""
+        return values.sum(-1) / (count_valid_per_row(self.mask).to(values.dtype) + EPSILON)
+
+    def mean_over_rows(self, row_loss: Tensor, options: Mapping[str, Any]) -> Tensor:
+        """Mean of the losses [B] of rows, each times the geometric mean of its `rollout_weights`.
+
+        It is over the rows of all ranks if `options` has `num_sequences`, of this call otherwise.
+        """
+        if self.rollout_weights is not None:
+            log_weights = (self.rollout_weights + _WEIGHT_FLOOR).log()
+            row_loss = row_loss * self.row_mean(log_weights.masked_fill(~self.mask, 0.0)).exp()
+        row = torch.ones((len(row_loss), 1), dtype=torch.bool, device=row_loss.device)
+        counts = {name: options[name] for name in ("num_sequences", "dp_size") if name in options}
+        return aggregate_loss(row_loss.unsqueeze(-1), row, "seq-mean-token-sum", **counts)
 
     @property
     def num_valid(self) -> Tensor:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from rlvla.models.flow.settings import FLOW_SETTINGS, PREFIX, FlowSettings
+from rlvla.models.flow.settings import ASKED_SCORES, FLOW_SETTINGS, PREFIX, FlowSettings
 from rlvla.models.vla.choices import ACTION_STD_KINDS, MAX_STD, MIN_STD
 from rlvla.utils.data_files import check_types
 from rlvla.utils.errors import ConfigError, Problem
@@ -32,7 +32,7 @@ _RANGES = {
 
 @dataclass(frozen=True)
 class CompactConfig:
-    """The fields of config.json besides `model_type`.
+    """The fields of config.json besides `model_type`, and `flow_asked_scores`, which is of a run.
 
     Attributes:
         image_size: side of the square images in pixels.
@@ -52,6 +52,7 @@ class CompactConfig:
         text_buckets: rows of the table of hashed words and trigrams.
         flow_method, flow_noise_level, flow_steps, flow_noisy_steps, flow_eval_noise: of the flow head, see
             `FlowSettings`.
+        flow_asked_scores: see `FlowSettings`.
     """
 
     image_size: int
@@ -76,10 +77,11 @@ class CompactConfig:
     flow_steps: int = FlowSettings.steps
     flow_noisy_steps: str = FlowSettings.noisy_steps
     flow_eval_noise: str = FlowSettings.eval_noise
+    flow_asked_scores: str = FlowSettings.asked_scores
 
     @property
     def columns(self) -> int:
-        """K, log-probs per decision."""
+        """Numbers per decision, and vectors of the network."""
         return self.action_chunk_len * self.action_dim
 
     @property
@@ -99,7 +101,7 @@ class CompactConfig:
 
     def to_json(self) -> dict[str, Any]:
         """The content of config.json."""
-        unused = () if self.is_flow else FLOW_SETTINGS
+        unused = (ASKED_SCORES, *(() if self.is_flow else FLOW_SETTINGS))
         values = {name: value for name, value in asdict(self).items() if name not in unused}
         return {"model_type": MODEL_TYPE, **values}
 
@@ -110,7 +112,7 @@ class CompactConfig:
         Raises:
             ConfigError: lists missing entries, wrong types and values out of range.
         """
-        names = [field.name for field in fields(cls)]
+        names = [field.name for field in fields(cls) if field.name != ASKED_SCORES]
         missing = [name for name in names[:5] if name not in raw]
         if missing:
             raise ConfigError.of(None, "invalid_file", f"{where}: {', '.join(missing)} missing")

@@ -36,7 +36,7 @@ from rlvla.models.feature_models import (
     load_feature_reward_model,
 )
 from rlvla.models.finite_weights import all_finite
-from rlvla.models.flow.settings import FLOW_SETTINGS
+from rlvla.models.flow.settings import ASKED_SCORES, FLOW_SETTINGS
 from rlvla.models.policy import Policy
 from rlvla.models.vla.checkpoint import STATISTICS_FILE, resolve_statistics_key
 from rlvla.utils.data_files import check_types, read_json
@@ -153,7 +153,7 @@ class CompactFamily(PolicyFamily):
     ) -> CompactCheckpoint:
         """See `PolicyFamily.check`."""
         config = CompactConfig.from_json(read_json(folder / CONFIG_FILE), folder / CONFIG_FILE)
-        given = {name: overrides[name] for name in _OVERRIDES if name in overrides}
+        given = {name: overrides[name] for name in (*_OVERRIDES, ASKED_SCORES) if name in overrides}
         config = replace(config, **given)
         problems = [Problem(next(iter(given), None), "out_of_range", f"{folder}: {text}") for text in config.problems()]
         if problems:
@@ -187,10 +187,12 @@ class CompactFamily(PolicyFamily):
 
     def overrides(self, folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
         """See `PolicyFamily.overrides`: the standard deviation of a Gaussian head and the settings of a flow."""
-        names = _OF_HEADS.get(read_json(folder / CONFIG_FILE).get("action_head"), ())
+        head = read_json(folder / CONFIG_FILE).get("action_head")
+        names = _OF_HEADS.get(head, ())
         given = {name: settings.get(name) for name in names if settings.get(name) is not None}
         super().overrides(folder, {name: settings.get(name) for name in SETTINGS if name not in given})
-        return given
+        asked = settings.get(ASKED_SCORES)
+        return given | ({ASKED_SCORES: asked} if head == "flow" and asked else {})
 
 
 def _check_weights(path: Path, config: CompactConfig, overrides: Mapping[str, Any]) -> None:

@@ -40,6 +40,7 @@ WEIGHTS_FILE = "model.safetensors"
 def compact_spec(config: CompactConfig) -> PolicySpec:
     """The spec of a policy with this configuration."""
     chunk = (config.action_chunk_len, config.action_dim)
+    sampling: dict[str, Any]
     if config.is_flow:
         sampling = flow_spec(config.flow, chunk)
     elif config.is_gaussian:
@@ -49,12 +50,11 @@ def compact_spec(config: CompactConfig) -> PolicySpec:
     return PolicySpec(
         action_chunk_len=config.action_chunk_len,
         action_dim=config.action_dim,
-        columns=config.columns,
         cameras=config.num_images_in_input,
         image_size=config.image_size,
         proprio_dim=config.proprio_dim,
         feature_dim=config.column_width,
-        **sampling,
+        **{"columns": config.columns, **sampling},
     )
 
 

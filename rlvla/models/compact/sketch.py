@@ -57,8 +57,8 @@ class CompactSketch:
         if self._scalar_head:
             return self.module["head"](hidden).squeeze(-1).float().mean()
         if self._policy.config.is_flow:
-            evaluations = PAIRS if self._policy.config.flow.noisy_steps == "one" else self._policy.config.flow.steps
-            return self._velocity(hidden, evaluations).mean()
+            evaluations = self._policy.config.flow.evaluations
+            return self._velocity(hidden, max(PAIRS, evaluations)).mean()
         distribution = self._policy._head.distribution(self._policy, hidden, 1.0)
         config, name = self._policy.config, "actions" if self._policy.config.is_gaussian else "tokens"
         decided = torch.zeros(rows, *self._policy.spec.noise_shape, dtype=None if config.is_gaussian else torch.long)

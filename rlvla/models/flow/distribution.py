@@ -12,6 +12,7 @@ from rlvla.algorithms.flow import (
     FlowSampling,
     ScoredSteps,
     Velocity,
+    gaussian_entropy,
     gaussian_kl,
     noisy_step_index,
     sample_chain,
@@ -22,6 +23,8 @@ from rlvla.models.policy import PolicyOutput
 
 # Entries of the trace besides the chain: `x_0` is not scored, `noise_level` is that of sampling.
 _LEVEL = "noise_level"
+# Smallest standard deviation where each step has a ratio of its own (DPPO, Ren et al. 2024).
+_STD_FLOOR_OF_STEPS = 0.1
 
 
 def noise_width(settings: FlowSettings, chunk: tuple[int, int], denoised: tuple[int, int] | None = None) -> int:
@@ -38,7 +41,8 @@ class FlowDistribution:
     padding. The surplus starts from random numbers too but carries no noise of its own: it follows the ODE.
 
     A log-probability is that of the noisy steps given where each of them started: of one step, drawn at random, or the
-    sum over all. x_1 is drawn from a standard normal that does not depend on the policy and drops out of every ratio.
+    sum over all. If the settings score each step on its own, the columns are in (action, step, dimension) order. x_1 is
+    drawn from a standard normal that does not depend on the policy and drops out of every ratio.
 
     Args:
         velocity: the network, given the observations; see `rlvla.algorithms.flow.Velocity`.
@@ -73,7 +77,8 @@ class FlowDistribution:
             self.executed(self._mask)[:] = True
         self._level = settings.noise_level if noise_level is None else noise_level
         self._velocity = velocity
-        self._sampling = FlowSampling(settings.method, settings.steps, settings.noisy_steps)
+        floor = _STD_FLOOR_OF_STEPS if settings.scores == "step_log_probs" else 0.0
+        self._sampling = FlowSampling(settings.method, settings.steps, settings.noisy_steps, floor)
 
     def executed(self, values: Tensor) -> Tensor:
         """[..., C, M] -> [..., A, D], what of a chunk the decision consists of."""
@@ -114,7 +119,7 @@ class FlowDistribution:
                 noise_level=self._scaled(level),
             )
             trace = {**trace, _LEVEL: level}
-            log_probs = self.log_prob(trace) if greedy else self.executed(scored.joint_log_probs).flatten(1)
+            log_probs = self.log_prob(trace) if greedy else self._given(scored).log_prob(trace)
             actions = trace["x_0"] if "x_0" in trace else trace["chain"][:, -1]
             return PolicyOutput(self.executed(actions), log_probs, trace)
 
@@ -140,12 +145,15 @@ class FlowDistribution:
     def given(self, trace: Mapping[str, Tensor]) -> FlowSteps:
         """The distributions of the noisy steps of sampled chains, each given where it started."""
         level = self._scaled(trace[_LEVEL])
-        scored = score_chain(self._evaluate, trace, self._sampling, mask=self._mask, noise_level=level)
+        return self._given(score_chain(self._evaluate, trace, self._sampling, mask=self._mask, noise_level=level))
+
+    def _given(self, scored: ScoredSteps) -> FlowSteps:
         parts = (self.executed(part) for part in (scored.mean, scored.std, scored.log_probs))
-        return FlowSteps(ScoredSteps(*parts), self._settings.learns_std)
+        apart = self._settings.scores == "step_log_probs"
+        return FlowSteps(ScoredSteps(*parts), self._settings.learns_std, apart=apart)
 
     def log_prob(self, trace: Mapping[str, Tensor]) -> Tensor:
-        """[B, K], summed over the noisy steps."""
+        """[B, K] of sampled chains."""
         return self.given(trace).log_prob(trace)
 
 
@@ -155,24 +163,30 @@ class FlowSteps:
     Args:
         scored: their distributions and the log-probs of what was sampled.
         learned: whether the standard deviation can be changed by training.
+        apart: whether each noisy step has columns of its own, in (action, step, dimension) order; otherwise the columns
+            are sums over the noisy steps.
     """
 
-    def __init__(self, scored: ScoredSteps, learned: bool):
-        self._scored, self._learned = scored, learned
+    def __init__(self, scored: ScoredSteps, learned: bool, *, apart: bool = False):
+        self._scored, self._learned, self._apart = scored, learned, apart
+
+    def _columns(self, values: Tensor) -> Tensor:
+        """[B, R, A, D] -> [B, K]."""
+        return values.transpose(1, 2).flatten(1) if self._apart else values.sum(1).flatten(1)
 
     def log_prob(self, trace: Mapping[str, Tensor]) -> Tensor:
         """[B, K] of these chains."""
-        return self._scored.joint_log_probs.flatten(1)
+        return self._columns(self._scored.log_probs)
 
     def entropy(self) -> Tensor:
-        """[B, K], summed over the noisy steps."""
+        """[B, K]."""
         if not self._learned:
             raise NotImplementedError("the noise of these steps is a constant, and so is their entropy")
-        return self._scored.entropy.flatten(1)
+        return self._columns(gaussian_entropy(self._scored.std))
 
     def kl(self, other: Mapping[str, Tensor]) -> Tensor:
-        """[B, K]: exact KL of each step given where it started, summed over the noisy steps."""
-        return gaussian_kl(self._scored.mean, self._scored.std, other["mean"], other["std"]).sum(1).flatten(1)
+        """[B, K]: exact KL of each step given where it started."""
+        return self._columns(gaussian_kl(self._scored.mean, self._scored.std, other["mean"], other["std"]))
 
     def sum_pi_squared(self) -> Tensor:
         """Not defined for densities."""

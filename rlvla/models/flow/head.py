@@ -14,6 +14,7 @@ from torch.nn import functional
 from rlvla.algorithms.flow import flow_matching_time, interpolate, predict_action, target_velocity
 from rlvla.models.action_heads import CORRECT_WITHIN, MISSING_OF_DENSITIES
 from rlvla.models.flow.distribution import FlowDistribution, noise_width
+from rlvla.models.flow.matching import FlowMatching, matching_noise_width
 from rlvla.models.flow.settings import FlowSettings
 from rlvla.models.policy import TRAINING_NOISE, PolicyOutput
 
@@ -24,6 +25,15 @@ MISSING_OF_FLOWS = {
     "rsample": "a chain of denoising steps is not differentiated",
     "sft_loss": "a flow is trained by flow matching",
     "demonstrated_log_probs": "an action has a log-prob only together with the chain that led to it",
+}
+
+
+_NO_DENSITY = "actions of --flow_method ode have no density, only a flow-matching loss"
+_NO_CRITIC = "--flow_method ode is for --policy_loss fpo, which works without a critic; take grpo or another estimator"
+MISSING_OF_ODE = {
+    **dict.fromkeys(("entropy", "kl", "densities"), _NO_DENSITY),
+    **dict.fromkeys(("critic", "value_head"), _NO_CRITIC),
+    "temperature": "the steps of --flow_method ode have no noise to scale",
 }
 
 
@@ -48,17 +58,25 @@ class VelocityModel(Protocol):
         ...
 
 
+def _noise_width(settings: FlowSettings, chunk: tuple[int, int], denoised: tuple[int, int]) -> int:
+    return matching_noise_width(denoised) if settings.method == "ode" else noise_width(settings, chunk, denoised)
+
+
 def flow_spec(
     settings: FlowSettings, chunk: tuple[int, int], denoised: tuple[int, int] | None = None
 ) -> dict[str, Any]:
     """The fields of `PolicySpec` that the head decides; arguments as for `FlowHead`."""
     actions, dims = denoised or chunk
     missing = dict(MISSING_OF_FLOWS)
-    if not settings.learns_std:
+    if settings.method == "ode":
+        missing |= MISSING_OF_ODE
+    elif not settings.learns_std:
         missing["entropy"] = f"the noise of --flow_method {settings.method} is a constant, and so is its entropy"
     return {
+        "columns": chunk[0] * chunk[1] * (settings.steps if settings.scores == "step_log_probs" else 1),
+        "scores": settings.scores,
         "noise": "normal",
-        "noise_shape": (noise_width(settings, chunk, denoised),),
+        "noise_shape": (_noise_width(settings, chunk, denoised or chunk),),
         "greedy_noise": settings.eval_noise == "sample",
         "training_noise": PAIRS * (actions * dims + 1),  # for each pair the noise of a chunk, and its time
         "training_chunk_len": actions,
@@ -67,7 +85,7 @@ def flow_spec(
 
 
 class FlowHead:
-    """Actions from a chain of denoising steps.
+    """Actions from a chain of denoising steps, or with the method `ode` from a path without noise.
 
     Args:
         codec: normalizes actions.
@@ -90,17 +108,22 @@ class FlowHead:
         self._codec, self.settings, self._chunk, self._denoised = codec, settings, chunk, denoised or chunk
         self.noise_level = settings.noise_level
 
-    def distribution(self, model: VelocityModel, hidden: Tensor, temperature: float) -> FlowDistribution:
-        """Chains of the velocity that the hidden states condition."""
+    def distribution(
+        self, model: VelocityModel, hidden: Tensor, temperature: float
+    ) -> FlowDistribution | FlowMatching:
+        """Chains or paths of the velocity that the hidden states condition."""
         velocity = partial(model.velocity, model.read_out(hidden))
-        width = noise_width(self.settings, self._chunk, self._denoised)
-        blank = torch.zeros((len(hidden), width), device=hidden.device)
+        blank = torch.zeros(
+            (len(hidden), _noise_width(self.settings, self._chunk, self._denoised)), device=hidden.device
+        )
+        if self.settings.method == "ode":
+            return FlowMatching(velocity, self.settings, self._chunk, blank, self._denoised)
         return FlowDistribution(
             velocity, self.settings, self._chunk, blank, temperature, self.noise_level, self._denoised
         )
 
     def supervised(
-        self, distribution: FlowDistribution, trace: Mapping[str, Tensor], options: Mapping[str, Any]
+        self, distribution: FlowDistribution | FlowMatching, trace: Mapping[str, Tensor], options: Mapping[str, Any]
     ) -> dict[str, Tensor]:
         """Flow matching: squared error of the velocity at random times between noise and the demonstrated chunk.
 

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from rlvla.algorithms.choices import FLOW_NOISY_STEPS
+from rlvla.algorithms.choices import FLOW_METHODS as METHODS
+from rlvla.algorithms.choices import FLOW_NOISY_STEPS, SCORES
 
-# Methods that have a density; the ODE is for greedy actions.
-METHODS = ("sde", "cps", "noise")
 EVAL_NOISES = ("sample", "zero")
 MAX_STEPS = 1000
+MATCHED_PAIRS = 8  # (noise, time) pairs per decision that is scored by flow matching
 PREFIX = "flow_"  # of the settings among flags and in config.json
 
 
@@ -20,11 +20,13 @@ class FlowSettings:
     """Sampling settings, in config.json and on the command line with the prefix `flow_`.
 
     Attributes:
-        method: distribution of a noisy step: `sde`, `cps` or `noise`, see docs/algorithms/flow-policies.md.
+        method: distribution of a noisy step: `sde`, `cps` or `noise`, or `ode` without noise; see
+            docs/algorithms/flow-policies.md.
         noise_level: of `sde` and `cps`.
         steps: K, denoising steps.
         noisy_steps: `one` step per decision is noisy, or `all`.
         eval_noise: greedy decisions start from a random `sample`, or from `zero`.
+        asked_scores: the `scores` that the run needs; in neither config.json nor the flags.
     """
 
     method: str = "sde"
@@ -32,6 +34,20 @@ class FlowSettings:
     steps: int = 4
     noisy_steps: str = "one"
     eval_noise: str = "sample"
+    asked_scores: str = "log_probs"
+
+    @property
+    def scores(self) -> str:
+        """What a decision is scored with, one of `SCORES`: what is asked for, if these settings allow it."""
+        if self.method == "ode":
+            return "matching"
+        possible = {"step_log_probs": self.noisy_steps == "all", "mirrored": not self.learns_std}
+        return self.asked_scores if possible.get(self.asked_scores) else "log_probs"
+
+    @property
+    def evaluations(self) -> int:
+        """Evaluations of the velocity for each decision that is scored."""
+        return MATCHED_PAIRS if self.method == "ode" else self.steps if self.noisy_steps == "all" else 1
 
     @property
     def learns_std(self) -> bool:
@@ -41,6 +57,7 @@ class FlowSettings:
     def problems(self) -> list[tuple[str, str]]:
         """Values that cannot be used: (name of the setting, what is wrong)."""
         choices = {"method": METHODS, "noisy_steps": FLOW_NOISY_STEPS, "eval_noise": EVAL_NOISES}
+        choices["asked_scores"] = SCORES
         problems = []
         for name, known in choices.items():
             if getattr(self, name) not in known:
@@ -60,4 +77,5 @@ class FlowSettings:
         return cls(**{name: value for name, value in given.items() if value is not None})
 
 
-FLOW_SETTINGS = tuple(PREFIX + field.name for field in fields(FlowSettings))
+ASKED_SCORES = PREFIX + "asked_scores"
+FLOW_SETTINGS = tuple(PREFIX + field.name for field in fields(FlowSettings) if PREFIX + field.name != ASKED_SCORES)

@@ -17,7 +17,7 @@ from rlvla.models.feature_models import (
     load_feature_critic,
     load_feature_reward_model,
 )
-from rlvla.models.flow.settings import FLOW_SETTINGS
+from rlvla.models.flow.settings import ASKED_SCORES, FLOW_SETTINGS
 from rlvla.models.lerobot.adapters import flow_lora_layers
 from rlvla.models.lerobot.codec import LeRobotCodec
 from rlvla.models.lerobot.policy import LeRobotFiles, LeRobotPolicy, lerobot_spec, row_tokens
@@ -27,7 +27,7 @@ from rlvla.models.policy import Policy
 from rlvla.utils.errors import ConfigError, Problem
 
 # Settings of a run that LeRobot policies take, see `read_settings`.
-_TAKEN = (*FLOW_SETTINGS, *LEROBOT_SETTINGS, "action_chunk_len", "cameras")
+_TAKEN = (*FLOW_SETTINGS, ASKED_SCORES, *LEROBOT_SETTINGS, "action_chunk_len", "cameras")
 
 
 class LeRobotCheckpoint(Checkpoint):

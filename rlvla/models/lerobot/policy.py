@@ -168,7 +168,6 @@ def lerobot_spec(files: LeRobotFiles, settings: LeRobotSettings) -> PolicySpec:
     return PolicySpec(
         action_chunk_len=actions,
         action_dim=dims,
-        columns=actions * dims,
         cameras=len(settings.image_order(config.features.cameras)),
         image_size=files.image_size,
         proprio_dim=config.features.state_dim,
@@ -258,14 +257,14 @@ class LeRobotPolicy(NetworkPolicy):
         return velocity, functional.pad(std, (0, x.shape[-1] - std.shape[-1]), value=1.0)
 
     def column_features(self, hidden: Encoded) -> Tensor:
-        """[B, K, d]: the mean of the prefix, or the expert's output for each action at x = 0 and t = 1.
+        """[B, A * D, d]: the mean of the prefix, or the expert's output for each action at x = 0 and t = 1.
 
         The mean is normalized to mean 0 and variance 1.
         """
         (actions, dims), count = (self.spec.action_chunk_len, self.spec.action_dim), len(hidden)
         if self.settings.critic_features == PREFIX:
             pooled = functional.layer_norm(hidden.prefix.pooled, hidden.prefix.pooled.shape[-1:])
-            return pooled.to(self._dtype)[:, None].expand(-1, self.spec.columns, -1)
+            return pooled.to(self._dtype)[:, None].expand(-1, actions * dims, -1)
         x = torch.zeros(count, 1, *self._denoised, device=hidden.device)
         states = self.network.expert_states(hidden.prefix, x, torch.ones(count, 1, device=hidden.device))
         return states[:, 0, :actions].repeat_interleave(dims, dim=1)

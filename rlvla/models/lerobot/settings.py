@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rlvla.models.flow.settings import FLOW_SETTINGS, PREFIX, FlowSettings
+from rlvla.models.flow.settings import ASKED_SCORES, FLOW_SETTINGS, PREFIX, FlowSettings
 from rlvla.models.lerobot.cameras import camera_order, camera_problems, default_camera_map, read_camera_map
 from rlvla.models.lerobot.choices import CRITIC_FEATURES
 from rlvla.models.lerobot.features import EMPTY_CAMERA
@@ -90,6 +90,7 @@ def read_settings(
     flow = FlowSettings.of({PREFIX + "steps": steps, **{name: given.get(name) for name in FLOW_SETTINGS}})
     if PREFIX + "steps" not in overrides:
         flow = replace(flow, steps=steps)
+    flow = replace(flow, asked_scores=overrides.get(ASKED_SCORES) or flow.asked_scores)
     problems = [_problem(PREFIX + name, text, overrides, path) for name, text in flow.problems()]
     actions = overrides.get("action_chunk_len") or n_action_steps
     if actions > chunk_size:

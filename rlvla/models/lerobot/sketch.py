@@ -36,7 +36,7 @@ class LeRobotSketch:
         scalar_head: bool = False,
     ):
         self._files, self._row, self._scalar_head, flow = files, row, scalar_head, settings.flow
-        self._evaluations = PAIRS if flow.noisy_steps == "one" else max(PAIRS, flow.steps)
+        self._evaluations = max(PAIRS, flow.evaluations)
         self._policy: Any = LeRobotPolicy(files, settings, actor, network=files.empty_network())
         self.module = nn.ModuleDict({"policy": self._policy})
         if scalar_head:

@@ -145,6 +145,16 @@ class TestCompactFlowLearnedNoise(TestCompactFlow):
     options: ClassVar = {"flow_method": "noise", "flow_noisy_steps": "all"}
 
 
+class TestCompactFlowStepByStep(TestCompactFlow):
+    overrides: ClassVar = {"flow_asked_scores": "step_log_probs"}
+    options: ClassVar = {"flow_noisy_steps": "all", "flow_steps": 3}
+
+
+class TestCompactFlowWithoutNoise(TestCompactFlow):
+    value_head = False
+    options: ClassVar = {"flow_method": "ode"}
+
+
 def flow(folder: Path, **options: Any) -> Path:
     """A compact policy with a flow head whose velocity depends on everything."""
     compact(folder, action_head="flow", **options)

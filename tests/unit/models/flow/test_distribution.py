@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -10,10 +11,15 @@ import torch
 from torch import Tensor
 
 from rlvla.models.flow.distribution import FlowDistribution, noise_width
+<<<<<<< HEAD
 from rlvla.models.flow.settings import METHODS, FlowSettings
 from rlvla.models.policy import PolicyOutput
+=======
+from rlvla.models.flow.settings import FlowSettings
+>>>>>>> 978a3c1 (DPPO and FPO as policy losses: scores of a policy, flow matching without noise, checks)
 
 CHUNK, ROWS = (3, 2), 5
+METHODS = ("sde", "cps", "noise")
 NOISY = ("one", "all")
 
 
@@ -53,6 +59,43 @@ def test_a_stored_chain_has_the_log_prob_it_was_sampled_with(settings: FlowSetti
     assert sampled.log_probs.shape == (ROWS, 6) and sampled.log_probs.abs().min() > 0
     scored = distribution(settings, temperature=temperature).log_prob(sampled.trace)
     torch.testing.assert_close(scored, sampled.log_probs, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("steps", [1, 4, 10])
+@pytest.mark.parametrize("method", METHODS)
+def test_steps_that_are_scored_on_their_own_sum_to_the_chain(method: str, steps: int) -> None:
+    """In the order (action, step, dimension); log-probs, entropy and KL alike. The floor of the noise is not reached."""
+    if (method, steps) == ("cps", 1):
+        pytest.skip("cps needs two steps")
+    joint = FlowSettings(method, 0.9, steps, "all")
+    apart = replace(joint, asked_scores="step_log_probs")
+    assert apart.scores == "step_log_probs" and replace(apart, noisy_steps="one").scores == "log_probs"
+    sampled = distribution(apart).sample(noise(apart))
+    whole, parts = (distribution(settings).given(sampled.trace) for settings in (joint, apart))
+    assert sampled.log_probs.shape == (ROWS, 6 * steps)
+    torch.testing.assert_close(parts.log_prob({}), sampled.log_probs, atol=1e-5, rtol=0)
+    if method == "cps" or steps == 10:  # its last steps are shorter than the floor
+        return
+    pairs = [(parts.log_prob({}), whole.log_prob({}))]
+    other = {"mean": whole.parameters()["mean"] + 0.1, "std": whole.parameters()["std"]}
+    pairs.append((parts.kl(other), whole.kl(other)))
+    if method == "noise":
+        pairs.append((parts.entropy(), whole.entropy()))
+    for columns, summed in pairs:
+        torch.testing.assert_close(columns.view(ROWS, 3, steps, 2).sum(2).flatten(1), summed, atol=1e-4, rtol=0)
+    one = columns_of_step(sampled.trace["chain"], steps - 1, steps, 0.9) if method == "sde" else None
+    if one is not None:
+        torch.testing.assert_close(sampled.log_probs.view(ROWS, 3, steps, 2)[:, :, -1], one, atol=1e-4, rtol=0)
+
+
+def columns_of_step(chain: Tensor, index: int, steps: int, level: float) -> Tensor:
+    """[B, A, D]: log-density of one sde step."""
+    t, d = 1 - index / steps, 1 / steps
+    x, after = chain[:, index], chain[:, index + 1]
+    v = velocity(x[:, None], torch.full((len(x), 1), t))[:, 0]
+    std = level * np.sqrt(d * t / (1 - (t if index else t - d)))
+    mean = (1 - (t - d)) * (x - t * v) + ((t - d) - std**2 / (2 * t)) * (x + (1 - t) * v)
+    return torch.distributions.Normal(mean, torch.tensor(std, dtype=mean.dtype)).log_prob(after)
 
 
 def test_the_log_prob_is_the_density_of_the_noisy_step() -> None:
@@ -152,7 +195,8 @@ def test_only_a_learned_standard_deviation_has_an_entropy_that_training_can_chan
 @pytest.mark.parametrize(
     ("settings", "name"),
     [
-        (FlowSettings(method="ode"), "method"),
+        (FlowSettings(method="euler"), "method"),
+        (FlowSettings(asked_scores="ratios"), "asked_scores"),
         (FlowSettings(noise_level=0.0), "noise_level"),
         (FlowSettings(noise_level=1.1), "noise_level"),
         (FlowSettings(steps=0), "steps"),
