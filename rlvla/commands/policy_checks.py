@@ -29,6 +29,8 @@ _SCORED_BY = {
 }
 # Losses that compare probabilities rather than densities.
 PROBABILITY_LOSSES = ("dppo_tv", "dppo_kl")
+# Losses that select tokens by their covariance, to keep the entropy up.
+COVARIANCE_LOSSES = ("clip_cov", "kl_cov")
 
 
 def quantity_problems(spec: PolicySpec, algorithm: AlgorithmConfig) -> list[Problem]:
@@ -40,6 +42,7 @@ def quantity_problems(spec: PolicySpec, algorithm: AlgorithmConfig) -> list[Prob
         ("advantage_estimator", "sum_pi_squared", "sum_pi_squared" in algorithm.estimator_options),
         ("advantage_estimator", "critic", needs_critic and not algorithm.share_backbone),
         ("share_backbone", "value_head", needs_critic and algorithm.share_backbone),
+        ("policy_loss", "covariances", algorithm.policy_loss in COVARIANCE_LOSSES),
         ("policy_loss", "probabilities", algorithm.policy_loss in PROBABILITY_LOSSES),
     ]
     return [

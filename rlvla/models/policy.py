@@ -24,6 +24,7 @@ QUANTITIES = {
     "sum_pi_squared": "the sum of squared probabilities",
     "rsample": "samples that can be differentiated",
     "probabilities": "log-probs of outcomes, not of densities",
+    "covariances": "log-probs whose covariance with the advantages tells how the entropy will change",
     "densities": "log-probs of outcomes or of densities",
     "temperature": "a temperature of sampling",
     "demonstrated_log_probs": "log-probs of actions that it did not sample itself",

@@ -23,6 +23,7 @@ PAIRS = 4
 MISSING_OF_FLOWS = {
     **MISSING_OF_DENSITIES,
     "rsample": "a chain of denoising steps is not differentiated",
+    "covariances": "its log-probs are those of denoising steps, not of choices whose entropy a covariance could keep up",
     "sft_loss": "a flow is trained by flow matching",
     "demonstrated_log_probs": "an action has a log-prob only together with the chain that led to it",
 }
