@@ -15,8 +15,8 @@ AGGREGATION_MODES = (
 CORRECTION_LEVELS = ("token", "sequence")
 CORRECTION_MODES = ("tis", "icepop", "seq_mask_tis")
 REJECTION_STATISTICS = ("k1", "k2", "k3")
-# What the K numbers of a decision are that a policy gives and a policy loss reads: log-probs; log-probs of every denoising
-# step on its own; negative flow-matching losses; or log-probs beside how far the network has left what sampled.
+# What the K numbers of a decision are that a policy gives and a policy loss reads: log-probs; log-probs of every
+# denoising step on its own; negative flow-matching losses; log-probs, and how far the network has left what sampled.
 SCORES = ("log_probs", "step_log_probs", "matching", "mirrored")
 # Of `rlvla.algorithms.flow`.
 FLOW_METHODS = ("ode", "sde", "cps", "noise")

@@ -92,16 +92,15 @@ class PolicySpec:
         return self.columns // self.action_chunk_len
 
     @property
-<<<<<<< HEAD
     def demonstrated_actions(self) -> int:
         """Actions per demonstrated decision in supervised training."""
         return self.training_chunk_len or self.action_chunk_len
-=======
+
+    @property
     def column_shape(self) -> tuple[int, int, int]:
         """(A, S, K / (A * S)): the columns as actions x denoising steps that are scored on their own x numbers."""
         steps = self.columns_per_action // self.action_dim if self.scores == "step_log_probs" else 1
         return self.action_chunk_len, steps, self.columns_per_action // steps
->>>>>>> 978a3c1 (DPPO and FPO as policy losses: scores of a policy, flow matching without noise, checks)
 
     def draw(self, rng: np.random.Generator) -> np.ndarray:
         """The random numbers for one decision, `noise_shape` float64."""

@@ -23,7 +23,7 @@ PAIRS = 4
 MISSING_OF_FLOWS = {
     **MISSING_OF_DENSITIES,
     "rsample": "a chain of denoising steps is not differentiated",
-    "covariances": "its log-probs are those of denoising steps, not of choices whose entropy a covariance could keep up",
+    "covariances": "its log-probs are those of denoising steps, whose entropy no choice of tokens keeps up",
     "sft_loss": "a flow is trained by flow matching",
     "demonstrated_log_probs": "an action has a log-prob only together with the chain that led to it",
 }
@@ -109,9 +109,7 @@ class FlowHead:
         self._codec, self.settings, self._chunk, self._denoised = codec, settings, chunk, denoised or chunk
         self.noise_level = settings.noise_level
 
-    def distribution(
-        self, model: VelocityModel, hidden: Tensor, temperature: float
-    ) -> FlowDistribution | FlowMatching:
+    def distribution(self, model: VelocityModel, hidden: Tensor, temperature: float) -> FlowDistribution | FlowMatching:
         """Chains or paths of the velocity that the hidden states condition."""
         velocity = partial(model.velocity, model.read_out(hidden))
         blank = torch.zeros(

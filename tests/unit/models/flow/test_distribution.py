@@ -11,12 +11,8 @@ import torch
 from torch import Tensor
 
 from rlvla.models.flow.distribution import FlowDistribution, noise_width
-<<<<<<< HEAD
-from rlvla.models.flow.settings import METHODS, FlowSettings
-from rlvla.models.policy import PolicyOutput
-=======
 from rlvla.models.flow.settings import FlowSettings
->>>>>>> 978a3c1 (DPPO and FPO as policy losses: scores of a policy, flow matching without noise, checks)
+from rlvla.models.policy import PolicyOutput
 
 CHUNK, ROWS = (3, 2), 5
 METHODS = ("sde", "cps", "noise")
@@ -64,7 +60,7 @@ def test_a_stored_chain_has_the_log_prob_it_was_sampled_with(settings: FlowSetti
 @pytest.mark.parametrize("steps", [1, 4, 10])
 @pytest.mark.parametrize("method", METHODS)
 def test_steps_that_are_scored_on_their_own_sum_to_the_chain(method: str, steps: int) -> None:
-    """In the order (action, step, dimension); log-probs, entropy and KL alike. The floor of the noise is not reached."""
+    """In the order (action, step, dimension); log-probs, entropy and KL alike."""
     if (method, steps) == ("cps", 1):
         pytest.skip("cps needs two steps")
     joint = FlowSettings(method, 0.9, steps, "all")

@@ -65,3 +65,13 @@ class TestExpertOnly(TestSmolVLA):
 
 class TestAdapters(TestSmolVLA):
     config = ActorConfig(lora_rank=2, train_expert_only=True)
+
+
+class TestStepByStep(TestSmolVLA):
+    overrides: ClassVar = {"flow_asked_scores": "step_log_probs"}
+    settings: ClassVar = {"flow_noisy_steps": "all", "critic_features": "prefix"}
+
+
+class TestWithoutNoise(TestSmolVLA):
+    value_head = False
+    settings: ClassVar = {"flow_method": "ode"}
