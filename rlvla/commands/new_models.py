@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,8 @@ from rlvla.models.compact.config import CompactConfig, layers_for
 from rlvla.models.compact.family import build_compact, compact_option_problems
 from rlvla.models.config import ActorConfig
 from rlvla.models.flow.head import MISSING_OF_FLOWS
+from rlvla.models.lerobot.choices import TINY_FAMILIES
+from rlvla.models.lerobot.new import NewPolicyFacts, NewPolicySizes, build_new_policy, new_policy_problems
 from rlvla.models.vla.choices import REGRESSION
 from rlvla.models.vla.tiny import LLM_HEAD_WIDTH, build_tiny, default_heads
 from rlvla.trainer.supervised.config import NEW_MODELS, NewModelConfig, SFTRunConfig, SupervisedRunConfig
@@ -21,6 +23,8 @@ from rlvla.utils.cli.flags import as_typed
 from rlvla.utils.errors import Problem
 
 DEFAULT_CHUNK = 8  # actions per decision of a new model
+# Default sizes of a tiny model on action tokens.
+_TINY = {"tiny_patch_size": 8, "tiny_vision_dim": 48, "tiny_vision_depth": 3, "tiny_llm_dim": 64, "tiny_llm_layers": 3}
 
 
 def is_new(pretrain: str) -> bool:
@@ -33,7 +37,7 @@ def size_problems(run: SupervisedRunConfig, sizes: NewModelConfig) -> list[Probl
     return [
         unread(f.name, as_typed(f.name, value), "another model", kind=kind, pretrain=run.pretrain)
         for f in fields(sizes)
-        if (kind := f.name.partition("_")[0]) in NEW_MODELS
+        if (kind := "tiny" if f.name == "model_family" else f.name.partition("_")[0]) in NEW_MODELS
         and kind != run.pretrain
         and (value := getattr(sizes, f.name)) != f.default
     ]
@@ -46,7 +50,11 @@ def new_model_problems(
     actor: ActorConfig | None = None,
 ) -> list[Problem]:
     """Problems of the sizes of a new model, of its fit to the demonstrations and of options of the policy."""
-    problems = (_tiny_problems if run.pretrain == "tiny" else _compact_problems)(run, sizes, demos)
+    if _is_lerobot(run, sizes):
+        problems = _lerobot_problems(run, sizes, demos, actor)
+    else:
+        problems = (_tiny_problems if run.pretrain == "tiny" else _compact_problems)(run, _sized(sizes), demos)
+        problems += foreign_option_problems(run, actor)
     if run.pretrain == "compact" and actor is not None:
         problems += compact_option_problems(actor)
     if demos is not None and run.unnorm_key is not None and run.unnorm_key not in demos.statistics:
@@ -57,9 +65,9 @@ def new_model_problems(
 
 def missing_of_new(run: SFTRunConfig, sizes: NewModelConfig) -> Mapping[str, str]:
     """What a new model does not support, see `PolicySpec.missing`."""
-    if run.pretrain == "tiny":
+    if run.pretrain == "tiny" and not _is_lerobot(run, sizes):
         return missing_of(run.model_variant)
-    if sizes.compact_head == "flow":
+    if run.pretrain == "tiny" or sizes.compact_head == "flow":
         return MISSING_OF_FLOWS
     return missing_of(REGRESSION if sizes.compact_head == "gaussian" else None)
 
@@ -72,10 +80,72 @@ def new_model(
     model_variant: str | None = None,
 ) -> None:
     """Build a new model that fits the demonstrations; `model_variant` of a tiny one defaults to oft."""
-    if run.pretrain == "tiny":
-        _new_tiny(folder, demos, run, sizes, model_variant)
+    if _is_lerobot(run, sizes):
+        facts = _lerobot_facts(demos, run, sizes)
+        build_new_policy(sizes.model_family, folder, facts, _lerobot_sizes(sizes), seed=run.seed)
+    elif run.pretrain == "tiny":
+        _new_tiny(folder, demos, run, _sized(sizes), model_variant)
     else:
         build_compact(folder, _compact_config(demos, run, sizes), demos.statistics, seed=run.seed)
+
+
+def _is_lerobot(run: SupervisedRunConfig, sizes: NewModelConfig) -> bool:
+    """Whether the model to build is one in LeRobot's format."""
+    return run.pretrain == "tiny" and sizes.model_family != TINY_FAMILIES[0]
+
+
+def _sized(sizes: NewModelConfig) -> NewModelConfig:
+    """With the default sizes of a model on tokens in place of those that are not given."""
+    return replace(sizes, **{name: value for name, value in _TINY.items() if getattr(sizes, name) is None})
+
+
+def _lerobot_sizes(sizes: NewModelConfig) -> NewPolicySizes:
+    return NewPolicySizes(**{f.name: getattr(sizes, f"tiny_{f.name}") for f in fields(NewPolicySizes)})
+
+
+def _lerobot_facts(demos: Demonstrations, run: SupervisedRunConfig, sizes: NewModelConfig) -> NewPolicyFacts:
+    suite, proprio = str(demos.env_args.get("task_suite_name")), demos.proprio
+    key = run.unnorm_key or (suite if suite in demos.statistics else next(iter(demos.statistics)))
+    assert proprio is not None
+    return NewPolicyFacts(
+        sentences=sorted(set(demos.instructions)),
+        statistics=demos.statistics[key],
+        unnorm_key=key,
+        cameras=tuple(run.cameras or demos.env_args["cameras"]),
+        image_size=demos.images[0].shape[2],
+        chunk_len=sizes.action_chunk_len or DEFAULT_CHUNK,
+        state_dim=proprio[0].shape[1],
+        action_dim=demos.actions[0].shape[1],
+    )
+
+
+def _lerobot_problems(
+    run: SupervisedRunConfig, sizes: NewModelConfig, demos: Demonstrations | None, actor: ActorConfig | None
+) -> list[Problem]:
+    family = sizes.model_family
+    names = ("model_variant", "platform", "center_crop", "action_std", "action_std_init", "camera_map")
+    problems = [
+        unread(name, as_typed(name, value), "public checkpoint", kind=f"{family} policy")
+        for name in names
+        if (value := getattr(run, name, None))
+    ]
+    problems += new_policy_problems(family, _lerobot_sizes(sizes), actor)
+    if not run.use_proprio:
+        problems.append(problem("use_proprio", "no_state", family=family))
+    elif demos is not None and demos.proprio is None:
+        problems.append(problem("demos", "no_state", family=family, value=" ".join(run.demos)))
+    return problems
+
+
+def foreign_option_problems(run: SupervisedRunConfig, actor: ActorConfig | None) -> list[Problem]:
+    """Options of LeRobot policies, given for a new model of another kind."""
+    given = {"camera_map": getattr(run, "camera_map", ()) or None}
+    given["train_expert_only"] = None if actor is None else actor.train_expert_only
+    return [
+        unread(name, as_typed(name, value), "no LeRobot policy", pretrain=run.pretrain)
+        for name, value in given.items()
+        if value is not None
+    ]
 
 
 def _compact_config(demos: Demonstrations, run: SupervisedRunConfig, sizes: NewModelConfig) -> CompactConfig:

@@ -297,6 +297,9 @@ _TEXTS: dict[tuple[str | None, str], str] = {
         "--train_batch_size {value}: a pair has {frames} frames; give a multiple of that, for each of {ranks} rank(s)"
     ),
     # a new model
+    ("use_proprio", "no_state"): "--no-use_proprio: a {family} policy reads the robot's state; leave it out",
+    ("demos", "no_state"): "--demos {value} has no proprioception, which a {family} policy reads as the robot's state",
+    ("ema_decay", "contradiction"): "--ema_decay {value} needs whole parameters on every rank: --zero_stage 0, 1 or 2",
     ("tiny_vision_dim", "not_divisible"): "--tiny_vision_dim {value} must be a multiple of 4",
     ("tiny_llm_dim", "not_divisible"): (
         "--tiny_llm_dim {value} gives {heads} head(s) of odd width; take a multiple of {width}"
@@ -349,6 +352,7 @@ _UNREAD = {
     "other source of success": "--success_source {source} does not use it",
     "other early end": "--early_stop_by {by} does not use it",
     "another model": "it describes a new {kind} model, and --pretrain is {pretrain}",
+    "no LeRobot policy": "it is for policies in LeRobot's format, and --pretrain is {pretrain}",
     "public checkpoint": "it describes public checkpoints, and --pretrain is {kind}",
     "by tokens": "--use_dynamic_batch splits by tokens",
 }

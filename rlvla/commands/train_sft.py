@@ -68,6 +68,8 @@ def run_sft(
     problems = [p for part in parts for p in range_problems(part)]
     problems += _problems(run, config, actor_config) + strategy_config.problems() + wandb_problems(config)
     problems += _measurement_problems(validation) + size_problems(run, tiny)
+    if config.ema_decay and strategy_config.zero_stage == 3:
+        problems.append(problem("ema_decay", "contradiction", value=config.ema_decay))
     demos = None
     try:
         demos = read_several(run.demos, run.cameras or None)
@@ -134,7 +136,7 @@ def _train(
         if strategy.is_main:
             new_model(pretrain, demos, run, tiny, run.model_variant)
         strategy.barrier()
-    overrides = _overrides(pretrain, run, tiny)
+    overrides = _overrides(pretrain, run, tiny, demos)
     with passing_note(f"loading {pretrain}"):
         checkpoint = check_checkpoint(pretrain, run.unnorm_key, overrides=overrides)
         actor = checkpoint.load_policy(actor_config)
@@ -277,7 +279,7 @@ def _heldout_problems(validation: ValidationConfig, demos: Demonstrations, seed:
 def _checkpoint(run: SFTRunConfig, tiny: NewModelConfig, demos: Demonstrations) -> Iterator[Checkpoint]:
     """The checkpoint to train; a new model is built in a temporary folder for the duration of the block."""
     if not is_new(run.pretrain):
-        yield check_checkpoint(run.pretrain, run.unnorm_key, overrides=_overrides(run.pretrain, run, tiny))
+        yield check_checkpoint(run.pretrain, run.unnorm_key, overrides=_overrides(run.pretrain, run, tiny, demos))
         return
     with TemporaryDirectory() as folder:
         new_model(Path(folder), demos, run, tiny, run.model_variant)
@@ -308,7 +310,10 @@ def _problems(run: SFTRunConfig, config: SFTConfig, actor: ActorConfig) -> list[
     return problems
 
 
-def _overrides(folder: str | Path, run: SFTRunConfig, tiny: NewModelConfig) -> dict[str, Any]:
+def _overrides(
+    folder: str | Path, run: SFTRunConfig, tiny: NewModelConfig, demos: Demonstrations | None
+) -> dict[str, Any]:
+    cameras = run.cameras or ((demos.env_args.get("cameras") or ()) if demos is not None else ())
     flags = SimpleNamespace(
         center_crop=run.center_crop,
         model_variant=run.model_variant,
@@ -316,9 +321,11 @@ def _overrides(folder: str | Path, run: SFTRunConfig, tiny: NewModelConfig) -> d
         action_std=run.action_std,
         action_std_init=run.action_std_init,
         action_chunk_len=tiny.action_chunk_len,
+        camera_map=run.camera_map,
     )
     # Fine-tuning may add a regression head to a checkpoint with action tokens.
-    return {**checkpoint_overrides(Path(folder), flags), "new_head": run.model_variant == REGRESSION}
+    given = checkpoint_overrides(Path(folder), flags, cameras)
+    return {**given, "new_head": run.model_variant == REGRESSION}
 
 
 def _start_problems(
@@ -329,7 +336,7 @@ def _start_problems(
     sft: SFTConfig,
 ) -> list[Problem]:
     """Problems if the initial checkpoint is incomplete or does not fit the demonstrations."""
-    checkpoint = check_checkpoint(run.pretrain, run.unnorm_key, overrides=_overrides(run.pretrain, run, tiny))
+    checkpoint = check_checkpoint(run.pretrain, run.unnorm_key, overrides=_overrides(run.pretrain, run, tiny, demos))
     spec = checkpoint.spec
     problems = [*checkpoint.option_problems(actor_config), *supervision_problems(spec.missing, sft)]
     if tiny.action_chunk_len not in (None, spec.action_chunk_len):

@@ -94,10 +94,11 @@ class Checkpoint(Protocol):
 
     def option_problems(self, config: ActorConfig) -> list[Problem]:
         """Options of the run that these networks do not support."""
+        problems = expert_problems(config, type_of(self.folder))
         if config.lora_rank:
             text = f"--lora_rank {config.lora_rank}: {type_of(self.folder)} policies have no adapters; leave it out"
-            return [Problem("lora_rank", "mismatch", text)]
-        return []
+            problems.append(Problem("lora_rank", "mismatch", text))
+        return problems
 
     def check_decisions(self, policy: Policy, batch: Experience) -> None:
         """Raise ConfigError if its decisions on real observations show that training cannot start from this policy."""
@@ -239,6 +240,15 @@ def checkpoint_overrides(
     values["cameras"] = tuple(cameras)
     values[ASKED_SCORES] = None if scores == "log_probs" else scores  # the default
     return family_of(folder).overrides(Path(folder), values)
+
+
+def expert_problems(config: ActorConfig, kind: str) -> list[Problem]:
+    """The option of policies with an action expert, given for a policy of a kind that has none."""
+    if config.train_expert_only is None:
+        return []
+    return [
+        Problem("train_expert_only", "no_effect", f"--train_expert_only: {kind} policies have no expert; leave it out")
+    ]
 
 
 def start_warnings(folder: str | Path, checkpoint: Checkpoint | None) -> list[str]:

@@ -99,10 +99,16 @@ class WeightAverage(Observer):
             self.update()
 
     @torch.no_grad()
-    def update(self) -> None:
-        """Update the average with the current weights."""
+    def update(self, steps: int | None = None) -> None:
+        """Update the average with the current weights.
+
+        Args:
+            steps: optimizer steps before this one. The decay then is (1 + steps) / (10 + steps), as long as that is
+                less, so that a short run does not end near its start. None: always the same decay.
+        """
+        beta = self._beta if steps is None else min(self._beta, (1 + steps) / (10 + steps))
         for name, p in self._weights():
-            self._average[name].lerp_(p.float(), 1.0 - self._beta)
+            self._average[name].lerp_(p.float(), 1.0 - beta)
 
     @contextmanager
     def in_place_of_weights(self) -> Iterator[None]:

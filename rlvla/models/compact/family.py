@@ -26,6 +26,7 @@ from rlvla.models.families import (
     PolicyFamily,
     RowShape,
     Sketch,
+    expert_problems,
     register_policy_family,
     type_of,
 )
@@ -131,7 +132,7 @@ class CompactCheckpoint(Checkpoint):
 
 def compact_option_problems(config: ActorConfig) -> list[Problem]:
     """Options of a run that compact networks do not support."""
-    problems = []
+    problems = expert_problems(config, MODEL_TYPE)
     if config.lora_rank:
         text = f"--lora_rank {config.lora_rank}: a compact policy is as small as the adapters of a VLA; leave it out"
         problems.append(Problem("lora_rank", "mismatch", text))

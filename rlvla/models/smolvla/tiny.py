@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +13,16 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import nn
 
+from rlvla.models.flow.settings import FlowSettings
 from rlvla.models.lerobot.features import ACTION, IMAGES, STATE, STATISTICS, Feature, Features
 from rlvla.models.lerobot.folder import CONFIG_FILE, write_folder
+from rlvla.models.lerobot.new import NewPolicyFacts, NewPolicySizes
 from rlvla.models.lerobot.processors import NORMALIZER, UNNORMALIZER, pipelines
 from rlvla.models.smolvla.checkpoint import TEXT_STEP
 from rlvla.models.smolvla.config import MODEL_TYPE, SmolVLAConfig
 from rlvla.models.smolvla.network import SmolVLANetwork
 from rlvla.models.smolvla.vlm import VlmConfig
-from rlvla.utils.errors import ConfigError
+from rlvla.utils.errors import ConfigError, Problem
 
 VLM_FOLDER = "vlm"
 END, PAD, IMAGE, AROUND_IMAGE, GLOBAL_IMAGE = (
@@ -162,6 +164,35 @@ def build_tiny_smolvla(
         states=dict.fromkeys((before, after), kept),
     )
     return folder
+
+
+def new_policy(folder: Path, facts: NewPolicyFacts, sizes: NewPolicySizes, *, seed: int) -> None:
+    """A policy that fits demonstrations; images whose side is no multiple of a token's are padded to one."""
+    names = {"llm_dim": "dim", "llm_layers": "layers"}
+    vlm = TinyVlm(**{names.get(name, name): value for name, value in sizes.given().items()})
+    unit = vlm.patch_size * vlm.scale_factor
+    build_tiny_smolvla(
+        folder,
+        sentences=facts.sentences,
+        statistics=facts.lerobot_statistics(),
+        cameras=facts.cameras,
+        vlm=replace(vlm, image_size=-(-facts.image_size // unit) * unit),
+        chunk_size=facts.chunk_len,
+        state_dim=facts.state_dim,
+        action_dim=facts.action_dim,
+        num_steps=FlowSettings.steps,
+        seed=seed,
+    )
+
+
+def new_policy_problems(sizes: NewPolicySizes) -> list[Problem]:
+    """Widths that cannot be split into heads."""
+    given = sizes.given()
+    return [
+        Problem(f"tiny_{name}", "not_divisible", f"--tiny_{name} {given[name]} must be a multiple of {_HEAD_DIM} here")
+        for name in ("vision_dim", "llm_dim")
+        if given.get(name, 0) % _HEAD_DIM
+    ]
 
 
 def _as_json(features: Mapping[str, Feature]) -> dict[str, Any]:

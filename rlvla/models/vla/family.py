@@ -16,7 +16,17 @@ from rlvla.models.actor import Actor
 from rlvla.models.actor_critic import ActorCritic
 from rlvla.models.config import ActorConfig
 from rlvla.models.dataset_statistics import entry_problems
-from rlvla.models.families import SETTINGS, Checkpoint, PolicyFamily, RowShape, Sketch, register_policy_family, type_of
+from rlvla.models.families import (
+    SETTINGS,
+    Checkpoint,
+    PolicyFamily,
+    RowShape,
+    Sketch,
+    expert_problems,
+    register_policy_family,
+    type_of,
+)
+from rlvla.models.flow.settings import FLOW_SETTINGS
 from rlvla.models.inputs import VLAInputs, row_tokens
 from rlvla.models.inspection import head_warnings
 from rlvla.models.lora import lora_layers
@@ -39,6 +49,8 @@ from rlvla.utils.errors import ConfigError, Problem
 
 # Action tokens with at least this fraction of the uniform distribution's entropy are considered random.
 UNIFORM_SHARE = 0.99
+# Settings of flow policies.
+_NOT_TAKEN = (*FLOW_SETTINGS, "camera_map", "critic_features")
 
 
 class OpenVLACheckpoint(Checkpoint):
@@ -162,7 +174,8 @@ class OpenVLAFamily(PolicyFamily):
 
     def overrides(self, folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
         """See `PolicyFamily.overrides`."""
-        recorded = {name: settings.get(name) for name in SETTINGS}
+        super().overrides(folder, {name: settings.get(name) for name in _NOT_TAKEN})
+        recorded = {name: settings.get(name) for name in SETTINGS if name not in _NOT_TAKEN}
         # A chunk length completes a public config.json without one, but never overrides an existing value.
         if settings.get("action_chunk_len") is not None and read_config(folder).get("action_chunk_len") is None:
             recorded["action_chunk_len"] = settings["action_chunk_len"]
@@ -195,7 +208,7 @@ def statistics_problems(config: OpenVLAConfig, statistics: Any) -> list[Problem]
 
 def option_problems(config: OpenVLAConfig, actor: ActorConfig) -> list[Problem]:
     """LoRA targets that match no layer or have no effect, and an attention kernel that is not installed."""
-    problems: list[Problem] = []
+    problems = expert_problems(actor, OpenVLAConfig.model_type)
     try:
         if actor.attn_implementation != "sdpa":
             require_flash_attention()

@@ -6,7 +6,14 @@ from dataclasses import dataclass
 
 from rlvla.models.compact.config import HEADS as COMPACT_HEADS
 from rlvla.models.compact.config import CompactConfig
-from rlvla.models.config import ACTION_STD_HELP, ACTION_STD_INIT_HELP, PLATFORM_HELP, VARIANT_HELP
+from rlvla.models.config import (
+    ACTION_STD_HELP,
+    ACTION_STD_INIT_HELP,
+    CAMERA_MAP_HELP,
+    PLATFORM_HELP,
+    VARIANT_HELP,
+)
+from rlvla.models.lerobot.choices import TINY_FAMILIES
 from rlvla.models.vla.choices import ACTION_STD_KINDS, MODEL_VARIANTS
 from rlvla.models.vla.platforms import PLATFORMS
 from rlvla.trainer.config import LoggingConfig, dry_run_flag, fallback_path_flag, max_bad_steps_flag
@@ -52,6 +59,7 @@ class SFTRunConfig(SupervisedRunConfig):
     fallback_path: str | None = fallback_path_flag("policy/")
     model_variant: str | None = arg(None, f"{VARIANT_HELP} (a new tiny model: oft)", choices=MODEL_VARIANTS)
     platform: str | None = arg(None, PLATFORM_HELP, choices=tuple(PLATFORMS))
+    camera_map: tuple[str, ...] = arg((), CAMERA_MAP_HELP, nargs="+", metavar="CAMERA=FEATURE")
     action_std: str | None = arg(None, ACTION_STD_HELP, choices=ACTION_STD_KINDS)
     action_std_init: float | None = arg(None, ACTION_STD_INIT_HELP, above=0)
     dry_run: bool = dry_run_flag()
@@ -66,6 +74,12 @@ class NewModelConfig:
         "actions per decision (default: the checkpoint's, else 8, or 1 for autoregressive)",
         minimum=1,
         maximum=10_000,
+        alias="n_action_steps",
+    )
+    model_family: str = arg(
+        TINY_FAMILIES[0],
+        "a tiny model: openvla (a transformer on action tokens) or smolvla (flow matching, in LeRobot's format)",
+        choices=TINY_FAMILIES,
     )
     compact_head: str = arg(
         "tokens",
@@ -81,13 +95,24 @@ class NewModelConfig:
         metavar="N",
     )
     compact_width: int = arg(CompactConfig.width, "a compact model: width of its trunk", minimum=1, maximum=65_536)
-    tiny_patch_size: int = arg(8, "a tiny model: side of a patch in pixels", minimum=1, maximum=1024)
-    tiny_vision_dim: int = arg(48, "a tiny model: width of each vision tower", minimum=4, maximum=65_536)
-    tiny_vision_depth: int = arg(
-        3, "a tiny model: blocks of each vision tower (the last one is not computed)", minimum=2, maximum=1000
+    tiny_patch_size: int | None = arg(
+        None, "a tiny model: side of a patch in pixels (default: 8)", minimum=1, maximum=1024
     )
-    tiny_llm_dim: int = arg(64, "a tiny model: width of the decoder", minimum=4, maximum=65_536)
-    tiny_llm_layers: int = arg(3, "a tiny model: layers of the decoder", minimum=1, maximum=1000)
+    tiny_vision_dim: int | None = arg(
+        None, "a tiny model: width of each vision tower (default: 48; smolvla: 64)", minimum=4, maximum=65_536
+    )
+    tiny_vision_depth: int | None = arg(
+        None,
+        "a tiny model: blocks of each vision tower (default: 3, of which the last one is not computed; smolvla: 2)",
+        minimum=2,
+        maximum=1000,
+    )
+    tiny_llm_dim: int | None = arg(
+        None, "a tiny model: width of the decoder (default: 64; smolvla: 96)", minimum=4, maximum=65_536
+    )
+    tiny_llm_layers: int | None = arg(
+        None, "a tiny model: layers of the decoder (default: 3; smolvla: 2)", minimum=1, maximum=1000
+    )
 
 
 @dataclass(frozen=True)
@@ -111,6 +136,13 @@ class SFTConfig(LoggingConfig):
         "loss of a regression head: l1 (trains the mean, the standard deviation stays fixed; default) or nll (negative "
         "log-likelihood, trains both)",
         choices=SFT_LOSSES,
+    )
+    ema_decay: float = arg(
+        0.0,
+        "measure and export a moving average of the weights with this decay, which rises to it from 0.1 in the first "
+        "steps (0.999 is a good value); 0: the latest weights",
+        minimum=0,
+        below=1,
     )
     max_bad_steps: int = max_bad_steps_flag()
     logging_steps: int = arg(20, "log metrics every this many optimizer steps", minimum=1)

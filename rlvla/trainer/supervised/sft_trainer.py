@@ -6,6 +6,7 @@ import math
 import shutil
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from rlvla.trainer.guards import BadSteps
 from rlvla.trainer.measurements import Stopwatch, Throughput
 from rlvla.trainer.metrics import Metrics
 from rlvla.trainer.metrics_writer import SFT_LAYOUT, MetricsLogger
+from rlvla.trainer.models import WeightAverage
 from rlvla.trainer.observers import OptimizerStep
 from rlvla.trainer.replay import micro_batches
 from rlvla.trainer.supervised.config import SFTConfig, ValidationConfig
@@ -97,6 +99,8 @@ class SFTTrainer:
                 self._total,
             ),
         )
+        self._average = WeightAverage(self._engine, config.ema_decay) if config.ema_decay else None
+        self._updates = 0
         self._validation: Validation | None = None
         if validation.active:
             parts = (self._rows, (train, heldout), demos, self._engine, strategy, validation, config, playing)
@@ -171,7 +175,8 @@ class SFTTrainer:
         validation = self._validation
         if validation is None or not (last or validation.due(step)):
             return
-        measurement, result = validation.measure(step, last=last)
+        with self._averaged():
+            measurement, result = validation.measure(step, last=last)
         measurement = replace(measurement, learned=self._learned)
         self._engine.train()
         best = self._history.add(measurement)
@@ -202,13 +207,19 @@ class SFTTrainer:
 
     def _write_policy(self, name: str) -> Path:
         folder = self._save_path / name
-        return export_policy(self._engine, folder, self._strategy, self._record, self._fallback_path)
+        with self._averaged():
+            return export_policy(self._engine, folder, self._strategy, self._record, self._fallback_path)
+
+    def _averaged(self) -> AbstractContextManager[None]:
+        """Inside the block the policy has the weights to measure and export: the average, if there is one."""
+        return nullcontext() if self._average is None else self._average.in_place_of_weights()
 
     def _conclude(self, seconds: float) -> None:
         """Make the attempts that show whether RL can start, and judge the run."""
         demos, attempts = self._demos, ()
         if self._validation is not None:
-            attempts = self._validation.attempts(self.exported if self._kept else None)
+            with self._averaged():
+                attempts = self._validation.attempts(self.exported if self._kept else None)
         baselines = (Baselines(self._majority), None) if self._validation is None else self._validation.baselines
         self.verdict = judge(
             Facts(
@@ -251,4 +262,7 @@ class SFTTrainer:
         means.mean({"sft/grad_norm": norm}, float(math.isfinite(norm)))
         if not self._bad.check("actor", norm, batch, step, {"temperature": 1.0}):
             means.total({"sft/skipped_steps": 1.0 / strategy.world_size})
+        elif self._average is not None:
+            self._average.update(self._updates)
+            self._updates += 1
         return norm

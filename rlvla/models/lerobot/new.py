@@ -1,0 +1,95 @@
+"""Small new policies in LeRobot's format, that fit demonstrations."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlvla.models.config import ActorConfig
+from rlvla.models.flow.settings import FlowSettings
+from rlvla.models.lerobot.features import ACTION, IMAGES, STATE
+from rlvla.models.lerobot.settings import SETTINGS_FILE, LeRobotSettings
+from rlvla.utils.errors import Problem
+from rlvla.utils.files import write_json
+
+# Family -> module with `new_policy(folder, facts, sizes, *, seed)` and `new_policy_problems(sizes)`.
+_HOMES = {"smolvla": "rlvla.models.smolvla.tiny"}
+
+
+@dataclass(frozen=True)
+class NewPolicySizes:
+    """Sizes that may be chosen; None: the family's.
+
+    Attributes:
+        patch_size: side of a patch in pixels.
+        vision_dim: width of the vision tower.
+        vision_depth: its layers.
+        llm_dim: width of the decoder.
+        llm_layers: its layers.
+    """
+
+    patch_size: int | None = None
+    vision_dim: int | None = None
+    vision_depth: int | None = None
+    llm_dim: int | None = None
+    llm_layers: int | None = None
+
+    def given(self) -> dict[str, int]:
+        """Those that are not None, by name."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+
+@dataclass(frozen=True)
+class NewPolicyFacts:
+    """What a new policy must fit.
+
+    Attributes:
+        sentences: all instructions.
+        statistics: one entry of dataset statistics, with "action" and "proprio".
+        unnorm_key: its name.
+        cameras: names, in the order of the images.
+        image_size: side of the images in pixels.
+        chunk_len: actions that are predicted, and executed, per decision.
+        state_dim: length of the state.
+        action_dim: dimensions of an action.
+    """
+
+    sentences: Sequence[str]
+    statistics: Mapping[str, Any]
+    unnorm_key: str
+    cameras: Sequence[str]
+    image_size: int
+    chunk_len: int
+    state_dim: int
+    action_dim: int
+
+    def lerobot_statistics(self) -> dict[str, Any]:
+        """Statistics by LeRobot's names."""
+        names = {STATE: "proprio", ACTION: "action"}
+        return {key: {n: v for n, v in self.statistics[name].items() if n != "mask"} for key, name in names.items()}
+
+
+def build_new_policy(family: str, folder: Path, facts: NewPolicyFacts, sizes: NewPolicySizes, *, seed: int) -> None:
+    """Write a policy with random weights; the same arguments give identical files."""
+    importlib.import_module(_HOMES[family]).new_policy(folder, facts, sizes, seed=seed)
+    mapping = {camera: IMAGES + camera for camera in facts.cameras}
+    settings = LeRobotSettings(
+        facts.chunk_len, FlowSettings(), tuple(facts.cameras), mapping, unnorm_key=facts.unnorm_key
+    )
+    write_json(folder / SETTINGS_FILE, settings.to_json())
+
+
+def new_policy_problems(family: str, sizes: NewPolicySizes, actor: ActorConfig | None) -> list[Problem]:
+    """Sizes that the family cannot have, and options that mean nothing for a policy without trained parts."""
+    problems: list[Problem] = importlib.import_module(_HOMES[family]).new_policy_problems(sizes)
+    for name in ("lora_rank", "lora_targets", "lora_dropout", "attn_implementation", "gradient_checkpointing"):
+        if actor is not None and getattr(actor, name) != getattr(ActorConfig, name):
+            text = f"--{name} has no effect on a new {family} policy, which is small; leave it out"
+            problems.append(Problem(name, "no_effect", text))
+    if actor is not None and actor.train_expert_only:
+        text = "--train_expert_only: no part of a new policy has been trained yet; leave it out"
+        problems.append(Problem("train_expert_only", "mismatch", text))
+    return problems
