@@ -85,6 +85,10 @@ class Checkpoint(Protocol):
         """The reward model in this folder, or a `new` one initialized from a policy."""
         raise ConfigError(f"{self.folder}: {type_of(self.folder)} policies have no reward model")
 
+    def facts(self) -> dict[str, Any]:
+        """What a description of the folder says besides the spec: title -> value."""
+        return {}
+
     def preparation_differences(self, other: Checkpoint) -> list[str]:
         """How the two differ in preparing observations (`RolloutPolicy.prepare`), in words; empty if they agree.
 

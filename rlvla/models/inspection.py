@@ -122,6 +122,7 @@ def _of_another_family(described: Description, overrides: Mapping[str, Any]) -> 
         "actions": f"{spec.action_chunk_len} x {spec.action_dim} per decision, {spec.columns} log-probs",
         "without": ", ".join(sorted(spec.missing)) or "nothing",
         "statistics": checkpoint.unnorm_key or "none",
+        **checkpoint.facts(),
     }
     described.warnings += start_warnings(folder, checkpoint)
     return described

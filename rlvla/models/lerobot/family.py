@@ -43,6 +43,26 @@ class LeRobotCheckpoint(Checkpoint):
         self.folder, self.unnorm_key = files.folder.path, settings.unnorm_key
         self.spec = lerobot_spec(files, settings)
 
+    def facts(self) -> dict[str, Any]:
+        """See `Checkpoint.facts`."""
+        config, settings, network = self.files.config, self.settings, self.files.empty_network()
+        network.set_trainable()
+        sizes = [(p.numel(), p.requires_grad) for p in network.parameters()]
+        trained = sum(size for size, wanted in sizes if wanted)
+        features = config.features.cameras
+        mapping = settings.camera_map or {}
+        seen = {key: camera for camera, key in mapping.items()}
+        modes = {"state": self.files.processors.state.mode, "action": self.files.processors.action.mode}
+        return {
+            "parameters": f"{sum(size for size, _ in sizes):,}, {trained:,} of them trained by default",
+            "image features": ", ".join(f"{key} ({seen[key]})" if key in seen else key for key in features),
+            "chunk": f"{config.chunk_size} actions predicted, {settings.n_action_steps} executed",
+            "padded to": f"{config.max_action_dim} numbers per action, {config.max_state_dim} per state",
+            "denoising steps": settings.flow.steps,
+            "statistics": ", ".join(f"{name} {mode}" for name, mode in modes.items()),
+            "tokenizer": self.files.tokenizer_folder,
+        }
+
     def load_policy(self, config: ActorConfig | None = None, *, value_head: bool = False) -> Policy:
         """See `Checkpoint.load_policy`."""
         policy: Any = LeRobotPolicy(self.files, self.settings, config, value_head=value_head)

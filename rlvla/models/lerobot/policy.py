@@ -107,6 +107,11 @@ class LeRobotFiles(Protocol):
         ...
 
     @property
+    def tokenizer_folder(self) -> Path:
+        """Where the tokenizer is."""
+        ...
+
+    @property
     def image_size(self) -> int | None:
         """Side of the images that the network needs; None: any, they are resized."""
         ...

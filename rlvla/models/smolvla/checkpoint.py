@@ -62,6 +62,11 @@ class SmolVLACheckpoint:
         """Denoising steps."""
         return self.config.num_steps
 
+    @property
+    def tokenizer_folder(self) -> Path:
+        """Where the tokenizer and the configuration of the vision-language model are."""
+        return self.vlm_folder
+
     def with_sampling(self, n_action_steps: int, steps: int) -> SmolVLACheckpoint:
         """The same with other settings in config.json."""
         return replace(self, config=replace(self.config, n_action_steps=n_action_steps, num_steps=steps))

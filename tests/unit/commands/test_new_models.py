@@ -65,3 +65,39 @@ def test_flags_that_do_not_fit_together(
 ) -> None:
     run = SFTRunConfig(pretrain=pretrain, **options)
     assert kinds(new_model_problems(run, NewModelConfig(**sizes), None)) == [expected]
+
+
+def of_flow(options: dict[str, Any], sizes: dict[str, Any], actor: ActorConfig | None = None) -> list[Problem]:
+    run = SFTRunConfig(pretrain="tiny", **options)
+    return new_model_problems(run, NewModelConfig(model_family="smolvla", **sizes), None, actor)
+
+
+@pytest.mark.parametrize(
+    ("options", "sizes", "actor", "expected"),
+    [
+        ({}, {}, ActorConfig(), []),
+        ({}, {"tiny_vision_dim": 48, "tiny_llm_dim": 40}, None, ["tiny_vision_dim", "tiny_llm_dim"]),
+        ({"use_proprio": False, "model_variant": "oft"}, {}, None, ["model_variant", "use_proprio"]),
+        ({"camera_map": ("a=b",)}, {}, ActorConfig(lora_rank=2), ["camera_map", "lora_rank"]),
+        ({}, {}, ActorConfig(train_expert_only=True), ["train_expert_only"]),
+    ],
+)
+def test_flags_of_a_new_flow_policy(
+    options: dict[str, Any], sizes: dict[str, Any], actor: ActorConfig | None, expected: list[str]
+) -> None:
+    assert [problem.flag for problem in of_flow(options, sizes, actor)] == expected
+
+
+@pytest.mark.parametrize("pretrain", ["tiny", "compact"])
+def test_flags_of_flow_policies_for_another_model(pretrain: str) -> None:
+    run = SFTRunConfig(pretrain=pretrain, camera_map=("a=b",))
+    problems = new_model_problems(run, NewModelConfig(), None, ActorConfig(train_expert_only=False))
+    assert {("camera_map", "no_effect"), ("train_expert_only", "no_effect")} <= set(kinds(problems))
+
+
+def test_a_moving_average_needs_whole_parameters(tmp_path: Path) -> None:
+    run = SFTRunConfig(demos=(str(tmp_path / "none"),), save_path=str(tmp_path / "run"))
+    strategy = StrategyConfig(zero_stage=3)
+    with pytest.raises(ConfigError) as error:
+        run_sft(run, NewModelConfig(), SFTConfig(ema_decay=0.9), ActorConfig(), strategy, CustomConfig())
+    assert ("ema_decay", "contradiction") in kinds(error.value.problems)

@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
+from rlvla.experience import Experience
+from rlvla.memory.probe import probe
 from rlvla.models.config import ActorConfig
+from rlvla.models.families import check_checkpoint
+from rlvla.models.inspection import describe
+from rlvla.models.lerobot.policy import LeRobotPolicy
 from rlvla.models.lerobot.settings import SETTINGS_FILE
+from rlvla.models.policy import TRAINING_NOISE, Decision
 from rlvla.models.smolvla.tiny import TinyVlm, build_tiny_smolvla
 from rlvla.models.testing import PolicyContract
+from rlvla.utils.errors import ConfigError
 
 VLM = TinyVlm(image_size=32, patch_size=8, vision_dim=32, vision_depth=1, dim=32, layers=2)
 STATISTICS = {
@@ -75,3 +87,195 @@ class TestStepByStep(TestSmolVLA):
 class TestWithoutNoise(TestSmolVLA):
     value_head = False
     settings: ClassVar = {"flow_method": "ode"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("smolvla") / "policy", {})
+
+
+@pytest.fixture(scope="module")
+def policy(folder: Path) -> LeRobotPolicy:
+    return load(folder)
+
+
+def load(folder: Path, config: ActorConfig | None = None, **overrides: Any) -> LeRobotPolicy:
+    policy = check_checkpoint(folder, overrides=overrides).load_policy(config)
+    assert isinstance(policy, LeRobotPolicy)
+    return policy.eval()
+
+
+def observed(policy: LeRobotPolicy, rows: int = 3) -> tuple[np.ndarray, np.ndarray, list[str]]:
+    """Prepared images and states, and instructions."""
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (rows, 2, 20, 20, 3), dtype=np.uint8)
+    prepared, state = policy.prepare(images, rng.normal(size=(rows, 2)).astype(np.float32))
+    assert state is not None
+    return prepared, state, [PolicyContract.instructions[i % 2] for i in range(rows)]
+
+
+def decide(policy: LeRobotPolicy) -> Decision:
+    rng = np.random.default_rng(1)
+    noise = np.stack([policy.spec.draw(rng) for _ in range(3)])
+    return policy.act(*observed(policy), noise=noise)
+
+
+def batch(policy: LeRobotPolicy, trace: Mapping[str, np.ndarray]) -> Experience:
+    images, state, instructions = observed(policy)
+    return Experience(
+        images=torch.from_numpy(images),
+        proprio=torch.from_numpy(state),
+        instructions=instructions,
+        trace={name: torch.from_numpy(value) for name, value in trace.items()},
+    )
+
+
+@pytest.mark.parametrize("noisy", ["one", "all"])
+def test_observations_are_encoded_once_per_decision(noisy: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = load(folder, flow_noisy_steps=noisy, flow_steps=4)
+    calls: list[str] = []
+    for name in ("prefix", "expert_states"):
+        plain = getattr(policy.network, name)
+        monkeypatch.setattr(policy.network, name, lambda *a, n=name, f=plain: (calls.append(n), f(*a))[1])
+    decision = decide(policy)
+    assert calls == ["prefix"] + 4 * ["expert_states"]
+    calls.clear()
+    policy(**policy.score(batch(policy, decision.trace), 1.0), wants=("log_probs",))
+    assert calls == ["prefix", "expert_states"]
+
+
+def test_only_what_is_trained_is_in_the_graph(folder: Path) -> None:
+    policy = load(folder, ActorConfig(train_expert_only=True))
+    images, state, instructions = observed(policy)
+    seen = policy.observations(torch.from_numpy(images), torch.from_numpy(state), instructions)
+    assert not policy.network._embed(
+        policy.files.pixels(seen["images"]),
+        torch.ones(3, 2, dtype=torch.bool),
+        *(seen[name] for name in ("tokens", "token_mask")),
+    )[0].requires_grad
+    trainable = {name for name, parameter in policy.network.named_parameters() if parameter.requires_grad}
+    assert trainable and {policy.network.part_of(name) for name in trainable} == {"expert", "output", "state"}
+
+
+def test_supervision_is_flow_matching_of_the_whole_chunk_without_its_padding(policy: LeRobotPolicy) -> None:
+    rng = np.random.default_rng(2)
+    actions = rng.normal(size=(3, 3, 3)).astype(np.float32)
+    numbers = torch.from_numpy(rng.normal(size=(3, policy.spec.training_noise)).astype(np.float32))
+    rows = batch(policy, policy.encode_actions(actions))
+    inputs = policy.score(rows.with_fields(trace={**rows.trace, TRAINING_NOISE: numbers}), 1.0)
+    with torch.no_grad():
+        loss = policy(**inputs, wants=("loss",))["loss"]
+        pairs = numbers.view(3, 4, 16)
+        t = 0.999 * torch.special.ndtr(pairs[..., 15]) ** (2 / 3) + 0.001
+        noise, target = pairs[..., :15].view(3, 4, 3, 5), torch.zeros(3, 1, 3, 5)
+        mean, std = (torch.tensor(STATISTICS["action"][name]) for name in ("mean", "std"))
+        target[..., :3] = ((torch.from_numpy(actions) - mean) / std)[:, None]
+        x = t[..., None, None] * noise + (1 - t[..., None, None]) * target
+        images, state, instructions = observed(policy)
+        prefix = policy.hidden({}, **policy.observations(rows.images, rows.proprio, instructions)).prefix
+        expected = (policy.network.velocity(prefix, x, t) - (noise - target)).square()[..., :3].mean(1)
+    torch.testing.assert_close(loss, expected.flatten(1), atol=1e-4, rtol=1e-4)
+
+
+def test_cameras_are_found_by_their_names(policy: LeRobotPolicy, folder: Path) -> None:
+    other = load(folder, cameras=("top", "hand"))
+    images = np.random.default_rng(0).integers(0, 256, (3, 2, 20, 20, 3), dtype=np.uint8)
+    np.testing.assert_array_equal(policy.prepare(images, None)[0], other.prepare(images[:, ::-1], None)[0])
+    np.testing.assert_array_equal(policy.prepare(images, None)[0], images[:, ::-1])
+    unlike = check_checkpoint(folder, overrides={"cameras": ("top", "hand")})
+    assert check_checkpoint(folder).preparation_differences(unlike)
+
+
+@pytest.mark.parametrize("features", ["expert", "prefix"])
+@pytest.mark.parametrize("config", [ActorConfig(), ActorConfig(train_expert_only=True)], ids=["all", "expert only"])
+def test_a_critic_trains_what_its_features_depend_on(
+    features: str, config: ActorConfig, folder: Path, tmp_path: Path
+) -> None:
+    critic = check_checkpoint(folder, overrides={"critic_features": features}).load_critic(config)
+    torch.nn.init.normal_(critic.head.weight)
+    rows = batch(critic.policy, {})
+    values = critic(rows)
+    assert values.shape == (3, 6) and values[:, ::3].std() > 0
+    values.sum().backward()
+    trained = {name for name, parameter in critic.named_parameters() if parameter.requires_grad}
+    assert {name for name, parameter in critic.named_parameters() if parameter.grad is not None} == trained
+    critic.save_pretrained(tmp_path / "critic")
+    again = check_checkpoint(tmp_path / "critic").load_critic()
+    torch.testing.assert_close(again(rows), values, atol=1e-5, rtol=0)
+
+
+def test_without_adapters_it_is_the_policy_it_was(folder: Path, policy: LeRobotPolicy) -> None:
+    adapted = load(folder, ActorConfig(lora_rank=2, lora_targets=("expert",), train_expert_only=True))
+    trained = [name for name, parameter in adapted.named_parameters() if parameter.requires_grad]
+    assert trained and all(".lora_" in name for name in trained)
+    assert {adapted.network.part_of(name.removeprefix("network.")) for name in trained} == {"expert"}
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_()
+    before = decide(policy).actions
+    assert np.abs(decide(adapted).actions - before).max() > 1e-3
+    with adapted.adapters_disabled():
+        np.testing.assert_allclose(decide(adapted).actions, before, atol=1e-6)
+
+
+def test_a_shorter_chunk_is_remembered_where_lerobot_reads_it(folder: Path, tmp_path: Path) -> None:
+    policy = load(folder, action_chunk_len=1, flow_steps=5, flow_noise_level=0.3)
+    policy.save_pretrained(tmp_path / "copy")
+    raw, before = (json.loads((path / "config.json").read_text()) for path in (tmp_path / "copy", folder))
+    assert (raw["n_action_steps"], raw["num_steps"]) == (1, 5) and raw.keys() == before.keys()
+    again = load(tmp_path / "copy")
+    assert again.settings == policy.settings and again.spec == policy.spec
+
+
+def test_memory_can_be_estimated(folder: Path) -> None:
+    checkpoint = check_checkpoint(folder)
+    row = checkpoint.row_shape(PolicyContract.instructions, 2)
+    config = ActorConfig(train_expert_only=True)
+    policy = checkpoint.load_policy(config)
+    for scalar_head in (False, True):
+        build = checkpoint.sketch(row, config, scalar_head=scalar_head)
+        found = probe(build, bf16=True, train_rows=2, forward_rows=2, play_rows=0 if scalar_head else 2)
+        head = policy.spec.feature_dim + 1 if scalar_head else 0
+        assert found.parameters == sum(p.numel() for p in policy.parameters()) + head
+        assert 0 < found.trainable < found.parameters and found.backward_bytes >= found.forward_bytes > 0
+
+
+def test_half_precision_weights_are_used_as_float32(folder: Path, tmp_path: Path) -> None:
+    half = shutil.copytree(folder, tmp_path / "half")
+    weights = {name: value.half() for name, value in load_file(str(folder / "model.safetensors")).items()}
+    save_file(weights, half / "model.safetensors", metadata={"format": "pt"})
+    assert np.isfinite(decide(load(half)).actions).all()
+    with pytest.raises(ConfigError, match="float16"):
+        check_checkpoint(half, overrides={"dtype": torch.float16, "device": "cpu"})
+
+
+def test_everything_that_is_wrong_is_said_at_once(folder: Path, tmp_path: Path) -> None:
+    bad = Path(shutil.copytree(folder, tmp_path / "bad"))
+    shutil.rmtree(bad / "vlm")
+    (bad / "policy_postprocessor.json").unlink()
+    with pytest.raises(ConfigError) as error:
+        check_checkpoint(bad, overrides={"action_chunk_len": 4, "cameras": ("front", "side")})
+    found = {(problem.flag, problem.reason) for problem in error.value.problems}
+    assert found == {
+        (None, "missing_file"),
+        ("action_chunk_len", "mismatch"),
+        ("camera_map", "mismatch"),
+    }
+    text = str(error.value)
+    assert "vlm_model_name" in text and "policy_postprocessor.json" in text and "observation.images.wrist" in text
+
+
+def test_options_without_a_meaning_are_refused(folder: Path) -> None:
+    config = ActorConfig(lora_rank=2, lora_targets=("vision_proj",), gradient_checkpointing=True)
+    problems = check_checkpoint(folder).option_problems(config)
+    assert {(p.flag, p.reason) for p in problems} == {
+        ("lora_targets", "unknown_name"),
+        ("gradient_checkpointing", "no_effect"),
+    }
+
+
+def test_a_folder_is_described(folder: Path) -> None:
+    described = describe(folder)
+    assert described.trainable and described.facts["family"] == "smolvla"
+    assert "hand" in described.facts["image features"] and "2 executed" in described.facts["chunk"]

@@ -24,6 +24,7 @@ from rlvla.experience import Experience
 from rlvla.models.actor import Actor
 from rlvla.models.config import ActorConfig
 from rlvla.trainer.metrics import Metrics
+from rlvla.trainer.models import WeightAverage
 from rlvla.trainer.supervised import sft_trainer
 from rlvla.trainer.supervised.config import NewModelConfig, SFTConfig, SFTRunConfig, ValidationConfig
 from rlvla.trainer.supervised.validation import split_for_validation
@@ -253,6 +254,28 @@ def test_measuring_does_not_change_training(demos_file: Path, tmp_path: Path) ->
     measured = train(tmp_path / "measured", demos_file, *flags, *played)
     a, b = (load_file(folder / "model.safetensors") for folder in (plain, measured))
     assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_the_moving_average_is_exported(demos_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its decay rises: 1/10, 2/11, then the 0.25 that is asked for."""
+    seen: list[dict[str, torch.Tensor]] = []
+
+    def update(average: WeightAverage, steps: int | None = None) -> None:
+        seen.append({name: p.detach().clone() for name, p in average._weights()})
+        plain(average, steps)
+
+    plain = WeightAverage.update
+    monkeypatch.setattr(WeightAverage, "update", update)
+    flags = ("--pretrain", "compact", "--compact_channels", "8", "--compact_width", "16", "--no-use_tensorboard")
+    sizes = ("--max_steps", "3", "--train_batch_size", "20", "--action_chunk_len", "4")
+    main(["--demos", str(demos_file), "--save_path", str(tmp_path), *flags, *sizes, "--ema_decay", "0.25"])
+    start, exported = (load_file(tmp_path / name / "model.safetensors") for name in ("start", "policy"))
+    for name, value in start.items():
+        expected = value
+        for weights, decay in zip(seen, (1 / 10, 2 / 11, 0.25), strict=True):
+            expected = decay * expected + (1 - decay) * weights[name]
+        torch.testing.assert_close(exported[name], expected, atol=1e-6, rtol=1e-5)
+    assert not torch.equal(exported["network.join.weight"], seen[-1]["network.join.weight"])
 
 
 def test_training_stops_when_nothing_improves_and_keeps_the_best(

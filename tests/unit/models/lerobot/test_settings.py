@@ -1,0 +1,87 @@
+"""What rlvla remembers beside LeRobot's files, and how flags change it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlvla.models.lerobot.settings import SETTINGS_FILE, LeRobotSettings, read_settings
+from rlvla.utils.errors import ConfigError, Problem
+
+KEYS = ["observation.images.top", "observation.images.wrist"]
+ORDERED = {"cameras": ["hand", "top"], "camera_map": {"hand": KEYS[1], "top": KEYS[0]}}
+
+
+def read(folder: Path, recorded: dict[str, Any] | None = None, **given: Any) -> tuple[LeRobotSettings, list[Problem]]:
+    """Settings of a policy that predicts 8 actions, executes 5 and denoises in 10 steps."""
+    if recorded is not None:
+        (folder / SETTINGS_FILE).write_text(json.dumps(recorded))
+    return read_settings(folder, KEYS, given, chunk_size=8, n_action_steps=5, steps=10)
+
+
+def kinds(problems: list[Problem]) -> list[tuple[str | None, str]]:
+    return [(problem.flag, problem.reason) for problem in problems]
+
+
+def test_a_folder_of_lerobot(tmp_path: Path) -> None:
+    settings, problems = read(tmp_path)
+    assert not problems and (settings.n_action_steps, settings.flow.steps) == (5, 10)
+    assert settings.cameras == () and settings.image_order(KEYS) == [0, 1]
+
+
+def test_flags_precede_the_record_and_the_record_the_defaults(tmp_path: Path) -> None:
+    recorded = {"flow_method": "cps", "flow_noise_level": 0.3, "critic_features": "prefix"}
+    settings, problems = read(tmp_path, recorded, flow_noise_level=0.7, flow_steps=3, action_chunk_len=2)
+    assert not problems and settings.n_action_steps == 2 and settings.critic_features == "prefix"
+    assert (settings.flow.method, settings.flow.noise_level, settings.flow.steps) == ("cps", 0.7, 3)
+
+
+def test_what_is_written_is_read_again(tmp_path: Path) -> None:
+    settings, _ = read(tmp_path, {**ORDERED, "unnorm_key": "toy", "flow_eval_noise": "zero"}, flow_method="noise")
+    again, problems = read(tmp_path, settings.to_json())
+    assert not problems and again == settings
+
+
+@pytest.mark.parametrize(
+    ("recorded", "given", "order"),
+    [
+        (ORDERED, {}, [1, 0]),
+        (ORDERED, {"cameras": ("top", "hand")}, [0, 1]),
+        ({}, {"cameras": ("wrist", "top")}, [1, 0]),  # features named like cameras
+        (ORDERED, {"cameras": ("a", "b"), "camera_map": ("a=wrist", "b=top")}, [1, 0]),
+    ],
+)
+def test_images_come_in_the_order_of_the_features(
+    recorded: dict[str, Any], given: dict[str, Any], order: list[int], tmp_path: Path
+) -> None:
+    settings, problems = read(tmp_path, recorded, **given)
+    assert not problems and settings.image_order(KEYS) == order
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"action_chunk_len": 9}, ("action_chunk_len", "mismatch")),
+        ({"cameras": ("front", "hand")}, ("camera_map", "mismatch")),
+        ({"cameras": ("a", "b"), "camera_map": ("a=top", "a=wrist")}, ("camera_map", "duplicate")),
+        ({"flow_method": "cps", "flow_steps": 1}, ("flow_steps", "out_of_range")),
+        ({"critic_features": "both"}, ("critic_features", "out_of_range")),
+    ],
+)
+def test_settings_that_cannot_be(given: dict[str, Any], expected: tuple[str, str], tmp_path: Path) -> None:
+    assert expected in kinds(read(tmp_path, **given)[1])
+
+
+def test_all_problems_at_once(tmp_path: Path) -> None:
+    problems = read(tmp_path, {"flow_noise_level": 3.0}, action_chunk_len=9, cameras=("front",))[1]
+    assert {(None, "invalid_file"), ("action_chunk_len", "mismatch"), ("camera_map", "mismatch")} == set(
+        kinds(problems)
+    )
+
+
+def test_a_record_of_other_types(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cameras"):
+        read(tmp_path, {"cameras": "top"})
