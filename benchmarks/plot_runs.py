@@ -1,0 +1,55 @@
+"""Draws metrics of several runs over their iterations, one panel per metric.
+
+    python benchmarks/plot_runs.py "5e-4=runs/a/ppo" "1e-2=runs/b/ppo" --metrics rollout/success_at_end actor/ppo_kl \
+        --output docs/images/learning_rates.png
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+# Of metrics that span orders of magnitude: -> the smallest value that is told from 0.
+LOGARITHMIC = {"actor/ppo_kl": 1e-5}
+
+
+def values(run: Path, metric: str) -> tuple[list[int], list[float]]:
+    """Iterations, and the metric's value in each."""
+    entries = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    found = [(entry["step"], entry[metric]) for entry in entries if metric in entry]
+    return [step for step, _ in found], [max(value, LOGARITHMIC.get(metric, value)) for _, value in found]
+
+
+def main() -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="+", metavar="LABEL=FOLDER")
+    parser.add_argument("--metrics", nargs="+", default=["rollout/success_at_end", "actor/ppo_kl"])
+    parser.add_argument("--title", default="")
+    parser.add_argument("--output", type=Path, required=True)
+    args = parser.parse_args()
+    figure, panels = plt.subplots(1, len(args.metrics), figsize=(4.2 * len(args.metrics), 3.1), squeeze=False)
+    for panel, metric in zip(panels[0], args.metrics):
+        for run in args.runs:
+            label, _, folder = run.rpartition("=")
+            panel.plot(*values(Path(folder), metric), marker="o", markersize=3, label=label)
+        panel.set(xlabel="iteration", ylabel=metric)
+        if metric in LOGARITHMIC:
+            panel.set_yscale("log")
+        panel.grid(alpha=0.3)
+    panels[0][0].legend(title=args.title, frameon=False)
+    figure.tight_layout()
+    figure.savefig(args.output, dpi=80)
+    print(args.output)
+
+
+if __name__ == "__main__":
+    main()
