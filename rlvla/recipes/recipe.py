@@ -65,6 +65,7 @@ class Recipe:
         stages: names of its stages, in the order in which they run.
         base: the settings of all stages.
         variants: name -> settings that differ.
+        problems: parts that are not of the form of a recipe, and were left out; `plan` refuses them.
     """
 
     path: Path
@@ -73,6 +74,7 @@ class Recipe:
     stages: tuple[str, ...]
     base: Source
     variants: Mapping[str, Source]
+    problems: tuple[Problem, ...] = ()
 
     def custom_modules(self, sources: Sequence[Source]) -> list[str]:
         """The user's modules that stages name, in order and without duplicates."""
@@ -104,10 +106,10 @@ class Stage:
 
 # ---------------------------------------------------------------------------------------------------------- the file
 def read_recipe(path: Path) -> Recipe:
-    """Read a recipe; the values of its flags are checked by `plan`.
+    """Read a recipe; its flags and their values are checked by `plan`.
 
     Raises:
-        ConfigError: the file is no valid YAML, or not of the form of a recipe; all problems, each with its line.
+        ConfigError: the file is no valid YAML, or has no stages.
     """
     content, lines = read_yaml_with_lines(path)
     content = _with_text_as_keys(content)
@@ -152,11 +154,10 @@ def read_recipe(path: Path) -> Recipe:
         name: source([("variants", name, stage) for stage in mapping("variants", name)]) for name in mapping("variants")
     }
     stages = tuple(name for name in KINDS if name in base.stages and name != REPORT)
-    if not stages and not problems:
-        problems.append(_problem("recipe", "no_recipe", where=path))
-    if problems:
-        raise ConfigError(problems)
-    return Recipe(path, content.get("about", ""), content.get("output"), stages, base, variants)
+    if not stages:
+        raise ConfigError(problems or [_problem("recipe", "no_recipe", where=path)])
+    about, output = (word if isinstance(word := content.get(key), str) else None for key in ("about", "output"))
+    return Recipe(path, about or "", output, stages, base, variants, tuple(problems))
 
 
 def _with_text_as_keys(content: Any) -> Any:
@@ -249,7 +250,7 @@ def plan(
     names = [name for name in recipe.stages if not (demos and name == "demos")]
     everything = [recipe.base, *recipe.variants.values()]
     everything += [source for source in sources if not any(source is known for known in everything)]
-    problems = [p for source in everything for p in _problems_of(source, parsers, recipe.stages)]
+    problems = [*recipe.problems, *(p for source in everything for p in _problems_of(source, parsers, recipe.stages))]
     earlier: dict[str, Settings] = {}
     stages = []
     for name in names:

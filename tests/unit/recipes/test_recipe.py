@@ -172,10 +172,20 @@ variants:
         ("stages: {sft: ", {(None, "invalid_file")}),
     ],
 )  # fmt: skip
-def test_files_that_are_no_recipes(tmp_path: Path, text: str, expected: set) -> None:
+def test_files_that_are_no_recipes(tmp_path: Path, parsers: dict[str, Parser], text: str, expected: set) -> None:
     with pytest.raises(ConfigError) as error:
-        read_recipe(written(tmp_path, text))
-    assert {(problem.flag, problem.reason) for problem in error.value.problems} == expected
+        plan(read_recipe(written(tmp_path, text)), parsers, tmp_path)
+    found = {(problem.flag, problem.reason) for problem in error.value.problems}
+    assert {problem for problem in found if problem[1] not in ("no_input", "no_suite")} == expected
+
+
+def test_unknown_stages_flags_and_types_are_refused_together(tmp_path: Path, parsers: dict[str, Parser]) -> None:
+    demos = "demos: {task_suite_name: toy_reach, num_demo: 3, image_size: big}"
+    text = f"stages:\n  {demos}\n  fly: {{a: 1}}\n  sft: {{max_epochs: 1.5}}\nabout: [x]"
+    problems = refused(tmp_path, parsers, text)
+    wanted = {"demos.num_demo": 2, "demos.image_size": 2, "stages.fly": 3, "sft.max_epochs": 4, "about": 5}
+    assert set(problems) == set(wanted)
+    assert all(f"line {line}:" in problems[place][1] for place, line in wanted.items())
 
 
 def test_missing_inputs_are_said(tmp_path: Path, parsers: dict[str, Parser]) -> None:
