@@ -1,7 +1,8 @@
 """Draws metrics of several runs over their iterations, one panel per metric.
 
-    python benchmarks/plot_runs.py "5e-4=runs/a/ppo" "1e-2=runs/b/ppo" --metrics rollout/success_at_end actor/ppo_kl \
-        --output docs/images/learning_rates.png
+    python benchmarks/plot_runs.py "5e-4=runs/a/ppo" "1e-2=runs/b/ppo" --output docs/images/learning_rates.png
+
+Folders are those of training runs, with a metrics.jsonl.
 """
 
 from __future__ import annotations

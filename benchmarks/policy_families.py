@@ -108,17 +108,22 @@ def sft_step(policy: Any, rows: Experience) -> Callable[[], None]:
     return step
 
 
-def ppo_step(policy: Any, rows: Experience) -> Callable[[], None]:
-    """Forward, backward and AdamW on the clipped PPO loss plus a value loss."""
+def ppo_step(
+    policy: Any, rows: Experience, wants: Sequence[str] = ("log_probs", "entropy", "values")
+) -> Callable[[], None]:
+    """Forward, backward and AdamW on the clipped PPO loss plus a value loss, and minus the entropy if it is wanted."""
     optimizer, loss_function = torch.optim.AdamW(policy.parameters(), lr=1e-5), get_policy_loss("ppo")
     with torch.no_grad():
         old = policy(**policy.score(rows, 1.0), wants=("log_probs",))["log_probs"]
     advantages, mask = torch.randn_like(old), torch.ones_like(old, dtype=torch.bool)
 
     def step() -> None:
-        output = policy(**policy.score(rows, 1.0), wants=("log_probs", "entropy", "values"))
+        output = policy(**policy.score(rows, 1.0), wants=wants)
         loss, _ = loss_function(output["log_probs"], old, advantages, mask, agg_mode="token-mean")
-        (loss + output["values"].square().mean() - 0.01 * output["entropy"].mean()).backward()
+        loss = loss + output["values"].square().mean()
+        if "entropy" in output:
+            loss = loss - 0.01 * output["entropy"].mean()
+        loss.backward()
         optimizer.step()
         optimizer.zero_grad()
 
