@@ -1,13 +1,20 @@
-"""Does LeRobot read, compute and preprocess the same as this program? SmolVLA policies of a few sizes, both ways.
+"""Does LeRobot read, compute and preprocess the same as this program? Policies of a few sizes, both ways.
 
-    python benchmarks/lerobot_agreement.py --lerobot_python ../lerobot-env/bin/python [--record]
+    python benchmarks/lerobot_agreement.py --lerobot_python ../lerobot-env/bin/python [--family pi0] [--record]
 
 The environment needs `pip install "lerobot[smolvla]==0.4.4"` and nothing of rlvla. For each case (tests/support/
-smolvla_cases.py) LeRobot saves a policy, and both compute the prefix (keys and values of every layer of the expert),
-velocities, sampled actions, and what the processors make of images of odd sizes, states, prompts and actions. Then the
-policy is loaded here, its weights changed, saved, and compared again. The table shows the largest difference; above
-1e-4 the command fails. LeRobot's transformers may shift the positions of image patches (rlvla.models.smolvla.vision),
-which is then done here too. `--record` keeps LeRobot's files and results as test vectors in tests/data/smolvla.
+smolvla_cases.py, pi0_cases.py) LeRobot saves a policy, and both compute the prefix (keys and values of every layer of
+the expert), velocities, sampled actions, and what the processors make of images of odd sizes, states, prompts and
+actions. Then the policy is loaded here, its weights changed, saved, and compared again. The table shows the largest
+difference; above 1e-4 the command fails. `--record` keeps LeRobot's files and results as test vectors in tests/data.
+
+SmolVLA: LeRobot's transformers may shift the positions of image patches (rlvla.models.smolvla.vision), which is then
+done here too.
+
+pi0 and pi0.5 (`--family pi0`): LeRobot's classes for them run only on a transformers with changes. Give an environment
+of its own that has `transformers==4.53.2` with the files of openpi's src/openpi/models_pytorch/transformers_replace
+copied over it, as openpi's README says. LeRobot knows the full sizes alone; its half of the script makes it build
+smaller ones, and changes nothing else.
 """
 
 from __future__ import annotations
@@ -19,19 +26,22 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from rlvla.models.smolvla.checkpoint import check_smolvla
 from rlvla.utils.terminal import table
-from tests.support.smolvla_cases import CASES, VECTORS, Case, computed_like, differences, observations, write_vlm
+from tests.support import pi0_cases, smolvla_cases
+from tests.support.lerobot_cases import Case, differences, observations
 
 SIDE = Path(__file__).resolve().parent / "lerobot_side.py"
 TOLERANCE = 1e-4
+FAMILIES = {"smolvla": smolvla_cases, "pi0": pi0_cases}
 
 
 def lerobot(python: str, *arguments: str | Path) -> None:
@@ -43,28 +53,29 @@ def lerobot(python: str, *arguments: str | Path) -> None:
         raise SystemExit(f"LeRobot ended with {done.returncode}:\n{done.stderr[-4000:]}")
 
 
-def compare(python: str, case: Case, folder: Path) -> tuple[dict[str, float], dict[str, np.ndarray]]:
-    """Differences between the two for a folder, and LeRobot's results."""
+def their_results(python: str, family: ModuleType, folders: Mapping[Path, Case]) -> list[dict[str, np.ndarray]]:
+    """What LeRobot computes with the policies in some folders."""
     with tempfile.TemporaryDirectory() as scratch:
-        inputs, outputs = Path(scratch) / "inputs.npz", Path(scratch) / "outputs.npz"
-        np.savez(inputs, **observations(case))
-        lerobot(python, "evaluate", folder, inputs, outputs)
-        theirs = dict(np.load(outputs))
-    return differences(computed_like(check_smolvla(folder), case, theirs), theirs), theirs
+        files = []
+        for number, (folder, case) in enumerate(folders.items()):
+            inputs, outputs = Path(scratch) / f"inputs_{number}.npz", Path(scratch) / f"outputs_{number}.npz"
+            np.savez(inputs, **observations(case))
+            files += [folder, inputs, outputs]
+        lerobot(python, "evaluate", *files)
+        return [dict(np.load(outputs)) for outputs in files[2::3]]
 
 
-def written_here(source: Path, target: Path) -> None:
+def written_here(family: ModuleType, source: Path, target: Path) -> None:
     """Load a folder, change every weight, and save it."""
-    checkpoint = check_smolvla(source)
+    checkpoint = family.check(source)
     state = checkpoint.load_network().state_dict()
     generator = torch.Generator().manual_seed(0)
     changed = {n: v + 0.02 * torch.randn(v.shape, generator=generator) for n, v in state.items()}
     checkpoint.save(target, changed)
 
 
-def record(name: str, folder: Path, theirs: dict[str, np.ndarray]) -> None:
+def record(target: Path, folder: Path, theirs: dict[str, np.ndarray]) -> None:
     """Keep LeRobot's files, but the weights, and its results as test vectors."""
-    target = VECTORS / name
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)
     for file in sorted(folder.iterdir()):
@@ -79,25 +90,34 @@ def record(name: str, folder: Path, theirs: dict[str, np.ndarray]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lerobot_python", required=True, help="interpreter of the environment that has lerobot")
+    parser.add_argument("--family", choices=FAMILIES, default="smolvla", help="pi0: pi0 and pi0.5")
     parser.add_argument("--record", action="store_true", help="keep LeRobot's results as test vectors")
     options = parser.parse_args()
-    python = str(Path(options.lerobot_python).absolute())
+    python, family = str(Path(options.lerobot_python).absolute()), FAMILIES[options.family]
     rows, worst = [], 0.0
-    for name, case in CASES.items():
-        with tempfile.TemporaryDirectory() as scratch:
-            theirs_folder, ours_folder = Path(scratch) / "lerobot", Path(scratch) / "here"
-            write_vlm(case, theirs_folder)
-            (theirs_folder / "request.json").write_text(json.dumps(case.request()), encoding="utf-8")
-            lerobot(python, "build", theirs_folder)
-            gaps, theirs = compare(python, case, theirs_folder)
-            written_here(theirs_folder, ours_folder)
-            back, _ = compare(python, case, ours_folder)
-            if options.record:
-                record(name, theirs_folder, theirs)
-        groups = ("prefix_mask", "keys", "values", "velocity", "sampled", "actions", "normalized_actions")
-        for part in (*groups, "positions", "tokens", "token_mask", "images", "image_mask", "state"):
+    with tempfile.TemporaryDirectory() as scratch:
+        built = {Path(scratch) / "lerobot" / name: case for name, case in family.CASES.items()}
+        for folder, case in built.items():
+            family.prepare(case, folder)
+            (folder / "request.json").write_text(json.dumps(case.request()), encoding="utf-8")
+        lerobot(python, "build", *built)
+        here = {Path(scratch) / "here" / folder.name: case for folder, case in built.items()}
+        for source, target in zip(built, here):
+            written_here(family, source, target)
+        folders = {**built, **here}
+        results = their_results(python, family, folders)
+        gaps = [
+            differences(family.computed_like(family.check(folder), case, theirs), theirs)
+            for (folder, case), theirs in zip(folders.items(), results)
+        ]
+        if options.record:
+            for folder, theirs in zip(built, results):
+                record(family.VECTORS / folder.name, folder, theirs)
+    for name, saved_there, saved_here in zip(family.CASES, gaps, gaps[len(built) :]):
+        for part in dict.fromkeys(key.partition("/")[0] for key in saved_there):
             first, second = (
-                max(value for key, value in side.items() if key.partition("/")[0] == part) for side in (gaps, back)
+                max(value for key, value in side.items() if key.partition("/")[0] == part)
+                for side in (saved_there, saved_here)
             )
             rows.append([name, part, f"{first:.1e}", f"{second:.1e}"])
             worst = max(worst, first, second)

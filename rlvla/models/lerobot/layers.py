@@ -65,7 +65,9 @@ class Attention(nn.Module):
         """
         queries = rotate(self._split(self.q_proj(hidden)), at)
         shared = self.heads // self.kv_heads
-        if shared > 1:
+        if self.kv_heads == 1:  # a view, without copies of the prefix
+            keys, values = (part.expand(-1, shared, -1, -1) for part in (keys, values))
+        elif shared > 1:
             keys, values = (part.repeat_interleave(shared, dim=1) for part in (keys, values))
         attended = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
         joined: Tensor = self.o_proj(attended.transpose(1, 2).flatten(2))

@@ -55,12 +55,14 @@ class Processors:
         action: its inverse turns what the network predicts into actions.
         text: settings of the tokenizer step; empty in an older folder.
         state_files: files with statistics.
+        steps: settings of the steps before the network by name, in their order.
     """
 
     state: Normalizer
     action: Normalizer
     text: Mapping[str, Any] = field(default_factory=dict)
     state_files: tuple[str, ...] = ()
+    steps: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 def read_processors(
@@ -104,9 +106,9 @@ def read_processors(
         normalizer, wrong = _normalizer(folder, steps, step_name, key, size, features, modes, stored if older else None)
         sides.append(normalizer)
         problems += wrong
-    text = next((step.config for step in pipelines[0] if step.name == TOKENIZER), {})
+    before = {step.name: step.config for step in pipelines[0]}
     files = dict.fromkeys(step.state_file for steps in pipelines for step in steps if step.state_file)
-    return Processors(sides[0], sides[1], text, tuple(files)), problems
+    return Processors(sides[0], sides[1], before.get(TOKENIZER, {}), tuple(files), before), problems
 
 
 def _identity() -> Normalizer:
@@ -237,6 +239,7 @@ def pipelines(
     text_step: str,
     state_files: tuple[str, str],
     device: str = "cpu",
+    normalize_first: bool = False,
 ) -> dict[str, dict[str, Any]]:
     """The two JSON files of a new folder, as LeRobot 0.4 writes them: file name -> content.
 
@@ -247,25 +250,27 @@ def pipelines(
         text_step: the step before it.
         state_files: names of the files with the statistics of the two pipelines.
         device: where LeRobot puts the tensors.
+        normalize_first: before the prompt is made, as pi0.5 needs it.
     """
 
     def features(names: list[str]) -> dict[str, Any]:
         return {name: {"type": kinds[name][0], "shape": list(kinds[name][1])} for name in names}
 
     norm = {"eps": EPSILON, "norm_map": dict(modes)}
+    normalizer = {"registry_name": NORMALIZER, "config": {**norm, "features": features(list(kinds))}}
     before = [
         {"registry_name": "rename_observations_processor", "config": {"rename_map": {}}},
         {"registry_name": "to_batch_processor", "config": {}},
         {"registry_name": text_step, "config": {}},
         {"registry_name": TOKENIZER, "config": dict(tokenizer)},
         {"registry_name": "device_processor", "config": {"device": device, "float_dtype": None}},
-        {"registry_name": NORMALIZER, "config": {**norm, "features": features(list(kinds))}},
     ]
+    before.insert(2 if normalize_first else len(before), normalizer)
     after = [
         {"registry_name": UNNORMALIZER, "config": {**norm, "features": features([ACTION])}},
         {"registry_name": "device_processor", "config": {"device": "cpu", "float_dtype": None}},
     ]
-    before[-1]["state_file"], after[0]["state_file"] = state_files
+    normalizer["state_file"], after[0]["state_file"] = state_files
     return {
         PREPROCESSOR: {"name": "policy_preprocessor", "steps": before},
         POSTPROCESSOR: {"name": "policy_postprocessor", "steps": after},

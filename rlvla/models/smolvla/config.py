@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
+from rlvla.models.lerobot.config_json import read_settings
 from rlvla.models.lerobot.features import Features, mode_problems, read_features
-from rlvla.utils.data_files import fits
 from rlvla.utils.errors import ConfigError, Problem
 
 MODEL_TYPE = "smolvla"
@@ -97,17 +97,8 @@ class SmolVLAConfig:
         if raw.get("type") != MODEL_TYPE:
             text = f"{where}: type is {raw.get('type')!r}, not {MODEL_TYPE!r}"
             raise ConfigError.of(None, "mismatch", text)
-        hints = {name: hint for name, hint in get_type_hints(cls).items() if name not in ("features", "raw")}
-        texts = [] if "vlm_model_name" in raw else ["vlm_model_name is missing"]
-        given = {}
-        for name, hint in hints.items():
-            if name not in raw:
-                continue
-            if fits(raw[name], hint):
-                given[name] = tuple(raw[name]) if isinstance(raw[name], list) else raw[name]
-            else:
-                wanted = getattr(hint, "__name__", str(hint))
-                texts.append(f"{name} is {str(raw[name])[:40]!r}, not {wanted}")
+        given, texts = read_settings(cls, raw)
+        texts += [] if "vlm_model_name" in raw else ["vlm_model_name is missing"]
         features, wrong = read_features(raw)
         texts += wrong
         config = cls(**{"vlm_model_name": "", **given, "features": features, "raw": dict(raw)})

@@ -8,16 +8,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
-from torch import nn
 
 from rlvla.models.flow.settings import FlowSettings
-from rlvla.models.lerobot.features import ACTION, IMAGES, STATE, STATISTICS, Feature, Features
 from rlvla.models.lerobot.folder import CONFIG_FILE, write_folder
 from rlvla.models.lerobot.new import NewPolicyFacts, NewPolicySizes
 from rlvla.models.lerobot.processors import NORMALIZER, UNNORMALIZER, pipelines
+from rlvla.models.lerobot.tiny import features_as_json, initialize, statistics_tensors, tiny_features
 from rlvla.models.smolvla.checkpoint import TEXT_STEP
 from rlvla.models.smolvla.config import MODEL_TYPE, SmolVLAConfig
 from rlvla.models.smolvla.network import SmolVLANetwork
@@ -108,15 +106,13 @@ def build_tiny_smolvla(
     folder = Path(folder)
     sizes = vlm or TinyVlm()
     inner = tiny_vlm_files(sentences, sizes)
-    inputs = {STATE: Feature("STATE", (state_dim,))}
-    inputs |= {IMAGES + camera: Feature("VISUAL", (3, sizes.image_size, sizes.image_size)) for camera in cameras}
-    features = Features(inputs, {ACTION: Feature("ACTION", (action_dim,))})
+    features = tiny_features(cameras, sizes.image_size, state_dim, action_dim)
     modes = {"VISUAL": "IDENTITY", "STATE": normalization, "ACTION": normalization}
     raw = {
         "type": MODEL_TYPE,
         "n_obs_steps": 1,
-        "input_features": _as_json(features.inputs),
-        "output_features": _as_json(features.outputs),
+        "input_features": features_as_json(features.inputs),
+        "output_features": features_as_json(features.outputs),
         "device": "cpu",
         "normalization_mapping": modes,
         "chunk_size": chunk_size,
@@ -155,7 +151,7 @@ def build_tiny_smolvla(
         **pipelines(kinds, modes, tokenizer=text, text_step=TEXT_STEP, state_files=(before, after)),
         **{f"{VLM_FOLDER}/{name}": content for name, content in inner.items()},
     }
-    kept = _statistics(statistics, normalization)
+    kept = statistics_tensors(statistics, normalization)
     write_folder(
         folder,
         {name: tensor.detach() for name, tensor in network.state_dict().items()},
@@ -193,25 +189,6 @@ def new_policy_problems(sizes: NewPolicySizes) -> list[Problem]:
         for name in ("vision_dim", "llm_dim")
         if given.get(name, 0) % _HEAD_DIM
     ]
-
-
-def _as_json(features: Mapping[str, Feature]) -> dict[str, Any]:
-    return {key: {"type": feature.kind, "shape": list(feature.shape)} for key, feature in features.items()}
-
-
-def _statistics(statistics: Mapping[str, Mapping[str, Sequence[float]]], mode: str) -> dict[str, torch.Tensor]:
-    missing = [
-        f"{key}.{name}" for key in (STATE, ACTION) for name in STATISTICS[mode] if name not in statistics.get(key, {})
-    ]
-    if missing:
-        raise ConfigError(f"the statistics lack {', '.join(missing)}, which {mode} needs")
-    known = {name for names in STATISTICS.values() for name in names}
-    return {
-        f"{key}.{name}": torch.from_numpy(np.asarray(values, np.float32))
-        for key, entries in statistics.items()
-        for name, values in entries.items()
-        if name in known
-    }
 
 
 def tiny_vlm_files(sentences: Sequence[str], sizes: TinyVlm) -> dict[str, dict[str, Any]]:
@@ -315,15 +292,3 @@ def _train_tokenizer(sentences: Sequence[str]) -> Tokenizer:
     )
     tokenizer.train_from_iterator([f"{sentence}\n" for sentence in sentences], trainer)
     return tokenizer
-
-
-@torch.no_grad()
-def initialize(network: SmolVLANetwork, generator: torch.Generator) -> None:
-    """Random weights in place: Xavier matrices, zero biases, embeddings such that their scale comes to 1."""
-    for module in network.modules():
-        if isinstance(module, nn.Linear | nn.Conv2d):
-            nn.init.xavier_uniform_(module.weight.view(module.weight.shape[0], -1), generator=generator)
-            if module.bias is not None:
-                module.bias.zero_()
-        elif isinstance(module, nn.Embedding):
-            module.weight.normal_(0.0, module.embedding_dim**-0.5, generator=generator)

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from rlvla.models.smolvla.checkpoint import check_smolvla
-from tests.support.smolvla_cases import CASES, VECTORS, computed_like, differences, recorded_folder
+from tests.support.lerobot_cases import differences
+from tests.support.smolvla_cases import CASES, VECTORS, computed_like, recorded_folder
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -1,0 +1,141 @@
+"""Small pi0 and pi0.5 policies with fixed weights, and what this program computes for them.
+
+`benchmarks/lerobot_agreement.py --family pi0` compares that with LeRobot and records LeRobot's side in tests/data/pi0.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+
+from rlvla.models.pi0.checkpoint import HEAD, Pi0Checkpoint, check_pi0, file_shapes
+from rlvla.models.pi0.config import PI0, PI05, Pi0Config
+from rlvla.models.pi0.network import VLM
+from rlvla.models.pi0.prompts import PALIGEMMA
+from rlvla.models.pi0.sizes import SIZES_FILE, GemmaSizes, Sizes, VisionSizes
+from rlvla.models.pi0.tiny import tokenizer_files
+from tests.support.fixed_numbers import numbers
+from tests.support.lerobot_cases import SENTENCES, Case, euler, observations, with_missing_cameras
+
+VECTORS = Path(__file__).resolve().parents[1] / "data" / "pi0"
+check = check_pi0
+# LeRobot has eight heads written in its training pass.
+_SIZES = Sizes(
+    vlm=GemmaSizes(width=48, depth=3, mlp_width=80, heads=8, head_dim=8),
+    expert=GemmaSizes(width=32, depth=3, mlp_width=64, heads=8, head_dim=8),
+    vision=VisionSizes(width=32, depth=2, mlp_width=48, heads=4, patch_size=14),
+    vocabulary=640,
+)
+_GROUPED = Sizes(
+    vlm=GemmaSizes(width=32, depth=2, mlp_width=80, heads=8, kv_heads=2, head_dim=4),
+    expert=GemmaSizes(width=40, depth=2, mlp_width=64, heads=8, kv_heads=2, head_dim=4),
+    vision=VisionSizes(width=24, depth=1, mlp_width=48, heads=2, patch_size=16),
+    vocabulary=600,
+)
+
+
+def _case(
+    family: str,
+    settings: dict[str, object],
+    modes: str,
+    cameras: dict[str, tuple[int, int] | None],
+    sizes: Sizes,
+    seed: int,
+) -> Case:
+    return Case(settings, modes, cameras, sizes, family=family, seed=seed, asked={"sizes": asdict(sizes)})
+
+
+CASES = {
+    "pi0": _case(
+        PI0,
+        {"chunk_size": 6, "n_action_steps": 6, "num_inference_steps": 5, "image_resolution": [56, 56]}
+        | {"empty_cameras": 1},
+        "MEAN_STD",
+        {"top": (60, 81), "wrist": (35, 20), "empty_camera_0": None},
+        _SIZES,
+        3,
+    ),
+    "pi0_quantiles": _case(
+        PI0,
+        {"chunk_size": 4, "n_action_steps": 2, "num_inference_steps": 3, "image_resolution": [48, 48]}
+        | {"max_state_dim": 9, "max_action_dim": 6, "tokenizer_max_length": 7},
+        "QUANTILES",
+        {"front": (120, 91)},
+        _GROUPED,
+        4,
+    ),
+    "pi05": _case(
+        PI05,
+        {"chunk_size": 5, "n_action_steps": 5, "num_inference_steps": 4, "image_resolution": [56, 56]},
+        "QUANTILES",
+        {"top": (31, 64), "wrist": (56, 56)},
+        _SIZES,
+        5,
+    ),
+    "pi05_mean_std": _case(
+        PI05,
+        {"chunk_size": 3, "n_action_steps": 3, "num_inference_steps": 2, "image_resolution": [48, 48]}
+        | {"max_state_dim": 7, "max_action_dim": 4, "tokenizer_max_length": 40, "empty_cameras": 1},
+        "MEAN_STD",
+        {"a": (48, 48), "empty_camera_0": None},
+        _GROUPED,
+        6,
+    ),
+}
+
+
+def prepare(case: Case, folder: Path) -> None:
+    """Write the tokenizer, and the sizes, into a policy's folder."""
+    place = folder / PALIGEMMA
+    place.mkdir(parents=True, exist_ok=True)
+    for name, content in tokenizer_files(SENTENCES).items():
+        (place / name).write_text(json.dumps(content), encoding="utf-8")
+    (folder / SIZES_FILE).write_text(json.dumps(asdict(case.sizes)), encoding="utf-8")
+
+
+def recorded_folder(name: str, folder: Path) -> Path:
+    """The folder that LeRobot wrote for a case, with its weights drawn anew."""
+    case = CASES[name]
+    shutil.copytree(VECTORS / name, folder, ignore=shutil.ignore_patterns("outputs.npz"))
+    prepare(case, folder)
+    config = folder / "config.json"
+    shapes = file_shapes(Pi0Config.from_json(json.loads(config.read_text()), config), case.sizes)
+    rng = np.random.default_rng(case.seed)
+    state = {name: torch.from_numpy(numbers(name, shapes[name], rng)) for name in sorted(shapes)}
+    embedding = f"{VLM}model.language_model.embed_tokens.weight"
+    # The two share their weights; LeRobot sets the head last, and writes it alone.
+    state.pop(embedding)
+    save_file(state, folder / "model.safetensors", metadata={"format": "pt", embedding: HEAD})
+    return folder
+
+
+@torch.no_grad()
+def computed_like(checkpoint: Pi0Checkpoint, case: Case, theirs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """What this program makes of the observations, under the names of LeRobot's record."""
+    given, config = observations(case), checkpoint.config
+    network = checkpoint.load_network()
+    keys = [key for key in config.features.cameras if key in given]
+    seen = torch.stack([checkpoint.network_images(torch.from_numpy(given[key])) for key in keys], dim=1)
+    images, image_mask = with_missing_cameras(seen, len(config.features.cameras) - len(keys))
+    tokens, token_mask = checkpoint.prompt_tokens([str(task) for task in given["tasks"]], given["observation.state"])
+    state = torch.from_numpy(checkpoint.padded_state(given["observation.state"]))
+    prefix = network.prefix(images, image_mask, tokens, token_mask, state)
+    # LeRobot encodes the state together with the actions.
+    length = prefix.mask.shape[1] - (0 if config.state_in_prompt else 1)
+    record = {"tokens": tokens, "token_mask": token_mask, "images": images, "image_mask": image_mask, "state": state}
+    record["prefix_mask"] = prefix.mask[:, :length]
+    for index, (key, value) in enumerate(zip(prefix.keys, prefix.values)):
+        record |= {f"keys/{index}": key[:, :, :length], f"values/{index}": value[:, :, :length]}
+    record["velocity"] = network.velocity(prefix, torch.from_numpy(given["x"]), torch.from_numpy(given["t"]))
+    sampled = euler(network, prefix, torch.from_numpy(given["noise"]), config.num_steps)
+    record["sampled"] = sampled
+    record["actions"] = torch.from_numpy(checkpoint.real_actions(sampled.numpy()))
+    normalized = checkpoint.padded_actions(given["actions"])[..., : case.action_dim]
+    record["normalized_actions"] = torch.from_numpy(normalized)
+    return {name: value.numpy() for name, value in record.items()}
