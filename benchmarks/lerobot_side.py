@@ -1,8 +1,8 @@
 """LeRobot's half of `lerobot_agreement.py`: runs in an environment of its own that has `lerobot`, and not rlvla.
 
-`build FOLDER ...`: in each folder, which has a `request.json` (family, settings of the policy, statistics, seed) and what
-else the family needs, save a policy with LeRobot. `evaluate FOLDER INPUTS OUTPUTS ...`: load folders with LeRobot and
-record what it computes.
+`build FOLDER ...`: in each folder, which has a `request.json` (family, settings of the policy, statistics, seed) and
+what else the family needs, save a policy with LeRobot. `evaluate FOLDER INPUTS OUTPUTS ...`: load folders with LeRobot
+and record what it computes.
 """
 
 from __future__ import annotations

@@ -174,6 +174,8 @@ _HOMES = {
     "openvla": "rlvla.models.vla.family",
     "compact": "rlvla.models.compact.family",
     "smolvla": "rlvla.models.smolvla.family",
+    "pi0": "rlvla.models.pi0.family",
+    "pi05": "rlvla.models.pi0.family",
 }
 _families: dict[str, PolicyFamily] = {}
 

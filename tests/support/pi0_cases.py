@@ -121,10 +121,12 @@ def computed_like(checkpoint: Pi0Checkpoint, case: Case, theirs: dict[str, np.nd
     given, config = observations(case), checkpoint.config
     network = checkpoint.load_network()
     keys = [key for key in config.features.cameras if key in given]
-    seen = torch.stack([checkpoint.network_images(torch.from_numpy(given[key])) for key in keys], dim=1)
+    seen = torch.stack([checkpoint.pixels(torch.from_numpy(given[key])) for key in keys], dim=1)
     images, image_mask = with_missing_cameras(seen, len(config.features.cameras) - len(keys))
-    tokens, token_mask = checkpoint.prompt_tokens([str(task) for task in given["tasks"]], given["observation.state"])
     state = torch.from_numpy(checkpoint.padded_state(given["observation.state"]))
+    tokens, token_mask = checkpoint.prompts([str(task) for task in given["tasks"]], state[:, : case.state_dim])
+    if config.state_in_prompt:  # LeRobot pads it in the prompt alone
+        state = state[:, : case.state_dim]
     prefix = network.prefix(images, image_mask, tokens, token_mask, state)
     # LeRobot encodes the state together with the actions.
     length = prefix.mask.shape[1] - (0 if config.state_in_prompt else 1)
@@ -133,7 +135,7 @@ def computed_like(checkpoint: Pi0Checkpoint, case: Case, theirs: dict[str, np.nd
     for index, (key, value) in enumerate(zip(prefix.keys, prefix.values)):
         record |= {f"keys/{index}": key[:, :, :length], f"values/{index}": value[:, :, :length]}
     record["velocity"] = network.velocity(prefix, torch.from_numpy(given["x"]), torch.from_numpy(given["t"]))
-    sampled = euler(network, prefix, torch.from_numpy(given["noise"]), config.num_steps)
+    sampled = euler(network, prefix, torch.from_numpy(given["noise"]), checkpoint.steps)
     record["sampled"] = sampled
     record["actions"] = torch.from_numpy(checkpoint.real_actions(sampled.numpy()))
     normalized = checkpoint.padded_actions(given["actions"])[..., : case.action_dim]

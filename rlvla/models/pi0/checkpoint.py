@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -81,26 +81,60 @@ class Pi0Checkpoint:
         network.load_state_dict({name: value.to(dtype) for name, value in values.items()}, assign=True)
         return network
 
-    def network_images(self, images: Tensor) -> Tensor:
-        """uint8 [..., H, W, 3] of the environment -> [..., 3, size, size] for the network."""
-        size = self.config.image_size
-        return to_network_range(images, size, size, center=True, padding=IMAGE_PADDING)
+    def empty_network(self) -> Pi0Network:
+        """The network on the meta device, without weights."""
+        return _on_meta(self.config, self.sizes)
 
-    def prompt_tokens(self, instructions: Sequence[str], states: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Token ids [B, L] int64 and their mask [B, L] bool, for states [B, P] of the environment.
+    @property
+    def steps(self) -> int:
+        """Denoising steps."""
+        return self.config.num_inference_steps
+
+    def with_sampling(self, n_action_steps: int, steps: int) -> Pi0Checkpoint:
+        """The same with other settings in config.json."""
+        return replace(self, config=replace(self.config, n_action_steps=n_action_steps, num_inference_steps=steps))
+
+    @property
+    def image_size(self) -> int | None:
+        """None: images are resized."""
+        return None
+
+    def pixels(self, images: Tensor) -> Tensor:
+        """Images [B, N, H, W, 3] uint8 -> [B, N, 3, side, side] float32 in [-1, 1], their padding at -3."""
+        side = self.config.image_size
+        return to_network_range(images, side, side, center=True, padding=IMAGE_PADDING)
+
+    def prompts(self, instructions: Sequence[str], state: Tensor) -> tuple[Tensor, Tensor]:
+        """Token ids [B, L] int64 and mask [B, L] bool on the host, for normalized states [B, P].
 
         Raises:
             ConfigError: an instruction with a token that the network does not know.
         """
-        prompts = list(instructions)
-        if self.config.state_in_prompt:
-            normalized = self.processors.state.normalize(states)
-            prompts = prompts_with_states(prompts, normalized, self.prompt_state_dim)
-        tokens, mask = self.tokenizer(prompts)
+        tokens, mask = self.tokenizer(self._texts(instructions, state.detach().cpu().numpy()))
         if tokens.numel() and int(tokens.max()) >= self.sizes.vocabulary:
-            text = f"an instruction has a token beyond the {self.sizes.vocabulary} of the policy: {prompts[0]!r}"
+            row = int((tokens >= self.sizes.vocabulary).any(dim=1).nonzero()[0])
+            text = f"the instruction {instructions[row]!r} has a token beyond the {self.sizes.vocabulary} of the policy"
             raise ConfigError.of(None, "mismatch", text)
         return tokens, mask
+
+    def _texts(self, instructions: Sequence[str], states: np.ndarray) -> list[str]:
+        """What is tokenized."""
+        if not self.config.state_in_prompt:
+            return list(instructions)
+        return prompts_with_states(instructions, states, self.prompt_state_dim)
+
+    def image_tokens(self) -> tuple[int, int]:
+        """(patches that the vision tower reads, tokens that the decoder reads) of one image."""
+        patches = (self.config.image_size // self.sizes.vision.patch_size) ** 2
+        return patches, patches
+
+    def prefix_tokens(self, instructions: Sequence[str], num_images: int) -> list[int]:
+        """Length of each row's prefix: images, padded words, and for pi0 the state."""
+        blank = np.zeros((len(instructions), 1), np.float32)  # each number is written with three digits, the most
+        lengths = [len(self.tokenizer.ids(text)) for text in set(self._texts(instructions, blank))]
+        longest = max(lengths, default=0) if self.tokenizer.padding == "longest" else self.tokenizer.max_length
+        words = longest + (0 if self.config.state_in_prompt else 1)
+        return [num_images * self.image_tokens()[1] + words] * len(instructions)
 
     def padded_state(self, state: np.ndarray) -> np.ndarray:
         """States [..., P] of the environment -> [..., max_state_dim] for the network."""

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from rlvla.models.lerobot.features import Features, mode_problems, read_features
 from rlvla.models.lerobot.config_json import read_settings
+from rlvla.models.lerobot.features import Features, mode_problems, read_features
 from rlvla.models.pi0.sizes import VARIANTS
 from rlvla.utils.errors import ConfigError, Problem
 
@@ -140,11 +140,6 @@ class Pi0Config:
     def image_size(self) -> int:
         """Side of the images that the network sees."""
         return self.image_resolution[0]
-
-    @property
-    def num_steps(self) -> int:
-        """Denoising steps."""
-        return self.num_inference_steps
 
     def to_json(self) -> dict[str, Any]:
         """The content of config.json: what was read, with the values of this object where they differ from it."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +15,8 @@ from rlvla.models.pi0.layers import Decoder, VisionTower
 from rlvla.models.pi0.sizes import Sizes
 
 VLM = "model.paligemma_with_expert.paligemma."
+_LANGUAGE = f"{VLM}model.language_model."
+_PARTS = {"state_proj": "state", "action_out_proj": "output"}
 
 
 class Pi0Network(nn.Module):
@@ -32,6 +33,7 @@ class Pi0Network(nn.Module):
     def __init__(self, config: Pi0Config, sizes: Sizes):
         super().__init__()
         self.config, self.sizes = config, sizes
+        self.prefix_width, self.expert_width = sizes.vlm.width, sizes.expert.width
         paligemma, expert, towers, inner = nn.Module(), nn.Module(), nn.Module(), nn.Module()
         inner.vision_tower = nn.Module()
         inner.vision_tower.vision_model = VisionTower(sizes.vision, config.image_size)
@@ -63,16 +65,30 @@ class Pi0Network(nn.Module):
         expert: Decoder = self.model.paligemma_with_expert.gemma_expert.model
         return expert
 
-    def unused(self, name: str) -> bool:
-        """Whether the output does not depend on a parameter: it gets no gradient."""
-        part = name.removeprefix(f"{VLM}model.language_model.")
-        if part == name or part.startswith("embed_tokens."):
-            return False
-        layer, _, rest = part.removeprefix("layers.").partition(".")
-        if not part.startswith("layers."):
-            return True
+    def part_of(self, name: str) -> str:
+        """What a parameter belongs to: "vision", "language", "state", "expert", "output"; "" if nothing reads it."""
+        if not name.startswith(VLM):
+            return _PARTS.get(name.removeprefix("model.").partition(".")[0], "expert")
+        if not name.startswith(_LANGUAGE):
+            return "vision"
+        layer, rest = self._vlm_layer(name)
         read = ("input_layernorm.", "self_attn.k_proj.", "self_attn.v_proj.")
-        return int(layer) == self.sizes.vlm.depth - 1 and not rest.startswith(read)
+        last = layer == self.sizes.vlm.depth - 1 and not rest.startswith(read)
+        return "" if last or name.startswith(f"{_LANGUAGE}norm.") else "language"
+
+    def _vlm_layer(self, name: str) -> tuple[int, str]:
+        """Index of the decoder layer that a parameter belongs to, -1 for others, and the rest of its name."""
+        if not name.startswith(f"{_LANGUAGE}layers."):
+            return -1, ""
+        layer, _, rest = name.removeprefix(f"{_LANGUAGE}layers.").partition(".")
+        return int(layer), rest
+
+    def feeds(self, name: str, features: str) -> bool:
+        """Whether `Prefix.pooled` (features "prefix") or `expert_states` ("expert") depend on a parameter."""
+        part = self.part_of(name)
+        if features == "expert":
+            return part not in ("", "output")
+        return part in ("vision", "language") and self._vlm_layer(name)[0] < self.sizes.vlm.depth - 1
 
     def set_trainable(
         self, *, train_expert_only: bool | None = None, freeze_vision_encoder: bool | None = None
@@ -86,24 +102,15 @@ class Pi0Network(nn.Module):
         expert_only = self.config.train_expert_only if train_expert_only is None else train_expert_only
         no_vision = self.config.freeze_vision_encoder if freeze_vision_encoder is None else freeze_vision_encoder
         for name, parameter in self.named_parameters():
-            frozen = self.unused(name) or (expert_only and name.startswith(VLM))
+            frozen = not self.part_of(name) or (expert_only and name.startswith(VLM))
             frozen |= no_vision and name.startswith(f"{VLM}model.vision_tower.")
             parameter.requires_grad_(not frozen)
 
-    def prefix(
-        self,
-        images: Tensor,
-        image_mask: Tensor,
-        tokens: Tensor,
-        token_mask: Tensor,
-        state: Tensor,
-        *,
-        frozen: bool = False,
-    ) -> Prefix:
-        """Encode observations. Padding, and images that are masked, change nothing.
+    def prefix(self, images: Tensor, image_mask: Tensor, tokens: Tensor, token_mask: Tensor, state: Tensor) -> Prefix:
+        """Encode observations; parts that are frozen stay out of the graph.
 
-        In pi0 the last token is the state's. The expert computes its keys and values: they are the same for all noisy
-        actions, which it does not see.
+        Padding, and images that are masked, change nothing. In pi0 the last token is the state's: the expert computes
+        its keys and values, which are the same for all noisy actions, because it does not see them.
 
         Args:
             images: [B, N, 3, H, W] in [-1, 1], after resizing.
@@ -111,10 +118,8 @@ class Pi0Network(nn.Module):
             tokens: [B, L] int64, padded on the right.
             token_mask: [B, L] bool.
             state: [B, max_state_dim], normalized and padded; pi0.5 does not read it, as its prompt has the state.
-            frozen: keep nothing of the vision-language model for the backward pass.
         """
-        with torch.no_grad() if frozen else nullcontext():
-            prefix = self._encode(images, image_mask, tokens, token_mask)
+        prefix = self._encode(images, image_mask, tokens, token_mask)
         return prefix if self.config.state_in_prompt else self._with_state(prefix, state)
 
     def _encode(self, images: Tensor, image_mask: Tensor, tokens: Tensor, token_mask: Tensor) -> Prefix:

@@ -49,6 +49,8 @@ def build_tiny_pi0(
     n_action_steps: int | None = None,
     state_dim: int = 8,
     action_dim: int = 7,
+    max_state_dim: int | None = None,
+    max_action_dim: int | None = None,
     num_steps: int = 10,
     normalization: str | None = None,
     empty_cameras: int = 0,
@@ -71,6 +73,8 @@ def build_tiny_pi0(
         n_action_steps: how many of them are executed; None: all.
         state_dim: P, length of the state vector.
         action_dim: D, dimensions of an action.
+        max_state_dim: states are padded to this length; None: not at all.
+        max_action_dim: actions are padded to this length; None: not at all.
         num_steps: denoising steps.
         normalization: mode for states and actions; None: that of the family.
         empty_cameras: image features that may be missing.
@@ -98,8 +102,8 @@ def build_tiny_pi0(
         "dtype": "float32",
         "chunk_size": chunk_size,
         "n_action_steps": n_action_steps or chunk_size,
-        "max_state_dim": state_dim,
-        "max_action_dim": action_dim,
+        "max_state_dim": max_state_dim or state_dim,
+        "max_action_dim": max_action_dim or action_dim,
         "num_inference_steps": num_steps,
         "image_resolution": [image_size, image_size],
         "empty_cameras": empty_cameras,

@@ -1,0 +1,73 @@
+"""Tiny folders of pi0 and pi0.5."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from rlvla.models.pi0.checkpoint import Pi0Checkpoint, check_pi0
+from rlvla.models.pi0.sizes import GemmaSizes, Sizes, VisionSizes
+from rlvla.models.pi0.tiny import build_tiny_pi0
+
+SMALL = Sizes(
+    vlm=GemmaSizes(width=32, depth=3, mlp_width=48, heads=4, head_dim=8),
+    expert=GemmaSizes(width=24, depth=3, mlp_width=32, heads=4, head_dim=8),
+    vision=VisionSizes(width=16, depth=1, mlp_width=24, heads=2, patch_size=16),
+    vocabulary=512,
+)
+STATISTICS = {
+    "observation.state": {"mean": [0.1, 0.2, 0.3], "std": [1.0, 2.0, 3.0], "q01": [-1.0] * 3, "q99": [3.0] * 3},
+    "action": {"mean": [0.5, -0.5], "std": [0.1, 0.2], "q01": [-2.0, 0.0], "q99": [2.0, 1.0]},
+}
+SENTENCES = ("pick up the cube", "open the drawer")
+
+
+def build(folder: Path, family: str) -> Path:
+    return build_tiny_pi0(
+        folder,
+        sentences=SENTENCES,
+        statistics=STATISTICS,
+        family=family,
+        cameras=("top", "wrist"),
+        sizes=SMALL,
+        image_size=32,
+        chunk_size=4,
+        state_dim=3,
+        action_dim=2,
+        max_state_dim=5,
+        tokenizer_max_length=90 if family == "pi05" else 24,
+    )
+
+
+@pytest.fixture(scope="session", params=["pi0", "pi05"])
+def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("pi0") / "policy", request.param)
+
+
+@pytest.fixture(scope="session")
+def checkpoint(built: Path) -> Pi0Checkpoint:
+    return check_pi0(built)
+
+
+@pytest.fixture(scope="session")
+def pi0_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("pi0") / "policy", "pi0")
+
+
+@pytest.fixture(scope="session")
+def pi05_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("pi05") / "policy", "pi05")
+
+
+@pytest.fixture
+def folder(pi0_folder: Path, tmp_path: Path) -> Path:
+    """A copy of pi0 to be damaged."""
+    return Path(shutil.copytree(pi0_folder, tmp_path / "policy"))
+
+
+@pytest.fixture
+def newer(pi05_folder: Path, tmp_path: Path) -> Path:
+    """A copy of pi0.5 to be damaged."""
+    return Path(shutil.copytree(pi05_folder, tmp_path / "newer"))
