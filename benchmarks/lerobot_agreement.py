@@ -2,6 +2,8 @@
 
     python benchmarks/lerobot_agreement.py --lerobot_python ../lerobot-env/bin/python [--family pi0] [--record]
 
+With pi0, names and shapes of all tensors in their full sizes are compared, too.
+
 The environment needs `pip install "lerobot[smolvla]==0.4.4"` and nothing of rlvla. For each case (tests/support/
 smolvla_cases.py, pi0_cases.py) LeRobot saves a policy, and both compute the prefix (keys and values of every layer of
 the expert), velocities, sampled actions, and what the processors make of images of odd sizes, states, prompts and
@@ -87,6 +89,18 @@ def record(target: Path, folder: Path, theirs: dict[str, np.ndarray]) -> None:
     np.savez_compressed(target / "outputs.npz", **kept)
 
 
+def compare_full_sizes(python: str) -> None:
+    """Names and shapes of the tensors of pi0 and pi0.5, without their weights; ends the program if they differ."""
+    with tempfile.TemporaryDirectory() as scratch:
+        output = Path(scratch) / "full.json"
+        lerobot(python, "full", output)
+        for family, theirs in json.loads(output.read_text(encoding="utf-8")).items():
+            ours = {name: list(shape) for name, shape in pi0_cases.full_shapes(family).items()}
+            if ours != theirs["shapes"]:
+                raise SystemExit(f"{family}: other tensors than LeRobot's")
+            print(f"{family}: {len(ours)} tensors, {theirs['parameters']:,} parameters, named and shaped as LeRobot's")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lerobot_python", required=True, help="interpreter of the environment that has lerobot")
@@ -122,6 +136,8 @@ def main() -> None:
             rows.append([name, part, f"{first:.1e}", f"{second:.1e}"])
             worst = max(worst, first, second)
     print(table(["case", "output", "saved by LeRobot", "saved here"], rows))
+    if options.family == "pi0":
+        compare_full_sizes(python)
     if worst > TOLERANCE:
         raise SystemExit(f"the largest difference is {worst:.1e}; at most {TOLERANCE:.0e} is allowed")
 

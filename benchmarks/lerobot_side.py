@@ -2,7 +2,7 @@
 
 `build FOLDER ...`: in each folder, which has a `request.json` (family, settings of the policy, statistics, seed) and
 what else the family needs, save a policy with LeRobot. `evaluate FOLDER INPUTS OUTPUTS ...`: load folders with LeRobot
-and record what it computes.
+and record what it computes. `full OUTPUT`: names and shapes of the tensors of pi0 and pi0.5 in their full sizes.
 """
 
 from __future__ import annotations
@@ -215,11 +215,26 @@ def evaluate(folder: Path, inputs: Path, outputs: Path) -> None:
     np.savez_compressed(outputs, **{name: value.numpy() for name, value in record.items()})
 
 
+def full_sizes(output: Path) -> None:
+    """Write the names and shapes of pi0's and pi0.5's tensors, and how many parameters they are."""
+    record = {}
+    for family in ("pi0", "pi05"):
+        make_config, _ = classes(family, None)
+        modeling = import_module(f"lerobot.policies.{family}.modeling_{family}")
+        with torch.device("meta"):
+            model = getattr(modeling, f"{CLASSES[family]}Pytorch")(make_config(device="cpu"))
+        shapes = {f"model.{name}": list(value.shape) for name, value in model.state_dict().items()}
+        record[family] = {"shapes": shapes, "parameters": sum(value.numel() for value in model.parameters())}
+    output.write_text(json.dumps(record))
+
+
 if __name__ == "__main__":
     paths = [Path(argument).resolve() for argument in sys.argv[2:]]
     if sys.argv[1] == "build":
         for path in paths:
             build(path)
+    elif sys.argv[1] == "full":
+        full_sizes(*paths)
     else:
         for number in range(0, len(paths), 3):
             evaluate(*paths[number : number + 3])

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
+from rlvla.models.lerobot.features import Feature, Features
 from rlvla.models.pi0.checkpoint import HEAD, Pi0Checkpoint, check_pi0, file_shapes
 from rlvla.models.pi0.config import PI0, PI05, Pi0Config
 from rlvla.models.pi0.network import VLM
@@ -113,6 +114,12 @@ def recorded_folder(name: str, folder: Path) -> Path:
     state.pop(embedding)
     save_file(state, folder / "model.safetensors", metadata={"format": "pt", embedding: HEAD})
     return folder
+
+
+def full_shapes(family: str) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of all tensors of lerobot/pi0_base or lerobot/pi05_base."""
+    features = Features({"observation.state": Feature("STATE", (32,))}, {"action": Feature("ACTION", (32,))})
+    return file_shapes(Pi0Config(family, features, 48, {}), Sizes())
 
 
 @torch.no_grad()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from typing import Any
 
 import numpy as np
@@ -9,11 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlvla.models.lerobot.features import Feature, Features
-from rlvla.models.pi0.checkpoint import EXPERT_HEAD, HEAD, Pi0Checkpoint, file_shapes
-from rlvla.models.pi0.config import PI0, PI05, Pi0Config
+from rlvla.models.pi0.checkpoint import EXPERT_HEAD, HEAD, Pi0Checkpoint
+from rlvla.models.pi0.config import PI0, PI05
 from rlvla.models.pi0.network import VLM, Pi0Network
-from rlvla.models.pi0.sizes import Sizes
+from tests.support.pi0_cases import full_shapes
 
 B, R = 3, 4
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
@@ -165,18 +166,19 @@ def test_bfloat16_is_close(checkpoint: Pi0Checkpoint, inputs: dict[str, Tensor],
     assert 0 < gap < 0.05
 
 
-FULL = {PI0: (0, 0), PI05: (0, 0)}
+# LeRobot 0.4.4: tensors, parameters (shared ones once), and a digest of all names and shapes.
+FULL = {PI0: (778, 3_501_372_176, "9a78c92a967cb9d5"), PI05: (813, 3_616_757_520, "b1ae413f56b1846d")}
 
 
 @pytest.mark.parametrize("family", [PI0, PI05])
 def test_full_size(family: str) -> None:
-    """lerobot/pi0_base and lerobot/pi05_base: tensors and parameters as LeRobot 0.4.4 has them, shared ones once."""
-    features = Features({"observation.state": Feature("STATE", (6,))}, {"action": Feature("ACTION", (6,))})
-    shapes = file_shapes(Pi0Config(family, features, 48, {}), Sizes())
+    """lerobot/pi0_base and lerobot/pi05_base; benchmarks/lerobot_agreement.py compares with LeRobot's classes."""
+    shapes = full_shapes(family)
     embedding = f"{VLM}model.language_model.embed_tokens.weight"
     assert shapes[HEAD] == shapes[embedding] == (257152, 2048) and shapes[EXPERT_HEAD] == (257152, 1024)
     count = sum(int(np.prod(shape)) for name, shape in shapes.items() if name != embedding)
-    assert (len(shapes), count) == FULL[family]
+    listed = json.dumps({name: list(shapes[name]) for name in sorted(shapes)})
+    assert (len(shapes), count, hashlib.sha256(listed.encode()).hexdigest()[:16]) == FULL[family]
     towers = "model.paligemma_with_expert."
     vision = f"{towers}paligemma.model.vision_tower.vision_model."
     expected = {
