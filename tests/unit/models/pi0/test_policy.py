@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
+from rlvla.memory.probe import probe
 from rlvla.models import Actor
 from rlvla.models.config import ActorConfig
 from rlvla.models.families import check_checkpoint, family_of
+from rlvla.models.inspection import describe
 from rlvla.models.lerobot.settings import SETTINGS_FILE
 from rlvla.models.pi0.sizes import GemmaSizes, Sizes, VisionSizes
 from rlvla.models.pi0.tiny import build_tiny_pi0
@@ -94,6 +97,11 @@ class TestPi0(PolicyContract):
         actor = Actor.from_pretrained(folder)
         assert actor.spec.action_chunk_len == 2
 
+    def test_a_folder_is_described(self, folder: Path) -> None:
+        described = describe(folder)
+        assert described.trainable and described.facts["family"] == self.family
+        assert "hand" in described.facts["image features"] and "2 executed" in described.facts["chunk"]
+
 
 class TestPi05(TestPi0):
     family = "pi05"
@@ -109,3 +117,27 @@ class TestExpertOnly(TestPi0):
 
 class TestAdapters(TestPi0):
     config = ActorConfig(lora_rank=2, train_expert_only=True)
+
+
+def test_memory_can_be_estimated(tmp_path: Path) -> None:
+    checkpoint = check_checkpoint(build(tmp_path, "pi05", {}))
+    config = ActorConfig(train_expert_only=True)
+    build_sketch = checkpoint.sketch(checkpoint.row_shape(PolicyContract.instructions, 2), config)
+    found = probe(build_sketch, bf16=True, train_rows=2, forward_rows=2, play_rows=2)
+    assert found.parameters == sum(p.numel() for p in checkpoint.load_policy(config).parameters())
+    assert 0 < found.trainable < found.parameters and found.backward_bytes >= found.forward_bytes > 0
+
+
+def test_everything_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
+    folder = build(tmp_path / "policy", "pi05", {})
+    shutil.rmtree(folder / "google")
+    (folder / "policy_postprocessor.json").unlink()
+    with pytest.raises(ConfigError) as error:
+        check_checkpoint(folder, overrides={"action_chunk_len": 4, "cameras": ("front", "side")})
+    assert {(problem.flag, problem.reason) for problem in error.value.problems} == {
+        (None, "missing_file"),
+        ("action_chunk_len", "mismatch"),
+        ("camera_map", "mismatch"),
+    }
+    text = str(error.value)
+    assert "hf download google/paligemma" in text and "policy_postprocessor.json" in text
