@@ -81,7 +81,7 @@ def new_model(
 ) -> None:
     """Build a new model that fits the demonstrations; `model_variant` of a tiny one defaults to oft."""
     if _is_lerobot(run, sizes):
-        facts = _lerobot_facts(demos, run, sizes)
+        facts = lerobot_facts(demos, run, sizes)
         build_new_policy(sizes.model_family, folder, facts, _lerobot_sizes(sizes), seed=run.seed)
     elif run.pretrain == "tiny":
         _new_tiny(folder, demos, run, _sized(sizes), model_variant)
@@ -103,7 +103,8 @@ def _lerobot_sizes(sizes: NewModelConfig) -> NewPolicySizes:
     return NewPolicySizes(**{f.name: getattr(sizes, f"tiny_{f.name}") for f in fields(NewPolicySizes)})
 
 
-def _lerobot_facts(demos: Demonstrations, run: SupervisedRunConfig, sizes: NewModelConfig) -> NewPolicyFacts:
+def lerobot_facts(demos: Demonstrations, run: SupervisedRunConfig, sizes: NewModelConfig) -> NewPolicyFacts:
+    """What a LeRobot policy for demonstrations with proprioception must fit."""
     suite, proprio = str(demos.env_args.get("task_suite_name")), demos.proprio
     key = run.unnorm_key or (suite if suite in demos.statistics else next(iter(demos.statistics)))
     assert proprio is not None
@@ -123,7 +124,7 @@ def _lerobot_problems(
     run: SupervisedRunConfig, sizes: NewModelConfig, demos: Demonstrations | None, actor: ActorConfig | None
 ) -> list[Problem]:
     family = sizes.model_family
-    names = ("model_variant", "platform", "center_crop", "action_std", "action_std_init", "camera_map")
+    names = ("model_variant", "platform", "center_crop", "action_std", "action_std_init", "camera_map", "fit_to_demos")
     problems = [
         unread(name, as_typed(name, value), "public checkpoint", kind=f"{family} policy")
         for name in names
@@ -140,6 +141,7 @@ def _lerobot_problems(
 def foreign_option_problems(run: SupervisedRunConfig, actor: ActorConfig | None) -> list[Problem]:
     """Options of LeRobot policies, given for a new model of another kind."""
     given = {"camera_map": getattr(run, "camera_map", ()) or None}
+    given["fit_to_demos"] = getattr(run, "fit_to_demos", False) or None
     given["train_expert_only"] = None if actor is None else actor.train_expert_only
     return [
         unread(name, as_typed(name, value), "no LeRobot policy", pretrain=run.pretrain)

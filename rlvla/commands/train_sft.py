@@ -18,7 +18,14 @@ from rlvla.commands.check_demos import warn_of
 from rlvla.commands.custom_modules import CustomConfig, modules_with_suites, words_for_later_commands
 from rlvla.commands.dry_run import sft_report
 from rlvla.commands.model_checks import mismatch_with_policy
-from rlvla.commands.new_models import is_new, missing_of_new, new_model, new_model_problems, size_problems
+from rlvla.commands.new_models import (
+    is_new,
+    lerobot_facts,
+    missing_of_new,
+    new_model,
+    new_model_problems,
+    size_problems,
+)
 from rlvla.commands.policy_checks import supervision_problems, wandb_problems
 from rlvla.commands.problem_texts import problem, unread
 from rlvla.commands.run_policies import policy_folder
@@ -135,6 +142,11 @@ def _train(
         pretrain = save_path / "start"
         if strategy.is_main:
             new_model(pretrain, demos, run, tiny, run.model_variant)
+        strategy.barrier()
+    elif run.fit_to_demos:
+        pretrain = save_path / "start"
+        if strategy.is_main:
+            _refit(pretrain, demos, run, tiny)
         strategy.barrier()
     overrides = _overrides(pretrain, run, tiny, demos)
     with passing_note(f"loading {pretrain}"):
@@ -278,11 +290,14 @@ def _heldout_problems(validation: ValidationConfig, demos: Demonstrations, seed:
 @contextmanager
 def _checkpoint(run: SFTRunConfig, tiny: NewModelConfig, demos: Demonstrations) -> Iterator[Checkpoint]:
     """The checkpoint to train; a new model is built in a temporary folder for the duration of the block."""
-    if not is_new(run.pretrain):
+    if not is_new(run.pretrain) and not run.fit_to_demos:
         yield check_checkpoint(run.pretrain, run.unnorm_key, overrides=_overrides(run.pretrain, run, tiny, demos))
         return
     with TemporaryDirectory() as folder:
-        new_model(Path(folder), demos, run, tiny, run.model_variant)
+        if run.fit_to_demos:
+            _refit(Path(folder), demos, run, tiny)
+        else:
+            new_model(Path(folder), demos, run, tiny, run.model_variant)
         yield check_checkpoint(folder, run.unnorm_key)
 
 
@@ -336,15 +351,33 @@ def _start_problems(
     sft: SFTConfig,
 ) -> list[Problem]:
     """Problems if the initial checkpoint is incomplete or does not fit the demonstrations."""
-    checkpoint = check_checkpoint(run.pretrain, run.unnorm_key, overrides=_overrides(run.pretrain, run, tiny, demos))
+    seen = None if run.fit_to_demos else demos
+    checkpoint = check_checkpoint(run.pretrain, run.unnorm_key, overrides=_overrides(run.pretrain, run, tiny, seen))
     spec = checkpoint.spec
     problems = [*checkpoint.option_problems(actor_config), *supervision_problems(spec.missing, sft)]
     if tiny.action_chunk_len not in (None, spec.action_chunk_len):
         amounts = {"value": tiny.action_chunk_len, "wanted": spec.action_chunk_len}
         problems.append(problem("action_chunk_len", "mismatch", **amounts))
-    if demos is not None:
+    if demos is not None and run.fit_to_demos:
+        problems += _fit_problems(checkpoint, demos, run, tiny)
+    elif demos is not None:
         problems += mismatch_with_policy(demos, " ".join(run.demos), spec, run.pretrain)
     return problems
+
+
+def _fit_problems(
+    checkpoint: Checkpoint, demos: Demonstrations, run: SFTRunConfig, tiny: NewModelConfig
+) -> list[Problem]:
+    """Why the weights of a checkpoint cannot be used for these demonstrations."""
+    problems = [problem("fit_to_demos", "contradiction")] if run.camera_map else []
+    if demos.proprio is None:
+        return [*problems, problem("fit_to_demos", "no_state", value=" ".join(run.demos))]
+    return problems + checkpoint.refitted(None, lerobot_facts(demos, run, tiny))
+
+
+def _refit(folder: Path, demos: Demonstrations, run: SFTRunConfig, tiny: NewModelConfig) -> None:
+    """Write the initial policy of a run with `--fit_to_demos`."""
+    check_checkpoint(run.pretrain).refitted(folder, lerobot_facts(demos, run, tiny))
 
 
 def _training_rows(validation: ValidationConfig, demos: Demonstrations, seed: int) -> int:

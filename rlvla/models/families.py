@@ -107,6 +107,19 @@ class Checkpoint(Protocol):
     def check_decisions(self, policy: Policy, batch: Experience) -> None:
         """Raise ConfigError if its decisions on real observations show that training cannot start from this policy."""
 
+    def refitted(self, target: Path | None, facts: Any) -> list[Problem]:
+        """Write a policy with the same weights for other cameras, states and actions.
+
+        Args:
+            target: the folder to write; None: only check. Nothing is written if there are problems.
+            facts: what the policy must fit, see `rlvla.models.lerobot.new.NewPolicyFacts`.
+
+        Returns:
+            Why the weights cannot be used for it.
+        """
+        text = f"--fit_to_demos: {type_of(self.folder)} policies are made for their cameras, states and actions"
+        return [Problem("fit_to_demos", "mismatch", f"{text}; leave it out")]
+
     def begin_supervised(self, policy: Policy, *, mean_alone: bool) -> None:
         """Prepare the policy for supervised fine-tuning on demonstrations.
 

@@ -20,6 +20,7 @@ from rlvla.models.feature_models import (
 from rlvla.models.flow.settings import ASKED_SCORES, FLOW_SETTINGS
 from rlvla.models.lerobot.adapters import flow_lora_layers
 from rlvla.models.lerobot.codec import LeRobotCodec
+from rlvla.models.lerobot.new import NewPolicyFacts, write_settings
 from rlvla.models.lerobot.policy import LeRobotFiles, LeRobotPolicy, lerobot_spec, row_tokens
 from rlvla.models.lerobot.settings import LEROBOT_SETTINGS, LeRobotSettings, read_settings
 from rlvla.models.lerobot.sketch import LeRobotSketch
@@ -60,7 +61,7 @@ class LeRobotCheckpoint(Checkpoint):
             "padded to": f"{config.max_action_dim} numbers per action, {config.max_state_dim} per state",
             "denoising steps": settings.flow.steps,
             "statistics": ", ".join(f"{name} {mode}" for name, mode in modes.items()),
-            "tokenizer": self.files.tokenizer_folder,
+            "tokenizer": self.files.tokenizer.folder,
         }
 
     def load_policy(self, config: ActorConfig | None = None, *, value_head: bool = False) -> Policy:
@@ -103,6 +104,22 @@ class LeRobotCheckpoint(Checkpoint):
             if getattr(config, name) != getattr(ActorConfig, name) and not config.lora_rank:
                 text = f"--{name} has no effect without adapters; give --lora_rank"
                 problems.append(Problem(name, "no_effect", text))
+        return problems
+
+    def refitted(self, target: Path | None, facts: NewPolicyFacts) -> list[Problem]:
+        """See `Checkpoint.refitted`; states and actions must fit into the padding of the network."""
+        config, problems = self.files.config, []
+        sizes = {
+            "states": (facts.state_dim, config.max_state_dim),
+            "actions": (facts.action_dim, config.max_action_dim),
+        }
+        for what, (own, most) in sizes.items():
+            if own > most:
+                text = f"--fit_to_demos: the demonstrations have {what} of {own} numbers, the network reads {most}"
+                problems.append(Problem("fit_to_demos", "mismatch", text))
+        if target is not None and not problems:
+            self.files.refit(target, facts)
+            write_settings(target, facts, self.settings.n_action_steps)
         return problems
 
     def begin_supervised(self, policy: Policy, *, mean_alone: bool) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from rlvla.models.config import ActorConfig
 from rlvla.models.flow.settings import FlowSettings
-from rlvla.models.lerobot.features import ACTION, IMAGES, STATE
+from rlvla.models.lerobot.features import ACTION, IMAGES, STATE, Feature, Features
 from rlvla.models.lerobot.settings import SETTINGS_FILE, LeRobotSettings
 from rlvla.utils.errors import Problem
 from rlvla.utils.files import write_json
@@ -71,14 +71,26 @@ class NewPolicyFacts:
         names = {STATE: "proprio", ACTION: "action"}
         return {key: {n: v for n, v in self.statistics[name].items() if n != "mask"} for key, name in names.items()}
 
+    def features(self) -> Features:
+        """Features named like the cameras."""
+        shape = (3, self.image_size, self.image_size)
+        images = {IMAGES + camera: Feature("VISUAL", shape) for camera in self.cameras}
+        return Features(
+            {STATE: Feature("STATE", (self.state_dim,)), **images}, {ACTION: Feature("ACTION", (self.action_dim,))}
+        )
+
 
 def build_new_policy(family: str, folder: Path, facts: NewPolicyFacts, sizes: NewPolicySizes, *, seed: int) -> None:
     """Write a policy with random weights; the same arguments give identical files."""
     importlib.import_module(_HOMES[family]).new_policy(folder, facts, sizes, seed=seed)
+    write_settings(folder, facts, facts.chunk_len)
+
+
+def write_settings(folder: Path, facts: NewPolicyFacts, n_action_steps: int) -> None:
+    """Record that the image features are named like the cameras."""
     mapping = {camera: IMAGES + camera for camera in facts.cameras}
-    settings = LeRobotSettings(
-        facts.chunk_len, FlowSettings(), tuple(facts.cameras), mapping, unnorm_key=facts.unnorm_key
-    )
+    cameras = tuple(facts.cameras)
+    settings = LeRobotSettings(n_action_steps, FlowSettings(), cameras, mapping, unnorm_key=facts.unnorm_key)
     write_json(folder / SETTINGS_FILE, settings.to_json())
 
 

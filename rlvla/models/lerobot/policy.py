@@ -22,8 +22,10 @@ from rlvla.models.lerobot.choices import PREFIX
 from rlvla.models.lerobot.codec import LeRobotCodec
 from rlvla.models.lerobot.features import Features
 from rlvla.models.lerobot.folder import LeRobotFolder
+from rlvla.models.lerobot.new import NewPolicyFacts
 from rlvla.models.lerobot.prefix import Prefix
 from rlvla.models.lerobot.processors import Processors
+from rlvla.models.lerobot.prompts import PromptTokenizer
 from rlvla.models.lerobot.settings import SETTINGS_FILE, LeRobotSettings
 from rlvla.models.network_policy import NetworkPolicy
 from rlvla.models.policy import PolicySpec
@@ -95,6 +97,7 @@ class LeRobotFiles(Protocol):
 
     folder: LeRobotFolder
     processors: Processors
+    tokenizer: PromptTokenizer
 
     @property
     def config(self) -> Any:
@@ -104,11 +107,6 @@ class LeRobotFiles(Protocol):
     @property
     def steps(self) -> int:
         """Denoising steps as in config.json."""
-        ...
-
-    @property
-    def tokenizer_folder(self) -> Path:
-        """Where the tokenizer is."""
         ...
 
     @property
@@ -146,6 +144,10 @@ class LeRobotFiles(Protocol):
 
     def save(self, target: str | Path, state_dict: Mapping[str, Tensor]) -> None:
         """Write the folder with other weights."""
+        ...
+
+    def refit(self, target: Path, facts: NewPolicyFacts) -> None:
+        """Write the weights with features, pipelines and statistics of other data."""
         ...
 
 

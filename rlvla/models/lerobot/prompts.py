@@ -91,7 +91,7 @@ class PromptTokenizer:
         except Exception as error:  # tokenizers raise plain exceptions on files that are not theirs
             reason = " ".join(str(error).split())[:200]
             raise ConfigError.of(None, "invalid_file", f"{folder}: no tokenizer can be read ({reason})") from None
-        self.max_length, self.padding, self._prompt = max_length, padding, prompt
+        self.folder, self.max_length, self.padding, self._prompt = folder, max_length, padding, prompt
         self._known: dict[str, list[int]] = {}
         self._pad = self._tokenizer.pad_token_id
         if self._pad is None:

@@ -21,8 +21,10 @@ from rlvla.models.lerobot.folder import (
     write_folder,
 )
 from rlvla.models.lerobot.images import to_network_range
+from rlvla.models.lerobot.new import NewPolicyFacts
 from rlvla.models.lerobot.processors import NORMALIZER, OLD_PREFIXES, Processors, read_processors
 from rlvla.models.lerobot.prompts import PromptTokenizer, with_new_line
+from rlvla.models.lerobot.refit import refit_folder
 from rlvla.models.pi0.config import PI0, PI05, Pi0Config
 from rlvla.models.pi0.network import VLM, Pi0Network
 from rlvla.models.pi0.prompts import PALIGEMMA, find_tokenizer, prompts_with_states
@@ -149,6 +151,21 @@ class Pi0Checkpoint:
     def real_actions(self, actions: np.ndarray) -> np.ndarray:
         """The inverse of `padded_actions`."""
         return self.processors.action.unnormalize(actions[..., : self.config.features.action_dim])
+
+    def refit(self, target: Path, facts: NewPolicyFacts) -> None:
+        """Write the weights with features, pipelines and statistics of other data; see `refit_folder`."""
+        text = {"tokenizer_name": PALIGEMMA, "max_length": self.tokenizer.max_length, "padding": self.tokenizer.padding}
+        text |= {"task_key": "task", "padding_side": "right", "truncation": True}
+        refit_folder(
+            self.folder,
+            target,
+            facts,
+            processors=self.processors,
+            modes=self.config.normalization_mapping,
+            tokenizer={**text, **self.processors.text},
+            text_step=TEXT_STEPS[self.config.type],
+            normalize_first=self.config.state_in_prompt,
+        )
 
     def save(self, target: str | Path, state_dict: Mapping[str, Tensor]) -> None:
         """Write a folder like the one that was read, with other weights.

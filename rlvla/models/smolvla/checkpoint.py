@@ -20,8 +20,10 @@ from rlvla.models.lerobot.folder import (
     write_folder,
 )
 from rlvla.models.lerobot.images import to_network_range
+from rlvla.models.lerobot.new import NewPolicyFacts
 from rlvla.models.lerobot.processors import OLD_PREFIXES, Processors, read_processors
 from rlvla.models.lerobot.prompts import PromptTokenizer
+from rlvla.models.lerobot.refit import refit_folder
 from rlvla.models.smolvla.config import SmolVLAConfig
 from rlvla.models.smolvla.network import SmolVLANetwork
 from rlvla.models.smolvla.vlm import VlmConfig, find_vlm, read_vlm
@@ -61,11 +63,6 @@ class SmolVLACheckpoint:
     def steps(self) -> int:
         """Denoising steps."""
         return self.config.num_steps
-
-    @property
-    def tokenizer_folder(self) -> Path:
-        """Where the tokenizer and the configuration of the vision-language model are."""
-        return self.vlm_folder
 
     def with_sampling(self, n_action_steps: int, steps: int) -> SmolVLACheckpoint:
         """The same with other settings in config.json."""
@@ -139,6 +136,21 @@ class SmolVLACheckpoint:
     def real_actions(self, actions: np.ndarray) -> np.ndarray:
         """The inverse of `padded_actions`."""
         return self.processors.action.unnormalize(actions[..., : self.config.features.action_dim])
+
+    def refit(self, target: Path, facts: NewPolicyFacts) -> None:
+        """Write the weights with features, pipelines and statistics of other data; see `refit_folder`."""
+        config = self.config
+        text = {"max_length": config.tokenizer_max_length, "padding": config.pad_language_to, "task_key": "task"}
+        text |= {"padding_side": "right", "truncation": True, "tokenizer_name": config.vlm_model_name}
+        refit_folder(
+            self.folder,
+            target,
+            facts,
+            processors=self.processors,
+            modes=config.normalization_mapping,
+            tokenizer={**text, **self.processors.text},
+            text_step=TEXT_STEP,
+        )
 
     def save(self, target: str | Path, state_dict: Mapping[str, Tensor]) -> None:
         """Write a folder like the one that was read, with other weights.

@@ -14,7 +14,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from rlvla.models.flow.settings import FlowSettings
 from rlvla.models.lerobot.folder import CONFIG_FILE, write_folder
 from rlvla.models.lerobot.new import NewPolicyFacts, NewPolicySizes
-from rlvla.models.lerobot.processors import NORMALIZER, UNNORMALIZER, pipelines
+from rlvla.models.lerobot.processors import pipelines
+from rlvla.models.lerobot.refit import STATE_FILES
 from rlvla.models.lerobot.tiny import features_as_json, initialize, statistics_tensors, tiny_features
 from rlvla.models.smolvla.checkpoint import TEXT_STEP
 from rlvla.models.smolvla.config import MODEL_TYPE, SmolVLAConfig
@@ -141,14 +142,12 @@ def build_tiny_smolvla(
         raise ConfigError(problem)
     network = SmolVLANetwork(config, parts)
     initialize(network, torch.Generator().manual_seed(seed))
-    before = f"policy_preprocessor_step_5_{NORMALIZER}.safetensors"
-    after = f"policy_postprocessor_step_0_{UNNORMALIZER}.safetensors"
     text = {"max_length": tokenizer_max_length, "task_key": "task", "padding_side": "right", "padding": "longest"}
     text |= {"truncation": True, "tokenizer_name": VLM_FOLDER}
     kinds = {key: (feature.kind, feature.shape) for key, feature in {**features.inputs, **features.outputs}.items()}
     contents: dict[str, Mapping[str, Any]] = {
         CONFIG_FILE: raw,
-        **pipelines(kinds, modes, tokenizer=text, text_step=TEXT_STEP, state_files=(before, after)),
+        **pipelines(kinds, modes, tokenizer=text, text_step=TEXT_STEP, state_files=STATE_FILES),
         **{f"{VLM_FOLDER}/{name}": content for name, content in inner.items()},
     }
     kept = statistics_tensors(statistics, normalization)
@@ -157,7 +156,7 @@ def build_tiny_smolvla(
         {name: tensor.detach() for name, tensor in network.state_dict().items()},
         companions={},
         contents=contents,
-        states=dict.fromkeys((before, after), kept),
+        states=dict.fromkeys(STATE_FILES, kept),
     )
     return folder
 

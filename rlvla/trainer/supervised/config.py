@@ -59,6 +59,11 @@ class SFTRunConfig(SupervisedRunConfig):
     fallback_path: str | None = fallback_path_flag("policy/")
     model_variant: str | None = arg(None, f"{VARIANT_HELP} (a new tiny model: oft)", choices=MODEL_VARIANTS)
     platform: str | None = arg(None, PLATFORM_HELP, choices=tuple(PLATFORMS))
+    fit_to_demos: bool = arg(
+        False,
+        "a LeRobot checkpoint: keep the weights, and take cameras, sizes of state and action, and statistics from the "
+        "demonstrations",
+    )
     camera_map: tuple[str, ...] = arg((), CAMERA_MAP_HELP, nargs="+", metavar="CAMERA=FEATURE")
     action_std: str | None = arg(None, ACTION_STD_HELP, choices=ACTION_STD_KINDS)
     action_std_init: float | None = arg(None, ACTION_STD_INIT_HELP, above=0)

@@ -14,6 +14,7 @@ from rlvla.models import Actor
 from rlvla.models.config import ActorConfig
 from rlvla.models.families import check_checkpoint, family_of
 from rlvla.models.inspection import describe
+from rlvla.models.lerobot.new import NewPolicyFacts
 from rlvla.models.lerobot.settings import SETTINGS_FILE
 from rlvla.models.pi0.sizes import GemmaSizes, Sizes, VisionSizes
 from rlvla.models.pi0.tiny import build_tiny_pi0
@@ -141,3 +142,18 @@ def test_everything_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
     }
     text = str(error.value)
     assert "hf download google/paligemma" in text and "policy_postprocessor.json" in text
+
+
+@pytest.mark.parametrize("family", ["pi0", "pi05"])
+def test_weights_can_be_taken_to_other_data(family: str, tmp_path: Path) -> None:
+    folder = build(tmp_path / "policy", family, {})
+    ranges = {"proprio": 4, "action": 5}
+    statistics = {
+        name: {"mean": [0.3] * size, "std": [2.0] * size, "q01": [0.0] * size, "q99": [1.0] * size}
+        for name, size in ranges.items()
+    }
+    facts = NewPolicyFacts(["push the cube"], statistics, "pushes", ("front",), 24, 3, 4, 5)
+    assert not check_checkpoint(folder).refitted(tmp_path / "new", facts)
+    new = check_checkpoint(tmp_path / "new")
+    assert (new.spec.cameras, new.spec.proprio_dim, new.spec.action_dim) == (1, 4, 5)
+    assert describe(tmp_path / "new").facts["image features"] == "observation.images.front (front)"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,6 +19,7 @@ from rlvla.memory.probe import probe
 from rlvla.models.config import ActorConfig
 from rlvla.models.families import check_checkpoint
 from rlvla.models.inspection import describe
+from rlvla.models.lerobot.new import NewPolicyFacts
 from rlvla.models.lerobot.policy import LeRobotPolicy
 from rlvla.models.lerobot.settings import SETTINGS_FILE
 from rlvla.models.policy import TRAINING_NOISE, Decision
@@ -228,17 +230,36 @@ def test_a_shorter_chunk_is_remembered_where_lerobot_reads_it(folder: Path, tmp_
     assert again.settings == policy.settings and again.spec == policy.spec
 
 
+def test_weights_can_be_taken_to_other_data(folder: Path, tmp_path: Path) -> None:
+    numbers = {"proprio": 4, "action": 5}
+    statistics = {name: {"mean": [0.3] * size, "std": [2.0] * size} for name, size in numbers.items()}
+    facts = NewPolicyFacts(["push the cube"], statistics, "pushes", ("front",), 24, 3, 4, 5)
+    checkpoint = check_checkpoint(folder)
+    assert not checkpoint.refitted(tmp_path / "new", facts)
+    new = check_checkpoint(tmp_path / "new")
+    spec = new.spec
+    assert (spec.cameras, spec.proprio_dim, spec.action_dim, spec.action_chunk_len) == (1, 4, 5, 2)
+    assert new.unnorm_key == "pushes"
+    before, after = (check.load_policy().network.state_dict() for check in (checkpoint, new))
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    policy = new.load_policy()
+    np.testing.assert_allclose(policy.prepare(np.zeros((1, 1, 24, 24, 3), np.uint8), np.full((1, 4), 2.3))[1], 1.0)
+    wide = replace(facts, state_dim=5, action_dim=6)
+    assert [p.flag for p in checkpoint.refitted(tmp_path / "none", wide)] == ["fit_to_demos"] * 2
+    assert not (tmp_path / "none").exists()
+
+
 def test_memory_can_be_estimated(folder: Path) -> None:
     checkpoint = check_checkpoint(folder)
     row = checkpoint.row_shape(PolicyContract.instructions, 2)
     config = ActorConfig(train_expert_only=True)
     policy = checkpoint.load_policy(config)
-    for scalar_head in (False, True):
-        build = checkpoint.sketch(row, config, scalar_head=scalar_head)
-        found = probe(build, bf16=True, train_rows=2, forward_rows=2, play_rows=0 if scalar_head else 2)
-        head = policy.spec.feature_dim + 1 if scalar_head else 0
-        assert found.parameters == sum(p.numel() for p in policy.parameters()) + head
-        assert 0 < found.trainable < found.parameters and found.backward_bytes >= found.forward_bytes > 0
+    found = probe(checkpoint.sketch(row, config), bf16=True, train_rows=1, forward_rows=1, play_rows=1)
+    assert found.parameters == sum(p.numel() for p in policy.parameters())
+    assert found.trainable == sum(p.numel() for p in policy.parameters() if p.requires_grad)
+    assert found.backward_bytes >= found.forward_bytes > 0 and found.decision_bytes > 0
+    critic = probe(checkpoint.sketch(row, config, scalar_head=True), bf16=False, train_rows=0, forward_rows=1)
+    assert critic.parameters == found.parameters + policy.spec.feature_dim + 1
 
 
 def test_half_precision_weights_are_used_as_float32(folder: Path, tmp_path: Path) -> None:
