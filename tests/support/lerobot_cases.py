@@ -102,7 +102,7 @@ def differences(ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.ndarray]
 
     Keys and values of padding differ, and nothing reads them; LeRobot's prefix may have more padding at its end.
     """
-    found = {}
+    largest = {}
     mask = ours["prefix_mask"]
     for name in sorted(theirs):
         mine, other = ours[name], theirs[name]
@@ -113,8 +113,8 @@ def differences(ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.ndarray]
             mine, other = (part.swapaxes(1, 2)[:, : mask.shape[1]] for part in (mine, other))
             mine, other = mine[mask], other[mask]
         if mine.shape != other.shape:
-            found[name] = float("inf")
+            largest[name] = float("inf")
             continue
         gaps = np.abs(mine.astype(float) - other.astype(float)) / np.maximum(1.0, np.abs(other.astype(float)))
-        found[name] = float(gaps.max())
-    return found
+        largest[name] = float(gaps.max())
+    return largest

@@ -209,7 +209,7 @@ def check_pi0(path: str | Path) -> Pi0Checkpoint:
     processors, wrong = read_processors(path, config.features, config.normalization_mapping, text_steps={text_step})
     problems += wrong
     name = processors.text.get("tokenizer_name", PALIGEMMA)
-    folder = sizes = found = None
+    folder = sizes = prompting = None
     try:
         folder = read_folder(path, subfolder=_inside(path, name))
     except ConfigError as error:
@@ -220,7 +220,7 @@ def check_pi0(path: str | Path) -> Pi0Checkpoint:
     except ConfigError as error:
         problems += error.problems
     try:
-        found = _tokenizer(path, name, config, processors)
+        prompting = _tokenizer(path, name, config, processors)
     except ConfigError as error:
         problems += error.problems
     names: dict[str, str] = {}
@@ -236,11 +236,11 @@ def check_pi0(path: str | Path) -> Pi0Checkpoint:
     if config.state_in_prompt and NORMALIZER in order and text_step in order[: order.index(NORMALIZER)]:
         text = f"{path}: {NORMALIZER} comes after {text_step}, which needs normalized states; save the policy again"
         problems.append(Problem(None, "invalid_file", text))
-    if problems or folder is None or sizes is None or found is None:
+    if problems or folder is None or sizes is None or prompting is None:
         raise ConfigError(problems)
     used = set(names.values())
     extras = folder.read_tensors([name for name in folder.shapes if name not in used])
-    return Pi0Checkpoint(folder, config, sizes, processors, *found, prompt_state_dim, names, extras)
+    return Pi0Checkpoint(folder, config, sizes, processors, *prompting, prompt_state_dim, names, extras)
 
 
 def _inside(path: Path, name: object) -> str | None:

@@ -87,8 +87,8 @@ def test_tied_and_unused_heads(folder: Path, tmp_path: Path) -> None:
     other = Path(shutil.copytree(folder, tmp_path / "other"))
     resave(other / WEIGHTS, lambda t: t.pop(HEAD))
     both, checkpoint = check_pi0(folder), check_pi0(other)
-    for found in (both, checkpoint):
-        state = found.load_network().state_dict()
+    for loaded in (both, checkpoint):
+        state = loaded.load_network().state_dict()
         assert all(torch.equal(state[name], before[name]) for name in before)
     for path in (folder, other):
         shutil.rmtree(path)

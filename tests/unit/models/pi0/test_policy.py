@@ -124,9 +124,9 @@ def test_memory_can_be_estimated(tmp_path: Path) -> None:
     checkpoint = check_checkpoint(build(tmp_path, "pi05", {}))
     config = ActorConfig(train_expert_only=True)
     build_sketch = checkpoint.sketch(checkpoint.row_shape(PolicyContract.instructions, 2), config)
-    found = probe(build_sketch, bf16=True, train_rows=2, forward_rows=2, play_rows=2)
-    assert found.parameters == sum(p.numel() for p in checkpoint.load_policy(config).parameters())
-    assert 0 < found.trainable < found.parameters and found.backward_bytes >= found.forward_bytes > 0
+    estimate = probe(build_sketch, bf16=True, train_rows=2, forward_rows=2, play_rows=2)
+    assert estimate.parameters == sum(p.numel() for p in checkpoint.load_policy(config).parameters())
+    assert 0 < estimate.trainable < estimate.parameters and estimate.backward_bytes >= estimate.forward_bytes > 0
 
 
 def test_everything_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
