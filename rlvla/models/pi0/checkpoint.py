@@ -51,7 +51,6 @@ class Pi0Checkpoint:
         config: its configuration.
         sizes: of the network.
         processors: normalization of states and actions.
-        tokenizer_folder: where the tokenizer is.
         tokenizer: turns prompts into tokens.
         prompt_state_dim: numbers of the state in the prompt of pi0.5.
         names: tensor of the network -> its name in the file.
@@ -62,7 +61,6 @@ class Pi0Checkpoint:
     config: Pi0Config
     sizes: Sizes
     processors: Processors
-    tokenizer_folder: Path
     tokenizer: PromptTokenizer
     prompt_state_dim: int
     names: Mapping[str, str]
@@ -209,7 +207,7 @@ def check_pi0(path: str | Path) -> Pi0Checkpoint:
     processors, wrong = read_processors(path, config.features, config.normalization_mapping, text_steps={text_step})
     problems += wrong
     name = processors.text.get("tokenizer_name", PALIGEMMA)
-    folder = sizes = prompting = None
+    folder = sizes = tokenizer = None
     try:
         folder = read_folder(path, subfolder=_inside(path, name))
     except ConfigError as error:
@@ -220,7 +218,7 @@ def check_pi0(path: str | Path) -> Pi0Checkpoint:
     except ConfigError as error:
         problems += error.problems
     try:
-        prompting = _tokenizer(path, name, config, processors)
+        tokenizer = _tokenizer(path, name, config, processors)
     except ConfigError as error:
         problems += error.problems
     names: dict[str, str] = {}
@@ -236,11 +234,11 @@ def check_pi0(path: str | Path) -> Pi0Checkpoint:
     if config.state_in_prompt and NORMALIZER in order and text_step in order[: order.index(NORMALIZER)]:
         text = f"{path}: {NORMALIZER} comes after {text_step}, which needs normalized states; save the policy again"
         problems.append(Problem(None, "invalid_file", text))
-    if problems or folder is None or sizes is None or prompting is None:
+    if problems or folder is None or sizes is None or tokenizer is None:
         raise ConfigError(problems)
     used = set(names.values())
     extras = folder.read_tensors([name for name in folder.shapes if name not in used])
-    return Pi0Checkpoint(folder, config, sizes, processors, *prompting, prompt_state_dim, names, extras)
+    return Pi0Checkpoint(folder, config, sizes, processors, tokenizer, prompt_state_dim, names, extras)
 
 
 def _inside(path: Path, name: object) -> str | None:
@@ -250,16 +248,15 @@ def _inside(path: Path, name: object) -> str | None:
     return name if (path / name).is_dir() else None
 
 
-def _tokenizer(path: Path, name: object, config: Pi0Config, processors: Processors) -> tuple[Path, PromptTokenizer]:
-    """The tokenizer of the pipeline, PaliGemma's if none is named, and its folder."""
+def _tokenizer(path: Path, name: object, config: Pi0Config, processors: Processors) -> PromptTokenizer:
+    """The tokenizer of the pipeline; PaliGemma's if none is named."""
     text = processors.text
     length, padding = text.get("max_length", config.tokenizer_max_length), text.get("padding", "max_length")
     if not isinstance(name, str) or not fits(length, int) or length < 1 or padding not in ("longest", "max_length"):
         where = f"{path}: tokenizer_processor"
         raise ConfigError.of(None, "invalid_file", f"{where} has a name, length or padding that cannot be used")
     prompt = str if config.state_in_prompt else with_new_line
-    folder = find_tokenizer(name, path)
-    return folder, PromptTokenizer(folder, max_length=length, padding=padding, prompt=prompt)
+    return PromptTokenizer(find_tokenizer(name, path), max_length=length, padding=padding, prompt=prompt)
 
 
 def _patch_problems(path: Path, config: Pi0Config, sizes: Sizes) -> list[Problem]:
