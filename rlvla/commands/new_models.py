@@ -14,6 +14,7 @@ from rlvla.models.compact.config import CompactConfig, layers_for
 from rlvla.models.compact.family import build_compact, compact_option_problems
 from rlvla.models.config import ActorConfig
 from rlvla.models.flow.head import MISSING_OF_FLOWS
+from rlvla.models.lerobot.cameras import read_camera_map
 from rlvla.models.lerobot.choices import TINY_FAMILIES
 from rlvla.models.lerobot.new import NewPolicyFacts, NewPolicySizes, build_new_policy, new_policy_problems
 from rlvla.models.vla.choices import REGRESSION
@@ -117,6 +118,7 @@ def lerobot_facts(demos: Demonstrations, run: SupervisedRunConfig, sizes: NewMod
         chunk_len=sizes.action_chunk_len or DEFAULT_CHUNK,
         state_dim=proprio[0].shape[1],
         action_dim=demos.actions[0].shape[1],
+        camera_map=read_camera_map(getattr(run, "camera_map", ()))[0],
     )
 
 

@@ -299,14 +299,9 @@ _TEXTS: dict[tuple[str | None, str], str] = {
     # a new model
     ("use_proprio", "no_state"): "--no-use_proprio: a {family} policy reads the robot's state; leave it out",
     ("demos", "no_state"): "--demos {value} has no proprioception, which a {family} policy reads as the robot's state",
-    (
-        "fit_to_demos",
-        "no_state",
-    ): "--fit_to_demos: {value} has no proprioception, which the policy reads as the robot's state",
-    (
-        "fit_to_demos",
-        "contradiction",
-    ): "--camera_map: with --fit_to_demos features are named like the cameras; leave it out",
+    ("fit_to_demos", "no_state"): (
+        "--fit_to_demos: {value} has no proprioception, which the policy reads as the robot's state"
+    ),
     ("ema_decay", "contradiction"): "--ema_decay {value} needs whole parameters on every rank: --zero_stage 0, 1 or 2",
     ("tiny_vision_dim", "not_divisible"): "--tiny_vision_dim {value} must be a multiple of 4",
     ("tiny_llm_dim", "not_divisible"): (

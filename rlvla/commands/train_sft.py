@@ -37,6 +37,7 @@ from rlvla.envs.config import EnvConfig
 from rlvla.envs.splits import LearnedStates, UnseenStates
 from rlvla.models.config import ActorConfig
 from rlvla.models.families import Checkpoint, check_checkpoint, checkpoint_overrides
+from rlvla.models.lerobot.cameras import camera_problems, read_camera_map
 from rlvla.models.policy import Policy
 from rlvla.models.vla.choices import REGRESSION
 from rlvla.rollout import RolloutEngine
@@ -336,7 +337,7 @@ def _overrides(
         action_std=run.action_std,
         action_std_init=run.action_std_init,
         action_chunk_len=tiny.action_chunk_len,
-        camera_map=run.camera_map,
+        camera_map=run.camera_map if demos is not None else (),
     )
     # Fine-tuning may add a regression head to a checkpoint with action tokens.
     given = checkpoint_overrides(Path(folder), flags, cameras)
@@ -369,7 +370,9 @@ def _fit_problems(
     checkpoint: Checkpoint, demos: Demonstrations, run: SFTRunConfig, tiny: NewModelConfig
 ) -> list[Problem]:
     """Why the weights of a checkpoint cannot be used for these demonstrations."""
-    problems = [problem("fit_to_demos", "contradiction")] if run.camera_map else []
+    mapping, problems = read_camera_map(run.camera_map)
+    if mapping and not problems:
+        problems += camera_problems(mapping, run.cameras or demos.env_args["cameras"], list(mapping.values()))
     if demos.proprio is None:
         return [*problems, problem("fit_to_demos", "no_state", value=" ".join(run.demos))]
     return problems + checkpoint.refitted(None, lerobot_facts(demos, run, tiny))

@@ -31,7 +31,8 @@ CAMERA_MAP_HELP = (
 )
 PLATFORM_HELP = (
     "what a public checkpoint was trained for: sets chunk, action dimensions, normalisation, LIBERO's image treatment "
-    "and gripper where its config.json is silent (default: config.json tells all)"
+    "and gripper where its config.json is silent; libero turns the images for a LeRobot policy (default: config.json "
+    "tells all)"
 )
 
 

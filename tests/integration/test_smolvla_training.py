@@ -49,7 +49,7 @@ def test_runs_are_planned_and_a_policy_described(
     start: Path, demos_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     words = ["--pretrain", str(start), "--demos", str(demos_file), "--save_path", str(tmp_path / "sft")]
-    train_sft([*words, "--fit_to_demos", "--dry_run"])
+    train_sft([*words, "--fit_to_demos", "--camera_map", "top=image", "--dry_run"])
     assert "total on the device at update" in capsys.readouterr().out
     inspect(["--pretrain", str(start)])
     assert "smolvla" in capsys.readouterr().out
@@ -63,7 +63,7 @@ def test_cameras_without_a_mapping(
     folder, out = Path(shutil.copytree(start, tmp_path / "policy")), str(tmp_path / "out")
     (folder / "rlvla_policy.json").unlink()
     text = (folder / "config.json").read_text()
-    (folder / "config.json").write_text(text.replace("images.agent", "images.front"))
+    (folder / "config.json").write_text(text.replace("images.top", "images.front"))
     words = ["--pretrain", str(folder), "--camera_map", "hand=front"]
     one_step = ["--flow_method", "cps", "--flow_steps", "1"]
     commands = {

@@ -84,6 +84,7 @@ class LeRobotCheckpoint(Checkpoint):
         mine, theirs = (c.settings.image_order(c.files.config.features.cameras) for c in (self, other))
         codecs = [LeRobotCodec(c.files.processors, (1, 1)) for c in (self, other)]
         differences = [] if mine == theirs else ["the order of the cameras"]
+        differences += ["a turn of the images"] if self.settings.turned_images != other.settings.turned_images else []
         return differences if codecs[0].same_states(codecs[1]) else [*differences, "state statistics"]
 
     def option_problems(self, config: ActorConfig) -> list[Problem]:

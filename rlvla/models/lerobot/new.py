@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,7 @@ class NewPolicyFacts:
         statistics: one entry of dataset statistics, with "action" and "proprio".
         unnorm_key: its name.
         cameras: names, in the order of the images.
+        camera_map: camera -> image feature; {}: features named like the cameras.
         image_size: side of the images in pixels.
         chunk_len: actions that are predicted, and executed, per decision.
         state_dim: length of the state.
@@ -65,6 +66,12 @@ class NewPolicyFacts:
     chunk_len: int
     state_dim: int
     action_dim: int
+    camera_map: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def keys(self) -> dict[str, str]:
+        """Camera -> image feature."""
+        return {camera: self.camera_map.get(camera, IMAGES + camera) for camera in self.cameras}
 
     def lerobot_statistics(self) -> dict[str, Any]:
         """Statistics by LeRobot's names."""
@@ -72,9 +79,9 @@ class NewPolicyFacts:
         return {key: {n: v for n, v in self.statistics[name].items() if n != "mask"} for key, name in names.items()}
 
     def features(self) -> Features:
-        """Features named like the cameras."""
+        """What the policy reads and writes."""
         shape = (3, self.image_size, self.image_size)
-        images = {IMAGES + camera: Feature("VISUAL", shape) for camera in self.cameras}
+        images = {key: Feature("VISUAL", shape) for key in self.keys.values()}
         return Features(
             {STATE: Feature("STATE", (self.state_dim,)), **images}, {ACTION: Feature("ACTION", (self.action_dim,))}
         )
@@ -87,10 +94,9 @@ def build_new_policy(family: str, folder: Path, facts: NewPolicyFacts, sizes: Ne
 
 
 def write_settings(folder: Path, facts: NewPolicyFacts, n_action_steps: int) -> None:
-    """Record that the image features are named like the cameras."""
-    mapping = {camera: IMAGES + camera for camera in facts.cameras}
+    """Record which image feature each camera is."""
     cameras = tuple(facts.cameras)
-    settings = LeRobotSettings(n_action_steps, FlowSettings(), cameras, mapping, unnorm_key=facts.unnorm_key)
+    settings = LeRobotSettings(n_action_steps, FlowSettings(), cameras, facts.keys, unnorm_key=facts.unnorm_key)
     write_json(folder / SETTINGS_FILE, settings.to_json())
 
 

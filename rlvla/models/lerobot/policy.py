@@ -238,9 +238,11 @@ class LeRobotPolicy(NetworkPolicy):
         return {"images": images.to(device), "tokens": tokens.to(device), "token_mask": mask.to(device), "state": state}
 
     def prepare(self, images: np.ndarray, proprio: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
-        """Images in the order of the policy's features, states normalized; see `RolloutPolicy.prepare`."""
+        """Images in the order of the policy's features, turned if need be, states normalized."""
         if self._order != list(range(images.shape[-4])):
             images = np.ascontiguousarray(images[..., self._order, :, :, :])
+        if self.settings.turned_images:
+            images = np.ascontiguousarray(images[..., ::-1, ::-1, :])
         return super().prepare(images, proprio)
 
     def hidden(

@@ -17,8 +17,15 @@ from rlvla.utils.errors import Problem
 # LeRobot reads config.json strictly and ignores files that it does not know.
 SETTINGS_FILE = "rlvla_policy.json"
 # Command-line settings of LeRobot policies; `cameras` are those of the environment.
-LEROBOT_SETTINGS = ("camera_map", "critic_features")
-_TYPES = {"cameras": list[str], "camera_map": dict[str, str], "critic_features": str, "unnorm_key": str}
+LEROBOT_SETTINGS = ("camera_map", "critic_features", "platform")
+TURNED_BY = "libero"  # the platform whose images LeRobot turns by 180 degrees
+_TYPES = {
+    "cameras": list[str],
+    "camera_map": dict[str, str],
+    "critic_features": str,
+    "unnorm_key": str,
+    "turned_images": bool,
+}
 _TYPES |= {PREFIX + name: kind for name, kind in (("method", str), ("noise_level", float), ("noisy_steps", str))}
 _TYPES |= {PREFIX + "eval_noise": str}
 
@@ -33,6 +40,7 @@ class LeRobotSettings:
         cameras: those of the environment, in its order; (): unknown, images come in the order of the features.
         camera_map: camera -> image feature.
         critic_features: what values are read from, one of `CRITIC_FEATURES`.
+        turned_images: images are turned by 180 degrees before the policy sees them.
         unnorm_key: name of the data set that the statistics are of; "" if unknown.
     """
 
@@ -42,6 +50,7 @@ class LeRobotSettings:
     camera_map: Mapping[str, str] = field(default_factory=dict)
     critic_features: str = CRITIC_FEATURES[0]
     unnorm_key: str = ""
+    turned_images: bool = False
 
     def image_order(self, keys: list[str]) -> list[int]:
         """For each image that the network reads, the index of the environment's camera; `keys` are its features."""
@@ -55,7 +64,8 @@ class LeRobotSettings:
         flow[PREFIX + "eval_noise"] = self.flow.eval_noise
         cameras = {"cameras": list(self.cameras), "camera_map": dict(self.camera_map)} if self.cameras else {}
         key = {"unnorm_key": self.unnorm_key} if self.unnorm_key else {}
-        return {**flow, **cameras, "critic_features": self.critic_features, **key}
+        turned = {"turned_images": True} if self.turned_images else {}
+        return {**flow, **cameras, "critic_features": self.critic_features, **key, **turned}
 
 
 def read_settings(
@@ -73,8 +83,8 @@ def read_settings(
     Args:
         folder: the policy's.
         keys: its image features, in the order of the network.
-        overrides: flags by name: `action_chunk_len`, `camera_map`, `critic_features` and those of `FlowSettings`;
-            `cameras` of the environment.
+        overrides: flags by name: `action_chunk_len`, `camera_map`, `critic_features`, `platform` and those of
+            `FlowSettings`; `cameras` of the environment.
         chunk_size: C, the most actions that can be executed.
         n_action_steps: as in config.json.
         steps: denoising steps as in config.json.
@@ -102,8 +112,13 @@ def read_settings(
         text = f"is {critic!r}; it must be one of {', '.join(CRITIC_FEATURES)}"
         problems.append(_problem("critic_features", text, overrides, path))
     cameras, mapping, wrong = _cameras(recorded, keys, overrides, empty_cameras)
+    platform = overrides.get("platform")
+    if platform not in (None, TURNED_BY):
+        text = f"--platform {platform}: a policy in LeRobot's format says everything itself, but {TURNED_BY}'s turn"
+        problems.append(Problem("platform", "mismatch", f"{text} of the images; leave it out"))
+    turned = platform == TURNED_BY or recorded.get("turned_images", False)
     key = recorded.get("unnorm_key", "")
-    return LeRobotSettings(actions, flow, cameras, mapping, critic, key), [*problems, *wrong]
+    return LeRobotSettings(actions, flow, cameras, mapping, critic, key, turned), [*problems, *wrong]
 
 
 def _cameras(

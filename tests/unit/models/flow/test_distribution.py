@@ -12,7 +12,6 @@ from torch import Tensor
 
 from rlvla.models.flow.distribution import FlowDistribution, noise_width
 from rlvla.models.flow.settings import FlowSettings
-from rlvla.models.policy import PolicyOutput
 
 CHUNK, ROWS = (3, 2), 5
 METHODS = ("sde", "cps", "noise")
@@ -136,25 +135,19 @@ def test_a_chain_is_scored_with_the_noise_level_it_was_sampled_with() -> None:
 @pytest.mark.parametrize("noisy", NOISY)
 def test_what_is_not_executed_carries_no_noise_of_its_own(noisy: str) -> None:
     """Padding and actions past the executed ones follow the ODE and add nothing to the log-probs."""
-    settings, whole = FlowSettings("noise", 0.5, 4, noisy), (5, 4)
-
-    def sampled(numbers: Tensor) -> PolicyOutput:
-        flow = FlowDistribution(with_std, settings, CHUNK, torch.zeros(ROWS, 1), denoised=whole)
-        output = flow.sample(numbers)
-        torch.testing.assert_close(flow.log_prob(output.trace), output.log_probs, atol=1e-5, rtol=0)
-        return output
-
+    settings, whole = FlowSettings("sde", 0.5, 4, noisy), (5, 4)
+    flow = FlowDistribution(velocity, settings, CHUNK, torch.zeros(ROWS, 1), denoised=whole)
     width = noise_width(settings, CHUNK, whole)
     assert width == 20 + (7 if noisy == "one" else 24)
     numbers = torch.randn(ROWS, width, generator=torch.Generator().manual_seed(0))
-    quiet = torch.cat([numbers[:, :20], torch.zeros_like(numbers[:, 20:])], 1)
-    loud, still = sampled(numbers), sampled(torch.cat([quiet[:, :-1], numbers[:, -1:]], 1) if noisy == "one" else quiet)
-    assert loud.actions.shape == (ROWS, *CHUNK) and loud.log_probs.shape == (ROWS, 6)
-    ends = [output.trace["x_0"] if noisy == "one" else output.trace["chain"][:, -1] for output in (loud, still)]
-    torch.testing.assert_close(ends[0][:, 3:], ends[1][:, 3:])  # `with_std` mixes no elements
+    sampled, greedy = flow.sample(numbers), flow.sample(numbers, greedy=True)
+    torch.testing.assert_close(flow.log_prob(sampled.trace), sampled.log_probs, atol=1e-5, rtol=0)
+    assert sampled.actions.shape == (ROWS, *CHUNK) and sampled.log_probs.shape == (ROWS, 6)
+    ends = [output.trace["x_0"] if noisy == "one" else output.trace["chain"][:, -1] for output in (sampled, greedy)]
+    torch.testing.assert_close(ends[0][:, 3:], ends[1][:, 3:])  # `velocity` mixes no elements
     torch.testing.assert_close(ends[0][..., 2:], ends[1][..., 2:])
     assert (ends[0] - ends[1])[:, :3, :2].abs().min() > 1e-4
-    torch.testing.assert_close(loud.actions, ends[0][:, :3, :2])
+    torch.testing.assert_close(sampled.actions, ends[0][:, :3, :2])
 
 
 def test_the_kl_is_the_mean_of_the_log_ratio() -> None:

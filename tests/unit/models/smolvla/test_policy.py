@@ -230,6 +230,16 @@ def test_a_shorter_chunk_is_remembered_where_lerobot_reads_it(folder: Path, tmp_
     assert again.settings == policy.settings and again.spec == policy.spec
 
 
+def test_images_are_turned_as_lerobot_turns_those_of_libero(folder: Path, tmp_path: Path) -> None:
+    policy = load(folder, platform="libero")
+    images = np.random.default_rng(0).integers(0, 256, (3, 2, 20, 20, 3), dtype=np.uint8)
+    np.testing.assert_array_equal(policy.prepare(images, None)[0], np.rot90(images[:, ::-1], 2, (2, 3)))
+    policy.save_pretrained(tmp_path / "copy")
+    assert load(tmp_path / "copy").settings.turned_images
+    with pytest.raises(ConfigError, match="--platform bridge"):
+        check_checkpoint(folder, overrides={"platform": "bridge"})
+
+
 def test_weights_can_be_taken_to_other_data(folder: Path, tmp_path: Path) -> None:
     numbers = {"proprio": 4, "action": 5}
     statistics = {name: {"mean": [0.3] * size, "std": [2.0] * size} for name, size in numbers.items()}
