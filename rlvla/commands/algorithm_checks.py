@@ -46,6 +46,15 @@ _LOSS_FLAGS = {
     "denoising_clip": "denoising_clip",
     "fpo_clip": "fpo_clip",
 }
+_NFT_FLAGS = ("nft_beta", "nft_reward", "nft_clip", "nft_rollout_decay")
+# What `--algorithm nft` does not use, besides what belongs to a critic.
+_NOT_OF_NFT = {
+    "algorithm": (
+        *("policy_loss", *_LOSS_FLAGS, "log_prob_level", "loss_agg_mode", "loss_horizon"),
+        *("entropy_loss_coef", "init_kl_coef"),
+    ),
+    "correction": ("rollout_is", "rollout_rs"),
+}
 _CRITIC_FLAGS = {
     "algorithm": ("bootstrap_truncated", "value_clip", "normalize_values", "share_backbone"),
     "run": ("critic_pretrain", "critic_from"),
@@ -132,6 +141,26 @@ def _iteration_problems(flags: PPORun) -> list[Problem]:
     return problems
 
 
+def nft_problems(flags: PPORun) -> list[Problem]:
+    """Settings that `--algorithm nft` does not have; its own, with another learner."""
+    algorithm, unread_flags = flags.algorithm, _Unread(flags)
+    learner = {"algorithm": algorithm.algorithm}
+    if algorithm.algorithm != "nft":
+        unread_flags.check("algorithm", _NFT_FLAGS, True, "learner", **learner)
+        return unread_flags.problems
+    for group, names in _NOT_OF_NFT.items():
+        unread_flags.check(group, names, True, "learner", **learner)
+    unread_flags.check("algorithm", ["nft_clip"], algorithm.nft_reward == "success", "success alone")
+    unread_flags.check("optimization", ("ema_beta", "use_ema"), True, "own average", **learner)
+    problems = unread_flags.problems
+    if algorithm.needs_critic:
+        value = algorithm.advantage_estimator
+        problems.append(problem("advantage_estimator", "contradiction", value=value, **learner))
+    if flags.strategy.zero_stage == 3:
+        problems.append(problem("zero_stage", "contradiction", **learner))
+    return problems
+
+
 def algorithm_problems(flags: PPORun) -> list[Problem]:
     """Settings of estimator, loss, KL, filters and correction that contradict each other or have no effect."""
     return [
@@ -141,6 +170,7 @@ def algorithm_problems(flags: PPORun) -> list[Problem]:
         *_kl_problems(flags.algorithm),
         *_step_problems(flags),
         *_without_effect(flags),
+        *nft_problems(flags),
     ]
 
 
@@ -321,7 +351,8 @@ def _without_effect(flags: PPORun) -> list[Problem]:
     mode_read = "agg_mode" in loss_options or algorithm.needs_critic
     mode_read |= bool(algorithm.entropy_loss_coef) or algorithm.kl_in_loss
     check("algorithm", ["loss_agg_mode"], not mode_read, "loss mode", **loss)
-    check("algorithm", ["log_prob_level"], learner_scores(algorithm) not in (None, "log_probs"), "whole ratio", **loss)
+    whole = algorithm.algorithm != "nft" and learner_scores(algorithm) not in (None, "log_probs")
+    check("algorithm", ["log_prob_level"], whole, "whole ratio", **loss)
     lonely = "singleton" in options and flags.batch.n_samples_per_prompt > 1
     check("algorithm", ["singleton"], lonely, "no lonely episode")
     _unread_in_other_groups(flags, unread_flags)

@@ -14,7 +14,7 @@ from rlvla.memory.probe import Probe, probe
 from rlvla.models.config import ActorConfig
 from rlvla.models.families import Checkpoint, RowShape, check_checkpoint
 from rlvla.rewards.config import REWARD_MODEL
-from rlvla.trainer.algorithm_config import learner_needs_critic, learner_needs_reference
+from rlvla.trainer.algorithm_config import LEARNERS, learner_needs_critic, learner_needs_reference
 from rlvla.trainer.reward_sources import waits_on_host
 from rlvla.utils.deepspeed.config import StrategyConfig, launched_world_size
 from rlvla.utils.terminal import table
@@ -106,10 +106,11 @@ def ppo_memory(flags: PPORun, setting: CheckedRun) -> MemoryPlan | None:
     frozen = _frozen_probes(flags, setting, row, amounts)
     size = setting.env.image_size or setting.spec.image_size or get_suite(setting.env.suite).default_image_size
     decision_bytes = cameras * size * size * 3 + setting.spec.columns * (8 + 4 * 6)
+    averages = optimization.ema_beta or LEARNERS.get(flags.algorithm.algorithm).played_tensors
     return MemoryPlan(
         {name: engine_memory(p, strategy, world, accumulates=accumulates) for name, p in probes.items()},
         {name: _frozen(name, p, flags) for name, p in frozen.items()},
-        average=4 * probes["actor"].trainable if optimization.ema_beta else 0,
+        average=4 * probes["actor"].trainable if averages else 0,
         passes={name: p.forward_bytes for name, p in {**probes, **frozen}.items()},
         decision=probes["actor"].decision_bytes,
         offloads=optimization.offload_during_rollout,

@@ -27,6 +27,7 @@ _SCORED_BY = {
     "matching": "it needs a flow-matching policy without noise in its steps: --flow_method ode",
     "mirrored": "it needs a flow-matching policy with --flow_method sde or cps",
 }
+_NO_LEVEL = "only flow-matching policies with --flow_method sde or cps have a noise level"
 # Losses that compare probabilities rather than densities.
 PROBABILITY_LOSSES = ("dppo_tv", "dppo_kl")
 # Losses that select tokens by their covariance, to keep the entropy up.
@@ -74,7 +75,11 @@ def density_problems(spec: PolicySpec, flags: PPORun) -> list[Problem]:
         ("rollout_rs", "densities", correction.rollout_rs, correction.rollout_rs != "none"),
         ("temperature", "temperature", flags.batch.temperature, flags.batch.temperature != 1.0),
     ]
-    return [
+    problems = []
+    if flags.batch.flow_noise_level_end is not None and not spec.anneals_noise:
+        level = flags.batch.flow_noise_level_end
+        problems.append(problem("flow_noise_level_end", "mismatch", value=level, why=_NO_LEVEL))
+    return problems + [
         problem(flag, "mismatch", value=value, why=spec.missing[quantity])
         for flag, quantity, value, wanted in needed
         if wanted and quantity in spec.missing

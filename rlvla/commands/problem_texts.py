@@ -75,8 +75,14 @@ _TEXTS: dict[tuple[str | None, str], str] = {
     ("policy_loss", "mismatch"): "--policy_loss {value} does not work with this policy: {why}",
     **{
         (flag, "mismatch"): f"--{flag} {{value}} does not work with this policy: {{why}}; leave it out"
-        for flag in ("target_kl", "rollout_is", "rollout_rs", "temperature")
+        for flag in ("target_kl", "rollout_is", "rollout_rs", "temperature", "flow_noise_level_end")
     },
+    ("advantage_estimator", "contradiction"): (
+        "--advantage_estimator {value} trains a critic, and --algorithm {algorithm} has none; give grpo or another one"
+    ),
+    ("zero_stage", "contradiction"): (
+        "--zero_stage 3: --algorithm {algorithm} averages its weights, which must be whole on every rank; give 0, 1 or 2"
+    ),
     ("policy_loss", "needs_flag"): "--policy_loss {value} does not work with this policy: {why}",
     ("algorithm", "needs_flag"): "--algorithm {value} does not work with this policy: {why}",
     ("flow_method", "needs_flag"): (
@@ -338,6 +344,9 @@ _TEXTS: dict[tuple[str | None, str], str] = {
 
 # Why a flag has no effect.
 _UNREAD = {
+    "learner": "--algorithm {algorithm} does not use it",
+    "success alone": "--nft_reward success does not use it",
+    "own average": "--algorithm {algorithm} has a moving average of its own, --nft_rollout_decay",
     "estimator": "--advantage_estimator {estimator} does not use it",
     "loss": "--policy_loss {loss} does not use it",
     "whole ratio": "--policy_loss {loss} compares whole decisions",

@@ -25,7 +25,7 @@ from rlvla.data.reading import read_demonstrations
 from rlvla.envs.config import EnvConfig
 from rlvla.envs.splits import LearnedStates
 from rlvla.models.families import CONFIG_FILE
-from rlvla.trainer.algorithm_config import learner_needs_critic
+from rlvla.trainer.algorithm_config import LEARNERS, learner_needs_critic
 from rlvla.utils.cli.config_file import RUN_CONFIG_FILE
 from rlvla.utils.data_files import read_json, read_yaml
 from rlvla.utils.deepspeed.config import launched_rank, launched_world_size
@@ -202,8 +202,10 @@ def _export(run: Path, checkpoint: Path, output: Path) -> None:
         policy: Any = setting.checkpoint.load_policy(flags.actor, value_head=shared)
         policy.to(torch.bfloat16 if flags.strategy.bf16 else torch.float32)
         weights = whole_weights(checkpoint)
-        if flags.optimization.use_ema and flags.optimization.ema_beta:
-            weights |= read_torch_file(checkpoint / "tensors.pt")["ema"]
+        played = LEARNERS.get(flags.algorithm.algorithm).played_tensors
+        played = "ema" if flags.optimization.use_ema and flags.optimization.ema_beta else played
+        if played is not None:
+            weights |= read_torch_file(checkpoint / "tensors.pt")[played]
         try:
             policy.load_state_dict(weights)
         except RuntimeError as error:

@@ -66,6 +66,10 @@ class ActionHead(Protocol):
         """The trace that stands for environment actions [..., A, D]."""
         ...
 
+    def anneal_noise(self, end: float, progress: float) -> float:
+        """Set the noise level of the decisions to come; only with `PolicySpec.anneals_noise`."""
+        raise NotImplementedError
+
     @property
     def effective_columns(self) -> Tensor:
         """[K] bool: columns that can change the action."""

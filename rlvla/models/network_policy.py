@@ -157,6 +157,10 @@ class NetworkPolicy(nn.Module):
         """Encode environment actions [..., A, D] as `tokens` [..., K] int64 or normalized `actions` [..., A, D]."""
         return self._head.encode(actions)
 
+    def anneal_noise(self, end: float, progress: float) -> float:
+        """Set the noise level of the decisions to come, `end` at progress 1; returns it. See `PolicySpec.anneals_noise`."""
+        return self._head.anneal_noise(end, progress)
+
     @property
     def effective_columns(self) -> Tensor:
         """[K] bool: columns that can change the action."""

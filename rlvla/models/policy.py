@@ -49,6 +49,7 @@ class PolicySpec:
         noise: random numbers that a decision is sampled from: "uniform" in [0, 1) or standard "normal".
         noise_shape: shape of the random numbers for one decision.
         greedy_noise: whether greedy decisions read random numbers as well, e.g. where a flow starts.
+        anneals_noise: whether it has a noise level, see `NetworkPolicy.anneal_noise`.
         training_noise: random numbers per demonstrated decision that the supervised loss reads; 0: none.
         training_chunk_len: actions per demonstrated decision that the supervised loss reads, where a network predicts
             more than are executed; 0: `action_chunk_len`.
@@ -69,6 +70,7 @@ class PolicySpec:
     scores: str = "log_probs"
     noise: str = "uniform"
     greedy_noise: bool = False
+    anneals_noise: bool = False
     training_noise: int = 0
     training_chunk_len: int = 0
     cameras: int | None = None
@@ -172,8 +174,9 @@ class Policy(RolloutPolicy, Protocol):
 
     DeepSpeed wraps `forward`, so every training or scoring pass goes through it; its arguments come from `score`.
     `wants` names the quantities to return: "log_probs" [B, K], "entropy" [B, K], "sum_pi_squared" [B, K],
-    "parameters" (what `kl` needs from a reference, as entries "parameters/<name>"), "kl" [B, K] to `reference`,
-    "loss" (returns "loss", "error" and "correct" of supervised training, each [B, K], or with
+    "parameters" (what `kl` needs from a reference, as entries "parameters/<name>"), "mirrored" (with the scores of that
+    name, the terms of `rlvla.algorithms.flow.mirrored_loss`, as entries "mirrored/<name>" [B, K]), "kl" [B, K] to
+    `reference`, "loss" (returns "loss", "error" and "correct" of supervised training, each [B, K], or with
     `PolicySpec.training_chunk_len` the columns of that many actions), "values" [B, K] with a value
     head; all float32.
     """
@@ -252,6 +255,8 @@ def select(distribution: ActionDistribution, wants: Sequence[str], trace: Mappin
             quantities[name] = distribution.log_prob(trace)
         elif name == "parameters":
             quantities |= {f"parameters/{key}": value for key, value in distribution.parameters().items()}
+        elif name == "mirrored":
+            quantities |= {f"mirrored/{key}": value for key, value in distribution.mirrored(trace).items()}
         elif name in ("entropy", "sum_pi_squared"):
             quantities[name] = getattr(distribution, name)()
     return quantities

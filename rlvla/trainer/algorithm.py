@@ -6,10 +6,11 @@ The loop around it is `rlvla.trainer.trainer.Trainer`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from rlvla.data.demonstrations import Demonstrations
 from rlvla.envs.base import TaskSpec
@@ -104,11 +105,13 @@ class Algorithm:
         observers: their `after_step` is called for each optimizer step; set by the loop.
         uses_critic: whether a critic is loaded.
         uses_reference: whether a reference policy is loaded.
+        played_tensors: the entry of `tensors` with the weights that play, if those are not the trained ones.
         scores: the `PolicySpec.scores` it trains on; `OF_POLICY_LOSS`: those of --policy_loss; None: any.
     """
 
     uses_critic = uses_reference = False
     scores: str | None = None
+    played_tensors: str | None = None
     actor: Engine
 
     def __init__(self, setup: AlgorithmSetup):
@@ -139,6 +142,10 @@ class Algorithm:
         """
         raise NotImplementedError
 
+    def rollout_weights(self) -> AbstractContextManager[None]:
+        """Inside the block the actor has the weights that play, are evaluated and exported; by default its own."""
+        return nullcontext()
+
     def interrupt(self) -> None:
         """Discard the current iteration: a signal interrupted its rollout, and it is repeated after a resume."""
 
@@ -157,6 +164,13 @@ class Algorithm:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a `state_dict`; `state` may contain further keys."""
+
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        """Name -> tensors by name, equal on all ranks, that checkpoints hold besides those of `engines`."""
+        return {}
+
+    def load_tensors(self, tensors: Mapping[str, dict[str, Tensor]]) -> None:
+        """Restore `tensors`; there may be further names."""
 
     def rank_state_dict(self) -> dict[str, Any]:
         """Picklable state specific to this rank."""

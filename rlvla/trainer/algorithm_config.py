@@ -17,7 +17,10 @@ from rlvla.algorithms.registry import Registry
 from rlvla.utils.cli.flags import arg
 
 # Algorithms by name, for --algorithm; a --custom_module may register more (see `rlvla.trainer.algorithm`).
-LEARNERS: Registry = Registry("algorithm", {"rlvla.trainer.ppo_trainer": ("ppo",)})
+LEARNERS: Registry = Registry(
+    "algorithm", {"rlvla.trainer.ppo_trainer": ("ppo",), "rlvla.trainer.nft_trainer": ("nft",)}
+)
+NFT_REWARDS = ("advantage", "success")
 LEVELS = ("token", "action", "chunk")
 # `Algorithm.scores` of learners that train with any policy loss.
 OF_POLICY_LOSS = "policy_loss"
@@ -36,7 +39,8 @@ class AlgorithmConfig:
 
     algorithm: str = arg(
         "ppo",
-        "learning algorithm: ppo, with any advantage estimator and policy loss, or one registered by a --custom_module",
+        "learning algorithm: ppo, with any advantage estimator and policy loss; nft, for flow-matching policies, with "
+        "any estimator that has no critic; or one registered by a --custom_module",
         choices=LEARNERS.names,
     )
     advantage_estimator: str = arg(
@@ -110,6 +114,19 @@ class AlgorithmConfig:
         metavar="EPS",
     )
     fpo_clip: float = arg(0.05, "fpo: the ratio is clipped to 1 +- this", above=0)
+    nft_beta: float = arg(1.0, "nft: scale of the change that is mirrored for failures", above=0)
+    nft_reward: str = arg(
+        "advantage",
+        "nft: what says how good an action was: the advantage, clipped to --nft_clip, or success of the episode",
+        choices=NFT_REWARDS,
+    )
+    nft_clip: float = arg(1.0, "nft: advantages are clipped to this on both sides", above=0)
+    nft_rollout_decay: float = arg(
+        0.5,
+        "nft: decay per iteration of the moving average of the weights, which plays, is evaluated and saved",
+        minimum=0,
+        below=1,
+    )
     value_clip: float = arg(0.2, "clip the critic's change from its old values to this; 0: no clipping", minimum=0)
     normalize_values: bool = arg(
         False, "train the critic on returns normalized by their running mean and standard deviation"

@@ -133,6 +133,13 @@ class BatchConfig:
     )
     max_epochs: int = arg(1, "passes over the episodes of an iteration", minimum=1)
     temperature: float = arg(1.0, "sampling temperature of the action tokens", above=0)
+    flow_noise_level_end: float | None = arg(
+        None,
+        "noise level of a flow policy in the last iteration, reached linearly from --flow_noise_level (default: "
+        "constant)",
+        above=0,
+        maximum=1,
+    )
 
     @property
     def episodes_per_iteration(self) -> int:

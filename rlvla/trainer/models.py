@@ -1,4 +1,4 @@
-"""The networks of a run, their offloading during rollouts, and the moving average of the policy's weights."""
+"""The networks of a run: offloading during rollouts, the moving average of the policy's weights, its noise."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import nn
 from rlvla.models.actor import Actor
 from rlvla.models.reference import ReferenceModel
 from rlvla.models.value_models import Critic
+from rlvla.trainer.config import BatchConfig
 from rlvla.trainer.observers import Observer, OptimizerStep
 from rlvla.utils.deepspeed.engine import Engine
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
@@ -133,3 +134,14 @@ class WeightAverage(Observer):
         """Restore a `state_dict`."""
         for name, tensor in self._average.items():
             tensor.copy_(state[name])
+
+
+def anneal_noise(actor: Engine, batch: BatchConfig, iteration: int) -> dict[str, float]:
+    """Set the noise level of the decisions of an iteration, counted from 0, if it is annealed; returns the metric.
+
+    Linear from that of the policy in the first iteration to --flow_noise_level_end in the last.
+    """
+    if batch.flow_noise_level_end is None:
+        return {}
+    progress = iteration / max(1, batch.iterations - 1)
+    return {"actor/noise_level": actor.module.anneal_noise(batch.flow_noise_level_end, progress)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from rlvla.trainer.guards import Guards
 from rlvla.trainer.measurements import IterationProfiler, Stopwatch, Throughput, measure_rollout
 from rlvla.trainer.metrics import Metrics
 from rlvla.trainer.metrics_writer import PPO_OVERVIEW, MetricsLogger, ppo_layout
-from rlvla.trainer.models import Offloading, WeightAverage
+from rlvla.trainer.models import Offloading, WeightAverage, anneal_noise
 from rlvla.trainer.observers import Observer, RewardCheck, Rollout, RolloutDumps
 from rlvla.trainer.player import Player
 from rlvla.trainer.progress.report import Progress, start_evaluation
@@ -153,6 +153,7 @@ class Trainer:
         self._guards.load_state_dict(state["guards"])
         self._progress.load_state_dict(state.get("run_progress"))
         self.algorithm.load_state_dict(state)
+        self.algorithm.load_tensors(state["tensors"])
         if state["rank_state"] is not None:
             self.algorithm.load_rank_state_dict(state["rank_state"])
         else:  # the number of ranks has changed
@@ -262,7 +263,7 @@ class Trainer:
             self.strategy,
             self.config.schedule.max_ckpt_num,
             self.algorithm.rank_state_dict(),
-            tensors={} if self._average is None else {"ema": self._average.state_dict()},
+            tensors=self.algorithm.tensors() | ({} if self._average is None else {"ema": self._average.state_dict()}),
             protect=[self._best["iteration"]] if self._best else [],
         )
         self._saved, self._saved_in = self.iteration, folder
@@ -411,24 +412,17 @@ class Trainer:
             return export_policy(self.algorithm.actor, *parts, **options)
 
     def _evaluated_weights(self) -> AbstractContextManager[None]:
-        """Inside the block the actor has the weights to evaluate and export: its own, or their moving average."""
+        """Inside the block the actor has the weights to evaluate and export: those that play, or --ema_beta's."""
         if self._average is None or not self.config.optimization.use_ema:
-            return nullcontext()
+            return self.algorithm.rollout_weights()
         return self._average.in_place_of_weights()
 
     def _record(self, policy: RolloutPolicy, result: EvalResult) -> None:
         schedule = self.config.schedule
-        videos = record_videos(
-            self.rollout,
-            policy,
-            self.tasks,
-            self.strategy,
-            result,
-            self._save_path / "videos" / f"iteration_{self.iteration:06d}",
-            count=schedule.num_videos,
-            seed=self.strategy.seed,
-            temperature=schedule.eval_temperature or 1.0,
-        )
+        parts = (self.rollout, policy, self.tasks, self.strategy, result)
+        folder = self._save_path / "videos" / f"iteration_{self.iteration:06d}"
+        options = {"count": schedule.num_videos, "temperature": schedule.eval_temperature or 1.0}
+        videos = record_videos(*parts, folder, seed=self.strategy.seed, **options)
         for video in videos:
             name = f"videos/{video.task}/{'success' if video.success else 'failure'}_state{video.init_state_id}"
             self.logger.video(name, video.frames, video.fps, self.iteration)
@@ -457,7 +451,7 @@ class Trainer:
         """Play the episodes that the algorithm plans for an iteration, and pass them to it."""
         rollout = Rollout(self.iteration, start_evaluation=start_evaluation(self.evaluations))
         self._player.reset()
-        with self._policy() as policy:
+        with self.algorithm.rollout_weights(), self._policy() as policy:
             while (plan := self.algorithm.plan(self.iteration)) is not None:
                 bar = self._progress.bar(self.iteration + 1) + (" greedy baselines" if plan.greedy else " rollout")
                 samples = self._player.play(plan.requests, policy, bar, greedy=plan.greedy)
@@ -474,7 +468,7 @@ class Trainer:
         metrics.total({"episodes": rollout.num_episodes})
         metrics.mean({"timing_s/iteration": elapsed}, 1.0)
         self._throughput.measure_memory(metrics)
-        values |= metrics.reduce(self.strategy)
+        values |= metrics.reduce(self.strategy) | anneal_noise(self.algorithm.actor, self.config.batch, self.iteration)
         self.iteration += 1
         self.totals["episodes"] += values.pop("episodes")
         self.totals["env_steps"] += values["rollout/env_steps"]
@@ -490,8 +484,9 @@ class Trainer:
     # ------------------------------------------------------------------ helpers
     @contextmanager
     def _policy(self) -> Iterator[Policy]:
-        """The actor for a rollout: the trained weights themselves, complete, in evaluation mode."""
+        """The actor for a rollout: its weights themselves, complete, in evaluation mode."""
         self.algorithm.actor.train(False)
+        anneal_noise(self.algorithm.actor, self.config.batch, self.iteration)
         with self._offloading.during_rollout(), self.algorithm.actor.full_parameters() as module:
             yield module
 

@@ -22,6 +22,8 @@ from rlvla.algorithms.flow.objectives import (
     denoising_discount,
     dppo_loss,
     fpo_log_ratio,
+    mirrored_loss,
+    mirrored_terms,
     nft_loss,
     nft_reward,
 )
@@ -53,6 +55,8 @@ __all__ = [
     "gaussian_log_prob",
     "interpolate",
     "learned_std",
+    "mirrored_loss",
+    "mirrored_terms",
     "nft_loss",
     "nft_reward",
     "noisy_step_count",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -229,3 +230,53 @@ def nft_loss(
     r = number_like(positive, "reward", reward, high=1.0)
     loss = r * positive + (1.0 - r) * negative
     return loss.mean() if reduction == "mean" else loss
+
+
+def mirrored_terms(mean: Tensor, mean_old: Tensor, x_next: Tensor, std: Tensor) -> dict[str, Tensor]:
+    """What `nft_loss` with weights 1 / std^2 is made of, for each element; see `mirrored_loss`.
+
+    With u = (mean - mean_old) / std and z = (x_next - mean_old) / std: `shift` u^2, twice the KL from the old step to
+    the new one; `agreement` u z; `residual` z^2.
+
+    Args:
+        mean: of the step under the trained policy, with gradient.
+        mean_old: same shape, under the policy that sampled.
+        x_next: same shape, where the step went.
+        std: same shape; elements where it is 0 contribute 0 and get no gradient.
+
+    Returns:
+        Each in the shape of `mean`.
+    """
+    random = std > 0
+    safe = torch.where(random, std, torch.ones_like(std))
+
+    def scaled(difference: Tensor) -> Tensor:
+        return torch.where(random, difference, torch.zeros_like(difference)) / safe
+
+    u, z = scaled(mean - mean_old.detach()), scaled(x_next.detach() - mean_old.detach())
+    return {"shift": u.square(), "agreement": u * z, "residual": z.square()}
+
+
+def mirrored_loss(terms: Mapping[str, Tensor], reward: Tensor, mask: Tensor, *, beta: float = 1.0) -> Tensor:
+    """`nft_loss` of each row: beta^2 shift - 2 beta (2 r - 1) agreement + residual, averaged over its valid columns.
+
+    r E+ + (1 - r) E- for errors that are affine in the velocity, as the mean of every step is.
+
+    Args:
+        terms: `mirrored_terms`, each [B, L].
+        reward: [B], r in [0, 1].
+        mask: [B, L] bool.
+        beta: scale of the mirrored difference, positive.
+
+    Returns:
+        [B]; 0 for rows without a valid column.
+
+    Raises:
+        ValueError: `beta` is not positive, or the mask is not bool.
+    """
+    if not beta > 0:
+        raise ValueError(f"beta must be positive, got {beta}")
+    check_mask(mask, "mask")
+    sign = (2.0 * reward - 1.0).unsqueeze(-1)
+    loss = beta**2 * terms["shift"] - 2.0 * beta * sign * terms["agreement"] + terms["residual"]
+    return torch.where(mask, loss, torch.zeros_like(loss)).sum(-1) / mask.sum(-1).clamp(min=1)

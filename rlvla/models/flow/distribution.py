@@ -14,6 +14,7 @@ from rlvla.algorithms.flow import (
     Velocity,
     gaussian_entropy,
     gaussian_kl,
+    mirrored_terms,
     noisy_step_index,
     sample_chain,
     score_chain,
@@ -23,6 +24,8 @@ from rlvla.models.policy import PolicyOutput
 
 # Entries of the trace besides the chain: `x_0` is not scored, `noise_level` is that of sampling.
 _LEVEL = "noise_level"
+# Of policies that are scored against what sampled: the mean of the noisy steps [B, R, A, D].
+_SAMPLED_MEAN = "sampled_mean"
 # Smallest standard deviation where each step has a ratio of its own (DPPO, Ren et al. 2024).
 _STD_FLOOR_OF_STEPS = 0.1
 
@@ -119,7 +122,10 @@ class FlowDistribution:
                 noise_level=self._scaled(level),
             )
             trace = {**trace, _LEVEL: level}
-            log_probs = self.log_prob(trace) if greedy else self._given(scored).log_prob(trace)
+            given = self.given(trace) if greedy else self._given(scored, trace)
+            if self._settings.scores == "mirrored":
+                trace[_SAMPLED_MEAN] = given.parameters()["mean"]
+            log_probs = given.log_prob(trace)
             actions = trace["x_0"] if "x_0" in trace else trace["chain"][:, -1]
             return PolicyOutput(self.executed(actions), log_probs, trace)
 
@@ -145,12 +151,14 @@ class FlowDistribution:
     def given(self, trace: Mapping[str, Tensor]) -> FlowSteps:
         """The distributions of the noisy steps of sampled chains, each given where it started."""
         level = self._scaled(trace[_LEVEL])
-        return self._given(score_chain(self._evaluate, trace, self._sampling, mask=self._mask, noise_level=level))
+        scored = score_chain(self._evaluate, trace, self._sampling, mask=self._mask, noise_level=level)
+        return self._given(scored, trace)
 
-    def _given(self, scored: ScoredSteps) -> FlowSteps:
+    def _given(self, scored: ScoredSteps, trace: Mapping[str, Tensor]) -> FlowSteps:
         parts = (self.executed(part) for part in (scored.mean, scored.std, scored.log_probs))
+        after = trace["after"].unsqueeze(1) if "after" in trace else trace["chain"][:, 1:]
         apart = self._settings.scores == "step_log_probs"
-        return FlowSteps(ScoredSteps(*parts), self._settings.learns_std, apart=apart)
+        return FlowSteps(ScoredSteps(*parts), self._settings.learns_std, self.executed(after), apart=apart)
 
     def log_prob(self, trace: Mapping[str, Tensor]) -> Tensor:
         """[B, K] of sampled chains."""
@@ -163,12 +171,13 @@ class FlowSteps:
     Args:
         scored: their distributions and the log-probs of what was sampled.
         learned: whether the standard deviation can be changed by training.
+        after: [B, R, A, D], where they went.
         apart: whether each noisy step has columns of its own, in (action, step, dimension) order; otherwise the columns
             are sums over the noisy steps.
     """
 
-    def __init__(self, scored: ScoredSteps, learned: bool, *, apart: bool = False):
-        self._scored, self._learned, self._apart = scored, learned, apart
+    def __init__(self, scored: ScoredSteps, learned: bool, after: Tensor, *, apart: bool = False):
+        self._scored, self._learned, self._after, self._apart = scored, learned, after, apart
 
     def _columns(self, values: Tensor) -> Tensor:
         """[B, R, A, D] -> [B, K]."""
@@ -187,6 +196,11 @@ class FlowSteps:
     def kl(self, other: Mapping[str, Tensor]) -> Tensor:
         """[B, K]: exact KL of each step given where it started."""
         return self._columns(gaussian_kl(self._scored.mean, self._scored.std, other["mean"], other["std"]))
+
+    def mirrored(self, trace: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """`mirrored_terms` against the policy that sampled, [B, K], averaged over the noisy steps."""
+        terms = mirrored_terms(self._scored.mean, trace[_SAMPLED_MEAN], self._after, self._scored.std)
+        return {name: values.mean(1).flatten(1) for name, values in terms.items()}
 
     def sum_pi_squared(self) -> Tensor:
         """Not defined for densities."""

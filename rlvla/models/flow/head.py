@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rlvla.algorithms.flow import flow_matching_time, interpolate, predict_action, target_velocity
+from rlvla.algorithms.flow import anneal_noise_level, flow_matching_time, interpolate, predict_action, target_velocity
 from rlvla.models.action_heads import CORRECT_WITHIN, MISSING_OF_DENSITIES
 from rlvla.models.flow.distribution import FlowDistribution, noise_width
 from rlvla.models.flow.matching import FlowMatching, matching_noise_width
@@ -78,6 +78,7 @@ def flow_spec(
         "scores": settings.scores,
         "noise": "normal",
         "noise_shape": (_noise_width(settings, chunk, denoised or chunk),),
+        "anneals_noise": settings.method in ("sde", "cps"),
         "greedy_noise": settings.eval_noise == "sample",
         "training_noise": PAIRS * (actions * dims + 1),  # for each pair the noise of a chunk, and its time
         "training_chunk_len": actions,
@@ -120,6 +121,14 @@ class FlowHead:
         return FlowDistribution(
             velocity, self.settings, self._chunk, blank, temperature, self.noise_level, self._denoised
         )
+
+    def anneal_noise(self, end: float, progress: float) -> float:
+        """Set `noise_level`, linearly from that of the settings at progress 0 to `end` at 1; returns it.
+
+        Decisions are scored with the level they were sampled with, which is in their trace.
+        """
+        self.noise_level = anneal_noise_level(self.settings.noise_level, end, progress)
+        return self.noise_level
 
     def supervised(
         self, distribution: FlowDistribution | FlowMatching, trace: Mapping[str, Tensor], options: Mapping[str, Any]

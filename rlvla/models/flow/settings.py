@@ -41,6 +41,7 @@ class FlowSettings:
         """What a decision is scored with, one of `SCORES`: what is asked for, if these settings allow it."""
         if self.method == "ode":
             return "matching"
+        # A learned standard deviation would get no gradient from mirrored errors.
         possible = {"step_log_probs": self.noisy_steps == "all", "mirrored": not self.learns_std}
         return self.asked_scores if possible.get(self.asked_scores) else "log_probs"
 

@@ -16,8 +16,11 @@ from rlvla.algorithms.flow import (
     dppo_loss,
     flow_matching_time,
     fpo_log_ratio,
+    gaussian_kl,
     gaussian_log_prob,
     interpolate,
+    mirrored_loss,
+    mirrored_terms,
     nft_loss,
     nft_reward,
     step_distribution,
@@ -274,3 +277,35 @@ def test_bad_arguments() -> None:
     ):
         with pytest.raises(ValueError, match=words):
             call()
+
+
+@pytest.mark.parametrize("method", ["sde", "cps"])
+@pytest.mark.parametrize("beta", [1.0, 0.3])
+def test_the_terms_of_nft_make_the_same_loss(method: str, beta: float) -> None:
+    """With weights 1 / std^2: value, gradient, and nothing from masked elements and rows."""
+    generator = torch.Generator().manual_seed(1)
+
+    def normal() -> torch.Tensor:
+        return torch.randn(4, 3, 2, generator=generator, dtype=torch.float64)
+
+    v, v_old, x, x_next, t, d = normal().requires_grad_(), normal(), normal(), normal(), 0.5, 0.25
+    reward = torch.tensor([1.0, 0.0, 0.3, 1.0], dtype=torch.float64)
+    mask = torch.ones(4, 3, 2, dtype=torch.bool)
+    mask[1, 1:] = mask[3] = False
+    mean, std = step_distribution(x, v, t, d, method=method)
+    mean_old, _ = step_distribution(x, v_old, t, d, method=method)
+    options = {"beta": beta, "method": method, "mask": mask, "weight": std.detach() ** -2, "reduction": "none"}
+    direct = nft_loss(v, v_old, x, x_next, t, d, reward, **options)
+    terms = mirrored_terms(mean, mean_old, x_next, std)
+    columns = {name: values.flatten(1) for name, values in terms.items()}
+    found = mirrored_loss(columns, reward, mask.flatten(1), beta=beta)
+    torch.testing.assert_close(found, direct)
+    gradients = [torch.autograd.grad(loss.sum(), v, retain_graph=True)[0] for loss in (found, direct)]
+    torch.testing.assert_close(*gradients)
+    assert (gradients[0][~mask] == 0).all() and (gradients[0][mask] != 0).all()
+    kl = gaussian_kl(mean_old, std, mean, std)
+    torch.testing.assert_close(0.5 * terms["shift"], kl)
+    still = mirrored_terms(mean, mean_old, x_next, torch.zeros_like(std))
+    assert all((values == 0).all() for values in still.values())
+    with pytest.raises(ValueError, match="beta"):
+        mirrored_loss(columns, reward, mask.flatten(1), beta=0.0)

@@ -16,6 +16,7 @@ from tests.support.flow_folders import TOY, TWO, write_flow
 
 GROUPS_OF_4 = ["--n_samples_per_prompt", "4", "--advantage_estimator", "grpo"]
 ODE = ["--flow_method", "ode", "--policy_loss", "fpo"]
+NFT = ["--algorithm", "nft"]
 ALL = ["--flow_noisy_steps", "all"]
 
 
@@ -83,6 +84,25 @@ def problems(folder: Path, tmp_path: Path, *words: str) -> set[tuple[str | None,
             },
         ),
         ([*ODE, "--share_backbone"], {("share_backbone", "mismatch")}),
+        ([*GROUPS_OF_4, "--flow_noise_level_end", "0.1"], set()),
+        (["--flow_method", "noise", "--flow_noise_level_end", "0.1"], {("flow_noise_level_end", "mismatch")}),
+        ([*GROUPS_OF_4, *ODE, "--flow_noise_level_end", "0.1"], {("flow_noise_level_end", "mismatch")}),
+        (["--flow_noise_level_end", "1.5"], {("flow_noise_level_end", "out_of_range")}),
+        ([*GROUPS_OF_4, *NFT], set()),
+        (NFT, {("advantage_estimator", "contradiction")}),
+        ([*GROUPS_OF_4, *NFT, "--flow_method", "ode"], {("algorithm", "needs_flag")}),
+        ([*GROUPS_OF_4, *NFT, "--flow_method", "noise"], {("algorithm", "needs_flag")}),
+        ([*GROUPS_OF_4, "--nft_beta", "2"], {("nft_beta", "no_effect")}),
+        ([*GROUPS_OF_4, *NFT, "--nft_reward", "success", "--nft_clip", "2"], {("nft_clip", "no_effect")}),
+        (
+            [*GROUPS_OF_4, *NFT, "--policy_loss", "sapo", "--init_kl_coef", "0.1", "--rollout_is", "tis"]
+            + ["--ema_beta", "0.9", "--zero_stage", "3", "--entropy_loss_coef", "0.01"],
+            {
+                *((name, "no_effect") for name in ("policy_loss", "init_kl_coef", "rollout_is", "ema_beta")),
+                *(("zero_stage", "contradiction"), ("ema_beta", "contradiction")),
+                *(("entropy_loss_coef", "no_effect"), ("entropy_loss_coef", "mismatch")),
+            },
+        ),
     ],
     ids=lambda value: " ".join(value[-3:]) if isinstance(value, list) else "",
 )
@@ -90,7 +110,17 @@ def test_what_makes_no_sense_is_refused_by_name(flow_folder: Path, tmp_path: Pat
     assert problems(flow_folder, tmp_path, *words) == expected
 
 
-@pytest.mark.parametrize("words", [["--policy_loss", "dppo"], [*GROUPS_OF_4, "--policy_loss", "fpo"]])
-def test_other_policies_have_no_denoising_steps(token_folder: Path, tmp_path: Path, words: list) -> None:
-    assert problems(token_folder, tmp_path, *words) == {("policy_loss", "needs_flag")}
-    assert not problems(token_folder, tmp_path)
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--policy_loss", "dppo"], ("policy_loss", "needs_flag")),
+        ([*GROUPS_OF_4, "--policy_loss", "fpo"], ("policy_loss", "needs_flag")),
+        ([*GROUPS_OF_4, *NFT], ("algorithm", "needs_flag")),
+        (["--flow_noise_level_end", "0.1"], ("flow_noise_level_end", "mismatch")),
+        ([], None),
+    ],
+)
+def test_other_policies_have_no_denoising_steps(
+    token_folder: Path, tmp_path: Path, words: list, expected: tuple | None
+) -> None:
+    assert problems(token_folder, tmp_path, *words) == ({expected} if expected else set())

@@ -150,6 +150,11 @@ class TestCompactFlowStepByStep(TestCompactFlow):
     options: ClassVar = {"flow_noisy_steps": "all", "flow_steps": 3}
 
 
+class TestCompactFlowMirrored(TestCompactFlow):
+    overrides: ClassVar = {"flow_asked_scores": "mirrored"}
+    options: ClassVar = {"flow_method": "cps"}
+
+
 class TestCompactFlowWithoutNoise(TestCompactFlow):
     value_head = False
     options: ClassVar = {"flow_method": "ode"}

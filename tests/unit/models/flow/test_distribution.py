@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from rlvla.models.flow.distribution import FlowDistribution, noise_width
+from rlvla.models.flow.head import FlowHead
 from rlvla.models.flow.settings import FlowSettings
 
 CHUNK, ROWS = (3, 2), 5
@@ -91,6 +92,41 @@ def columns_of_step(chain: Tensor, index: int, steps: int, level: float) -> Tens
     std = level * np.sqrt(d * t / (1 - (t if index else t - d)))
     mean = (1 - (t - d)) * (x - t * v) + ((t - d) - std**2 / (2 * t)) * (x + (1 - t) * v)
     return torch.distributions.Normal(mean, torch.tensor(std, dtype=mean.dtype)).log_prob(after)
+
+
+@pytest.mark.parametrize("steps", [2, 4, 10])
+@pytest.mark.parametrize(("method", "noisy"), list(product(("sde", "cps"), NOISY)))
+def test_a_policy_is_mirrored_at_the_one_that_sampled(method: str, noisy: str, steps: int) -> None:
+    """No shift at unchanged weights, and z^2 that averages 1; the shift of another policy is twice its KL."""
+    settings = FlowSettings(method, 0.5, steps, noisy, asked_scores="mirrored")
+    assert settings.scores == "mirrored" and replace(settings, method="noise").scores == "log_probs"
+    rows = ROWS * 400
+    sampled = distribution(settings, rows).sample(noise(settings, rows))
+    terms = distribution(settings, rows).given(sampled.trace).mirrored(sampled.trace)
+    assert all(value.shape == (rows, 6) for value in terms.values())
+    torch.testing.assert_close(terms["shift"], torch.zeros(rows, 6), atol=1e-8, rtol=0)
+    random = (steps - 1) / steps if (method, noisy) == ("cps", "all") else 1.0  # its last step has no noise
+    assert float(terms["residual"].mean()) == pytest.approx(random, rel=0.05)
+
+    def other(x: Tensor, t: Tensor) -> Tensor:
+        return velocity(x, t) + 0.1 * torch.cos(x)
+
+    theirs = FlowDistribution(other, settings, CHUNK, torch.zeros(rows, noise_width(settings, CHUNK)))
+    given = theirs.given(sampled.trace)
+    shift = given.mirrored(sampled.trace)["shift"]
+    mine = distribution(settings, rows).given(sampled.trace)
+    scored = mine.kl(given.parameters()) / (1 if noisy == "one" else steps)
+    torch.testing.assert_close(0.5 * shift, scored, atol=1e-6, rtol=1e-3)
+    assert shift.mean() > 1e-4
+
+
+def test_the_noise_level_moves_linearly() -> None:
+    """It is that of the decisions to come, and never past the end."""
+    head = FlowHead(None, FlowSettings(noise_level=0.8), CHUNK)
+    assert [head.anneal_noise(0.2, progress) for progress in (0.0, 0.5, 1.0, 2.0)] == pytest.approx(
+        [0.8, 0.5, 0.2, 0.2]
+    )
+    assert head.noise_level == pytest.approx(0.2) and head.settings.noise_level == 0.8
 
 
 def test_the_log_prob_is_the_density_of_the_noisy_step() -> None:
