@@ -81,7 +81,7 @@ _TEXTS: dict[tuple[str | None, str], str] = {
         "--advantage_estimator {value} trains a critic, and --algorithm {algorithm} has none; give grpo or another one"
     ),
     ("zero_stage", "contradiction"): (
-        "--zero_stage 3: --algorithm {algorithm} averages its weights, which must be whole on every rank; give 0, 1 or 2"
+        "--zero_stage 3: --algorithm {algorithm} averages its weights, which must be whole on every rank; give 0 to 2"
     ),
     ("policy_loss", "needs_flag"): "--policy_loss {value} does not work with this policy: {why}",
     ("algorithm", "needs_flag"): "--algorithm {value} does not work with this policy: {why}",

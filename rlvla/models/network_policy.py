@@ -158,7 +158,10 @@ class NetworkPolicy(nn.Module):
         return self._head.encode(actions)
 
     def anneal_noise(self, end: float, progress: float) -> float:
-        """Set the noise level of the decisions to come, `end` at progress 1; returns it. See `PolicySpec.anneals_noise`."""
+        """Set the noise level of the decisions to come, `end` at progress 1; returns it.
+
+        Only with `PolicySpec.anneals_noise`.
+        """
         return self._head.anneal_noise(end, progress)
 
     @property

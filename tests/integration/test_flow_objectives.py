@@ -61,8 +61,8 @@ def test_an_objective_trains(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_nft_resumes_to_the_bit_and_is_the_same_on_two_ranks(tmp_path: Path) -> None:
-    """The average plays, is evaluated and saved, in checkpoints too; two ranks agree with one beyond rounding only."""
+def test_nft_resumes_to_the_bit(tmp_path: Path) -> None:
+    """The average plays, is evaluated and saved, in checkpoints too; so does the noise level go on."""
     start = write_flow(tmp_path / "start")
     flags = [*NFT, "--save_steps", "1", "--num_episodes", "24", "--max_ckpt_num", "3"]
     records, whole = run(start, tmp_path / "whole", *flags)
@@ -80,7 +80,17 @@ def test_nft_resumes_to_the_bit_and_is_the_same_on_two_ranks(tmp_path: Path) -> 
     assert distance(parts, whole) == 0
     assert [record["actor/noise_level"] for record in again] == [record["actor/noise_level"] for record in records]
 
+
+@pytest.mark.slow
+def test_a_step_of_nft_is_the_same_on_two_ranks(tmp_path: Path) -> None:
+    """From the same episodes; what comes after it differs by rounding, which Adam makes larger."""
+    start = write_flow(tmp_path / "start")
+    one_step = ["--num_episodes", "16", "--rollout_batch_size", "4", "--train_batch_size", "16", "--max_epochs", "1"]
+    flags = [*NFT, *one_step, "--max_steps", "24", "--rm_formula", "F(near)"]
+    records, weights = run(start, tmp_path / "one", *flags)
     launch("cli/train_ppo_vla.py", *words(start, tmp_path / "two", *flags))
-    on_two = [record for record in read_metrics(tmp_path / "two") if "actor/pg_loss" in record]
-    for name in ("actor/pg_loss", "actor/nft_reward", "actor/grad_norm", "rollout/success_once"):
-        assert on_two[0][name] == pytest.approx(records[0][name], rel=1e-3, abs=1e-6), name
+    (on_two,) = [record for record in read_metrics(tmp_path / "two") if "actor/pg_loss" in record]
+    assert records[0]["rollout/signal_share"] > 0
+    for name in ("actor/pg_loss", "actor/nft_reward", "actor/grad_norm", "reward/total"):
+        assert on_two[name] == pytest.approx(records[0][name], rel=1e-4), name
+    assert distance(load_file(tmp_path / "two" / "policy" / WEIGHTS), weights) < 2e-3
