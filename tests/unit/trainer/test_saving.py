@@ -35,7 +35,7 @@ def loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trainer:
     )
     schedule.val_only = False
     loop.config = SimpleNamespace(schedule=schedule, batch=SimpleNamespace(iterations=4))
-    loop.algorithm, loop.logger, loop.strategy = Mock(), Mock(), OneRank()
+    loop.algorithm, loop.logger, loop.strategy = Mock(**{"tensors.return_value": {}}), Mock(), OneRank()
     loop._save_path, loop._ckpt_path = tmp_path / "run", tmp_path / "run" / "checkpoints"
     loop._signals = SimpleNamespace(received=15)
     loop._folder_watch = loop._average = loop._best = None
