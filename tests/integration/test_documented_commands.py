@@ -77,6 +77,8 @@ SMALLER = {
     "rollout": "--episodes 8 --env_ms 4 --workers 2",
     "lock_step": "--episodes 1 --max_steps 4 --workers 1",
     "train_step": "--size '0.3 M' --rows 4 --micro 2 --repeats 1",
+    "policy_families": "--tasks toy_reach --repeats 1",
+    "flow_speed": "--repeats 1",
     "runs/profiled": "--profile_steps 2 3",
     "runs/planned": "--rollout_batch_size 8 --n_samples_per_prompt 1 --train_batch_size 8 --num_episodes 24",
     # One task, one iteration; a group that fails as a whole is kept, or nothing would be trained.
