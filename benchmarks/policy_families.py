@@ -154,12 +154,12 @@ def compare(tasks: Sequence[str], head: str, repeats: int) -> None:
     print(table(("task", "step", "tiny, decisions per CPU s", "compact", "ratio (paired median)"), lines))
 
 
-def kernels(name: str, kind: str, head: str) -> None:
+def kernels(name: str, kind: str, head: str, count: int) -> None:
     """Print what the kernels of a compact policy's step take, and the arithmetic that they reach."""
     with tempfile.TemporaryDirectory() as folder:
         policy = networks(TASKS[name], Path(folder), head)["compact"]
-    step, count = STEPS[kind](policy, rows_of(policy, TASKS[name])), 20
-    for _ in range(3):
+    step = STEPS[kind](policy, rows_of(policy, TASKS[name]))
+    for _ in range(min(3, count)):
         step()
     with profile(activities=[ProfilerActivity.CPU], with_flops=True) as record:
         for _ in range(count):
@@ -201,7 +201,7 @@ def main() -> None:
     print(f"a matrix product of 1024 x 1024 reaches {peak():.0f} GFLOP/s")
     for name in flags.tasks:
         for kind in STEPS:
-            kernels(name, kind, flags.head)
+            kernels(name, kind, flags.head, flags.repeats)
 
 
 if __name__ == "__main__":
