@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -18,7 +17,7 @@ from rlvla.models.config import ActorConfig
 from rlvla.models.distributions import AutoregressiveTokens
 from rlvla.models.families import check_checkpoint, type_of
 from rlvla.models.inputs import VLAInputs, row_tokens
-from rlvla.models.lora import MergedWeights, add_adapters, lora_layers, save_adapter
+from rlvla.models.lora import MergedWeights, StartParts, add_adapters, lora_layers, save_adapter
 from rlvla.models.network_policy import NetworkPolicy
 from rlvla.models.vla.checkpoint_files import ADAPTER_FOLDER
 from rlvla.models.vla.configuration_openvla import OpenVLAConfig
@@ -46,10 +45,10 @@ class Actor(NetworkPolicy):
         self.inputs = inputs
         self.config = config or ActorConfig()
         prepare_backbone(vla, self.config)
-        self._start_head: StartHead | None = None
+        self._start_head: StartParts | None = None
         if self.config.lora_rank:
             if vla.action_head is not None:
-                self._start_head = StartHead(vla)
+                self._start_head = StartParts(vla, ("action_head", "action_std"))
             targets = lora_layers(vla, self.config.lora_targets, vision=not self.config.freeze_vision_backbone)
             vla = add_adapters(vla, targets, self.config.lora_rank, self.config.lora_alpha, self.config.lora_dropout)
         self.vla = vla
@@ -76,7 +75,8 @@ class Actor(NetworkPolicy):
         """
         if type_of(path) != OpenVLAConfig.model_type:
             checkpoint = check_checkpoint(path, unnorm_key, overrides=overrides)
-            return checkpoint.load_policy(config, value_head=cls.has_value_head)
+            policy: Any = checkpoint.load_policy(config, value_head=cls.has_value_head)
+            return policy.to(device=overrides.get("device"), dtype=overrides.get("dtype"))
         vla = OpenVLAForActionPrediction.from_pretrained(path, **overrides)
         return cls(vla, VLAInputs.from_pretrained(path, config=vla.config, unnorm_key=unnorm_key), config)
 
@@ -189,30 +189,3 @@ class Actor(NetworkPolicy):
         plain.folder, plain.dataset_statistics = adapted.folder, adapted.dataset_statistics
         plain.save_pretrained(folder, state_dict=MergedWeights(state, self.config.lora_alpha / self.config.lora_rank))
         save_adapter(Path(folder) / ADAPTER_FOLDER, state, self.vla.peft_config["default"])
-
-
-class StartHead:
-    """A frozen copy of the initial regression head, which is trained in full even when the model has adapters.
-
-    It stays outside the module tree and is replicated on every rank, being small compared with the model.
-
-    Args:
-        model: its regression head is copied.
-    """
-
-    def __init__(self, model: OpenVLAForActionPrediction):
-        self._parts = {
-            name: copy.deepcopy(getattr(model, name)).requires_grad_(False) for name in ("action_head", "action_std")
-        }
-
-    @contextmanager
-    def in_place_of(self, model: OpenVLAForActionPrediction) -> Iterator[None]:
-        """Within the block, the model uses the copy."""
-        trained = {name: getattr(model, name) for name in self._parts}
-        try:
-            for name, part in self._parts.items():
-                setattr(model, name, part.to(device=model.device, dtype=model.dtype))
-            yield
-        finally:
-            for name, part in trained.items():
-                setattr(model, name, part)

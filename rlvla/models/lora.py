@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -144,3 +146,29 @@ def save_adapter(folder: Path, state: Mapping[str, Tensor], config: Any) -> None
     fields = {name: value for name, value in config.to_dict().items() if name in ADAPTER_FIELDS}
     text = json.dumps(fields, indent=2, sort_keys=True) + "\n"
     write_atomic(folder / ADAPTER_CONFIG_FILE, text.encode())
+
+
+class StartParts:
+    """Frozen copies of parts that are trained in full beside adapters, such as a regression head.
+
+    They stay outside the module tree and are replicated on every rank, being small compared with the model.
+
+    Args:
+        model: has the parts as attributes.
+        names: of the parts.
+    """
+
+    def __init__(self, model: nn.Module, names: Sequence[str]):
+        self._parts = {name: copy.deepcopy(getattr(model, name)).requires_grad_(False) for name in names}
+
+    @contextmanager
+    def in_place_of(self, model: nn.Module) -> Iterator[None]:
+        """Within the block, the model uses the copies."""
+        trained, like = {name: getattr(model, name) for name in self._parts}, next(model.parameters())
+        try:
+            for name, part in self._parts.items():
+                setattr(model, name, part.to(device=like.device, dtype=like.dtype))
+            yield
+        finally:
+            for name, part in trained.items():
+                setattr(model, name, part)

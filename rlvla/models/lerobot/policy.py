@@ -27,6 +27,7 @@ from rlvla.models.lerobot.prefix import Prefix
 from rlvla.models.lerobot.processors import Processors
 from rlvla.models.lerobot.prompts import PromptTokenizer
 from rlvla.models.lerobot.settings import SETTINGS_FILE, LeRobotSettings
+from rlvla.models.lora import StartParts
 from rlvla.models.network_policy import NetworkPolicy
 from rlvla.models.policy import PolicySpec
 from rlvla.models.value_models import scalar_head
@@ -218,6 +219,8 @@ class LeRobotPolicy(NetworkPolicy):
         if self.config.lora_rank:
             add_flow_adapters(self.network, self.config)
         self.std_head = self._std_head() if settings.flow.learns_std else None
+        parts = ("std_head",) if self.std_head is not None else ()  # trained in full even with adapters
+        self._start = StartParts(self, parts) if self.config.lora_rank else None
         self.value_head = scalar_head(self.spec.feature_dim) if value_head else None
 
     def _std_head(self) -> nn.Linear:
@@ -323,14 +326,14 @@ class LeRobotPolicy(NetworkPolicy):
 
     @contextmanager
     def adapters_disabled(self) -> Iterator[None]:
-        """Within the block, use the policy as it was before adapters were added.
+        """Within the block, use the policy as it was before adapters were added, with its original standard deviation.
 
         Raises:
             ValueError: the policy has no adapters.
         """
-        if not self.config.lora_rank:
+        if self._start is None:
             raise ValueError("this policy has no adapters that could be disabled")
-        with adapters_off(self.network):
+        with adapters_off(self.network), self._start.in_place_of(self):
             yield
 
     def save_pretrained(self, folder: str | Path, state_dict: dict[str, Tensor] | None = None) -> None:

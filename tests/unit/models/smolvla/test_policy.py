@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from rlvla.experience import Experience
 from rlvla.memory.probe import probe
+from rlvla.models import Actor
 from rlvla.models.config import ActorConfig
 from rlvla.models.families import check_checkpoint
 from rlvla.models.inspection import describe
@@ -219,6 +220,23 @@ def test_without_adapters_it_is_the_policy_it_was(folder: Path, policy: LeRobotP
     assert np.abs(decide(adapted).actions - before).max() > 1e-3
     with adapted.adapters_disabled():
         np.testing.assert_allclose(decide(adapted).actions, before, atol=1e-6)
+
+
+def test_weights_are_loaded_in_the_dtype_that_is_asked_for(folder: Path) -> None:
+    policy = Actor.from_pretrained(folder, dtype=torch.bfloat16)
+    assert {parameter.dtype for parameter in policy.parameters()} == {torch.bfloat16}
+    assert np.isfinite(decide(policy).actions).all()
+
+
+def test_without_adapters_its_standard_deviation_is_that_of_the_start(folder: Path) -> None:
+    adapted = load(folder, ActorConfig(lora_rank=2, lora_targets=("expert",)), flow_method="noise")
+    start = adapted.std_head.bias.detach().clone()
+    with torch.no_grad():
+        adapted.std_head.bias += 1.0
+    with adapted.adapters_disabled():
+        torch.testing.assert_close(adapted.std_head.bias, start)
+    torch.testing.assert_close(adapted.std_head.bias.detach(), start + 1.0)
+    assert "std_head.bias" in adapted.state_dict() and adapted.std_head.bias.requires_grad
 
 
 def test_a_shorter_chunk_is_remembered_where_lerobot_reads_it(folder: Path, tmp_path: Path) -> None:
