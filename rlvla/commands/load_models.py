@@ -32,4 +32,4 @@ def load_models(flags: PPORun, setting: CheckedRun) -> Models:
             if flags.actor.lora_rank
             else ReferenceModel(checkpoint.load_policy(beside))
         )
-    return Models(actor, critic, reference)
+    return Models(actor, critic, reference, setting.overrides)

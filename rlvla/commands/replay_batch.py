@@ -54,7 +54,7 @@ def run_replay(path: Path, pretrain: Path, unnorm_key: str | None = None) -> Bat
         why = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ConfigError(f"--batch {path} cannot be read as a batch of a left-out step ({why})") from error
     pretrain = Path(policy_folder(str(pretrain)))
-    checkpoint = check_checkpoint(pretrain, unnorm_key)
+    checkpoint = check_checkpoint(pretrain, unnorm_key, overrides=batch.settings.get("overrides"))
     network = _network(batch.model, checkpoint)
     rows = batch.rows if batch.prepared else _prepared(batch.rows, network)
     report = inspect(rows, network, float(batch.settings.get("temperature", 1.0)))

@@ -193,7 +193,7 @@ class Guards(Observer):
         config: which checks are on, and their limits.
         strategy: reduces metrics over ranks.
         folder: run folder; batches of skipped steps go to its subfolder `bad_batches/`.
-        temperature: sampling temperature, saved with the batches.
+        settings: saved with the batches: what a replay needs to know.
         is_idle: see `Algorithm.is_idle`; default: all advantages were zero.
     """
 
@@ -202,10 +202,10 @@ class Guards(Observer):
         config: GuardConfig,
         strategy: DeepspeedStrategy,
         folder: Path,
-        temperature: float,
+        settings: Mapping[str, Any],
         is_idle: Callable[[Mapping[str, float]], bool] | None = None,
     ):
-        self._config, self._strategy, self._temperature = config, strategy, temperature
+        self._config, self._strategy, self._settings = config, strategy, settings
         self._start = StartCheck()
         self._idle = IdleCheck(config.max_idle_iterations, is_idle)
         self._bad = BadSteps(folder / "bad_batches", config.max_bad_steps, strategy)
@@ -228,7 +228,7 @@ class Guards(Observer):
     def after_step(self, step: OptimizerStep) -> None:
         """See `BadSteps.check`."""
         number = step.iteration + 1  # counted from 1, as in the log
-        self._bad.check(step.model, step.norm, step.rows, number, {"temperature": self._temperature})
+        self._bad.check(step.model, step.norm, step.rows, number, self._settings)
 
     def after_update(self, values: dict[str, float]) -> None:
         """Check the first update of the policy."""
@@ -272,7 +272,7 @@ class StoredBatch:
     Attributes:
         rows: of one rank.
         model: "actor", "critic" or "reward_model".
-        settings: what a replay needs to know (temperature, ...).
+        settings: what a replay needs to know: "temperature", and "overrides" of the policy's folder.
         prepared: `rows` hold observations as the networks read them; False for files of version 0.1, which hold those
             of the environment.
     """

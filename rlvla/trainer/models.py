@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import nn
@@ -23,11 +24,16 @@ HOST = torch.device("cpu")
 
 @dataclass
 class Models:
-    """The networks of a run; `critic` and `reference` are None if not used."""
+    """The networks of a run; `critic` and `reference` are None if not used.
+
+    Attributes:
+        overrides: the run's settings of the policy in place of its folder's, see `check_checkpoint`.
+    """
 
     actor: Actor
     critic: Critic | None
     reference: ReferenceModel | None
+    overrides: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def frozen(self) -> list[nn.Module]:

@@ -77,7 +77,8 @@ class Trainer:
             optimization.offload_during_rollout, self.algorithm.engines, setup.models, strategy
         )
         self._average = WeightAverage(actor, optimization.ema_beta) if optimization.ema_beta else None
-        self._guards = Guards(config.guards, strategy, save_path, config.batch.temperature, self.algorithm.is_idle)
+        replayed = {"temperature": config.batch.temperature, "overrides": dict(setup.models.overrides)}
+        self._guards = Guards(config.guards, strategy, save_path, replayed, self.algorithm.is_idle)
         self._signals = signals or StopSignals()
         self._player = Player(rollout, strategy, self._signals, config.batch.temperature)
         self._profiler = IterationProfiler(config.schedule.profile_steps, save_path, strategy)

@@ -130,7 +130,7 @@ def test_ppo_speaks_the_vocabulary_of_the_field(capsys: pytest.CaptureFixture) -
 def test_where_there_is_no_checkpoint_none_is_spoken_of(command: object, capsys: pytest.CaptureFixture) -> None:
     entries = help_entries(command.build_parser(), capsys)
     assert not [name for name, entry in entries.items() if "checkpoint" in entry]
-    assert entries["cameras"].endswith("(default: the suite's first)")
+    assert entries["cameras"].endswith("(default: the suite's)")
 
 
 @pytest.mark.parametrize("command", [check_env, collect_demos, eval_vla, train_ppo_vla], ids=lambda c: c.__name__)

@@ -22,6 +22,7 @@ from rlvla.utils.deepspeed.engine import OptimConfig
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
 from rlvla.utils.errors import TrainingHalted
 from rlvla.utils.files import read_metrics
+from tests.support.flow_folders import QUICK, write_flow
 
 CHECK = StartCheck()
 HEALTHY_ROLLOUT = {"lowest_score": 0.0, "highest_score": 1.0, "episodes": 64.0, "saturated_proprio": 0.02}
@@ -222,6 +223,21 @@ def test_a_run_whose_gradients_are_not_finite_ends_and_its_batch_can_be_replayed
     torch.save(content, tmp_path / "broken.pt")
     found = run_replay(tmp_path / "broken.pt", policy_folder)
     assert found.fields == {"trace.latent": [1]} and not found.rows, "tokens are all that this policy reads"
+
+
+def test_a_batch_is_replayed_with_the_settings_of_its_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    start = write_flow(tmp_path / "start")
+    flags = ["--policy_loss", "dppo", "--flow_noisy_steps", "all", "--flow_steps", "2"]
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            "rlvla.algorithms.policy_losses.common.aggregate_loss", lambda loss, *_, **__: loss.sum() * math.nan
+        )
+        with pytest.raises(SystemExit) as ended:
+            train(["--pretrain", str(start), "--save_path", str(tmp_path / "run"), *QUICK, *flags])
+    assert ended.value.code == 1
+    batch = next((tmp_path / "run" / "bad_batches").iterdir())
+    found = run_replay(batch, start)
+    assert not (found.fields or found.rows or found.weights)
 
 
 def test_a_batch_of_version_0_1_is_prepared_before_it_is_replayed(
