@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -11,6 +12,10 @@ import torch
 from cli.eval_vla import main as evaluate
 from cli.replay_batch import main as replay
 from rlvla.checkpoints.training import CheckpointError, load_checkpoint, save_checkpoint
+from rlvla.models.families import check_checkpoint
+from rlvla.models.pi0.prompts import PALIGEMMA
+from rlvla.models.pi0.tiny import build_tiny_pi0
+from rlvla.models.smolvla.tiny import build_tiny_smolvla
 from rlvla.models.vla.checkpoint_files import HEAD_PATTERNS
 from rlvla.utils.deepspeed.config import StrategyConfig
 from rlvla.utils.deepspeed.engine import Engine
@@ -136,6 +141,35 @@ def test_separate_files_of_a_policy_run_nothing(
         assert ended.value.code == 2 and name in said and "posix.system" in said
         assert not mark.exists(), name
         shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("family", ["smolvla", "pi0"])
+def test_a_tokenizer_runs_no_code(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`auto_map` of a tokenizer, with a class and a model that transformers does not know; who is asked says yes."""
+    numbers = {"mean": [0.0, 0.0], "std": [1.0, 1.0]}
+    build, inner = (build_tiny_smolvla, "vlm") if family == "smolvla" else (build_tiny_pi0, PALIGEMMA)
+    statistics = {"observation.state": numbers, "action": numbers}
+    folder, mark = tmp_path / "policy", tmp_path / "mark"
+    build(folder, sentences=["reach"], statistics=statistics, state_dim=2, action_dim=2)
+    evil = shutil.copytree(folder / inner, folder / "evil")
+    (evil / "code.py").write_text(f"open({str(mark)!r}, 'w')\n")
+    model = {"model_type": "evil", "auto_map": {"AutoConfig": "code.Config"}}
+    (evil / "config.json").write_text(json.dumps(model))
+    settings = json.loads((evil / "tokenizer_config.json").read_text())
+    settings |= {"tokenizer_class": "Evil", "auto_map": {"AutoTokenizer": ["code.Evil", "code.Evil"]}}
+    (evil / "tokenizer_config.json").write_text(json.dumps(settings))
+    pipeline = json.loads((folder / "policy_preprocessor.json").read_text())
+    for step in pipeline["steps"]:
+        if step["registry_name"] == "tokenizer_processor":
+            step["config"]["tokenizer_name"] = "evil"
+    (folder / "policy_preprocessor.json").write_text(json.dumps(pipeline))
+    asked: list[str] = []
+    monkeypatch.setattr("builtins.input", lambda *words: asked.append(str(words)) or "y")
+    with pytest.raises(ConfigError) as refused:
+        check_checkpoint(folder)
+    assert not mark.exists() and not asked
+    (problem,) = refused.value.problems
+    assert problem.reason == "invalid_file" and str(evil) in problem and "\n" not in problem.text
 
 
 def test_a_batch_of_a_left_out_step_runs_nothing(

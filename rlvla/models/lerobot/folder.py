@@ -88,10 +88,16 @@ def read_folder(path: Path, *, subfolder: str | None = None) -> LeRobotFolder:
         with safe_open(weights, framework="pt") as file:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118, not a dict
             shapes = {name: tuple(part.get_shape()) for name, part in slices.items()}
-            dtypes = {name: _DTYPES[part.get_dtype()] for name, part in slices.items()}
+            kinds = {name: part.get_dtype() for name, part in slices.items()}
             metadata = file.metadata() or {}
-    except (SafetensorError, OSError, KeyError) as error:
+    except (SafetensorError, OSError) as error:
         raise _unreadable(weights, error) from None
+    unread = [name for name, kind in kinds.items() if kind not in _DTYPES]
+    if unread:
+        where = f"{weights}: tensor {unread[0]} ({len(unread)} in all) is of type {kinds[unread[0]]}"
+        text = f"{where}; {', '.join(_DTYPES)} can be read, so convert it, or use an unquantized copy"
+        raise ConfigError.of(None, "invalid_file", text)
+    dtypes = {name: _DTYPES[kind] for name, kind in kinds.items()}
     return LeRobotFolder(path, config, shapes, dtypes, _companions(path, subfolder), metadata)
 
 

@@ -87,9 +87,12 @@ class PromptTokenizer:
             text = f"{file} is missing; copy the tokenizer of the policy's vision-language model there"
             raise ConfigError.of(None, "missing_file", text)
         try:
-            self._tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+            # Without `trust_remote_code=False` transformers asks on the terminal whether to run the folder's code.
+            self._tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
         except Exception as error:  # tokenizers raise plain exceptions on files that are not theirs
             reason = " ".join(str(error).split())[:200]
+            if "trust_remote_code" in str(error):
+                reason = "it names code in auto_map, which is never run; use a tokenizer that transformers knows"
             raise ConfigError.of(None, "invalid_file", f"{folder}: no tokenizer can be read ({reason})") from None
         self.folder, self.max_length, self.padding, self._prompt = folder, max_length, padding, prompt
         self._known: dict[str, list[int]] = {}

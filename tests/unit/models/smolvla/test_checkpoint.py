@@ -205,6 +205,11 @@ BAD: dict[str, tuple[Callable[[Path], Any], str, str]] = {
     "no weights": (lambda f: (f / WEIGHTS).unlink(), "missing_file", WEIGHTS),
     "several files": (_several_files, "missing_file", "index"),
     "damaged weights": (lambda f: (f / WEIGHTS).write_bytes(b"x" * 20), "invalid_file", WEIGHTS),
+    "bytes for numbers": (
+        lambda f: resave(f / WEIGHTS, lambda t: t.update({"model.state_proj.bias": torch.zeros(3, dtype=torch.uint8)})),
+        "invalid_file",
+        "model.state_proj.bias (1 in all) is of type U8; F64, F32, F16, BF16",
+    ),
     "other sizes": (
         lambda f: edit(f / "config.json", lambda c: c.update(max_state_dim=9)),
         "invalid_file",
