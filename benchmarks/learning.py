@@ -34,6 +34,8 @@ class Target:
         least_start, most_start: success after supervised learning.
         least_end: success after reinforcement learning.
         minutes: the whole recipe, without installation.
+        shares: name of a folder shared with other targets, which have demonstrations and the start in common.
+        rl: folder of reinforcement learning in it.
     """
 
     recipe: tuple[str, ...]
@@ -41,6 +43,8 @@ class Target:
     minutes: float
     least_start: float = 0.0
     most_start: float = 1.0
+    shares: str | None = None
+    rl: str = "*"
 
 
 _OWN = "recipes/own_task.yaml"
@@ -61,15 +65,21 @@ TARGETS = {
     # Flow policies, with each way to train them: docs/algorithms/flow-policies.md.
     **{
         f"flow_{way}": Target(
-            ("recipes/toy_reach.yaml", "--variant", variant), least_end=end, minutes=10, least_start=0.2, most_start=0.6
+            ("recipes/toy_reach.yaml", "--variant", variant),
+            least_end=end,
+            minutes=10,
+            least_start=0.2,
+            most_start=0.6,
+            shares="flow_toy_reach",
+            rl=folder,
         )
-        for way, variant, end in (
-            ("ppo", "flow", 0.9),
-            ("grpo", "flow_grpo", 0.9),
-            ("noise", "flow_noise", 0.9),
-            ("nft", "flow_nft", 0.9),
-            ("fpo", "flow_fpo", 0.0),
-            ("dppo", "flow_dppo", 0.0),
+        for way, variant, folder, end in (
+            ("ppo", "flow", "ppo", 0.9),
+            ("grpo", "flow_grpo", "flow_grpo", 0.9),
+            ("noise", "flow_noise", "flow_noise", 0.9),
+            ("nft", "flow_nft", "flow_nft", 0.9),
+            ("fpo", "flow_fpo", "flow_fpo", 0.0),
+            ("dppo", "flow_dppo", "flow_dppo", 0.0),
         )
     },
     "flow_lift": Target(("recipes/quickstart.yaml", "--variant", "flow"), least_end=0.9, minutes=20, most_start=0.6),
@@ -84,10 +94,10 @@ def passed(target: Target, report: dict) -> bool:
     return target.least_start <= start <= target.most_start and end >= target.least_end and fast
 
 
-def effort(folder: Path, cores: int = 2) -> str:
+def effort(folder: Path, rl: str = "*", cores: int = 2) -> str:
     """Training episodes, and core seconds of reinforcement learning, until sampled success of an iteration is 90 %."""
     episodes = seconds = 0.0
-    for path in folder.glob("*/metrics.jsonl"):
+    for path in folder.glob(f"{rl}/metrics.jsonl"):
         for line in path.read_text().splitlines():
             metrics = json.loads(line)
             if "rollout/success_at_end" not in metrics:
@@ -124,13 +134,14 @@ def main() -> None:
     reports, rows = {}, []
     for task in args.tasks:
         for seed in args.seeds:
-            name = "_".join([task, *args.variant, str(seed)])
-            report = run(TARGETS[task], seed, args.variant, args.output / name)
+            target, name = TARGETS[task], "_".join([task, *args.variant, str(seed)])
+            folder = args.output / (name if target.shares is None else f"{target.shares}_{seed}")
+            report = run(target, seed, args.variant, folder)
             rates = [cell(report.get(key)) for key in ("sft", "sft_sampled", "rl", "rl_sampled")]
             seconds = report["seconds"]
             times = [duration(seconds[key]) if key in seconds else "-" for key in ("demos", "sft", "rl", "total")]
-            met = "yes" if passed(TARGETS[task], report) else "NO"
-            to_90 = effort(args.output / name)
+            met = "yes" if passed(target, report) else "NO"
+            to_90 = effort(folder, target.rl)
             rows.append((task, seed, *rates, report["episodes"], to_90, *times, met))
             reports[name] = {**report, "to_90": to_90, "passed": met == "yes"}
             write_json(args.output / "reports.json", reports)
