@@ -98,7 +98,7 @@ def ppo_memory(flags: PPORun, setting: CheckedRun) -> MemoryPlan | None:
     if learner_needs_critic(flags.algorithm) and not flags.algorithm.share_backbone:
         critic, start = setting.checkpoint, flags.critic_folder
         if start:
-            critic = check_checkpoint(start, flags.policy.unnorm_key)
+            critic = check_checkpoint(start, flags.policy.unnorm_key, overrides=setting.overrides)
         sketch = critic.sketch(row, flags.actor.without_adapters(), scalar_head=True)
         if sketch is None:
             return None
@@ -181,7 +181,8 @@ def sft_report(
         ("micro-batches per optimizer step (accumulation)", -(-own // sft.micro_train_batch_size)),
     ]
     row = checkpoint.row_shape(demos.instructions, demos.images[0].shape[1])
-    plan = sft_memory(checkpoint, row, own, sft.micro_train_batch_size, actor, strategy)
+    averages = bool(sft.ema_decay)
+    plan = sft_memory(checkpoint, row, own, sft.micro_train_batch_size, actor, strategy, averages=averages)
     if plan is None:
         return "\n\n".join((table(("amounts", ""), arithmetic), NO_MEMORY))
     plan.demonstrations = demos.image_bytes
@@ -189,7 +190,14 @@ def sft_report(
 
 
 def sft_memory(
-    checkpoint: Checkpoint, row: RowShape, rows: int, micro: int, actor: ActorConfig, strategy: StrategyConfig
+    checkpoint: Checkpoint,
+    row: RowShape,
+    rows: int,
+    micro: int,
+    actor: ActorConfig,
+    strategy: StrategyConfig,
+    *,
+    averages: bool = False,
 ) -> MemoryPlan | None:
     """Memory of one rank in supervised training; None if the family offers no sketch.
 
@@ -200,6 +208,7 @@ def sft_memory(
         micro: decisions per micro-batch.
         actor: adapters and memory options.
         strategy: ZeRO stage, precision and offloading.
+        averages: there is a moving average of the weights.
     """
     micro = min(rows, micro)
     sketch = checkpoint.sketch(row, actor)
@@ -207,7 +216,7 @@ def sft_memory(
         return None
     probed = probe(sketch, bf16=strategy.bf16, train_rows=micro, forward_rows=1)
     engine = engine_memory(probed, strategy, launched_world_size(), accumulates=rows > micro)
-    return MemoryPlan({"policy": engine})
+    return MemoryPlan({"policy": engine}, average=4 * probed.trainable if averages else 0)
 
 
 def memory_table(plan: MemoryPlan, *, plays: bool = True) -> str:

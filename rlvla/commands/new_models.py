@@ -58,10 +58,15 @@ def new_model_problems(
         problems += foreign_option_problems(run, actor)
     if run.pretrain == "compact" and actor is not None:
         problems += compact_option_problems(actor)
-    if demos is not None and run.unnorm_key is not None and run.unnorm_key not in demos.statistics:
-        given = {"value": run.unnorm_key, "path": run.demos[0], "known": ", ".join(sorted(demos.statistics))}
-        problems.append(problem("unnorm_key", "unknown_name", **given))
-    return problems
+    return problems if demos is None else problems + unnorm_key_problems(run, demos)
+
+
+def unnorm_key_problems(run: SupervisedRunConfig, demos: Demonstrations) -> list[Problem]:
+    """A key that names no entry of the demonstrations' statistics."""
+    if run.unnorm_key is None or run.unnorm_key in demos.statistics:
+        return []
+    given = {"value": run.unnorm_key, "path": run.demos[0], "known": ", ".join(sorted(demos.statistics))}
+    return [problem("unnorm_key", "unknown_name", **given)]
 
 
 def missing_of_new(run: SFTRunConfig, sizes: NewModelConfig) -> Mapping[str, str]:

@@ -18,7 +18,7 @@ from rlvla.data.demonstrations import Demonstrations
 from rlvla.data.frames import read_outcomes, split_episodes
 from rlvla.data.pairs import ranked_pairs
 from rlvla.envs.config import EnvConfig
-from rlvla.models.families import check_checkpoint
+from rlvla.models.families import Checkpoint, check_checkpoint, checkpoint_overrides
 from rlvla.trainer.supervised.config import NewModelConfig, RewardModelConfig, RewardRunConfig
 from rlvla.trainer.supervised.reward_model_trainer import RewardModelTrainer
 from rlvla.utils.cli.config_file import write_config_file
@@ -55,7 +55,7 @@ def run_reward_model(
         if is_new(run.pretrain):
             problems += new_model_problems(run, tiny, demos)
         else:
-            spec = check_checkpoint(run.pretrain, run.unnorm_key).spec
+            spec = _checked(run.pretrain, run, demos).spec
             problems += mismatch_with_policy(demos, " ".join(run.demos), spec, run.pretrain)
     except ConfigError as error:
         problems += error.problems
@@ -87,7 +87,7 @@ def _train(
         if strategy.is_main:
             new_model(pretrain, demos, run, tiny)
         strategy.barrier()
-    model = check_checkpoint(pretrain, run.unnorm_key).load_reward_model(new=True)
+    model = _checked(pretrain, run, demos).load_reward_model(new=True)
     env = EnvConfig().completed(demos.env_args | {"cameras": list(run.cameras or demos.env_args["cameras"])})
     record = PolicyRecord(env, tuple(demos.states_learned_from))
     trainer = RewardModelTrainer(model, demos, strategy, config, save_path, record, run.fallback_path)
@@ -99,6 +99,12 @@ def _train(
         print(table(("held-out episodes", "value"), [(n.split("/")[1], f"{v:.4g}") for n, v in metrics.items()]))
         print(f"{result}\nnext: python cli/train_ppo_vla.py --reward_pretrain {result} ...")
     return result
+
+
+def _checked(folder: str | Path, run: RewardRunConfig, demos: Demonstrations) -> Checkpoint:
+    """The checkpoint to start from, for the cameras of the episodes."""
+    overrides = checkpoint_overrides(folder, run, run.cameras or demos.env_args.get("cameras") or ())
+    return check_checkpoint(folder, run.unnorm_key, overrides=overrides)
 
 
 def _pair_problems(config: RewardModelConfig, ranks: int) -> list[Problem]:

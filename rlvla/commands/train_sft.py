@@ -25,6 +25,7 @@ from rlvla.commands.new_models import (
     new_model,
     new_model_problems,
     size_problems,
+    unnorm_key_problems,
 )
 from rlvla.commands.policy_checks import supervision_problems, wandb_problems
 from rlvla.commands.problem_texts import problem, unread
@@ -38,6 +39,7 @@ from rlvla.envs.splits import LearnedStates, UnseenStates
 from rlvla.models.config import ActorConfig
 from rlvla.models.families import Checkpoint, check_checkpoint, checkpoint_overrides
 from rlvla.models.lerobot.cameras import camera_problems, read_camera_map
+from rlvla.models.lerobot.processors import without_statistics
 from rlvla.models.policy import Policy
 from rlvla.models.vla.choices import REGRESSION
 from rlvla.rollout import RolloutEngine
@@ -329,7 +331,8 @@ def _problems(run: SFTRunConfig, config: SFTConfig, actor: ActorConfig) -> list[
 def _overrides(
     folder: str | Path, run: SFTRunConfig, tiny: NewModelConfig, demos: Demonstrations | None
 ) -> dict[str, Any]:
-    cameras = run.cameras or ((demos.env_args.get("cameras") or ()) if demos is not None else ())
+    """What a run changes about a folder; `demos` are None where the folder's own cameras count."""
+    cameras = () if demos is None else run.cameras or demos.env_args.get("cameras") or ()
     flags = SimpleNamespace(
         center_crop=run.center_crop,
         model_variant=run.model_variant,
@@ -352,8 +355,11 @@ def _start_problems(
     sft: SFTConfig,
 ) -> list[Problem]:
     """Problems if the initial checkpoint is incomplete or does not fit the demonstrations."""
-    seen = None if run.fit_to_demos else demos
-    checkpoint = check_checkpoint(run.pretrain, run.unnorm_key, overrides=_overrides(run.pretrain, run, tiny, seen))
+    if run.fit_to_demos:
+        checkpoint = _before_refit(run, tiny)
+    else:
+        overrides = _overrides(run.pretrain, run, tiny, demos)
+        checkpoint = check_checkpoint(run.pretrain, run.unnorm_key, overrides=overrides)
     spec = checkpoint.spec
     problems = [*checkpoint.option_problems(actor_config), *supervision_problems(spec.missing, sft)]
     if tiny.action_chunk_len not in (None, spec.action_chunk_len):
@@ -373,14 +379,21 @@ def _fit_problems(
     mapping, problems = read_camera_map(run.camera_map)
     if mapping and not problems:
         problems += camera_problems(mapping, run.cameras or demos.env_args["cameras"], list(mapping.values()))
+    wrong = unnorm_key_problems(run, demos)
     if demos.proprio is None:
-        return [*problems, problem("fit_to_demos", "no_state", value=" ".join(run.demos))]
-    return problems + checkpoint.refitted(None, lerobot_facts(demos, run, tiny))
+        wrong.append(problem("fit_to_demos", "no_state", value=" ".join(run.demos)))
+    return problems + (wrong or checkpoint.refitted(None, lerobot_facts(demos, run, tiny)))
+
+
+def _before_refit(run: SFTRunConfig, tiny: NewModelConfig) -> Checkpoint:
+    """The folder of a run with `--fit_to_demos`: its cameras and statistics, and their name, are to be replaced."""
+    with without_statistics():
+        return check_checkpoint(run.pretrain, overrides=_overrides(run.pretrain, run, tiny, None))
 
 
 def _refit(folder: Path, demos: Demonstrations, run: SFTRunConfig, tiny: NewModelConfig) -> None:
     """Write the initial policy of a run with `--fit_to_demos`."""
-    check_checkpoint(run.pretrain).refitted(folder, lerobot_facts(demos, run, tiny))
+    _before_refit(run, tiny).refitted(folder, lerobot_facts(demos, run, tiny))
 
 
 def _training_rows(validation: ValidationConfig, demos: Demonstrations, seed: int) -> int:

@@ -22,6 +22,7 @@ from rlvla.models.lerobot.adapters import flow_lora_layers
 from rlvla.models.lerobot.codec import LeRobotCodec
 from rlvla.models.lerobot.new import NewPolicyFacts, write_settings
 from rlvla.models.lerobot.policy import LeRobotFiles, LeRobotPolicy, lerobot_spec, row_tokens
+from rlvla.models.lerobot.refit import new_statistics
 from rlvla.models.lerobot.settings import LEROBOT_SETTINGS, LeRobotSettings, read_settings
 from rlvla.models.lerobot.sketch import LeRobotSketch
 from rlvla.models.policy import Policy
@@ -108,7 +109,7 @@ class LeRobotCheckpoint(Checkpoint):
         return problems
 
     def refitted(self, target: Path | None, facts: NewPolicyFacts) -> list[Problem]:
-        """See `Checkpoint.refitted`; states and actions must fit into the padding of the network."""
+        """See `Checkpoint.refitted`; states, actions and statistics must be such that the network can read them."""
         config, problems = self.files.config, []
         sizes = {
             "states": (facts.state_dim, config.max_state_dim),
@@ -118,6 +119,10 @@ class LeRobotCheckpoint(Checkpoint):
             if own > most:
                 text = f"--fit_to_demos: the demonstrations have {what} of {own} numbers, the network reads {most}"
                 problems.append(Problem("fit_to_demos", "mismatch", text))
+        try:
+            new_statistics(facts, config.normalization_mapping)
+        except ConfigError as error:
+            problems += [problem.of_flag("fit_to_demos") for problem in error.problems]
         if target is not None and not problems:
             self.files.refit(target, facts)
             write_settings(target, facts, self.settings.n_action_steps)
@@ -134,8 +139,9 @@ class LeRobotCheckpoint(Checkpoint):
 
     def row_shape(self, instructions: Sequence[str], num_images: int) -> RowShape:
         """See `Checkpoint.row_shape`."""
-        words = self.files.prefix_tokens(list(set(instructions)), 0)
-        return RowShape(num_images, max(words, default=1) - 1)
+        texts = list(set(instructions))
+        tokens, _ = self.files.prompts(texts, torch.zeros(len(texts), self.spec.proprio_dim))
+        return RowShape(num_images, tokens.shape[1])
 
     def sketch(self, row: RowShape, config: ActorConfig, *, scalar_head: bool = False) -> Callable[[], Sketch]:
         """See `Checkpoint.sketch`."""

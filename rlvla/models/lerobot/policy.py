@@ -91,6 +91,7 @@ class FlowConfig(Protocol):
     max_state_dim: int
     max_action_dim: int
     empty_cameras: int
+    normalization_mapping: Mapping[str, str]
 
 
 class LeRobotFiles(Protocol):

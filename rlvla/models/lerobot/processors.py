@@ -6,7 +6,9 @@ Before, statistics were tensors in model.safetensors, e.g. `normalize_inputs.buf
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,17 @@ _NEUTRAL = {"rename_observations_processor", "to_batch_processor", "device_proce
 # Prefixes of the statistics in folders written before LeRobot 0.4.
 OLD_PREFIXES = ("normalize_inputs.buffer_", "normalize_targets.buffer_", "unnormalize_outputs.buffer_")
 _Statistics = dict[str, dict[str, np.ndarray]]
+_without_statistics = ContextVar("without_statistics", default=False)
+
+
+@contextmanager
+def without_statistics() -> Iterator[None]:
+    """Within the block, folders are read without their statistics, which are about to be replaced."""
+    token = _without_statistics.set(True)
+    try:
+        yield
+    finally:
+        _without_statistics.reset(token)
 
 
 @dataclass(frozen=True)
@@ -93,7 +106,8 @@ def read_processors(
         text = f"{folder / missing[0]} is missing; copy the whole folder as LeRobot saved it"
         problems.append(Problem(None, "missing_file", text))
     try:
-        stored = old_statistics(folder / "model.safetensors", features) if older else {}
+        wanted = older and not _without_statistics.get()
+        stored = old_statistics(folder / "model.safetensors", features) if wanted else {}
     except ConfigError as error:
         return Processors(_identity(), _identity()), [*problems, *error.problems]
     if problems:
@@ -170,6 +184,8 @@ def _normalizer(
     mode = modes.get(kind, "IDENTITY")
     # LeRobot leaves observations alone that a step does not list; actions are not looked up.
     if mode == "IDENTITY" or (key != ACTION and any(key not in names for names in listed)):
+        return _identity(), []
+    if _without_statistics.get():
         return _identity(), []
     source = f"{folder / 'model.safetensors'}"
     if step is not None:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from rlvla.models.lerobot.folder import CONFIG_FILE, LeRobotFolder, write_folder
 from rlvla.models.lerobot.new import NewPolicyFacts
 from rlvla.models.lerobot.processors import (
@@ -25,6 +27,14 @@ STATE_FILES = (
     f"policy_postprocessor_step_0_{UNNORMALIZER}.safetensors",
 )
 _OF_OTHER_DATA = {PREPROCESSOR, POSTPROCESSOR, SETTINGS_FILE, "train_config.json", "README.md"}
+
+
+def new_statistics(facts: NewPolicyFacts, modes: Mapping[str, str]) -> dict[str, Tensor]:
+    """The content of the new files of statistics; errors as in `refit_folder`."""
+    statistics = {}
+    for mode in {modes.get(kind, "IDENTITY") for kind in ("STATE", "ACTION")}:
+        statistics |= statistics_tensors(facts.lerobot_statistics(), mode)
+    return statistics
 
 
 def refit_folder(
@@ -57,9 +67,7 @@ def refit_folder(
     kinds = {key: (feature.kind, feature.shape) for key, feature in {**features.inputs, **features.outputs}.items()}
     inputs, outputs = features_as_json(features.inputs), features_as_json(features.outputs)
     raw = {**folder.config, "input_features": inputs, "output_features": outputs, "empty_cameras": 0}
-    statistics = {}
-    for mode in {modes.get(kind, "IDENTITY") for kind in ("STATE", "ACTION")}:
-        statistics |= statistics_tensors(facts.lerobot_statistics(), mode)
+    statistics = new_statistics(facts, modes)
     left_out = _OF_OTHER_DATA | set(processors.state_files)
     tensors = folder.read_tensors()
     write_folder(

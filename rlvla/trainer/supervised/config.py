@@ -239,6 +239,8 @@ class RewardRunConfig(SupervisedRunConfig):
     fallback_path: str | None = fallback_path_flag("reward_model/")
     use_proprio: bool = arg(False, "a new model takes proprioception if the episodes have it")
     center_crop: bool | None = arg(None, "a new tiny model crops images to 90 % of their area (default: no)")
+    platform: str | None = arg(None, PLATFORM_HELP, choices=tuple(PLATFORMS))
+    camera_map: tuple[str, ...] = arg((), CAMERA_MAP_HELP, nargs="+", metavar="CAMERA=FEATURE")
 
 
 @dataclass(frozen=True)

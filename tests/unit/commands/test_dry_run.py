@@ -99,6 +99,21 @@ def test_the_critic_is_planned_as_it_is_trained(
     assert recomputing[part] < plain[part]
 
 
+def test_a_critic_of_its_own_is_planned_with_the_settings_of_the_run(
+    policy_folder: Path, tmp_path: Path, nothing_starts: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = {}
+
+    def check(folder: Path, key: str | None = None, **more: object) -> object:
+        read.update(more)
+        return check_checkpoint(folder, key)
+
+    monkeypatch.setattr("rlvla.commands.dry_run.check_checkpoint", check)
+    flags = ["--pretrain", str(policy_folder), "--critic_pretrain", str(policy_folder), *AMOUNTS, "--dry_run"]
+    train([*flags, "--save_path", str(tmp_path / "run"), "--model_variant", "oft"])
+    assert read["overrides"]["model_variant"] == "oft"
+
+
 def test_judges_and_demonstrations_of_ppo(
     policy_folder: Path,
     demos_file: Path,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+import torch
 
 from rlvla.memory.probe import probe
 from rlvla.models import Actor
@@ -142,6 +143,15 @@ def test_everything_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
     }
     text = str(error.value)
     assert "hf download google/paligemma" in text and "policy_postprocessor.json" in text
+
+
+@pytest.mark.parametrize("family", ["pi0", "pi05"])
+def test_estimated_prompts_are_as_long_as_real_ones(family: str, tmp_path: Path) -> None:
+    checkpoint: Any = check_checkpoint(build(tmp_path / "policy", family, {}))
+    checkpoint.files.tokenizer.padding = "longest"
+    texts = list(PolicyContract.instructions)
+    tokens, _ = checkpoint.files.prompts(texts, torch.zeros(len(texts), 2))
+    assert checkpoint.row_shape(texts, 2).prompt_tokens == tokens.shape[1]
 
 
 @pytest.mark.parametrize("family", ["pi0", "pi05"])
