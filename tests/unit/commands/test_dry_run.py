@@ -184,12 +184,15 @@ def test_sft(
 ) -> None:
     pretrain = str(policy_folder) if start == "checkpoint" else start
     flags = ["--demos", str(demos_file), "--pretrain", pretrain, "--save_path", str(tmp_path / "run"), "--dry_run"]
+    flags += ["--ema_decay", "0.9"]
     sft([*flags, "--max_epochs", "2", "--train_batch_size", "64", "--micro_train_batch_size", "10"])
     rows = numbers(capsys.readouterr().out)
     assert not (tmp_path / "run").exists()
     assert rows["episodes"] == 40 and rows["optimizer steps"] == 2 * (rows["decisions"] // 64)
     assert rows["micro-batches per optimizer step (accumulation)"] == 7
-    assert 0 < rows["policy: gradients"] <= rows["policy: weights"], "blocks that are not computed have none"
+    trained = rows["policy: gradients"]
+    assert rows["moving average of the actor"] == pytest.approx(trained, abs=0.11)
+    assert 0 < trained <= rows["policy: weights"], "blocks that are not computed have none"
     assert rows["total on the device at update, at most"] > 4 * rows["policy: weights"]
 
 

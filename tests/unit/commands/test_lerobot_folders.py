@@ -81,11 +81,19 @@ def plan(folder: Path, tmp_path: Path, *more: str) -> None:
     train_sft_main([*words, "--dry_run", *more])
 
 
-def test_the_recipe_starts(folder: Path, demos: Demonstrations, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_the_recipe_starts(
+    folder: Path,
+    demos: Demonstrations,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with pytest.raises(ConfigError):
         check_checkpoint(folder)  # of no use without the demonstrations
+    monkeypatch.setattr(train_sft, "sft_report", lambda checkpoint, *_: checkpoint.settings.camera_map)
     plan(folder, tmp_path)
-    assert "moving average" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "'agentview': 'observation.images.image'" in said and "'wrist': 'observation.images.image2'" in said
 
 
 def test_the_key_is_one_of_the_demonstrations(
