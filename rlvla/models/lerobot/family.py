@@ -21,10 +21,11 @@ from rlvla.models.flow.settings import ASKED_SCORES, FLOW_SETTINGS
 from rlvla.models.lerobot.adapters import flow_lora_layers
 from rlvla.models.lerobot.codec import LeRobotCodec
 from rlvla.models.lerobot.new import NewPolicyFacts, write_settings
-from rlvla.models.lerobot.policy import LeRobotFiles, LeRobotPolicy, lerobot_spec, row_tokens
+from rlvla.models.lerobot.policy import LeRobotFiles, LeRobotPolicy, choose_trainable, lerobot_spec, row_tokens
 from rlvla.models.lerobot.refit import new_statistics
 from rlvla.models.lerobot.settings import LEROBOT_SETTINGS, LeRobotSettings, read_settings
 from rlvla.models.lerobot.sketch import LeRobotSketch
+from rlvla.models.lerobot.std_head import std_problems
 from rlvla.models.policy import Policy
 from rlvla.utils.errors import ConfigError, Problem
 
@@ -93,7 +94,7 @@ class LeRobotCheckpoint(Checkpoint):
         problems = []
         if config.lora_rank:
             network = self.files.empty_network()
-            network.set_trainable(train_expert_only=config.train_expert_only)
+            choose_trainable(network, config)
             try:
                 flow_lora_layers(network, config.lora_targets)
             except ConfigError as error:
@@ -187,6 +188,8 @@ class LeRobotFamily(PolicyFamily):
             problems += wrong
         except ConfigError as error:
             problems += error.problems
+        if files is not None and settings is not None and settings.flow.learns_std:
+            problems += std_problems(folder, files.empty_network().expert_width, config.features.action_dim)
         if settings is not None and settings.unnorm_key and unnorm_key not in (None, "", settings.unnorm_key):
             text = f"{folder} has the statistics of {settings.unnorm_key} alone; leave --unnorm_key {unnorm_key} out"
             problems.append(Problem("unnorm_key", "unknown_name", text))

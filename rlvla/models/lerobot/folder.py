@@ -29,7 +29,8 @@ _DTYPES = {
     "I32": torch.int32,
     "BOOL": torch.bool,
 }
-_WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".onnx", ".gguf"}
+_OTHER_WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".pkl", ".npz", ".h5", ".msgpack", ".onnx", ".gguf"}
+_LEFT_OUT = _OTHER_WEIGHTS | {".py"}
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,8 @@ class LeRobotFolder:
         config: content of its config.json.
         shapes: name -> shape of every tensor in model.safetensors.
         dtypes: name -> dtype of the same.
-        companions: every other file that belongs to it, by its path in the folder.
+        companions: every other file that belongs to it, by its path in the folder; neither code nor other weights,
+            except the tensors of the pipelines.
         metadata: of model.safetensors.
     """
 
@@ -65,12 +67,13 @@ class LeRobotFolder:
             raise _unreadable(self.path / WEIGHTS_FILE, error) from None
 
 
-def read_folder(path: Path, *, subfolder: str | None = None) -> LeRobotFolder:
+def read_folder(path: Path, *, state_files: Iterable[str] = (), subfolders: Iterable[str] = ()) -> LeRobotFolder:
     """Read a folder's configuration, the names of its tensors, and its small files.
 
     Args:
         path: the folder.
-        subfolder: a folder inside it, without weights, that belongs to it; None: there is none.
+        state_files: files with the tensors of the pipelines, by their paths in the folder.
+        subfolders: folders inside it whose files belong to it, but for weights and code.
 
     Raises:
         ConfigError: config.json or model.safetensors is missing or unreadable.
@@ -98,13 +101,13 @@ def read_folder(path: Path, *, subfolder: str | None = None) -> LeRobotFolder:
         text = f"{where}; {', '.join(_DTYPES)} can be read, so convert it, or use an unquantized copy"
         raise ConfigError.of(None, "invalid_file", text)
     dtypes = {name: _DTYPES[kind] for name, kind in kinds.items()}
-    return LeRobotFolder(path, config, shapes, dtypes, _companions(path, subfolder), metadata)
+    return LeRobotFolder(path, config, shapes, dtypes, _companions(path, state_files, subfolders), metadata)
 
 
-def _companions(path: Path, subfolder: str | None) -> dict[str, bytes]:
-    files = [file for file in path.iterdir() if file.name != WEIGHTS_FILE]
-    if subfolder is not None:
-        files += [file for file in (path / subfolder).iterdir() if file.suffix not in _WEIGHTS]
+def _companions(path: Path, state_files: Iterable[str], subfolders: Iterable[str]) -> dict[str, bytes]:
+    folders = [path, *(path / name for name in subfolders)]
+    files = [file for folder in folders for file in folder.iterdir() if file.suffix.lower() not in _LEFT_OUT]
+    files += [path / name for name in state_files]
     belonging = {
         str(file.relative_to(path)): file
         for file in files

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -27,13 +27,12 @@ from rlvla.models.lerobot.prefix import Prefix
 from rlvla.models.lerobot.processors import Processors
 from rlvla.models.lerobot.prompts import PromptTokenizer
 from rlvla.models.lerobot.settings import SETTINGS_FILE, LeRobotSettings
+from rlvla.models.lerobot.std_head import STD_FILE, load_std_head
 from rlvla.models.lora import StartParts
 from rlvla.models.network_policy import NetworkPolicy
 from rlvla.models.policy import PolicySpec
 from rlvla.models.value_models import scalar_head
 from rlvla.utils.files import write_json
-
-STD_FILE = "flow_std.safetensors"
 
 
 class FlowNetwork(Protocol):
@@ -213,24 +212,14 @@ class LeRobotPolicy(NetworkPolicy):
         self.files, self.settings, self.config = files, settings, config or ActorConfig()
         self._denoised, self._order = denoised, settings.image_order(sizes.features.cameras)
         self.network: Any = files.load_network() if network is None else network
-        self.network.set_trainable(
-            train_expert_only=self.config.train_expert_only,
-            freeze_vision_encoder=self.config.freeze_vision_backbone or None,
-        )
+        choose_trainable(self.network, self.config)
         if self.config.lora_rank:
             add_flow_adapters(self.network, self.config)
-        self.std_head = self._std_head() if settings.flow.learns_std else None
+        place, widths = files.folder.path, (self.network.expert_width, self.spec.action_dim)
+        self.std_head = load_std_head(place, *widths) if settings.flow.learns_std else None
         parts = ("std_head",) if self.std_head is not None else ()  # trained in full even with adapters
         self._start = StartParts(self, parts) if self.config.lora_rank else None
         self.value_head = scalar_head(self.spec.feature_dim) if value_head else None
-
-    def _std_head(self) -> nn.Linear:
-        """Starts at zero, in the middle of the range of `learned_std`."""
-        head = scalar_head(self.network.expert_width, self.spec.action_dim)
-        path = self.files.folder.path / STD_FILE
-        if path.is_file():
-            head.load_state_dict(load_file(str(path)))
-        return head
 
     def observations(self, images: Tensor, proprio: Tensor | None, instructions: Sequence[str]) -> dict[str, Any]:
         """See `NetworkPolicy.observations`."""
@@ -352,6 +341,13 @@ class LeRobotPolicy(NetworkPolicy):
     @property
     def _dtype(self) -> torch.dtype:
         return next(self.network.parameters()).dtype
+
+
+def choose_trainable(network: Any, config: ActorConfig) -> None:
+    """Freeze the parameters of a `FlowNetwork` that neither a run nor the policy's config.json wants trained."""
+    network.set_trainable(
+        train_expert_only=config.train_expert_only, freeze_vision_encoder=config.freeze_vision_backbone or None
+    )
 
 
 def row_tokens(files: LeRobotFiles, instructions: Sequence[str], num_images: int) -> list[int]:

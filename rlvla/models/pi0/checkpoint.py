@@ -209,7 +209,8 @@ def check_pi0(path: str | Path) -> Pi0Checkpoint:
     name = processors.text.get("tokenizer_name", PALIGEMMA)
     folder = sizes = tokenizer = None
     try:
-        folder = read_folder(path, subfolder=_inside(path, name))
+        inner = _inside(path, name)
+        folder = read_folder(path, state_files=processors.state_files, subfolders=[inner] if inner else [])
     except ConfigError as error:
         problems += error.problems
     try:

@@ -193,12 +193,12 @@ def check_smolvla(path: str | Path) -> SmolVLACheckpoint:
     inner = config.vlm_model_name if not Path(config.vlm_model_name).is_absolute() else None
     inside = inner is not None and ".." not in Path(inner).parts and (path / inner).is_dir() and Path(inner) != Path()
     folder = vlm_folder = vlm = tokenizer = None
-    try:
-        folder = read_folder(path, subfolder=inner if inside else None)
-    except ConfigError as error:
-        problems += error.problems
     processors, wrong = read_processors(path, config.features, config.normalization_mapping, text_steps={TEXT_STEP})
     problems += wrong
+    try:
+        folder = read_folder(path, state_files=processors.state_files, subfolders=[inner] if inside else [])
+    except ConfigError as error:
+        problems += error.problems
     try:
         vlm_folder = find_vlm(config.vlm_model_name, path)
         vlm = read_vlm(vlm_folder)

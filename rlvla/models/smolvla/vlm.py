@@ -14,6 +14,7 @@ from rlvla.utils.errors import ConfigError, Problem
 CONFIG_FILE = "config.json"
 _FILES = (CONFIG_FILE, *TOKENIZER_FILES)
 _MULTIPLE = 256  # widths of the expert's MLPs are multiples of it
+_MOST_LAYERS, _LARGEST = 2**10, 2**20
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,7 @@ class VlmConfig:
         if raw.get("model_type") != "smolvlm":
             text = f"{where}: model_type is {raw.get('model_type')!r}, not 'smolvlm', as vlm_model_name needs"
             raise ConfigError.of(None, "mismatch", text)
+        from transformers.activations import ACT2FN
         from transformers.models.smolvlm.configuration_smolvlm import SmolVLMConfig
 
         try:
@@ -108,7 +110,7 @@ class VlmConfig:
             )
             activation, scale = text.hidden_act, config.scale_factor
             layers, vocabulary = text.num_hidden_layers, text.vocab_size
-        except (TypeError, ValueError, AttributeError, ZeroDivisionError) as error:
+        except Exception as error:  # transformers checks the types of its settings with exceptions of its own
             reason = " ".join(str(error).split())[:200]
             raise ConfigError.of(
                 None, "invalid_file", f"{where} is not the configuration of a SmolVLM ({reason})"
@@ -116,11 +118,18 @@ class VlmConfig:
         whole = {"scale_factor": scale, "image_size": vision.image_size, "patch_size": vision.patch_size}
         whole |= {"hidden_size": sizes.width, "num_attention_heads": sizes.heads, "head_dim": head_dim}
         whole |= {"num_key_value_heads": sizes.kv_heads, "num_hidden_layers": layers, "vocab_size": vocabulary}
+        whole |= {"intermediate_size": sizes.mlp_width}
+        names = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+        whole |= {f"{name} of vision_config": getattr(vision, name) for name in names}
+        most = {name: _MOST_LAYERS if name.startswith("num_hidden_layers") else _LARGEST for name in whole}
         problems = [
-            f"{name} is {value!r}, not a positive whole number"
+            f"{name} is {value!r}, not a whole number from 1 to {most[name]}"
             for name, value in whole.items()
-            if not fits(value, int) or value < 1
+            if not fits(value, int) or not 1 <= value <= most[name]
         ]
+        for name, eps in {"rms_norm_eps": sizes.eps, "layer_norm_eps of vision_config": vision.layer_norm_eps}.items():
+            if not fits(eps, float) or eps <= 0:
+                problems.append(f"{name} is {eps!r}, not a positive number")
         if not problems:
             if sizes.heads % sizes.kv_heads or head_dim % 2:
                 problems.append(f"{sizes.heads} heads, {sizes.kv_heads} key-value heads of width {head_dim} do not fit")
@@ -128,6 +137,10 @@ class VlmConfig:
                 problems.append(f"vision width {vision.hidden_size} does not fit {vision.num_attention_heads} heads")
         if activation != "silu":
             problems.append(f"hidden_act is {activation!r}; silu is supported")
+        if vision.hidden_act not in ACT2FN:
+            problems.append(f"hidden_act of vision_config is {vision.hidden_act!r}, which transformers does not know")
+        if vision.num_channels != 3:
+            problems.append(f"num_channels of vision_config is {vision.num_channels!r}; images have 3")
         if problems:
             raise ConfigError(Problem(None, "invalid_file", f"{where}: {text}") for text in problems)
         tied = bool(raw.get("tie_word_embeddings", False))

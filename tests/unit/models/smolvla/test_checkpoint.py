@@ -78,6 +78,24 @@ def test_changed_weights_are_written_and_nothing_else(checkpoint: SmolVLACheckpo
             assert path.read_bytes() == (tmp_path / "new" / path.relative_to(source)).read_bytes()
 
 
+def test_weights_and_code_that_are_not_the_policys_are_left_behind(folder: Path, tmp_path: Path) -> None:
+    """Only the tensors that the pipelines name belong to a policy, wherever they are."""
+    (folder / "statistics").mkdir()
+    shutil.move(folder / STATE_FILE, folder / "statistics" / "kept.safetensors")
+    edit(folder / "policy_preprocessor.json", lambda c: c["steps"][5].update(state_file="statistics/kept.safetensors"))
+    others = ("optimizer.pt", "reward_head.safetensors", "flow_std.safetensors", "modeling.py", "vlm/model.safetensors")
+    for name in others:
+        (folder / name).write_bytes(b"x")
+    checkpoint = check_smolvla(folder)
+    checkpoint.save(tmp_path / "copy", checkpoint.load_network().state_dict())
+    copied, present = (
+        {str(file.relative_to(root)) for file in root.rglob("*") if file.is_file()}
+        for root in (tmp_path / "copy", folder)
+    )
+    assert copied == present - set(others) and "statistics/kept.safetensors" in copied
+    check_smolvla(tmp_path / "copy")
+
+
 def test_a_copy_can_be_written_without_the_source(folder: Path, tmp_path: Path) -> None:
     checkpoint = check_smolvla(folder)
     state = checkpoint.load_network().state_dict()
@@ -199,6 +217,10 @@ def _infinite_statistics(folder: Path) -> None:
     resave(folder / STATE_FILE, lambda t: t["observation.state.std"].fill_(float("inf")))
 
 
+def _vlm_setting(part: str, name: str, value: Any) -> Callable[[Path], None]:
+    return lambda folder: edit(folder / "vlm" / "config.json", lambda c: c[part].update({name: value}))
+
+
 BAD: dict[str, tuple[Callable[[Path], Any], str, str]] = {
     "other type": (lambda f: edit(f / "config.json", lambda c: c.update(type="act")), "mismatch", "act"),
     "no config": (lambda f: (f / "config.json").unlink(), "missing_file", "config.json"),
@@ -239,6 +261,26 @@ BAD: dict[str, tuple[Callable[[Path], Any], str, str]] = {
         "mismatch",
         "llava",
     ),
+    **{
+        f"{name} {value} of the {part}": (_vlm_setting(part, name, value), "invalid_file", "vlm/config.json")
+        for part, name, value in (
+            ("text_config", "hidden_size", "x"),
+            ("text_config", "hidden_size", 0),
+            ("text_config", "rms_norm_eps", "x"),
+            ("text_config", "rms_norm_eps", -1.0),
+            ("text_config", "num_hidden_layers", "x"),
+            ("text_config", "num_hidden_layers", 10**9),
+            ("text_config", "vocab_size", 2**62),
+            ("text_config", "model_type", "x"),
+            ("text_config", "hidden_act", "x"),
+            ("vision_config", "num_attention_heads", 0),
+            ("vision_config", "num_hidden_layers", "x"),
+            ("vision_config", "layer_norm_eps", 0.0),
+            ("vision_config", "hidden_act", "x"),
+            ("vision_config", "hidden_act", ["gelu"]),
+            ("vision_config", "num_channels", 4),
+        )
+    },
     "images that do not fit": (
         lambda f: edit(f / "config.json", lambda c: c.update(resize_imgs_with_padding=[40, 40])),
         "invalid_file",

@@ -23,6 +23,7 @@ from rlvla.models.inspection import describe
 from rlvla.models.lerobot.new import NewPolicyFacts
 from rlvla.models.lerobot.policy import LeRobotPolicy
 from rlvla.models.lerobot.settings import SETTINGS_FILE
+from rlvla.models.lerobot.std_head import STD_FILE
 from rlvla.models.policy import TRAINING_NOISE, Decision
 from rlvla.models.smolvla.tiny import TinyVlm, build_tiny_smolvla
 from rlvla.models.testing import PolicyContract
@@ -313,6 +314,38 @@ def test_everything_that_is_wrong_is_said_at_once(folder: Path, tmp_path: Path) 
     }
     text = str(error.value)
     assert "vlm_model_name" in text and "policy_postprocessor.json" in text and "observation.images.wrist" in text
+
+
+@pytest.mark.parametrize("damage", ["bytes", "shape", "infinite"])
+def test_a_damaged_head_of_the_noise_is_named(damage: str, folder: Path, tmp_path: Path) -> None:
+    learned = {"flow_method": "noise", "flow_noisy_steps": "all"}
+    bad = tmp_path / "bad"
+    policy = load(folder, **learned)
+    policy.save_pretrained(bad)
+    check_checkpoint(bad)
+    tensors = load_file(str(bad / STD_FILE))
+    if damage == "bytes":
+        (bad / STD_FILE).write_bytes(b"x" * 20)
+    elif damage == "shape":
+        save_file({**tensors, "bias": torch.zeros(9)}, bad / STD_FILE)
+    else:
+        save_file({**tensors, "bias": torch.full((3,), float("inf"))}, bad / STD_FILE)
+    with pytest.raises(ConfigError) as error:
+        check_checkpoint(bad, overrides={"action_chunk_len": 9})
+    problems = error.value.problems
+    assert [(problem.flag, problem.reason) for problem in problems] == [
+        ("action_chunk_len", "mismatch"),
+        (None, "invalid_file"),
+    ]
+    assert str(bad / STD_FILE) in problems[1]
+    check_checkpoint(bad, overrides={"flow_method": "ode"}).load_policy()
+
+
+def test_adapters_of_what_is_frozen_are_refused_before_the_weights_are_read(tmp_path: Path) -> None:
+    folder = build(tmp_path / "policy", {}, freeze_vision_encoder=False, train_expert_only=False)
+    for config in (ActorConfig(lora_rank=2, lora_targets=("fc1",), freeze_vision_backbone=frozen) for frozen in (0, 1)):
+        problems = check_checkpoint(folder).option_problems(config)
+        assert [problem.flag for problem in problems] == ["lora_targets"] * config.freeze_vision_backbone
 
 
 def test_options_without_a_meaning_are_refused(folder: Path) -> None:
