@@ -52,6 +52,14 @@ NOT_RUN = {
     "deepspeed -q --num_accelerators 2 benchmarks/memory_plan.py": "as above",
     "python benchmarks/lift_overlap.py": "plays with the policy of the quickstart",
     "python benchmarks/share_backbone.py": "six learning runs",
+    "hf download": "needs the network",
+    "python cli/inspect_vla.py --pretrain checkpoints/smolvla_base": "needs 900 MB of weights; "
+    "tests/integration/test_smolvla_training.py runs these commands with small ones",
+    "python cli/train_sft_vla.py --pretrain checkpoints/smolvla_base": "as above",
+    "python cli/eval_vla.py --pretrain checkpoints/smolvla_libero": "as above",
+    "python cli/train_ppo_vla.py --pretrain runs/libero_sft/policy": "as above",
+    "lerobot-eval": "needs LeRobot",
+    "python benchmarks/lerobot_agreement.py": "needs LeRobot; its results are test vectors",
 }
 
 TINY = "--tiny_vision_dim 16 --tiny_llm_dim 32 --tiny_llm_layers 1"
