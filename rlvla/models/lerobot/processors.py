@@ -21,11 +21,13 @@ from torch import Tensor
 
 from rlvla.models.lerobot.features import ACTION, STATE, Features, mode_problems
 from rlvla.models.lerobot.normalization import EPSILON, Normalizer, normalizer_problems
-from rlvla.utils.data_files import fits, inside, read_json
+from rlvla.models.lerobot.prompts import lasting_name
+from rlvla.utils.data_files import fits, inside, parse_json, read_json
 from rlvla.utils.errors import ConfigError, Problem
 
 PREPROCESSOR, POSTPROCESSOR = "policy_preprocessor.json", "policy_postprocessor.json"
 NORMALIZER, UNNORMALIZER, TOKENIZER = "normalizer_processor", "unnormalizer_processor", "tokenizer_processor"
+TOKENIZER_NAME = "tokenizer_name"
 # Steps that leave the numbers alone.
 _NEUTRAL = {"rename_observations_processor", "to_batch_processor", "device_processor"}
 # Prefixes of the statistics in folders written before LeRobot 0.4.
@@ -66,7 +68,7 @@ class Processors:
     Attributes:
         state: normalizes states.
         action: its inverse turns what the network predicts into actions.
-        text: settings of the tokenizer step; empty in an older folder.
+        text: settings of the tokenizer step, its tokenizer as in `lasting_name`; empty in an older folder.
         state_files: files with statistics.
         steps: settings of the steps before the network by name, in their order.
     """
@@ -76,6 +78,16 @@ class Processors:
     text: Mapping[str, Any] = field(default_factory=dict)
     state_files: tuple[str, ...] = ()
     steps: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def preprocessor(self, companions: Mapping[str, bytes]) -> dict[str, dict[str, Any]]:
+        """The first pipeline of a folder with these files as a copy of the folder has it: file name -> content."""
+        if PREPROCESSOR not in companions:
+            return {}
+        content = parse_json(companions[PREPROCESSOR], PREPROCESSOR)
+        for step in content["steps"]:
+            if TOKENIZER_NAME in self.text and step.get("registry_name", step.get("class")) == TOKENIZER:
+                step["config"][TOKENIZER_NAME] = self.text[TOKENIZER_NAME]
+        return {PREPROCESSOR: content}
 
 
 def read_processors(
@@ -121,8 +133,11 @@ def read_processors(
         sides.append(normalizer)
         problems += wrong
     before = {step.name: step.config for step in pipelines[0]}
+    text = dict(before.get(TOKENIZER, {}))
+    if isinstance(text.get(TOKENIZER_NAME), str):
+        text[TOKENIZER_NAME] = lasting_name(text[TOKENIZER_NAME], folder)
     files = dict.fromkeys(step.state_file for steps in pipelines for step in steps if step.state_file)
-    return Processors(sides[0], sides[1], before.get(TOKENIZER, {}), tuple(files), before), problems
+    return Processors(sides[0], sides[1], text, tuple(files), before), problems
 
 
 def _identity() -> Normalizer:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -46,6 +47,23 @@ def find_folder(name: str, policy_folder: Path, file: str, *, setting: str, file
     where = f"{policy_folder}/{setting} {name!r} is not on this machine"
     needed = f"{', '.join(files[:-1])} and {files[-1]}"
     raise ConfigError.of(None, "missing_file", f"{where}; its {needed} are needed: {remedy}")
+
+
+def inner_folders(names: Iterable[object], policy_folder: Path) -> list[str]:
+    """Those of the names that are folders inside the policy's, which belong to it."""
+    inner = {os.path.normpath(name) for name in names if isinstance(name, str) and not Path(name).is_absolute()}
+    return sorted(name for name in inner if not _leaves(name) and name != "." and (policy_folder / name).is_dir())
+
+
+def lasting_name(name: str, policy_folder: Path) -> str:
+    """The name as a copy of the policy elsewhere can use it: absolute, if it is a folder outside the policy's."""
+    if _leaves(os.path.normpath(name)) and (policy_folder / name).is_dir():
+        return str((policy_folder / name).resolve())
+    return name
+
+
+def _leaves(name: str) -> bool:
+    return name.split(os.sep)[0] == os.pardir
 
 
 def _cached(name: str, file: str) -> Path | None:

@@ -23,7 +23,7 @@ from rlvla.models.lerobot.folder import (
 from rlvla.models.lerobot.images import to_network_range
 from rlvla.models.lerobot.new import NewPolicyFacts
 from rlvla.models.lerobot.processors import NORMALIZER, OLD_PREFIXES, Processors, read_processors
-from rlvla.models.lerobot.prompts import PromptTokenizer, with_new_line
+from rlvla.models.lerobot.prompts import PromptTokenizer, inner_folders, with_new_line
 from rlvla.models.lerobot.refit import refit_folder
 from rlvla.models.pi0.config import PI0, PI05, Pi0Config
 from rlvla.models.pi0.network import VLM, Pi0Network
@@ -184,7 +184,7 @@ class Pi0Checkpoint:
             Path(target),
             {name: lossless(tensor, self.folder.dtypes[name]) for name, tensor in tensors.items()},
             companions=self.folder.companions,
-            contents={CONFIG_FILE: self.config.to_json()},
+            contents={CONFIG_FILE: self.config.to_json(), **self.processors.preprocessor(self.folder.companions)},
             metadata=self.folder.metadata,
         )
 
@@ -209,8 +209,7 @@ def check_pi0(path: str | Path) -> Pi0Checkpoint:
     name = processors.text.get("tokenizer_name", PALIGEMMA)
     folder = sizes = tokenizer = None
     try:
-        inner = _inside(path, name)
-        folder = read_folder(path, state_files=processors.state_files, subfolders=[inner] if inner else [])
+        folder = read_folder(path, state_files=processors.state_files, subfolders=inner_folders([name], path))
     except ConfigError as error:
         problems += error.problems
     try:
@@ -240,13 +239,6 @@ def check_pi0(path: str | Path) -> Pi0Checkpoint:
     used = set(names.values())
     extras = folder.read_tensors([name for name in folder.shapes if name not in used])
     return Pi0Checkpoint(folder, config, sizes, processors, tokenizer, prompt_state_dim, names, extras)
-
-
-def _inside(path: Path, name: object) -> str | None:
-    """The tokenizer's folder if it is part of the policy's."""
-    if not isinstance(name, str) or Path(name).is_absolute() or ".." in Path(name).parts or Path(name) == Path():
-        return None
-    return name if (path / name).is_dir() else None
 
 
 def _tokenizer(path: Path, name: object, config: Pi0Config, processors: Processors) -> PromptTokenizer:

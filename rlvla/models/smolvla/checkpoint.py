@@ -22,7 +22,7 @@ from rlvla.models.lerobot.folder import (
 from rlvla.models.lerobot.images import to_network_range
 from rlvla.models.lerobot.new import NewPolicyFacts
 from rlvla.models.lerobot.processors import OLD_PREFIXES, Processors, read_processors
-from rlvla.models.lerobot.prompts import PromptTokenizer
+from rlvla.models.lerobot.prompts import PromptTokenizer, inner_folders, lasting_name
 from rlvla.models.lerobot.refit import refit_folder
 from rlvla.models.smolvla.config import SmolVLAConfig
 from rlvla.models.smolvla.network import SmolVLANetwork
@@ -143,7 +143,7 @@ class SmolVLACheckpoint:
         text = {"max_length": config.tokenizer_max_length, "padding": config.pad_language_to, "task_key": "task"}
         text |= {"padding_side": "right", "truncation": True, "tokenizer_name": config.vlm_model_name}
         refit_folder(
-            self.folder,
+            replace(self.folder, config=self.config.to_json()),
             target,
             facts,
             processors=self.processors,
@@ -171,7 +171,7 @@ class SmolVLACheckpoint:
             Path(target),
             {**tensors, **self.extras},
             companions=self.folder.companions,
-            contents={CONFIG_FILE: self.config.to_json()},
+            contents={CONFIG_FILE: self.config.to_json(), **self.processors.preprocessor(self.folder.companions)},
             metadata=self.folder.metadata,
         )
 
@@ -189,14 +189,14 @@ def check_smolvla(path: str | Path) -> SmolVLACheckpoint:
     """
     path = Path(path)
     config = SmolVLAConfig.from_json(read_json(path / CONFIG_FILE), path / CONFIG_FILE)
+    config = replace(config, vlm_model_name=lasting_name(config.vlm_model_name, path))
     problems: list[Problem] = []
-    inner = config.vlm_model_name if not Path(config.vlm_model_name).is_absolute() else None
-    inside = inner is not None and ".." not in Path(inner).parts and (path / inner).is_dir() and Path(inner) != Path()
     folder = vlm_folder = vlm = tokenizer = None
     processors, wrong = read_processors(path, config.features, config.normalization_mapping, text_steps={TEXT_STEP})
     problems += wrong
     try:
-        folder = read_folder(path, state_files=processors.state_files, subfolders=[inner] if inside else [])
+        inner = inner_folders([config.vlm_model_name, processors.text.get("tokenizer_name")], path)
+        folder = read_folder(path, state_files=processors.state_files, subfolders=inner)
     except ConfigError as error:
         problems += error.problems
     try:

@@ -164,6 +164,20 @@ def test_prompts(pi0_folder: Path, pi05_folder: Path) -> None:
     assert newer.prompt_state_dim == 32  # of a saved pipeline, whatever config.json says
 
 
+def test_a_tokenizer_outside_is_found_from_a_copy(folder: Path, tmp_path: Path) -> None:
+    shutil.move(folder / PALIGEMMA, tmp_path / "words")
+    step = "policy_preprocessor.json"
+    edit(
+        folder / step,
+        lambda c: [
+            s["config"].update(tokenizer_name="../words") for s in c["steps"] if "tokenizer_name" in s["config"]
+        ],
+    )
+    checkpoint = check_pi0(folder)
+    checkpoint.save(tmp_path / "elsewhere" / "copy", checkpoint.load_network().state_dict())
+    assert check_pi0(tmp_path / "elsewhere" / "copy").tokenizer.folder == tmp_path / "words"
+
+
 def test_the_size_of_the_state_in_the_prompt(newer: Path) -> None:
     step = "policy_preprocessor.json"
     edit(newer / step, lambda c: c["steps"][3]["config"].update(max_state_dim=5))

@@ -184,6 +184,22 @@ def test_a_vlm_in_another_place(folder: Path, tmp_path: Path) -> None:
     assert not any("vlm" in name for name in checkpoint.folder.companions)
 
 
+def test_folders_that_a_policy_names_are_found_from_its_copy(folder: Path, tmp_path: Path) -> None:
+    """A vision-language model outside, and a tokenizer in a second folder inside or outside."""
+    shutil.copytree(folder / "vlm", folder / "words")
+    shutil.move(folder / "vlm", tmp_path / "vlm")
+    edit(folder / "config.json", lambda c: c.update(vlm_model_name="../vlm"))
+    for number, name in enumerate(("words", "../vlm")):
+        step = {"tokenizer_name": name}
+        edit(folder / "policy_preprocessor.json", lambda c, step=step: c["steps"][3]["config"].update(step))
+        checkpoint = check_smolvla(folder)
+        target = tmp_path / "elsewhere" / str(number) / "copy"
+        checkpoint.save(target, checkpoint.load_network().state_dict())
+        copy = check_smolvla(target)
+        assert copy.vlm_folder == tmp_path / "vlm"
+        assert copy.tokenizer.folder == (target / "words" if name == "words" else tmp_path / "vlm")
+
+
 def test_a_vlm_in_the_local_cache(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     snapshot = tmp_path / "models--somebody--small" / "snapshots" / "abc"
     shutil.copytree(built / "vlm", snapshot)
