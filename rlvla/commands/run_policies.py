@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -24,7 +25,7 @@ from rlvla.data.demonstrations import Demonstrations
 from rlvla.data.reading import read_demonstrations
 from rlvla.envs.config import EnvConfig
 from rlvla.envs.splits import LearnedStates
-from rlvla.models.families import CONFIG_FILE
+from rlvla.models.families import CONFIG_FILE, family_of
 from rlvla.trainer.algorithm_config import LEARNERS, learner_needs_critic
 from rlvla.utils.cli.config_file import RUN_CONFIG_FILE
 from rlvla.utils.data_files import read_json, read_yaml
@@ -90,6 +91,8 @@ def policy_folder(folder: str, flag: str = "pretrain") -> str:
 def with_policy_folder(flags: PPORun) -> PPORun:
     """The flags with the `policy_folder` of --pretrain and --critic_pretrain; a resumed run keeps what it started from.
 
+    What the family trains by default is filled in, see `PolicyFamily.reinforced`.
+
     Raises:
         ConfigError: as in `policy_folder`, for both flags at once.
     """
@@ -112,7 +115,10 @@ def with_policy_folder(flags: PPORun) -> PPORun:
         raise ConfigError(problems)
     policy = replace(flags.policy, pretrain=chosen.get("pretrain") or flags.policy.pretrain)
     run = replace(flags.run, critic_pretrain=chosen.get("critic_pretrain") or flags.run.critic_pretrain)
-    return replace(flags, policy=policy, run=run)
+    flags = replace(flags, policy=policy, run=run)
+    with suppress(ConfigError):  # reported when the folder is checked
+        flags = replace(flags, actor=family_of(policy.pretrain).reinforced(flags.actor))
+    return flags
 
 
 def _folders(flags: PPORun) -> dict[str, str | None]:

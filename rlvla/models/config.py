@@ -59,8 +59,8 @@ class ActorConfig:
     )
     train_expert_only: bool | None = arg(
         None,
-        "a LeRobot policy: train the action expert and leave the vision-language model as it is (default: the "
-        "checkpoint's)",
+        "a LeRobot policy: train the action expert and leave the vision-language model as it is (default: yes in "
+        "reinforcement learning, else the checkpoint's)",
     )
     gradient_checkpointing: bool = arg(
         False, "recompute activations of towers and decoder in the backward pass, also of a critic"

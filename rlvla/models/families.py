@@ -177,6 +177,10 @@ class PolicyFamily(Protocol):
             raise ConfigError(f"{folder}: {names} means nothing for {type_of(folder)} policies; leave it out")
         return {}
 
+    def reinforced(self, config: ActorConfig) -> ActorConfig:
+        """What reinforcement learning trains of a policy; supervised training takes the options as they are."""
+        return config
+
     def warnings(self, folder: Path, checkpoint: Checkpoint | None) -> list[str]:
         """Why a loadable folder is no starting point for RL; `checkpoint` is None if it failed its check."""
         return []

@@ -80,7 +80,8 @@ def test_cameras_without_a_mapping(
 
 
 def test_only_the_expert_is_trained_beside_a_critic_of_its_own(start: Path, tmp_path: Path) -> None:
-    flags = ("--train_expert_only", "--critic_features", "prefix", "--critic_learning_rate", "1e-2")
+    """By default, although config.json of this folder says otherwise."""
+    flags = ("--critic_features", "prefix", "--critic_learning_rate", "1e-2")
     flags += ("--init_kl_coef", "0.1", "--save_value_network")
     after = load_file(ppo(start, tmp_path, 8, *flags) / WEIGHTS)
     before = load_file(start / WEIGHTS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -199,6 +200,10 @@ class LeRobotFamily(PolicyFamily):
         if problems or files is None or settings is None:
             raise ConfigError(problems)
         return LeRobotCheckpoint(files, settings)
+
+    def reinforced(self, config: ActorConfig) -> ActorConfig:
+        """See `PolicyFamily.reinforced`: the expert alone, whatever the folder says, unless all is asked for."""
+        return replace(config, train_expert_only=True) if config.train_expert_only is None else config
 
     def overrides(self, folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
         """See `PolicyFamily.overrides`: sampling, cameras, critic, and how many actions are executed."""
