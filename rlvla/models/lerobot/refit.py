@@ -31,7 +31,7 @@ _OF_OTHER_DATA = {PREPROCESSOR, POSTPROCESSOR, SETTINGS_FILE, "train_config.json
 
 def new_statistics(facts: NewPolicyFacts, modes: Mapping[str, str]) -> dict[str, Tensor]:
     """The content of the new files of statistics; errors as in `refit_folder`."""
-    statistics = {}
+    statistics: dict[str, Tensor] = {}
     for mode in {modes.get(kind, "IDENTITY") for kind in ("STATE", "ACTION")}:
         statistics |= statistics_tensors(facts.lerobot_statistics(), mode)
     return statistics
