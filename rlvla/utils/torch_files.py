@@ -1,12 +1,13 @@
 """Reading the files of `torch.save`: tensors, arrays and plain values, never code.
 
 A pickle may name any function of the machine and have it called. Here only what is listed can be named: torch's own
-list, numpy arrays of numbers, bytes, frozen sets, and the classes that a caller adds. A `--custom_module` adds classes
-of its own with `torch.serialization.add_safe_globals`.
+list, numpy arrays of numbers, bytes, frozen sets, and the classes that a caller adds, with their members if they are
+enumerations. A `--custom_module` adds classes of its own with `torch.serialization.add_safe_globals`.
 """
 
 from __future__ import annotations
 
+import enum
 import os
 import re
 import warnings
@@ -42,6 +43,13 @@ def _dtype_of_numbers(code: Any, *more: Any) -> np.dtype:
     return np.dtype(dtype, *more)
 
 
+def _member(kind: Any, name: Any) -> enum.Enum:
+    """A member of an enumeration, which Python 3.11 up to 3.11.3 pickles as `getattr(class, name)`."""
+    if not (isinstance(kind, type) and issubclass(kind, enum.Enum) and name in kind.__members__):
+        raise ValueError(f"{name!r} is no member of an enumeration")
+    return kind[name]
+
+
 def _numpy_names() -> list[Callable[..., Any] | tuple[Callable[..., Any], str]]:
     """What pickled arrays of numbers name, under the names of numpy 1 and 2."""
     function, args, _ = np.zeros(1).__reduce__()
@@ -61,7 +69,7 @@ def restricted_loading(classes: Sequence[type] = ()) -> Iterator[None]:
     """
     forced, listed = os.environ.get(_FORCED), get_safe_globals()
     os.environ[_FORCED] = "1"
-    add_safe_globals([*_numpy_names(), bytes, frozenset, *classes])
+    add_safe_globals([*_numpy_names(), bytes, frozenset, (_member, "builtins.getattr"), *classes])
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Detected pickle protocol")

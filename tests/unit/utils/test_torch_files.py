@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import os
 import random
 from pathlib import Path
@@ -67,6 +68,27 @@ def test_arrays_of_anything_but_numbers_are_refused(tmp_path: Path, array: np.nd
 
 class OfAUser:
     """Stands for a class of a custom module."""
+
+
+class Attribute:
+    """Pickled as `getattr(owner, name)`, like members of enumerations by Python 3.11 before 3.11.4."""
+
+    def __init__(self, owner: object, name: str):
+        self.owner, self.name = owner, name
+
+    def __reduce__(self) -> tuple:
+        return getattr, (self.owner, self.name)
+
+
+def test_of_attributes_only_members_of_listed_enumerations_are_read(tmp_path: Path) -> None:
+    path, classes = tmp_path / "file.pt", classes_of_deepspeed()
+    stage = next(kind for kind in classes if issubclass(kind, enum.Enum))
+    torch.save({"stage": Attribute(stage, next(iter(stage.__members__)))}, path)
+    assert read_torch_file(path, classes=classes)["stage"] is next(iter(stage))
+    for owner, name in ((stage, "__init__"), (stage, "mro"), (np.dtype, "names"), (dict, "get")):
+        torch.save({"stage": Attribute(owner, name)}, path)
+        with pytest.raises(RefusedFileError):
+            read_torch_file(path, classes=classes)
 
 
 def test_classes_of_a_custom_module_are_read_once_it_adds_them(tmp_path: Path) -> None:
