@@ -26,7 +26,8 @@ REL, ABS = 1e-4, 1e-6
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder, fresh and current: paths in it are relative."""
     with tarfile.open(DATA / "run.tar.xz") as archive:
-        archive.extractall(tmp_path, filter="data")
+        safely = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # since Python 3.11.4
+        archive.extractall(tmp_path, **safely)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
