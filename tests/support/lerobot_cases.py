@@ -79,6 +79,11 @@ def observations(case: Case) -> dict[str, np.ndarray]:
     return given
 
 
+def padded(vectors: np.ndarray, size: int) -> np.ndarray:
+    """[..., n] -> [..., size], with zeros at the end."""
+    return np.pad(vectors, [(0, 0)] * (vectors.ndim - 1) + [(0, size - vectors.shape[-1])])
+
+
 def with_missing_cameras(images: Tensor, missing: int) -> tuple[Tensor, Tensor]:
     """Images [B, N, ...] followed by `missing` black ones, and the mask [B, N + missing]."""
     seen = images.shape[1]

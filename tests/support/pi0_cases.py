@@ -22,7 +22,7 @@ from rlvla.models.pi0.prompts import PALIGEMMA
 from rlvla.models.pi0.sizes import SIZES_FILE, GemmaSizes, Sizes, VisionSizes
 from rlvla.models.pi0.tiny import tokenizer_files
 from tests.support.fixed_numbers import numbers
-from tests.support.lerobot_cases import SENTENCES, Case, euler, observations, with_missing_cameras
+from tests.support.lerobot_cases import SENTENCES, Case, euler, observations, padded, with_missing_cameras
 
 VECTORS = Path(__file__).resolve().parents[1] / "data" / "pi0"
 check = check_pi0
@@ -130,7 +130,8 @@ def computed_like(checkpoint: Pi0Checkpoint, case: Case, theirs: dict[str, np.nd
     keys = [key for key in config.features.cameras if key in given]
     seen = torch.stack([checkpoint.pixels(torch.from_numpy(given[key])) for key in keys], dim=1)
     images, image_mask = with_missing_cameras(seen, len(config.features.cameras) - len(keys))
-    state = torch.from_numpy(checkpoint.padded_state(given["observation.state"]))
+    normalized = checkpoint.processors.state.normalize(given["observation.state"])
+    state = torch.from_numpy(padded(normalized, config.max_state_dim))
     tokens, token_mask = checkpoint.prompts([str(task) for task in given["tasks"]], state[:, : case.state_dim])
     if config.state_in_prompt:  # LeRobot pads it in the prompt alone
         state = state[:, : case.state_dim]
@@ -144,7 +145,7 @@ def computed_like(checkpoint: Pi0Checkpoint, case: Case, theirs: dict[str, np.nd
     record["velocity"] = network.velocity(prefix, torch.from_numpy(given["x"]), torch.from_numpy(given["t"]))
     sampled = euler(network, prefix, torch.from_numpy(given["noise"]), checkpoint.steps)
     record["sampled"] = sampled
-    record["actions"] = torch.from_numpy(checkpoint.real_actions(sampled.numpy()))
-    normalized = checkpoint.padded_actions(given["actions"])[..., : case.action_dim]
-    record["normalized_actions"] = torch.from_numpy(normalized)
+    action = checkpoint.processors.action
+    record["actions"] = torch.from_numpy(action.unnormalize(sampled.numpy()[..., : case.action_dim]))
+    record["normalized_actions"] = torch.from_numpy(action.normalize(given["actions"]))
     return {name: value.numpy() for name, value in record.items()}

@@ -21,7 +21,7 @@ from rlvla.models.smolvla.network import SmolVLANetwork
 from rlvla.models.smolvla.tiny import TinyVlm, tiny_vlm_files
 from rlvla.models.smolvla.vlm import VlmConfig
 from tests.support.fixed_numbers import numbers
-from tests.support.lerobot_cases import SENTENCES, Case, euler, observations, with_missing_cameras
+from tests.support.lerobot_cases import SENTENCES, Case, euler, observations, padded, with_missing_cameras
 
 VECTORS = Path(__file__).resolve().parents[1] / "data" / "smolvla"
 check = check_smolvla
@@ -130,7 +130,8 @@ def computed(checkpoint: SmolVLACheckpoint, case: Case, *, shifted_positions: bo
     seen = torch.stack([to_network_range(torch.from_numpy(given[key]), size, size) for key in keys], dim=1)
     images, image_mask = with_missing_cameras(seen, min(config.empty_cameras, len(config.features.cameras) - len(keys)))
     tokens, token_mask = checkpoint.tokenizer([str(task) for task in given["tasks"]])
-    state = torch.from_numpy(checkpoint.padded_state(given["observation.state"]))
+    normalized = checkpoint.processors.state.normalize(given["observation.state"])
+    state = torch.from_numpy(padded(normalized, config.max_state_dim))
     prefix = network.prefix(images, image_mask, tokens, token_mask, state)
     record = {"tokens": tokens, "token_mask": token_mask, "images": images, "image_mask": image_mask, "state": state}
     record |= {"prefix_mask": prefix.mask, "positions": positions[0]}
@@ -139,7 +140,7 @@ def computed(checkpoint: SmolVLACheckpoint, case: Case, *, shifted_positions: bo
     record["velocity"] = network.velocity(prefix, torch.from_numpy(given["x"]), torch.from_numpy(given["t"]))
     sampled = euler(network, prefix, torch.from_numpy(given["noise"]), config.num_steps)
     record["sampled"] = sampled
-    record["actions"] = torch.from_numpy(checkpoint.real_actions(sampled.numpy()))
-    normalized = checkpoint.padded_actions(given["actions"])[..., : case.action_dim]
-    record["normalized_actions"] = torch.from_numpy(normalized)
+    action = checkpoint.processors.action
+    record["actions"] = torch.from_numpy(action.unnormalize(sampled.numpy()[..., : case.action_dim]))
+    record["normalized_actions"] = torch.from_numpy(action.normalize(given["actions"]))
     return {name: value.numpy() for name, value in record.items()}

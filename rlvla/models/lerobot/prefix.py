@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -25,11 +25,3 @@ class Prefix:
     mask: Tensor
     length: Tensor
     pooled: Tensor
-
-    def rows(self, index: Tensor | slice) -> Prefix:
-        """The prefix of some of the decisions."""
-
-        def pick(value: Tensor | tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...]:
-            return tuple(part[index] for part in value) if isinstance(value, tuple) else value[index]
-
-        return replace(self, **{entry.name: pick(getattr(self, entry.name)) for entry in fields(self)})

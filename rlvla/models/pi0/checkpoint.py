@@ -138,18 +138,6 @@ class Pi0Checkpoint:
         words = longest + (0 if self.config.state_in_prompt else 1)
         return [num_images * self.image_tokens()[1] + words] * len(instructions)
 
-    def padded_state(self, state: np.ndarray) -> np.ndarray:
-        """States [..., P] of the environment -> [..., max_state_dim] for the network."""
-        return _padded(self.processors.state.normalize(state), self.config.max_state_dim)
-
-    def padded_actions(self, actions: np.ndarray) -> np.ndarray:
-        """Actions [..., D] of the environment -> [..., max_action_dim] for the network."""
-        return _padded(self.processors.action.normalize(actions), self.config.max_action_dim)
-
-    def real_actions(self, actions: np.ndarray) -> np.ndarray:
-        """The inverse of `padded_actions`."""
-        return self.processors.action.unnormalize(actions[..., : self.config.features.action_dim])
-
     def refit(self, target: Path, facts: NewPolicyFacts) -> None:
         """Write the weights with features, pipelines and statistics of other data; see `refit_folder`."""
         text = {"tokenizer_name": PALIGEMMA, "max_length": self.tokenizer.max_length, "padding": self.tokenizer.padding}
@@ -187,11 +175,6 @@ class Pi0Checkpoint:
             contents={CONFIG_FILE: self.config.to_json(), **self.processors.preprocessor(self.folder.companions)},
             metadata=self.folder.metadata,
         )
-
-
-def _padded(vectors: np.ndarray, size: int) -> np.ndarray:
-    widths = [(0, 0)] * (vectors.ndim - 1) + [(0, size - vectors.shape[-1])]
-    return np.pad(vectors, widths)
 
 
 def check_pi0(path: str | Path) -> Pi0Checkpoint:

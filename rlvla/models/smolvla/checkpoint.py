@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -125,18 +124,6 @@ class SmolVLACheckpoint:
         network.load_state_dict(values, assign=True)
         return network
 
-    def padded_state(self, state: np.ndarray) -> np.ndarray:
-        """States [..., P] of the environment -> [..., max_state_dim] for the network."""
-        return _padded(self.processors.state.normalize(state), self.config.max_state_dim)
-
-    def padded_actions(self, actions: np.ndarray) -> np.ndarray:
-        """Actions [..., D] of the environment -> [..., max_action_dim] for the network."""
-        return _padded(self.processors.action.normalize(actions), self.config.max_action_dim)
-
-    def real_actions(self, actions: np.ndarray) -> np.ndarray:
-        """The inverse of `padded_actions`."""
-        return self.processors.action.unnormalize(actions[..., : self.config.features.action_dim])
-
     def refit(self, target: Path, facts: NewPolicyFacts) -> None:
         """Write the weights with features, pipelines and statistics of other data; see `refit_folder`."""
         config = self.config
@@ -174,11 +161,6 @@ class SmolVLACheckpoint:
             contents={CONFIG_FILE: self.config.to_json(), **self.processors.preprocessor(self.folder.companions)},
             metadata=self.folder.metadata,
         )
-
-
-def _padded(vectors: np.ndarray, size: int) -> np.ndarray:
-    widths = [(0, 0)] * (vectors.ndim - 1) + [(0, size - vectors.shape[-1])]
-    return np.pad(vectors, widths)
 
 
 def check_smolvla(path: str | Path) -> SmolVLACheckpoint:

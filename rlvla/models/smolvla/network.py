@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
 
 import torch
 import torch.nn.functional as F
@@ -141,16 +140,7 @@ class SmolVLANetwork(nn.Module):
             frozen |= not choice["train_state_proj"] and name.startswith("model.state_proj.")
             parameter.requires_grad_(not frozen)
 
-    def prefix(
-        self,
-        images: Tensor,
-        image_mask: Tensor,
-        tokens: Tensor,
-        token_mask: Tensor,
-        state: Tensor,
-        *,
-        frozen: bool = False,
-    ) -> Prefix:
+    def prefix(self, images: Tensor, image_mask: Tensor, tokens: Tensor, token_mask: Tensor, state: Tensor) -> Prefix:
         """Encode observations. Padding, and images that are masked, change nothing.
 
         Args:
@@ -159,14 +149,11 @@ class SmolVLANetwork(nn.Module):
             tokens: [B, L] int64, padded on the right.
             token_mask: [B, L] bool.
             state: [B, max_state_dim], normalized and padded.
-            frozen: keep nothing of the vision-language model and of the state's projection for the backward pass; only
-                the expert's own projections of keys and values are.
         """
-        with torch.no_grad() if frozen else nullcontext():
-            seen, seen_mask = self._embed(images, image_mask, tokens, token_mask)
-            state_proj = self.model.state_proj
-            state = state_proj(state.to(state_proj.weight.dtype))[:, None].to(seen.dtype)
-            keys, values, mask, pooled = self._encode(seen, seen_mask, state)
+        seen, seen_mask = self._embed(images, image_mask, tokens, token_mask)
+        state_proj = self.model.state_proj
+        state = state_proj(state.to(state_proj.weight.dtype))[:, None].to(seen.dtype)
+        keys, values, mask, pooled = self._encode(seen, seen_mask, state)
         own_keys, own_values = [], []
         for at, layer in zip(self.plan, self._expert.layers):
             key, value = keys[at.vlm_layer], values[at.vlm_layer]

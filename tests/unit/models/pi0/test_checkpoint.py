@@ -134,11 +134,12 @@ def test_other_tensors_are_not_written(checkpoint: Pi0Checkpoint, tmp_path: Path
 
 def test_states_and_actions(pi0_folder: Path, pi05_folder: Path) -> None:
     actions = np.array([[0.6, 0.25]])
-    state, expected = np.array([[1.1, 2.2, 3.0]]), {"pi0": [1.0, 1.0, 0.9, 0, 0], "pi05": [0.05, 0.6, 1.0, 0, 0]}
+    state, expected = np.array([[1.1, 2.2, 3.0]]), {"pi0": [1.0, 1.0, 0.9], "pi05": [0.05, 0.6, 1.0]}
     for folder in (pi0_folder, pi05_folder):
         checkpoint = check_pi0(folder)
-        np.testing.assert_allclose(checkpoint.padded_state(state), [expected[checkpoint.config.type]], rtol=1e-5)
-        np.testing.assert_allclose(checkpoint.real_actions(checkpoint.padded_actions(actions)), actions, rtol=1e-5)
+        normalized, action = checkpoint.processors.state.normalize(state), checkpoint.processors.action
+        np.testing.assert_allclose(normalized, [expected[checkpoint.config.type]], rtol=1e-5)
+        np.testing.assert_allclose(action.unnormalize(action.normalize(actions)), actions, rtol=1e-5)
 
 
 def test_states_in_bins() -> None:

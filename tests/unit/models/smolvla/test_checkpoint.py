@@ -140,19 +140,20 @@ def test_older_folders(folder: Path, tmp_path: Path) -> None:
     make_older(folder)
     older = check_smolvla(folder)
     state, actions = np.ones((2, 3), np.float32), np.ones((2, 4, 2), np.float32)
-    assert np.array_equal(older.padded_state(state), before.padded_state(state))
-    assert np.array_equal(older.real_actions(actions), before.real_actions(actions))
+    assert np.array_equal(older.processors.state.normalize(state), before.processors.state.normalize(state))
+    assert np.array_equal(older.processors.action.unnormalize(actions), before.processors.action.unnormalize(actions))
     older.save(tmp_path / "copy", older.load_network().state_dict())
     assert load_file(str(tmp_path / "copy" / WEIGHTS)).keys() == load_file(str(folder / WEIGHTS)).keys()
-    assert np.array_equal(check_smolvla(tmp_path / "copy").padded_state(state), before.padded_state(state))
+    copy = check_smolvla(tmp_path / "copy").processors.state
+    assert np.array_equal(copy.normalize(state), before.processors.state.normalize(state))
 
 
 def test_states_and_actions(checkpoint: SmolVLACheckpoint) -> None:
     state = np.array([[1.1, 2.2, 3.3]])
-    np.testing.assert_allclose(checkpoint.padded_state(state), [[1.0, 1.0, 1.0]], rtol=1e-5)
-    actions = np.array([[0.6, -0.1]])
-    np.testing.assert_allclose(checkpoint.padded_actions(actions), [[1.0, 2.0]], rtol=1e-5)
-    np.testing.assert_allclose(checkpoint.real_actions(checkpoint.padded_actions(actions)), actions, rtol=1e-5)
+    np.testing.assert_allclose(checkpoint.processors.state.normalize(state), [[1.0, 1.0, 1.0]], rtol=1e-5)
+    actions, action = np.array([[0.6, -0.1]]), checkpoint.processors.action
+    np.testing.assert_allclose(action.normalize(actions), [[1.0, 2.0]], rtol=1e-5)
+    np.testing.assert_allclose(action.unnormalize(action.normalize(actions)), actions, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -162,7 +163,7 @@ def test_states_and_actions(checkpoint: SmolVLACheckpoint) -> None:
 def test_what_a_step_does_not_name_is_left_alone(settings: dict[str, Any], folder: Path) -> None:
     edit(folder / "policy_preprocessor.json", lambda c: c["steps"][5]["config"].update(settings))
     state = np.ones((1, 3), np.float32)
-    np.testing.assert_array_equal(check_smolvla(folder).padded_state(state), state)
+    np.testing.assert_array_equal(check_smolvla(folder).processors.state.normalize(state), state)
 
 
 def test_prompts(checkpoint: SmolVLACheckpoint) -> None:
