@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 
 from rlvla.models.lerobot.features import Feature, Features
-from rlvla.models.pi0.checkpoint import HEAD, Pi0Checkpoint, check_pi0, file_shapes
+from rlvla.models.pi0.checkpoint import HEAD, Pi0Files, check_pi0, file_shapes
 from rlvla.models.pi0.config import PI0, PI05, Pi0Config
 from rlvla.models.pi0.network import VLM
 from rlvla.models.pi0.prompts import PALIGEMMA
@@ -119,11 +119,11 @@ def recorded_folder(name: str, folder: Path) -> Path:
 def full_shapes(family: str) -> dict[str, tuple[int, ...]]:
     """Names and shapes of all tensors of lerobot/pi0_base or lerobot/pi05_base."""
     features = Features({"observation.state": Feature("STATE", (32,))}, {"action": Feature("ACTION", (32,))})
-    return file_shapes(Pi0Config(family, features, 48, {}), Sizes())
+    return file_shapes(Pi0Config(type=family, features=features), Sizes())
 
 
 @torch.no_grad()
-def computed_like(checkpoint: Pi0Checkpoint, case: Case, theirs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def computed_like(checkpoint: Pi0Files, case: Case, theirs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """What this program makes of the observations, under the names of LeRobot's record."""
     given, config = observations(case), checkpoint.config
     network = checkpoint.load_network()

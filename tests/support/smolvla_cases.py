@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from rlvla.models.lerobot.images import to_network_range
-from rlvla.models.smolvla.checkpoint import SmolVLACheckpoint, check_smolvla
+from rlvla.models.smolvla.checkpoint import SmolVLAFiles, check_smolvla
 from rlvla.models.smolvla.network import SmolVLANetwork
 from rlvla.models.smolvla.tiny import TinyVlm, tiny_vlm_files
 from rlvla.models.smolvla.vlm import VlmConfig
@@ -111,7 +111,7 @@ def record_positions(network: SmolVLANetwork) -> list[Tensor]:
     return positions
 
 
-def computed_like(checkpoint: SmolVLACheckpoint, case: Case, theirs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def computed_like(checkpoint: SmolVLAFiles, case: Case, theirs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """What `computed` gives with the positions of image patches that LeRobot used, if those can be had."""
     ours = computed(checkpoint, case)
     if np.array_equal(ours["positions"], theirs["positions"]):
@@ -120,7 +120,7 @@ def computed_like(checkpoint: SmolVLACheckpoint, case: Case, theirs: dict[str, n
 
 
 @torch.no_grad()
-def computed(checkpoint: SmolVLACheckpoint, case: Case, *, shifted_positions: bool = False) -> dict[str, np.ndarray]:
+def computed(checkpoint: SmolVLAFiles, case: Case, *, shifted_positions: bool = False) -> dict[str, np.ndarray]:
     """What this program makes of the observations, under the names of LeRobot's record."""
     given, config = observations(case), checkpoint.config
     network = checkpoint.load_network(shifted_positions=shifted_positions)

@@ -21,8 +21,10 @@ from rlvla.models.feature_models import (
 from rlvla.models.flow.settings import ASKED_SCORES, FLOW_SETTINGS
 from rlvla.models.lerobot.adapters import flow_lora_layers
 from rlvla.models.lerobot.codec import LeRobotCodec
+from rlvla.models.lerobot.config import LeRobotConfig
+from rlvla.models.lerobot.files import LeRobotFiles
 from rlvla.models.lerobot.new import NewPolicyFacts, write_settings
-from rlvla.models.lerobot.policy import LeRobotFiles, LeRobotPolicy, choose_trainable, lerobot_spec, row_tokens
+from rlvla.models.lerobot.policy import LeRobotPolicy, choose_trainable, lerobot_spec, row_tokens
 from rlvla.models.lerobot.refit import new_statistics
 from rlvla.models.lerobot.settings import LEROBOT_SETTINGS, LeRobotSettings, read_settings
 from rlvla.models.lerobot.sketch import LeRobotSketch
@@ -153,16 +155,12 @@ class LeRobotCheckpoint(Checkpoint):
 class LeRobotFamily(PolicyFamily):
     """Checks folders in LeRobot's layout; a family says how their files are read."""
 
-    def read_config(self, folder: Path) -> Any:
-        """The `FlowConfig` of a folder; ConfigError if it cannot be read or has impossible values."""
+    def read_config(self, folder: Path) -> LeRobotConfig:
+        """The config.json of a folder; ConfigError if it cannot be read or has impossible values."""
         raise NotImplementedError
 
     def read_files(self, folder: Path) -> LeRobotFiles:
         """All files of a folder, without weights; ConfigError lists everything that is missing or inconsistent."""
-        raise NotImplementedError
-
-    def steps_of(self, config: Any) -> int:
-        """Denoising steps in config.json."""
         raise NotImplementedError
 
     def check(
@@ -183,7 +181,7 @@ class LeRobotFamily(PolicyFamily):
                 {name: overrides[name] for name in _TAKEN if overrides.get(name) is not None},
                 chunk_size=config.chunk_size,
                 n_action_steps=config.n_action_steps,
-                steps=self.steps_of(config),
+                steps=config.steps,
                 empty_cameras=config.empty_cameras,
             )
             problems += wrong

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,12 +20,8 @@ from rlvla.models.flow.head import FlowHead, flow_spec
 from rlvla.models.lerobot.adapters import adapters_off, add_flow_adapters, merged
 from rlvla.models.lerobot.choices import PREFIX
 from rlvla.models.lerobot.codec import LeRobotCodec
-from rlvla.models.lerobot.features import Features
-from rlvla.models.lerobot.folder import LeRobotFolder
-from rlvla.models.lerobot.new import NewPolicyFacts
+from rlvla.models.lerobot.files import LeRobotFiles
 from rlvla.models.lerobot.prefix import Prefix
-from rlvla.models.lerobot.processors import Processors
-from rlvla.models.lerobot.prompts import PromptTokenizer
 from rlvla.models.lerobot.settings import SETTINGS_FILE, LeRobotSettings
 from rlvla.models.lerobot.std_head import STD_FILE, load_std_head
 from rlvla.models.lora import StartParts
@@ -81,77 +77,6 @@ class FlowNetwork(Protocol):
         ...
 
 
-class FlowConfig(Protocol):
-    """The part of config.json that the families have in common; names are LeRobot's."""
-
-    features: Features
-    chunk_size: int
-    n_action_steps: int
-    max_state_dim: int
-    max_action_dim: int
-    empty_cameras: int
-    normalization_mapping: Mapping[str, str]
-
-
-class LeRobotFiles(Protocol):
-    """A policy folder whose files have been checked."""
-
-    folder: LeRobotFolder
-    processors: Processors
-    tokenizer: PromptTokenizer
-
-    @property
-    def config(self) -> Any:
-        """A `FlowConfig`."""
-        ...
-
-    @property
-    def steps(self) -> int:
-        """Denoising steps as in config.json."""
-        ...
-
-    @property
-    def image_size(self) -> int | None:
-        """Side of the images that the network needs; None: any, they are resized."""
-        ...
-
-    def with_sampling(self, n_action_steps: int, steps: int) -> LeRobotFiles:
-        """The same with other settings in config.json."""
-        ...
-
-    def load_network(self) -> Any:
-        """The `FlowNetwork` with its weights, on the host."""
-        ...
-
-    def empty_network(self) -> Any:
-        """The same on the meta device, without weights."""
-        ...
-
-    def pixels(self, images: Tensor) -> Tensor:
-        """Images [B, N, H, W, 3] uint8 -> [B, N, 3, height, width] float32 in [-1, 1]."""
-        ...
-
-    def prompts(self, instructions: Sequence[str], state: Tensor) -> tuple[Tensor, Tensor]:
-        """Token ids [B, L] int64 and mask [B, L] bool on the host, for normalized states [B, P]."""
-        ...
-
-    def prefix_tokens(self, instructions: Sequence[str], num_images: int) -> list[int]:
-        """Length of each row's prefix."""
-        ...
-
-    def image_tokens(self) -> tuple[int, int]:
-        """(patches that the vision tower reads, tokens that the decoder reads) of one image."""
-        ...
-
-    def save(self, target: str | Path, state_dict: Mapping[str, Tensor]) -> None:
-        """Write the folder with other weights."""
-        ...
-
-    def refit(self, target: Path, facts: NewPolicyFacts) -> None:
-        """Write the weights with features, pipelines and statistics of other data."""
-        ...
-
-
 @dataclass(frozen=True)
 class Encoded:
     """The prefix of B decisions, as `NetworkPolicy.hidden`."""
@@ -170,7 +95,7 @@ class Encoded:
 
 def lerobot_spec(files: LeRobotFiles, settings: LeRobotSettings) -> PolicySpec:
     """The spec of a policy with these files and settings."""
-    config: FlowConfig = files.config
+    config = files.config
     dims, actions = config.features.action_dim, settings.n_action_steps
     with_widths = files.empty_network()
     return PolicySpec(
@@ -204,7 +129,7 @@ class LeRobotPolicy(NetworkPolicy):
         network: Any = None,
         value_head: bool = False,
     ):
-        sizes: FlowConfig = files.config
+        sizes = files.config
         chunk = (settings.n_action_steps, sizes.features.action_dim)
         codec = LeRobotCodec(files.processors, chunk)
         denoised = (sizes.chunk_size, sizes.max_action_dim)

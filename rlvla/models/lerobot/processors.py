@@ -262,6 +262,12 @@ def _vector(tensor: Tensor) -> np.ndarray:
     return values
 
 
+def tokenizer_settings(name: str, max_length: int, padding: str) -> dict[str, Any]:
+    """Settings of the tokenizer step of a new folder; see `PromptTokenizer`."""
+    text = {"max_length": max_length, "task_key": "task", "padding_side": "right", "padding": padding}
+    return {**text, "truncation": True, TOKENIZER_NAME: name}
+
+
 def pipelines(
     kinds: Mapping[str, tuple[str, tuple[int, ...]]],
     modes: Mapping[str, str],

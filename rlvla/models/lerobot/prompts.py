@@ -12,6 +12,7 @@ from torch import Tensor
 from rlvla.utils.errors import ConfigError
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+PADDINGS = ("longest", "max_length")  # to the longest of the batch, or to the length in the settings
 _REMEMBERED = 4096  # tokenized instructions; prompts with a state in them never end
 
 

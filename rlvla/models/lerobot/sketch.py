@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from rlvla.models.config import ActorConfig
 from rlvla.models.families import RowShape
 from rlvla.models.flow.head import PAIRS
-from rlvla.models.lerobot.policy import LeRobotFiles, LeRobotPolicy
+from rlvla.models.lerobot.files import LeRobotFiles
+from rlvla.models.lerobot.policy import LeRobotPolicy
 from rlvla.models.lerobot.settings import LeRobotSettings
 from rlvla.models.value_models import scalar_head as new_scalar_head
 

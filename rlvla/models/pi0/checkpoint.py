@@ -1,30 +1,21 @@
-"""pi0 and pi0.5 policies in LeRobot's folders: checked, loaded and written."""
+"""Policies of pi0 and pi0.5 in LeRobot's folders."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from rlvla.models.lerobot.folder import (
-    CONFIG_FILE,
-    WEIGHTS_FILE,
-    LeRobotFolder,
-    lossless,
-    read_folder,
-    tensor_problems,
-    write_folder,
-)
+from rlvla.models.lerobot.files import LeRobotFiles, collected, network_shapes, read_tokenizer
+from rlvla.models.lerobot.folder import CONFIG_FILE, WEIGHTS_FILE, LeRobotFolder, read_folder, tensor_problems
 from rlvla.models.lerobot.images import to_network_range
-from rlvla.models.lerobot.new import NewPolicyFacts
-from rlvla.models.lerobot.processors import NORMALIZER, OLD_PREFIXES, Processors, read_processors
+from rlvla.models.lerobot.processors import NORMALIZER, OLD_PREFIXES, TOKENIZER_NAME, Processors, read_processors
 from rlvla.models.lerobot.prompts import PromptTokenizer, inner_folders, with_new_line
-from rlvla.models.lerobot.refit import refit_folder
 from rlvla.models.pi0.config import PI0, PI05, Pi0Config
 from rlvla.models.pi0.network import VLM, Pi0Network
 from rlvla.models.pi0.prompts import PALIGEMMA, find_tokenizer, prompts_with_states
@@ -42,76 +33,51 @@ _EXPERT_NORMS = re.compile(r"model\.paligemma_with_expert\.gemma_expert\.model\.
 _STATE_DIM = 32  # in the prompt of pi0.5, unless the pipeline says it
 
 
-@dataclass(frozen=True)
-class Pi0Checkpoint:
-    """A folder whose files have been checked.
+@dataclass(frozen=True, kw_only=True)
+class Pi0Files(LeRobotFiles):
+    """A folder of pi0 or pi0.5 whose files have been checked.
 
     Attributes:
-        folder: its files.
-        config: its configuration.
         sizes: of the network.
-        processors: normalization of states and actions.
-        tokenizer: turns prompts into tokens.
         prompt_state_dim: numbers of the state in the prompt of pi0.5.
-        names: tensor of the network -> its name in the file.
-        extras: tensors of the file that the network does not have.
     """
 
-    folder: LeRobotFolder
     config: Pi0Config
     sizes: Sizes
-    processors: Processors
-    tokenizer: PromptTokenizer
     prompt_state_dim: int
-    names: Mapping[str, str]
-    extras: Mapping[str, Tensor]
-
-    def load_network(self, dtype: torch.dtype = torch.float32) -> Pi0Network:
-        """The network with its weights, on the host, in `dtype`.
-
-        Raises:
-            ConfigError: weights that cannot be read, or are not finite.
-        """
-        network = _on_meta(self.config, self.sizes)
-        stored = self.folder.read_tensors(set(self.names.values()))
-        values = {name: stored[self.names[name]] for name in network.state_dict()}
-        bad = [self.names[name] for name, value in values.items() if not torch.isfinite(value).all()]
-        if bad:
-            where = self.folder.path / WEIGHTS_FILE
-            text = f"{where}: tensor {bad[0]} ({len(bad)} in all): NaN or infinity; use an earlier checkpoint"
-            raise ConfigError.of(None, "invalid_file", text)
-        network.load_state_dict({name: value.to(dtype) for name, value in values.items()}, assign=True)
-        return network
-
-    def empty_network(self) -> Pi0Network:
-        """The network on the meta device, without weights."""
-        return _on_meta(self.config, self.sizes)
 
     @property
-    def steps(self) -> int:
-        """Denoising steps."""
-        return self.config.num_inference_steps
+    def text_step(self) -> str:
+        """See `LeRobotFiles.text_step`."""
+        return TEXT_STEPS[self.config.type]
 
-    def with_sampling(self, n_action_steps: int, steps: int) -> Pi0Checkpoint:
-        """The same with other settings in config.json."""
-        return replace(self, config=replace(self.config, n_action_steps=n_action_steps, num_inference_steps=steps))
+    @property
+    def tokenizer_name(self) -> str:
+        """See `LeRobotFiles.tokenizer_name`."""
+        return PALIGEMMA
+
+    @property
+    def state_in_prompt(self) -> bool:
+        """See `LeRobotFiles.state_in_prompt`."""
+        return self.config.state_in_prompt
 
     @property
     def image_size(self) -> int | None:
         """None: images are resized."""
         return None
 
+    def image_tokens(self) -> tuple[int, int]:
+        """See `LeRobotFiles.image_tokens`."""
+        patches = (self.config.image_size // self.sizes.vision.patch_size) ** 2
+        return patches, patches
+
     def pixels(self, images: Tensor) -> Tensor:
-        """Images [B, N, H, W, 3] uint8 -> [B, N, 3, side, side] float32 in [-1, 1], their padding at -3."""
+        """See `LeRobotFiles.pixels`; the padding is at -3."""
         side = self.config.image_size
         return to_network_range(images, side, side, center=True, padding=IMAGE_PADDING)
 
     def prompts(self, instructions: Sequence[str], state: Tensor) -> tuple[Tensor, Tensor]:
-        """Token ids [B, L] int64 and mask [B, L] bool on the host, for normalized states [B, P].
-
-        Raises:
-            ConfigError: an instruction with a token that the network does not know.
-        """
+        """See `LeRobotFiles.prompts`."""
         tokens, mask = self.tokenizer(self._texts(instructions, state.detach().cpu().numpy()))
         if tokens.numel() and int(tokens.max()) >= self.sizes.vocabulary:
             row = int((tokens >= self.sizes.vocabulary).any(dim=1).nonzero()[0])
@@ -119,65 +85,27 @@ class Pi0Checkpoint:
             raise ConfigError.of(None, "mismatch", text)
         return tokens, mask
 
+    def longest_texts(self, instructions: Sequence[str]) -> list[str]:
+        """See `LeRobotFiles.longest_texts`: each number is written with three digits, the most."""
+        return self._texts(instructions, np.zeros((len(instructions), 1), np.float32))
+
     def _texts(self, instructions: Sequence[str], states: np.ndarray) -> list[str]:
         """What is tokenized."""
-        if not self.config.state_in_prompt:
+        if not self.state_in_prompt:
             return list(instructions)
         return prompts_with_states(instructions, states, self.prompt_state_dim)
 
-    def image_tokens(self) -> tuple[int, int]:
-        """(patches that the vision tower reads, tokens that the decoder reads) of one image."""
-        patches = (self.config.image_size // self.sizes.vision.patch_size) ** 2
-        return patches, patches
+    def empty_network(self, **options: bool) -> Pi0Network:
+        """See `LeRobotFiles.empty_network`."""
+        return _on_meta(self.config, self.sizes)
 
-    def prefix_tokens(self, instructions: Sequence[str], num_images: int) -> list[int]:
-        """Length of each row's prefix: images, padded words, and for pi0 the state."""
-        blank = np.zeros((len(instructions), 1), np.float32)  # each number is written with three digits, the most
-        lengths = [len(self.tokenizer.ids(text)) for text in set(self._texts(instructions, blank))]
-        longest = max(lengths, default=0) if self.tokenizer.padding == "longest" else self.tokenizer.max_length
-        words = longest + (0 if self.config.state_in_prompt else 1)
-        return [num_images * self.image_tokens()[1] + words] * len(instructions)
-
-    def refit(self, target: Path, facts: NewPolicyFacts) -> None:
-        """Write the weights with features, pipelines and statistics of other data; see `refit_folder`."""
-        text = {"tokenizer_name": PALIGEMMA, "max_length": self.tokenizer.max_length, "padding": self.tokenizer.padding}
-        text |= {"task_key": "task", "padding_side": "right", "truncation": True}
-        refit_folder(
-            self.folder,
-            target,
-            facts,
-            processors=self.processors,
-            modes=self.config.normalization_mapping,
-            tokenizer={**text, **self.processors.text},
-            text_step=TEXT_STEPS[self.config.type],
-            normalize_first=self.config.state_in_prompt,
-        )
-
-    def save(self, target: str | Path, state_dict: Mapping[str, Tensor]) -> None:
-        """Write a folder like the one that was read, with other weights.
-
-        A tensor keeps the dtype that it had in the file unless that would lose digits.
-
-        Raises:
-            ConfigError: `state_dict` has other tensors than the network.
-        """
-        shapes = {name: tuple(tensor.shape) for name, tensor in state_dict.items()}
-        problems = tensor_problems(Path(target), _shapes(_on_meta(self.config, self.sizes)), shapes)
-        if problems:
-            raise ConfigError(problems)
-        tensors = {self.names[name]: tensor for name, tensor in state_dict.items()}
+    def file_tensors(self, state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """See `LeRobotFiles.file_tensors`; the head for words equals the embedding."""
         tied = [name for name in self.extras if _network_name(name, self.config) in (HEAD, _EMBEDDING)]
-        tensors |= {**self.extras, **{name: state_dict[_EMBEDDING].clone() for name in tied}}
-        write_folder(
-            Path(target),
-            {name: lossless(tensor, self.folder.dtypes[name]) for name, tensor in tensors.items()},
-            companions=self.folder.companions,
-            contents={CONFIG_FILE: self.config.to_json(), **self.processors.preprocessor(self.folder.companions)},
-            metadata=self.folder.metadata,
-        )
+        return super().file_tensors(state_dict) | {name: state_dict[_EMBEDDING].clone() for name in tied}
 
 
-def check_pi0(path: str | Path) -> Pi0Checkpoint:
+def check_pi0(path: str | Path) -> Pi0Files:
     """Check every file of a folder of pi0 or pi0.5 without reading its weights.
 
     Raises:
@@ -189,21 +117,12 @@ def check_pi0(path: str | Path) -> Pi0Checkpoint:
     text_step = TEXT_STEPS[config.type]
     processors, wrong = read_processors(path, config.features, config.normalization_mapping, text_steps={text_step})
     problems += wrong
-    name = processors.text.get("tokenizer_name", PALIGEMMA)
-    folder = sizes = tokenizer = None
-    try:
-        folder = read_folder(path, state_files=processors.state_files, subfolders=inner_folders([name], path))
-    except ConfigError as error:
-        problems += error.problems
-    try:
-        sizes = read_sizes(path, config.paligemma_variant, config.action_expert_variant)
+    inner = inner_folders([processors.text.get(TOKENIZER_NAME, PALIGEMMA)], path)
+    folder = collected(problems, lambda: read_folder(path, state_files=processors.state_files, subfolders=inner))
+    sizes = collected(problems, lambda: read_sizes(path, config.paligemma_variant, config.action_expert_variant))
+    if sizes is not None:
         problems += _patch_problems(path, config, sizes)
-    except ConfigError as error:
-        problems += error.problems
-    try:
-        tokenizer = _tokenizer(path, name, config, processors)
-    except ConfigError as error:
-        problems += error.problems
+    tokenizer = collected(problems, lambda: _tokenizer(path, config, processors))
     names: dict[str, str] = {}
     if folder is not None and sizes is not None:
         names, wrong = _match(folder, config, sizes)
@@ -221,18 +140,29 @@ def check_pi0(path: str | Path) -> Pi0Checkpoint:
         raise ConfigError(problems)
     used = set(names.values())
     extras = folder.read_tensors([name for name in folder.shapes if name not in used])
-    return Pi0Checkpoint(folder, config, sizes, processors, tokenizer, prompt_state_dim, names, extras)
+    return Pi0Files(
+        folder=folder,
+        config=config,
+        processors=processors,
+        tokenizer=tokenizer,
+        names=names,
+        extras=extras,
+        sizes=sizes,
+        prompt_state_dim=prompt_state_dim,
+    )
 
 
-def _tokenizer(path: Path, name: object, config: Pi0Config, processors: Processors) -> PromptTokenizer:
+def _tokenizer(path: Path, config: Pi0Config, processors: Processors) -> PromptTokenizer:
     """The tokenizer of the pipeline; PaliGemma's if none is named."""
-    text = processors.text
-    length, padding = text.get("max_length", config.tokenizer_max_length), text.get("padding", "max_length")
-    if not isinstance(name, str) or not fits(length, int) or length < 1 or padding not in ("longest", "max_length"):
-        where = f"{path}: tokenizer_processor"
-        raise ConfigError.of(None, "invalid_file", f"{where} has a name, length or padding that cannot be used")
-    prompt = str if config.state_in_prompt else with_new_line
-    return PromptTokenizer(find_tokenizer(name, path), max_length=length, padding=padding, prompt=prompt)
+    return read_tokenizer(
+        path,
+        processors.text,
+        name=PALIGEMMA,
+        max_length=config.tokenizer_max_length,
+        padding="max_length",
+        find=lambda name: find_tokenizer(name, path),
+        prompt=str if config.state_in_prompt else with_new_line,
+    )
 
 
 def _patch_problems(path: Path, config: Pi0Config, sizes: Sizes) -> list[Problem]:
@@ -283,11 +213,7 @@ def _on_meta(config: Pi0Config, sizes: Sizes) -> Pi0Network:
         return Pi0Network(config, sizes)
 
 
-def _shapes(network: Pi0Network) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
-
-
 def file_shapes(config: Pi0Config, sizes: Sizes) -> dict[str, tuple[int, ...]]:
     """Name -> shape of every tensor that LeRobot's class has; `HEAD` shares its weights with the embedding."""
     heads = {HEAD: (sizes.vocabulary, sizes.vlm.width), EXPERT_HEAD: (sizes.vocabulary, sizes.expert.width)}
-    return {**_shapes(_on_meta(config, sizes)), **heads}
+    return {**network_shapes(_on_meta(config, sizes)), **heads}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rlvla.models.families import CONFIG_FILE, register_policy_family
 from rlvla.models.lerobot.family import LeRobotFamily
-from rlvla.models.pi0.checkpoint import Pi0Checkpoint, check_pi0
+from rlvla.models.pi0.checkpoint import Pi0Files, check_pi0
 from rlvla.models.pi0.config import PI0, PI05, Pi0Config
 from rlvla.utils.data_files import read_json
 
@@ -18,13 +18,9 @@ class Pi0Family(LeRobotFamily):
         """See `LeRobotFamily.read_config`."""
         return Pi0Config.from_json(read_json(folder / CONFIG_FILE), folder / CONFIG_FILE)
 
-    def read_files(self, folder: Path) -> Pi0Checkpoint:
+    def read_files(self, folder: Path) -> Pi0Files:
         """See `LeRobotFamily.read_files`."""
         return check_pi0(folder)
-
-    def steps_of(self, config: Pi0Config) -> int:
-        """See `LeRobotFamily.steps_of`."""
-        return config.num_inference_steps
 
 
 for _name in (PI0, PI05):

@@ -13,7 +13,7 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from rlvla.models.lerobot.folder import CONFIG_FILE, write_folder
-from rlvla.models.lerobot.processors import NORMALIZER, UNNORMALIZER, pipelines
+from rlvla.models.lerobot.processors import NORMALIZER, UNNORMALIZER, pipelines, tokenizer_settings
 from rlvla.models.lerobot.tiny import features_as_json, initialize, statistics_tensors, tiny_features
 from rlvla.models.pi0.checkpoint import HEAD, TEXT_STEPS
 from rlvla.models.pi0.config import PI0, PI05, Pi0Config
@@ -124,8 +124,7 @@ def build_tiny_pi0(
     state[HEAD] = state.pop(f"{VLM}model.language_model.embed_tokens.weight")  # the only one that LeRobot writes
     before = f"policy_preprocessor_step_{2 if in_prompt else 5}_{NORMALIZER}.safetensors"
     after = f"policy_postprocessor_step_0_{UNNORMALIZER}.safetensors"
-    text = {"max_length": length, "task_key": "task", "padding_side": "right", "padding": "max_length"}
-    text |= {"truncation": True, "tokenizer_name": PALIGEMMA}
+    text = tokenizer_settings(PALIGEMMA, length, "max_length")
     kinds = {key: (feature.kind, feature.shape) for key, feature in {**features.inputs, **features.outputs}.items()}
     steps = pipelines(
         kinds,

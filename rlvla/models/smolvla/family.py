@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rlvla.models.families import CONFIG_FILE, register_policy_family
 from rlvla.models.lerobot.family import LeRobotFamily
-from rlvla.models.smolvla.checkpoint import SmolVLACheckpoint, check_smolvla
+from rlvla.models.smolvla.checkpoint import SmolVLAFiles, check_smolvla
 from rlvla.models.smolvla.config import MODEL_TYPE, SmolVLAConfig
 from rlvla.utils.data_files import read_json
 
@@ -18,13 +18,9 @@ class SmolVLAFamily(LeRobotFamily):
         """See `LeRobotFamily.read_config`."""
         return SmolVLAConfig.from_json(read_json(folder / CONFIG_FILE), folder / CONFIG_FILE)
 
-    def read_files(self, folder: Path) -> SmolVLACheckpoint:
+    def read_files(self, folder: Path) -> SmolVLAFiles:
         """See `LeRobotFamily.read_files`."""
         return check_smolvla(folder)
-
-    def steps_of(self, config: SmolVLAConfig) -> int:
-        """See `LeRobotFamily.steps_of`."""
-        return config.num_steps
 
 
 register_policy_family(MODEL_TYPE, SmolVLAFamily())

@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from rlvla.models.flow.settings import FlowSettings
 from rlvla.models.lerobot.folder import CONFIG_FILE, write_folder
 from rlvla.models.lerobot.new import NewPolicyFacts, NewPolicySizes
-from rlvla.models.lerobot.processors import pipelines
+from rlvla.models.lerobot.processors import pipelines, tokenizer_settings
 from rlvla.models.lerobot.refit import STATE_FILES
 from rlvla.models.lerobot.tiny import features_as_json, initialize, statistics_tensors, tiny_features
 from rlvla.models.smolvla.checkpoint import TEXT_STEP
@@ -142,8 +142,7 @@ def build_tiny_smolvla(
         raise ConfigError(problem)
     network = SmolVLANetwork(config, parts)
     initialize(network, torch.Generator().manual_seed(seed))
-    text = {"max_length": tokenizer_max_length, "task_key": "task", "padding_side": "right", "padding": "longest"}
-    text |= {"truncation": True, "tokenizer_name": VLM_FOLDER}
+    text = tokenizer_settings(VLM_FOLDER, tokenizer_max_length, "longest")
     kinds = {key: (feature.kind, feature.shape) for key, feature in {**features.inputs, **features.outputs}.items()}
     contents: dict[str, Mapping[str, Any]] = {
         CONFIG_FILE: raw,

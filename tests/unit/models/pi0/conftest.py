@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rlvla.models.pi0.checkpoint import Pi0Checkpoint, check_pi0
+from rlvla.models.pi0.checkpoint import Pi0Files, check_pi0
 from rlvla.models.pi0.sizes import GemmaSizes, Sizes, VisionSizes
 from rlvla.models.pi0.tiny import build_tiny_pi0
 
@@ -47,7 +47,7 @@ def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.fixture(scope="session")
-def checkpoint(built: Path) -> Pi0Checkpoint:
+def checkpoint(built: Path) -> Pi0Files:
     return check_pi0(built)
 
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from rlvla.models.pi0.checkpoint import EXPERT_HEAD, HEAD, Pi0Checkpoint, check_pi0
+from rlvla.models.pi0.checkpoint import EXPERT_HEAD, HEAD, Pi0Files, check_pi0
 from rlvla.models.pi0.network import VLM
 from rlvla.models.pi0.prompts import PALIGEMMA, prompts_with_states, state_in_bins
 from rlvla.models.pi0.tiny import build_tiny_pi0
@@ -43,14 +43,14 @@ def rename(tensors: dict[str, torch.Tensor], change: Callable[[str], str]) -> No
         tensors[change(name)] = tensors.pop(name)
 
 
-def test_same_seed_same_files(built: Path, checkpoint: Pi0Checkpoint, tmp_path: Path) -> None:
+def test_same_seed_same_files(built: Path, checkpoint: Pi0Files, tmp_path: Path) -> None:
     again = build(tmp_path / "again", checkpoint.config.type)
     files = [path.relative_to(built) for path in built.rglob("*") if path.is_file()]
     assert len(files) == 10
     assert all((built / name).read_bytes() == (again / name).read_bytes() for name in files)
 
 
-def test_changed_weights_are_written_and_nothing_else(checkpoint: Pi0Checkpoint, tmp_path: Path) -> None:
+def test_changed_weights_are_written_and_nothing_else(checkpoint: Pi0Files, tmp_path: Path) -> None:
     changed = {name: value + 1e-3 for name, value in checkpoint.load_network().state_dict().items()}
     checkpoint.save(tmp_path / "new", changed)
     new = check_pi0(tmp_path / "new").load_network().state_dict()
@@ -61,7 +61,7 @@ def test_changed_weights_are_written_and_nothing_else(checkpoint: Pi0Checkpoint,
             assert path.read_bytes() == (tmp_path / "new" / path.relative_to(source)).read_bytes()
 
 
-def test_settings_of_a_run_are_written(checkpoint: Pi0Checkpoint, tmp_path: Path) -> None:
+def test_settings_of_a_run_are_written(checkpoint: Pi0Files, tmp_path: Path) -> None:
     checkpoint.with_sampling(2, 3).save(tmp_path / "new", checkpoint.load_network().state_dict())
     content = json.loads((tmp_path / "new" / "config.json").read_text())
     assert (content["n_action_steps"], content["num_inference_steps"]) == (2, 3)
@@ -124,7 +124,7 @@ def test_names_of_converted_files(family: str, pi0_folder: Path, pi05_folder: Pa
     assert (tmp_path / "copy" / WEIGHTS).read_bytes() == (folder / WEIGHTS).read_bytes()
 
 
-def test_other_tensors_are_not_written(checkpoint: Pi0Checkpoint, tmp_path: Path) -> None:
+def test_other_tensors_are_not_written(checkpoint: Pi0Files, tmp_path: Path) -> None:
     state = checkpoint.load_network().state_dict()
     state.pop("model.action_in_proj.bias")
     with pytest.raises(ConfigError, match=r"model\.action_in_proj\.bias"):
@@ -195,7 +195,7 @@ def test_an_instruction_beyond_the_vocabulary(pi0_folder: Path) -> None:
         replace(checkpoint, sizes=replace(checkpoint.sizes, vocabulary=known)).prompts(texts, state)
 
 
-def test_images(checkpoint: Pi0Checkpoint) -> None:
+def test_images(checkpoint: Pi0Files) -> None:
     """Centered; LeRobot pads with -1 before it maps [0, 1] to [-1, 1]."""
     images = checkpoint.pixels(torch.full((1, 1, 20, 40, 3), 255, dtype=torch.uint8))
     assert images.shape == (1, 1, 3, 32, 32)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlvla.models.pi0.checkpoint import EXPERT_HEAD, HEAD, Pi0Checkpoint
+from rlvla.models.pi0.checkpoint import EXPERT_HEAD, HEAD, Pi0Files
 from rlvla.models.pi0.config import PI0, PI05
 from rlvla.models.pi0.network import VLM, Pi0Network
 from tests.support.pi0_cases import full_shapes
@@ -21,7 +21,7 @@ CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 
 
 @pytest.fixture(scope="module")
-def network(checkpoint: Pi0Checkpoint) -> Pi0Network:
+def network(checkpoint: Pi0Files) -> Pi0Network:
     return checkpoint.load_network()
 
 
@@ -156,7 +156,7 @@ def test_a_frozen_vlm_stays_out_of_the_graph(network: Pi0Network, inputs: dict[s
 
 
 @torch.no_grad()
-def test_bfloat16_is_close(checkpoint: Pi0Checkpoint, inputs: dict[str, Tensor], noisy: Any) -> None:
+def test_bfloat16_is_close(checkpoint: Pi0Files, inputs: dict[str, Tensor], noisy: Any) -> None:
     exact, rough = checkpoint.load_network(), checkpoint.load_network(torch.bfloat16)
     velocity = rough.velocity(rough.prefix(**inputs), *noisy)
     assert velocity.dtype == torch.float32

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rlvla.models.smolvla.checkpoint import SmolVLACheckpoint, check_smolvla
+from rlvla.models.smolvla.checkpoint import SmolVLAFiles, check_smolvla
 from rlvla.models.smolvla.tiny import TinyVlm, build_tiny_smolvla
 
 SMALL = TinyVlm(image_size=32, patch_size=8, vision_dim=32, vision_depth=1, dim=64, layers=3)
@@ -32,7 +32,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def checkpoint(built: Path) -> SmolVLACheckpoint:
+def checkpoint(built: Path) -> SmolVLAFiles:
     return check_smolvla(built)
 
 

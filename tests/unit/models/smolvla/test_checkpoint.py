@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from rlvla.models.smolvla.checkpoint import SmolVLACheckpoint, check_smolvla
+from rlvla.models.smolvla.checkpoint import SmolVLAFiles, check_smolvla
 from rlvla.models.smolvla.tiny import build_tiny_smolvla
 from rlvla.models.smolvla.vlm import find_vlm
 from rlvla.utils.errors import ConfigError
@@ -66,7 +66,7 @@ def test_default_size(tmp_path: Path) -> None:
     assert 400_000 < sum(np.prod(s) for s in check_smolvla(folder).folder.shapes.values()) < 600_000
 
 
-def test_changed_weights_are_written_and_nothing_else(checkpoint: SmolVLACheckpoint, tmp_path: Path) -> None:
+def test_changed_weights_are_written_and_nothing_else(checkpoint: SmolVLAFiles, tmp_path: Path) -> None:
     state = checkpoint.load_network().state_dict()
     changed = {name: value + 1e-3 for name, value in state.items()}
     checkpoint.save(tmp_path / "new", changed)
@@ -116,7 +116,7 @@ def test_half_precision_is_kept_where_it_loses_nothing(folder: Path, tmp_path: P
     assert torch.equal(copy["model.state_proj.bias"], state["model.state_proj.bias"])
 
 
-def test_other_tensors_are_not_written(checkpoint: SmolVLACheckpoint, tmp_path: Path) -> None:
+def test_other_tensors_are_not_written(checkpoint: SmolVLAFiles, tmp_path: Path) -> None:
     state = checkpoint.load_network().state_dict()
     state.pop("model.state_proj.bias")
     with pytest.raises(ConfigError, match=r"model\.state_proj\.bias"):
@@ -148,7 +148,7 @@ def test_older_folders(folder: Path, tmp_path: Path) -> None:
     assert np.array_equal(copy.normalize(state), before.processors.state.normalize(state))
 
 
-def test_states_and_actions(checkpoint: SmolVLACheckpoint) -> None:
+def test_states_and_actions(checkpoint: SmolVLAFiles) -> None:
     state = np.array([[1.1, 2.2, 3.3]])
     np.testing.assert_allclose(checkpoint.processors.state.normalize(state), [[1.0, 1.0, 1.0]], rtol=1e-5)
     actions, action = np.array([[0.6, -0.1]]), checkpoint.processors.action
@@ -166,7 +166,7 @@ def test_what_a_step_does_not_name_is_left_alone(settings: dict[str, Any], folde
     np.testing.assert_array_equal(check_smolvla(folder).processors.state.normalize(state), state)
 
 
-def test_prompts(checkpoint: SmolVLACheckpoint) -> None:
+def test_prompts(checkpoint: SmolVLAFiles) -> None:
     tokens, mask = checkpoint.tokenizer(["open the drawer", "pick up the cube\n"])
     ids = [checkpoint.tokenizer.ids(sentence) for sentence in ("open the drawer\n", "pick up the cube")]
     assert mask.sum(dim=1).tolist() == [len(row) for row in ids]

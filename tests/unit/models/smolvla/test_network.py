@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rlvla.models.lerobot.features import Feature, Features
-from rlvla.models.smolvla.checkpoint import SmolVLACheckpoint
+from rlvla.models.smolvla.checkpoint import SmolVLAFiles
 from rlvla.models.smolvla.config import SmolVLAConfig
 from rlvla.models.smolvla.network import VLM, SmolVLANetwork
 from rlvla.models.smolvla.vlm import VlmConfig
@@ -42,7 +42,7 @@ SMOLVLM2_500M = {
 
 
 @pytest.fixture
-def network(checkpoint: SmolVLACheckpoint) -> SmolVLANetwork:
+def network(checkpoint: SmolVLAFiles) -> SmolVLANetwork:
     return checkpoint.load_network()
 
 
@@ -170,7 +170,7 @@ def test_the_state_alone_is_kept_in_the_graph(network: SmolVLANetwork, inputs: d
         torch.testing.assert_close(value, full[name], rtol=1e-3, atol=1e-4)
 
 
-def test_freezing_follows_config_json(checkpoint: SmolVLACheckpoint) -> None:
+def test_freezing_follows_config_json(checkpoint: SmolVLAFiles) -> None:
     config = replace(checkpoint.config, train_expert_only=False, freeze_vision_encoder=True, train_state_proj=False)
     network = SmolVLANetwork(config, checkpoint.vlm)
     network.set_trainable()
@@ -180,7 +180,7 @@ def test_freezing_follows_config_json(checkpoint: SmolVLACheckpoint) -> None:
 
 
 @torch.no_grad()
-def test_bfloat16_is_close(checkpoint: SmolVLACheckpoint, inputs: dict[str, Tensor], noisy: Any) -> None:
+def test_bfloat16_is_close(checkpoint: SmolVLAFiles, inputs: dict[str, Tensor], noisy: Any) -> None:
     exact, rough = checkpoint.load_network(), checkpoint.load_network(torch.bfloat16)
     velocity = rough.velocity(rough.prefix(**inputs), *noisy)
     assert velocity.dtype == torch.float32
@@ -191,7 +191,7 @@ def test_bfloat16_is_close(checkpoint: SmolVLACheckpoint, inputs: dict[str, Tens
 def test_full_size() -> None:
     """lerobot/smolvla_base."""
     features = Features({"observation.state": Feature("STATE", (6,))}, {"action": Feature("ACTION", (6,))})
-    config = SmolVLAConfig("HuggingFaceTB/SmolVLM2-500M-Video-Instruct", features)
+    config = SmolVLAConfig(vlm_model_name="HuggingFaceTB/SmolVLM2-500M-Video-Instruct", features=features)
     with torch.device("meta"):
         network = SmolVLANetwork(config, VlmConfig.from_json(SMOLVLM2_500M, None))  # type: ignore[arg-type]
     state = network.state_dict()
