@@ -12,6 +12,7 @@ from rlvla.utils.errors import ConfigError, Problem
 
 SIZES_FILE = "sizes.json"
 EPSILON = 1e-6  # of every norm
+_MOST_LAYERS, _LARGEST = 2**10, 2**20
 
 
 @dataclass(frozen=True)
@@ -84,10 +85,11 @@ class Sizes:
         texts = []
         for part, kind in kinds.items():
             given, names = raw.get(part), {entry.name for entry in fields(kind)}
-            if not isinstance(given, Mapping) or set(given) != names or not all(_size(v) for v in given.values()):
+            if not isinstance(given, Mapping) or set(given) != names:
                 texts.append(f"{part} needs positive whole numbers {', '.join(sorted(names))}")
-        if not _size(raw.get("vocabulary")):
-            texts.append("vocabulary is not a positive whole number")
+            else:
+                texts += [f"{part}: {text}" for text in _range_problems(given)]
+        texts += _range_problems({"vocabulary": raw.get("vocabulary")})
         if not texts:
             sizes = cls(**{part: kind(**raw[part]) for part, kind in kinds.items()}, vocabulary=raw["vocabulary"])
             texts = sizes.problems()
@@ -113,8 +115,14 @@ class Sizes:
         return texts
 
 
-def _size(value: object) -> bool:
-    return fits(value, int) and isinstance(value, int) and 1 <= value <= 2**24
+def _range_problems(sizes: Mapping[str, Any]) -> list[str]:
+    """Sizes that no network can have; the largest ones keep everything countable before anything is allocated."""
+    most = {name: _MOST_LAYERS if name == "depth" else _LARGEST for name in sizes}
+    return [
+        f"{name} is {value!r}, not a whole number from 1 to {most[name]}"
+        for name, value in sizes.items()
+        if not fits(value, int) or not 1 <= value <= most[name]
+    ]
 
 
 def read_sizes(folder: Path, vlm_variant: str, expert_variant: str) -> Sizes:

@@ -97,6 +97,9 @@ def test_sizes() -> None:
         ({"expert": {"width": 5}}, "odd"),
         ({"vocabulary": 0}, "vocabulary"),
         ({"vlm": {"layers": 3}}, "vlm"),
+        ({"vision": {"depth": 2**24}}, "vision: depth is 16777216, not a whole number from 1 to 1024"),
+        ({"expert": {"mlp_width": 2**21}}, "from 1 to 1048576"),
+        ({"vocabulary": True}, "vocabulary is True"),
     ],
 )
 def test_sizes_that_do_not_fit(parts: dict[str, Any], words: str) -> None:
