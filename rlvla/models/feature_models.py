@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from rlvla.experience import Experience
 from rlvla.models.policy import Policy
+from rlvla.models.stored_heads import read_head
 from rlvla.models.value_models import REWARD_HEAD_FILE, VALUE_HEAD_FILE, SuccessPredictor, scalar_head
 from rlvla.utils.errors import ConfigError
 
@@ -48,12 +49,16 @@ class _FeatureModel(nn.Module):
         return {"batch": batch}
 
     def load_head(self, folder: Path) -> bool:
-        """Read the head from a folder; False if there is none."""
+        """Read the head from a folder; False if there is none.
+
+        Raises:
+            ConfigError: a file that cannot be read, has NaN or infinity, or other tensors than the head.
+        """
         path = folder / self.head_file
         if not path.is_file():
             return False
         wanted = {name: tensor.shape for name, tensor in self.head.state_dict().items()}
-        stored = {name.removeprefix("head."): tensor for name, tensor in load_file(str(path)).items()}
+        stored = {name.removeprefix("head."): tensor for name, tensor in read_head(path).items()}
         if {name: tensor.shape for name, tensor in stored.items()} != wanted:
             raise ConfigError.of(None, "mismatch", f"{path}: its tensors do not fit the policy in this folder")
         self.head.load_state_dict(stored)

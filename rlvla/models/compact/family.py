@@ -39,6 +39,7 @@ from rlvla.models.feature_models import (
 from rlvla.models.finite_weights import all_finite
 from rlvla.models.flow.settings import ASKED_SCORES, FLOW_SETTINGS
 from rlvla.models.policy import Policy
+from rlvla.models.stored_heads import stored_head_problems
 from rlvla.models.vla.checkpoint import STATISTICS_FILE, resolve_statistics_key
 from rlvla.utils.data_files import check_types, read_json
 from rlvla.utils.errors import ConfigError, Problem
@@ -215,12 +216,10 @@ def _check_weights(path: Path, config: CompactConfig, overrides: Mapping[str, An
             problems.append(f"{name} has shape {list(stored[name].shape)}, not {list(wanted[name])}")
         elif not all_finite(stored[name]):
             problems.append(f"tensor {name}: NaN or infinity; use an earlier checkpoint")
-    found = [f"{path}: {text}" for text in _first(problems)]
-    for head in sorted(path.parent.glob("*_head.safetensors")):
-        bad = [name for name, tensor in _tensors(head).items() if not all_finite(tensor)]
-        found += [f"{head}: tensor {name}: NaN or infinity; use an earlier checkpoint" for name in bad]
+    found = [Problem(None, "invalid_file", f"{path}: {text}") for text in _first(problems)]
+    found += stored_head_problems(path.parent)
     if found:
-        raise ConfigError([Problem(None, "invalid_file", text) for text in found])
+        raise ConfigError(found)
 
 
 def _first(problems: list[str]) -> list[str]:

@@ -25,15 +25,18 @@ from rlvla.models.lerobot.config import LeRobotConfig
 from rlvla.models.lerobot.files import LeRobotFiles
 from rlvla.models.lerobot.new import NewPolicyFacts, write_settings
 from rlvla.models.lerobot.policy import LeRobotPolicy, choose_trainable, lerobot_spec, row_tokens
+from rlvla.models.lerobot.processors import reads_statistics
 from rlvla.models.lerobot.refit import new_statistics
 from rlvla.models.lerobot.settings import LEROBOT_SETTINGS, LeRobotSettings, read_settings
 from rlvla.models.lerobot.sketch import LeRobotSketch
 from rlvla.models.lerobot.std_head import std_problems
 from rlvla.models.policy import Policy
+from rlvla.models.stored_heads import stored_head_problems
 from rlvla.utils.errors import ConfigError, Problem
 
 # Settings of a run that LeRobot policies take, see `read_settings`.
 _TAKEN = (*FLOW_SETTINGS, ASKED_SCORES, *LEROBOT_SETTINGS, "action_chunk_len", "cameras")
+_PLACEMENT = ("dtype", "device")  # of the weights, see `Actor.from_pretrained`
 
 
 class LeRobotCheckpoint(Checkpoint):
@@ -168,7 +171,8 @@ class LeRobotFamily(PolicyFamily):
     ) -> LeRobotCheckpoint:
         """See `PolicyFamily.check`; the statistics of a folder are those of a single data set."""
         config = self.read_config(folder)  # nothing else can be checked without it
-        problems: list[Problem] = []
+        problems = _unknown_settings(folder, overrides)
+        problems += stored_head_problems(folder) if reads_statistics() else []
         files, settings = None, None
         try:
             files = self.read_files(folder)
@@ -187,7 +191,7 @@ class LeRobotFamily(PolicyFamily):
             problems += wrong
         except ConfigError as error:
             problems += error.problems
-        if files is not None and settings is not None and settings.flow.learns_std:
+        if files is not None and settings is not None and settings.flow.learns_std and reads_statistics():
             problems += std_problems(folder, files.empty_network().expert_width, config.features.action_dim)
         if settings is not None and settings.unnorm_key and unnorm_key not in (None, "", settings.unnorm_key):
             text = f"{folder} has the statistics of {settings.unnorm_key} alone; leave --unnorm_key {unnorm_key} out"
@@ -208,3 +212,14 @@ class LeRobotFamily(PolicyFamily):
         given = {name: settings.get(name) for name in _TAKEN if settings.get(name) not in (None, ())}
         super().overrides(folder, {name: settings.get(name) for name in SETTINGS if name not in given})
         return given
+
+
+def _unknown_settings(folder: Path, overrides: Mapping[str, Any]) -> list[Problem]:
+    """Overrides that mean nothing for LeRobot policies."""
+    known = (*_TAKEN, *_PLACEMENT)
+    unknown = [name for name in overrides if name not in known]
+    if not unknown:
+        return []
+    names = f"{', '.join(unknown)}; known are {', '.join(known)}"
+    text = f"{folder}: {type_of(folder)} policies have no setting {names}"
+    return [Problem(None, "unknown_name", text)]

@@ -38,12 +38,17 @@ _without_statistics = ContextVar("without_statistics", default=False)
 
 @contextmanager
 def without_statistics() -> Iterator[None]:
-    """Within the block, folders are read without their statistics, which are about to be replaced."""
+    """Within the block, folders are read without what depends on their data, which is about to be replaced."""
     token = _without_statistics.set(True)
     try:
         yield
     finally:
         _without_statistics.reset(token)
+
+
+def reads_statistics() -> bool:
+    """Whether statistics are read, i.e. outside `without_statistics`."""
+    return not _without_statistics.get()
 
 
 @dataclass(frozen=True)
@@ -115,10 +120,10 @@ def read_processors(
     missing = [name for name in (PREPROCESSOR, POSTPROCESSOR) if not (folder / name).exists()]
     older = len(missing) == 2
     if len(missing) == 1:
-        text = f"{folder / missing[0]} is missing; copy the whole folder as LeRobot saved it"
-        problems.append(Problem(None, "missing_file", text))
+        remedy = "copy the whole folder as LeRobot saved it"
+        problems.append(Problem(None, "missing_file", f"{folder / missing[0]} is missing; {remedy}"))
     try:
-        wanted = older and not _without_statistics.get()
+        wanted = older and reads_statistics()
         stored = old_statistics(folder / "model.safetensors", features) if wanted else {}
     except ConfigError as error:
         return Processors(_identity(), _identity()), [*problems, *error.problems]
@@ -200,7 +205,7 @@ def _normalizer(
     # LeRobot leaves observations alone that a step does not list; actions are not looked up.
     if mode == "IDENTITY" or (key != ACTION and any(key not in names for names in listed)):
         return _identity(), []
-    if _without_statistics.get():
+    if not reads_statistics():
         return _identity(), []
     source = f"{folder / 'model.safetensors'}"
     if step is not None:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import nn
 
 from rlvla.models.lerobot.folder import tensor_problems
+from rlvla.models.stored_heads import read_head
 from rlvla.models.value_models import scalar_head
 from rlvla.utils.errors import ConfigError, Problem
 
@@ -39,18 +37,9 @@ def load_std_head(folder: Path, width: int, action_dim: int) -> nn.Linear:
     head, path = scalar_head(width, action_dim), folder / STD_FILE
     if not path.is_file():
         return head
-    try:
-        stored = load_file(str(path))
-    except (SafetensorError, OSError) as error:
-        text = f"{path}: {error}; use another copy, or delete it to start from the middle of the range"
-        raise ConfigError.of(None, "invalid_file", text) from None
+    stored = read_head(path, remedy="use another copy, or delete it to start from the middle of the range")
     wanted = {name: tuple(tensor.shape) for name, tensor in head.state_dict().items()}
     problems = tensor_problems(path, wanted, {name: tuple(tensor.shape) for name, tensor in stored.items()})
-    problems += [
-        Problem(None, "invalid_file", f"{path}: tensor {name}: NaN or infinity; use an earlier checkpoint")
-        for name, tensor in sorted(stored.items())
-        if not torch.isfinite(tensor.float()).all()
-    ]
     if problems:
         raise ConfigError(problems)
     head.load_state_dict(stored)

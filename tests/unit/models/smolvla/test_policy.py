@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -22,6 +22,7 @@ from rlvla.models.families import check_checkpoint
 from rlvla.models.inspection import describe
 from rlvla.models.lerobot.new import NewPolicyFacts
 from rlvla.models.lerobot.policy import LeRobotPolicy
+from rlvla.models.lerobot.processors import without_statistics
 from rlvla.models.lerobot.settings import SETTINGS_FILE
 from rlvla.models.lerobot.std_head import STD_FILE
 from rlvla.models.policy import TRAINING_NOISE, Decision
@@ -276,6 +277,50 @@ def test_weights_can_be_taken_to_other_data(folder: Path, tmp_path: Path) -> Non
     wide = replace(facts, state_dim=5, action_dim=6)
     assert [p.flag for p in checkpoint.refitted(tmp_path / "none", wide)] == ["fit_to_demos"] * 2
     assert not (tmp_path / "none").exists()
+
+
+def test_heads_that_are_not_taken_to_other_data_may_be_damaged(tmp_path: Path) -> None:
+    folder = build(tmp_path / "policy", {"flow_method": "noise"})
+    (folder / STD_FILE).write_bytes(b"nothing")
+    (folder / "value_head.safetensors").write_bytes(b"nothing")
+    with pytest.raises(ConfigError) as error:
+        check_checkpoint(folder)
+    assert [str(folder) in problem for problem in error.value.problems] == [True, True]
+    with without_statistics():
+        checkpoint = check_checkpoint(folder)
+    statistics = {"proprio": {"mean": [0.3] * 2, "std": [2.0] * 2}, "action": {"mean": [0.3] * 3, "std": [2.0] * 3}}
+    facts = NewPolicyFacts(["push the cube"], statistics, "pushes", ("front",), 24, 3, 2, 3)
+    assert not checkpoint.refitted(tmp_path / "new", facts)
+    assert load(tmp_path / "new", flow_method="noise").std_head.weight.abs().max() == 0
+
+
+@pytest.mark.parametrize("damage", ["unreadable", "nan", "other shape"])
+def test_a_damaged_head_of_a_critic_is_named(damage: str, folder: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "critic"
+    checkpoint = check_checkpoint(folder)
+    checkpoint.load_critic().save_pretrained(copy)
+    checkpoint, head = check_checkpoint(copy), copy / "value_head.safetensors"
+    stored = load_file(str(head))
+    if damage == "unreadable":
+        head.write_bytes(head.read_bytes()[:-8])
+    else:
+        wrong = torch.full_like(stored["head.weight"], torch.nan) if damage == "nan" else stored["head.weight"][:, 1:]
+        save_file(stored | {"head.weight": wrong.contiguous()}, head)
+        assert damage == "other shape" or "head.weight: NaN or infinity" in problem_of(lambda: check_checkpoint(copy))
+    assert str(head) in problem_of(checkpoint.load_critic)
+
+
+def problem_of(call: Callable[[], Any]) -> str:
+    """The only problem that it reports."""
+    with pytest.raises(ConfigError) as error:
+        call()
+    assert len(error.value.problems) == 1
+    return str(error.value.problems[0])
+
+
+def test_unknown_settings_are_named(folder: Path) -> None:
+    text = problem_of(lambda: Actor.from_pretrained(folder, flow_stesp=3, device="cpu", center_crop=None))
+    assert "smolvla policies have no setting flow_stesp, center_crop; known are flow_method" in text
 
 
 def test_memory_can_be_estimated(folder: Path) -> None:
