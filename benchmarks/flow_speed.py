@@ -2,9 +2,10 @@
 
     python benchmarks/flow_speed.py
 
-One thread, compact policies with the shapes of Lift (64 pixels, chunks of 5 actions of 7 numbers), batches of 64
-decisions. The policies alternate and ratios are of CPU time within a repetition, so that other work on the machine
-hardly matters. The last column is how much longer acting takes if every denoising step computes the observation anew.
+One thread, the shapes of Lift (64 pixels, chunks of 5 actions of 7 numbers), batches of 64 decisions: compact
+policies, and OpenVLA's network in small beside SmolVLA's of as many parameters. The policies alternate and ratios are of
+CPU time within a repetition, to tokens of the same kind of policy, so that other work on the machine hardly matters.
+The last column is how much longer acting takes if every denoising step computes the observation anew.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from benchmarks.policy_families import INSTRUCTION, ROWS, TASKS, ppo_step, rows_
 from rlvla.models.compact.config import CompactConfig
 from rlvla.models.compact.family import build_compact
 from rlvla.models.families import check_checkpoint
+from rlvla.models.smolvla.tiny import build_tiny_smolvla
+from rlvla.models.vla.tiny import build_tiny
 from rlvla.utils.terminal import table
 
 TASK = TASKS["Lift"]
@@ -37,14 +40,29 @@ POLICIES: dict[str, dict[str, Any]] = {
     "flow, K = 4, all noisy": {"action_head": "flow", "flow_noisy_steps": "all"},
     "flow, K = 10, one noisy": {"action_head": "flow", "flow_steps": 10},
     "flow, K = 10, all noisy": {"action_head": "flow", "flow_steps": 10, "flow_noisy_steps": "all"},
+    "OpenVLA, tokens": {},
+    "SmolVLA, K = 4, one noisy": {"flow_steps": 4},
+    "SmolVLA, K = 4, all noisy": {"flow_steps": 4, "flow_noisy_steps": "all"},
+    "SmolVLA, K = 10, one noisy": {"flow_steps": 10},
 }
 
 
-def build(settings: dict[str, Any], folder: Path) -> Any:
-    """A compact policy with a value head and random weights."""
-    config = CompactConfig(TASK.size, 1, TASK.proprio, TASK.dim, TASK.chunk, **settings)
-    build_compact(folder, config, statistics_of(TASK))
-    return check_checkpoint(folder).load_policy(value_head=True).train()
+def build(name: str, settings: dict[str, Any], folder: Path) -> Any:
+    """A policy with a value head and random weights."""
+    numbers, overrides = statistics_of(TASK), {}
+    if name.startswith("OpenVLA"):
+        shape = {"action_chunk_len": TASK.chunk, "action_dim": TASK.dim, "proprio_dim": TASK.proprio}
+        sizes = {"image_size": TASK.size, "vision_dim": 40, "llm_dim": 72, "llm_mlp_dim": 216}
+        sentences = {"sentences": [INSTRUCTION], "dataset_statistics": numbers}
+        build_tiny(folder, **sentences, **sizes, **shape, use_proprio=True)
+    elif name.startswith("SmolVLA"):
+        shape = {"chunk_size": TASK.chunk, "action_dim": TASK.dim, "state_dim": TASK.proprio}
+        flat = {"observation.state": numbers["data"]["proprio"], "action": numbers["data"]["action"]}
+        build_tiny_smolvla(folder, sentences=[INSTRUCTION], statistics=flat, **shape)
+        overrides = settings
+    else:
+        build_compact(folder, CompactConfig(TASK.size, 1, TASK.proprio, TASK.dim, TASK.chunk, **settings), numbers)
+    return check_checkpoint(folder, overrides=overrides).load_policy(value_head=True).train()
 
 
 def steps_of(policy: Any) -> dict[str, Callable[[], Any]]:
@@ -78,7 +96,7 @@ def main() -> None:
     repeats = parser.parse_args().repeats
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        policies = {name: build(settings, Path(folder) / str(i)) for i, (name, settings) in enumerate(POLICIES.items())}
+        policies = {name: build(name, POLICIES[name], Path(folder) / str(i)) for i, name in enumerate(POLICIES)}
     works = {name: steps_of(policy) for name, policy in policies.items()}
     times: dict[tuple[str, str], list[float]] = {}
     for repeat in range(repeats + 2):
@@ -88,17 +106,18 @@ def main() -> None:
                 step()
                 if repeat > 1:  # the first two warm up
                     times.setdefault((name, kind), []).append(time.process_time() - start)
-    lines = []
+    lines, tokens = [], ""
     for name, policy in policies.items():
         seconds = {kind: statistics.median(times[name, kind]) for kind in ("act", "score", "ppo", "observe")}
+        tokens = name if name.endswith("tokens") else tokens  # those above
         cells = [f"{sum(p.numel() for p in policy.parameters()) / 1e6:.2f} M"]
         for kind in ("act", "score", "ppo"):
-            ratio = statistics.median(a / b for a, b in zip(times[name, kind], times["tokens", kind]))
+            ratio = statistics.median(a / b for a, b in zip(times[name, kind], times[tokens, kind]))
             cells.append(f"{ROWS / seconds[kind]:.0f} ({ratio:.2f})")
-        k = POLICIES[name].get("flow_steps", 4) if "flow" in name else 1
+        k = POLICIES[name].get("flow_steps", 4) if "noisy" in name else 1
         again = (seconds["act"] + (k - 1) * seconds["observe"]) / seconds["act"]
         lines.append((name, *cells, f"{again:.1f}" if k > 1 else ""))
-    print("decisions per CPU second (in brackets: time, tokens = 1)")
+    print("decisions per CPU second (in brackets: time, tokens above = 1)")
     print(table(("head", "parameters", "acting", "scoring", "PPO step", "without reuse"), lines))
 
 

@@ -1,6 +1,7 @@
 """The memory plan of --dry_run against measurements.
 
 python benchmarks/memory_plan.py
+python benchmarks/memory_plan.py --sizes "compact flow" smolvla
 deepspeed -q --num_accelerators 2 benchmarks/memory_plan.py --sizes "3 M"
 
 Bytes of live tensors on one rank: what `rlvla.memory.plan` predicts from shapes alone, and what a real actor and critic
@@ -27,7 +28,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.random_policies import SIZES, new_compact, new_policy, random_rows
+from benchmarks.random_policies import POLICIES, SIZES, new_policy, random_rows
 from benchmarks.train_step import OPTIM
 from rlvla.experience import Experience
 from rlvla.memory.plan import FrozenMemory, MemoryPlan, engine_memory, frozen_memory
@@ -46,7 +47,6 @@ from rlvla.utils.deepspeed.engine import Engine
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
 from rlvla.utils.terminal import quiet_libraries, table
 
-COMPACT = "compact"
 HEADERS = ("model", "flags", "between updates", "update", "playing", "scoring", "can wait on the host", "worst ratio")
 
 
@@ -219,7 +219,8 @@ def play(passes: ModelPasses, reward_model: Any, batch: Experience, rows: int) -
     """Answer as many observations as the rollout would, and let the reward model judge some."""
     actor = passes.networks.actor
     proprio = None if batch.proprio is None else batch.proprio[:rows].numpy()
-    draws = np.full((min(rows, len(batch)), batch.action_mask.shape[1]), 0.5)
+    rng = np.random.default_rng(0)
+    draws = np.stack([actor.module.spec.draw(rng) for _ in range(min(rows, len(batch)))])
     actor.train(False)
     with actor.full_parameters() as policy, torch.no_grad():
         policy.act(batch.images[:rows].numpy(), proprio, batch.instructions[:rows], noise=draws)
@@ -229,7 +230,7 @@ def play(passes: ModelPasses, reward_model: Any, batch: Experience, rows: int) -
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sizes", nargs="+", choices=(*SIZES, COMPACT), default=tuple(SIZES), help="models")
+    parser.add_argument("--sizes", nargs="+", choices=POLICIES, default=tuple(SIZES), help="models")
     parser.add_argument("--rows", type=int, default=16, help="decisions per optimizer step (default 16)")
     parser.add_argument("--micro", type=int, default=16, help="decisions per micro-batch (default 16)")
     parser.add_argument("--judges", action="store_true", help="with a reference and a reward model")
@@ -246,7 +247,7 @@ def main() -> None:
     found = []
     for size in flags.sizes:
         with tempfile.TemporaryDirectory() as folder:
-            new_compact(Path(folder)) if size == COMPACT else new_policy(Path(folder), size)
+            new_policy(Path(folder), size)
             for strategy, actor in variants:
                 name = " ".join(f"{key}={value}" for key, value in {**strategy, **actor}.items())
                 if not any(part in name for part in flags.only):

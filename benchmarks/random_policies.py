@@ -5,15 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from rlvla.experience import Experience
 from rlvla.models.compact.config import CompactConfig
 from rlvla.models.compact.family import build_compact
+from rlvla.models.smolvla.tiny import build_tiny_smolvla
 from rlvla.models.vla.tiny import build_tiny
 
+SENTENCE = "reach the red disc"
 ACTIONS = {"q01": [-1.0] * 7, "q99": [1.0] * 7, "min": [-1.0] * 7, "max": [1.0] * 7, "mask": [True] * 7}
-# By the number of parameters; the rest as `build_tiny` has it.
+# OpenVLA by the number of parameters; the rest as `build_tiny` has it.
 SIZES: dict[str, dict[str, Any]] = {
     "0.3 M": {"vision_dim": 32, "llm_dim": 48, "llm_mlp_dim": 144},  # that of the quickstart
     "0.5 M": {},
@@ -23,32 +26,47 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 
 
-def new_policy(folder: Path, size: str) -> Path:
-    """A checkpoint with random weights."""
-    statistics = {"toy": {"action": ACTIONS}}
-    return build_tiny(folder, sentences=["reach the red disc"], dataset_statistics=statistics, **SIZES[size])
+COMPACT: dict[str, dict[str, Any]] = {
+    "compact": {},
+    "compact flow": {"action_head": "flow"},
+    "compact flow, all noisy": {"action_head": "flow", "flow_noisy_steps": "all"},
+}
+SMOLVLA = "smolvla"  # as `--pretrain tiny --model_family smolvla` builds it
+POLICIES = (*SIZES, *COMPACT, SMOLVLA)
 
 
-def new_compact(folder: Path) -> Path:
-    """A compact policy of the default size, with random weights."""
-    config = CompactConfig(image_size=64, num_images_in_input=1, proprio_dim=0, action_dim=7, action_chunk_len=8)
-    return build_compact(folder, config, {"toy": {"action": ACTIONS}})
+def new_policy(folder: Path, name: str) -> Path:
+    """A checkpoint of one of `POLICIES`, with random weights."""
+    numbers = {"toy": {"action": ACTIONS}}
+    if name in COMPACT:
+        config = CompactConfig(64, 1, 0, action_dim=7, action_chunk_len=8, **COMPACT[name])
+        return build_compact(folder, config, numbers)
+    if name == SMOLVLA:
+        unit = {key: {"mean": [0.0] * n, "std": [1.0] * n} for key, n in (("observation.state", 8), ("action", 7))}
+        return build_tiny_smolvla(folder, sentences=[SENTENCE], statistics=unit)
+    return build_tiny(folder, sentences=[SENTENCE], dataset_statistics=numbers, **SIZES[name])
 
 
 def random_rows(actor: Any, count: int) -> Experience:
-    """Decisions with random pictures and tokens, of episodes of eight, all tokens valid."""
+    """Random pictures and what the policy does in them, in episodes of eight decisions, all of them valid."""
     spec, generator = actor.spec, torch.Generator().manual_seed(0)
-    size, width = spec.image_size or actor.inputs.config.image_size, spec.columns
+    size, width, cameras = spec.image_size or 64, spec.columns, spec.cameras or 1
+    images = torch.randint(0, 256, (count, cameras, size, size, 3), dtype=torch.uint8, generator=generator)
+    proprio = torch.rand(count, spec.proprio_dim, generator=generator) if spec.proprio_dim else None
+    rng = np.random.default_rng(0)
+    noise = np.stack([spec.draw(rng) for _ in range(count)])
+    numbers = None if proprio is None else proprio.numpy()
+    with torch.no_grad():
+        decision = actor.act(images.numpy(), numbers, [SENTENCE] * count, noise=noise, temperature=1.0)
     mask = torch.ones(count, width, dtype=torch.bool)
-    cameras = spec.cameras or 1
-    rows = Experience(
-        images=torch.randint(0, 256, (count, cameras, size, size, 3), dtype=torch.uint8, generator=generator),
-        proprio=torch.rand(count, spec.proprio_dim, generator=generator) if spec.proprio_dim else None,
-        instructions=["reach the red disc"] * count,
+    return Experience(
+        images=images,
+        proprio=proprio,
+        instructions=[SENTENCE] * count,
         episode_index=torch.arange(count) // 8,
-        trace={"tokens": torch.randint(0, 256, (count, width), generator=generator)},
+        trace={name: torch.from_numpy(value) for name, value in decision.trace.items()},
+        old_log_probs=torch.from_numpy(decision.log_probs),
         action_mask=mask,
         policy_mask=mask,
         advantages=torch.randn(count, width, generator=generator),
     )
-    return rows.with_fields(old_log_probs=torch.full((count, width), -5.5))

@@ -1,6 +1,7 @@
 """Optimizer steps of a policy: the trainer against a plain PyTorch loop, real decisions against padded episodes.
 
     python benchmarks/train_step.py --size "11 M" --zero_stage 2
+    python benchmarks/train_step.py --size smolvla
     python benchmarks/train_step.py --pretrain runs/sft/policy
 
 Variants alternate, and ratios are of CPU time within a repetition, so other work on the machine hardly matters. For
@@ -22,11 +23,10 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.random_policies import SIZES, new_policy, random_rows
+from benchmarks.random_policies import POLICIES, new_policy, random_rows
 from rlvla.algorithms.policy_losses import get_policy_loss
 from rlvla.experience import Experience
 from rlvla.models.actor import Actor
-from rlvla.models.inputs import row_tokens
 from rlvla.trainer.algorithm_config import AlgorithmConfig
 from rlvla.trainer.config import BatchConfig
 from rlvla.trainer.metrics import Metrics
@@ -82,7 +82,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     policy = parser.add_mutually_exclusive_group(required=True)
     policy.add_argument("--pretrain", help="checkpoint folder of a policy", metavar="DIR")
-    policy.add_argument("--size", choices=tuple(SIZES), help="random weights, by the number of parameters")
+    policy.add_argument("--size", choices=POLICIES, help="random weights")
     parser.add_argument("--rows", type=int, default=64, help="decisions per optimizer step (default 64)")
     parser.add_argument("--micro", type=int, default=32, help="decisions per forward pass (default 32)")
     parser.add_argument("--repeats", type=int, default=7, help="repetitions; medians are reported (default 7)")
@@ -96,7 +96,7 @@ def main() -> None:
     padded = half_masked(rows)
     real = rows.index(torch.arange(0, flags.rows, 2))
     fixed = BatchConfig(micro_train_batch_size=flags.micro)
-    cap = flags.micro * max(row_tokens(actor.inputs, rows.instructions, rows.images.shape[1]))
+    cap = flags.micro * max(actor.row_tokens(rows.instructions, rows.images.shape[1]))
     dynamic = BatchConfig(use_dynamic_batch=True, train_max_tokens_per_gpu=cap)
     variants = {
         "plain PyTorch loop": plain_step(actor, rows, flags.micro),

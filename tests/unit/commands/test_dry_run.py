@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks.memory_plan import OPTIM, compare, plan_for, probe_models, waiting_bytes
-from benchmarks.random_policies import new_compact, new_policy, random_rows
+from benchmarks.random_policies import new_policy, random_rows
 from cli.train_ppo_vla import main as train
 from cli.train_sft_vla import main as sft
 from rlvla.data.reading import read_demonstrations
