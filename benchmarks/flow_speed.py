@@ -3,9 +3,9 @@
     python benchmarks/flow_speed.py
 
 One thread, the shapes of Lift (64 pixels, chunks of 5 actions of 7 numbers), batches of 64 decisions: compact
-policies, and OpenVLA's network in small beside SmolVLA's of as many parameters. The policies alternate and ratios are of
-CPU time within a repetition, to tokens of the same kind of policy, so that other work on the machine hardly matters.
-The last column is how much longer acting takes if every denoising step computes the observation anew.
+policies, and OpenVLA's network in small beside SmolVLA's of as many parameters. The policies alternate and ratios are
+of CPU time within a repetition, to the tokens above, so that other work on the machine hardly matters. The last column
+is how much longer acting takes if every denoising step computes the observation anew.
 """
 
 from __future__ import annotations

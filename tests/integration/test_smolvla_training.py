@@ -1,7 +1,8 @@
-"""SmolVLA through the commands: a new tiny one, PPO with each kind of critic, resume, LeRobot data, bad input."""
+"""SmolVLA through the commands: a new tiny one, PPO with all kinds of critics and rewards, resume, LeRobot data."""
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -9,14 +10,20 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from cli.collect_demos import main as collect
 from cli.convert_demos import main as convert_demos
 from cli.eval_vla import main as evaluate
 from cli.inspect_vla import main as inspect
 from cli.train_ppo_vla import main as train_ppo
+from cli.train_rm_vla import main as train_reward_model
 from cli.train_sft_vla import main as train_sft
+from rlvla.checkpoints.policy_folder import ENVIRONMENT_FILE
 from rlvla.data.reading import read_demonstrations
 from rlvla.models.families import check_checkpoint
 from rlvla.models.lerobot.policy import STD_FILE
+from rlvla.models.smolvla.tiny import TinyVlm, build_tiny_smolvla
+from rlvla.utils.files import read_metrics
+from tests.support.judge_server import judge_server, judging, prompt_of
 from tests.support.launching import PPO_SCRIPT, launch
 
 WEIGHTS = "model.safetensors"
@@ -89,6 +96,48 @@ def test_only_the_expert_is_trained_beside_a_critic_of_its_own(start: Path, tmp_
     assert before.keys() == after.keys() and changed and not any(".vlm." in name for name in changed)
     assert check_checkpoint(tmp_path / "policy").spec.action_chunk_len == 2
     check_checkpoint(tmp_path / "critic").load_critic()
+
+
+def test_a_judge_and_the_stage_of_a_machine_in_the_prompt(start: Path, tmp_path: Path) -> None:
+    """In training and in the evaluation of what was trained: rows are scored with the prompt they were decided with."""
+    pytest.importorskip("pydantic", reason="the extra vlm is not installed")
+    asked = []
+    flags = ["--reward", "success:1", "vlm:progress:0.3", "rm:0.5", "--rm_formula", "F(near & F success)"]
+    flags += ["--rm_state_input", "prompt", "--vlm_model", "judge", "--vlm_timeout", "120", "--dump_rollouts"]
+    with judge_server() as server:
+        server.answer = judging(progress=lambda r: asked.append(prompt_of(r)) or {"action_score": 0.5, "progress": 0.5})
+        policy = ppo(start, tmp_path, 8, "--advantage_estimator", "reinforce", *flags, "--vlm_url", f"{server.url}/v1")
+    iteration = next(line for line in read_metrics(tmp_path) if "rollout/success_at_end" in line)
+    assert asked and any(name.startswith("reward/vlm") and value for name, value in iteration.items())
+    assert iteration["rollout_corr/probs_diff_max"] < 1e-5
+    assert json.loads((policy / ENVIRONMENT_FILE).read_text())["machine_state"]["rm_state_input"] == "prompt"
+    evaluate(
+        ["--pretrain", str(policy), "--eval_episodes", "2", "--num_envs", "1", "--output", str(tmp_path / "e.json")]
+    )
+    assert json.loads((tmp_path / "e.json").read_text())["results"]
+
+
+def test_the_state_of_a_machine_among_the_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A policy with room for it: two numbers of toy_reach and three states."""
+    monkeypatch.setattr("rlvla.commands.train_ppo.check_first_decisions", lambda *_: 0.0)  # its weights are random
+    unit = {key: {"mean": [0.0] * n, "std": [1.0] * n} for key, n in (("observation.state", 5), ("action", 2))}
+    sizes = {"vlm": TinyVlm(vision_dim=32, dim=32), "state_dim": 5, "action_dim": 2, "chunk_size": 4}
+    wide = build_tiny_smolvla(tmp_path / "wide", sentences=["reach the red disc"], statistics=unit, **sizes)
+    flags = ["--rm_formula", "F(near & F success)", "--use_proprio", "--rm_state_input", "proprio"]
+    policy = ppo(wide, tmp_path / "run", 8, "--advantage_estimator", "reinforce", *flags, "--camera_map", "top=image")
+    assert json.loads((policy / ENVIRONMENT_FILE).read_text())["machine_state"]["width"] == 3
+
+
+def test_a_reward_model_from_the_policy(start: Path, tmp_path: Path) -> None:
+    """Trained on recorded outcomes, and paid by it."""
+    aim = ["--keep", "all", "--offset_prob", "0.6", "--offset_max", "0.6", "--num_envs", "1", "--use_proprio"]
+    collect(["--task_suite_name", "toy_reach", *aim, "--num_demos", "24", "--output", str(tmp_path / "mixed")])
+    words = ["--pretrain", str(start), "--demos", str(tmp_path / "mixed"), "--save_path", str(tmp_path / "rm")]
+    train_reward_model([*words, "--max_epochs", "1", "--no-use_tensorboard"])
+    model = ["--reward", "success:1", "rm_model:0.5", "--rm_model_path", str(tmp_path / "rm" / "reward_model")]
+    ppo(start, tmp_path / "run", 8, "--advantage_estimator", "reinforce", *model)
+    iteration = next(line for line in read_metrics(tmp_path / "run") if "rollout/success_at_end" in line)
+    assert iteration["reward/rm_model"] != 0
 
 
 @pytest.mark.slow

@@ -314,7 +314,7 @@ def test_plan_is_within_a_tenth_of_what_is_measured(name: str, tmp_path: Path) -
 @pytest.mark.slow
 def test_plan_of_a_compact_policy(tmp_path: Path) -> None:
     """Of its default size, with micro-batches whose activations count as much as its weights."""
-    found = compare_variant(new_compact(tmp_path / "policy"), {"zero_stage": 2}, {}, 128, 128, True)
+    found = compare_variant(new_policy(tmp_path / "policy", "compact"), {"zero_stage": 2}, {}, 128, 128, True)
     assert found == pytest.approx(dict.fromkeys(found, 1.0), abs=0.1)
 
 
