@@ -82,6 +82,7 @@ TARGETS = {
             ("dppo", "flow_dppo", "flow_dppo", 0.0),
         )
     },
+    "smolvla": Target(("recipes/toy_reach.yaml", "--variant", "smolvla"), 0.9, 10, most_start=0.6, rl="smolvla"),
     "flow_lift": Target(("recipes/quickstart.yaml", "--variant", "flow"), least_end=0.9, minutes=20, most_start=0.6),
 }
 REACHED = 0.9
