@@ -91,7 +91,7 @@ def ppo_memory(flags: PPORun, setting: CheckedRun) -> MemoryPlan | None:
     supervised = min(flags.batch.micro_train_batch_size, -(-optimization.ptx_batch_size // world))
     actor_rows = max(micro, supervised) if optimization.ptx_coef else micro
     asked = min(flags.rollout.rollout_max_batch or flags.run.num_envs, flags.run.num_envs)
-    policy = setting.checkpoint.sketch(row, flags.actor)
+    policy = setting.checkpoint.sketch(row, flags.actor, supervised=optimization.ptx_coef > 0)
     if policy is None:
         return None
     probes = {"actor": probe(policy, train_rows=actor_rows, play_rows=asked, **amounts)}
@@ -211,7 +211,7 @@ def sft_memory(
         averages: there is a moving average of the weights.
     """
     micro = min(rows, micro)
-    sketch = checkpoint.sketch(row, actor)
+    sketch = checkpoint.sketch(row, actor, supervised=True)
     if sketch is None:
         return None
     probed = probe(sketch, bf16=strategy.bf16, train_rows=micro, forward_rows=1)

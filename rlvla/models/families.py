@@ -136,8 +136,17 @@ class Checkpoint(Protocol):
         """Like `Policy.row_tokens`, without loading weights."""
         return [1] * len(instructions)
 
-    def sketch(self, row: RowShape, config: ActorConfig, *, scalar_head: bool = False) -> Callable[[], Sketch] | None:
-        """Factory of a sketch of the policy (with `scalar_head`: a critic); None if its memory cannot be estimated."""
+    def sketch(
+        self, row: RowShape, config: ActorConfig, *, scalar_head: bool = False, supervised: bool = False
+    ) -> Callable[[], Sketch] | None:
+        """Factory of a sketch of the policy; None if its memory cannot be estimated.
+
+        Args:
+            row: size of a decision.
+            config: adapters and memory options.
+            scalar_head: a critic or reward model instead.
+            supervised: the policy is trained on demonstrations, too.
+        """
         return None
 
 

@@ -111,9 +111,11 @@ class CompactCheckpoint(Checkpoint):
         sentences, words, features = stack_sentences(encoded).shape
         return CompactRowShape(num_images, words, sentences, features)
 
-    def sketch(self, row: RowShape, config: ActorConfig, *, scalar_head: bool = False) -> Callable[[], Sketch]:
+    def sketch(
+        self, row: RowShape, config: ActorConfig, *, scalar_head: bool = False, supervised: bool = False
+    ) -> Callable[[], Sketch]:
         """See `Checkpoint.sketch`."""
-        return partial(CompactSketch, self.config, row, config, scalar_head=scalar_head)
+        return partial(CompactSketch, self.config, row, config, scalar_head=scalar_head, supervised=supervised)
 
     @property
     def statistics(self) -> dict[str, Any]:

@@ -39,10 +39,19 @@ class CompactSketch:
         row: size of one decision.
         actor: memory options.
         scalar_head: add the scalar head of a critic or reward model, and freeze the output layer.
+        supervised: decisions are demonstrated, too, for which a flow is evaluated `PAIRS` times.
     """
 
-    def __init__(self, config: CompactConfig, row: CompactRowShape, actor: ActorConfig, *, scalar_head: bool = False):
-        self._row, self._scalar_head = row, scalar_head
+    def __init__(
+        self,
+        config: CompactConfig,
+        row: CompactRowShape,
+        actor: ActorConfig,
+        *,
+        scalar_head: bool = False,
+        supervised: bool = False,
+    ):
+        self._row, self._scalar_head, self._supervised = row, scalar_head, supervised
         self._policy: Any = CompactPolicy(config, {"": {}}, "")
         if actor.freeze_vision_backbone:
             self._policy.network.cameras.requires_grad_(False)
@@ -58,7 +67,7 @@ class CompactSketch:
             return self.module["head"](hidden).squeeze(-1).float().mean()
         if self._policy.config.is_flow:
             evaluations = self._policy.config.flow.evaluations
-            return self._velocity(hidden, max(PAIRS, evaluations)).mean()
+            return self._velocity(hidden, max(PAIRS * self._supervised, evaluations)).mean()
         distribution = self._policy._head.distribution(self._policy, hidden, 1.0)
         config, name = self._policy.config, "actions" if self._policy.config.is_gaussian else "tokens"
         decided = torch.zeros(rows, *self._policy.spec.noise_shape, dtype=None if config.is_gaussian else torch.long)

@@ -150,9 +150,12 @@ class LeRobotCheckpoint(Checkpoint):
         tokens, _ = self.files.prompts(texts, torch.zeros(len(texts), self.spec.proprio_dim))
         return RowShape(num_images, tokens.shape[1])
 
-    def sketch(self, row: RowShape, config: ActorConfig, *, scalar_head: bool = False) -> Callable[[], Sketch]:
+    def sketch(
+        self, row: RowShape, config: ActorConfig, *, scalar_head: bool = False, supervised: bool = False
+    ) -> Callable[[], Sketch]:
         """See `Checkpoint.sketch`."""
-        return partial(LeRobotSketch, self.files, self.settings, row, config, scalar_head=scalar_head)
+        options = {"scalar_head": scalar_head, "supervised": supervised}
+        return partial(LeRobotSketch, self.files, self.settings, row, config, **options)
 
 
 class LeRobotFamily(PolicyFamily):

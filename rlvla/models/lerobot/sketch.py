@@ -25,6 +25,7 @@ class LeRobotSketch:
         row: size of one decision.
         actor: adapters and what is trained.
         scalar_head: add the scalar head of a critic or reward model, and freeze what it does not read.
+        supervised: decisions are demonstrated, too, which takes `PAIRS` evaluations of the velocity.
     """
 
     def __init__(
@@ -35,9 +36,10 @@ class LeRobotSketch:
         actor: ActorConfig,
         *,
         scalar_head: bool = False,
+        supervised: bool = False,
     ):
         self._files, self._row, self._scalar_head, flow = files, row, scalar_head, settings.flow
-        self._evaluations = max(PAIRS, flow.evaluations)
+        self._evaluations = max(PAIRS * supervised, flow.evaluations)
         self._policy: Any = LeRobotPolicy(files, settings, actor, network=files.empty_network())
         self.module = nn.ModuleDict({"policy": self._policy})
         if scalar_head:

@@ -136,7 +136,9 @@ class OpenVLACheckpoint(Checkpoint):
         """See `Policy.row_tokens`."""
         return row_tokens(self.inputs, instructions, num_images)
 
-    def sketch(self, row: RowShape, config: ActorConfig, *, scalar_head: bool = False) -> Callable[[], Sketch]:
+    def sketch(
+        self, row: RowShape, config: ActorConfig, *, scalar_head: bool = False, supervised: bool = False
+    ) -> Callable[[], Sketch]:
         """See `Checkpoint.sketch`."""
         return partial(OpenVLASketch, self.config, row, config, scalar_head=scalar_head)
 

@@ -19,6 +19,8 @@ from rlvla.memory.probe import probe
 from rlvla.models import Actor
 from rlvla.models.config import ActorConfig
 from rlvla.models.families import check_checkpoint
+from rlvla.models.flow.head import PAIRS
+from rlvla.models.flow.settings import MATCHED_PAIRS
 from rlvla.models.inspection import describe
 from rlvla.models.lerobot.new import NewPolicyFacts
 from rlvla.models.lerobot.policy import LeRobotPolicy
@@ -334,6 +336,32 @@ def test_memory_can_be_estimated(folder: Path) -> None:
     assert found.backward_bytes >= found.forward_bytes > 0 and found.decision_bytes > 0
     critic = probe(checkpoint.sketch(row, config, scalar_head=True), bf16=False, train_rows=0, forward_rows=1)
     assert critic.parameters == found.parameters + policy.spec.feature_dim + 1
+
+
+@pytest.mark.parametrize(
+    ("overrides", "supervised", "evaluations"),
+    [
+        ({}, False, 1),
+        ({}, True, PAIRS),
+        ({"flow_noisy_steps": "all"}, False, 3),
+        ({"flow_method": "ode"}, False, MATCHED_PAIRS),
+    ],
+)
+def test_estimates_evaluate_the_expert_as_training_does(
+    overrides: dict[str, Any], supervised: bool, evaluations: int, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts, velocity = [], LeRobotPolicy.velocity
+
+    def counted(policy: LeRobotPolicy, condition: Any, x: torch.Tensor, t: torch.Tensor) -> Any:
+        counts.append(x.shape[:2])
+        return velocity(policy, condition, x, t)
+
+    monkeypatch.setattr(LeRobotPolicy, "velocity", counted)
+    checkpoint = check_checkpoint(folder, overrides=overrides)
+    row = checkpoint.row_shape(PolicyContract.instructions, 2)
+    with torch.device("meta"):
+        checkpoint.sketch(row, ActorConfig(), supervised=supervised)().loss(2)
+    assert counts == [(2, evaluations)]
 
 
 def test_half_precision_weights_are_used_as_float32(folder: Path, tmp_path: Path) -> None:
