@@ -1,0 +1,1 @@
+"""Replay of past decisions for off-policy learners: storage, priorities, sampling, targets."""

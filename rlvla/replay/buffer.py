@@ -1,0 +1,371 @@
+"""The replay buffer: transitions of decisions, drawn by priority, saved exactly and incrementally."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from rlvla.replay import targets
+from rlvla.replay.priorities import Priority, make_priority
+from rlvla.replay.row_store import RowStore
+from rlvla.replay.sampling import draw, draw_uniform, importance_weights, mixture_probabilities
+from rlvla.replay.schema import Array, BufferConfig, Episode
+from rlvla.replay.sum_tree import Floats, Indices, SumTree, last_of_each
+
+_PROTECTED = 0.1  # share of the episodes, the newest ones, that eviction by value leaves alone
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Rows that were drawn.
+
+    Attributes:
+        rows: [B] rows of the buffer.
+        episodes: [B] their episodes, by which `ReplayBuffer.update` sees that a row has left.
+        probabilities: [B] with which each was drawn.
+        weights: [B] see `importance_weights`.
+    """
+
+    rows: Indices
+    episodes: Indices
+    probabilities: Floats
+    weights: Floats
+
+
+@dataclass(frozen=True)
+class NStep:
+    """n-step returns of rows; the target is returns + discounts * value of the observation of `next_rows`.
+
+    Attributes:
+        returns: [B] discounted rewards.
+        discounts: [B], 0 after a terminated row.
+        next_rows: [B] rows with the observation to bootstrap from.
+    """
+
+    returns: Floats
+    discounts: Floats
+    next_rows: Indices
+
+
+class ReplayBuffer:
+    """Episodes up to a number of rows; those that make room for new ones leave whole.
+
+    Saved states lie in the buffer's own folder and refer to its mapped files: an image is on the disk once.
+
+    Args:
+        config: what it holds.
+        folder: for mapped files and saved states; created with its parents.
+        priority: priorities from (action_score, progress, td_error), see `make_priority`; uniform by default. A row for
+            which it is NaN keeps its priority, which for a new row is the largest so far.
+
+    Attributes:
+        tree: priorities of the rows that can be drawn, or of the windows that begin there.
+
+    Raises:
+        ConfigError: the folder holds saved states; `load` continues from them.
+    """
+
+    def __init__(self, config: BufferConfig, folder: Path, priority: Priority | None = None):
+        self._set_up(config, folder, priority)
+        self._store.start_empty()
+
+    def _set_up(self, config: BufferConfig, folder: Path, priority: Priority | None) -> None:
+        self.config = config
+        self.tree = SumTree(config.capacity)
+        self._priority = priority or make_priority("uniform")
+        self._store = RowStore(config, folder)
+        self._columns = self._store.columns
+
+    def close(self) -> None:
+        """Close the mapped files."""
+        self._store.close()
+
+    def __len__(self) -> int:
+        """Number of rows that can be drawn."""
+        return self._store.live - len(self._store.episodes)
+
+    @property
+    def num_episodes(self) -> int:
+        """Number of episodes."""
+        return len(self._store.episodes)
+
+    @property
+    def drawable(self) -> NDArray[np.bool_]:
+        """[capacity]: the rows that can be drawn, those of decisions."""
+        return self._store.next >= 0
+
+    # ------------------------------------------------------------------------------------------------ adding
+    def append(self, episodes: Sequence[Episode], *, now: int = 0) -> None:
+        """Add episodes.
+
+        Args:
+            episodes: finished episodes.
+            now: updates so far, from which the age of their scores is counted.
+
+        Raises:
+            ValueError: an episode does not have the declared columns, or is longer than the buffer. Nothing is added.
+            OSError: there is no room for mapped columns; the episodes before it have been added.
+        """
+        prepared = [episode.rows(self.config.columns, self.config.chunk_len) for episode in episodes]
+        counts = [len(values["steps"]) for values in prepared]
+        if max(counts, default=0) > self.config.capacity:
+            text = f"an episode takes {max(counts)} rows, one of them for its last observation"
+            raise ValueError(f"{text}; the buffer has {self.config.capacity}")
+        full = self._store.live + sum(counts) > self.config.capacity
+        leaving: Iterator[int] = iter(self._leaving_order() if full else ())
+        fresh = {"td_error": np.nan, "prioritised_at": -1, "priority": self.tree.max or 1.0}
+        changed = [np.empty(0, dtype=np.int64)]
+        try:
+            for values, count in zip(prepared, counts):
+                self._store.write_mapped(values, count)
+                while self._store.live + count > self.config.capacity:
+                    oldest = next(iter(self._store.episodes))
+                    changed.append(self._store.evict(next(leaving, oldest)))
+                judged = ~np.isnan(values["action_score"]) | ~np.isnan(values["progress"])
+                scored_at = np.where(judged, now, -1)
+                changed.append(self._store.add({**values, **fresh, "scored_at": scored_at}, count))
+        finally:
+            rows = np.concatenate(changed)
+            free = self._store.next[rows] < 0
+            self.tree.set(rows[free], 0.0)
+            self._reprioritise(rows[~free])
+
+    def _leaving_order(self) -> list[int]:
+        """Episodes in the order in which they leave; with eviction by value without the newest 10 %."""
+        numbers = list(self._store.episodes)
+        if self.config.eviction == "fifo":
+            return numbers
+        rows, capacity = np.flatnonzero(self.drawable), self.config.capacity
+        first = self._store.first[rows]
+        heads = np.fromiter(self._store.episodes.values(), dtype=np.int64, count=len(numbers))
+        sums = np.bincount(first, self._columns["priority"][rows], minlength=capacity)[heads]
+        means = sums / np.bincount(first, minlength=capacity)[heads]
+        old = len(numbers) - int(np.ceil(_PROTECTED * len(numbers)))
+        return [numbers[i] for i in np.argsort(means[:old], kind="stable")]
+
+    # ------------------------------------------------------------------------------------------------ drawing
+    def sample(
+        self,
+        k: int,
+        rng: np.random.Generator,
+        *,
+        beta: float = 1.0,
+        share: float = 1.0,
+        stratified: bool = True,
+        normalise: str | None = "max",
+        max_weight: float = 10.0,
+    ) -> Drawn:
+        """Draw k rows, or first rows of windows.
+
+        Args:
+            k: number of rows.
+            rng: for the draws.
+            beta: see `importance_weights`.
+            share: part of the batch that is drawn by priority, rounded to whole rows; the rest is uniform. The
+                probabilities are those of the mixture.
+            stratified: one draw by priority from each of equal segments; otherwise independent draws.
+            normalise: see `importance_weights`.
+            max_weight: see `importance_weights`.
+
+        Raises:
+            ValueError: the buffer is empty, all priorities are 0, or an argument is out of its range.
+        """
+        if k < 1 or not len(self):
+            raise ValueError(f"{k} rows cannot be drawn from a buffer with {len(self)}")
+        by_priority = round(share * k)
+        rows = np.empty(0, dtype=np.int64)
+        if by_priority:
+            rows = draw(self.tree, by_priority, rng, stratified=stratified)
+        if by_priority < k:
+            rows = np.append(rows, self._draw_uniform(k - by_priority, rng))
+        least = self.tree.min if by_priority == k or self.tree.positive == len(self) else 0.0
+        probabilities = mixture_probabilities(
+            np.append(self.tree.get(rows), least), self.tree.total, len(self), by_priority / k
+        )
+        weights = importance_weights(
+            probabilities[:-1],
+            len(self),
+            beta,
+            normalise=normalise,
+            max_weight=max_weight,
+            smallest=float(probabilities[-1]),
+        )
+        return Drawn(rows, self._columns["episode"][rows], probabilities[:-1], weights)
+
+    def _draw_uniform(self, k: int, rng: np.random.Generator) -> Indices:
+        return draw_uniform(lambda rows: self._store.next[rows] >= 0, self.config.capacity, len(self), k, rng)
+
+    def gather(self, rows: Indices, names: Sequence[str] | None = None) -> dict[str, Array]:
+        """Columns of rows [...], by name; by default the declared ones.
+
+        Raises:
+            KeyError: there is no such column.
+        """
+        return self._store.gather(rows, [c.name for c in self.config.columns] if names is None else names)
+
+    def windows(self, rows: Indices, length: int) -> tuple[Indices, NDArray[np.bool_]]:
+        """Windows [B, length] of decisions that begin at rows [B], and their mask, see `targets.follow`."""
+
+        def successor(at: Indices) -> Indices:
+            following = self._store.next[at]
+            return np.where(self._store.next[following] >= 0, following, -1)  # not the last observation
+
+        return targets.follow(rows, successor, length)
+
+    def n_step(self, rows: Indices, n: int, gamma: float) -> NStep:
+        """Returns over at most n rows from rows [B] on; `gamma` discounts per env step."""
+        window, mask = self.windows(rows, n)
+        steps = self._columns["steps"][window]
+        rewards = targets.row_rewards(self._columns["rewards"][window], steps, gamma)
+        ends = self._columns["terminated"][window]
+        returns, discounts, last = targets.window_returns(rewards, gamma**steps, ends, mask)
+        return NStep(returns, discounts, self._store.next[window[np.arange(len(rows)), last]])
+
+    # ------------------------------------------------------------------------------------------------ scores
+    def update(
+        self,
+        rows: Indices,
+        episodes: Indices,
+        *,
+        now: int,
+        td_error: ArrayLike | None = None,
+        action_score: ArrayLike | None = None,
+        progress: ArrayLike | None = None,
+    ) -> int:
+        """Store what became known of rows [B], and compute their priorities again.
+
+        Args:
+            rows: [B]; of a row named twice the last one holds.
+            episodes: [B] the episodes they belonged to when they were drawn; rows that have left since are skipped.
+            now: updates so far.
+            td_error: [B].
+            action_score: [B]; where it is NaN there was no answer, and what was known stays.
+            progress: [B], as action_score.
+
+        Returns:
+            Number of rows that were skipped.
+
+        Raises:
+            ValueError: a TD error is not finite, or the priority refuses a score. Nothing is stored.
+        """
+        here = np.flatnonzero((self._columns["episode"][rows] == episodes) & (self._store.next[rows] >= 0))
+        skipped = len(rows) - len(here)
+        here = here[last_of_each(rows[here])]
+        at = rows[here]
+        new = {name: self._columns[name][at] for name in ("action_score", "progress", "td_error")}
+        for name, values in (("action_score", action_score), ("progress", progress), ("td_error", td_error)):
+            if values is not None:
+                given = np.asarray(values, dtype=np.float64)[here]
+                if name == "td_error" and not np.isfinite(given).all():
+                    raise ValueError("a TD error is not finite: the critic has diverged")
+                new[name] = np.where(np.isnan(given), new[name], given)
+        priorities = self._priority(new["action_score"], new["progress"], new["td_error"])
+        if td_error is not None:
+            self._columns["prioritised_at"][at] = now
+        if action_score is not None or progress is not None:
+            self._columns["scored_at"][at] = now
+        for name, column in new.items():
+            self._columns[name][at] = column
+        self._store.scores_changed(at)
+        known = ~np.isnan(priorities)
+        self.set_priorities(at[known], priorities[known])
+        return skipped
+
+    def set_priorities(self, rows: Indices, priorities: ArrayLike) -> None:
+        """Set the priorities [B] of rows [B] that can be drawn, each named once.
+
+        Raises:
+            ValueError: a row cannot be drawn, or a priority is negative, NaN or infinite. Nothing is set.
+        """
+        values = np.asarray(priorities, dtype=np.float64)
+        if not (np.isfinite(values) & (values >= 0)).all():
+            raise ValueError("a priority is negative, NaN or infinite")
+        if (self._store.next[rows] < 0).any():
+            raise ValueError("a row is free, or holds a last observation; it has no priority")
+        self._columns["priority"][rows] = values
+        self._store.scores_changed(rows)
+        self._reprioritise(rows)
+
+    def _reprioritise(self, rows: Indices) -> None:
+        """Bring the tree up to date with the priorities of rows: all windows that hold one of them."""
+        priority, length = self._columns["priority"], self.config.window
+        if length == 1:
+            self.tree.set(rows, priority[rows])
+            return
+        starts = [rows]
+        for _ in range(length - 1):
+            before = self._store.previous[starts[-1]]
+            starts.append(before[before >= 0])
+        begins = np.unique(np.concatenate(starts))
+        window, mask = self.windows(begins, length)
+        priorities = np.where(mask, priority[window], 0.0)
+        if self.config.window_priority == "max":
+            self.tree.set(begins, priorities.max(1))
+        else:  # added in order, so that the result does not depend on how many windows there are
+            self.tree.set(begins, sum(priorities.T) / mask.sum(1))
+
+    def due(self, now: int, interval: int, budget: int, *, of: str = "scored_at") -> Indices:
+        """At most `budget` rows to be asked about again, the oldest first; those never asked about come before all.
+
+        Args:
+            now: updates so far.
+            interval: rows are due when this many updates have passed.
+            budget: largest number of rows.
+            of: "scored_at" for scores, "prioritised_at" for TD errors.
+        """
+        asked = self._columns[of]
+        rows = np.flatnonzero(self.drawable & ((asked < 0) | (asked <= now - interval)))
+        if len(rows) > budget:
+            rows = np.sort(rows[np.argpartition(asked[rows], budget)[:budget]])
+        return rows[np.argsort(asked[rows], kind="stable")]
+
+    def score_age(self, now: int, *, of: str = "scored_at") -> float:
+        """Mean number of updates since rows were asked about (`of` as in `due`); NaN if none was."""
+        asked = self._columns[of][self.drawable]
+        asked = asked[asked >= 0]
+        return float(now - asked.mean()) if len(asked) else float("nan")
+
+    # ------------------------------------------------------------------------------------------------ saving
+    def save(self, *, keep: int = 2) -> int:
+        """Save the state: the rows that changed since the last time, and once in a while all of them.
+
+        Killed at any moment, the states before stay complete. To continue from a checkpoint exactly, save first and put
+        the number into the checkpoint.
+
+        Args:
+            keep: number of newest states that stay, this one included, with the images that they need.
+
+        Returns:
+            The number of the state.
+
+        Raises:
+            OSError: it could not be written (disk full); the states before are untouched.
+        """
+        return self._store.save(self.tree.max, keep)
+
+    @classmethod
+    def load(
+        cls, config: BufferConfig, folder: Path, priority: Priority | None = None, *, generation: int | None = None
+    ) -> ReplayBuffer:
+        """The buffer as it was saved; other states in the folder are removed, since this one goes on from here.
+
+        Args:
+            config: as it was saved; eviction and windows may be others.
+            folder: where it was saved.
+            priority: see the class.
+            generation: number of the state; by default the newest.
+
+        Raises:
+            ConfigError: there is no such state, a file is missing or damaged, or it has other columns or another
+                capacity. Nothing is removed.
+        """
+        buffer = cls.__new__(cls)
+        buffer._set_up(config, folder, priority)
+        largest = buffer._store.load(generation)
+        buffer._reprioritise(np.flatnonzero(buffer.drawable))
+        buffer.tree.max = largest
+        return buffer

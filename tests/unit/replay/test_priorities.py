@@ -1,0 +1,129 @@
+"""Priorities from scores and TD errors."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from rlvla.replay.priorities import (
+    PrioritySettings,
+    hybrid_priority,
+    make_priority,
+    priority_names,
+    progress_factor,
+    register_priority,
+    unjudged,
+    vlm_score,
+)
+
+
+def slow_score(action: float, progress: float) -> float:
+    raised = progress + 0.3 if 0.1 <= progress < 0.8 else progress
+    return 0.2 * action + 0.8 * raised
+
+
+def slow_hybrid(score: float, td: float, combine: str, alpha: float, vlm: float, share: float, eps: float) -> float:
+    td = min(abs(td), 20.0)
+    if combine == "product":
+        return (score + eps) ** (alpha * vlm) * (td + eps) ** (alpha * share)
+    return (vlm * score + share * td / 20.0 + eps) ** alpha
+
+
+def test_rows_that_almost_succeeded_count_more() -> None:
+    progress = [0.0, 0.0999, 0.1, 0.5, 0.7999, 0.8, 1.0]
+    assert progress_factor(progress) == pytest.approx([0.0, 0.0999, 0.4, 0.8, 1.0999, 0.8, 1.0])
+
+
+@pytest.mark.parametrize(("combine", "eps"), [("product", 1e-6), ("additive", 1e-2)])
+def test_hybrid_agrees_with_the_formula(combine: str, eps: float) -> None:
+    rng = np.random.default_rng(0)
+    action, progress, td = rng.random(200), rng.random(200), rng.normal(0, 15, 200)
+    for alpha, vlm, share in [(0.6, 0.5, 0.5), (1.0, 0.2, 0.9), (0.3, 1.0, 0.0)]:
+        wanted = [
+            slow_hybrid(slow_score(a, p), t, combine, alpha, vlm, share, eps) for a, p, t in zip(action, progress, td)
+        ]
+        found = hybrid_priority(action, progress, td, alpha=alpha, vlm_weight=vlm, td_weight=share, combine=combine)
+        np.testing.assert_allclose(found, wanted, rtol=1e-12)
+        explicit = hybrid_priority(
+            action, progress, td, alpha=alpha, vlm_weight=vlm, td_weight=share, combine=combine, eps=eps
+        )
+        np.testing.assert_array_equal(found, explicit)
+
+
+def test_td_errors_are_clipped_and_lose_their_sign() -> None:
+    for combine in ("product", "additive"):
+        found = hybrid_priority([0.5] * 3, [0.5] * 3, [20.0, -1e9, -20.0], combine=combine)
+        assert found[0] == found[1] == found[2]
+
+
+def test_without_a_score_the_td_error_decides() -> None:
+    action, progress, td = np.array([np.nan, 0.5, np.nan, 0.5]), np.array([0.5, np.nan, np.nan, 0.5]), np.full(4, -4.0)
+    assert unjudged(action, progress).tolist() == [True, True, True, False]
+    product = hybrid_priority(action, progress, td)
+    assert product[:3] == pytest.approx([(4 + 1e-6) ** 0.6] * 3)
+    additive = hybrid_priority(action, progress, td, combine="additive")
+    assert additive[:3] == pytest.approx([(0.2 + 0.01) ** 0.6] * 3)
+    assert np.isfinite(product[3]) and np.isfinite(additive[3])
+
+
+def test_kinds() -> None:
+    assert {"uniform", "td", "vlm", "hybrid"} <= set(priority_names())
+    action, progress, td = np.array([0.5, np.nan]), np.array([0.2, 0.4]), np.array([-3.0, 30.0])
+    assert make_priority("uniform")(action, progress, td).tolist() == [1, 1]
+    assert make_priority("td")(action, progress, td) == pytest.approx([(3 + 1e-6) ** 0.6, (20 + 1e-6) ** 0.6])
+    assert make_priority("vlm")(action, progress, td) == pytest.approx([(0.1 + 0.4 + 0.01) ** 0.6, 1.01**0.6])
+    settings = PrioritySettings(alpha=0.9, vlm_weight=0.3, td_weight=0.8, max_td_error=5.0)
+    wanted = hybrid_priority(
+        action, progress, td, alpha=0.9, vlm_weight=0.3, td_weight=0.8, max_td_error=5.0, combine="additive"
+    )
+    np.testing.assert_array_equal(make_priority("hybrid", settings)(action, progress, td), wanted)
+    with pytest.raises(ValueError, match="unknown replay priority 'mean'; known: hybrid"):
+        make_priority("mean")
+
+
+def test_a_kind_of_ones_own() -> None:
+    @register_priority("only_progress")
+    def only_progress(action_score, progress, td_error, *, settings):
+        return np.asarray(progress) * settings.alpha
+
+    assert make_priority("only_progress", PrioritySettings(alpha=2.0))([0], [0.25], [0]) == 0.5
+
+
+def test_what_is_not_known_yet_is_nan() -> None:
+    nan = np.array([np.nan])
+    for kind in ("td", "vlm", "hybrid"):
+        assert np.isnan(make_priority(kind)(nan, nan, nan)), kind
+    assert np.isnan(make_priority("hybrid")([0.5], [0.5], nan))
+    assert make_priority("vlm")([0.5], [0.5], nan) == pytest.approx((0.1 + 0.64 + 0.01) ** 0.6)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ({"alpha": -0.1}, "alpha is -0.1"),
+        ({"alpha": math.nan}, "alpha is nan"),
+        ({"vlm_weight": -1.0}, "vlm_weight is -1"),
+        ({"td_weight": math.inf}, "td_weight is inf"),
+        ({"vlm_weight": 0.0, "td_weight": 0.0}, "both 0"),
+        ({"eps": 0.0}, "eps is 0"),
+        ({"eps": math.nan}, "eps is nan"),
+        ({"max_td_error": 0.0}, "max_td_error is 0"),
+        ({"combine": "mean"}, "combine is 'mean'; known: product, additive"),
+    ],
+)
+def test_settings_are_checked(wrong: dict, named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        hybrid_priority([0.5], [0.5], [1.0], **wrong)
+    with pytest.raises(ValueError, match=named):
+        PrioritySettings(**wrong)
+
+
+def test_scores_are_checked() -> None:
+    with pytest.raises(ValueError, match=r"action_score holds -0\.5"):
+        vlm_score([0.1, -0.5], [0, 0])
+    with pytest.raises(ValueError, match="progress holds inf"):
+        vlm_score([0.1], [np.inf])
+    with pytest.raises(ValueError, match="action_weight is -1"):
+        vlm_score([0.1], [0.1], action_weight=-1)
