@@ -89,6 +89,7 @@ def test_ranks_together_draw_as_one_buffer() -> None:
         assert len(shares[1]) == 0
         rows = np.concatenate([begin + t.find(u) for begin, t, u in zip(begins, trees, shares) if len(u)])
         np.testing.assert_array_equal(rows, whole.stratified(k, offsets=offsets))
+    assert rank_prefix_sums([1.0, 1.0], 1, [0.5]).tolist() == [0.0], "a sum that is reached is exceeded by the next row"
     assert len(rank_prefix_sums([1.0, 1.0, 0.0], 1, [1.0])) == 1, (
         "rounding at the end leaves the last rank that has rows"
     )
