@@ -344,7 +344,7 @@ def _overrides(
     )
     # Fine-tuning may add a regression head to a checkpoint with action tokens.
     given = checkpoint_overrides(Path(folder), flags, cameras)
-    return {**given, "new_head": run.model_variant == REGRESSION}
+    return {**given, "new_head": True} if run.model_variant == REGRESSION else given
 
 
 def _start_problems(
