@@ -1,6 +1,7 @@
-"""Draws metrics of several runs over their iterations, one panel per metric.
+"""Draws metrics of several runs over their iterations or training episodes, one panel per metric.
 
     python benchmarks/plot_runs.py "5e-4=runs/a/ppo" "1e-2=runs/b/ppo" --output docs/images/learning_rates.png
+    python benchmarks/plot_runs.py "PPO=runs/a/ppo" "NFT=runs/a/flow_nft" --over episodes --output curves.png
 
 Folders are those of training runs, with a metrics.jsonl.
 """
@@ -18,11 +19,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 LOGARITHMIC = {"actor/ppo_kl": 1e-5}
 
 
-def values(run: Path, metric: str) -> tuple[list[int], list[float]]:
-    """Iterations, and the metric's value in each."""
+AXES = {"iteration": "step", "episodes": "total/episodes"}
+
+
+def values(run: Path, metric: str, over: str) -> tuple[list[float], list[float]]:
+    """Positions on the axis `over`, and the metric's value at each."""
     entries = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    found = [(entry["step"], entry[metric]) for entry in entries if metric in entry]
-    return [step for step, _ in found], [max(value, LOGARITHMIC.get(metric, value)) for _, value in found]
+    found = [(entry[AXES[over]], entry[metric]) for entry in entries if metric in entry and AXES[over] in entry]
+    return [at for at, _ in found], [max(value, LOGARITHMIC.get(metric, value)) for _, value in found]
 
 
 def main() -> None:
@@ -34,6 +38,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", metavar="LABEL=FOLDER")
     parser.add_argument("--metrics", nargs="+", default=["rollout/success_at_end", "actor/ppo_kl"])
+    parser.add_argument("--over", choices=AXES, default="iteration")
     parser.add_argument("--title", default="")
     parser.add_argument("--output", type=Path, required=True)
     args = parser.parse_args()
@@ -41,8 +46,8 @@ def main() -> None:
     for panel, metric in zip(panels[0], args.metrics):
         for run in args.runs:
             label, _, folder = run.rpartition("=")
-            panel.plot(*values(Path(folder), metric), marker="o", markersize=3, label=label)
-        panel.set(xlabel="iteration", ylabel=metric)
+            panel.plot(*values(Path(folder), metric, args.over), marker="o", markersize=3, label=label)
+        panel.set(xlabel=args.over, ylabel=metric)
         if metric in LOGARITHMIC:
             panel.set_yscale("log")
         panel.grid(alpha=0.3)
