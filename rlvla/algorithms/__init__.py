@@ -1,7 +1,7 @@
 """The math of the updates: pure functions on tensors.
 
-Advantages, policy and value losses, KL, aggregation, masked statistics, filtering, rollout correction and
-balancing. Depends on torch and numpy only, not on other packages of rlvla.
+Advantages, policy and value losses, KL, aggregation, masked statistics, filtering, rollout correction, balancing, flow
+matching and off-policy actor-critic. Depends on torch and numpy only, not on other packages of rlvla.
 """
 
 from rlvla.algorithms.advantages import (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -47,6 +48,27 @@ def check_matrix(mask: Tensor, mask_name: str = "response_mask") -> None:
     check_mask(mask, mask_name)
     if mask.dim() != 2:
         raise ValueError(f"{mask_name} must have shape [rows, tokens], got {list(mask.shape)}")
+
+
+def check_shape(name: str, tensor: Tensor, shape: Sequence[int]) -> None:
+    """Require exactly this shape, so that nothing is broadcast by mistake.
+
+    Raises:
+        ValueError: another shape.
+    """
+    if tensor.shape != torch.Size(shape):
+        raise ValueError(f"{name} has shape {list(tensor.shape)}; it must be {list(shape)}")
+
+
+def check_broadcast(name: str, tensor: Tensor, shape: Sequence[int]) -> None:
+    """Require a shape that broadcasts to `shape`.
+
+    Raises:
+        ValueError: it does not.
+    """
+    fits = all(a in (1, b) for a, b in zip(reversed(tensor.shape), reversed(shape)))
+    if tensor.dim() > len(shape) or not fits:
+        raise ValueError(f"{name} has shape {list(tensor.shape)}, which does not broadcast to {list(shape)}")
 
 
 def check_number(name: str, value: float, *, low: float = -math.inf, high: float = math.inf) -> None:

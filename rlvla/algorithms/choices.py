@@ -21,3 +21,5 @@ SCORES = ("log_probs", "step_log_probs", "matching", "mirrored")
 # Of `rlvla.algorithms.flow`.
 FLOW_METHODS = ("ode", "sde", "cps", "noise")
 FLOW_NOISY_STEPS = ("one", "all")
+# Of `rlvla.algorithms.off_policy`: how the values of an ensemble of critics become one.
+CRITIC_REDUCTIONS = ("min", "mean")

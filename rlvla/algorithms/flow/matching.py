@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rlvla.algorithms.checks import check_mask, working_dtype
+from rlvla.algorithms.checks import check_broadcast, check_mask, working_dtype
 
 _TIME_SHAPE = 1.5
 _TIME_SCALE, _TIME_OFFSET = 0.999, 0.001
@@ -56,8 +56,8 @@ def cfm_loss(v: Tensor, actions: Tensor, noise: Tensor, mask: Tensor | None = No
     if mask is not None:
         check_mask(mask, "mask")
     for name, tensor in (("actions", actions), ("noise", noise), ("mask", mask)):
-        if tensor is not None and not _broadcasts(tensor.shape, v.shape):
-            raise ValueError(f"{name} has shape {list(tensor.shape)}, which does not broadcast to {list(v.shape)}")
+        if tensor is not None:
+            check_broadcast(name, tensor, v.shape)
     dtype = working_dtype(v, actions, noise)
     error = v.to(dtype) - target_velocity(actions.to(dtype), noise.to(dtype))
     return mean_square(error, mask)
@@ -70,7 +70,3 @@ def mean_square(error: Tensor, mask: Tensor | None) -> Tensor:
     mask = mask.expand_as(error)
     kept = torch.where(mask, error, torch.zeros_like(error))
     return kept.square().sum((-2, -1)) / mask.sum((-2, -1)).clamp(min=1)
-
-
-def _broadcasts(shape: torch.Size, target: torch.Size) -> bool:
-    return len(shape) <= len(target) and all(a in (1, b) for a, b in zip(reversed(shape), reversed(target)))

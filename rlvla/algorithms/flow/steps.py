@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from rlvla.algorithms.checks import check_number, working_dtype
+from rlvla.algorithms.checks import check_broadcast, check_number, working_dtype
 from rlvla.algorithms.choices import FLOW_METHODS
 
 # Grid points are multiples of d; anything closer to 0 or 1 than this share of d is rounding.
@@ -258,9 +258,7 @@ def number_like(
             because that would wait for it.
     """
     tensor = torch.as_tensor(value, dtype=like.dtype, device=like.device)
-    missing = like.dim() - tensor.dim()
-    if missing < 0 or any(size not in (1, full) for size, full in zip(tensor.shape, like.shape[missing:])):
-        raise ValueError(f"{name} has shape {list(tensor.shape)}, which does not broadcast to {list(like.shape)}")
+    check_broadcast(name, tensor, like.shape)
     if tensor.device.type == "cpu":
         valid = ((tensor > 0) if positive else (tensor >= 0)) & (tensor <= high)
         if not bool(valid.all()):
