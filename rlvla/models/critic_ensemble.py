@@ -43,10 +43,11 @@ class CriticEnsemble(nn.Module):
         if init not in INITIALISATIONS:
             raise ValueError(f"unknown initialisation {init!r}; known: {', '.join(INITIALISATIONS)}")
         self.n_critics = n_critics
-        self.linears = nn.ModuleList(EnsembleLinear(n_critics, i, o) for i, o in zip(sizes, sizes[1:]))
-        self.norms = nn.ModuleList(EnsembleLayerNorm(n_critics, size) for size in hidden_sizes)
-        for number, linear in enumerate(self.linears):
+        linears = [EnsembleLinear(n_critics, i, o) for i, o in zip(sizes, sizes[1:])]
+        for number, linear in enumerate(linears):
             linear.initialise(init, 2.0**0.5 if number < len(hidden_sizes) else 1.0, generator)
+        self.linears = nn.ModuleList(linears)
+        self.norms = nn.ModuleList(EnsembleLayerNorm(n_critics, size) for size in hidden_sizes)
 
     def forward(self, inputs: Tensor, critics: Tensor | None = None) -> Tensor:
         """Values of all critics, or of those whose indices are given.
@@ -58,7 +59,7 @@ class CriticEnsemble(nn.Module):
         Returns:
             [M, ...] or [m, ...].
         """
-        rows = inputs.reshape(-1, inputs.shape[-1]).to(self.linears[0].weight.dtype)
+        rows = inputs.reshape(-1, inputs.shape[-1]).to(next(self.parameters()).dtype)
         count = self.n_critics if critics is None else len(critics)
         with torch.autocast(inputs.device.type, enabled=False):
             x = rows.expand(count, *rows.shape)
