@@ -52,6 +52,8 @@ NOT_RUN = {
     "deepspeed -q --num_accelerators 2 benchmarks/memory_plan.py": "as above",
     "python benchmarks/lift_overlap.py": "plays with the policy of the quickstart",
     "python benchmarks/share_backbone.py": "six learning runs",
+    "python benchmarks/learning.py": "18 learning runs",
+    "python benchmarks/flow_ablation.py": "eight learning runs",
     "hf download": "needs the network",
     "python cli/inspect_vla.py --pretrain checkpoints/smolvla_base": "needs 900 MB of weights; "
     "tests/integration/test_smolvla_training.py runs these commands with small ones",
