@@ -46,11 +46,11 @@ TOLERANCE = 1e-4
 FAMILIES = {"smolvla": smolvla_cases, "pi0": pi0_cases}
 
 
-def lerobot(python: str, *arguments: str | Path) -> None:
-    """Run LeRobot's half."""
+def lerobot(python: str, *arguments: str | Path, side: Path = SIDE, folder: str | Path | None = None) -> None:
+    """Run LeRobot's half, or another `side`, in a working directory."""
     environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
     environment |= {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", "TOKENIZERS_PARALLELISM": "false"}
-    done = subprocess.run([python, SIDE, *arguments], env=environment, capture_output=True, text=True)
+    done = subprocess.run([python, side, *arguments], env=environment, cwd=folder, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"LeRobot ended with {done.returncode}:\n{done.stderr[-4000:]}")
 
