@@ -130,8 +130,7 @@ def hybrid_priority(
     Raises:
         ValueError: as `PrioritySettings` and `vlm_score`.
     """
-    PrioritySettings(alpha, vlm_weight, td_weight, max_td_error, eps, combine)
-    floor = _EPS[combine] if eps is None else eps
+    floor = PrioritySettings(alpha, vlm_weight, td_weight, max_td_error, eps, combine).floor
     score = vlm_score(action_score, progress)
     td = np.minimum(np.abs(np.asarray(td_error, dtype=np.float64)), max_td_error)
     if combine == "product":
@@ -172,14 +171,4 @@ def vlm_priority(
 @register_priority("hybrid")
 def _hybrid(action_score: ArrayLike, progress: ArrayLike, td_error: ArrayLike, *, settings: PrioritySettings) -> Floats:
     """`hybrid_priority`."""
-    return hybrid_priority(
-        action_score,
-        progress,
-        td_error,
-        alpha=settings.alpha,
-        vlm_weight=settings.vlm_weight,
-        td_weight=settings.td_weight,
-        max_td_error=settings.max_td_error,
-        eps=settings.eps,
-        combine=settings.combine,
-    )
+    return hybrid_priority(action_score, progress, td_error, **vars(settings))

@@ -143,7 +143,7 @@ def computed_like(checkpoint: Pi0Files, case: Case, theirs: dict[str, np.ndarray
     for index, (key, value) in enumerate(zip(prefix.keys, prefix.values)):
         record |= {f"keys/{index}": key[:, :, :length], f"values/{index}": value[:, :, :length]}
     record["velocity"] = network.velocity(prefix, torch.from_numpy(given["x"]), torch.from_numpy(given["t"]))
-    sampled = euler(network, prefix, torch.from_numpy(given["noise"]), checkpoint.steps)
+    sampled = euler(network, prefix, torch.from_numpy(given["noise"]), checkpoint.config.steps)
     record["sampled"] = sampled
     action = checkpoint.processors.action
     record["actions"] = torch.from_numpy(action.unnormalize(sampled.numpy()[..., : case.action_dim]))

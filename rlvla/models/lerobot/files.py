@@ -95,11 +95,6 @@ class LeRobotFiles(ABC):
         """Whether the prompt has the normalized state, which otherwise is a token of its own."""
         return False
 
-    @property
-    def steps(self) -> int:
-        """Denoising steps as in config.json."""
-        return self.config.steps
-
     def with_sampling(self, n_action_steps: int, steps: int) -> Self:
         """The same with other settings in config.json."""
         changed: dict[str, Any] = {"n_action_steps": n_action_steps, self.config.steps_name: steps}
