@@ -34,7 +34,7 @@ from rlvla.envs import make_env
 from rlvla.envs.libero.env import IMAGE_SIZE, LiberoOptions
 from rlvla.envs.libero.install import find_assets
 from rlvla.models.families import check_checkpoint
-from rlvla.models.smolvla.vision import PatchEmbeddings
+from rlvla.models.lerobot.policy import LeRobotPolicy
 from rlvla.utils.terminal import table
 
 # Mean of an image, in units of a pixel's 255, and largest of the state.
@@ -105,10 +105,9 @@ def main() -> None:
     asked = {"suite": options.task_suite_name, "seed": 0}
     asked |= {name: getattr(options, name) for name in ("task_id", "init_state_id", "steps")}
     # LeRobot cannot start from zero noise; both follow the noise that it draws.
-    policy = check_checkpoint(options.pretrain, None, overrides={"flow_eval_noise": "sample"}).load_policy().eval()
-    for part in policy.modules():
-        if isinstance(part, PatchEmbeddings):
-            part.shifted = True  # as in the transformers of LeRobot 0.4.4
+    found: Any = check_checkpoint(options.pretrain, None, overrides={"flow_eval_noise": "sample"})
+    network = found.files.load_network(shifted_positions=True)  # as in the transformers of LeRobot 0.4.4
+    policy = LeRobotPolicy(found.files, found.settings, network=network).eval()
     with tempfile.TemporaryDirectory() as scratch:
         request, output = Path(scratch) / "request.json", Path(scratch) / "played.npz"
         request.write_text(json.dumps(asked), encoding="utf-8")

@@ -38,7 +38,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", metavar="LABEL=FOLDER")
     parser.add_argument("--metrics", nargs="+", default=["rollout/success_at_end", "actor/ppo_kl"])
-    parser.add_argument("--over", choices=AXES, default="iteration")
+    parser.add_argument("--over", choices=AXES, default="iteration", help="the axis (default iteration)")
     parser.add_argument("--title", default="")
     parser.add_argument("--output", type=Path, required=True)
     args = parser.parse_args()
