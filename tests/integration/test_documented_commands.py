@@ -62,7 +62,6 @@ NOT_RUN = {
     "python cli/train_ppo_vla.py --pretrain runs/libero_sft/policy": "as above",
     "lerobot-eval": "needs LeRobot",
     "python benchmarks/lerobot_agreement.py": "needs LeRobot; its results are test vectors",
-    "python benchmarks/lerobot_libero.py": "needs LeRobot and LIBERO",
 }
 
 TINY = "--tiny_vision_dim 16 --tiny_llm_dim 32 --tiny_llm_layers 1"

@@ -65,7 +65,7 @@ def test_settings_of_a_run_are_written(checkpoint: Pi0Files, tmp_path: Path) -> 
     checkpoint.with_sampling(2, 3).save(tmp_path / "new", checkpoint.load_network().state_dict())
     content = json.loads((tmp_path / "new" / "config.json").read_text())
     assert (content["n_action_steps"], content["num_inference_steps"]) == (2, 3)
-    assert check_pi0(tmp_path / "new").steps == 3
+    assert check_pi0(tmp_path / "new").config.steps == 3
 
 
 def test_half_precision_is_kept_where_it_loses_nothing(folder: Path, tmp_path: Path) -> None:
