@@ -56,6 +56,7 @@ class TaskCheck:
         start: [N, H, W, 3] uint8, images after the reset; None if it failed.
         end: [N, H, W, 3] uint8, images after the chunk; None if it failed.
         instruction: the language instruction; None before the reset.
+        steps: number of actions executed in the chunk.
         problem: what went wrong, in one line, or None.
     """
 
@@ -64,6 +65,7 @@ class TaskCheck:
     start: np.ndarray | None = None
     end: np.ndarray | None = None
     instruction: str | None = None
+    steps: int = 0
     problem: str | None = None
 
 
@@ -110,13 +112,16 @@ def _check(pool: WatchedPool, check: TaskCheck, options: dict[str, Any], init_st
     if first.images.size and first.images.min() == first.images.max():
         raise BadAnswerError(f"nothing can be seen: every pixel is {first.images.min()}; is there a working GL?")
     rng = np.random.default_rng(0)
-    actions = rng.uniform(-_ACTION_SIZE, _ACTION_SIZE, (steps, task.action_dim)).astype(np.float32)
+    length = task.macro_steps or steps
+    actions = rng.uniform(-_ACTION_SIZE, _ACTION_SIZE, (length, task.action_dim)).astype(np.float32)
     # The first step is timed separately, since it may include compilation or loading.
-    checker.chunk(_timed(pool, check, "first_step", StepChunk(actions[:1])), 1)
+    first_actions = actions[: task.macro_steps or 1]
+    checker.chunk(_timed(pool, check, "first_step", StepChunk(first_actions)), len(first_actions))
     _timed(pool, check, "reset", Reset(spec, init_state_id, seed=0))
     result = _timed(pool, check, "step_chunk", StepChunk(actions))
-    checker.chunk(result, steps)
+    checker.chunk(result, length)
     assert isinstance(result, ChunkResult)
+    check.steps = result.steps_executed
     check.end = result.observation.images
 
 
@@ -187,11 +192,11 @@ def run_check(
             on_checked=lambda check: log.info(f"{check.task.name}: {check.problem or 'ok'}"),
         )
     write_atomic(Path(config.output), contact_sheet(_pictures(checks, env.camera_names)))
-    print(as_table(checks, config.check_steps))
+    print(as_table(checks))
     return checks
 
 
-def as_table(checks: Sequence[TaskCheck], steps: int) -> str:
+def as_table(checks: Sequence[TaskCheck]) -> str:
     """A table with one line per task: seconds to build and to reset, milliseconds per step of the chunk."""
     rows = []
     for check in checks:
@@ -202,7 +207,7 @@ def as_table(checks: Sequence[TaskCheck], steps: int) -> str:
                 check.task.name,
                 "-" if made is None else f"{made:.2f}",
                 "-" if reset is None else f"{reset:.2f}",
-                "-" if chunk is None else f"{1000 * chunk / steps:.1f}",
+                "-" if chunk is None or not check.steps else f"{1000 * chunk / check.steps:.1f}",
                 "failed" if check.problem else "ok",
                 check.instruction or check.task.instruction,
             )

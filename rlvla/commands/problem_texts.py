@@ -259,6 +259,13 @@ _TEXTS: dict[tuple[str | None, str], str] = {
     ),
     ("image_size", "mismatch"): "--image_size {value}: the checkpoint takes {wanted} pixels",
     ("task_suite_name", "action_dims"): "suite {suite} has {dims} action dimensions; the checkpoint predicts {wanted}",
+    ("task_suite_name", "macro_steps"): (
+        "a primitive of these tasks takes up to {length} steps, and a policy for them predicts chunks of that length; "
+        "the checkpoint predicts {value}"
+    ),
+    ("task_suite_name", "primitives"): (
+        "the scripted expert of {task} gives actions of the controller, not primitives; leave --action_space out"
+    ),
     ("task_suite_name", "proprio_dims"): (
         "suite {suite} has {length} numbers of proprioception; the checkpoint takes {wanted}"
     ),

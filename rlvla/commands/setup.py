@@ -146,6 +146,8 @@ def _contradictions(policy: PolicyConfig, env: EnvConfig, spec: PolicySpec, task
     if dims != {spec.action_dim}:
         dimensions = {"dims": sorted(dims), "wanted": spec.action_dim}
         problems.append(problem("task_suite_name", "action_dims", suite=env.suite, **dimensions))
+    for length in sorted({task.macro_steps for task in tasks} - {0, spec.action_chunk_len}):
+        problems.append(problem("task_suite_name", "macro_steps", length=length, value=spec.action_chunk_len))
     return problems
 
 

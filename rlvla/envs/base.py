@@ -41,6 +41,11 @@ class TaskSpec:
             every proposition is a goal.
         reward_range: lowest and highest reward of a step (`ChunkResult.rewards`); None if unknown. An answer with a
             reward outside it is refused, and its episode played again.
+        primitives: action primitives that a decision chooses from, (name, number of parameters) each; () for ordinary
+            actions. An action then holds a score per primitive, of which the highest chooses (the first of equal
+            ones), and the parameters of the chosen one in [-1, 1]; further entries are ignored.
+        macro_steps: the most environment steps that a primitive takes; 0 for ordinary actions. Otherwise chunks are
+            [macro_steps, D]: the first row is the primitive, the other rows are ignored.
     """
 
     suite: str
@@ -59,6 +64,8 @@ class TaskSpec:
     machine: str | None = None
     goals: tuple[tuple[str, ...], ...] = ()
     reward_range: tuple[float, float] | None = None
+    primitives: tuple[tuple[str, int], ...] = ()
+    macro_steps: int = 0
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -92,7 +99,8 @@ class ChunkResult:
 
     Attributes:
         observation: observation after the last executed action.
-        steps_executed: n; smaller than A only if the episode ended inside the chunk.
+        steps_executed: n; smaller than A only if the episode ended inside the chunk, or if a primitive ended early
+            (`TaskSpec.macro_steps`).
         rewards: [A] float32, the simulator's native reward of each step, finite, 0 where not executed. A simulator
             without one gives 1.0 at the step that terminates the episode with success, else 0. Used by `--reward env`.
         successes: [A] bool, success predicate after each executed step; False where not executed.
@@ -132,7 +140,8 @@ class Env(Protocol):
     def step_chunk(self, actions: np.ndarray, *, record_frames: bool = False) -> ChunkResult:
         """Execute actions [A, D] float32, clipped to the task's `action_limit`, until the episode ends.
 
-        Only the last observation is rendered, unless frames are recorded.
+        Only the last observation is rendered, unless frames are recorded. Where the task has primitives, the chunk is
+        one of them, see `TaskSpec.macro_steps`.
 
         Raises ValueError for a wrong shape or a non-finite action, RuntimeError if called before `reset` or after the
         end of the episode.
@@ -219,6 +228,26 @@ def check_actions(actions: np.ndarray, action_dim: int, limit: float = 1.0) -> n
     if not np.isfinite(actions).all():
         raise ValueError("an action chunk holds NaN or infinity")
     return np.clip(actions, -limit, limit)
+
+
+def check_chunk(actions: np.ndarray, task: TaskSpec) -> np.ndarray:
+    """Validate a chunk of a task and clip it to the task's `action_limit`; returns [A, D] float32.
+
+    Raises:
+        ValueError: as `check_actions`, or the task has primitives and chunks of another length.
+    """
+    actions = check_actions(actions, task.action_dim, task.action_limit)
+    check_chunk_length(task, len(actions))
+    return actions
+
+
+def check_chunk_length(task: TaskSpec, length: int) -> None:
+    """Raise ValueError if the task has primitives and chunks of another length."""
+    if task.macro_steps and length != task.macro_steps:
+        raise ValueError(
+            f"a primitive of {task.suite} task {task.name} has the shape of {task.macro_steps} actions, of which the "
+            f"first counts; got {length}"
+        )
 
 
 def check_init_state_id(task: TaskSpec, init_state_id: int) -> None:

@@ -49,6 +49,7 @@ class ChunkRunner:
         observe: Callable[[], Observation],
         frame: Callable[[], np.ndarray] | None = None,
         reward: Callable[[], float] | None = None,
+        done: Callable[[], bool] | None = None,
     ) -> ChunkResult:
         """Execute validated actions [A, D] until the end of the chunk or episode.
 
@@ -58,6 +59,7 @@ class ChunkRunner:
             observe: called once, after the last executed action.
             frame: renders [H, W, 3] uint8 after each step; None records no frames.
             reward: native reward of the last step; by default 1 once success has lasted long enough.
+            done: whether the rest of the chunk is left out although the episode goes on: a primitive has ended.
         """
         self.require_episode()
         rewards, successes = np.zeros(len(actions), dtype=np.float32), np.zeros(len(actions), dtype=bool)
@@ -73,7 +75,7 @@ class ChunkRunner:
             rewards[index] = float(held) if reward is None else reward()
             if frame is not None:
                 frames.append(frame())
-            if held or self._steps_left == 0:
+            if held or self._steps_left == 0 or (done is not None and done()):
                 break
         truncated = self._steps_left == 0 and not held
         if held:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlvla.envs.base import BatchedEnv, ChunkResult, Observation, check_actions
+from rlvla.envs.base import BatchedEnv, ChunkResult, Observation, check_chunk
 
 
 class SlotEnv:
@@ -25,7 +25,7 @@ class SlotEnv:
 
     def step_chunk(self, actions: np.ndarray, *, record_frames: bool = False) -> ChunkResult:
         """Execute actions [A, D] in the slot."""
-        actions = check_actions(actions, self.task.action_dim, self.task.action_limit)
+        actions = check_chunk(actions, self.task)
         return self._batch.step_chunk([self._slot], actions[None], record_frames=record_frames)[0]
 
     def privileged_state(self) -> dict[str, np.ndarray]:

@@ -9,7 +9,8 @@ Inherit from `EnvContract` in a test file and run it with pytest:
         suite = "my_suite"
         hold_steps = 5
 
-For a suite with a batched environment, also inherit from `BatchedEnvContract`.
+For a suite with a batched environment, also inherit from `BatchedEnvContract`; where the options give a task action
+primitives, from `PrimitiveContract`.
 """
 # ruff: noqa: D102 (test names state the requirements)
 
@@ -84,7 +85,12 @@ class EnvContract:
 
     @classmethod
     def find_solution(cls, env: Env) -> Solution | None:
-        """An initial state and actions [S, D] that end in success, by default from the expert; None without one."""
+        """An initial state and actions [S, D] that end in success, by default from the expert; None without one.
+
+        None as well where the task has primitives: they cannot be cut into chunks.
+        """
+        if env.task.primitives:
+            return None
         try:
             expert = make_expert(cls.suite, cls.task_id, ExpertConfig())
         except ConfigError:
@@ -113,8 +119,13 @@ class EnvContract:
         return solution
 
     def random_actions(self, env: Env, count: int, seed: int = 0) -> np.ndarray:
-        """Actions [count, D] float32, uniform in [-1, 1]."""
-        return np.random.default_rng(seed).uniform(-1, 1, (count, env.task.action_dim)).astype(np.float32)
+        """Actions [count, D] float32, uniform in [-1, 1]; where the task has primitives, the chunk of one."""
+        shape = (env.task.macro_steps or count, env.task.action_dim)
+        return np.random.default_rng(seed).uniform(-1, 1, shape).astype(np.float32)
+
+    def equal_actions(self, env: Env, count: int, value: float = 0.0) -> np.ndarray:
+        """As `random_actions`, with this value everywhere."""
+        return np.full((env.task.macro_steps or count, env.task.action_dim), value, dtype=np.float32)
 
     def check_observation(self, env: Env, observation: Observation) -> None:
         """Check shapes and dtypes."""
@@ -138,13 +149,15 @@ class EnvContract:
 
     def test_result_of_a_chunk(self, env: Env) -> None:
         env.reset(0, seed=0)
+        length = env.task.macro_steps or 3
         result = env.step_chunk(self.random_actions(env, 3))
         self.check_observation(env, result.observation)
-        assert result.steps_executed == 3 and not result.terminated and not result.truncated
-        assert result.rewards.shape == (3,) and result.rewards.dtype == np.float32
-        assert result.successes.shape == (3,) and result.successes.dtype == bool
+        assert 1 <= result.steps_executed <= length and not result.terminated and not result.truncated
+        assert env.task.macro_steps or result.steps_executed == length, "only a primitive may end early"
+        assert result.rewards.shape == (length,) and result.rewards.dtype == np.float32
+        assert result.successes.shape == (length,) and result.successes.dtype == bool
         assert type(result.terminated) is bool and type(result.truncated) is bool
-        assert len(result.events) == 3 and all(isinstance(e, frozenset) for e in result.events)
+        assert len(result.events) == result.steps_executed and all(isinstance(e, frozenset) for e in result.events)
         assert all(isinstance(name, str) for happened in result.events for name in happened)
         assert result.frames is None and not result.success_at_end
 
@@ -160,7 +173,7 @@ class EnvContract:
         env.reset(0, seed=0)
         result = env.step_chunk(self.random_actions(env, 2), record_frames=True)
         assert result.frames is not None and result.frames.dtype == np.uint8
-        assert result.frames.shape == (2, *result.observation.images.shape[1:])
+        assert result.frames.shape == (result.steps_executed, *result.observation.images.shape[1:])
         np.testing.assert_array_equal(result.frames[-1], result.observation.images[0])
 
     def test_actions_are_clipped(self, env: Env) -> None:
@@ -179,7 +192,7 @@ class EnvContract:
             with pytest.raises(ValueError, match="shape"):
                 env.step_chunk(np.zeros(shape, dtype=np.float32))
         for bad in (np.nan, np.inf):
-            actions = np.zeros((2, dim), dtype=np.float32)
+            actions = self.equal_actions(env, 2)
             actions[1, -1] = bad
             with pytest.raises(ValueError, match="NaN or inf"):
                 env.step_chunk(actions)
@@ -188,13 +201,13 @@ class EnvContract:
     def test_step_before_reset_is_refused(self) -> None:
         env = self.make()
         with pytest.raises(RuntimeError):
-            env.step_chunk(np.zeros((1, env.task.action_dim), dtype=np.float32))
+            env.step_chunk(self.equal_actions(env, 1))
         env.close()
 
     def test_step_limit_truncates_inside_the_chunk(self) -> None:
         env = self.make(max_steps=3)
         assert env.task.max_steps == 3
-        noop = np.zeros((5, env.task.action_dim), dtype=np.float32)
+        noop = self.equal_actions(env, 5)
         env.reset(0, seed=0)
         result = env.step_chunk(noop)
         assert result.steps_executed == 3 and len(result.events) == 3
@@ -203,7 +216,7 @@ class EnvContract:
         with pytest.raises(RuntimeError):
             env.step_chunk(noop)
         env.reset(0, seed=0)
-        assert not env.step_chunk(noop[:2]).truncated
+        assert env.task.macro_steps or not env.step_chunk(noop[:2]).truncated
         env.close()
 
     def test_success_terminates_inside_the_chunk(self, env: Env, solution: Solution) -> None:
@@ -250,7 +263,7 @@ class EnvContract:
         first, results, state = play(env)
         for init_state_id, constant in ((0, 1.0), (1, -1.0)):  # leave joints, gripper and controller in other states
             env.reset(init_state_id, seed=3)
-            env.step_chunk(np.full((4, env.task.action_dim), constant, dtype=np.float32))
+            env.step_chunk(self.equal_actions(env, 4, constant))
         fresh = self.make(use_proprio=True)
         for other in (env, fresh):
             first_again, results_again, state_again = play(other)
@@ -271,7 +284,7 @@ class EnvContract:
             assert (env.reset(0, seed=0).images != env.reset(1, seed=0).images).any()
         before = env.reset(0, seed=0)
         kept = before.images.copy()
-        after = env.step_chunk(np.full((3, env.task.action_dim), 0.7, dtype=np.float32)).observation
+        after = env.step_chunk(self.equal_actions(env, 3, 0.7)).observation
         assert (after.images != kept).any()
         np.testing.assert_array_equal(before.images, kept, err_msg="stepping changed an observation handed out earlier")
 
@@ -318,7 +331,31 @@ class EnvContract:
         env.close()
         env.close()
         with pytest.raises(RuntimeError):
-            env.step_chunk(np.zeros((1, env.task.action_dim), dtype=np.float32))
+            env.step_chunk(self.equal_actions(env, 1))
+
+
+class PrimitiveContract(EnvContract):
+    """The same tests for a task with action primitives, and tests of what its chunks must look like."""
+
+    def test_primitives_have_one_length(self, env: Env) -> None:
+        assert env.task.action_dim == len(env.task.primitives) + max(count for _, count in env.task.primitives)
+        env.reset(0, seed=0)
+        before = env.privileged_state()
+        for length in (1, env.task.macro_steps + 1):
+            with pytest.raises(ValueError, match=f"{env.task.macro_steps} actions.*got {length}"):
+                env.step_chunk(np.zeros((length, env.task.action_dim), dtype=np.float32))
+        assert_same_state(before, env.privileged_state())
+
+    def test_only_the_first_row_of_a_primitive_counts(self, env: Env) -> None:
+        for index, (_, count) in enumerate(env.task.primitives):
+            chunk, other = self.random_actions(env, 1, seed=index), self.random_actions(env, 1, seed=99)
+            chunk[0, index] = 1.0
+            other[0] = chunk[0]
+            other[0, len(env.task.primitives) + count :] *= -1.0  # no parameters of this primitive
+            env.reset(0, seed=0)
+            result = env.step_chunk(chunk)
+            env.reset(0, seed=0)
+            assert_same_result(result, env.step_chunk(other))
 
 
 class BatchedEnvContract(EnvContract):

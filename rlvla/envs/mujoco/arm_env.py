@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
-from rlvla.envs.base import ChunkResult, Observation, TaskSpec, check_actions
+from rlvla.envs.base import ChunkResult, Observation, TaskSpec, check_chunk
 from rlvla.envs.chunks import ChunkRunner
 from rlvla.envs.options import SuiteOptions
 
@@ -52,13 +52,11 @@ class MujocoArmEnv:
     def step_chunk(self, actions: np.ndarray, *, record_frames: bool = False) -> ChunkResult:
         """Execute actions [A, D] until done; see `Env.step_chunk`."""
         self._require_open()
-        actions = check_actions(actions, self.task.action_dim)
+        actions = check_chunk(actions, self.task)
         self._runner.require_episode()
         if record_frames and not self._cameras:
             raise ValueError("frames cannot be recorded: the environment was made without cameras")
-        first = self._cameras[:1]
-        frame = (lambda: self._images(first)[0]) if record_frames else None
-        return self._runner.play(actions, self._advance, self._observe, frame)
+        return self._play(actions, (lambda: self._images(self._cameras[:1])[0]) if record_frames else None)
 
     def close(self) -> None:
         """Release the simulator. Safe to call twice."""
@@ -69,6 +67,10 @@ class MujocoArmEnv:
     def _require_open(self) -> None:
         if self._sim is None:
             raise RuntimeError("the environment has been closed")
+
+    def _play(self, actions: np.ndarray, frame: Callable[[], np.ndarray] | None) -> ChunkResult:
+        """Execute validated actions [A, D]; `frame` renders a frame of a video."""
+        return self._runner.play(actions, self._advance, self._observe, frame)
 
     def _advance(self, action: np.ndarray) -> tuple[bool, frozenset[str]]:
         """Execute an action [D]; returns the success predicate and the propositions that hold afterwards."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rlvla.envs.base import ChunkResult, Observation, TaskSpec
+from rlvla.envs.base import ChunkResult, Observation, TaskSpec, check_chunk_length
 from rlvla.envs.experts.episode import ExpertEpisode
 from rlvla.envs.workers.codec import readable
 
@@ -60,12 +60,19 @@ class AnswerChecker:
     def chunk(self, value: object, length: int, *, steps_before: int = 0, record_frames: bool = False) -> None:
         """Check that a `ChunkResult` for `length` actions is valid and consistent.
 
+        Only a primitive may end before its last action while the episode goes on.
+
         Args:
             value: the answer.
             length: number of actions.
             steps_before: steps of the episode before this chunk.
             record_frames: whether frames were requested.
+
+        Raises:
+            BadAnswerError: it is not.
+            ValueError: the task has primitives, and chunks of another length.
         """
+        check_chunk_length(self._task, length)
         if not isinstance(value, ChunkResult):
             raise BadAnswerError(f"the result of a chunk was due, not {type(value).__name__}")
         self.observation(value.observation)
@@ -73,7 +80,7 @@ class AnswerChecker:
         if isinstance(executed, bool) or not isinstance(executed, int | np.integer) or not 1 <= executed <= length:
             raise BadAnswerError(f"steps_executed must lie in 1..{length}, not {_shown(executed)}")
         self._ending(value, steps_before + int(executed))
-        if executed < length and not (value.terminated or value.truncated):
+        if executed < length and not (value.terminated or value.truncated or self._task.macro_steps):
             raise BadAnswerError(f"{executed} of {length} actions were executed, yet the episode goes on")
         self._rewards(value.rewards, length)
         _numbers("successes", value.successes, (length,), np.bool_)

@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar, cast
 
 import numpy as np
 
-from rlvla.envs.base import ChunkResult, Observation, TaskSpec, check_actions, check_init_state_id
+from rlvla.envs.base import ChunkResult, Observation, TaskSpec, check_chunk, check_init_state_id
 from rlvla.envs.workers.answer_checks import AnswerChecker
 from rlvla.envs.workers.messages import Answer, Command, EnvSpec, Make, PrivilegedState, Reset, StepChunk
 from rlvla.envs.workers.pool import EnvWorkerError
@@ -60,7 +60,7 @@ class WorkerEnv:
     def step_chunk(self, actions: np.ndarray, *, record_frames: bool = False) -> ChunkResult:
         """Execute actions [A, D] until done; see `Env.step_chunk`."""
         # Check before sending: a worker discards its environment after an exception.
-        actions = check_actions(actions, self.task.action_dim, self.task.action_limit)
+        actions = check_chunk(actions, self.task)
         self._require_present()
         result = self._call(StepChunk(actions, record_frames), ChunkResult)
         self._checker.chunk(result, len(actions), steps_before=self._steps, record_frames=record_frames)

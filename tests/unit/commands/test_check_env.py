@@ -36,7 +36,7 @@ def test_a_suite_that_works(pool: WatchedPool) -> None:
     assert checked.problem is None and set(checked.seconds) == {"make", "reset", "first_step", "step_chunk"}
     assert checked.instruction == "reach the green disc"  # that of initial state 0
     assert checked.start.shape == checked.end.shape == (1, 32, 32, 3) and (checked.start != checked.end).any()
-    assert "ok" in as_table([checked], 3)
+    assert "ok" in as_table([checked])
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_a_suite_that_works(pool: WatchedPool) -> None:
 def test_what_goes_wrong_is_one_line_and_the_next_task_is_tried(pool: WatchedPool, options: dict, words: str) -> None:
     checked = check(pool, "fake", **options)
     assert words in checked.problem and "\n" not in checked.problem
-    assert "failed" in as_table([checked], 3)
+    assert "failed" in as_table([checked])
     assert check(pool, "toy_reach").problem is None
 
 

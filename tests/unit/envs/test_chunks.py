@@ -54,3 +54,21 @@ def test_the_simulators_reward_of_each_step_or_one_for_success(dense: bool, paid
     runner.begin()
     parts = [play(np.zeros((size, 1))).rewards.tolist() for size in (3, 1)]
     assert [*parts[0], *parts[1]] == paid[:4], "wherever the cut is"
+
+
+def test_a_primitive_that_ends_early() -> None:
+    """Done after two of five steps; the step limit is at three."""
+    runner, steps = ChunkRunner(max_steps=3, hold_steps=1), []
+
+    def advance(action: np.ndarray) -> tuple[bool, frozenset[str]]:
+        steps.append(action)
+        return False, frozenset()
+
+    def play() -> ChunkResult:
+        return runner.play(np.zeros((5, 1)), advance, lambda: OBSERVATION, done=lambda: len(steps) == 2)
+
+    runner.begin()
+    first, last = play(), play()
+    assert first.steps_executed == 2 and not first.terminated and not first.truncated
+    assert first.rewards.shape == first.successes.shape == (5,) and len(first.events) == 2
+    assert last.steps_executed == 1 and last.truncated

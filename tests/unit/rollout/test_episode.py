@@ -71,6 +71,14 @@ def test_success_lost_again(chunks: tuple[str, ...], regressions: int, once: boo
     assert (sample.regressions, sample.success_once) == (regressions, once)
 
 
+def test_primitives_that_end_early() -> None:
+    """Decisions of two, four and one steps, in the middle of an episode that ends with success."""
+    sample = play("00--", "0000", "1---", weight=2.0, terminates=True).to_sample()
+    assert sample.executed.tolist() == [[True] * n + [False] * (4 - n) for n in (2, 4, 1)]
+    assert sample.finish_step == 7 and sample.last_action == 8 and sample.terminated
+    assert sample.rewards.tolist() == [[0.0] * 4, [0.0] * 4, [2.0, 0.0, 0.0, 0.0]]
+
+
 def test_success_is_paid_and_steps_are_counted_as_in_simplevla_rl() -> None:
     """Chunks of 8 actions; the reference pays 5 at the last token of the step at which an episode succeeds."""
     with np.load(REFERENCE) as file:

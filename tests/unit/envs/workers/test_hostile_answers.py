@@ -219,3 +219,15 @@ def test_the_limits_of_rewards_are_rounded_like_the_rewards():
         checker.chunk(replace(result, rewards=np.full_like(result.rewards, reward)), 2)
     with pytest.raises(BadAnswerError, match="range"):
         checker.chunk(replace(result, rewards=np.full_like(result.rewards, 0.1001)), 2)
+
+
+def test_only_a_primitive_may_end_while_the_episode_goes_on():
+    length = 4
+    result = replace(result_of(1007), rewards=np.zeros(length, np.float32), successes=np.zeros(length, bool), events=[])
+    result = replace(result, steps_executed=2, terminated=False, truncated=False, success_at_end=False)
+    with pytest.raises(BadAnswerError, match="goes on"):
+        AnswerChecker(faulty_suite.task(), OPTIONS).chunk(result, length)
+    task = replace(faulty_suite.task(), primitives=(("go", 1),), macro_steps=length)
+    AnswerChecker(task, OPTIONS).chunk(result, length)
+    with pytest.raises(ValueError, match="4 actions.*got 5"):
+        AnswerChecker(task, OPTIONS).chunk(result, length + 1)
