@@ -75,6 +75,7 @@ def validate(env: EnvConfig, config: CollectConfig, split: SplitConfig, namespac
         problems += error.problems
     problems += split.problems(tasks, 1)
     for task in tasks:
+        problems += [problem("task_suite_name", "primitives", task=task.name)] if task.primitives else []
         try:
             make_expert(env.suite, task.task_id, expert)
         except ConfigError as error:

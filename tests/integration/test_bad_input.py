@@ -262,6 +262,13 @@ def test_a_policy_of_another_robot(refused: Refused, policy: Path) -> None:
     assert "[7] action dimensions" in problems[0] and "6 numbers of proprioception" in problems[1]
 
 
+def test_a_policy_without_primitives(refused: Refused, policy: Path) -> None:
+    flags = ["--task_suite_name", "robosuite", "--cameras", "wrist", "--action_space", "primitives"]
+    problems = refused(PPO, "--pretrain", policy, *flags)
+    assert kinds(problems)[:2] == [("task_suite_name", "action_dims"), ("task_suite_name", "macro_steps")]
+    assert "chunks of that length" in problems[1] and "40 steps" in problems[1]
+
+
 def test_demonstrations_that_do_not_fit_the_checkpoint(
     refused: Refused, robosuite_policy: Path, demos_file: Path
 ) -> None:

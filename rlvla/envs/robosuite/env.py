@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import math
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
-from rlvla.envs.base import Observation, TaskSpec, check_init_state_id, task_of
+from rlvla.envs.base import ChunkResult, Observation, TaskSpec, check_init_state_id, task_of
 from rlvla.envs.chunks import SUCCESS_REWARD
 from rlvla.envs.mujoco.arm_env import MujocoArmEnv
 from rlvla.envs.options import SuiteOptions
 from rlvla.envs.robosuite.importing import import_robosuite
-from rlvla.envs.robosuite.tasks import TASKS
+from rlvla.envs.robosuite.primitives import EPISODE_SECONDS, PrimitiveController, action_dim, macro_steps
+from rlvla.envs.robosuite.tasks import TASKS, RobosuiteTask
 from rlvla.utils.cli.flags import arg
-from rlvla.utils.errors import ConfigError
+from rlvla.utils.errors import ConfigError, Problem
 
 SUITE = "robosuite"
 # Camera name -> MuJoCo's name.
@@ -32,6 +34,7 @@ CAMERAS = {
 ACTION_DIM, PROPRIO_DIM = 7, 6  # one less without a gripper
 NUM_INIT_STATES = 10_000
 HOLD_SECONDS = 0.25  # how long success must last to end an episode
+ACTION_SPACES = ("osc", "primitives")
 _PHYSICS_FREQ = 500.0  # robosuite's physics steps per second
 
 
@@ -44,6 +47,9 @@ class RobosuiteOptions(SuiteOptions):
 
     Attributes:
         control_freq: control steps per simulated second.
+        action_space: "osc" for actions of the controller, "primitives" for action primitives, see
+            `rlvla.envs.robosuite.primitives`.
+        object_state: append the state of the task's objects to proprio, see `TaskFacts.object_state`.
     """
 
     known_cameras: ClassVar[tuple[str, ...]] = tuple(CAMERAS)
@@ -51,29 +57,57 @@ class RobosuiteOptions(SuiteOptions):
 
     cameras: tuple[str, ...] = ("agentview",)
     control_freq: float = arg(20.0, "control steps per simulated second", minimum=1.0, maximum=_PHYSICS_FREQ)
+    action_space: str = arg(
+        "osc",
+        "osc: displacement, rotation and gripper; primitives: reach, grasp, push, open or a single action, each with "
+        "parameters",
+        choices=ACTION_SPACES,
+    )
+    object_state: bool = arg(False, "append position and orientation of the task's objects to proprio")
+
+    def problems(self) -> list[Problem]:
+        """All problems of the values."""
+        problems = super().problems()
+        if self.object_state and not self.use_proprio:
+            text = "--object_state is a part of proprio: give --use_proprio as well"
+            problems.append(Problem("object_state", "needs_flag", text))
+        return problems
+
+    @property
+    def has_primitives(self) -> bool:
+        """Whether actions are primitives."""
+        return self.action_space == ACTION_SPACES[1]
 
 
 def list_tasks(**kw) -> list[TaskSpec]:
     """The tasks of the suite; `kw` are the fields of `RobosuiteOptions`."""
     options = RobosuiteOptions(**kw)
-    return [
-        TaskSpec(
-            suite=SUITE,
-            task_id=task_id,
-            name=task.name,
-            instruction=task.instruction,
-            max_steps=options.max_steps or math.ceil(task.seconds * options.control_freq),
-            num_init_states=NUM_INIT_STATES,
-            action_dim=ACTION_DIM if task.has_gripper else ACTION_DIM - 1,
-            proprio_dim=PROPRIO_DIM if task.has_gripper else PROPRIO_DIM - 1,
-            control_freq=float(options.control_freq),
-            propositions=task.facts.propositions,
-            gripper_dims=(ACTION_DIM - 1,) if task.has_gripper else (),
-            machine=task.machine,
-            reward_range=SUCCESS_REWARD,
-        )
-        for task_id, task in enumerate(TASKS)
-    ]
+    return [_spec(task_id, task, options) for task_id, task in enumerate(TASKS)]
+
+
+def _spec(task_id: int, task: RobosuiteTask, options: RobosuiteOptions) -> TaskSpec:
+    seconds, dim = task.seconds, ACTION_DIM if task.has_gripper else ACTION_DIM - 1
+    proprio_dim = PROPRIO_DIM if task.has_gripper else PROPRIO_DIM - 1
+    primitives = task.primitives if options.has_primitives else ()
+    if primitives:
+        seconds, dim = max(seconds, EPISODE_SECONDS), action_dim(primitives)
+    return TaskSpec(
+        suite=SUITE,
+        task_id=task_id,
+        name=task.name,
+        instruction=task.instruction,
+        max_steps=options.max_steps or math.ceil(seconds * options.control_freq),
+        num_init_states=NUM_INIT_STATES,
+        action_dim=dim,
+        proprio_dim=proprio_dim + (task.facts.object_state_dim if options.object_state else 0),
+        control_freq=float(options.control_freq),
+        propositions=task.facts.propositions,
+        gripper_dims=(ACTION_DIM - 1,) if task.has_gripper and not primitives else (),
+        machine=task.machine,
+        reward_range=SUCCESS_REWARD,
+        primitives=primitives,
+        macro_steps=macro_steps(options.control_freq) if primitives else 0,
+    )
 
 
 class RobosuiteEnv(MujocoArmEnv):
@@ -83,7 +117,11 @@ class RobosuiteEnv(MujocoArmEnv):
     gripper (sign: negative opens, positive closes, 0 holds). Wipe has no gripper: [6].
 
     Proprio [6]: end-effector x, y (relative to the center of the table or of the first bin) and z (above it) in meters;
-    sine and cosine of its yaw; distance between the fingers in meters (absent in Wipe: [5]).
+    sine and cosine of its yaw; distance between the fingers in meters (absent in Wipe: [5]). With `object_state`,
+    followed by `TaskFacts.object_state`.
+
+    With `action_space` "primitives", actions are those of `TaskSpec.macro_steps`; see
+    `rlvla.envs.robosuite.primitives`.
 
     Privileged state: `eef_pos` [3], `eef_quat` [4] (w first), `gripper_qpos` [2], and the entries of the task, see
     `rlvla.envs.robosuite.facts`.
@@ -110,8 +148,13 @@ class RobosuiteEnv(MujocoArmEnv):
 
         simulator = RobosuiteSim(build_robosuite(spec.name, options.control_freq, edit_xml))
         hold_steps = options.success_hold_steps or math.ceil(HOLD_SECONDS * options.control_freq)
-        self._facts = task.facts(simulator)
+        self._facts, self._shows_objects = task.facts(simulator), options.object_state
         super().__init__(spec, options, simulator, CAMERAS, hold_steps)
+        self._primitives: PrimitiveController | None = None
+        if spec.primitives:
+            self._primitives = PrimitiveController(
+                spec.primitives, task.workspace, options.control_freq, simulator.gripper_steps, self._hand
+            )
         self._task_hash = zlib.crc32(f"{SUITE}/{spec.name}".encode())
 
     def reset(self, init_state_id: int, seed: int) -> Observation:
@@ -120,7 +163,29 @@ class RobosuiteEnv(MujocoArmEnv):
         check_init_state_id(self.task, init_state_id)
         self._sim.reset(np.random.default_rng((self._task_hash, init_state_id)))
         self._runner.begin()
+        if self._primitives is not None:
+            self._primitives.reset()
         return self._observe()
+
+    def _play(self, actions: np.ndarray, frame: Callable[[], np.ndarray] | None) -> ChunkResult:
+        if self._primitives is None:
+            return super()._play(actions, frame)
+        steps = self._primitives.start(actions[0])
+        action = next(steps, None)
+
+        def advance(row: np.ndarray) -> tuple[bool, frozenset[str]]:
+            nonlocal action
+            assert action is not None
+            outcome = self._advance(action)
+            action = next(steps, None)
+            return outcome
+
+        return self._runner.play(actions, advance, self._observe, frame, done=lambda: action is None)
+
+    def _hand(self) -> tuple[np.ndarray, np.ndarray]:
+        """Position [3] and rotation matrix [3, 3] of the end effector."""
+        data, site = self._sim.data, self._sim.eef_site
+        return data.site_xpos[site], data.site_xmat[site].reshape(3, 3)
 
     def _advance(self, action: np.ndarray) -> tuple[bool, frozenset[str]]:
         self._sim.step(action)
@@ -151,7 +216,8 @@ class RobosuiteEnv(MujocoArmEnv):
         yaw = math.atan2(mat[3], mat[0])
         fingers = data.qpos[self._sim.gripper_qpos_index]
         opening = [fingers[0] - fingers[1]] if len(fingers) else []
-        return np.array([*position, math.sin(yaw), math.cos(yaw), *opening], dtype=np.float32)
+        objects = self._facts.object_state() if self._shows_objects else np.empty(0)
+        return np.array([*position, math.sin(yaw), math.cos(yaw), *opening, *objects], dtype=np.float32)
 
 
 def make(task_id: int, **kw) -> RobosuiteEnv:

@@ -6,9 +6,12 @@ robosuite's check.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
+
+from rlvla.envs.robosuite.rotation import grasp_yaw, yaw_of
 
 if TYPE_CHECKING:  # listing the propositions must not import a simulator
     from rlvla.envs.robosuite.sim import RobosuiteSim
@@ -33,10 +36,12 @@ class TaskFacts(Protocol):
 
     Attributes:
         propositions: all names that `events` may contain.
-        origin: [3] origin of the end effector's position in the proprioceptive vector.
+        object_state_dim: length of `object_state`.
+        origin: [3] origin of the positions in the proprioceptive vector.
     """
 
     propositions: ClassVar[tuple[str, ...]]
+    object_state_dim: ClassVar[int]
     origin: np.ndarray
 
     def __init__(self, sim: RobosuiteSim): ...
@@ -47,6 +52,13 @@ class TaskFacts(Protocol):
 
     def state(self) -> State:
         """The task's part of the privileged state."""
+        ...
+
+    def object_state(self) -> np.ndarray:
+        """What a policy without images needs to know of the objects, [object_state_dim].
+
+        Positions relative to `origin`, directions along which to grasp as in `rlvla.envs.robosuite.rotation.grasp_yaw`.
+        """
         ...
 
 
@@ -63,14 +75,26 @@ class _Body:
         self.geoms = sim.geom_ids(model.contact_geoms)
 
 
+def _vertical_axis(quat: np.ndarray) -> np.ndarray:
+    """The body's z axis [3] in the world; `quat` has w first."""
+    w, x, y, z = quat
+    return np.array([2.0 * (x * z + w * y), 2.0 * (y * z - w * x), 1.0 - 2.0 * (x * x + y * y)])
+
+
 def _table_top(sim: RobosuiteSim) -> np.ndarray:
     return np.array(sim.env.model.mujoco_arena.table_offset, dtype=np.float64)
+
+
+def _hand(sim: RobosuiteSim) -> np.ndarray:
+    """Position [3] of the end effector."""
+    return sim.data.site_xpos[sim.eef_site]
 
 
 class LiftFacts:
     """Lift: `reached` (within 4 cm of the cube's center), `grasped`, `lifted` (center 4 cm above the table top)."""
 
     propositions: ClassVar[tuple[str, ...]] = ("reached", "grasped", "lifted")
+    object_state_dim: ClassVar[int] = 10
 
     def __init__(self, sim: RobosuiteSim):
         self.sim, self.origin = sim, _table_top(sim)
@@ -94,11 +118,24 @@ class LiftFacts:
             "grasped": np.array(self.sim.grasped(self._cube.geoms)),
         }
 
+    def object_state(self) -> np.ndarray:
+        """Cube: position [3], direction to grasp [3], from the hand to it [3], whether it is grasped."""
+        cube = self._cube.position
+        return np.array(
+            [
+                *(cube - self.origin),
+                *grasp_yaw(yaw_of(self._cube.quat), folds=4),
+                *(cube - _hand(self.sim)),
+                self.sim.grasped(self._cube.geoms),
+            ]
+        )
+
 
 class StackFacts:
     """Stack: `cubeA_grasped`, `cubeA_lifted` (4 cm), `cubes_aligned` (lifted and within 2 cm), `stacked` (success)."""
 
     propositions: ClassVar[tuple[str, ...]] = ("cubeA_grasped", "cubeA_lifted", "cubes_aligned", "stacked")
+    object_state_dim: ClassVar[int] = 19
 
     def __init__(self, sim: RobosuiteSim):
         self.sim, self.origin = sim, _table_top(sim)
@@ -126,17 +163,34 @@ class StackFacts:
             "grasped": np.array(self.sim.grasped(self._a.geoms)),
         }
 
+    def object_state(self) -> np.ndarray:
+        """Cube A as in Lift [10]; cube B: position [3], direction to grasp [3], from cube A to it [3]."""
+        a, b = self._a.position, self._b.position
+        return np.array(
+            [
+                *(a - self.origin),
+                *grasp_yaw(yaw_of(self._a.quat), folds=4),
+                *(a - _hand(self.sim)),
+                self.sim.grasped(self._a.geoms),
+                *(b - self.origin),
+                *grasp_yaw(yaw_of(self._b.quat), folds=4),
+                *(b - a),
+            ]
+        )
+
 
 class DoorFacts:
     """Door: `reached` (handle within 5 cm), `unlatched` (handle turned by 0.8 rad), `opened` (hinge past 0.3 rad)."""
 
     propositions: ClassVar[tuple[str, ...]] = ("reached", "unlatched", "opened")
+    object_state_dim: ClassVar[int] = 10
 
     def __init__(self, sim: RobosuiteSim):
         self.sim, self.origin = sim, _table_top(sim)
         env = sim.env
         self._handle = sim.data.site_xpos[sim.model.site(env.door.important_sites["handle"]).id]
         self._hinge, self._latch = env.hinge_qpos_addr, env.handle_qpos_addr
+        self._frame = sim.data.xquat[sim.model.body(env.door.root_body).id]
 
     def _distance(self) -> float:
         return float(np.linalg.norm(self.sim.data.site_xpos[self.sim.eef_site] - self._handle))
@@ -159,11 +213,26 @@ class DoorFacts:
             "hinge_angle": np.array(qpos[self._hinge]),
         }
 
+    def object_state(self) -> np.ndarray:
+        """Handle: position [3], from the hand to it [3]; sine and cosine of the frame's yaw; hinge and handle angle."""
+        yaw, qpos = yaw_of(self._frame), self.sim.data.qpos
+        return np.array(
+            [
+                *(self._handle - self.origin),
+                *(self._handle - _hand(self.sim)),
+                math.sin(yaw),
+                math.cos(yaw),
+                qpos[self._hinge],
+                qpos[self._latch],
+            ]
+        )
+
 
 class PickPlaceCanFacts:
     """PickPlaceCan: `grasped`, `lifted` (15 cm above the first bin), `above_bin` (above its target), `placed`."""
 
     propositions: ClassVar[tuple[str, ...]] = ("grasped", "lifted", "above_bin", "placed")
+    object_state_dim: ClassVar[int] = 13
 
     def __init__(self, sim: RobosuiteSim):
         self.sim, env = sim, sim.env
@@ -191,17 +260,32 @@ class PickPlaceCanFacts:
             "grasped": np.array(self.sim.grasped(self._can.geoms)),
         }
 
+    def object_state(self) -> np.ndarray:
+        """Can: position [3], its axis [3], from the hand to it [3], from it to its place [3], whether it is grasped."""
+        can = self._can.position
+        return np.array(
+            [
+                *(can - self.origin),
+                *_vertical_axis(self._can.quat),
+                *(can - _hand(self.sim)),
+                *(self._target - can),
+                self.sim.grasped(self._can.geoms),
+            ]
+        )
+
 
 class NutAssemblyRoundFacts:
     """NutAssemblyRound: `grasped`, `lifted` (10 cm), `aligned` (within 3 cm of the peg's axis), `placed`."""
 
     propositions: ClassVar[tuple[str, ...]] = ("grasped", "lifted", "aligned", "placed")
+    object_state_dim: ClassVar[int] = 13
 
     def __init__(self, sim: RobosuiteSim):
         self.sim, self.origin = sim, _table_top(sim)
         env = sim.env
         self._nut = _Body(sim, env.nuts[env.nut_id])
         self._peg = sim.data.xpos[env.peg2_body_id]  # the round one
+        self._handle = sim.data.site_xpos[sim.model.site(env.nuts[env.nut_id].important_sites["handle"]).id]
 
     def events(self) -> frozenset[str]:
         """Names of the propositions that currently hold."""
@@ -223,6 +307,19 @@ class NutAssemblyRoundFacts:
             "grasped": np.array(self.sim.grasped(self._nut.geoms)),
         }
 
+    def object_state(self) -> np.ndarray:
+        """Nut: position [3], direction to grasp its handle [3], from the hand to that [3], to the peg [3], grasped."""
+        nut = self._nut.position
+        return np.array(
+            [
+                *(nut - self.origin),
+                *grasp_yaw(yaw_of(self._nut.quat) + math.pi / 2, folds=2),  # across the handle
+                *(self._handle - _hand(self.sim)),
+                *(self._peg - nut),
+                self.sim.grasped(self._nut.geoms),
+            ]
+        )
+
 
 class WipeFacts:
     """Wipe: `contact` (tool on table), `w25`, `w50`, `w100` (percentage of markers wiped), `collision`.
@@ -231,6 +328,7 @@ class WipeFacts:
     """
 
     propositions: ClassVar[tuple[str, ...]] = ("contact", "w25", "w50", "w100", "collision")
+    object_state_dim: ClassVar[int] = 7
 
     def __init__(self, sim: RobosuiteSim):
         self.sim, self.origin = sim, _table_top(sim)
@@ -258,3 +356,14 @@ class WipeFacts:
             "markers": self.sim.data.xpos[bodies],
             "wiped": np.array([marker in env.wiped_markers for marker in markers]),
         }
+
+    def object_state(self) -> np.ndarray:
+        """Dirt: mean position of what is left [3], from the tool to the nearest of it [3], share that is wiped."""
+        env, tool = self.sim.env, _hand(self.sim)
+        markers = [m for m in env.model.mujoco_arena.markers if m not in env.wiped_markers]
+        if not markers:
+            return np.array([0.0] * 6 + [1.0])
+        left = self.sim.data.xpos[[self.sim.model.body(marker.root_body).id for marker in markers]]
+        nearest = left[np.argmin(np.linalg.norm(left - tool, axis=1))]
+        wiped = len(env.wiped_markers) / env.num_markers
+        return np.array([*(left.mean(axis=0) - self.origin), *(nearest - tool), wiped])

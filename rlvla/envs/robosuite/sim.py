@@ -7,6 +7,7 @@ substep consists of `mj_step1`, the arm's torques and `mj_step2`; trajectories a
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -225,6 +226,14 @@ class RobosuiteSim:
             step2(model, data)
         if self._wipes:
             self.env.reward()  # records the markers under the tool
+
+    @property
+    def gripper_steps(self) -> int:
+        """Control steps in which the finger command goes from closed to open; 0 without a gripper."""
+        if not len(self._fingers):
+            return 0
+        per_step = self._gripper_speed * (self.substeps if self._ramps_in_substeps else 1)
+        return math.ceil(2.0 / per_step - 1e-9)
 
     def _ramp_gripper(self, action: float) -> np.ndarray:
         """Finger controls [substeps, 2]; the command changes by at most the gripper's speed at a time."""

@@ -8,23 +8,13 @@ from collections.abc import Callable
 import numpy as np
 
 from rlvla.envs.experts.base import ExpertConfig, disturb, draw_offset
+from rlvla.envs.robosuite.rotation import quarter_turn, yaw_of
 from rlvla.utils.errors import ConfigError
 
 OPEN, CLOSE = -1.0, 1.0
 _ARM = slice(0, 6)
 # Privileged state -> displacement [3] in meters, rotation in radians, gripper.
 PhaseTarget = Callable[[dict[str, np.ndarray]], tuple[np.ndarray, float, float]]
-
-
-def yaw_of(quat: np.ndarray) -> float:
-    """Rotation of a quaternion [4] (w first) about the vertical axis, in radians."""
-    w, x, y, z = quat
-    return math.atan2(2.0 * (w * z + x * y), 1.0 - 2.0 * (y * y + z * z))
-
-
-def quarter_turn(angle: float) -> float:
-    """Angle modulo pi/2, in [-pi/4, pi/4) radians: a cube is symmetric under quarter turns."""
-    return (angle + math.pi / 4) % (math.pi / 2) - math.pi / 4
 
 
 class StackExpert:

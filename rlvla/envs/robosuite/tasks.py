@@ -13,6 +13,10 @@ from rlvla.envs.robosuite.facts import (
     TaskFacts,
     WipeFacts,
 )
+from rlvla.envs.robosuite.primitives import PRIMITIVES, TOOL_PRIMITIVES, Workspace
+
+# The table of Lift and Stack, whose top is at z 0.8.
+TABLE = Workspace(low=(-0.30, -0.30, 0.80), high=(0.15, 0.30, 0.95), object_height=0.85, lift_height=0.95)
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,7 @@ class RobosuiteTask:
         facts: computes propositions and privileged state.
         machine: its reward machine, see `TaskSpec.machine`.
         closeup: placement of the camera `closeup`, whose image is filled by the objects and the gripper's workspace.
+        workspace: the box of its action primitives.
         has_gripper: False (Wipe) shortens actions and proprio by one dimension.
         missing_cameras: cameras of the suite that the task's arena lacks.
     """
@@ -45,8 +50,14 @@ class RobosuiteTask:
     facts: type[TaskFacts]
     machine: str
     closeup: CameraPlacement
+    workspace: Workspace = TABLE
     has_gripper: bool = True
     missing_cameras: tuple[str, ...] = ()
+
+    @property
+    def primitives(self) -> tuple[tuple[str, int], ...]:
+        """Its action primitives, see `TaskSpec.primitives`."""
+        return PRIMITIVES if self.has_gripper else TOOL_PRIMITIVES
 
 
 TASKS = (
@@ -74,6 +85,7 @@ TASKS = (
         facts=DoorFacts,
         machine="door",
         closeup=CameraPlacement(position=(0.35, 0.35, 1.45), target=(-0.2, -0.2, 1.05), fovy=45.0),
+        workspace=Workspace(low=(-0.35, -0.45, 0.95), high=(0.10, 0.10, 1.20), object_height=1.20, lift_height=1.15),
     ),
     RobosuiteTask(
         name="PickPlaceCan",
@@ -82,6 +94,7 @@ TASKS = (
         facts=PickPlaceCanFacts,
         machine="pick_place",
         closeup=CameraPlacement(position=(0.85, 0.05, 1.55), target=(0.1, 0.05, 0.9), fovy=50.0),
+        workspace=Workspace(low=(-0.10, -0.50, 0.80), high=(0.30, 0.50, 1.10), object_height=0.95, lift_height=1.05),
         missing_cameras=("sideview",),
     ),
     RobosuiteTask(
@@ -91,6 +104,7 @@ TASKS = (
         facts=NutAssemblyRoundFacts,
         machine="nut",
         closeup=CameraPlacement(position=(0.7, -0.1, 1.3), target=(0.0, -0.1, 0.9), fovy=45.0),
+        workspace=Workspace(low=(-0.30, -0.30, 0.82), high=(0.30, 0.30, 1.10), object_height=0.95, lift_height=1.08),
     ),
     RobosuiteTask(
         name="Wipe",
@@ -99,6 +113,7 @@ TASKS = (
         facts=WipeFacts,
         machine="wipe",
         closeup=CameraPlacement(position=(0.85, 0.0, 1.5), target=(0.1, 0.0, 0.9), fovy=45.0),
+        workspace=Workspace(low=(-0.10, -0.40, 0.88), high=(0.40, 0.40, 1.10), object_height=0.95, lift_height=1.00),
         has_gripper=False,
     ),
 )

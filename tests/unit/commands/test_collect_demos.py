@@ -101,3 +101,10 @@ def test_proprio_that_a_suite_does_not_have_is_refused(monkeypatch: pytest.Monke
         EnvConfig(task_suite_name="blind", use_proprio=True).tasks()
     assert [(problem.flag, problem.reason) for problem in error.value.problems] == [("use_proprio", "unavailable")]
     assert EnvConfig(task_suite_name="blind").tasks() == blind
+
+
+def test_an_expert_gives_no_primitives(capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit):
+        main(["--task_suite_name", "robosuite", "--action_space", "primitives", "--task_ids", "0", "1"])
+    told = capsys.readouterr().err
+    assert "Lift gives actions of the controller, not primitives" in told and "Stack gives" in told

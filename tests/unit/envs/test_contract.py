@@ -4,7 +4,7 @@ from typing import ClassVar
 
 import pytest
 
-from rlvla.envs.testing import BatchedEnvContract, EnvContract
+from rlvla.envs.testing import BatchedEnvContract, EnvContract, PrimitiveContract
 from rlvla.utils.errors import ConfigError, MissingExtraError
 from tests.support.libero_requirements import require_libero
 
@@ -50,6 +50,24 @@ class TestRobosuiteLift(EnvContract):
 
 class TestRobosuiteStack(TestRobosuiteLift):
     task_id = 1
+
+
+class TestRobosuitePrimitives(PrimitiveContract, TestRobosuiteLift):
+    task_id = 1
+    options = {
+        "image_size": 32,
+        "control_freq": 10.0,
+        "action_space": "primitives",
+        "use_proprio": True,
+        "object_state": True,
+    }
+
+    def test_image_size_and_proprio_are_as_asked(self):
+        with pytest.raises(ConfigError, match="--use_proprio"):
+            self.make(use_proprio=False)
+        env = self.make(image_size=48)
+        assert env.reset(0, seed=0).images.shape == (1, 48, 48, 3)
+        env.close()
 
 
 class TestRobosuiteDoor(TestRobosuiteLift):
