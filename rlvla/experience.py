@@ -54,6 +54,8 @@ class Sample:
             after the last action, where that is more than `instruction`.
         state_width: so many of the last entries of `proprio` are the state of a reward machine.
         reward_info: numbers that reward sources report of the episode, e.g. how often a machine fell back.
+        scores: what reward sources that judge on the way said of each decision, source -> [S, 2] float32: action score
+            and progress, in [0, 1], NaN where it did not judge.
         uid: the group: episodes of one uid started from the same task instance.
         suite, task_id, init_state_id, seed: where the episode came from.
         images_flipped_vertically: see `TaskSpec`.
@@ -85,6 +87,7 @@ class Sample:
     images_as_rendered: bool = True
     frames: Any = None
     reward_info: dict[str, float] = field(default_factory=dict)
+    scores: dict[str, torch.Tensor] = field(default_factory=dict)
     regressions: int = 0
     simulator_once: bool | None = None
     simulator_at_end: bool | None = None

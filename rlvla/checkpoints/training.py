@@ -103,7 +103,7 @@ def save_checkpoint(
         keep: number of newest checkpoints to keep.
         rank_state: state specific to this rank, returned as `state["rank_state"]` on loading: tensors, arrays of
             numbers, plain values, `Sample`, and classes that a custom module adds with
-            `torch.serialization.add_safe_globals`.
+            `torch.serialization.add_safe_globals`. Or a function that returns it, and may write files of its own.
         tensors: name -> tensors that are equal on all ranks; returned as `state["tensors"]` on loading.
         protect: iterations whose checkpoints are kept in addition to the newest (the best by evaluation).
 
@@ -163,6 +163,8 @@ def _write(
 ) -> str | None:
     """Write this rank's file and, on the main rank, the shared ones; returns what went wrong, or None."""
     try:
+        if callable(per_rank["state"]):
+            per_rank = per_rank | {"state": per_rank["state"]()}
         own = temporary / f"rank{strategy.rank}.pt"
         with flushed_file(own) as file:
             torch.save(per_rank, file)

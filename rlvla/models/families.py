@@ -202,6 +202,7 @@ _HOMES = {
     "smolvla": "rlvla.models.smolvla.family",
     "pi0": "rlvla.models.pi0.family",
     "pi05": "rlvla.models.pi0.family",
+    "soft_actor": "rlvla.models.soft_actor.family",
 }
 _families: dict[str, PolicyFamily] = {}
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rlvla.replay import targets
-from rlvla.replay.priorities import Priority, make_priority
+from rlvla.replay.priorities import Priority, make_priority, unjudged
 from rlvla.replay.row_store import RowStore
 from rlvla.replay.sampling import draw, draw_uniform, importance_weights, mixture_probabilities
 from rlvla.replay.schema import Array, BufferConfig, Episode
@@ -181,7 +181,7 @@ class ReplayBuffer:
         if by_priority:
             rows = draw(self.tree, by_priority, rng, stratified=stratified)
         if by_priority < k:
-            rows = np.append(rows, self._draw_uniform(k - by_priority, rng))
+            rows = np.append(rows, self.draw_uniform(k - by_priority, rng))
         least = self.tree.min if by_priority == k or self.tree.positive == len(self) else 0.0
         probabilities = mixture_probabilities(
             np.append(self.tree.get(rows), least), self.tree.total, len(self), by_priority / k
@@ -196,7 +196,8 @@ class ReplayBuffer:
         )
         return Drawn(rows, self._columns["episode"][rows], probabilities[:-1], weights)
 
-    def _draw_uniform(self, k: int, rng: np.random.Generator) -> Indices:
+    def draw_uniform(self, k: int, rng: np.random.Generator) -> Indices:
+        """Rows [k], all equally likely."""
         return draw_uniform(lambda rows: self._store.next[rows] >= 0, self.config.capacity, len(self), k, rng)
 
     def gather(self, rows: Indices, names: Sequence[str] | None = None) -> dict[str, Array]:
@@ -328,6 +329,13 @@ class ReplayBuffer:
         asked = self._columns[of][self.drawable]
         asked = asked[asked >= 0]
         return float(now - asked.mean()) if len(asked) else float("nan")
+
+    @property
+    def unjudged_share(self) -> float:
+        """Share of the rows without a judge's score, whose priority is that of their TD error; NaN without rows."""
+        scores = (self._columns[name][self.drawable] for name in ("action_score", "progress"))
+        missing = unjudged(*scores)
+        return float(missing.mean()) if len(missing) else float("nan")
 
     # ------------------------------------------------------------------------------------------------ saving
     def save(self, *, keep: int = 2) -> int:

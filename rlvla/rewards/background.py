@@ -28,10 +28,12 @@ class NamedNumbers:
     Attributes:
         reward: the reward of the episode, or one per executed step.
         numbers: name -> number.
+        scores: as `EpisodeReward.scores`.
     """
 
     reward: float | np.ndarray
     numbers: dict[str, float]
+    scores: tuple[tuple[int, float, float], ...] = ()
 
 
 SampleReward = float | np.ndarray | NamedNumbers

@@ -62,7 +62,9 @@ class EpisodeReward(Protocol):
     environment, a failed source or dynamic truncation ended the episode. `look(result)` is called with
     each `ChunkResult` before its steps are scored; the episode waits for the futures it returns, while others are
     played. Where `look` exists, `look_at_end(result)` may, too: it is called before the steps are scored if a judge of
-    success ended the episode with the chunk, and returns futures in the same way.
+    success ended the episode with the chunk, and returns futures in the same way. `scores()`, called after `finish`,
+    returns what was judged along the way as triples (number of executed steps, action score, progress then), both in
+    [0, 1] or NaN, in order of the steps; a replay buffer may draw by it.
     """
 
     def step(self, observation: Observation | None, events: frozenset[str], info: StepInfo) -> float | None:
@@ -228,3 +230,15 @@ def parse_rewards(specs: Sequence[str]) -> dict[str, float]:
 def numbers_only(content: Mapping[str, Any]) -> dict[str, float]:
     """The entries of `EpisodeReward.finish` that are logged."""
     return {name: float(value) for name, value in content.items() if name != "rewards"}
+
+
+def scores_of_progress(known: Sequence[tuple[int, float]]) -> list[tuple[int, float, float]]:
+    """`EpisodeReward.scores` of a judge of progress: an action is scored 1 where it has grown, 0 where it has shrunk.
+
+    Args:
+        known: (number of executed steps, progress then), from the start of the episode on.
+    """
+    return [
+        (steps, 0.5 + 0.5 * ((progress > before) - (progress < before)), progress)
+        for (_, before), (steps, progress) in zip(known, known[1:])
+    ]

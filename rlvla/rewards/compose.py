@@ -254,10 +254,12 @@ class PaidRewards:
     Attributes:
         components: source -> weighted reward of each action, [S, A] float32; 0 for actions that were not executed.
         info: metrics of the episode from `EpisodeReward.finish`.
+        scores: source -> action score and progress of each decision, [S, 2] float32, NaN where it did not judge.
     """
 
     components: dict[str, np.ndarray]
     info: dict[str, float] = field(default_factory=dict)
+    scores: dict[str, np.ndarray] = field(default_factory=dict)
 
     @property
     def total(self) -> np.ndarray:
@@ -379,9 +381,13 @@ class EpisodeRewards:
             paid.info.update({f"{name}_{key}": value for key, value in numbers_only(content).items()})
             if name in self._late:
                 self._place(paid, name, content["rewards"])
+            if hasattr(source, "scores"):
+                paid.scores[name] = self._of_decisions(source.scores())
         for name, reward in judged.items():
             if isinstance(reward, NamedNumbers):
                 paid.info.update({f"{name}_{key}": number for key, number in reward.numbers.items()})
+                if reward.scores:
+                    paid.scores[name] = self._of_decisions(reward.scores)
                 reward = reward.reward
             if np.ndim(reward) == 0:
                 reward = np.concatenate([np.zeros(sum(self._executed) - 1), [float(reward)]])
@@ -402,6 +408,12 @@ class EpisodeRewards:
             for column in range(executed):
                 grid[row, column] += np.float32(self._weights[name] * float(flat[first + column]))
             first += executed
+
+    def _of_decisions(self, scores: Sequence[tuple[int, float, float]]) -> np.ndarray:
+        """[S, 2]: for each decision the scores that were given first at its end or later, NaN if there are none."""
+        ends, given = np.cumsum(self._executed), np.array([steps for steps, *_ in scores], dtype=np.int64)
+        values = np.array([*((action, progress) for _, action, progress in scores), (np.nan, np.nan)], np.float32)
+        return values[np.searchsorted(given, ends)]
 
     def release(self) -> None:
         """Release every source."""

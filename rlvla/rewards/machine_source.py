@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from rlvla.rewards.base import EpisodeStart, StepInfo
+from rlvla.rewards.base import EpisodeStart, StepInfo, scores_of_progress
 from rlvla.rewards.machine_files import declared_graph, is_declaration
 from rlvla.rewards.machine_graph import MachineGraph
 from rlvla.rewards.machines import TASKS, check_propositions, formula_graph, machine_graph, task_graph
@@ -138,6 +138,7 @@ class MachineReward:
     def __init__(self, machine: RewardMachine, truncation_ends: bool):
         self.machine, self._truncation_ends = machine, truncation_ends
         self.states = [machine.state]
+        self._progress = [(0, machine.progress)]  # after so many steps, at the start and at each decision
 
     @property
     def progress(self) -> float:
@@ -155,7 +156,13 @@ class MachineReward:
         ended = info.terminated or (info.truncated and self._truncation_ends)
         reward, _ = self.machine.step(true_events, terminated=ended)
         self.states.append(self.machine.state)
+        if observation is not None:
+            self._progress.append((len(self.states) - 1, self.machine.progress))
         return reward
+
+    def scores(self) -> list[tuple[int, float, float]]:
+        """Progress at each decision; the action is scored by its change, see `scores_of_progress`."""
+        return scores_of_progress(self._progress)
 
     def finish(self) -> dict[str, Any]:
         """Final progress, whether the goal was reached, and the number of regressions."""

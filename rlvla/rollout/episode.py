@@ -303,6 +303,7 @@ def _stacked(arrays: list[np.ndarray]) -> torch.Tensor | None:
 
 
 def _as_tensors(paid: PaidRewards) -> dict[str, Any]:
-    """The fields `rewards` and `reward_components` of a sample."""
+    """The fields `rewards`, `reward_components` and `scores` of a sample."""
     components = {name: torch.from_numpy(grid) for name, grid in paid.components.items()}
-    return {"rewards": torch.from_numpy(paid.total), "reward_components": components}
+    scores = {name: torch.from_numpy(values) for name, values in paid.scores.items()}
+    return {"rewards": torch.from_numpy(paid.total), "reward_components": components, "scores": scores}

@@ -59,8 +59,8 @@ def fallback_path_flag(what: str) -> Any:
 
 
 @dataclass(frozen=True)
-class RunConfig:
-    """Folders, workers and seed."""
+class BasicRunConfig:
+    """Folders, workers and seed of every reinforcement-learning run."""
 
     save_path: str = arg(
         "runs/ppo", "run folder: policy/, metrics, TensorBoard files, learning curve", metavar="DIR", writes="folder"
@@ -77,6 +77,17 @@ class RunConfig:
         "iteration_000010, from that one",
         value="NAME",
     )
+    num_envs: int = arg(
+        4, "environment processes per rank, each playing one episode at a time", minimum=1, maximum=10_000
+    )
+    seed: int = arg(0, "random seed of the run", minimum=0, maximum=MAX_SEED)
+    dry_run: bool = dry_run_flag()
+
+
+@dataclass(frozen=True)
+class RunConfig(BasicRunConfig):
+    """Folders, workers and seed, and what the critic starts from."""
+
     critic_pretrain: str | None = arg(
         None,
         "checkpoint folder that the critic starts from, or that of a run (default: --pretrain)",
@@ -88,11 +99,6 @@ class RunConfig:
         "run's reward model",
         choices=CRITIC_STARTS,
     )
-    num_envs: int = arg(
-        4, "environment processes per rank, each playing one episode at a time", minimum=1, maximum=10_000
-    )
-    seed: int = arg(0, "random seed of the run", minimum=0, maximum=MAX_SEED)
-    dry_run: bool = dry_run_flag()
 
 
 @dataclass(frozen=True)

@@ -222,7 +222,7 @@ class Guards(Observer):
 
     def after_rollout(self, rollout: Rollout, metrics: Metrics) -> None:
         """Check the first rollout of the run."""
-        if rollout.iteration == 0:
+        if rollout.iteration == 0 and self._config.check_start is not None:
             self.check_rollout(rollout.samples, rollout.start_evaluation)
 
     def after_step(self, step: OptimizerStep) -> None:

@@ -16,7 +16,8 @@ from rlvla.experience import Experience, Sample
 from rlvla.models.families import check_checkpoint
 from rlvla.models.value_models import REWARD_HEAD_FILE, RewardModel
 from rlvla.rewards import RewardConfig, RewardPlan, SuccessConfig, register_reward
-from rlvla.rewards.base import component_of
+from rlvla.rewards.background import NamedNumbers, SampleReward
+from rlvla.rewards.base import component_of, scores_of_progress
 from rlvla.rewards.config import REWARD_MODEL, ScoringModelConfig
 from rlvla.rewards.success_source import SIMULATOR, register_success_source
 from rlvla.trainer.algorithm_config import ONE_ADVANTAGE_PER_EPISODE, AlgorithmConfig, learner_needs_critic
@@ -218,7 +219,7 @@ class RewardModelSource:
         """Keep the episode until `collect`."""
         self._waiting.append(sample)
 
-    def collect(self) -> list[float | np.ndarray]:
+    def collect(self) -> list[SampleReward]:
         """Score the frames of all submitted episodes in batches."""
         waiting, self._waiting = self._waiting, []
         if not waiting:
@@ -227,10 +228,10 @@ class RewardModelSource:
         frames = [(sample.env_images, sample.env_proprio, sample.instruction) for sample in waiting]
         if self._pay == "final":
             last = [(images[-1:], None if state is None else state[-1:], words) for images, state, words in frames]
-            paid: list[float | np.ndarray] = [float(p) for p in self._predict(model.success_probability, last)]
+            paid: list[SampleReward] = [float(p) for p in self._predict(model.success_probability, last)]
         else:
             progress = self._predict(model.progress, frames).split([len(images) for images, _, _ in frames])
-            paid = [_changes(sample, each.numpy()) for sample, each in zip(waiting, progress)]
+            paid = [_judged(sample, each.numpy()) for sample, each in zip(waiting, progress)]
         self.put_away()
         return paid
 
@@ -324,9 +325,11 @@ class RewardModelSuccess:
         return answer
 
 
-def _changes(sample: Sample, progress: np.ndarray) -> np.ndarray:
-    """[T]: change of progress over each decision, at its last executed step."""
+def _judged(sample: Sample, progress: np.ndarray) -> NamedNumbers:
+    """Change of progress [S + 1] over each decision, at its last executed step, and the progress itself."""
     executed = sample.executed.sum(1).numpy()
     rewards = np.zeros(int(executed.sum()))
     rewards[executed.cumsum() - 1] = np.diff(progress)
-    return rewards
+    steps = [0, *executed.cumsum().tolist()]
+    known = [(step, min(1.0, max(0.0, float(value)))) for step, value in zip(steps, progress)]
+    return NamedNumbers(rewards, {}, tuple(scores_of_progress(known)))

@@ -263,7 +263,7 @@ class Trainer:
             self._state(),
             self.strategy,
             self.config.schedule.max_ckpt_num,
-            self.algorithm.rank_state_dict(),
+            self.algorithm.rank_state_dict,
             tensors=self.algorithm.tensors() | ({} if self._average is None else {"ema": self._average.state_dict()}),
             protect=[self._best["iteration"]] if self._best else [],
         )

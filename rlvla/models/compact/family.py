@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import Tensor
 
 from rlvla.models.compact.config import MODEL_TYPE, CompactConfig
 from rlvla.models.compact.policy import WEIGHTS_FILE, CompactPolicy, compact_codec, compact_row_tokens, compact_spec
@@ -36,10 +34,9 @@ from rlvla.models.feature_models import (
     load_feature_critic,
     load_feature_reward_model,
 )
-from rlvla.models.finite_weights import all_finite
 from rlvla.models.flow.settings import ASKED_SCORES, FLOW_SETTINGS
 from rlvla.models.policy import Policy
-from rlvla.models.stored_heads import stored_head_problems
+from rlvla.models.stored_heads import read_tensors, stored_head_problems, tensor_problems
 from rlvla.models.vla.checkpoint import STATISTICS_FILE, resolve_statistics_key
 from rlvla.utils.data_files import check_types, read_json
 from rlvla.utils.errors import ConfigError, Problem
@@ -47,7 +44,6 @@ from rlvla.utils.errors import ConfigError, Problem
 # Settings that each head takes from the command line.
 _OF_HEADS = {"tokens": (), "gaussian": ("action_std", "action_std_init"), "flow": FLOW_SETTINGS}
 _OVERRIDES = tuple(name for names in _OF_HEADS.values() for name in names)
-_LISTED = 8  # tensors in an error
 
 
 class CompactCheckpoint(Checkpoint):
@@ -201,40 +197,20 @@ class CompactFamily(PolicyFamily):
 
 def _check_weights(path: Path, config: CompactConfig, overrides: Mapping[str, Any]) -> None:
     """Check names, shapes and values of the tensors, and heads beside them; ConfigError lists what is wrong."""
-    if not path.is_file():
-        raise ConfigError.of(None, "missing_file", f"{path} is missing; give a complete policy folder")
-    wanted, stored = _shapes(config), _tensors(path)
+    wanted, stored = _shapes(config), read_tensors(path)
     # Flags may change what the standard deviation depends on, and reset its value.
     changed = {name for name in _OVERRIDES if name in overrides}
-    changing = ("action_std.", "velocity_network.std.") if changed else ()
-    free = {name for name in {*wanted, *stored} if name.startswith(changing)}
-    problems = [f"tensor {name} is missing" for name in sorted(wanted.keys() - stored.keys() - free)]
-    surplus = sorted(stored.keys() - wanted.keys() - free)
-    problems += [f"tensor {name} is not part of a {MODEL_TYPE} policy of these sizes" for name in surplus]
-    for name in sorted(wanted.keys() & stored.keys()):
-        if name == "action_std.log_std" and "action_std_init" in changed:
-            continue
-        if tuple(stored[name].shape) != wanted[name]:
-            problems.append(f"{name} has shape {list(stored[name].shape)}, not {list(wanted[name])}")
-        elif not all_finite(stored[name]):
-            problems.append(f"tensor {name}: NaN or infinity; use an earlier checkpoint")
-    found = [Problem(None, "invalid_file", f"{path}: {text}") for text in _first(problems)]
+    free = {"action_std.log_std"} if "action_std_init" in changed else set()
+    if changed:
+        changing = ("action_std.", "velocity_network.std.")
+        free |= {name for name in wanted.keys() ^ stored.keys() if name.startswith(changing)}
+    wanted = {name: shape for name, shape in wanted.items() if name not in free}
+    stored = {name: tensor for name, tensor in stored.items() if name not in free}
+    texts = tensor_problems(stored, wanted, MODEL_TYPE)
+    found = [Problem(None, "invalid_file", f"{path}: {text}") for text in texts]
     found += stored_head_problems(path.parent)
     if found:
         raise ConfigError(found)
-
-
-def _first(problems: list[str]) -> list[str]:
-    """The first few of many problems, and how many more there are."""
-    more = len(problems) - _LISTED
-    return problems if more <= 0 else [*problems[:_LISTED], f"{more} more tensors are missing, surplus or damaged"]
-
-
-def _tensors(path: Path) -> dict[str, Tensor]:
-    try:
-        return load_file(str(path))
-    except (SafetensorError, OSError) as error:
-        raise ConfigError.of(None, "invalid_file", f"{path}: {error}; use another copy") from None
 
 
 def _shapes(config: CompactConfig) -> dict[str, tuple[int, ...]]:

@@ -99,17 +99,7 @@ class CompactNetwork(nn.Module):
 
     def initialize(self) -> None:
         """Random weights from the global generator."""
-        for module in self.modules():
-            if isinstance(module, CameraEncoder):
-                module.coordinates.copy_(_coordinate_features(*module.coordinates.shape[:2]))
-            elif isinstance(module, FiLM):
-                nn.init.normal_(module.project.weight, std=0.5 / math.sqrt(module.project.in_features))
-                nn.init.zeros_(module.project.bias)
-            elif isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
-                nn.init.zeros_(module.bias)
-            elif isinstance(module, nn.Linear | nn.LayerNorm | nn.Embedding):
-                module.reset_parameters()
+        initialize_weights(self)
 
     def forward(self, images: Tensor, proprio: Tensor | None, sentences: Sentences) -> Tensor:
         """[B, K, column_width].
@@ -132,3 +122,19 @@ class CompactNetwork(nn.Module):
         hidden = torch.relu(self.norm(self.join(torch.cat(parts, 1))))
         hidden = hidden + self.block(hidden)
         return torch.relu(self.columns(hidden)).unflatten(1, (self.config.columns, -1))
+
+
+@torch.no_grad()
+def initialize_weights(network: nn.Module) -> None:
+    """Random weights from the global generator for all encoders and layers of a network."""
+    for module in network.modules():
+        if isinstance(module, CameraEncoder):
+            module.coordinates.copy_(_coordinate_features(*module.coordinates.shape[:2]))
+        elif isinstance(module, FiLM):
+            nn.init.normal_(module.project.weight, std=0.5 / math.sqrt(module.project.in_features))
+            nn.init.zeros_(module.project.bias)
+        elif isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
+            nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.Linear | nn.LayerNorm | nn.Embedding):
+            module.reset_parameters()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from itertools import accumulate
@@ -188,6 +189,16 @@ class VLMReward:
             "progress": known[-1] if known else 0.0,
             "failed": sum(isinstance(answer, FailedAnswer) for answer in answers),
         }
+
+    def scores(self) -> list[tuple[int, float, float]]:
+        """The answers for frames after the start; NaN where a request failed. Nothing for other kinds of questions."""
+        if not self._scorer.question.measures_progress:
+            return []
+        answers = [future.result() for future in self._asked]
+        ends = [0, *accumulate(self._windows)][self._scorer.frames - 1 :]
+        known = [(answer.action_score, answer.progress) if isinstance(answer, Score) else None for answer in answers]
+        unknown = (math.nan, math.nan)
+        return [(steps, *(scores or unknown)) for steps, scores in zip(ends, known) if steps]
 
     def _chain(self, answers: list[VLMResult]) -> list[float]:
         scores = [answer if isinstance(answer, Score) else None for answer in answers]

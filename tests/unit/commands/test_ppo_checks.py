@@ -11,8 +11,8 @@ import pytest
 
 from cli.train_ppo_vla import GROUPS
 from rlvla.checkpoints.run_folder import RUN_FILE
-from rlvla.commands.ppo_checks import _changed_flags, describe
 from rlvla.commands.ppo_flags import PPORun
+from rlvla.commands.run_checks import changed_flags, describe
 from rlvla.envs.config import EnvConfig
 
 SETTING = SimpleNamespace(env=EnvConfig(task_suite_name="toy_reach"))
@@ -32,22 +32,22 @@ def flags(tmp_path: Path) -> PPORun:
 
 
 def test_flags_newer_than_the_run_have_their_defaults(flags: PPORun) -> None:
-    assert not _changed_flags(flags, SETTING)
+    assert not changed_flags(flags, SETTING)
     newer = replace(
         flags,
         success=replace(flags.success, success_source="vlm"),
         batch=replace(flags.batch, task_weights=("0:2",)),
         algorithm=replace(flags.algorithm, normalize_reward=True),
     )
-    changed = {(problem.flag, problem.reason) for problem in _changed_flags(newer, SETTING)}
+    changed = {(problem.flag, problem.reason) for problem in changed_flags(newer, SETTING)}
     assert changed == {(name, "changed") for name in ("success_source", "task_weights", "normalize_reward")}
 
 
 def test_flags_are_compared_when_the_checkpoints_are_elsewhere(flags: PPORun, tmp_path: Path) -> None:
     """The disk was full, and the only checkpoint went to the fallback folder."""
     (tmp_path / "policy").rmdir()
-    assert not _changed_flags(replace(flags, run=replace(flags.run, seed=9)), SETTING), "it had saved nothing"
+    assert not changed_flags(replace(flags, run=replace(flags.run, seed=9)), SETTING), "it had saved nothing"
     elsewhere = tmp_path.with_name("elsewhere")
     (elsewhere / "iteration_000004").mkdir(parents=True)
     again = replace(flags, run=replace(flags.run, seed=9, ckpt_path=str(elsewhere)))
-    assert [problem.flag for problem in _changed_flags(again, SETTING)] == ["seed"]
+    assert [problem.flag for problem in changed_flags(again, SETTING)] == ["seed"]

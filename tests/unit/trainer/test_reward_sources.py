@@ -160,7 +160,8 @@ def test_the_final_score_is_paid_by_either_flag_and_beside_progress(reward_folde
     found = collected(both)
     assert [episode["reward_model"] for episode in found] == want
     for episode, sample in zip(found, EPISODES):
-        assert np.shape(episode["rm_model"]) == (sample.finish_step,), "progress, per step"
+        assert np.shape(episode["rm_model"].reward) == (sample.finish_step,), "progress, per step"
+        assert len(episode["rm_model"].scores) == sample.num_decisions
 
 
 def test_the_final_score_of_a_bfloat16_run_is_a_bfloat16_score(reward_folder: Path) -> None:

@@ -1,0 +1,124 @@
+"""Checks of what all reinforcement-learning runs share: folders, resuming, and what may change then."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Protocol
+
+from rlvla.checkpoints.run_folder import RUN_FILE, checkpoint_folder_problem, ended_early, run_folder_problem
+from rlvla.checkpoints.training import list_checkpoints
+from rlvla.commands.problem_texts import problem
+from rlvla.commands.setup import CheckedRun
+from rlvla.envs.config import EnvConfig
+from rlvla.utils.data_files import read_json
+from rlvla.utils.errors import ConfigError, Problem
+from rlvla.utils.files import output_folder_problem
+
+# Flags that may change on resume: run length, batching that affects no result, evaluation and saving.
+_FREE_GROUPS = ("schedule", "workers", "rollout", "guards")
+_FREE_FLAGS = {
+    *("num_episodes", "micro_rollout_batch_size", "micro_train_batch_size", "balance_ranks"),
+    *("use_dynamic_batch", "train_max_tokens_per_gpu", "custom_module"),
+    *("offload_during_rollout", "param_offload"),
+    *("save_path", "ckpt_path", "load_checkpoint", "num_envs", "local_rank", "rank_timeout", "dry_run"),
+}
+
+
+class TrainingRun(Protocol):
+    """The flags of a reinforcement-learning run, as far as all commands share them.
+
+    Attributes:
+        run: folders, workers and seed (`BasicRunConfig`).
+        schedule: evaluation, checkpoints, logging (`ScheduleConfig`).
+        groups: all groups by name.
+        ckpt_path: folder of the training checkpoints.
+    """
+
+    run: Any
+    schedule: Any
+
+    @property
+    def groups(self) -> dict[str, Any]: ...  # noqa: D102
+
+    @property
+    def ckpt_path(self) -> Path: ...  # noqa: D102
+
+
+def folder_problems(flags: TrainingRun) -> list[Problem]:
+    """Folders that a new run cannot use."""
+    resuming = bool(flags.run.load_checkpoint)
+    problems = {"save_path": run_folder_problem(flags.run.save_path, resuming=resuming)}
+    if flags.run.ckpt_path is not None:
+        problems["ckpt_path"] = checkpoint_folder_problem(flags.run.ckpt_path, resuming=resuming)
+    if flags.schedule.fallback_path is not None:
+        problems["fallback_path"] = output_folder_problem(flags.schedule.fallback_path, resuming=resuming)
+    return [problem(flag, "folder_in_use", why=why) for flag, why in problems.items() if why]
+
+
+def changed_flags(flags: TrainingRun, setting: CheckedRun) -> list[Problem]:
+    """Flags that differ from those with which the run to resume was started."""
+    path = Path(flags.run.save_path) / RUN_FILE
+    if not flags.run.load_checkpoint or not path.is_file() or ended_early(path.parent, flags.ckpt_path):
+        return []
+    try:
+        stored = read_json(path, allow_nan=True)
+    except ConfigError as error:
+        return [problem("save_path", "invalid_file", error=error)]
+    before = {name: group for name, group in stored.items() if isinstance(group, dict)}
+    problems = []
+    elsewhere = {name: value for group in before.values() for name, value in group.items()}
+    defaults = _defaults(flags, setting)
+    for group, now in json.loads(json.dumps(describe(flags, setting))).items():
+        if group in _FREE_GROUPS:
+            continue
+        for name, value in now.items():
+            # Flags have moved between groups, and the run may be older than some of them.
+            known = before.get(group, {}).get(name, elsewhere.get(name, defaults[group].get(name)))
+            if name not in _FREE_FLAGS and known != value:
+                problems.append(problem(name, "changed", value=value, folder=flags.run.save_path, known=known))
+    return problems
+
+
+def resume_problems(flags: TrainingRun) -> list[Problem]:
+    """The folder to resume must have been written by this command, because its policy/ will be replaced."""
+    folder, asked = Path(flags.run.save_path), flags.run.load_checkpoint
+    if isinstance(asked, str):
+        known = [path.name for path in list_checkpoints(flags.ckpt_path)]
+        if asked not in known:
+            places = {"folder": flags.ckpt_path, "known": ", ".join(known) or "none"}
+            return [problem("load_checkpoint", "unknown_name", value=asked, **places)]
+    if evaluates_a_checkpoint(flags) and not list_checkpoints(flags.ckpt_path):
+        return [nothing_to_evaluate(flags)]
+    if not flags.run.load_checkpoint or not folder.is_dir() or (folder / RUN_FILE).is_file():
+        return []
+    # A process killed while writing that file leaves only a hidden temporary file.
+    if any(not path.name.startswith(".") for path in folder.iterdir()):
+        return [problem("save_path", "mismatch", folder=folder, file=RUN_FILE)]
+    return []
+
+
+def evaluates_a_checkpoint(flags: TrainingRun) -> bool:
+    """Whether nothing is trained, and the policy of a checkpoint evaluated."""
+    return flags.schedule.val_only and bool(flags.run.load_checkpoint)
+
+
+def nothing_to_evaluate(flags: TrainingRun) -> Problem:
+    """That there is no checkpoint to evaluate."""
+    return problem("load_checkpoint", "missing_file", folder=flags.ckpt_path)
+
+
+def _defaults(flags: TrainingRun, setting: CheckedRun) -> dict[str, dict[str, Any]]:
+    """What `describe` returns if no flag is given except the suite."""
+    defaults = {name: asdict(type(group)()) for name, group in flags.groups.items()}
+    defaults["env"] = EnvConfig(task_suite_name=setting.env.task_suite_name).as_dict()
+    plain: dict[str, dict[str, Any]] = json.loads(json.dumps(defaults))
+    return plain
+
+
+def describe(flags: TrainingRun, setting: CheckedRun) -> dict[str, Any]:
+    """All flags with their values, for the run folder."""
+    described = {name: asdict(group) for name, group in flags.groups.items()}
+    described["env"] = setting.env.as_dict()
+    return described

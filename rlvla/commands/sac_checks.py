@@ -1,0 +1,272 @@
+"""Checks of the flags of `cli/train_sac_vla.py`, made before anything is started."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rlvla.commands.algorithm_checks import early_stopping_problems
+from rlvla.commands.model_checks import mismatch_with_policy
+from rlvla.commands.problem_texts import problem, unread
+from rlvla.commands.run_checks import changed_flags, folder_problems, resume_problems
+from rlvla.commands.sac_flags import SACRun
+from rlvla.commands.setup import CheckedRun, state_input_of
+from rlvla.data.demonstrations import Demonstrations
+from rlvla.data.reading import read_demonstrations
+from rlvla.envs.base import TaskSpec
+from rlvla.envs.config import EnvConfig
+from rlvla.envs.registry import get_suite
+from rlvla.models.soft_actor.config import SoftActorConfig
+from rlvla.models.soft_actor.family import SoftActorCheckpoint
+from rlvla.models.soft_actor.policy import soft_actor_spec
+from rlvla.rewards import StateInput
+from rlvla.rewards.base import component_of, parse_rewards, source_of
+from rlvla.rewards.success_source import SIMULATOR
+from rlvla.trainer.algorithm import make_sampler
+from rlvla.trainer.algorithm_config import AlgorithmConfig
+from rlvla.trainer.reward_sources import reward_problems
+from rlvla.utils.cli.flags import as_typed, range_problems
+from rlvla.utils.deepspeed.config import launched_world_size
+from rlvla.utils.errors import ConfigError, Problem, as_problems, require
+
+_TEXT_WIDTH = 32
+_JUDGES = ("rm", "rm_model", "vlm")  # reward sources that say how far an episode has come
+_PRIORITY_FLAGS = (
+    *("replay_alpha", "replay_max_td_error", "replay_eps", "replay_beta", "replay_share", "replay_weights"),
+    *("replay_max_is_weight", "replay_stratified"),
+)
+_HYBRID_FLAGS = ("replay_combine", "replay_vlm_weight", "replay_td_weight")
+
+
+@dataclass(frozen=True)
+class CheckedSAC:
+    """A checked configuration.
+
+    Attributes:
+        run: environment, tasks and actor.
+        critic: what the critics see, as the sizes of an actor that sees it.
+        exported_env: the environment of the exported policy, whose observations may be fewer than in training.
+        demos: demonstrations, or None.
+    """
+
+    run: CheckedRun
+    critic: SoftActorConfig
+    demos: Demonstrations | None
+
+
+def learner_of(flags: SACRun) -> AlgorithmConfig:
+    """What reward sources need to know of the learner: its discount, and that truncated episodes are bootstrapped."""
+    return AlgorithmConfig(gamma=flags.sac.gamma)
+
+
+def check(flags: SACRun) -> CheckedSAC:
+    """Check all flags.
+
+    Raises:
+        ConfigError: with all problems.
+    """
+    problems: list[str | Problem] = [p for group in flags.groups.values() for p in range_problems(group)]
+    out_of_range = {p.flag for p in problems if isinstance(p, Problem)}
+    problems += _batch_problems(flags) + flags.workers.problems(flags.env.env_python) + flags.strategy.problems()
+    problems += [p for p in _learner_problems(flags) if p.flag not in out_of_range]
+    if not any(p.reason == "not_writable" for p in problems if isinstance(p, Problem)):
+        problems += folder_problems(flags) + resume_problems(flags)
+    if flags.schedule.num_videos:
+        require("av", extra="video")
+    if flags.schedule.use_wandb:
+        require("wandb", extra="wandb")
+    setting, more = _check_environment(flags)
+    problems += more
+    tasks = setting.run.tasks if setting is not None else []
+    problems += early_stopping_problems(flags.schedule, len(tasks))
+    problems += reward_problems(flags.rewards, learner_of(flags), tasks, flags.success)
+    if setting is not None:
+        problems += changed_flags(flags, setting.run)
+    if problems or setting is None:
+        raise ConfigError(dict.fromkeys(problems))
+    return setting
+
+
+def _batch_problems(flags: SACRun) -> list[Problem]:
+    """Numbers of episodes and rows that do not fit each other."""
+    batch, ranks, found = flags.batch, launched_world_size(), []
+    for name in ("rollout_batch_size", "train_batch_size"):
+        if getattr(batch, name) % ranks:
+            found.append(problem(name, "not_divisible", value=getattr(batch, name), ranks=ranks))
+    episodes = batch.episodes_per_iteration
+    if batch.num_episodes < episodes:
+        found.append(problem("num_episodes", "too_few", value=batch.num_episodes, episodes=episodes))
+    elif batch.num_episodes % episodes:
+        below = batch.num_episodes // episodes * episodes
+        near = {"episodes": episodes, "below": below, "above": below + episodes}
+        found.append(problem("num_episodes", "not_divisible", value=batch.num_episodes, **near))
+    if batch.random_episodes >= batch.num_episodes:
+        text = (
+            f"--random_episodes {batch.random_episodes} leaves none of the --num_episodes {batch.num_episodes} to "
+            "learn in; take fewer"
+        )
+        found.append(Problem("random_episodes", "out_of_range", text))
+    return found
+
+
+def _learner_problems(flags: SACRun) -> list[Problem]:
+    """Settings of the learner and of the replay that contradict each other."""
+    sac, replay, found = flags.sac, flags.replay, []
+    if sac.target_critics > sac.n_critics:
+        text = f"--target_critics {sac.target_critics} of --n_critics {sac.n_critics}: there are not so many"
+        found.append(Problem("target_critics", "out_of_range", text))
+    if replay.replay_vlm_weight == replay.replay_td_weight == 0:
+        text = "--replay_vlm_weight and --replay_td_weight are both 0; one of them must be positive"
+        found.append(Problem("replay_vlm_weight", "out_of_range", text))
+    asks = replay.replay_priority in ("vlm", "hybrid")
+    names = [component_of(spec) for spec in flags.rewards.reward]
+    judges = [name for name in names if source_of(name)[0] in _JUDGES]
+    if asks and replay.replay_score_source is None:
+        text = f"--replay_priority {replay.replay_priority} needs --replay_score_source, whose scores count"
+        found.append(Problem("replay_score_source", "needs_flag", text))
+    if replay.replay_score_source is not None and not asks:
+        text = f"--replay_score_source: --replay_priority {replay.replay_priority} reads no scores; leave it out"
+        found.append(Problem("replay_score_source", "no_effect", text))
+    elif replay.replay_score_source not in (None, *judges):
+        text = (
+            f"--replay_score_source {replay.replay_score_source}: must be a source of --reward that judges on the way ("
+            f"{', '.join(_JUDGES)}); yours: {', '.join(judges) or 'none'}. One with weight 0 only scores, e.g. rm:0"
+        )
+        found.append(Problem("replay_score_source", "unknown_name", text))
+    if replay.replay_refresh_interval and replay.replay_priority == "uniform":
+        text = "--replay_refresh_interval: --replay_priority uniform reads no TD errors; leave it out"
+        found.append(Problem("replay_refresh_interval", "no_effect", text))
+    without: tuple[str, ...] = ()
+    if replay.replay_priority == "uniform":
+        without = (*_PRIORITY_FLAGS, *_HYBRID_FLAGS)
+    elif replay.replay_priority != "hybrid":
+        without = _HYBRID_FLAGS
+    for name in without:
+        if name in flags.given:
+            text = (
+                f"{as_typed(name, getattr(replay, name))}: --replay_priority {replay.replay_priority} does not read it"
+            )
+            found.append(Problem(name, "no_effect", f"{text}; leave it out"))
+    if "demo_share" in flags.given and replay.demos is None:
+        found.append(Problem("demo_share", "needs_flag", "--demo_share: there are no --demos"))
+    if sac.critic_input == "state" and not sac.read_images:
+        text = "--critic_input state: the policy sees the state itself; leave it out, or give --read_images"
+        found.append(Problem("critic_input", "no_effect", text))
+    strategy = flags.strategy
+    for name, value in (("zero_stage", strategy.zero_stage == 3), ("bf16", strategy.bf16)):
+        if value:
+            text = f"--{name}: the networks of this learner are small, and need neither sharding nor half precision"
+            found.append(Problem(name, "unavailable", f"{text}; leave it out"))
+    return found
+
+
+def _check_environment(flags: SACRun) -> tuple[CheckedSAC | None, list[Problem]]:
+    """Environment, tasks and sizes of the networks, and all problems with them."""
+    env, sac, found = flags.env.completed({}), flags.sac, list[str | Problem]()
+    if env.use_proprio is None:
+        env = replace(env, use_proprio=not sac.read_images or sac.critic_input == "state")
+    try:
+        tasks = env.tasks()
+        found += flags.split.problems(tasks, flags.schedule.eval_episodes)
+    except ConfigError as error:
+        return None, error.problems
+    found += _task_problems(flags, env, tasks)
+    source = flags.success.success_source
+    if source != SIMULATOR and env.after_success == "continue":
+        found.append(problem("after_success", "no_effect", source=source))
+    if source != SIMULATOR and env.success_hold_steps is not None:
+        typed = f"--success_hold_steps {env.success_hold_steps}"
+        found.append(unread("success_hold_steps", typed, "other source of success", source=source))
+    try:
+        make_sampler(flags.batch, tasks, flags.split, flags.run.seed)
+        asked = StateInput.from_config(flags.rewards, tasks)
+    except ConfigError as error:
+        return None, as_problems([*found, *error.problems])
+    if found:
+        return None, as_problems(found)
+    width = asked.settings.width if asked is not None else 0
+    whole = _sizes(flags, env, tasks, tasks[0].proprio_dim + width if env.use_proprio else 0)
+    own, critic = whole, whole
+    found += [Problem(None, "mismatch", text) for text in own.problems()]
+    checkpoint = SoftActorCheckpoint(Path(flags.run.save_path) / "policy", own, new=True)
+    state_input, more = state_input_of({}, flags.rewards, checkpoint.spec, tasks)
+    found += more
+    if found:
+        return None, as_problems(found)
+    demos, more = _demonstrations(flags, env, tasks, own)
+    if more:
+        return None, more
+    return CheckedSAC(CheckedRun(env, tasks, checkpoint, {}, state_input, source), critic, demos), []
+
+
+def _sizes(flags: SACRun, env: EnvConfig, tasks: Sequence[TaskSpec], proprio_dim: int) -> SoftActorConfig:
+    sac = flags.sac
+    varies = len(tasks) > 1 or any("{" in task.instruction for task in tasks)
+    return SoftActorConfig.of_tasks(
+        tasks,
+        action_chunk_len=sac.action_chunk_len,
+        proprio_dim=proprio_dim,
+        cameras=len(env.camera_names) if sac.read_images else 0,
+        image_size=env.image_size or get_suite(env.suite).default_image_size or 0,
+        hidden_sizes=sac.hidden_sizes,
+        text_width=_TEXT_WIDTH if varies or flags.rewards.rm_state_input == "prompt" else 0,
+    )
+
+
+def _task_problems(flags: SACRun, env: EnvConfig, tasks: Sequence[TaskSpec]) -> list[Problem]:
+    """Tasks whose actions or observations do not fit the policy, or each other."""
+    found, suite = [], env.suite
+    for what in ("action_dim", "proprio_dim", "primitives"):
+        if len({getattr(task, what) for task in tasks}) > 1:
+            text = f"the tasks of {suite} differ in {what}; choose some that agree with --task_ids"
+            found.append(Problem("task_ids", "mismatch", text))
+    offers = bool(tasks[0].primitives)
+    if flags.sac.policy == "primitives" and not offers:
+        text = "--policy primitives: the environment has none; robosuite has with --action_space primitives"
+        found.append(Problem("policy", "unavailable", text))
+    if flags.sac.policy == "gaussian" and offers:
+        text = "--policy gaussian: the environment takes action primitives; give --policy primitives"
+        found.append(Problem("policy", "mismatch", text))
+    if flags.sac.policy == "primitives" and "action_chunk_len" in flags.given:
+        text = "--action_chunk_len: a primitive takes as many steps as it needs; leave it out"
+        found.append(Problem("action_chunk_len", "no_effect", text))
+    if flags.sac.read_images and not env.camera_names:
+        found.append(
+            Problem("read_images", "needs_flag", "--read_images: there are no cameras; name some with --cameras")
+        )
+    if not flags.sac.read_images and not env.use_proprio:
+        text = "without --read_images the policy reads proprio; leave --no-use_proprio out"
+        found.append(Problem("use_proprio", "contradiction", text))
+    limits = {task.action_limit for task in tasks}
+    if limits != {1.0} and not offers:
+        text = f"actions of {suite} go to {max(limits):g}; those of --policy gaussian lie in -1..1"
+        found.append(Problem("task_suite_name", "mismatch", text))
+    return found
+
+
+def _demonstrations(
+    flags: SACRun, env: EnvConfig, tasks: Sequence[TaskSpec], config: SoftActorConfig
+) -> tuple[Demonstrations | None, list[Problem]]:
+    """The demonstrations, or None without any, and everything that does not fit."""
+    path = flags.replay.demos
+    if path is None:
+        return None, []
+    if config.primitives:
+        text = "--demos: demonstrations hold actions, no primitives; take --policy gaussian"
+        return None, [Problem("demos", "contradiction", text)]
+    try:
+        demos = read_demonstrations(path, env.camera_names)
+    except ConfigError as error:
+        return None, [p.of_flag("demos") for p in error.problems]
+    found = mismatch_with_policy(demos, path, soft_actor_spec(config), "the policy")
+    found += flags.split.problems(tasks, flags.schedule.eval_episodes, demos.states_learned_from)
+    if not any(demos.success):
+        text = f"--demos {path}: none of the episodes ended in success, and nothing else of their rewards is known"
+        found.append(Problem("demos", "mismatch", text))
+    other = [spec for spec in flags.rewards.reward if source_of(component_of(spec))[0] not in ("success", "env")]
+    paid = [spec for spec in other if parse_rewards([spec])[component_of(spec)]]
+    if paid:
+        text = f"--demos: what {', '.join(paid)} would pay for demonstrations is not known; take success alone"
+        found.append(Problem("demos", "contradiction", f"{text}, or give it weight 0"))
+    return demos, [p.of_flag("demos") for p in found]

@@ -1,0 +1,142 @@
+"""Running `cli/train_sac_vla.py`: checks, networks, workers, trainer, and the final summary."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from rlvla.checkpoints.policy_folder import PolicyRecord
+from rlvla.checkpoints.run_folder import RUN_FILE, claimed_run_folder
+from rlvla.commands.custom_modules import modules_with_suites
+from rlvla.commands.run_checks import describe, evaluates_a_checkpoint
+from rlvla.commands.run_ending import conclude, newest_checkpoint, resume
+from rlvla.commands.sac_checks import CheckedSAC, check, learner_of
+from rlvla.commands.sac_flags import SACRun
+from rlvla.commands.setup import CheckedRun, start_workers
+from rlvla.envs.splits import LearnedStates
+from rlvla.models.soft_actor.network import SoftCritic
+from rlvla.rewards import RewardPlan
+from rlvla.rollout import RolloutEngine
+from rlvla.trainer.algorithm import AlgorithmSetup
+from rlvla.trainer.algorithm_config import AlgorithmConfig
+from rlvla.trainer.config import OptimizationConfig
+from rlvla.trainer.models import Models
+from rlvla.trainer.off_policy.config import OffPolicyConfig
+from rlvla.trainer.off_policy.sac import SAC
+from rlvla.trainer.progress.signal import trainable_and_all
+from rlvla.trainer.reward_sources import tie_to_learner
+from rlvla.trainer.trainer import Trainer
+from rlvla.utils.cli.config_file import write_config_file
+from rlvla.utils.deepspeed.config import launched_rank
+from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
+from rlvla.utils.ending import outlook
+from rlvla.utils.errors import SaveError
+from rlvla.utils.files import write_json
+from rlvla.utils.seeding import seed_everything
+from rlvla.utils.stopping import StopSignals
+from rlvla.utils.terminal import count, log, quiet_libraries
+
+REPLAY = "replay"  # subfolder of the run folder
+
+
+def run_sac(flags: SACRun) -> Trainer | None:
+    """Check the configuration, train, and print a summary; problems are raised before anything is started.
+
+    Returns:
+        The trainer after the run; None for a dry run.
+    """
+    checked = check(flags)
+    setting = checked.run
+    if flags.run.dry_run:
+        if launched_rank() == 0:
+            print(header(flags, checked, trainer=None))
+        return None
+    quiet_libraries()
+    signals, modules = StopSignals(), modules_with_suites(flags.custom)
+    with (
+        signals.caught(),
+        start_workers(flags.run.num_envs, setting.played_env, setting.tasks[0], modules, flags.workers) as pool,
+        ExitStack() as stack,
+    ):
+        seed_everything(flags.run.seed)
+        actor: Any = setting.checkpoint.load_policy()
+        critic: Any = SoftCritic(checked.critic, flags.sac.n_critics)
+        strategy = DeepspeedStrategy(flags.strategy, seed=flags.run.seed)
+        save_path = Path(flags.run.save_path)
+        stack.enter_context(claimed_run_folder(save_path, strategy, flags.ckpt_path))
+        stack.enter_context(outlook(lambda: newest_checkpoint(flags)))
+        if strategy.is_main and not evaluates_a_checkpoint(flags):
+            write_json(save_path / RUN_FILE, describe(flags, setting))
+            write_config_file(save_path, list(flags.groups.values()))
+        plan = RewardPlan.from_config(flags.rewards, flags.success)
+        tie_to_learner(plan, learner_of(flags), strategy.device)
+        parts = (plan, flags.rollout, setting.tasks, setting.state_input)
+        rollout = RolloutEngine(pool, setting.played_env.env_kwargs(), *parts)
+        config = OffPolicyConfig(
+            flags.batch,
+            AlgorithmConfig(algorithm=SAC.name, gamma=flags.sac.gamma),
+            OptimizationConfig(),
+            flags.schedule,
+            flags.split,
+            policy_record(flags, setting),
+            reward_weights=plan.weights,
+            guards=flags.guards,
+            sac=flags.sac,
+            replay=flags.replay,
+            replay_folder=save_path / REPLAY,
+        )
+        setup = AlgorithmSetup(Models(actor, critic, None), strategy, config, setting.tasks, checked.demos)
+        trainer = Trainer(setup, rollout, save_path, flags.ckpt_path, signals)
+        if flags.run.load_checkpoint:
+            resume(trainer, flags)
+        trainer.logger.describe(list(flags.groups.values()))
+        if strategy.is_main and not flags.schedule.val_only:
+            log.info(header(flags, checked, trainer))
+        plan.start()
+        unsaved = None
+        try:
+            trainer.fit()
+        except SaveError as error:
+            unsaved = error
+        finally:
+            plan.close()
+        if strategy.is_main:
+            conclude(trainer, flags, save_path)
+        strategy.barrier()
+        if unsaved is not None:
+            raise unsaved
+    return trainer
+
+
+def policy_record(flags: SACRun, setting: CheckedRun) -> PolicyRecord:
+    """The record of the trained policy, with the initial states of the run and of its demonstrations."""
+    trained = [(task, flags.split.train_states(task)) for task in setting.tasks]
+    states = [LearnedStates(task.suite, task.task_id, seen.start, seen.stop) for task, seen in trained]
+    machine_state = setting.state_input.settings if setting.state_input else None
+    return PolicyRecord(setting.env, tuple(states), machine_state)
+
+
+def header(flags: SACRun, checked: CheckedSAC, trainer: Trainer | None) -> str:
+    """What is trained, on what, for how long."""
+    batch, sac, replay, setting = flags.batch, flags.sac, flags.replay, checked.run
+    weights = ""
+    if trainer is not None:
+        sizes = [trainable_and_all(engine.module)[0] for engine in trainer.algorithm.engines.values()]
+        weights = f", {count(sizes[0])} parameters, {sac.n_critics} critics with {count(sizes[1])}"
+    names = [task.name for task in setting.tasks]
+    states = sum(len(flags.split.train_states(task)) for task in setting.tasks)
+    sees = [*(["cameras"] if sac.read_images else []), *(["proprio"] if setting.env.use_proprio else [])]
+    rewards = " ".join(flags.rewards.reward)
+    rows = {
+        "policy": f"{sac.policy} (sees {' and '.join(sees)}){weights}",
+        "method": f"soft actor-critic, {sac.n_step}-step targets, {batch.utd_ratio:g} updates per decision",
+        "replay": f"{replay.replay_priority}, {replay.replay_capacity:,} decisions",
+        "task": f"{setting.env.suite}, {names[0] if len(names) == 1 else f'{len(names)} tasks'}, {states:,} initial "
+        f"states; success told by {setting.success_source}",
+        "reward": rewards,
+        "episodes": f"{batch.num_episodes:,} = {batch.iterations} iterations of {batch.rollout_batch_size}, the first "
+        f"{batch.random_episodes} at random",
+        "folder": flags.run.save_path,
+    }
+    return "training\n" + "\n".join(f"  {name:<10} {text}" for name, text in rows.items())

@@ -1,0 +1,127 @@
+"""Sizes of a soft actor, as recorded in its config.json."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from rlvla.envs.base import TaskSpec
+from rlvla.models.compact.config import CompactConfig
+from rlvla.utils.data_files import check_types
+from rlvla.utils.errors import ConfigError
+
+MODEL_TYPE = "soft_actor"
+_LARGEST = 65_536
+
+
+@dataclass(frozen=True)
+class SoftActorConfig:
+    """The fields of config.json besides `model_type`.
+
+    Attributes:
+        action_dim: D, dimensions of an action of the environment.
+        action_chunk_len: A, actions per decision; with primitives the most steps that one takes.
+        proprio_dim: P, length of the proprio vector; 0: none is read.
+        num_images_in_input: N, cameras per observation; 0: images are not read.
+        image_size: side of the square images in pixels; not used without images.
+        hidden_sizes: widths of the hidden layers.
+        text_width: of the instruction's vector; 0: instructions are not read.
+        primitives: names of the action primitives; (): actions are given to the environment as they are.
+        primitive_sizes: number of parameters of each primitive.
+    """
+
+    action_dim: int
+    action_chunk_len: int
+    proprio_dim: int = 0
+    num_images_in_input: int = 0
+    image_size: int = 0
+    hidden_sizes: tuple[int, ...] = (256, 256)
+    text_width: int = 0
+    primitives: tuple[str, ...] = ()
+    primitive_sizes: tuple[int, ...] = ()
+
+    @property
+    def parameters(self) -> int:
+        """Numbers in [-1, 1] that a decision consists of: those of the largest primitive, or of all actions."""
+        return max(self.primitive_sizes) if self.primitives else self.action_chunk_len * self.action_dim
+
+    @property
+    def action_width(self) -> int:
+        """Numbers by which a decision is stored and judged: with primitives, which one it is comes first."""
+        return len(self.primitives) + self.parameters
+
+    @property
+    def camera(self) -> CompactConfig:
+        """The configuration of each camera's encoder."""
+        return CompactConfig(self.image_size, 1, 0, 1, 1, text_width=max(4, self.text_width))
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of config.json."""
+        return {"model_type": MODEL_TYPE, **asdict(self)}
+
+    @classmethod
+    def of_tasks(
+        cls,
+        tasks: Sequence[TaskSpec],
+        *,
+        action_chunk_len: int,
+        proprio_dim: int,
+        cameras: int,
+        image_size: int,
+        hidden_sizes: Sequence[int],
+        text_width: int,
+    ) -> SoftActorConfig:
+        """Sizes for tasks with the same actions; `action_chunk_len` is not read for tasks with primitives."""
+        task = tasks[0]
+        return cls(
+            action_dim=task.action_dim,
+            action_chunk_len=task.macro_steps or action_chunk_len,
+            proprio_dim=proprio_dim,
+            num_images_in_input=cameras,
+            image_size=image_size if cameras else 0,
+            hidden_sizes=tuple(hidden_sizes),
+            text_width=text_width,
+            primitives=tuple(name for name, _ in task.primitives),
+            primitive_sizes=tuple(size for _, size in task.primitives),
+        )
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any], where: Path) -> SoftActorConfig:
+        """Read config.json; unknown entries are ignored.
+
+        Raises:
+            ConfigError: missing entries, wrong types or values out of range, all at once.
+        """
+        names = [field.name for field in fields(cls)]
+        missing = [name for name in names[:2] if name not in raw]
+        if missing:
+            raise ConfigError.of(None, "invalid_file", f"{where}: {', '.join(missing)} missing")
+        given = {name: raw[name] for name in names if name in raw}
+        check_types(given, get_type_hints(cls), where)
+        config = cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
+        problems = config.problems()
+        if problems:
+            raise ConfigError.of(None, "invalid_file", f"{where}: {'; '.join(problems)}")
+        return config
+
+    def problems(self) -> list[str]:
+        """Sizes that no network can have, in words."""
+        found = []
+        for name, least in (("action_dim", 1), ("action_chunk_len", 1), ("proprio_dim", 0), ("text_width", 0)):
+            if not least <= getattr(self, name) <= _LARGEST:
+                found.append(f"{name} {getattr(self, name)} is not in {least}..{_LARGEST}")
+        if not all(1 <= size <= _LARGEST for size in self.hidden_sizes):
+            found.append(f"hidden_sizes {list(self.hidden_sizes)} must be 1..{_LARGEST} each")
+        if not 0 <= self.num_images_in_input <= 64:
+            found.append(f"num_images_in_input {self.num_images_in_input} is not in 0..64")
+        elif self.num_images_in_input:
+            found += self.camera.problems()
+        if not self.proprio_dim and not self.num_images_in_input:
+            found.append("there is nothing to see: neither images nor proprio")
+        if len(self.primitives) != len(self.primitive_sizes):
+            found.append(f"{len(self.primitives)} primitives, but {len(self.primitive_sizes)} primitive_sizes")
+        elif self.primitives and not len(self.primitives) < self.action_dim == self.action_width:
+            found.append(f"actions of {self.action_dim} numbers cannot hold primitives of sizes {self.primitive_sizes}")
+        return found

@@ -1,0 +1,190 @@
+"""The policy of a soft actor: it plays, and samples reparameterized decisions for its learner."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from rlvla.algorithms.off_policy import over_primitives
+from rlvla.experience import Experience
+from rlvla.models.compact.text import SentenceCache, Sentences
+from rlvla.models.distributions import sample_by_inverse_cdf
+from rlvla.models.families import CONFIG_FILE
+from rlvla.models.policy import QUANTITIES, Decision, PolicySpec
+from rlvla.models.soft_actor.config import SoftActorConfig
+from rlvla.models.soft_actor.network import ObservationEncoder, SoftActorNetwork, stored_actions
+from rlvla.utils.files import write_json
+
+WEIGHTS_FILE = "model.safetensors"
+_MISSING = MappingProxyType(dict.fromkeys(QUANTITIES, "soft actors are trained by train_sac_vla.py only"))
+
+
+def soft_actor_spec(config: SoftActorConfig) -> PolicySpec:
+    """The spec of an actor with this configuration; its one log-prob per decision is in the first column."""
+    return PolicySpec(
+        action_chunk_len=config.action_chunk_len,
+        action_dim=config.action_dim,
+        columns=config.action_chunk_len,
+        noise_shape=(1 + config.parameters,),
+        noise="normal",
+        cameras=config.num_images_in_input or None,
+        image_size=config.image_size or None,
+        proprio_dim=config.proprio_dim,
+        missing=_MISSING,
+    )
+
+
+class SoftActorPolicy(nn.Module):
+    """A policy with bounded continuous decisions.
+
+    The trace of a decision is `action` [E], see `SoftActorConfig.action_width`.
+
+    Args:
+        config: sizes.
+
+    Attributes:
+        at_random: sampled decisions are uniform over all that are possible, whatever the weights are.
+    """
+
+    def __init__(self, config: SoftActorConfig):
+        super().__init__()
+        self.config, self.spec = config, soft_actor_spec(config)
+        self.encoder = ObservationEncoder(config)
+        self.network = SoftActorNetwork(config, self.encoder.features)
+        self.at_random = False
+        self._sentences = SentenceCache(config.camera.text_buckets)
+
+    @property
+    def mask(self) -> Tensor:
+        """[n, D] bool: the parameters that each primitive has."""
+        return self.network.mask
+
+    def sentences(self, instructions: Sequence[str]) -> Sentences | None:
+        """Instructions as the encoders read them; None if none does."""
+        return self._sentences(instructions, self.mask.device) if self.config.text_width else None
+
+    def forward(
+        self, proprio: Tensor | None, images: Tensor | None, sentences: Sentences | None, noise: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """A reparameterized decision for every primitive, see `SoftActorNetwork.forward`.
+
+        Args:
+            proprio: [B, P] as the environment gives it.
+            images: [B, N, H, W, 3] uint8.
+            sentences: from `sentences`.
+            noise: [B, n, D] standard normal.
+        """
+        return self.network(self.encoder(proprio, images, sentences), noise)
+
+    @torch.inference_mode()
+    def act(
+        self,
+        images: np.ndarray,
+        proprio: np.ndarray | None,
+        instructions: Sequence[str],
+        *,
+        noise: np.ndarray | None,
+        temperature: float = 1.0,
+    ) -> Decision:
+        """Choose actions, see `RolloutPolicy.act`; the temperature scales the noise of the parameters."""
+        config, rows = self.config, len(instructions)
+        state = None if proprio is None else torch.from_numpy(proprio).to(self.mask.device)
+        pixels = torch.from_numpy(images).to(self.mask.device) if config.num_images_in_input else None
+        drawn = torch.zeros(rows, 1 + config.parameters)
+        if noise is not None:
+            drawn = torch.from_numpy(noise).float()
+        drawn = drawn.to(self.mask.device)
+        parameters = drawn[:, None, 1:].expand(-1, self.network.kinds, -1) * temperature
+        values, densities, choice = self(state, pixels, self.sentences(instructions), parameters)
+        log_probs = densities.sum(-1)
+        if noise is not None and self.at_random:
+            values = 2.0 * _normal_cdf(drawn[:, None, 1:]).expand_as(values) - 1.0
+            log_probs = torch.zeros_like(log_probs)
+            choice = None if choice is None else torch.zeros_like(choice).log_softmax(-1)
+        kinds = None
+        if choice is not None:
+            uniform = _normal_cdf(drawn[:, :1])
+            kinds = choice.argmax(-1) if noise is None else sample_by_inverse_cdf(choice[:, None], uniform)[:, 0]
+            log_probs = log_probs + choice
+        picked = torch.zeros(rows, dtype=torch.long, device=drawn.device) if kinds is None else kinds
+        row = torch.arange(rows, device=drawn.device)
+        action = stored_actions(values[row, picked], self.mask, kinds)
+        columns = torch.zeros(rows, self.spec.columns)
+        columns[:, 0] = log_probs[row, picked].cpu()
+        action = action.cpu().numpy()
+        return Decision(self.environment_actions(action), columns.numpy(), {"action": action})
+
+    def environment_actions(self, action: np.ndarray) -> np.ndarray:
+        """Actions [B, A, D] for the environment from stored decisions [B, E]."""
+        if not self.config.primitives:
+            return action.reshape(len(action), self.config.action_chunk_len, self.config.action_dim)
+        chunks = np.zeros((len(action), self.config.action_chunk_len, self.config.action_dim), np.float32)
+        chunks[:, 0] = action
+        return chunks
+
+    def encode_actions(self, actions: np.ndarray) -> dict[str, np.ndarray]:
+        """`action` [..., E] of environment actions [..., A, D]."""
+        if self.config.primitives:
+            return {"action": actions[..., 0, :]}
+        return {"action": actions.reshape(*actions.shape[:-2], -1)}
+
+    def prepare(self, images: np.ndarray, proprio: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
+        """Observations are read as they are; see `RolloutPolicy.prepare`."""
+        return images, proprio
+
+    def entropies(self, log_probs: Tensor, choice: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Estimates [B] of the entropy of the parameters, [B] of the choice, from log-probs [B, n] (summed over D)."""
+        if choice is None:
+            return -log_probs.squeeze(-1), None
+        return over_primitives(choice, -log_probs), over_primitives(choice, -choice)
+
+    # ------------------------------------------------------------------------------ what every policy must answer
+    def score(self, batch: Experience, temperature: float) -> dict[str, Any]:
+        """Not for soft actors."""
+        raise NotImplementedError("soft actors are trained by train_sac_vla.py only")
+
+    distribution = features = score
+
+    @property
+    def effective_columns(self) -> Tensor:
+        """[K] bool: the first column."""
+        return torch.arange(self.spec.columns) == 0
+
+    @property
+    def normalized_dims(self) -> list[bool]:
+        """[D]: actions are those of the environment."""
+        return [False] * self.config.action_dim
+
+    def row_tokens(self, instructions: Sequence[str], num_images: int) -> list[int]:
+        """1 for each row: all have the same size."""
+        return [1] * len(instructions)
+
+    def training_flops(self, model: nn.Module, tokens: int, num_images: int) -> float:
+        """FLOPs of a forward and backward pass over one decision, without convolutions."""
+        return 6.0 * sum(p.numel() for p in model.parameters() if p.dim() == 2)
+
+    def adapters_disabled(self) -> AbstractContextManager[None]:
+        """There are none."""
+        raise ValueError("soft actors have no adapters")
+
+    def save_pretrained(self, folder: str | Path, state_dict: dict[str, Tensor] | None = None) -> None:
+        """Write config.json and model.safetensors."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        state = self.state_dict() if state_dict is None else state_dict
+        kept = {name: value.detach().cpu().contiguous() for name, value in state.items()}
+        save_file(kept, str(folder / WEIGHTS_FILE), metadata={"format": "pt"})
+        write_json(folder / CONFIG_FILE, self.config.to_json())
+
+
+def _normal_cdf(x: Tensor) -> Tensor:
+    """Standard normal numbers as uniform ones."""
+    return torch.special.ndtr(x)

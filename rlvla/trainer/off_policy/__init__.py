@@ -1,0 +1,1 @@
+"""Off-policy learning: replay, soft actor-critic, demonstrations in the batch."""

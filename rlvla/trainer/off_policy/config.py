@@ -1,0 +1,224 @@
+"""The settings of off-policy training, grouped by purpose. Each field is a flag of `cli/train_sac_vla.py`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from rlvla.algorithms.choices import CRITIC_REDUCTIONS
+from rlvla.replay.priorities import PrioritySettings, priority_names
+from rlvla.trainer.config import BasicRunConfig, PPOConfig, max_bad_steps_flag
+from rlvla.utils.cli.flags import arg
+from rlvla.utils.deepspeed.config import StrategyConfig
+
+POLICIES = ("primitives", "gaussian")
+NORMALISATIONS = ("max", "clip", "none")
+CRITIC_INPUTS = ("policy", "state")
+
+
+@dataclass(frozen=True)
+class SACRunConfig(BasicRunConfig):
+    """Folders, workers and seed."""
+
+    save_path: str = arg(
+        "runs/sac",
+        "run folder: policy/, replay/, metrics, TensorBoard files, learning curve",
+        metavar="DIR",
+        writes="folder",
+    )
+
+
+@dataclass(frozen=True)
+class SACBatchConfig:
+    """How much is played, and how much is learned from it."""
+
+    n_samples_per_prompt: ClassVar[int] = 1
+    temperature: ClassVar[float] = 1.0
+    flow_noise_level_end: ClassVar[None] = None
+    task_sampler: ClassVar[None] = None
+
+    num_episodes: int = arg(2048, "total number of episodes to play", minimum=1)
+    rollout_batch_size: int = arg(16, "episodes per iteration, over all ranks", minimum=1)
+    random_episodes: int = arg(
+        64,
+        "begin with this many episodes of random actions, over all ranks; learning starts after them, and so does the "
+        "normalisation of proprio, which is theirs",
+        minimum=0,
+    )
+    task_weights: tuple[str, ...] = arg(
+        (),
+        "weights by which the tasks of episodes are drawn, 1 for tasks not named (default: every initial state equally "
+        "often)",
+        metavar="TASK_ID:WEIGHT",
+    )
+    train_batch_size: int = arg(256, "decisions per update, over all ranks", minimum=2)
+    utd_ratio: float = arg(1.0, "updates of the critics per decision that was played (update-to-data ratio)", above=0)
+    actor_interval: int = arg(1, "updates of the critics per update of actor and temperature", minimum=1)
+
+    @property
+    def episodes_per_iteration(self) -> int:
+        """Episodes per iteration, over all ranks."""
+        return self.rollout_batch_size
+
+    @property
+    def iterations(self) -> int:
+        """Iterations of the run."""
+        return max(1, self.num_episodes // self.rollout_batch_size)
+
+
+@dataclass(frozen=True)
+class SACConfig:
+    """Actor, critics and temperatures of soft actor-critic."""
+
+    policy: str = arg(
+        "gaussian",
+        "what acts: primitives (a choice of action primitive and its parameters, where the suite offers them: "
+        "robosuite with --action_space primitives) or gaussian (chunks of actions)",
+        choices=POLICIES,
+    )
+    action_chunk_len: int = arg(1, "gaussian: actions per decision", minimum=1, maximum=1000)
+    read_images: bool = arg(False, "the policy sees the cameras; otherwise only proprio (--use_proprio)")
+    hidden_sizes: tuple[int, ...] = arg((256, 256), "widths of the hidden layers", minimum=1, metavar="WIDTH")
+    critic_input: str = arg(
+        "policy",
+        "what the critics see: what the policy sees, or (asymmetric) only the state, of which the policy then sees "
+        "only the arm's own part",
+        choices=CRITIC_INPUTS,
+    )
+    gamma: float = arg(0.99, "discount per environment step", minimum=0, maximum=1)
+    n_step: int = arg(1, "decisions whose rewards are summed before a target bootstraps", minimum=1, maximum=1000)
+    n_critics: int = arg(2, "critics (RLPD: 10)", minimum=1, maximum=1000)
+    target_critics: int = arg(2, "critics, drawn anew for each update, whose smallest value is the target", minimum=1)
+    actor_reduction: str = arg(
+        "min", "the actor climbs the smallest value of the critics, or their mean (RLPD)", choices=CRITIC_REDUCTIONS
+    )
+    entropy_in_target: bool = arg(True, "the targets count the entropy to come (RLPD: not)")
+    tau: float = arg(0.005, "share by which the target networks follow at each update", above=0, maximum=1)
+    actor_learning_rate: float = arg(3e-4, "learning rate of the actor", minimum=0)
+    critic_learning_rate: float = arg(3e-4, "learning rate of the critics", minimum=0)
+    temperature_learning_rate: float = arg(3e-4, "learning rate of the temperatures; 0: they stay", minimum=0)
+    init_temperature: float = arg(0.1, "temperature of the entropy at the start (RLPD: 1)", above=0)
+    target_entropy: float = arg(
+        1.0, "target of the entropy of the parameters: minus this times their number", minimum=0
+    )
+    primitive_target_entropy: float = arg(
+        0.5, "target of the entropy of the choice of primitive: this times the largest", minimum=0, maximum=1
+    )
+    reward_scale: float = arg(1.0, "factor on all rewards", above=0)
+
+
+@dataclass(frozen=True)
+class ReplayConfig:
+    """What is kept of the episodes, and what is drawn from it."""
+
+    replay_capacity: int = arg(
+        100_000, "decisions that the replay buffer of a rank holds, one more for each episode", minimum=2
+    )
+    replay_eviction: str = arg(
+        "fifo",
+        "the episodes that leave a full buffer: fifo (the oldest) or value (of the least priority, never the newest "
+        "10 %)",
+        choices=("fifo", "value"),
+    )
+    replay_priority: str = arg(
+        "uniform",
+        "what makes a decision likely to be drawn: uniform, td (its TD error), vlm (the score of a judge) or hybrid "
+        "(both)",
+        choices=priority_names,
+    )
+    replay_score_source: str | None = arg(
+        None,
+        "vlm, hybrid: whose scores count, a source of --reward that judges on the way: rm (progress of the reward "
+        "machine), rm_model or vlm; with weight 0 it only scores",
+        metavar="SOURCE",
+    )
+    replay_combine: str = arg("additive", "hybrid: how both are combined", choices=("product", "additive"))
+    replay_alpha: float = arg(0.6, "exponent of the priorities", minimum=0)
+    replay_vlm_weight: float = arg(0.5, "hybrid: weight of the judge's score", minimum=0)
+    replay_td_weight: float = arg(0.5, "hybrid: weight of the TD error", minimum=0)
+    replay_max_td_error: float = arg(20.0, "larger TD errors count as this one", above=0)
+    replay_eps: float | None = arg(
+        None, "keeps priorities above 0 (default: 1e-6 for products, 1e-2 for sums)", above=0
+    )
+    replay_beta: tuple[float, ...] = arg(
+        (0.4, 1.0),
+        "exponent of the importance weights at the start and at the end of the run",
+        minimum=0,
+        maximum=1,
+        nargs=2,
+        metavar="BETA",
+    )
+    replay_share: tuple[float, ...] = arg(
+        (1.0, 1.0),
+        "share of a batch drawn by priority at the start and at the end of the run; the rest is uniform",
+        minimum=0,
+        maximum=1,
+        nargs=2,
+        metavar="SHARE",
+    )
+    replay_weights: str = arg(
+        "max",
+        "importance weights: divided by the largest of the buffer, clipped at --replay_max_is_weight, or as they are",
+        choices=NORMALISATIONS,
+    )
+    replay_max_is_weight: float = arg(10.0, "--replay_weights clip: the largest importance weight", above=0)
+    replay_refresh_interval: int = arg(
+        0,
+        "compute TD errors again that are older than this many updates, the oldest first; 0: only when a decision is "
+        "drawn",
+        minimum=0,
+    )
+    replay_refresh_budget: int = arg(
+        1024, "--replay_refresh_interval: decisions per iteration and rank at most", minimum=1
+    )
+    replay_stratified: bool = arg(True, "draw one decision from each of equal segments; off: independent draws")
+    demos: str | None = arg(
+        None, "demonstrations that are in every batch, in any format that train_sft_vla.py reads", metavar="PATH"
+    )
+    demo_share: float = arg(0.5, "--demos: their share of each batch (RLPD)", above=0, below=1)
+
+    @property
+    def priority_settings(self) -> PrioritySettings:
+        """The settings of the priorities; ValueError if both weights are 0."""
+        return PrioritySettings(
+            self.replay_alpha,
+            self.replay_vlm_weight,
+            self.replay_td_weight,
+            self.replay_max_td_error,
+            self.replay_eps,
+            self.replay_combine,
+        )
+
+
+@dataclass(frozen=True)
+class SACStrategyConfig(StrategyConfig):
+    """How DeepSpeed is run."""
+
+    max_norm: float = arg(10.0, "maximum gradient norm; larger gradients are clipped to it", above=0)
+
+
+@dataclass(frozen=True)
+class SACGuardConfig:
+    """Early termination of runs that cannot learn."""
+
+    check_start: ClassVar[None] = None  # random actions need not succeed
+    max_idle_iterations: ClassVar[int] = 0
+    max_bad_steps: int = max_bad_steps_flag()
+
+
+@dataclass(frozen=True)
+class OffPolicyConfig(PPOConfig):
+    """The configuration of a run with `SAC`; the groups that only on-policy learners read have their defaults.
+
+    Attributes:
+        sac: actor, critics, temperatures.
+        replay: the buffer.
+        replay_folder: where the buffers of the ranks are.
+    """
+
+    batch: Any
+    guards: Any = SACGuardConfig()
+    sac: SACConfig = field(default_factory=SACConfig)
+    replay: ReplayConfig = field(default_factory=ReplayConfig)
+    replay_folder: Path = Path("replay")

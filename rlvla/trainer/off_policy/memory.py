@@ -1,0 +1,291 @@
+"""The replay buffer of a rank: what an episode becomes in it, and batches drawn from it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlvla.data.demonstrations import Demonstrations
+from rlvla.experience import Sample
+from rlvla.models.compact.text import Sentences
+from rlvla.models.soft_actor.config import SoftActorConfig
+from rlvla.models.soft_actor.policy import SoftActorPolicy
+from rlvla.replay.buffer import Drawn, ReplayBuffer
+from rlvla.replay.priorities import Priority, make_priority
+from rlvla.replay.sampling import importance_weights, mixture_probabilities, rank_prefix_sums
+from rlvla.replay.schema import BufferConfig, Column, Episode
+from rlvla.trainer.off_policy.config import ReplayConfig
+from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
+from rlvla.utils.errors import TrainingHalted
+
+
+@dataclass
+class Observations:
+    """What the networks read of a batch; see `ObservationEncoder.forward`."""
+
+    proprio: Tensor | None
+    images: Tensor | None
+    sentences: Sentences | None
+
+
+@dataclass
+class Batch:
+    """Decisions for an update, on the device.
+
+    Attributes:
+        now, later: observations before the decision, and where its target bootstraps.
+        actions: [B, E].
+        returns: [B] discounted rewards up to there.
+        discounts: [B], 0 after a terminated row.
+        weights: [B] importance weights.
+        mask: [B] bool; False only in the placeholder of a rank whose share is empty.
+    """
+
+    now: Observations
+    later: Observations
+    actions: Tensor
+    returns: Tensor
+    discounts: Tensor
+    weights: Tensor
+    mask: Tensor
+
+
+class Memory:
+    """Episodes of one rank as rows of a replay buffer.
+
+    Args:
+        actor: reads instructions, and says what is stored of observations and actions.
+        config: sizes and priorities.
+        folder: of the buffer.
+        proprio_dim: length of the environment's proprio, of which the actor may read a part.
+        capacity: decisions; by default `config.replay_capacity`.
+        priority: by default that of `config`.
+    """
+
+    def __init__(
+        self,
+        actor: SoftActorPolicy,
+        config: ReplayConfig,
+        folder: Path,
+        proprio_dim: int,
+        *,
+        capacity: int | None = None,
+        priority: Priority | None = None,
+    ):
+        self._actor, self._config, self.folder = actor, config, folder
+        self.sentences: list[str] = []  # by their numbers in the buffer
+        self._buffer: ReplayBuffer | None = None
+        self._priority = priority or make_priority(config.replay_priority, config.priority_settings)
+        self._settings = BufferConfig(
+            columns_of(actor.config, proprio_dim),
+            capacity or config.replay_capacity,
+            actor.config.action_chunk_len,
+            config.replay_eviction,
+        )
+
+    @property
+    def buffer(self) -> ReplayBuffer:
+        """The buffer; a new one unless `load` was called before."""
+        if self._buffer is None:
+            shutil.rmtree(self.folder, ignore_errors=True)  # left over from a run that ended before its first save
+            self._buffer = ReplayBuffer(self._settings, self.folder, self._priority)
+        return self._buffer
+
+    def append(self, samples: Sequence[Sample], *, scale: float, version: int, now: int) -> None:
+        """Add played episodes.
+
+        Args:
+            samples: the episodes.
+            scale: factor on their rewards.
+            version: of the policy that played.
+            now: updates so far.
+        """
+        episodes = []
+        for sample in samples:
+            if not torch.isfinite(sample.rewards).all():
+                raise TrainingHalted(
+                    f"the rewards of initial state {sample.init_state_id} of {sample.suite} hold NaN or infinity, "
+                    "which would spoil all values; look at the reward sources (--reward)"
+                )
+            scores = sample.scores.get(self._config.replay_score_source or "")
+            columns: dict[str, Any] = {"action": sample.trace["action"].numpy()}
+            for column in self._settings.columns:
+                if column.name == "proprio":
+                    assert sample.proprio is not None and sample.last_proprio is not None
+                    columns["proprio"] = torch.cat([sample.proprio, sample.last_proprio[None]]).numpy()
+                elif column.name == "images":
+                    columns["images"] = torch.cat([sample.images, sample.last_images[None]]).numpy()
+                elif column.name == "sentence":
+                    words = [*sample.decision_instructions, sample.last_instruction]
+                    columns["sentence"] = np.array([self._number(text) for text in words], np.int32)
+            episodes.append(
+                Episode(
+                    columns,
+                    sample.rewards.numpy() * np.float32(scale),
+                    sample.executed.sum(1).numpy(),
+                    sample.terminated,
+                    sample.truncated,
+                    sample.init_state_id,
+                    version,
+                    None if scores is None else scores[:, 0].numpy(),
+                    None if scores is None else scores[:, 1].numpy(),
+                )
+            )
+        self.buffer.append(episodes, now=now)
+
+    def _number(self, sentence: str) -> int:
+        if sentence not in self.sentences:
+            self.sentences.append(sentence)
+        return self.sentences.index(sentence)
+
+    def rows(self, drawn: Drawn, n_step: int, gamma: float) -> dict[str, np.ndarray]:
+        """The rows that were drawn, for `make_batch`; a masked placeholder if there are none."""
+        rows, mask, weights = drawn.rows, np.ones(len(drawn.rows), np.bool_), drawn.weights
+        if not len(rows):
+            rows, mask, weights = np.flatnonzero(self.buffer.drawable)[:1], np.zeros(1, np.bool_), np.ones(1)
+        ahead = self.buffer.n_step(rows, n_step, gamma)
+        found = {"returns": ahead.returns, "discounts": ahead.discounts, "weights": weights, "mask": mask}
+        found["action"] = self.buffer.gather(rows, ["action"])["action"]
+        observed = [column.name for column in self._settings.columns if column.observation]
+        for when, at in (("now", rows), ("later", ahead.next_rows)):
+            seen = self.buffer.gather(at, observed)
+            if "sentence" in seen:
+                seen["sentence"] = np.array(self.sentences, dtype=object)[seen["sentence"]]
+            found |= {f"{when}/{name}": values for name, values in seen.items()}
+        return found
+
+    def proprio_sums(self) -> tuple[int, np.ndarray, np.ndarray]:
+        """Number of observations, and the sums [P] of proprio and of its square over them."""
+        rows = np.flatnonzero(self.buffer.drawable)
+        proprio = self.buffer.gather(rows, ["proprio"])["proprio"].astype(np.float64)
+        return len(rows), proprio.sum(0), (proprio**2).sum(0)
+
+    def append_demonstrations(self, demos: Demonstrations, indices: Sequence[int], scale: float) -> None:
+        """Add the demonstrations with these indices, of whose rewards only success at their end is known.
+
+        A decision is a chunk of their actions. Windows of a chunk begin at each step of its first chunk, so that every
+        step is the beginning of a decision.
+        """
+        length, width = self._actor.config.action_chunk_len, demos.actions[0].shape[1]
+        episodes = []
+        for index in indices:
+            actions = demos.actions[index]
+            for offset in range(min(length, len(actions))):
+                starts = np.arange(offset, len(actions), length)
+                stops = np.minimum(starts + length, len(actions))
+                chunks = np.zeros((len(starts), length, width), np.float32)
+                for row, (start, stop) in enumerate(zip(starts, stops)):
+                    chunks[row, : stop - start] = actions[start:stop]
+                rewards = np.zeros((len(starts), length), np.float32)
+                success = bool(demos.success[index])
+                rewards[-1, stops[-1] - starts[-1] - 1] = scale * success
+                columns: dict[str, Any] = dict(self._actor.encode_actions(np.clip(chunks, -1.0, 1.0)))
+                for name in [column.name for column in self._settings.columns if column.observation]:
+                    columns[name] = self._demonstrated(demos, name, index, starts)
+                state = demos.init_states[index][1] if demos.init_states else -1
+                episodes.append(Episode(columns, rewards, stops - starts, success, not success, state))
+        self.buffer.append(episodes)
+
+    def _demonstrated(self, demos: Demonstrations, name: str, index: int, starts: np.ndarray) -> np.ndarray:
+        """Observations of one demonstration at its decisions and after its end; those after a success are not read."""
+        if name == "sentence":
+            return np.full(len(starts) + 1, self._number(demos.instructions[index]), np.int32)
+        lists = {"proprio": (demos.proprio, demos.last_proprio), "images": (demos.images, demos.last_images)}
+        during, after = lists[name]
+        assert during is not None
+        last = during[index][-1] if after is None else after[index]
+        return np.concatenate([during[index][starts], last[None]])
+
+    def save(self, keep: int) -> dict[str, Any]:
+        """What a checkpoint needs to find this state of the buffer again; OSError if it cannot be written."""
+        return {"generation": self.buffer.save(keep=keep), "sentences": list(self.sentences)}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Continue from what `save` returned; ConfigError as in `ReplayBuffer.load`."""
+        self.sentences = list(state["sentences"])
+        self._buffer = ReplayBuffer.load(
+            self._settings, self.folder, self._priority, generation=int(state["generation"])
+        )
+
+
+def make_batch(parts: Sequence[dict[str, np.ndarray]], actor: SoftActorPolicy, device: torch.device | str) -> Batch:
+    """One batch of the rows from several buffers, see `Memory.rows`."""
+    joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+    def tensor(name: str) -> Tensor:
+        return torch.from_numpy(joined[name]).to(device)
+
+    def seen(when: str) -> Observations:
+        proprio, images = (tensor(f"{when}/{n}") if f"{when}/{n}" in joined else None for n in ("proprio", "images"))
+        words = joined.get(f"{when}/sentence")
+        return Observations(proprio, images, None if words is None else actor.sentences(words.tolist()))
+
+    returns, discounts, weights = (tensor(name).float() for name in ("returns", "discounts", "weights"))
+    return Batch(seen("now"), seen("later"), tensor("action"), returns, discounts, weights, tensor("mask"))
+
+
+def columns_of(config: SoftActorConfig, proprio_dim: int) -> tuple[Column, ...]:
+    """What is stored of each decision."""
+    columns = [Column("action", (config.action_width,))]
+    if proprio_dim:
+        columns.append(Column("proprio", (proprio_dim,), observation=True))
+    if config.num_images_in_input:
+        shape = (config.num_images_in_input, config.image_size, config.image_size, 3)
+        columns.append(Column("images", shape, "uint8", observation=True, mapped=True))
+    if config.text_width:
+        columns.append(Column("sentence", (), "int32", observation=True))
+    return tuple(columns)
+
+
+def draw_share(
+    buffer: ReplayBuffer,
+    k: int,
+    rng: np.random.Generator,
+    shared: np.random.Generator,
+    strategy: DeepspeedStrategy,
+    config: ReplayConfig,
+    *,
+    beta: float,
+    share: float,
+) -> Drawn:
+    """This rank's part of k rows drawn from the buffers of all ranks together; it may be empty.
+
+    Args:
+        buffer: of this rank.
+        k: rows over all ranks.
+        rng: of this rank.
+        shared: the same on all ranks.
+        strategy: the ranks.
+        config: how to draw.
+        beta: see `importance_weights`.
+        share: part of the rows that is drawn by priority.
+    """
+    normalise = None if config.replay_weights == "none" else config.replay_weights
+    how = {"normalise": normalise, "max_weight": config.replay_max_is_weight}
+    if strategy.world_size == 1:
+        stratified = config.replay_stratified
+        return buffer.sample(k, rng, beta=beta, share=share, stratified=stratified, **how)
+    by_priority = round(share * k)
+    least = buffer.tree.min if buffer.tree.positive == len(buffer) else 0.0
+    parts = strategy.gather_objects((buffer.tree.total, len(buffer), least))
+    totals, sizes = [part[0] for part in parts], [part[1] for part in parts]
+    noise = shared.random(k)
+    fractions = (np.arange(by_priority) + noise[:by_priority]) / max(1, by_priority)
+    if not config.replay_stratified:
+        fractions = noise[:by_priority]
+    rows = buffer.tree.find(rank_prefix_sums(totals, strategy.rank, fractions))
+    owners = np.searchsorted(np.cumsum(sizes), noise[by_priority:] * sum(sizes), side="right")
+    uniform = int((owners == strategy.rank).sum())
+    if uniform:
+        rows = np.append(rows, buffer.draw_uniform(uniform, rng))
+    known = np.append(buffer.tree.get(rows), min(part[2] for part in parts))
+    probabilities = mixture_probabilities(known, sum(totals), sum(sizes), by_priority / k)
+    weights = importance_weights(probabilities[:-1], sum(sizes), beta, smallest=float(probabilities[-1]), **how)
+    return Drawn(rows, buffer.gather(rows, ["episode"])["episode"], probabilities[:-1], weights)

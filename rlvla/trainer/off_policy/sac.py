@@ -1,0 +1,417 @@
+"""Soft actor-critic on replayed decisions: plain chunks or action primitives, with or without demonstrations."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rlvla.algorithms.off_policy import (
+    actor_loss,
+    critic_loss,
+    over_primitives,
+    parameter_target_entropy,
+    primitive_target_entropy,
+    random_critics,
+    reduce_critics,
+    soft_target,
+    soft_value,
+    update_target,
+)
+from rlvla.data.demonstrations import Demonstrations
+from rlvla.experience import Sample
+from rlvla.models.distributions import sample_by_inverse_cdf
+from rlvla.models.soft_actor.network import SoftCritic, stored_actions
+from rlvla.models.soft_actor.policy import SoftActorPolicy
+from rlvla.replay.buffer import Drawn
+from rlvla.replay.sampling import linear_schedule
+from rlvla.trainer.algorithm import Algorithm, AlgorithmSetup, Plan, register_algorithm
+from rlvla.trainer.measurements import Stopwatch
+from rlvla.trainer.metrics import Metrics
+from rlvla.trainer.off_policy.config import OffPolicyConfig, ReplayConfig
+from rlvla.trainer.off_policy.memory import Batch, Memory, Observations, draw_share, make_batch
+from rlvla.trainer.off_policy.temperatures import Temperatures
+from rlvla.utils.errors import ConfigError, TrainingHalted
+from rlvla.utils.seeding import derive_rng, derive_seed
+
+PARAMETERS, CHOICE = "parameters", "choice"
+
+
+_NAME = "sac"
+
+
+@register_algorithm(_NAME)
+class SAC(Algorithm):
+    """Soft actor-critic (Haarnoja et al. 2018) with an ensemble of critics, n-step targets and prioritised replay.
+
+    With action primitives the policy is pi(k | s) pi(x | s, k) (MAPLE, Nasiriany et al. 2022).
+
+    Attributes:
+        updates: updates of the critics so far.
+        memory: what was played.
+    """
+
+    name = _NAME
+
+    def __init__(self, setup: AlgorithmSetup):
+        super().__init__(setup)
+        config: Any = setup.config
+        if not isinstance(config, OffPolicyConfig):
+            raise ConfigError.of("algorithm", "mismatch", "--algorithm sac is trained by cli/train_sac_vla.py")
+        self.config, self._sac, self._strategy = config, config.sac, setup.strategy
+        models: Any = setup.models
+        self._policy: SoftActorPolicy = models.actor
+        self.actor = setup.prepare(models.actor, self._sac.actor_learning_rate, 1)
+        self._target: SoftCritic = copy.deepcopy(models.critic).requires_grad_(False)
+        self._target.to(self._strategy.device)
+        self.critic = setup.prepare(models.critic, self._sac.critic_learning_rate, 1)
+        names = (PARAMETERS, CHOICE) if self._policy.config.primitives else (PARAMETERS,)
+        self.temperatures = Temperatures(names, self._sac.init_temperature, self._sac.temperature_learning_rate)
+        rank = self._strategy.rank
+        proprio = len(models.critic.encoder.mean)
+        self.memory = Memory(self._policy, config.replay, config.replay_folder / f"rank_{rank}", proprio)
+        self._demos: Memory | None = None
+        if setup.demos is not None:
+            self._demos = self._demonstrated(setup.demos, proprio)
+        self._sampler = setup.sampler()
+        self._rng = derive_rng(setup.strategy.seed, "replay", rank)
+        self._shared_rng = derive_rng(setup.strategy.seed, "replay of all ranks")
+        self._noise = torch.Generator().manual_seed(derive_seed(setup.strategy.seed, "noise of updates", rank))
+        self._shared_noise = torch.Generator().manual_seed(derive_seed(setup.strategy.seed, "critics of targets"))
+        self.updates, self._episodes, self._owed = 0, 0, 0.0
+        self._played = self._normalized = False
+        self._bad_steps = {"actor": 0, "critic": 0}
+
+    @property
+    def engines(self) -> dict[str, Any]:
+        """Actor and critics."""
+        return {"actor": self.actor, "critic": self.critic}
+
+    # ------------------------------------------------------------------------------------------------ playing
+    def plan(self, iteration: int) -> Plan | None:
+        """The episodes of this rank; the first ones of a run are played at random."""
+        self._policy.at_random = False
+        if self._played:
+            self._played = False
+            return None
+        self._played = True
+        self._policy.at_random = self._episodes < self.config.batch.random_episodes
+        everywhere = self.config.batch.rollout_batch_size
+        share = everywhere // self._strategy.world_size
+        first = share * self._strategy.rank
+        return Plan(self._sampler.draw(iteration, range(first, first + share), everywhere))
+
+    def interrupt(self) -> None:
+        """The iteration is planned again."""
+        self._played = self._policy.at_random = False
+
+    def ingest(self, samples: Sequence[Sample]) -> None:
+        """Put the episodes into the replay buffer."""
+        scale = self._sac.reward_scale
+        self.memory.append(samples, scale=scale, version=self.updates, now=self.updates)
+        counts = {"episodes": float(len(samples)), "decisions": float(sum(s.num_decisions for s in samples))}
+        counts = self._strategy.all_reduce(counts, "sum")
+        self._episodes += int(counts["episodes"])
+        self._owed += counts["decisions"] * self.config.batch.utd_ratio
+
+    def is_idle(self, values: Mapping[str, float]) -> bool:
+        """Never: what was played before is learned from as well."""
+        return False
+
+    # ------------------------------------------------------------------------------------------------ updating
+    def update(self, metrics: Metrics) -> dict[str, float]:
+        """As many updates as the decisions played so far allow."""
+        if self._episodes < self.config.batch.random_episodes:
+            self._owed = 0.0
+            return self._replay_metrics(metrics)
+        self._normalize()
+        watch = Stopwatch("timing_s/replay", "timing_s/update")
+        self.actor.train(True)
+        self.critic.train(True)
+        for _ in range(int(self._owed)):
+            self._owed -= 1.0
+            with watch.phase("timing_s/replay"):
+                drawn, batch = self._draw()
+            with watch.phase("timing_s/update"):
+                errors = self._update_critics(batch, metrics)
+                self.updates += 1
+                if self.updates % self.config.batch.actor_interval == 0:
+                    self._update_actor(batch, metrics)
+                update_target(self._target, self.critic.module, self._sac.tau)
+            with watch.phase("timing_s/replay"):
+                if self.config.replay.replay_priority != "uniform" and len(drawn.rows):
+                    own = errors[: len(drawn.rows)]
+                    self.memory.buffer.update(drawn.rows, drawn.episodes, now=self.updates, td_error=own)
+        with watch.phase("timing_s/replay"):
+            self._refresh(metrics)
+        self.actor.train(False)
+        metrics.maximum(watch.seconds)
+        values = {f"actor/temperature_{name}": value for name, value in self.temperatures.values().items()}
+        return values | self._replay_metrics(metrics)
+
+    def _progress(self) -> float:
+        """Share of the run's episodes that have been played."""
+        return min(1.0, self._episodes / self.config.batch.num_episodes)
+
+    def _draw(self) -> tuple[Drawn, Batch]:
+        replay, done = self.config.replay, self._progress()
+        beta = linear_schedule(int(1e6 * done), 10**6, start=replay.replay_beta[0], end=replay.replay_beta[1])
+        share = linear_schedule(int(1e6 * done), 10**6, start=replay.replay_share[0], end=replay.replay_share[1])
+        if replay.replay_priority == "uniform":
+            share = 0.0
+        size = self.config.batch.train_batch_size
+        demonstrated = 0 if self._demos is None else round(size * replay.demo_share / self._strategy.world_size)
+        drawn = draw_share(
+            self.memory.buffer,
+            size - demonstrated * self._strategy.world_size,
+            self._rng,
+            self._shared_rng,
+            self._strategy,
+            replay,
+            beta=beta,
+            share=share,
+        )
+        parts = [self.memory.rows(drawn, self._sac.n_step, self._sac.gamma)]
+        if self._demos is not None:
+            shown = self._demos.buffer.sample(demonstrated, self._rng, share=0.0)
+            parts.append(self._demos.rows(shown, self._sac.n_step, self._sac.gamma))
+        return drawn, make_batch(parts, self._policy, self._strategy.device)
+
+    def _demonstrated(self, demos: Demonstrations, proprio_dim: int) -> Memory:
+        """This rank's share of the demonstrations, in a buffer of their own, made anew at each start."""
+        world, rank = self._strategy.world_size, self._strategy.rank
+        share = range(rank, len(demos.actions), world)
+        length = self._policy.config.action_chunk_len
+        rows = 2 + sum(2 * min(length, steps) + steps for steps in (len(demos.actions[i]) for i in share))
+        folder = self.config.replay_folder / f"demos_rank_{rank}"
+        memory = Memory(self._policy, ReplayConfig(), folder, proprio_dim, capacity=rows)
+        weights = self.config.reward_weights()
+        success = sum(weights.get(name, 0.0) for name in ("success", "env"))
+        memory.append_demonstrations(demos, share, self._sac.reward_scale * success)
+        return memory
+
+    def _refresh(self, metrics: Metrics) -> None:
+        """Compute old TD errors again, see --replay_refresh_interval."""
+        replay, buffer = self.config.replay, self.memory.buffer
+        if replay.replay_priority == "uniform":
+            return
+        metrics.mean({"replay/td_age_mean": buffer.score_age(self.updates, of="prioritised_at")}, 1.0)
+        if not replay.replay_refresh_interval:
+            return
+        due = buffer.due(
+            self.updates, replay.replay_refresh_interval, replay.replay_refresh_budget, of="prioritised_at"
+        )
+        for first in range(0, len(due), self.config.batch.train_batch_size):
+            rows = due[first : first + self.config.batch.train_batch_size]
+            ones, episodes = np.ones(len(rows)), buffer.gather(rows, ["episode"])["episode"]
+            found = self.memory.rows(Drawn(rows, episodes, ones, ones), self._sac.n_step, self._sac.gamma)
+            batch = make_batch([found], self._policy, self._strategy.device)
+            with torch.no_grad():
+                targets, now = self._targets(batch), batch.now
+                q_values = self.critic.module(batch.actions, now.proprio, now.images, now.sentences)
+                _, errors = critic_loss(q_values, targets)
+            buffer.update(rows, episodes, now=self.updates, td_error=errors.cpu().numpy())
+        metrics.total({"replay/refreshed": float(len(due))})
+
+    @torch.no_grad()
+    def _normalize(self) -> None:
+        """Set the normalisation of proprio from everything played, once."""
+        if self._normalized:
+            return
+        self._normalized = True
+        if not len(self._target.encoder.mean):
+            return
+        count, total, squares = self.memory.proprio_sums()
+        width = len(total)
+        sums = {f"{kind}{i}": float(v) for kind, part in (("a", total), ("b", squares)) for i, v in enumerate(part)}
+        sums = self._strategy.all_reduce(sums | {"count": float(count)}, "sum")
+        n = sums["count"]
+        mean = torch.tensor([sums[f"a{i}"] / n for i in range(width)], dtype=torch.float64)
+        square = torch.tensor([sums[f"b{i}"] / n for i in range(width)], dtype=torch.float64)
+        std = (square - mean.square()).clamp_min(0.0).sqrt()
+        networks: list[Any] = [self._policy, self.critic.module, self._target]
+        for network in networks:
+            size = len(network.encoder.mean)
+            network.encoder.set_normalization(mean[:size].float(), std[:size].float())
+
+    def _sampled(self, seen: Observations, actor: Any) -> tuple[Tensor, Tensor, Tensor | None]:
+        """For every primitive parameters [B, n, D] and their log-densities [B, n]; log-probs [B, n] of the choice."""
+        rows = len(seen.proprio if seen.proprio is not None else seen.images)  # type: ignore[arg-type]
+        network = self._policy.network
+        noise = torch.randn(rows, network.kinds, network.width, generator=self._noise).to(self._strategy.device)
+        values, densities, choice = actor(self._of_actor(seen), seen.images, seen.sentences, noise)
+        return values, densities.sum(-1), choice
+
+    def _of_actor(self, seen: Observations) -> Tensor | None:
+        """What the actor reads of the proprio: its first entries."""
+        size = self._policy.config.proprio_dim
+        return seen.proprio[:, :size] if size and seen.proprio is not None else None
+
+    def _judged(self, values: Tensor, choice: Tensor | None) -> Tensor:
+        """Decisions for every primitive [B, n, D] as critics read them, [B, n, E]; [B, E] without primitives."""
+        if choice is None:
+            return values[:, 0]
+        kinds = torch.arange(values.shape[1], device=values.device).expand(len(values), -1)
+        return stored_actions(values, self._policy.mask, kinds)
+
+    def _update_critics(self, batch: Batch, metrics: Metrics) -> np.ndarray:
+        """One step of the critics; returns the absolute TD errors [B]."""
+        rows, targets, now = self.config.batch.train_batch_size, self._targets(batch), batch.now
+        q_values = self.critic(batch.actions, now.proprio, now.images, now.sentences)
+        loss, errors = critic_loss(
+            q_values,
+            targets,
+            weights=batch.weights,
+            mask=batch.mask,
+            num_rows=float(rows),
+            dp_size=self._strategy.world_size,
+        )
+        norm = self.critic.backward(loss, last=True)
+        self._check_step("critic", norm)
+        found = {"critic/q_mean": q_values.detach().mean(), "critic/target_mean": targets.mean()}
+        found |= {"critic/td_error": errors.mean(), "replay/is_weight_mean": batch.weights.mean()}
+        metrics.mean(found, float(batch.mask.sum()))
+        metrics.mean({"critic/loss": loss.detach(), "critic/grad_norm": norm or 0.0}, 1.0)
+        return errors.cpu().numpy()
+
+    def _targets(self, batch: Batch) -> Tensor:
+        """[B]: what the critics are to predict."""
+        sac = self._sac
+        with torch.no_grad():
+            values, log_probs, choice = self._sampled(batch.later, self._policy)
+            chosen = torch.zeros(len(values), dtype=torch.long, device=values.device)
+            if choice is not None:
+                uniform = torch.rand(len(values), 1, generator=self._noise).to(values.device)
+                chosen = sample_by_inverse_cdf(choice[:, None], uniform)[:, 0]
+            row = torch.arange(len(values), device=values.device)
+            action = stored_actions(values[row, chosen], self._policy.mask, None if choice is None else chosen)
+            critics = None
+            if sac.target_critics < sac.n_critics:
+                critics = random_critics(sac.n_critics, sac.target_critics, self._shared_noise)
+            q_next = self._target(action, batch.later.proprio, batch.later.images, batch.later.sentences, critics)
+            if sac.entropy_in_target:
+                of_choice = None if choice is None else choice[row, chosen]
+                next_values = soft_value(
+                    q_next,
+                    log_probs[row, chosen],
+                    of_choice,
+                    alpha=self.temperatures[PARAMETERS],
+                    alpha_primitives=self.temperatures[CHOICE] if choice is not None else 0.0,
+                )
+            else:
+                next_values = reduce_critics(q_next)
+            return soft_target(batch.returns, batch.discounts, next_values)
+
+    def _update_actor(self, batch: Batch, metrics: Metrics) -> None:
+        """One step of the actor and of the temperatures."""
+        sac, rows, seen = self._sac, float(self.config.batch.train_batch_size), batch.now
+        values, log_probs, choice = self._sampled(seen, self.actor)
+        critic: Any = self.critic.module
+        with _frozen(critic):
+            q_values = critic(self._judged(values, choice), seen.proprio, seen.images, seen.sentences)
+        loss = actor_loss(
+            q_values,
+            log_probs if choice is not None else log_probs[:, 0],
+            choice,
+            alpha=self.temperatures[PARAMETERS],
+            alpha_primitives=self.temperatures[CHOICE] if choice is not None else 0.0,
+            reduction=sac.actor_reduction,
+            mask=batch.mask,
+            num_rows=rows,
+            dp_size=self._strategy.world_size,
+        )
+        norm = self.actor.backward(loss, last=True)
+        self._check_step("actor", norm)
+        self._adapt_temperatures(log_probs.detach(), None if choice is None else choice.detach(), batch.mask, metrics)
+        metrics.mean({"actor/loss": loss.detach(), "actor/grad_norm": norm or 0.0}, 1.0)
+
+    def _adapt_temperatures(self, log_probs: Tensor, choice: Tensor | None, mask: Tensor, metrics: Metrics) -> None:
+        sac, kept = self._sac, mask.float()
+        entropy, of_choice = self._policy.entropies(log_probs, choice)
+        targets = parameter_target_entropy(self._policy.mask, sac.target_entropy).to(log_probs.device)
+        target = targets[0] if choice is None else over_primitives(choice, targets.expand_as(choice))
+        gaps = {PARAMETERS: float(((entropy - target) * kept).sum())}
+        if of_choice is not None:
+            goal = primitive_target_entropy(self._policy.network.kinds, sac.primitive_target_entropy)
+            gaps[CHOICE] = float(((of_choice - goal) * kept).sum())
+        total = float(self.config.batch.train_batch_size)
+        gaps = {name: gap / total for name, gap in self._strategy.all_reduce(gaps, "sum").items()}
+        if all(math.isfinite(gap) for gap in gaps.values()):
+            self.temperatures.step(gaps)
+        metrics.mean({"actor/entropy": entropy.mean()}, float(kept.sum()))  # all rows, or none
+        if of_choice is not None:
+            metrics.mean({"actor/choice_entropy": of_choice.mean()}, float(kept.sum()))
+
+    def _check_step(self, model: str, norm: float | None) -> None:
+        """End the run after several steps in a row whose gradient was not finite; they were skipped."""
+        finite = norm is not None and math.isfinite(norm)
+        self._bad_steps[model] = 0 if finite else self._bad_steps[model] + 1
+        limit = self.config.guards.max_bad_steps
+        if self._bad_steps[model] >= limit:
+            raise TrainingHalted(
+                f"{limit} updates of the {model} in a row had NaN or infinity in loss or gradient: the critics have "
+                "diverged, or a reward is not finite. Take a smaller learning rate or --tau, or look at the rewards"
+            )
+
+    def _replay_metrics(self, metrics: Metrics) -> dict[str, float]:
+        buffer = self.memory.buffer
+        metrics.total({"replay/rows": float(len(buffer)), "replay/episodes": float(buffer.num_episodes)})
+        if self.config.replay.replay_score_source is not None:
+            metrics.mean({"replay/unjudged_share": buffer.unjudged_share}, float(len(buffer)))
+        return {"critic/updates": float(self.updates)}
+
+    # ------------------------------------------------------------------------------------------------ state
+    def state_dict(self) -> dict[str, Any]:
+        """Counters."""
+        counters = {"updates": self.updates, "episodes": self._episodes, "owed": self._owed}
+        return {"sac": counters | {"normalized": self._normalized, "bad_steps": self._bad_steps}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore a `state_dict`."""
+        counters = state["sac"]
+        self.updates, self._episodes, self._owed = counters["updates"], counters["episodes"], counters["owed"]
+        self._normalized, self._bad_steps = counters["normalized"], dict(counters["bad_steps"])
+
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        """The target critics and the temperatures."""
+        target = {name: value.cpu() for name, value in self._target.state_dict().items()}
+        return {"target": target, "temperatures": self.temperatures.state_dict()}
+
+    def load_tensors(self, tensors: Mapping[str, dict[str, Tensor]]) -> None:
+        """Restore `tensors`."""
+        self._target.load_state_dict(tensors["target"])
+        self.temperatures.load_state_dict(tensors["temperatures"])
+
+    def rank_state_dict(self) -> dict[str, Any]:
+        """The buffer and the generators of this rank; writes what has changed in the buffer."""
+        generators = {"rng": self._rng.bit_generator.state, "shared_rng": self._shared_rng.bit_generator.state}
+        noise = {"noise": self._noise.get_state(), "shared_noise": self._shared_noise.get_state()}
+        return {"memory": self.memory.save(keep=self.config.schedule.max_ckpt_num + 1), **generators, **noise}
+
+    def load_rank_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore a `rank_state_dict`."""
+        self.memory.load(state["memory"])
+        self._rng.bit_generator.state = state["rng"]
+        self._shared_rng.bit_generator.state = state["shared_rng"]
+        self._noise.set_state(state["noise"])
+        self._shared_noise.set_state(state["shared_noise"])
+
+
+class _frozen:
+    """Inside the block the parameters of a module receive no gradient."""
+
+    def __init__(self, module: nn.Module):
+        self._parameters = [p for p in module.parameters() if p.requires_grad]
+
+    def __enter__(self) -> None:
+        for parameter in self._parameters:
+            parameter.requires_grad_(False)
+
+    def __exit__(self, *_: Any) -> None:
+        for parameter in self._parameters:
+            parameter.requires_grad_(True)
