@@ -123,7 +123,7 @@ def record_videos(
 
 
 def _write(folder: Path, task: TaskSpec, sample: Sample, machines: MachineSource | None) -> EvalVideo:
-    frames = captioned(sample, machine_states(sample, task, machines))
+    frames = captioned(sample, machine_states(sample, task, machines), primitive_names(sample, task))
     outcome = "success" if sample.success_at_end else "failure"
     name = re.sub(r"[^\w.-]+", "_", task.name)
     path = folder / f"{name}_state{sample.init_state_id}_{outcome}.mp4"
@@ -155,12 +155,25 @@ def machine_states(sample: Sample, task: TaskSpec, machines: MachineSource | Non
     return machine.states
 
 
-def captioned(sample: Sample, states: Sequence[str] | None = None) -> np.ndarray:
+def primitive_names(sample: Sample, task: TaskSpec) -> list[str] | None:
+    """Name of the action primitive before the start ("") and in each step; None if the task has none."""
+    if not task.primitives or sample.actions is None:
+        return None
+    scores = sample.actions[:, 0, : len(task.primitives)].numpy()
+    chosen = np.clip(scores, -task.action_limit, task.action_limit).argmax(1)  # as the environment chooses
+    steps = sample.executed.sum(1).tolist()
+    return ["", *(task.primitives[index][0] for index, count in zip(chosen, steps) for _ in range(count))]
+
+
+def captioned(
+    sample: Sample, states: Sequence[str] | None = None, primitives: Sequence[str] | None = None
+) -> np.ndarray:
     """The captioned frames of a recorded episode, starting with its first observation.
 
     Args:
         sample: the episode; without recorded frames only the first observation is shown.
         states: see `machine_states`.
+        primitives: see `primitive_names`.
     """
     start = sample.env_images[0, :1].numpy()
     frames = np.concatenate([start, sample.frames]) if sample.frames is not None else start
@@ -169,5 +182,6 @@ def captioned(sample: Sample, states: Sequence[str] | None = None) -> np.ndarray
         sample.instruction,
         success=[False, *(success for _, success in sample.step_events or ())],
         states=states,
+        primitives=primitives,
         result=bool(sample.success_at_end),
     )

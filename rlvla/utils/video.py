@@ -18,6 +18,7 @@ _SMALLEST_SIDE = 288  # smaller camera images are enlarged to at least this widt
 _CAPTION_LINES, _LINE_HEIGHT, _MARGIN = 3, 15, 6
 _BAND = (24, 26, 30)
 _TEXT, _SUCCESS, _FAILURE = (235, 235, 235), (112, 214, 122), (240, 128, 110)
+_PRIMITIVE = (130, 186, 240)
 _TILE, _GAP, _CAPTION = 192, 6, 30  # pixels: side of a picture, space between two, height of a two-line caption
 _MAX_COLUMNS = 8
 _CONTAINER = "mp4"  # named, because a playlist under any name could send FFmpeg to other files
@@ -35,9 +36,10 @@ def caption_frames(
     *,
     success: Sequence[bool] | None = None,
     states: Sequence[str] | None = None,
+    primitives: Sequence[str] | None = None,
     result: bool | None = None,
 ) -> np.ndarray:
-    """Add a caption with instruction, step, success and reward-machine state above each frame.
+    """Add a caption with instruction, step, primitive, success and reward-machine state above each frame.
 
     Above, because browsers draw the video controls over the lower edge.
 
@@ -46,6 +48,7 @@ def caption_frames(
         instruction: the language instruction of the episode.
         success: [F] whether the success predicate holds.
         states: [F] state of the reward machine.
+        primitives: [F] name of the action primitive that led to the frame; "" for none.
         result: success at end; shown on the last frame.
 
     Returns:
@@ -67,6 +70,8 @@ def caption_frames(
         page.paste(Image.fromarray(frame).resize((width, height), Image.Resampling.NEAREST), (0, band))
         draw = ImageDraw.Draw(page)
         words: list[tuple[str, tuple[int, int, int]]] = [(f"step {index}/{count - 1}", _TEXT)]
+        if primitives is not None and primitives[index]:
+            words.append((primitives[index], _PRIMITIVE))
         if success is not None and success[index]:
             words.append(("success holds", _SUCCESS))
         if states is not None and states[index]:

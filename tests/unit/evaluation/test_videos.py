@@ -16,7 +16,14 @@ from rlvla.envs.config import SplitConfig
 from rlvla.envs.workers.pool import EnvPool, EnvWorkerError
 from rlvla.evaluation.evaluate import evaluate
 from rlvla.evaluation.results import EpisodeOutcome, summarize
-from rlvla.evaluation.videos import captioned, choose_episodes, machine_states, machines_of_run, record_videos
+from rlvla.evaluation.videos import (
+    captioned,
+    choose_episodes,
+    machine_states,
+    machines_of_run,
+    primitive_names,
+    record_videos,
+)
 from rlvla.models.actor import Actor
 from rlvla.rewards import RewardConfig
 from rlvla.rewards.machine_source import MachineSource
@@ -87,6 +94,24 @@ def test_captioned_frames_stand_upright() -> None:
         return captioned(SimpleNamespace(env_images=images, images_flipped_vertically=below, **fields))
 
     np.testing.assert_array_equal(frames(lower.flip(2), True), frames(lower, False))
+
+
+def test_the_primitive_of_each_frame() -> None:
+    task = replace(list_tasks("toy_reach")[0], primitives=(("reach", 3), ("open", 0), ("grasp", 1)), macro_steps=4)
+    actions = torch.zeros(3, 4, 6)
+    actions[:, 1:] = 9.0  # what is ignored
+    actions[0, 0, 2] = actions[1, 0, 1] = 1.0
+    actions[2, 0, :3] = torch.tensor([-3.0, 2.0, 3.0])  # clipped, so that the first of two chooses
+    sample = SimpleNamespace(actions=actions, executed=torch.arange(4)[None] < torch.tensor([3, 1, 2])[:, None])
+    names = primitive_names(sample, task)
+    assert names == ["", "grasp", "grasp", "grasp", "open", "open", "open"]
+    assert primitive_names(sample, list_tasks("toy_reach")[0]) is None
+    shown = {"instruction": "do it", "success_at_end": True, "images_flipped_vertically": False}
+    shown["step_events"] = [(frozenset(), False)] * 6
+    images, frames = torch.zeros(1, 1, 64, 64, 3, dtype=torch.uint8), np.zeros((6, 64, 64, 3), np.uint8)
+    recorded = SimpleNamespace(env_images=images, frames=frames, **shown)
+    plain, named = captioned(recorded), captioned(recorded, primitives=names)
+    assert [not np.array_equal(a, b) for a, b in zip(plain, named)] == [False] + [True] * 6
 
 
 def test_machine_states_follow_the_propositions() -> None:

@@ -76,6 +76,7 @@ def test_the_band_says_what_happens() -> None:
 
     assert changed(success=[False, True, False]) == [False, True, False]
     assert changed(states=["", "u1", "u1"]) == [False, True, True]
+    assert changed(primitives=["", "grasp", "reach"]) == [False, True, True]
     assert changed(result=True) == changed(result=False) == [False, False, True]
     assert changed(result=None) == [False] * 3
     other = caption_frames(frames, "open the door")
