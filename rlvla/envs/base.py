@@ -46,6 +46,7 @@ class TaskSpec:
             ones), and the parameters of the chosen one in [-1, 1]; further entries are ignored.
         macro_steps: the most environment steps that a primitive takes; 0 for ordinary actions. Otherwise chunks are
             [macro_steps, D]: the first row is the primitive, the other rows are ignored.
+        reward_components: names of the terms in `ChunkResult.components`.
     """
 
     suite: str
@@ -66,6 +67,7 @@ class TaskSpec:
     reward_range: tuple[float, float] | None = None
     primitives: tuple[tuple[str, int], ...] = ()
     macro_steps: int = 0
+    reward_components: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -109,6 +111,8 @@ class ChunkResult:
         success_at_end: success had held for `hold_steps` when the last step was executed.
         events: for each executed step the set of propositions that hold, for reward machines.
         frames: [n, H, W, 3] uint8, first camera after each executed step, if frames are recorded.
+        components: the task's `reward_components`, name -> [A] float32, finite, 0 where not executed. They are terms
+            of their own, which reward sources pay, and not part of `rewards`.
     """
 
     observation: Observation
@@ -120,6 +124,7 @@ class ChunkResult:
     success_at_end: bool
     events: list[frozenset[str]] = field(default_factory=list)
     frames: np.ndarray | None = None
+    components: dict[str, np.ndarray] = field(default_factory=dict)
 
 
 @runtime_checkable

@@ -51,6 +51,7 @@ def assert_same_result(left: ChunkResult, right: ChunkResult) -> None:
         assert getattr(left, name) == getattr(right, name), name
     np.testing.assert_array_equal(left.rewards, right.rewards)
     np.testing.assert_array_equal(left.successes, right.successes)
+    assert_same_state(left.components, right.components)
     assert (left.frames is None) == (right.frames is None)
     if left.frames is not None and right.frames is not None:
         np.testing.assert_array_equal(left.frames, right.frames)
@@ -160,6 +161,7 @@ class EnvContract:
         assert len(result.events) == result.steps_executed and all(isinstance(e, frozenset) for e in result.events)
         assert all(isinstance(name, str) for happened in result.events for name in happened)
         assert result.frames is None and not result.success_at_end
+        assert result.components.keys() == set(env.task.reward_components)
 
     def test_answers_pass_the_check_of_rollouts(self, env: Env, solution: Solution) -> None:
         init_state_id, actions = solution

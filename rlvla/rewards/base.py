@@ -7,7 +7,7 @@ step, asked for late rewards when the episode is over, and released. A `SampleSo
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -29,12 +29,14 @@ class StepInfo:
         terminated: the environment terminated the episode with this step.
         truncated: the step limit was reached with this step.
         reward: the simulator's native reward of the step.
+        components: further terms of the environment, see `TaskSpec.reward_components`.
     """
 
     success: bool
     terminated: bool
     truncated: bool
     reward: float = 0.0
+    components: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -322,6 +322,7 @@ class EpisodeRewards:
                 terminated=last and result.terminated,
                 truncated=last and result.truncated,
                 reward=float(result.rewards[step]),
+                components={name: float(values[step]) for name, values in result.components.items()},
             )
             events = result.events[step] if result.events else frozenset()
             observation = result.observation if last else None

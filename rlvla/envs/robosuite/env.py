@@ -14,6 +14,7 @@ from rlvla.envs.base import ChunkResult, Observation, TaskSpec, check_init_state
 from rlvla.envs.chunks import SUCCESS_REWARD
 from rlvla.envs.mujoco.arm_env import MujocoArmEnv
 from rlvla.envs.options import SuiteOptions
+from rlvla.envs.robosuite.affordance import AFFORDANCE, affordance
 from rlvla.envs.robosuite.importing import import_robosuite
 from rlvla.envs.robosuite.primitives import EPISODE_SECONDS, PrimitiveController, action_dim, macro_steps
 from rlvla.envs.robosuite.tasks import TASKS, RobosuiteTask
@@ -107,6 +108,7 @@ def _spec(task_id: int, task: RobosuiteTask, options: RobosuiteOptions) -> TaskS
         reward_range=SUCCESS_REWARD,
         primitives=primitives,
         macro_steps=macro_steps(options.control_freq) if primitives else 0,
+        reward_components=(AFFORDANCE,) if primitives else (),
     )
 
 
@@ -170,6 +172,9 @@ class RobosuiteEnv(MujocoArmEnv):
     def _play(self, actions: np.ndarray, frame: Callable[[], np.ndarray] | None) -> ChunkResult:
         if self._primitives is None:
             return super()._play(actions, frame)
+        name, params = self._primitives.chosen(actions[0])
+        keypoints = self._facts.keypoints().get(name, ())
+        suits = affordance(name, self._primitives.target(name, params), keypoints)
         steps = self._primitives.start(actions[0])
         action = next(steps, None)
 
@@ -180,7 +185,11 @@ class RobosuiteEnv(MujocoArmEnv):
             action = next(steps, None)
             return outcome
 
-        return self._runner.play(actions, advance, self._observe, frame, done=lambda: action is None)
+        result = self._runner.play(actions, advance, self._observe, frame, done=lambda: action is None)
+        lost = np.zeros(len(actions), dtype=np.float32)
+        lost[0] = suits - 1.0
+        result.components = {AFFORDANCE: lost}
+        return result
 
     def _hand(self) -> tuple[np.ndarray, np.ndarray]:
         """Position [3] and rotation matrix [3, 3] of the end effector."""

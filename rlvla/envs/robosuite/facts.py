@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # listing the propositions must not import a simulator
     from rlvla.envs.robosuite.sim import RobosuiteSim
 
 State = dict[str, np.ndarray]
+Keypoints = dict[str, list[np.ndarray]]  # primitive -> positions [3] in the world
 
 # robosuite's threshold: height of the center of a lifted cube above the table top.
 LIFTED_HEIGHT = 0.04
@@ -28,6 +29,8 @@ UNLATCHED_ANGLE = 0.8  # rotation of the handle in radians
 OPENED_ANGLE = 0.3  # angle of the door's hinge in radians: robosuite's success
 ABOVE_BIN_HEIGHT = 0.15  # of the can above the bottom of the first bin
 NUT_LIFTED_HEIGHT = 0.1  # above the table top
+STACKED_HEIGHT = 0.045  # between the centers of two cubes, one on the other
+RELEASE_HEIGHT = 0.1  # of the hand above the bottom of a bin, and above the middle of a peg, when it lets go
 PEG_DISTANCE = 0.03  # horizontal, from the nut to the axis of its peg
 
 
@@ -59,6 +62,10 @@ class TaskFacts(Protocol):
 
         Positions relative to `origin`, directions along which to grasp as in `rlvla.envs.robosuite.rotation.grasp_yaw`.
         """
+        ...
+
+    def keypoints(self) -> Keypoints:
+        """Positions that the target of a primitive should be near; none for one that needs no object."""
         ...
 
 
@@ -130,6 +137,10 @@ class LiftFacts:
             ]
         )
 
+    def keypoints(self) -> Keypoints:
+        """The cube."""
+        return {"grasp": [self._cube.position], "push": [self._cube.position]}
+
 
 class StackFacts:
     """Stack: `cubeA_grasped`, `cubeA_lifted` (4 cm), `cubes_aligned` (lifted and within 2 cm), `stacked` (success)."""
@@ -177,6 +188,11 @@ class StackFacts:
                 *(b - a),
             ]
         )
+
+    def keypoints(self) -> Keypoints:
+        """Cube A, and its place on cube B."""
+        place = self._b.position + [0.0, 0.0, STACKED_HEIGHT]
+        return {"grasp": [self._a.position], "push": [self._a.position, self._b.position], "reach": [place]}
 
 
 class DoorFacts:
@@ -227,6 +243,10 @@ class DoorFacts:
             ]
         )
 
+    def keypoints(self) -> Keypoints:
+        """The handle."""
+        return {name: [self._handle] for name in ("reach", "grasp", "push")}
+
 
 class PickPlaceCanFacts:
     """PickPlaceCan: `grasped`, `lifted` (15 cm above the first bin), `above_bin` (above its target), `placed`."""
@@ -272,6 +292,11 @@ class PickPlaceCanFacts:
                 self.sim.grasped(self._can.geoms),
             ]
         )
+
+    def keypoints(self) -> Keypoints:
+        """The can, and where to let go of it."""
+        place = self._target + np.array([0.0, 0.0, RELEASE_HEIGHT])
+        return {"grasp": [self._can.position], "push": [self._can.position], "reach": [place]}
 
 
 class NutAssemblyRoundFacts:
@@ -320,6 +345,11 @@ class NutAssemblyRoundFacts:
             ]
         )
 
+    def keypoints(self) -> Keypoints:
+        """The handle of the nut, and where it is when the nut is over its peg."""
+        place = self._peg + self._handle - self._nut.position + [0.0, 0.0, RELEASE_HEIGHT]
+        return {"grasp": [self._handle], "push": [self._handle], "reach": [place]}
+
 
 class WipeFacts:
     """Wipe: `contact` (tool on table), `w25`, `w50`, `w100` (percentage of markers wiped), `collision`.
@@ -359,11 +389,20 @@ class WipeFacts:
 
     def object_state(self) -> np.ndarray:
         """Dirt: mean position of what is left [3], from the tool to the nearest of it [3], share that is wiped."""
-        env, tool = self.sim.env, _hand(self.sim)
-        markers = [m for m in env.model.mujoco_arena.markers if m not in env.wiped_markers]
-        if not markers:
+        env, tool, left = self.sim.env, _hand(self.sim), self._left()
+        if not len(left):
             return np.array([0.0] * 6 + [1.0])
-        left = self.sim.data.xpos[[self.sim.model.body(marker.root_body).id for marker in markers]]
         nearest = left[np.argmin(np.linalg.norm(left - tool, axis=1))]
         wiped = len(env.wiped_markers) / env.num_markers
         return np.array([*(left.mean(axis=0) - self.origin), *(nearest - tool), wiped])
+
+    def keypoints(self) -> Keypoints:
+        """The dirt that is left."""
+        left = list(self._left())
+        return {"reach": left, "push": left}
+
+    def _left(self) -> np.ndarray:
+        """Positions [M, 3] of the dirt that is left."""
+        env = self.sim.env
+        markers = [marker for marker in env.model.mujoco_arena.markers if marker not in env.wiped_markers]
+        return self.sim.data.xpos[[self.sim.model.body(marker.root_body).id for marker in markers]]

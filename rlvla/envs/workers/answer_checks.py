@@ -88,6 +88,7 @@ class AnswerChecker:
             raise BadAnswerError(f"rewards or successes after the last of {executed} executed steps")
         if value.success_at_end and not value.successes[executed - 1]:
             raise BadAnswerError("success_at_end, yet the last executed step is no success")
+        self._components(value.components, length, int(executed))
         self._events(value.events, int(executed))
         self._frames(value.frames, int(executed), record_frames)
 
@@ -168,6 +169,15 @@ class AnswerChecker:
         lowest, highest = numbers.min(), numbers.max()
         if lowest < min(low, 0) or highest > max(high, 0):  # 0 where not executed
             raise BadAnswerError(f"rewards from {lowest:g} to {highest:g}; the suite's range is {low:g} to {high:g}")
+
+    def _components(self, components: object, length: int, executed: int) -> None:
+        declared = self._task.reward_components
+        if not isinstance(components, dict) or components.keys() != set(declared):
+            found = list(components) if isinstance(components, dict) else type(components).__name__
+            raise BadAnswerError(f"components must be {list(declared)}, not {_shown(found)}")
+        for name, values in components.items():
+            if _numbers(f"component {name}", values, (length,), np.float32)[executed:].any():
+                raise BadAnswerError(f"component {name} after the last of {executed} executed steps")
 
     def _events(self, events: object, executed: int) -> None:
         if not isinstance(events, list):

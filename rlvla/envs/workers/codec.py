@@ -181,7 +181,7 @@ def _observation(fields: Sequence[Any], load: _Loaded) -> Observation:
 
 
 def _chunk(fields: Sequence[Any], load: _Loaded) -> ChunkResult:
-    observation, steps, rewards, successes, terminated, truncated, success_at_end, events, frames = fields
+    observation, steps, rewards, successes, terminated, truncated, success_at_end, events, frames, components = fields
     return ChunkResult(
         _observation(observation, load),
         steps,
@@ -192,6 +192,7 @@ def _chunk(fields: Sequence[Any], load: _Loaded) -> ChunkResult:
         success_at_end,
         [frozenset(names) if type(names) is list else names for names in events] if type(events) is list else events,
         load(frames),
+        {name: load(values) for name, values in components.items()},
     )
 
 

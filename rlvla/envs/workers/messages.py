@@ -23,7 +23,7 @@ from rlvla.envs.workers.slab import ArrayRef, Slab
 from rlvla.utils.errors import Problem
 
 # Increment on every incompatible change.
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 # Readable by all supported Python versions: a worker may run in another interpreter.
 _PICKLE_PROTOCOL = 4
 

@@ -318,3 +318,18 @@ def test_what_the_simulator_pays_is_paid_step_by_step() -> None:
     sample, _ = play(plan, TASK, chunks)
     assert sample.reward_components["env"].tolist() == [[0.125, -0.5, 1.0], [2.0, 0, 0]]
     assert sample.rewards.tolist() == [[0.125, -0.5, 1.0], [3.0, 0, 0]] and sample.score == 3.625
+
+
+def test_affordances_are_paid_where_the_task_has_them() -> None:
+    plan = RewardPlan.from_config(RewardConfig(reward=("success", "affordance:15")))
+    task = replace(TASK, reward_components=("affordance",))
+    chunks = [make_chunk([set()], 3), make_chunk(NOTHING, successes=[False, False, True], terminated=True)]
+    chunks[0].components["affordance"] = np.array([-0.5, 0.0, 0.0], np.float32)
+    chunks[1].components["affordance"] = np.array([-0.25, 0.0, 0.0], np.float32)
+    chunks[1].rewards[2] = 1.0
+    assert plan.problems([task]) == []
+    sample, _ = play(plan, task, chunks)
+    assert sample.reward_components["affordance"].tolist() == [[-7.5, 0, 0], [-3.75, 0, 0]]
+    assert sample.score == 1.0 - 11.25
+    (problem,) = plan.problems([TASK, task])
+    assert (problem.flag, problem.reason) == ("reward", "unavailable") and "primitives" in problem.text

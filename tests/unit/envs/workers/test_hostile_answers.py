@@ -231,3 +231,42 @@ def test_only_a_primitive_may_end_while_the_episode_goes_on():
     AnswerChecker(task, OPTIONS).chunk(result, length)
     with pytest.raises(ValueError, match="4 actions.*got 5"):
         AnswerChecker(task, OPTIONS).chunk(result, length + 1)
+
+
+COMPONENTS = {"near": np.array([-0.5, 0.0], np.float32), "far": np.array([0.25, 1.5], np.float32)}
+
+
+def test_components_come_back_as_they_were():
+    task = replace(faulty_suite.task(), reward_components=("near", "far"))
+    again = received(replace(result_of(1007), components=dict(COMPONENTS)), StepChunk(ACTIONS))
+    AnswerChecker(task, OPTIONS).chunk(again, 2)
+    assert again.components.keys() == COMPONENTS.keys()
+    for name, values in COMPONENTS.items():
+        np.testing.assert_array_equal(again.components[name], values)
+        assert again.components[name].dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("components", "executed", "words"),
+    [
+        ({}, 2, "must be"),
+        ({"near": COMPONENTS["near"]}, 2, "must be"),
+        ({**COMPONENTS, "other": COMPONENTS["near"]}, 2, "other"),
+        ({**COMPONENTS, "far": np.array([0.25, np.nan], np.float32)}, 2, "NaN"),
+        ({**COMPONENTS, "far": np.array([0.25, 1.5])}, 2, "float32"),
+        ({**COMPONENTS, "far": np.zeros(3, np.float32)}, 2, "float32"),
+        ({**COMPONENTS, "far": 1.0}, 2, "float32"),
+        (COMPONENTS, 1, "far after the last of 1"),
+    ],
+)
+def test_components_that_break_the_contract(components, executed, words):
+    task = replace(faulty_suite.task(), reward_components=("near", "far"), primitives=(("go", 1),), macro_steps=2)
+    good = result_of(1007)
+    result = replace(good, components=components, steps_executed=executed, events=good.events[:executed])
+    with pytest.raises(BadAnswerError, match=words):
+        AnswerChecker(task, OPTIONS).chunk(received(result, StepChunk(ACTIONS)), 2)
+
+
+def test_components_that_nobody_declared():
+    with pytest.raises(BadAnswerError, match="near"):
+        AnswerChecker(faulty_suite.task(), OPTIONS).chunk(replace(result_of(1007), components=dict(COMPONENTS)), 2)
