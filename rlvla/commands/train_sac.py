@@ -14,9 +14,12 @@ from rlvla.commands.run_ending import conclude, newest_checkpoint, resume
 from rlvla.commands.sac_checks import CheckedSAC, check, learner_of
 from rlvla.commands.sac_flags import SACRun
 from rlvla.commands.setup import CheckedRun, start_workers
+from rlvla.envs.registry import get_suite
 from rlvla.envs.splits import LearnedStates
 from rlvla.models.soft_actor.network import SoftCritic
 from rlvla.rewards import RewardPlan
+from rlvla.rewards.base import component_of, source_of
+from rlvla.rewards.success_source import SIMULATOR
 from rlvla.rollout import RolloutEngine
 from rlvla.trainer.algorithm import AlgorithmSetup
 from rlvla.trainer.algorithm_config import AlgorithmConfig
@@ -37,6 +40,7 @@ from rlvla.utils.seeding import seed_everything
 from rlvla.utils.stopping import StopSignals
 from rlvla.utils.terminal import count, log, quiet_libraries
 
+_BLIND = ("success", "env", "rm", "affordance", "overlong")  # reward sources that never look at images
 REPLAY = "replay"  # subfolder of the run folder
 
 
@@ -72,7 +76,7 @@ def run_sac(flags: SACRun) -> Trainer | None:
         plan = RewardPlan.from_config(flags.rewards, flags.success)
         tie_to_learner(plan, learner_of(flags), strategy.device)
         parts = (plan, flags.rollout, setting.tasks, setting.state_input)
-        rollout = RolloutEngine(pool, setting.played_env.env_kwargs(), *parts)
+        rollout = RolloutEngine(pool, played_options(flags, setting), *parts)
         config = OffPolicyConfig(
             flags.batch,
             AlgorithmConfig(algorithm=SAC.name, gamma=flags.sac.gamma),
@@ -107,6 +111,18 @@ def run_sac(flags: SACRun) -> Trainer | None:
         if unsaved is not None:
             raise unsaved
     return trainer
+
+
+def played_options(flags: SACRun, setting: CheckedRun) -> dict[str, Any]:
+    """Options of the environment for training: without cameras where neither policy nor judges look at images."""
+    options, schedule = setting.played_env.env_kwargs(), flags.schedule
+    suite = get_suite(setting.env.suite)
+    blind = suite.options is not None and not suite.options.needs_camera and not flags.sac.read_images
+    blind &= all(source_of(component_of(spec))[0] in _BLIND for spec in flags.rewards.reward)
+    blind &= flags.success.success_source == SIMULATOR and not flags.rewards.reward_pretrain
+    if blind and not schedule.num_videos and not schedule.dump_rollouts:
+        options["cameras"] = ()
+    return options
 
 
 def policy_record(flags: SACRun, setting: CheckedRun) -> PolicyRecord:

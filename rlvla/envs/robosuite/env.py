@@ -16,7 +16,7 @@ from rlvla.envs.mujoco.arm_env import MujocoArmEnv
 from rlvla.envs.options import SuiteOptions
 from rlvla.envs.robosuite.affordance import AFFORDANCE, affordance
 from rlvla.envs.robosuite.importing import import_robosuite
-from rlvla.envs.robosuite.primitives import EPISODE_SECONDS, PrimitiveController, action_dim, macro_steps
+from rlvla.envs.robosuite.primitives import EPISODE_SECONDS, PRIMITIVES, PrimitiveController, action_dim, macro_steps
 from rlvla.envs.robosuite.tasks import TASKS, RobosuiteTask
 from rlvla.utils.cli.flags import arg
 from rlvla.utils.errors import ConfigError, Problem
@@ -50,6 +50,7 @@ class RobosuiteOptions(SuiteOptions):
         control_freq: control steps per simulated second.
         action_space: "osc" for actions of the controller, "primitives" for action primitives, see
             `rlvla.envs.robosuite.primitives`.
+        primitives: names of the primitives on offer; () for all of the task.
         object_state: append the state of the task's objects to proprio, see `TaskFacts.object_state`.
     """
 
@@ -64,6 +65,9 @@ class RobosuiteOptions(SuiteOptions):
         "parameters",
         choices=ACTION_SPACES,
     )
+    primitives: tuple[str, ...] = arg(
+        (), "--action_space primitives: those to choose from (default: all of the task)", nargs="+", metavar="NAME"
+    )
     object_state: bool = arg(False, "append position and orientation of the task's objects to proprio")
 
     def problems(self) -> list[Problem]:
@@ -72,6 +76,14 @@ class RobosuiteOptions(SuiteOptions):
         if self.object_state and not self.use_proprio:
             text = "--object_state is a part of proprio: give --use_proprio as well"
             problems.append(Problem("object_state", "needs_flag", text))
+        known = [name for name, _ in PRIMITIVES]
+        unknown = [name for name in self.primitives if name not in known]
+        if unknown:
+            text = f"--primitives: there is no {', '.join(unknown)}; known: {', '.join(known)}"
+            problems.append(Problem("primitives", "unknown_name", text))
+        if self.primitives and not self.has_primitives:
+            text = "--primitives: actions are those of the controller; give --action_space primitives as well"
+            problems.append(Problem("primitives", "needs_flag", text))
         return problems
 
     @property
@@ -90,6 +102,8 @@ def _spec(task_id: int, task: RobosuiteTask, options: RobosuiteOptions) -> TaskS
     seconds, dim = task.seconds, ACTION_DIM if task.has_gripper else ACTION_DIM - 1
     proprio_dim = PROPRIO_DIM if task.has_gripper else PROPRIO_DIM - 1
     primitives = task.primitives if options.has_primitives else ()
+    if options.primitives:
+        primitives = tuple(entry for entry in primitives if entry[0] in options.primitives)
     if primitives:
         seconds, dim = max(seconds, EPISODE_SECONDS), action_dim(primitives)
     return TaskSpec(

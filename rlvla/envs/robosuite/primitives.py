@@ -94,7 +94,7 @@ class PrimitiveController:
         pose: Pose,
     ):
         self._primitives, self._space, self._pose = primitives, workspace, pose
-        self._has_gripper = primitives == PRIMITIVES
+        self._has_gripper = gripper_steps > 0
         self._steps = {name: math.ceil(seconds * control_freq) for name, seconds in SECONDS.items()}
         settled = gripper_steps + math.ceil(_SETTLE_SECONDS * control_freq)
         self._open_steps = min(settled, macro_steps(control_freq))

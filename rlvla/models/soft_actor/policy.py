@@ -52,6 +52,7 @@ class SoftActorPolicy(nn.Module):
 
     Attributes:
         at_random: sampled decisions are uniform over all that are possible, whatever the weights are.
+        choice_at_random: the primitives of sampled decisions are, their parameters are the policy's.
     """
 
     def __init__(self, config: SoftActorConfig):
@@ -59,7 +60,7 @@ class SoftActorPolicy(nn.Module):
         self.config, self.spec = config, soft_actor_spec(config)
         self.encoder = ObservationEncoder(config)
         self.network = SoftActorNetwork(config, self.encoder.features)
-        self.at_random = False
+        self.at_random = self.choice_at_random = False
         self._sentences = SentenceCache(config.camera.text_buckets)
 
     @property
@@ -108,7 +109,8 @@ class SoftActorPolicy(nn.Module):
         if noise is not None and self.at_random:
             values = 2.0 * _normal_cdf(drawn[:, None, 1:]).expand_as(values) - 1.0
             log_probs = torch.zeros_like(log_probs)
-            choice = None if choice is None else torch.zeros_like(choice).log_softmax(-1)
+        if noise is not None and choice is not None and (self.at_random or self.choice_at_random):
+            choice = torch.zeros_like(choice).log_softmax(-1)
         kinds = None
         if choice is not None:
             uniform = _normal_cdf(drawn[:, :1])

@@ -105,6 +105,12 @@ class SACConfig:
     primitive_target_entropy: float = arg(
         0.5, "target of the entropy of the choice of primitive: this times the largest", minimum=0, maximum=1
     )
+    choice_exploration: int = arg(
+        0,
+        "primitives: until this many episodes have been played, the primitive is drawn at random, and only its "
+        "parameters come from the policy, so that all are learned before one is preferred",
+        minimum=0,
+    )
     reward_scale: float = arg(1.0, "factor on all rewards", above=0)
 
 

@@ -71,7 +71,8 @@ class SAC(Algorithm):
         self._target.to(self._strategy.device)
         self.critic = setup.prepare(models.critic, self._sac.critic_learning_rate, 1)
         names = (PARAMETERS, CHOICE) if self._policy.config.primitives else (PARAMETERS,)
-        self.temperatures = Temperatures(names, self._sac.init_temperature, self._sac.temperature_learning_rate)
+        initial = dict.fromkeys(names, self._sac.init_temperature)
+        self.temperatures = Temperatures(initial, self._sac.temperature_learning_rate)
         rank = self._strategy.rank
         proprio = len(models.critic.encoder.mean)
         self.memory = Memory(self._policy, config.replay, config.replay_folder / f"rank_{rank}", proprio)
@@ -95,12 +96,13 @@ class SAC(Algorithm):
     # ------------------------------------------------------------------------------------------------ playing
     def plan(self, iteration: int) -> Plan | None:
         """The episodes of this rank; the first ones of a run are played at random."""
-        self._policy.at_random = False
+        self._policy.at_random = self._policy.choice_at_random = False
         if self._played:
             self._played = False
             return None
         self._played = True
         self._policy.at_random = self._episodes < self.config.batch.random_episodes
+        self._policy.choice_at_random = self._episodes < self._sac.choice_exploration
         everywhere = self.config.batch.rollout_batch_size
         share = everywhere // self._strategy.world_size
         first = share * self._strategy.rank
@@ -108,7 +110,7 @@ class SAC(Algorithm):
 
     def interrupt(self) -> None:
         """The iteration is planned again."""
-        self._played = self._policy.at_random = False
+        self._played = self._policy.at_random = self._policy.choice_at_random = False
 
     def ingest(self, samples: Sequence[Sample]) -> None:
         """Put the episodes into the replay buffer."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -17,14 +17,13 @@ class Temperatures:
     Equal on all ranks as long as they are given the same gaps.
 
     Args:
-        names: of the temperatures.
-        initial: all begin with this.
+        initial: name -> temperature at the start.
         learning_rate: 0 keeps them.
     """
 
-    def __init__(self, names: Sequence[str], initial: float, learning_rate: float):
-        self._names, self._rate = tuple(names), learning_rate
-        self._log = torch.full((len(names),), math.log(initial), dtype=torch.float64)
+    def __init__(self, initial: Mapping[str, float], learning_rate: float):
+        self._names, self._rate = tuple(initial), learning_rate
+        self._log = torch.tensor([math.log(value) for value in initial.values()], dtype=torch.float64)
         self._first, self._second = torch.zeros_like(self._log), torch.zeros_like(self._log)
         self._steps = torch.zeros((), dtype=torch.float64)
 
