@@ -77,8 +77,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     groups = {name: from_namespace(config, namespace) for name, (config, _) in GROUPS.items()}
     groups["env"] = groups["env"].with_suite_flags(namespace)
     with heavy_imports():
-        from rlvla.commands.sac_flags import SACRun
-        from rlvla.commands.train_sac import run_sac
+        from rlvla.commands.off_policy.flags import SACRun
+        from rlvla.commands.off_policy.train import run_sac
 
     try:
         run_sac(SACRun(**groups, given=namespace.given))

@@ -7,7 +7,7 @@ from rlvla.commands.model_checks import mismatch_with_policy, value_model_proble
 from rlvla.commands.policy_checks import density_problems, quantity_problems, score_problems
 from rlvla.commands.ppo_flags import PPORun
 from rlvla.commands.problem_texts import problem
-from rlvla.commands.run_checks import changed_flags, folder_problems, resume_problems
+from rlvla.commands.runs.checks import changed_flags, folder_problems, resume_problems
 from rlvla.commands.setup import CheckedRun, check_run
 from rlvla.data.reading import read_demonstrations
 from rlvla.trainer.algorithm import make_sampler

@@ -12,9 +12,9 @@ from rlvla.commands.dry_run import ppo_report
 from rlvla.commands.load_models import load_models
 from rlvla.commands.ppo_checks import check
 from rlvla.commands.ppo_flags import PPORun
-from rlvla.commands.run_checks import describe, evaluates_a_checkpoint
-from rlvla.commands.run_ending import conclude, newest_checkpoint, resume
 from rlvla.commands.run_policies import policy_record, with_policy_folder
+from rlvla.commands.runs.checks import describe, evaluates_a_checkpoint
+from rlvla.commands.runs.ending import conclude, newest_checkpoint, resume
 from rlvla.commands.setup import CheckedRun, first_observations, start_workers
 from rlvla.data.reading import read_demonstrations
 from rlvla.rewards import RewardPlan

@@ -23,6 +23,7 @@ from cli import (
     score_episodes,
     train_ppo_vla,
     train_rm_vla,
+    train_sac_vla,
     train_sft_vla,
 )
 from rlvla.envs import registry
@@ -50,10 +51,12 @@ COMMANDS = [
     score_episodes,
     train_ppo_vla,
     train_rm_vla,
+    train_sac_vla,
     train_sft_vla,
 ]
 CONFIGS = [
     *(config for config, _ in train_ppo_vla.GROUPS.values()),
+    *(config for config, _ in train_sac_vla.GROUPS.values()),
     check_demos.CheckDemosConfig,
     check_env.CheckConfig,
     convert_demos.ConvertConfig,
@@ -140,7 +143,7 @@ def test_flags_of_a_suite_stand_under_its_name(command: object, capsys: pytest.C
     groups = dict(re.findall(r"\n(suites? .*):\n((?:  .*\n?)+)", capsys.readouterr().out))
     libero = "suites libero_10, libero_90, libero_goal, libero_object, libero_spatial"
     flags = {title: re.findall(r"--(\w+)", text) for title, text in groups.items()}
-    assert flags["suite robosuite"] == ["control_freq", "action_space", "object_state", "no"]
+    assert flags["suite robosuite"] == ["control_freq", "action_space", "primitives", "object_state", "no"]
     assert flags[libero] == ["libero_assets"]
     assert flags["suite robotwin"] == ["robotwin_root", "robotwin_config"]
 

@@ -174,6 +174,7 @@ ELSEWHERE = {
     "rlvla/envs/libero/env.py": ["IMAGE_SIZE"],
     "rlvla/rewards/config.py": ["rm_model_batch_size"],
     "rlvla/trainer/config.py": ["decisions per forward pass"],
+    "rlvla/trainer/off_policy/config.py": ["train_batch_size", "hidden_sizes"],
     "rlvla/trainer/reward_sources.py": ["batch_size: int = 256"],
 }
 

@@ -66,7 +66,7 @@ class RobosuiteOptions(SuiteOptions):
         choices=ACTION_SPACES,
     )
     primitives: tuple[str, ...] = arg(
-        (), "--action_space primitives: those to choose from (default: all of the task)", nargs="+", metavar="NAME"
+        (), "names of the action primitives on offer (default: all of the task)", nargs="+", metavar="NAME"
     )
     object_state: bool = arg(False, "append position and orientation of the task's objects to proprio")
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from rlvla.envs.base import TaskSpec
 from rlvla.models.compact.config import CompactConfig
 from rlvla.utils.data_files import check_types
 from rlvla.utils.errors import ConfigError
@@ -60,32 +59,6 @@ class SoftActorConfig:
     def to_json(self) -> dict[str, Any]:
         """The content of config.json."""
         return {"model_type": MODEL_TYPE, **asdict(self)}
-
-    @classmethod
-    def of_tasks(
-        cls,
-        tasks: Sequence[TaskSpec],
-        *,
-        action_chunk_len: int,
-        proprio_dim: int,
-        cameras: int,
-        image_size: int,
-        hidden_sizes: Sequence[int],
-        text_width: int,
-    ) -> SoftActorConfig:
-        """Sizes for tasks with the same actions; `action_chunk_len` is not read for tasks with primitives."""
-        task = tasks[0]
-        return cls(
-            action_dim=task.action_dim,
-            action_chunk_len=task.macro_steps or action_chunk_len,
-            proprio_dim=proprio_dim,
-            num_images_in_input=cameras,
-            image_size=image_size if cameras else 0,
-            hidden_sizes=tuple(hidden_sizes),
-            text_width=text_width,
-            primitives=tuple(name for name, _ in task.primitives),
-            primitive_sizes=tuple(size for _, size in task.primitives),
-        )
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any], where: Path) -> SoftActorConfig:

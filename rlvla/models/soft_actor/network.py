@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -20,7 +21,8 @@ from rlvla.models.critic_ensemble import CriticEnsemble
 from rlvla.models.soft_actor.config import SoftActorConfig
 
 _CAMERA_WIDTH = 64
-_SMALLEST_STD = 1e-3
+_SMALLEST_STD = 1e-3  # of proprio
+_INITIAL_STD = 0.3  # of parameters before tanh: that of a new network, 1, takes long to shrink
 
 
 class ObservationEncoder(nn.Module):
@@ -101,7 +103,8 @@ class SoftActorNetwork(nn.Module):
         self.register_buffer("mask", parameter_mask(sizes, self.width), persistent=False)
         with torch.no_grad():  # begin near the middle of all ranges
             self.parameters_of[-1].weight.mul_(0.1)
-            self.parameters_of[-1].bias.zero_()
+            self.parameters_of[-1].bias.view(self.kinds, 2, self.width)[:, 0].zero_()
+            self.parameters_of[-1].bias.view(self.kinds, 2, self.width)[:, 1].fill_(math.log(_INITIAL_STD))
             if self.choice is not None:
                 self.choice[-1].weight.mul_(0.1)
                 self.choice[-1].bias.zero_()

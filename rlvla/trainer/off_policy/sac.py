@@ -316,17 +316,18 @@ class SAC(Algorithm):
         critic: Any = self.critic.module
         with _frozen(critic):
             q_values = critic(self._judged(values, choice), seen.proprio, seen.images, seen.sentences)
-        loss = actor_loss(
-            q_values,
-            log_probs if choice is not None else log_probs[:, 0],
-            choice,
-            alpha=self.temperatures[PARAMETERS],
-            alpha_primitives=self.temperatures[CHOICE] if choice is not None else 0.0,
-            reduction=sac.actor_reduction,
-            mask=batch.mask,
-            num_rows=rows,
-            dp_size=self._strategy.world_size,
-        )
+        options = {"reduction": sac.actor_reduction, "mask": batch.mask, "num_rows": rows}
+        options |= {"alpha": self.temperatures[PARAMETERS], "dp_size": self._strategy.world_size}
+        if choice is None:
+            loss = actor_loss(q_values, log_probs[:, 0], **options)
+        else:
+            options["alpha_primitives"] = self.temperatures[CHOICE]
+            if self._episodes < sac.choice_exploration:  # what plays then has a uniform choice
+                uniform = torch.zeros_like(choice).log_softmax(-1)
+                loss = actor_loss(q_values, log_probs, uniform, **options)
+                loss = loss + actor_loss(q_values.detach(), log_probs.detach(), choice, **options)
+            else:
+                loss = actor_loss(q_values, log_probs, choice, **options)
         norm = self.actor.backward(loss, last=True)
         self._check_step("actor", norm)
         self._adapt_temperatures(log_probs.detach(), None if choice is None else choice.detach(), batch.mask, metrics)

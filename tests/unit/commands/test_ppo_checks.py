@@ -12,7 +12,7 @@ import pytest
 from cli.train_ppo_vla import GROUPS
 from rlvla.checkpoints.run_folder import RUN_FILE
 from rlvla.commands.ppo_flags import PPORun
-from rlvla.commands.run_checks import changed_flags, describe
+from rlvla.commands.runs.checks import changed_flags, describe
 from rlvla.envs.config import EnvConfig
 
 SETTING = SimpleNamespace(env=EnvConfig(task_suite_name="toy_reach"))

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from rlvla.commands import run_ending
-from rlvla.commands.run_ending import closing_words, conclude, newest_checkpoint
+from rlvla.commands.runs import ending
+from rlvla.commands.runs.ending import closing_words, conclude, newest_checkpoint
 from rlvla.evaluation.results import EvalResult, Rate
 
 
@@ -33,7 +33,7 @@ def test_another_evaluation_of_a_checkpoint_leaves_the_other_records_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Iteration 10 of a finished run of 20 is evaluated; its checkpoint knows nothing of what came later."""
-    monkeypatch.setattr(run_ending, "closing_words", lambda *_: "")
+    monkeypatch.setattr(ending, "closing_words", lambda *_: "")
     (tmp_path / "totals.json").write_text("of 20")
     file = tmp_path / "evaluations.json"
     file.write_text(json.dumps([{"iteration": iteration, "from": "file"} for iteration in (0, 10, 20)]))
@@ -55,5 +55,5 @@ def test_an_evaluation_that_ends_early_is_repeated_with_its_checkpoint(
     words = ["cli/train_ppo_vla.py", "--val_only", "--load_checkpoint", "iteration_000010"]
     monkeypatch.setattr(sys, "argv", words)
     flags = SimpleNamespace(schedule=SimpleNamespace(val_only=True), ckpt_path=tmp_path)
-    monkeypatch.setattr(run_ending, "list_checkpoints", lambda _: [tmp_path / "iteration_000020"])
+    monkeypatch.setattr(ending, "list_checkpoints", lambda _: [tmp_path / "iteration_000020"])
     assert newest_checkpoint(flags).endswith(" ".join(words))

@@ -9,10 +9,10 @@ from typing import Any
 from rlvla.checkpoints.policy_folder import PolicyRecord
 from rlvla.checkpoints.run_folder import RUN_FILE, claimed_run_folder
 from rlvla.commands.custom_modules import modules_with_suites
-from rlvla.commands.run_checks import describe, evaluates_a_checkpoint
-from rlvla.commands.run_ending import conclude, newest_checkpoint, resume
-from rlvla.commands.sac_checks import CheckedSAC, check, learner_of
-from rlvla.commands.sac_flags import SACRun
+from rlvla.commands.off_policy.checks import CheckedSAC, check, learner_of
+from rlvla.commands.off_policy.flags import SACRun
+from rlvla.commands.runs.checks import describe, evaluates_a_checkpoint
+from rlvla.commands.runs.ending import conclude, newest_checkpoint, resume
 from rlvla.commands.setup import CheckedRun, start_workers
 from rlvla.envs.registry import get_suite
 from rlvla.envs.splits import LearnedStates

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from rlvla.commands.algorithm_checks import early_stopping_problems
 from rlvla.commands.model_checks import mismatch_with_policy
+from rlvla.commands.off_policy.flags import SACRun
 from rlvla.commands.problem_texts import problem, unread
-from rlvla.commands.run_checks import changed_flags, folder_problems, resume_problems
-from rlvla.commands.sac_flags import SACRun
+from rlvla.commands.runs.checks import changed_flags, folder_problems, resume_problems
 from rlvla.commands.setup import CheckedRun, state_input_of
 from rlvla.data.demonstrations import Demonstrations
 from rlvla.data.reading import read_demonstrations
@@ -203,14 +203,17 @@ def _check_environment(flags: SACRun) -> tuple[CheckedSAC | None, list[Problem]]
 def _sizes(flags: SACRun, env: EnvConfig, tasks: Sequence[TaskSpec], proprio_dim: int) -> SoftActorConfig:
     sac = flags.sac
     varies = len(tasks) > 1 or any("{" in task.instruction for task in tasks)
-    return SoftActorConfig.of_tasks(
-        tasks,
-        action_chunk_len=sac.action_chunk_len,
+    task, cameras = tasks[0], len(env.camera_names) if sac.read_images else 0
+    return SoftActorConfig(
+        action_dim=task.action_dim,
+        action_chunk_len=task.macro_steps or sac.action_chunk_len,
         proprio_dim=proprio_dim,
-        cameras=len(env.camera_names) if sac.read_images else 0,
-        image_size=env.image_size or get_suite(env.suite).default_image_size or 0,
+        num_images_in_input=cameras,
+        image_size=(env.image_size or get_suite(env.suite).default_image_size or 0) if cameras else 0,
         hidden_sizes=sac.hidden_sizes,
         text_width=_TEXT_WIDTH if varies or flags.rewards.rm_state_input == "prompt" else 0,
+        primitives=tuple(name for name, _ in task.primitives),
+        primitive_sizes=tuple(size for _, size in task.primitives),
     )
 
 

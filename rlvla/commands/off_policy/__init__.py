@@ -1,0 +1,1 @@
+"""Running `cli/train_sac_vla.py`."""

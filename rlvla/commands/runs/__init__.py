@@ -1,0 +1,1 @@
+"""What all reinforcement-learning runs share: checks of folders and flags, resuming, the summary."""
