@@ -121,7 +121,7 @@ def _spec(task_id: int, task: RobosuiteTask, options: RobosuiteOptions) -> TaskS
         machine=task.machine,
         reward_range=SUCCESS_REWARD,
         primitives=primitives,
-        macro_steps=macro_steps(options.control_freq) if primitives else 0,
+        macro_steps=macro_steps(task.workspace, options.control_freq) if primitives else 0,
         reward_components=(AFFORDANCE,) if primitives else (),
     )
 

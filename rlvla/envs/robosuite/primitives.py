@@ -20,7 +20,8 @@ OPEN, KEEP, CLOSE = -1.0, 0.0, 1.0
 # Name -> number of parameters in [-1, 1]; those of a task without a gripper.
 PRIMITIVES = (("reach", 3), ("grasp", 4), ("push", 7), ("open", 0), ("atomic", 5))
 TOOL_PRIMITIVES = (("reach", 3), ("push", 7), ("atomic", 4))
-# Longest time of a primitive in simulated seconds. `open` takes as long as the fingers need, `atomic` one step.
+# Longest time of a primitive in simulated seconds, times `Workspace.time_scale`. `open` takes as long as the fingers
+# need, `atomic` one step.
 SECONDS = {"reach": 1.5, "grasp": 2.0, "push": 2.0}
 # Default time limit of an episode, if it is longer than that of the task: exploring takes several primitives.
 EPISODE_SECONDS = 15.0
@@ -32,7 +33,7 @@ _TRANSIT_TOLERANCE, _TRANSIT_HEIGHT = 0.015, 0.03  # and at which the next part 
 _TURN_TOLERANCE, _TRANSIT_TURN = 0.06, 0.3  # radians
 _GAIN = 2.0  # the arm lags behind its goal, and friction stops it short of it
 _SETTLE_SECONDS = 0.25  # what is let go of comes to rest, as long as success must last
-_CLOSING_SHARE = 0.75  # of the fingers' travel: they stop earlier at any object
+_CLOSING_SHARE = 0.75  # of the fingers' travel, times `Workspace.time_scale`: enough for a cube
 
 # Position [3] and rotation matrix [3, 3] of the hand.
 Pose = Callable[[], tuple[np.ndarray, np.ndarray]]
@@ -46,12 +47,14 @@ class Workspace:
         low, high: corners of the box of `reach`.
         object_height: highest z of `grasp` and `push`, whose lowest is that of the box.
         lift_height: z at which the hand moves sideways.
+        time_scale: how much longer primitives may take than on a small table.
     """
 
     low: tuple[float, float, float]
     high: tuple[float, float, float]
     object_height: float
     lift_height: float
+    time_scale: float = 1.0
 
     def position(self, params: np.ndarray, highest: float) -> np.ndarray:
         """The position [3] that parameters [3] in [-1, 1] stand for, in the box up to `highest`."""
@@ -64,9 +67,14 @@ class Workspace:
         return 2.0 * (np.asarray(position) - low) / (high - low) - 1.0
 
 
-def macro_steps(control_freq: float) -> int:
+def most_steps(workspace: Workspace, control_freq: float) -> dict[str, int]:
+    """Name -> the most environment steps of the primitives that go somewhere."""
+    return {name: math.ceil(seconds * workspace.time_scale * control_freq) for name, seconds in SECONDS.items()}
+
+
+def macro_steps(workspace: Workspace, control_freq: float) -> int:
     """The most environment steps that a primitive takes."""
-    return math.ceil(max(SECONDS.values()) * control_freq)
+    return max(most_steps(workspace, control_freq).values())
 
 
 def action_dim(primitives: tuple[tuple[str, int], ...]) -> int:
@@ -95,10 +103,12 @@ class PrimitiveController:
     ):
         self._primitives, self._space, self._pose = primitives, workspace, pose
         self._has_gripper = gripper_steps > 0
-        self._steps = {name: math.ceil(seconds * control_freq) for name, seconds in SECONDS.items()}
+        self._steps = most_steps(workspace, control_freq)
         settled = gripper_steps + math.ceil(_SETTLE_SECONDS * control_freq)
-        self._open_steps = min(settled, macro_steps(control_freq))
-        self._close_steps = min(math.ceil(_CLOSING_SHARE * gripper_steps), self._steps["grasp"] - 1)
+        self._open_steps = min(settled, macro_steps(workspace, control_freq))
+        self._close_steps = min(
+            math.ceil(_CLOSING_SHARE * workspace.time_scale * gripper_steps), self._steps["grasp"] - 1
+        )
         self.reset()
 
     def reset(self) -> None:

@@ -85,7 +85,9 @@ TASKS = (
         facts=DoorFacts,
         machine="door",
         closeup=CameraPlacement(position=(0.35, 0.35, 1.45), target=(-0.2, -0.2, 1.05), fovy=45.0),
-        workspace=Workspace(low=(-0.35, -0.45, 0.95), high=(0.10, 0.10, 1.20), object_height=1.20, lift_height=1.15),
+        workspace=Workspace(
+            low=(-0.35, -0.45, 0.95), high=(0.10, 0.10, 1.20), object_height=1.20, lift_height=1.15, time_scale=1.5
+        ),
     ),
     RobosuiteTask(
         name="PickPlaceCan",
@@ -94,7 +96,9 @@ TASKS = (
         facts=PickPlaceCanFacts,
         machine="pick_place",
         closeup=CameraPlacement(position=(0.85, 0.05, 1.55), target=(0.1, 0.05, 0.9), fovy=50.0),
-        workspace=Workspace(low=(-0.10, -0.50, 0.80), high=(0.30, 0.50, 1.10), object_height=0.95, lift_height=1.05),
+        workspace=Workspace(
+            low=(-0.10, -0.50, 0.80), high=(0.30, 0.50, 1.10), object_height=0.95, lift_height=1.00, time_scale=1.5
+        ),
         missing_cameras=("sideview",),
     ),
     RobosuiteTask(
@@ -104,7 +108,9 @@ TASKS = (
         facts=NutAssemblyRoundFacts,
         machine="nut",
         closeup=CameraPlacement(position=(0.7, -0.1, 1.3), target=(0.0, -0.1, 0.9), fovy=45.0),
-        workspace=Workspace(low=(-0.30, -0.30, 0.82), high=(0.30, 0.30, 1.10), object_height=0.95, lift_height=1.08),
+        workspace=Workspace(
+            low=(-0.30, -0.30, 0.82), high=(0.30, 0.30, 1.10), object_height=0.95, lift_height=1.02, time_scale=1.5
+        ),
     ),
     RobosuiteTask(
         name="Wipe",
@@ -113,7 +119,9 @@ TASKS = (
         facts=WipeFacts,
         machine="wipe",
         closeup=CameraPlacement(position=(0.85, 0.0, 1.5), target=(0.1, 0.0, 0.9), fovy=45.0),
-        workspace=Workspace(low=(-0.10, -0.40, 0.88), high=(0.40, 0.40, 1.10), object_height=0.95, lift_height=1.00),
+        workspace=Workspace(
+            low=(-0.10, -0.40, 0.88), high=(0.40, 0.40, 1.10), object_height=0.95, lift_height=1.00, time_scale=1.5
+        ),
         has_gripper=False,
     ),
 )

@@ -77,7 +77,8 @@ def run(arm, controller, name, *params, primitives=PRIMITIVES):
 
 
 def controller_of(arm, freq=10.0, primitives=PRIMITIVES):
-    return PrimitiveController(primitives, SPACE, freq, GRIPPER_STEPS, arm.pose)
+    steps = GRIPPER_STEPS if primitives == PRIMITIVES else 0
+    return PrimitiveController(primitives, SPACE, freq, steps, arm.pose)
 
 
 def params_of(position, highest=SPACE.object_height):
@@ -187,9 +188,9 @@ def test_the_time_of_a_primitive_is_limited(freq, factor):
     controller = controller_of(arm, freq)
     steps = {name: run(arm, controller, name, *[0.5] * count)[0] for name, count in PRIMITIVES}
     assert len(steps["reach"]) == math.ceil(15 * factor) and len(steps["atomic"]) == 1
-    assert len(steps["grasp"]) == len(steps["push"]) == 20 * factor == macro_steps(freq)
+    assert len(steps["grasp"]) == len(steps["push"]) == 20 * factor == macro_steps(SPACE, freq)
     assert (steps["grasp"][-3:, 6] == CLOSE).all(), "it closes wherever it is"
-    assert all(len(actions) <= macro_steps(freq) for actions in steps.values())
+    assert all(len(actions) <= macro_steps(SPACE, freq) for actions in steps.values())
 
 
 def test_a_tool_without_fingers():
@@ -220,7 +221,8 @@ def test_specifications():
         before = plain[task.name]
         assert before.primitives == () and before.macro_steps == 0
         assert task.primitives == (TOOL_PRIMITIVES if task.name == "Wipe" else PRIMITIVES)
-        assert task.macro_steps == 20 and task.action_dim == len(task.primitives) + 7
+        assert task.macro_steps == (20 if task.name in ("Lift", "Stack") else 30)
+        assert task.action_dim == len(task.primitives) + 7
         assert task.gripper_dims == () and task.max_steps >= 150 and task.proprio_dim == before.proprio_dim
     assert list_tasks("robosuite", action_space="primitives", max_steps=30)[0].max_steps == 30
     with pytest.raises(ConfigError, match="action_space joints"):
