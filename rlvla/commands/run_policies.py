@@ -194,6 +194,9 @@ def export_checkpoint(run: Path, output: str | Path | None = None, name: str | N
 
 
 def _export(run: Path, checkpoint: Path, output: Path) -> None:
+    if "sac" in read_json(run / RUN_FILE, allow_nan=True):
+        text = f"{run} is a run of train_sac_vla.py, which exports its policies itself: policy/, best_policy/, and"
+        raise ConfigError(f"{text} with --save_hf_ckpt policies/")
     flags = recorded_run(run)
     judged = flags.rewards, flags.success
     setting, problems = check_run(flags.policy, flags.env, flags.split, flags.schedule.eval_episodes, *judged)

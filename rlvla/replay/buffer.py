@@ -13,7 +13,7 @@ from rlvla.replay import targets
 from rlvla.replay.priorities import Priority, make_priority, unjudged
 from rlvla.replay.row_store import RowStore
 from rlvla.replay.sampling import draw, draw_uniform, importance_weights, mixture_probabilities
-from rlvla.replay.schema import Array, BufferConfig, Episode
+from rlvla.replay.schema import CONTENT, SCORES, Array, BufferConfig, Episode
 from rlvla.replay.sum_tree import Floats, Indices, SumTree, last_of_each
 
 _PROTECTED = 0.1  # share of the episodes, the newest ones, that eviction by value leaves alone
@@ -207,6 +207,27 @@ class ReplayBuffer:
             KeyError: there is no such column.
         """
         return self._store.gather(rows, [c.name for c in self.config.columns] if names is None else names)
+
+    def stored_episodes(self) -> Iterator[Episode]:
+        """The episodes as they were appended, the oldest first, with the scores known by now."""
+        observed = {column.name for column in self.config.columns if column.observation}
+        for head in self._store.episodes.values():
+            rows = [head]
+            while self._store.next[rows[-1]] >= 0:
+                rows.append(int(self._store.next[rows[-1]]))
+            found, decisions = self.gather(np.array(rows)), np.array(rows[:-1])
+            numbers = {name: self._columns[name][decisions] for name in (*CONTENT, *SCORES) if name in self._columns}
+            yield Episode(
+                {name: values if name in observed else values[:-1] for name, values in found.items()},
+                numbers["rewards"],
+                numbers["steps"],
+                bool(numbers["terminated"][-1]),
+                bool(numbers["truncated"][-1]),
+                int(numbers["init_state"][0]),
+                numbers["policy_version"],
+                numbers["action_score"],
+                numbers["progress"],
+            )
 
     def windows(self, rows: Indices, length: int) -> tuple[Indices, NDArray[np.bool_]]:
         """Windows [B, length] of decisions that begin at rows [B], and their mask, see `targets.follow`."""

@@ -60,6 +60,8 @@ NOT_RUN = {
     "python cli/train_sft_vla.py --pretrain checkpoints/smolvla_base": "as above",
     "python cli/eval_vla.py --pretrain checkpoints/smolvla_libero": "as above",
     "python cli/train_ppo_vla.py --pretrain runs/libero_sft/policy": "as above",
+    "python cli/train_sac_vla.py --custom_module tests/support/state_reach.py": "a suite of the tests; "
+    "tests/integration/test_sac_training.py runs a smaller one",
     "lerobot-eval": "needs LeRobot",
     "python benchmarks/lerobot_agreement.py": "needs LeRobot; its results are test vectors",
 }
@@ -77,6 +79,8 @@ SMALLER = {
     "collect_demos": "--num_demos 3 --num_envs 1 --max_steps 10 --keep all",
     "train_sft_vla": f"--max_epochs 1 --train_batch_size 16 {TINY}",
     "train_ppo_vla": PPO,
+    "train_sac_vla": "--num_episodes 8 --rollout_batch_size 4 --random_episodes 4 --train_batch_size 8 --num_envs 1 "
+    "--eval_episodes 1 --max_steps 10",
     "eval_vla": "--eval_episodes 2 --num_envs 1 --max_steps 10",
     "run_recipe": "--dry_run",
     "train_rm_vla": f"--max_epochs 1 --heldout_share 0.5 {TINY}",

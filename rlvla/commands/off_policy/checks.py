@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -45,13 +46,11 @@ class CheckedSAC:
 
     Attributes:
         run: environment, tasks and actor.
-        critic: what the critics see, as the sizes of an actor that sees it.
         exported_env: the environment of the exported policy, whose observations may be fewer than in training.
         demos: demonstrations, or None.
     """
 
     run: CheckedRun
-    critic: SoftActorConfig
     demos: Demonstrations | None
 
 
@@ -150,9 +149,6 @@ def _learner_problems(flags: SACRun) -> list[Problem]:
             found.append(Problem(name, "no_effect", f"{text}; leave it out"))
     if "demo_share" in flags.given and replay.demos is None:
         found.append(Problem("demo_share", "needs_flag", "--demo_share: there are no --demos"))
-    if sac.critic_input == "state" and not sac.read_images:
-        text = "--critic_input state: the policy sees the state itself; leave it out, or give --read_images"
-        found.append(Problem("critic_input", "no_effect", text))
     strategy = flags.strategy
     for name, value in (("zero_stage", strategy.zero_stage == 3), ("bf16", strategy.bf16)):
         if value:
@@ -165,7 +161,7 @@ def _check_environment(flags: SACRun) -> tuple[CheckedSAC | None, list[Problem]]
     """Environment, tasks and sizes of the networks, and all problems with them."""
     env, sac, found = flags.env.completed({}), flags.sac, list[str | Problem]()
     if env.use_proprio is None:
-        env = replace(env, use_proprio=not sac.read_images or sac.critic_input == "state")
+        env = replace(env, use_proprio=not sac.read_images)
     try:
         tasks = env.tasks()
         found += flags.split.problems(tasks, flags.schedule.eval_episodes)
@@ -186,18 +182,17 @@ def _check_environment(flags: SACRun) -> tuple[CheckedSAC | None, list[Problem]]
     if found:
         return None, as_problems(found)
     width = asked.settings.width if asked is not None else 0
-    whole = _sizes(flags, env, tasks, tasks[0].proprio_dim + width if env.use_proprio else 0)
-    own, critic = whole, whole
-    found += [Problem(None, "mismatch", text) for text in own.problems()]
-    checkpoint = SoftActorCheckpoint(Path(flags.run.save_path) / "policy", own, new=True)
+    config = _sizes(flags, env, tasks, tasks[0].proprio_dim + width if env.use_proprio else 0)
+    found += [Problem(None, "mismatch", text) for text in config.problems()]
+    checkpoint = SoftActorCheckpoint(Path(flags.run.save_path) / "policy", config, new=True)
     state_input, more = state_input_of({}, flags.rewards, checkpoint.spec, tasks)
     found += more
     if found:
         return None, as_problems(found)
-    demos, more = _demonstrations(flags, env, tasks, own)
+    demos, more = _demonstrations(flags, env, tasks, config)
     if more:
         return None, more
-    return CheckedSAC(CheckedRun(env, tasks, checkpoint, {}, state_input, source), critic, demos), []
+    return CheckedSAC(CheckedRun(env, tasks, checkpoint, {}, state_input, source), demos), []
 
 
 def _sizes(flags: SACRun, env: EnvConfig, tasks: Sequence[TaskSpec], proprio_dim: int) -> SoftActorConfig:
@@ -241,6 +236,14 @@ def _task_problems(flags: SACRun, env: EnvConfig, tasks: Sequence[TaskSpec]) -> 
     if not flags.sac.read_images and not env.use_proprio:
         text = "without --read_images the policy reads proprio; leave --no-use_proprio out"
         found.append(Problem("use_proprio", "contradiction", text))
+    chunk = 1 if offers else flags.sac.action_chunk_len
+    longest = max(math.ceil(task.max_steps / chunk) for task in tasks) + 1
+    if flags.replay.replay_capacity < longest:
+        text = (
+            f"--replay_capacity {flags.replay.replay_capacity}: an episode takes up to {longest} rows, one of them for "
+            "what is seen after its end; give more"
+        )
+        found.append(Problem("replay_capacity", "too_few", text))
     limits = {task.action_limit for task in tasks}
     if limits != {1.0} and not offers:
         text = f"actions of {suite} go to {max(limits):g}; those of --policy gaussian lie in -1..1"

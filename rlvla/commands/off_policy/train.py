@@ -65,7 +65,7 @@ def run_sac(flags: SACRun) -> Trainer | None:
     ):
         seed_everything(flags.run.seed)
         actor: Any = setting.checkpoint.load_policy()
-        critic: Any = SoftCritic(checked.critic, flags.sac.n_critics)
+        critic: Any = SoftCritic(actor.config, flags.sac.n_critics)
         strategy = DeepspeedStrategy(flags.strategy, seed=flags.run.seed)
         save_path = Path(flags.run.save_path)
         stack.enter_context(claimed_run_folder(save_path, strategy, flags.ckpt_path))

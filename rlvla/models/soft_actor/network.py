@@ -138,7 +138,7 @@ class SoftCritic(nn.Module):
     """An ensemble of critics behind an encoder of their own.
 
     Args:
-        config: sizes; what the critics see need not be what the actor sees.
+        config: sizes of the actor; the critics see what it sees.
         n_critics: M.
     """
 

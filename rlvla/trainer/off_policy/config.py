@@ -14,7 +14,6 @@ from rlvla.utils.deepspeed.config import StrategyConfig
 
 POLICIES = ("primitives", "gaussian")
 NORMALISATIONS = ("max", "clip", "none")
-CRITIC_INPUTS = ("policy", "state")
 
 
 @dataclass(frozen=True)
@@ -80,12 +79,6 @@ class SACConfig:
     action_chunk_len: int = arg(1, "gaussian: actions per decision", minimum=1, maximum=1000)
     read_images: bool = arg(False, "the policy sees the cameras; otherwise only proprio (--use_proprio)")
     hidden_sizes: tuple[int, ...] = arg((256, 256), "widths of the hidden layers", minimum=1, metavar="WIDTH")
-    critic_input: str = arg(
-        "policy",
-        "what the critics see: what the policy sees, or (asymmetric) only the state, of which the policy then sees "
-        "only the arm's own part",
-        choices=CRITIC_INPUTS,
-    )
     gamma: float = arg(0.99, "discount per environment step", minimum=0, maximum=1)
     n_step: int = arg(1, "decisions whose rewards are summed before a target bootstraps", minimum=1, maximum=1000)
     n_critics: int = arg(2, "critics (RLPD: 10)", minimum=1, maximum=1000)

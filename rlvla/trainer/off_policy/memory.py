@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +64,7 @@ class Memory:
         actor: reads instructions, and says what is stored of observations and actions.
         config: sizes and priorities.
         folder: of the buffer.
-        proprio_dim: length of the environment's proprio, of which the actor may read a part.
+        proprio_dim: length of the proprio vector; 0: none is stored.
         capacity: decisions; by default `config.replay_capacity`.
         priority: by default that of `config`.
     """
@@ -206,6 +206,20 @@ class Memory:
     def save(self, keep: int) -> dict[str, Any]:
         """What a checkpoint needs to find this state of the buffer again; OSError if it cannot be written."""
         return {"generation": self.buffer.save(keep=keep), "sentences": list(self.sentences)}
+
+    def take_over(self, folder: Path, state: dict[str, Any], indices: slice) -> None:
+        """Append some of the episodes that another memory saved; ConfigError as in `ReplayBuffer.load`."""
+        other = Memory.__new__(Memory)
+        other.__dict__ |= self.__dict__ | {"folder": folder, "_buffer": None}
+        other.load(state)
+        episodes = list(other.buffer.stored_episodes())[indices]
+        for episode in episodes:
+            if "sentence" in episode.columns:
+                words = [other.sentences[number] for number in np.asarray(episode.columns["sentence"])]
+                numbers = np.array([self._number(text) for text in words], np.int32)
+                episode = replace(episode, columns={**episode.columns, "sentence": numbers})
+            self.buffer.append([episode])
+        other.buffer.close()
 
     def load(self, state: dict[str, Any]) -> None:
         """Continue from what `save` returned; ConfigError as in `ReplayBuffer.load`."""

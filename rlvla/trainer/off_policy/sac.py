@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -75,7 +76,7 @@ class SAC(Algorithm):
         self.temperatures = Temperatures(initial, self._sac.temperature_learning_rate)
         rank = self._strategy.rank
         proprio = len(models.critic.encoder.mean)
-        self.memory = Memory(self._policy, config.replay, config.replay_folder / f"rank_{rank}", proprio)
+        self.memory = Memory(self._policy, config.replay, self._folder(rank, self._strategy.world_size), proprio)
         self._demos: Memory | None = None
         if setup.demos is not None:
             self._demos = self._demonstrated(setup.demos, proprio)
@@ -87,6 +88,9 @@ class SAC(Algorithm):
         self.updates, self._episodes, self._owed = 0, 0, 0.0
         self._played = self._normalized = False
         self._bad_steps = {"actor": 0, "critic": 0}
+
+    def _folder(self, rank: int, world_size: int) -> Path:
+        return self.config.replay_folder / f"rank_{rank}_of_{world_size}"
 
     @property
     def engines(self) -> dict[str, Any]:
@@ -129,7 +133,6 @@ class SAC(Algorithm):
     def update(self, metrics: Metrics) -> dict[str, float]:
         """As many updates as the decisions played so far allow."""
         if self._episodes < self.config.batch.random_episodes:
-            self._owed = 0.0
             return self._replay_metrics(metrics)
         self._normalize()
         watch = Stopwatch("timing_s/replay", "timing_s/update")
@@ -238,21 +241,15 @@ class SAC(Algorithm):
         std = (square - mean.square()).clamp_min(0.0).sqrt()
         networks: list[Any] = [self._policy, self.critic.module, self._target]
         for network in networks:
-            size = len(network.encoder.mean)
-            network.encoder.set_normalization(mean[:size].float(), std[:size].float())
+            network.encoder.set_normalization(mean.float(), std.float())
 
     def _sampled(self, seen: Observations, actor: Any) -> tuple[Tensor, Tensor, Tensor | None]:
         """For every primitive parameters [B, n, D] and their log-densities [B, n]; log-probs [B, n] of the choice."""
         rows = len(seen.proprio if seen.proprio is not None else seen.images)  # type: ignore[arg-type]
         network = self._policy.network
         noise = torch.randn(rows, network.kinds, network.width, generator=self._noise).to(self._strategy.device)
-        values, densities, choice = actor(self._of_actor(seen), seen.images, seen.sentences, noise)
+        values, densities, choice = actor(seen.proprio, seen.images, seen.sentences, noise)
         return values, densities.sum(-1), choice
-
-    def _of_actor(self, seen: Observations) -> Tensor | None:
-        """What the actor reads of the proprio: its first entries."""
-        size = self._policy.config.proprio_dim
-        return seen.proprio[:, :size] if size and seen.proprio is not None else None
 
     def _judged(self, values: Tensor, choice: Tensor | None) -> Tensor:
         """Decisions for every primitive [B, n, D] as critics read them, [B, n, E]; [B, E] without primitives."""
@@ -394,7 +391,8 @@ class SAC(Algorithm):
         """The buffer and the generators of this rank; writes what has changed in the buffer."""
         generators = {"rng": self._rng.bit_generator.state, "shared_rng": self._shared_rng.bit_generator.state}
         noise = {"noise": self._noise.get_state(), "shared_noise": self._shared_noise.get_state()}
-        return {"memory": self.memory.save(keep=self.config.schedule.max_ckpt_num + 1), **generators, **noise}
+        saved = {"world_size": self._strategy.world_size}
+        return saved | {"memory": self.memory.save(keep=self.config.schedule.max_ckpt_num + 1), **generators, **noise}
 
     def load_rank_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a `rank_state_dict`."""
@@ -403,6 +401,17 @@ class SAC(Algorithm):
         self._shared_rng.bit_generator.state = state["shared_rng"]
         self._noise.set_state(state["noise"])
         self._shared_noise.set_state(state["shared_noise"])
+
+    def share_out(self, states: Sequence[dict[str, Any]]) -> str:
+        """Deal out the episodes of all ranks; their priorities start anew."""
+        strategy = self._strategy
+        for rank in range(strategy.world_size):  # one after the other: reading tidies up
+            if rank == strategy.rank:
+                share = slice(rank, None, strategy.world_size)
+                for number, state in enumerate(states):
+                    self.memory.take_over(self._folder(number, state["world_size"]), state["memory"], share)
+            strategy.barrier()
+        return "the episodes of the replay buffers are dealt out to them and their priorities start anew"
 
 
 class _frozen:

@@ -1,0 +1,146 @@
+"""Off-policy runs through the command: learning, resuming, demonstrations, judges, ranks, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from cli.collect_demos import main as collect_demos
+from cli.eval_vla import main as evaluate
+from cli.export_policy import main as export
+from cli.train_sac_vla import main as train
+from tests.support.launching import launch
+
+SUITE = ["--custom_module", "tests/support/state_reach.py", "--task_suite_name", "state_reach"]
+SMALL = [
+    *("--num_envs", "1", "--deterministic_rollout", "--hidden_sizes", "16", "--train_batch_size", "16"),
+    *("--rollout_batch_size", "4", "--random_episodes", "4", "--eval_episodes", "2", "--no-val_before_train"),
+    *("--action_chunk_len", "3", "--no-use_tensorboard", "--actor_learning_rate", "1e-2"),
+]
+HYBRID = [
+    *("--reward", "success", "rm:1", "--rm_state_input", "proprio", "--replay_priority", "hybrid"),
+    *("--replay_score_source", "rm", "--n_step", "2", "--n_critics", "3", "--replay_refresh_interval", "5"),
+    *("--replay_capacity", "40", "--actor_interval", "2"),
+]
+SEEING = ["--read_images", "--image_size", "16", "--replay_priority", "td", "--utd_ratio", "0.5"]
+
+
+def run(out: Path, episodes: int, *more: str) -> Path:
+    train([*SUITE, *SMALL, "--save_path", str(out), "--num_episodes", str(episodes), *more])
+    return out / "policy"
+
+
+def metrics(folder: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("options", [HYBRID, SEEING], ids=["hybrid", "images"])
+def test_a_run_resumes_to_the_bit(options: list[str], tmp_path: Path) -> None:
+    options = [*options, "--save_steps", "1", "--max_ckpt_num", "4"]
+    whole = load_file(run(tmp_path / "whole", 16, *options) / "model.safetensors")
+    shutil.copytree(tmp_path / "whole", tmp_path / "parts")
+    resumed = run(tmp_path / "parts", 16, "--load_checkpoint", "iteration_000002", *options)
+    parts = load_file(resumed / "model.safetensors")
+    assert all(torch.equal(value, parts[name]) for name, value in whole.items())
+    last, again = metrics(tmp_path / "whole")[-2], metrics(tmp_path / "parts")[-2]
+    same = [name for name in last if name.startswith(("actor/", "critic/", "replay/", "rollout/success"))]
+    assert {name: last[name] for name in same} == {name: again[name] for name in same} and len(same) > 10
+    assert last["critic/updates"] > 0 and last["replay/rows"] > 0
+
+
+def test_a_policy_is_evaluated_in_its_environment(tmp_path: Path) -> None:
+    policy = run(tmp_path / "run", 8, *HYBRID)
+    evaluate([*SUITE[:2], "--pretrain", str(policy), "--eval_episodes", "3", "--num_envs", "1"])
+    shutil.rmtree(policy)
+    with pytest.raises(SystemExit):
+        export([str(tmp_path / "run")])
+
+
+def test_scores_of_the_machine_reach_the_buffer(tmp_path: Path) -> None:
+    run(tmp_path / "run", 12, *HYBRID)
+    found = metrics(tmp_path / "run")[-2]
+    assert found["replay/unjudged_share"] == 0 and 0 < found["replay/is_weight_mean"] <= 1
+    assert found["replay/refreshed"] > 0 and found["replay/rows"] <= 40
+
+
+@pytest.fixture(scope="module")
+def demos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("demos")
+    collect = ["--task_suite_name", "toy_reach", "--num_demos", "4", "--num_envs", "1", "--image_size", "16"]
+    collect_demos([*collect, "--output", str(folder)])
+    return folder / "demos.hdf5"
+
+
+def test_demonstrations_are_part_of_every_batch(demos: Path, tmp_path: Path) -> None:
+    options = ["--task_suite_name", "toy_reach", "--demos", str(demos), "--read_images", "--image_size", "16"]
+    train([*options, *SMALL, "--save_path", str(tmp_path / "run"), "--num_episodes", "8", "--utd_ratio", "0.5"])
+    without = ["--task_suite_name", "toy_reach", "--read_images", "--image_size", "16"]
+    train([*without, *SMALL, "--save_path", str(tmp_path / "alone"), "--num_episodes", "8", "--utd_ratio", "0.5"])
+    shown, alone = metrics(tmp_path / "run")[-2], metrics(tmp_path / "alone")[-2]
+    assert shown["critic/target_mean"] > alone["critic/target_mean"] + 0.02, "they succeed, random actions do not"
+
+
+@pytest.mark.slow
+def test_two_ranks_share_the_buffer_and_one_goes_on(tmp_path: Path) -> None:
+    options = [*SUITE, *SMALL, "--save_path", str(tmp_path / "run"), *HYBRID]
+    launch("cli/train_sac_vla.py", *options, "--num_episodes", "8")
+    two = metrics(tmp_path / "run")[-2]
+    assert two["replay/episodes"] == 8
+    run(tmp_path / "run", 12, "--load_checkpoint", *HYBRID)
+    assert metrics(tmp_path / "run")[-2]["replay/episodes"] == 12, "no episode is lost"
+
+
+REFUSED = {
+    "judge": (["--replay_priority", "vlm"], "needs --replay_score_source"),
+    "no such judge": (["--replay_priority", "vlm", "--replay_score_source", "rm"], "must be a source of --reward"),
+    "critics": (["--target_critics", "5"], "there are not so many"),
+    "random": (["--random_episodes", "8"], "leaves none"),
+    "weights": (
+        ["--replay_priority", "hybrid", "--replay_score_source", "rm", "--reward", "rm:0", "success"]
+        + ["--replay_vlm_weight", "0", "--replay_td_weight", "0"],
+        "one of them must be positive",
+    ),
+    "alpha": (["--replay_priority", "td", "--replay_alpha", "-1"], "replay_alpha"),
+    "beta": (["--replay_priority", "td", "--replay_beta", "0.4", "1.5"], "replay_beta"),
+    "n": (["--n_step", "0"], "n_step"),
+    "ratio": (["--utd_ratio", "0"], "utd_ratio"),
+    "capacity": (["--replay_capacity", "4"], "an episode takes up to 5 rows"),
+    "unread": (["--replay_alpha", "0.5"], "does not read it"),
+    "primitives": (["--policy", "primitives"], "the environment has none"),
+    "sharding": (["--zero_stage", "3"], "need neither sharding"),
+    "nothing to read": (["--no-use_proprio"], "the policy reads proprio"),
+    "no demonstrations": (["--demo_share", "0.5"], "there are no --demos"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_work_is_refused_before_anything_starts(
+    case: str, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    options, words = REFUSED[case]
+    with pytest.raises(SystemExit):
+        run(tmp_path / "run", 8, *options)
+    assert words in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "run").exists()
+
+
+def test_demonstrations_that_do_not_fit_are_refused(demos: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    options = ["--task_suite_name", "toy_reach", "--demos", str(demos), "--read_images", "--image_size", "32"]
+    with pytest.raises(SystemExit):
+        train([*options, *SMALL, "--save_path", str(tmp_path / "run"), "--num_episodes", "8", "--reward", "rm"])
+    said = " ".join(capsys.readouterr().err.split())
+    assert "what rm would pay for demonstrations is not known" in said and "16" in said
+
+
+def test_rewards_that_are_no_numbers_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rlvla.rewards.machine_source import MachineReward
+
+    monkeypatch.setattr(MachineReward, "step", lambda *_: float("nan"))
+    with pytest.raises(SystemExit):
+        run(tmp_path / "run", 8, "--reward", "success", "rm:1")
+    assert not (tmp_path / "run" / "policy").exists()
