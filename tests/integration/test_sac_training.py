@@ -87,11 +87,12 @@ def test_demonstrations_are_part_of_every_batch(demos: Path, tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_two_ranks_share_the_buffer_and_one_goes_on(tmp_path: Path) -> None:
-    options = [*SUITE, *SMALL, "--save_path", str(tmp_path / "run"), *HYBRID]
+    more = [*HYBRID, "--replay_capacity", "400"]
+    options = [*SUITE, *SMALL, "--save_path", str(tmp_path / "run"), *more]
     launch("cli/train_sac_vla.py", *options, "--num_episodes", "8")
     two = metrics(tmp_path / "run")[-2]
     assert two["replay/episodes"] == 8
-    run(tmp_path / "run", 12, "--load_checkpoint", *HYBRID)
+    run(tmp_path / "run", 12, "--load_checkpoint", *more)
     assert metrics(tmp_path / "run")[-2]["replay/episodes"] == 12, "no episode is lost"
 
 

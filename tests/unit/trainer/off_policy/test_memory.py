@@ -1,0 +1,101 @@
+"""Batches of several ranks are one draw from all their buffers; demonstrations become decisions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from rlvla.data.demonstrations import Demonstrations
+from rlvla.models.soft_actor.config import SoftActorConfig
+from rlvla.models.soft_actor.policy import SoftActorPolicy
+from rlvla.replay.buffer import ReplayBuffer
+from rlvla.replay.schema import BufferConfig, Column, Episode
+from rlvla.trainer.off_policy.config import ReplayConfig
+from rlvla.trainer.off_policy.memory import Memory, draw_share, make_batch
+
+LENGTHS = ((3, 1), (2, 4, 2))  # decisions of the episodes of each rank
+
+
+def buffers(folder: Path) -> list[ReplayBuffer]:
+    rng, made = np.random.default_rng(0), []
+    for rank, lengths in enumerate(LENGTHS):
+        buffer = ReplayBuffer(BufferConfig((Column("action", (1,)),), 40), folder / str(rank))
+        for count in lengths:
+            buffer.append(
+                [Episode({"action": np.zeros((count, 1), "f4")}, np.zeros((count, 1), "f4"), [1] * count, True, False)]
+            )
+        rows = np.flatnonzero(buffer.drawable)
+        buffer.set_priorities(rows, rng.uniform(0.1, 3.0, len(rows)))
+        made.append(buffer)
+    return made
+
+
+def ranks(made: list[ReplayBuffer]) -> list[SimpleNamespace]:
+    parts = [(b.tree.total, len(b), b.tree.min) for b in made]
+    return [SimpleNamespace(world_size=2, rank=rank, gather_objects=lambda _: parts) for rank in range(2)]
+
+
+@pytest.mark.parametrize("stratified", [True, False])
+def test_the_ranks_draw_from_the_whole(stratified: bool, tmp_path: Path) -> None:
+    made, config = buffers(tmp_path), ReplayConfig(replay_stratified=stratified, replay_weights="none")
+    strategies, shared = ranks(made), [np.random.default_rng(7) for _ in made]
+    own = [np.random.default_rng(rank) for rank in range(2)]
+    counts, k, repeats = [np.zeros(40), np.zeros(40)], 20, 400
+    for _ in range(repeats):
+        drawn = [
+            draw_share(b, k, own[r], shared[r], strategies[r], config, beta=1.0, share=0.75) for r, b in enumerate(made)
+        ]
+        assert sum(len(d.rows) for d in drawn) == k
+        for rank, d in enumerate(drawn):
+            np.add.at(counts[rank], d.rows, 1)
+            assert np.allclose(d.weights, 1 / (12 * d.probabilities)), "of the size and probabilities of the whole"
+    priorities = np.concatenate([b.tree.get(np.flatnonzero(b.drawable)) for b in made])
+    found = np.concatenate([counts[r][np.flatnonzero(b.drawable)] for r, b in enumerate(made)])
+    expected = k * repeats * (0.75 * priorities / priorities.sum() + 0.25 / 12)
+    assert len(found) == 12 and found.sum() == k * repeats
+    assert stats.chisquare(found, expected).pvalue > 1e-3
+
+
+def test_every_step_of_a_demonstration_begins_one_decision(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    actions = [rng.uniform(-0.9, 0.9, (steps, 2)).astype("f4") for steps in (7, 2)]
+    proprio = [rng.normal(size=(len(a), 3)).astype("f4") for a in actions]
+    demos = Demonstrations(
+        {}, {}, [np.zeros((len(a), 1, 8, 8, 3), "u1") for a in actions], proprio, actions, ["a", "b"], [True, False], []
+    )
+    config = SoftActorConfig(action_dim=2, action_chunk_len=3, proprio_dim=3, hidden_sizes=(8,), text_width=8)
+    memory = Memory(SoftActorPolicy(config), ReplayConfig(), tmp_path / "buffer", 3, capacity=60)
+    memory.append_demonstrations(demos, [0, 1], 2.0)
+    rows = np.flatnonzero(memory.buffer.drawable)
+    found = memory.buffer.gather(rows, ["action", "proprio", "rewards", "steps", "terminated", "truncated", "sentence"])
+    assert len(rows) == 9, "7 and 2 steps"
+    for index in range(len(rows)):
+        which = int(memory.sentences[found["sentence"][index]] == "b")
+        (start,) = np.flatnonzero((proprio[which] == found["proprio"][index]).all(1))
+        chunk = actions[which][start : start + 3].reshape(-1)
+        assert np.array_equal(found["action"][index][: len(chunk)], chunk) and found["steps"][index] == len(chunk) // 2
+        ends = start + 3 >= len(actions[which])
+        assert found["terminated"][index] == (ends and which == 0) and found["truncated"][index] == (
+            ends and which == 1
+        )
+        paid = found["rewards"][index]
+        assert paid.sum() == (2.0 if ends and which == 0 else 0.0) and paid[: found["steps"][index] - 1].sum() == 0
+
+
+def test_the_batch_of_a_rank_without_rows_counts_nothing(tmp_path: Path) -> None:
+    config = SoftActorConfig(action_dim=1, action_chunk_len=1, proprio_dim=1, hidden_sizes=(8,))
+    actor = SoftActorPolicy(config)
+    memory = Memory(actor, ReplayConfig(), tmp_path / "buffer", 1, capacity=10)
+    columns = {"action": np.ones((2, 1), "f4"), "proprio": np.arange(3, dtype="f4")[:, None]}
+    memory.buffer.append([Episode(columns, np.ones((2, 1), "f4"), [1, 1], False, True)])
+    empty = memory.buffer.sample(2, np.random.default_rng(0))
+    empty = type(empty)(*(getattr(empty, name)[:0] for name in ("rows", "episodes", "probabilities", "weights")))
+    batch = make_batch([memory.rows(empty, 1, 0.5)], actor, "cpu")
+    assert batch.mask.tolist() == [False] and torch.isfinite(batch.returns).all()
+    whole = make_batch([memory.rows(memory.buffer.sample(2, np.random.default_rng(0)), 2, 0.5)], actor, "cpu")
+    assert set(whole.returns.tolist()) <= {1.0, 1.5} and set(whole.discounts.tolist()) <= {0.5, 0.25}
