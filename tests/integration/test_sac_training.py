@@ -61,6 +61,15 @@ def test_a_policy_is_evaluated_in_its_environment(tmp_path: Path) -> None:
         export([str(tmp_path / "run")])
 
 
+def test_an_evaluation_leaves_the_buffer_alone(tmp_path: Path) -> None:
+    options = [*HYBRID, "--save_steps", "1", "--max_ckpt_num", "4"]
+    run(tmp_path / "run", 12, *options)
+    saved = sorted(path.name for path in (tmp_path / "run" / "replay").rglob("*"))
+    run(tmp_path / "run", 12, "--load_checkpoint", "iteration_000002", "--val_only", *options)
+    assert sorted(path.name for path in (tmp_path / "run" / "replay").rglob("*")) == saved
+    run(tmp_path / "run", 12, "--load_checkpoint", *options)
+
+
 def test_scores_of_the_machine_reach_the_buffer(tmp_path: Path) -> None:
     run(tmp_path / "run", 12, *HYBRID)
     found = metrics(tmp_path / "run")[-2]

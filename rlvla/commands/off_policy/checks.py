@@ -267,6 +267,9 @@ def _demonstrations(
         return None, [p.of_flag("demos") for p in error.problems]
     found = mismatch_with_policy(demos, path, soft_actor_spec(config), "the policy")
     found += flags.split.problems(tasks, flags.schedule.eval_episodes, demos.states_learned_from)
+    if len(demos.actions) < launched_world_size():
+        text = f"--demos {path}: {len(demos.actions)} episodes are fewer than the {launched_world_size()} ranks"
+        found.append(Problem("demos", "too_few", text))
     if not any(demos.success):
         text = f"--demos {path}: none of the episodes ended in success, and nothing else of their rewards is known"
         found.append(Problem("demos", "mismatch", text))

@@ -23,7 +23,6 @@ from rlvla.replay.sampling import importance_weights, mixture_probabilities, ran
 from rlvla.replay.schema import BufferConfig, Column, Episode
 from rlvla.trainer.off_policy.config import ReplayConfig
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
-from rlvla.utils.errors import TrainingHalted
 
 
 @dataclass
@@ -109,11 +108,6 @@ class Memory:
         """
         episodes = []
         for sample in samples:
-            if not torch.isfinite(sample.rewards).all():
-                raise TrainingHalted(
-                    f"the rewards of initial state {sample.init_state_id} of {sample.suite} hold NaN or infinity, "
-                    "which would spoil all values; look at the reward sources (--reward)"
-                )
             scores = sample.scores.get(self._config.replay_score_source or "")
             columns: dict[str, Any] = {"action": sample.trace["action"].numpy()}
             for column in self._settings.columns:

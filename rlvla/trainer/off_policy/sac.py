@@ -117,7 +117,18 @@ class SAC(Algorithm):
         self._played = self._policy.at_random = self._policy.choice_at_random = False
 
     def ingest(self, samples: Sequence[Sample]) -> None:
-        """Put the episodes into the replay buffer."""
+        """Put the episodes into the replay buffer.
+
+        Raises:
+            TrainingHalted: on all ranks, a reward of one of them is NaN or infinite.
+        """
+        spoilt = [f"{s.suite}, initial state {s.init_state_id}" for s in samples if not torch.isfinite(s.rewards).all()]
+        everywhere = [episode for part in self._strategy.gather_objects(spoilt) for episode in part]
+        if everywhere:
+            raise TrainingHalted(
+                f"rewards hold NaN or infinity ({everywhere[0]}), which would spoil all values; look at the reward "
+                "sources (--reward)"
+            )
         scale = self._sac.reward_scale
         self.memory.append(samples, scale=scale, version=self.updates, now=self.updates)
         counts = {"episodes": float(len(samples)), "decisions": float(sum(s.num_decisions for s in samples))}
@@ -396,6 +407,8 @@ class SAC(Algorithm):
 
     def load_rank_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a `rank_state_dict`."""
+        if self.config.schedule.val_only:  # reading a buffer gives up what was saved of it later
+            return
         self.memory.load(state["memory"])
         self._rng.bit_generator.state = state["rng"]
         self._shared_rng.bit_generator.state = state["shared_rng"]
@@ -405,6 +418,8 @@ class SAC(Algorithm):
     def share_out(self, states: Sequence[dict[str, Any]]) -> str:
         """Deal out the episodes of all ranks; their priorities start anew."""
         strategy = self._strategy
+        if self.config.schedule.val_only:
+            return "the replay buffers are left alone"
         for rank in range(strategy.world_size):  # one after the other: reading tidies up
             if rank == strategy.rank:
                 share = slice(rank, None, strategy.world_size)
