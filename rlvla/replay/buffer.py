@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -359,14 +359,19 @@ class ReplayBuffer:
         return float(missing.mean()) if len(missing) else float("nan")
 
     # ------------------------------------------------------------------------------------------------ saving
-    def save(self, *, keep: int = 2) -> int:
+    def keep_only(self, numbers: Collection[int]) -> None:
+        """Give up all saved states but these, of which there must be one."""
+        self._store.keep_only(numbers)
+
+    def save(self, *, keep: int | None = 2) -> int:
         """Save the state: the rows that changed since the last time, and once in a while all of them.
 
         Killed at any moment, the states before stay complete. To continue from a checkpoint exactly, save first and put
         the number into the checkpoint.
 
         Args:
-            keep: number of newest states that stay, this one included, with the images that they need.
+            keep: number of newest states that stay, this one included, with the images that they need; None: all, until
+                `keep_only`.
 
         Returns:
             The number of the state.

@@ -7,7 +7,7 @@ drawn. The next observation of a decision is therefore that of the next row, and
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -162,7 +162,7 @@ class RowStore:
             os.truncate(file.path, 0)  # of a run that ended before it saved
         saved_states.keep_only(self.folder, [])
 
-    def save(self, max_priority: float, keep: int) -> int:
+    def save(self, max_priority: float, keep: int | None) -> int:
         """For `ReplayBuffer.save`, with the largest priority so far."""
         number, files = self.generation + 1, dict(self._saved_files)
         live = self.first >= 0
@@ -189,10 +189,14 @@ class RowStore:
         self.generation, self._saved_files = number, files
         for dirty in self._dirty.values():
             dirty[:] = False
-        kept = [state for state in saved_states.states(self.folder) if state > number - max(1, keep)]
-        saved_states.keep_only(self.folder, kept)
-        self._places.give_up(kept[0])
+        if keep is not None:
+            self.keep_only(saved_states.states(self.folder)[-max(1, keep) :])
         return number
+
+    def keep_only(self, numbers: Collection[int]) -> None:
+        """Give up all other saved states."""
+        saved_states.keep_only(self.folder, numbers)
+        self._places.give_up(min(numbers))
 
     def _row_bytes(self, group: str) -> int:
         return 8 + sum(self.columns[name][:1].nbytes for name in self._groups[group])  # 8: the number of the row

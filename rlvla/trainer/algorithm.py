@@ -179,6 +179,9 @@ class Algorithm:
     def load_rank_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the `rank_state_dict` of this rank."""
 
+    def checkpoint_written(self) -> None:
+        """The checkpoint with the last `rank_state_dict` is complete: what only older ones need may be given up."""
+
     def share_out(self, states: Sequence[dict[str, Any]]) -> str:
         """Restore from the `rank_state_dict`s of a different number of ranks; returns for the log what was done."""
         return "each rank starts with an empty state"

@@ -126,14 +126,14 @@ class Trainer:
             if not val_only:
                 self.logger.rewind(-1, evaluates_again=False)
             return False
-        if name is not None and not val_only and self.strategy.is_main:
-            later = set_aside_later(self._ckpt_path, state["iteration"])
-            if later:
-                self._log(f"later checkpoints are set aside as superseded_...: {', '.join(later)}")
         self.iteration = self._saved = state["iteration"]
         self.totals = state["totals"]
         self.evaluations = [(iteration, EvalResult.from_dict(result)) for iteration, result in state["evaluations"]]
         self._load_state(state)
+        if name is not None and not val_only and self.strategy.is_main:
+            later = set_aside_later(self._ckpt_path, state["iteration"])
+            if later:
+                self._log(f"later checkpoints are set aside as superseded_...: {', '.join(later)}")
         if not val_only:
             self.logger.rewind(self.iteration, evaluates_again=not self._evaluated)
         return True
@@ -268,6 +268,7 @@ class Trainer:
             protect=[self._best["iteration"]] if self._best else [],
         )
         self._saved, self._saved_in = self.iteration, folder
+        self.algorithm.checkpoint_written()
         if self.config.schedule.save_hf_ckpt:
             self._export_beside_checkpoint()
 

@@ -53,12 +53,13 @@ def test_a_run_resumes_to_the_bit(options: list[str], tmp_path: Path) -> None:
     assert last["critic/updates"] > 0 and last["replay/rows"] > 0
 
 
-def test_a_policy_is_evaluated_in_its_environment(tmp_path: Path) -> None:
+def test_a_policy_is_evaluated_in_its_environment(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     policy = run(tmp_path / "run", 8, *HYBRID)
     evaluate([*SUITE[:2], "--pretrain", str(policy), "--eval_episodes", "3", "--num_envs", "1"])
     shutil.rmtree(policy)
     with pytest.raises(SystemExit):
         export([str(tmp_path / "run")])
+    assert "exports its policies itself" in " ".join(capsys.readouterr().err.split())
 
 
 def test_an_evaluation_leaves_the_buffer_alone(tmp_path: Path) -> None:
@@ -91,6 +92,8 @@ def test_demonstrations_are_part_of_every_batch(demos: Path, tmp_path: Path) -> 
     without = ["--task_suite_name", "toy_reach", "--read_images", "--image_size", "16"]
     train([*without, *SMALL, "--save_path", str(tmp_path / "alone"), "--num_episodes", "8", "--utd_ratio", "0.5"])
     shown, alone = metrics(tmp_path / "run")[-2], metrics(tmp_path / "alone")[-2]
+    record = json.loads((tmp_path / "run" / "policy" / "rlvla_environment.json").read_text())
+    assert len(record["learned_from"]) == 2, "the states of the run, and those of the demonstrations"
     assert shown["critic/target_mean"] > alone["critic/target_mean"] + 0.02, "they succeed, random actions do not"
 
 
@@ -120,6 +123,14 @@ REFUSED = {
     "n": (["--n_step", "0"], "n_step"),
     "ratio": (["--utd_ratio", "0"], "utd_ratio"),
     "capacity": (["--replay_capacity", "4"], "an episode takes up to 5 rows"),
+    "silent judge": (
+        ["--replay_priority", "vlm", "--replay_score_source", "rm_model", "--reward", "success", "rm_model:0"]
+        + ["--rm_model_path", "nowhere", "--rm_model_pay", "final"],
+        "says nothing of single decisions",
+    ),
+    "critics of no use": (["--save_value_network"], "of no use to another"),
+    "choice": (["--choice_exploration", "5"], "--policy gaussian does not read it"),
+    "demo share": (["--demos", "nowhere", "--demo_share", "0.99"], "both parts need a decision"),
     "unread": (["--replay_alpha", "0.5"], "does not read it"),
     "primitives": (["--policy", "primitives"], "the environment has none"),
     "sharding": (["--zero_stage", "3"], "need neither sharding"),

@@ -21,9 +21,10 @@ from rlvla.envs.registry import get_suite
 from rlvla.models.soft_actor.config import SoftActorConfig
 from rlvla.models.soft_actor.family import SoftActorCheckpoint
 from rlvla.models.soft_actor.policy import soft_actor_spec
-from rlvla.rewards import StateInput
+from rlvla.rewards import RewardConfig, StateInput
 from rlvla.rewards.base import component_of, parse_rewards, source_of
 from rlvla.rewards.success_source import SIMULATOR
+from rlvla.rewards.vlm.questions import question_named
 from rlvla.trainer.algorithm import make_sampler
 from rlvla.trainer.algorithm_config import AlgorithmConfig
 from rlvla.trainer.reward_sources import reward_problems
@@ -46,7 +47,6 @@ class CheckedSAC:
 
     Attributes:
         run: environment, tasks and actor.
-        exported_env: the environment of the exported policy, whose observations may be fewer than in training.
         demos: demonstrations, or None.
     """
 
@@ -147,6 +147,34 @@ def _learner_problems(flags: SACRun) -> list[Problem]:
                 f"{as_typed(name, getattr(replay, name))}: --replay_priority {replay.replay_priority} does not read it"
             )
             found.append(Problem(name, "no_effect", f"{text}; leave it out"))
+    rewards = flags.rewards
+    silent = {
+        "rm": rewards.rm_propositions != RewardConfig.rm_propositions and "--rm_propositions vlm",
+        "rm_model": rewards.rm_model_pay == "final" and "--rm_model_pay final",
+        "vlm": not question_named(rewards.vlm_scorer).measures_progress and f"--vlm_scorer {rewards.vlm_scorer}",
+    }
+    why = silent.get(replay.replay_score_source or "")
+    if why:
+        text = f"--replay_score_source {replay.replay_score_source}: with {why} it says nothing of single decisions"
+        found.append(Problem("replay_score_source", "contradiction", text))
+    if flags.schedule.save_value_network:
+        text = "--save_value_network: the critics of this learner are of no use to another; leave it out"
+        found.append(Problem("save_value_network", "unavailable", text))
+    unread = {
+        "choice_exploration": sac.policy != "primitives" and "--policy gaussian",
+        "primitive_target_entropy": sac.policy != "primitives" and "--policy gaussian",
+        "replay_max_is_weight": replay.replay_weights != "clip" and f"--replay_weights {replay.replay_weights}",
+        "replay_refresh_budget": not replay.replay_refresh_interval and "--replay_refresh_interval 0",
+        "target_entropy": not sac.temperature_learning_rate and "--temperature_learning_rate 0",
+    }
+    for name, reader in unread.items():
+        if reader and name in flags.given:
+            found.append(Problem(name, "no_effect", f"--{name}: {reader} does not read it; leave it out"))
+    size, ranks = flags.batch.train_batch_size, launched_world_size()
+    shown = round(size * replay.demo_share / ranks)
+    if replay.demos is not None and not 0 < shown < size // ranks:
+        text = f"--demo_share {replay.demo_share} of --train_batch_size {size}: both parts need a decision on each rank"
+        found.append(Problem("demo_share", "out_of_range", text))
     if "demo_share" in flags.given and replay.demos is None:
         found.append(Problem("demo_share", "needs_flag", "--demo_share: there are no --demos"))
     strategy = flags.strategy
@@ -274,6 +302,15 @@ def _demonstrations(
         text = f"--demos {path}: none of the episodes ended in success, and nothing else of their rewards is known"
         found.append(Problem("demos", "mismatch", text))
     other = [spec for spec in flags.rewards.reward if source_of(component_of(spec))[0] not in ("success", "env")]
+    if demos.decision_steps is not None:
+        text = f"--demos {path}: recorded at decisions only; chunks of actions may begin at every step"
+        found.append(Problem("demos", "mismatch", text))
+    if flags.rewards.rm_state_input == "prompt":
+        text = "--demos: what a machine would say of demonstrations is not known; leave --rm_state_input out"
+        found.append(Problem("demos", "contradiction", text))
+    if flags.rewards.reward_schedule or flags.rewards.reward_pretrain:
+        text = "--demos: demonstrations are paid once, for success; leave --reward_schedule and --reward_pretrain out"
+        found.append(Problem("demos", "contradiction", text))
     paid = [spec for spec in other if parse_rewards([spec])[component_of(spec)]]
     if paid:
         text = f"--demos: what {', '.join(paid)} would pay for demonstrations is not known; take success alone"

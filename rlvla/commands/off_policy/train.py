@@ -17,7 +17,7 @@ from rlvla.commands.setup import CheckedRun, start_workers
 from rlvla.envs.registry import get_suite
 from rlvla.envs.splits import LearnedStates
 from rlvla.models.soft_actor.network import SoftCritic
-from rlvla.rewards import RewardPlan
+from rlvla.rewards import RewardConfig, RewardPlan
 from rlvla.rewards.base import component_of, source_of
 from rlvla.rewards.success_source import SIMULATOR
 from rlvla.rollout import RolloutEngine
@@ -83,12 +83,13 @@ def run_sac(flags: SACRun) -> Trainer | None:
             OptimizationConfig(),
             flags.schedule,
             flags.split,
-            policy_record(flags, setting),
+            policy_record(flags, checked),
             reward_weights=plan.weights,
             guards=flags.guards,
             sac=flags.sac,
             replay=flags.replay,
             replay_folder=save_path / REPLAY,
+            success_reward=flags.rewards.reward_coef,
         )
         setup = AlgorithmSetup(Models(actor, critic, None), strategy, config, setting.tasks, checked.demos)
         trainer = Trainer(setup, rollout, save_path, flags.ckpt_path, signals)
@@ -119,18 +120,21 @@ def played_options(flags: SACRun, setting: CheckedRun) -> dict[str, Any]:
     suite = get_suite(setting.env.suite)
     blind = suite.options is not None and not suite.options.needs_camera and not flags.sac.read_images
     blind &= all(source_of(component_of(spec))[0] in _BLIND for spec in flags.rewards.reward)
+    blind &= flags.rewards.rm_propositions == RewardConfig.rm_propositions
     blind &= flags.success.success_source == SIMULATOR and not flags.rewards.reward_pretrain
     if blind and not schedule.num_videos and not schedule.dump_rollouts:
         options["cameras"] = ()
     return options
 
 
-def policy_record(flags: SACRun, setting: CheckedRun) -> PolicyRecord:
+def policy_record(flags: SACRun, checked: CheckedSAC) -> PolicyRecord:
     """The record of the trained policy, with the initial states of the run and of its demonstrations."""
+    setting, demos = checked.run, checked.demos
     trained = [(task, flags.split.train_states(task)) for task in setting.tasks]
     states = [LearnedStates(task.suite, task.task_id, seen.start, seen.stop) for task, seen in trained]
     machine_state = setting.state_input.settings if setting.state_input else None
-    return PolicyRecord(setting.env, tuple(states), machine_state)
+    demonstrated = demos.states_learned_from if demos is not None else []
+    return PolicyRecord(setting.env, (*states, *demonstrated), machine_state)
 
 
 def header(flags: SACRun, checked: CheckedSAC, trainer: Trainer | None) -> str:

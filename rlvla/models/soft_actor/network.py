@@ -21,7 +21,8 @@ from rlvla.models.critic_ensemble import CriticEnsemble
 from rlvla.models.soft_actor.config import SoftActorConfig
 
 _CAMERA_WIDTH = 64
-_SMALLEST_STD = 1e-3  # of proprio
+_SMALLEST_STD = 0.02  # of proprio: what random actions hardly move may move later
+_LARGEST = 20.0  # of normalized proprio
 _INITIAL_STD = 0.3  # of parameters before tanh: that of a new network, 1, takes long to shrink
 
 
@@ -61,7 +62,7 @@ class ObservationEncoder(nn.Module):
         parts = []
         if len(self.mean):
             assert proprio is not None
-            parts.append(((proprio - self.mean) / self.std).clamp(-10.0, 10.0))
+            parts.append(((proprio - self.mean) / self.std).clamp(-_LARGEST, _LARGEST))
         text = None
         if self.text is not None:
             assert sentences is not None

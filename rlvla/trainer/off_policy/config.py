@@ -214,6 +214,7 @@ class OffPolicyConfig(PPOConfig):
         sac: actor, critics, temperatures.
         replay: the buffer.
         replay_folder: where the buffers of the ranks are.
+        success_reward: what the reward source `success` pays, by which demonstrations are rewarded.
     """
 
     batch: Any
@@ -221,3 +222,4 @@ class OffPolicyConfig(PPOConfig):
     sac: SACConfig = field(default_factory=SACConfig)
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     replay_folder: Path = Path("replay")
+    success_reward: float = 1.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,7 @@ class Memory:
         self._actor, self._config, self.folder = actor, config, folder
         self.sentences: list[str] = []  # by their numbers in the buffer
         self._buffer: ReplayBuffer | None = None
+        self._saved, self._needed = 0, list[int]()  # states of the buffer: the last one, and those of checkpoints
         self._priority = priority or make_priority(config.replay_priority, config.priority_settings)
         self._settings = BufferConfig(
             columns_of(actor.config, proprio_dim),
@@ -197,17 +199,25 @@ class Memory:
         last = during[index][-1] if after is None else after[index]
         return np.concatenate([during[index][starts], last[None]])
 
-    def save(self, keep: int) -> dict[str, Any]:
-        """What a checkpoint needs to find this state of the buffer again; OSError if it cannot be written."""
-        return {"generation": self.buffer.save(keep=keep), "sentences": list(self.sentences)}
+    def save(self) -> dict[str, Any]:
+        """What a checkpoint needs to find this state of the buffer again; OSError if it cannot be written.
+
+        States of earlier checkpoints stay until `checkpoint_written`, since this one may not come about.
+        """
+        self._saved = self.buffer.save(keep=None)
+        return {"generation": self._saved, "sentences": list(self.sentences)}
+
+    def checkpoint_written(self, keep: int) -> None:
+        """The checkpoint with what `save` returned last is complete: keep its state, and those of a few before it."""
+        self._needed = [*self._needed, self._saved][-keep:]
+        self.buffer.keep_only(self._needed)
 
     def take_over(self, folder: Path, state: dict[str, Any], indices: slice) -> None:
         """Append some of the episodes that another memory saved; ConfigError as in `ReplayBuffer.load`."""
         other = Memory.__new__(Memory)
         other.__dict__ |= self.__dict__ | {"folder": folder, "_buffer": None}
         other.load(state)
-        episodes = list(other.buffer.stored_episodes())[indices]
-        for episode in episodes:
+        for episode in islice(other.buffer.stored_episodes(), indices.start, indices.stop, indices.step):
             if "sentence" in episode.columns:
                 words = [other.sentences[number] for number in np.asarray(episode.columns["sentence"])]
                 numbers = np.array([self._number(text) for text in words], np.int32)
@@ -217,10 +227,8 @@ class Memory:
 
     def load(self, state: dict[str, Any]) -> None:
         """Continue from what `save` returned; ConfigError as in `ReplayBuffer.load`."""
-        self.sentences = list(state["sentences"])
-        self._buffer = ReplayBuffer.load(
-            self._settings, self.folder, self._priority, generation=int(state["generation"])
-        )
+        self.sentences, self._needed = list(state["sentences"]), [int(state["generation"])]
+        self._buffer = ReplayBuffer.load(self._settings, self.folder, self._priority, generation=self._needed[0])
 
 
 def make_batch(parts: Sequence[dict[str, np.ndarray]], actor: SoftActorPolicy, device: torch.device | str) -> Batch:

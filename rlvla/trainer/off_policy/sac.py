@@ -143,7 +143,8 @@ class SAC(Algorithm):
     # ------------------------------------------------------------------------------------------------ updating
     def update(self, metrics: Metrics) -> dict[str, float]:
         """As many updates as the decisions played so far allow."""
-        if self._episodes < self.config.batch.random_episodes:
+        rows = self._strategy.all_reduce({"rows": float(len(self.memory.buffer))}, "min")["rows"]
+        if self._episodes < self.config.batch.random_episodes or not rows:
             return self._replay_metrics(metrics)
         self._normalize()
         watch = Stopwatch("timing_s/replay", "timing_s/update")
@@ -160,9 +161,8 @@ class SAC(Algorithm):
                     self._update_actor(batch, metrics)
                 update_target(self._target, self.critic.module, self._sac.tau)
             with watch.phase("timing_s/replay"):
-                if self.config.replay.replay_priority != "uniform" and len(drawn.rows):
-                    own = errors[: len(drawn.rows)]
-                    self.memory.buffer.update(drawn.rows, drawn.episodes, now=self.updates, td_error=own)
+                if self.config.replay.replay_priority != "uniform":
+                    self._prioritise(drawn.rows, drawn.episodes, errors[: len(drawn.rows)])
         with watch.phase("timing_s/replay"):
             self._refresh(metrics)
         self.actor.train(False)
@@ -194,6 +194,10 @@ class SAC(Algorithm):
         )
         parts = [self.memory.rows(drawn, self._sac.n_step, self._sac.gamma)]
         if self._demos is not None:
+            # Demonstrations weigh 1; what was played weighs as much on average, however it was drawn.
+            sums = {"weights": float(parts[0]["weights"].sum()), "rows": float(parts[0]["mask"].sum())}
+            sums = self._strategy.all_reduce(sums, "sum")
+            parts[0]["weights"] = parts[0]["weights"] * (sums["rows"] / sums["weights"])
             shown = self._demos.buffer.sample(demonstrated, self._rng, share=0.0)
             parts.append(self._demos.rows(shown, self._sac.n_step, self._sac.gamma))
         return drawn, make_batch(parts, self._policy, self._strategy.device)
@@ -207,7 +211,7 @@ class SAC(Algorithm):
         folder = self.config.replay_folder / f"demos_rank_{rank}"
         memory = Memory(self._policy, ReplayConfig(), folder, proprio_dim, capacity=rows)
         weights = self.config.reward_weights()
-        success = sum(weights.get(name, 0.0) for name in ("success", "env"))
+        success = weights.get("success", 0.0) * self.config.success_reward + weights.get("env", 0.0)
         memory.append_demonstrations(demos, share, self._sac.reward_scale * success)
         return memory
 
@@ -216,7 +220,8 @@ class SAC(Algorithm):
         replay, buffer = self.config.replay, self.memory.buffer
         if replay.replay_priority == "uniform":
             return
-        metrics.mean({"replay/td_age_mean": buffer.score_age(self.updates, of="prioritised_at")}, 1.0)
+        age = buffer.score_age(self.updates, of="prioritised_at")
+        metrics.mean({"replay/td_age_mean": age}, float(not math.isnan(age)))
         if not replay.replay_refresh_interval:
             return
         due = buffer.due(
@@ -228,11 +233,17 @@ class SAC(Algorithm):
             found = self.memory.rows(Drawn(rows, episodes, ones, ones), self._sac.n_step, self._sac.gamma)
             batch = make_batch([found], self._policy, self._strategy.device)
             with torch.no_grad():
-                targets, now = self._targets(batch), batch.now
+                targets, now = self._targets(batch, self._noise), batch.now
                 q_values = self.critic.module(batch.actions, now.proprio, now.images, now.sentences)
                 _, errors = critic_loss(q_values, targets)
-            buffer.update(rows, episodes, now=self.updates, td_error=errors.cpu().numpy())
+            self._prioritise(rows, episodes, errors.cpu().numpy())
         metrics.total({"replay/refreshed": float(len(due))})
+
+    def _prioritise(self, rows: np.ndarray, episodes: np.ndarray, errors: np.ndarray) -> None:
+        """Set priorities by TD errors; one that is not finite says nothing, and its step was skipped."""
+        finite = np.isfinite(errors)
+        if finite.any():
+            self.memory.buffer.update(rows[finite], episodes[finite], now=self.updates, td_error=errors[finite])
 
     @torch.no_grad()
     def _normalize(self) -> None:
@@ -250,9 +261,13 @@ class SAC(Algorithm):
         mean = torch.tensor([sums[f"a{i}"] / n for i in range(width)], dtype=torch.float64)
         square = torch.tensor([sums[f"b{i}"] / n for i in range(width)], dtype=torch.float64)
         std = (square - mean.square()).clamp_min(0.0).sqrt()
+        self._set_normalization(mean.float(), std.float())
+
+    @torch.no_grad()
+    def _set_normalization(self, mean: Tensor, std: Tensor) -> None:
         networks: list[Any] = [self._policy, self.critic.module, self._target]
         for network in networks:
-            network.encoder.set_normalization(mean.float(), std.float())
+            network.encoder.set_normalization(mean, std)
 
     def _sampled(self, seen: Observations, actor: Any) -> tuple[Tensor, Tensor, Tensor | None]:
         """For every primitive parameters [B, n, D] and their log-densities [B, n]; log-probs [B, n] of the choice."""
@@ -271,7 +286,7 @@ class SAC(Algorithm):
 
     def _update_critics(self, batch: Batch, metrics: Metrics) -> np.ndarray:
         """One step of the critics; returns the absolute TD errors [B]."""
-        rows, targets, now = self.config.batch.train_batch_size, self._targets(batch), batch.now
+        rows, targets, now = self.config.batch.train_batch_size, self._targets(batch, self._shared_noise), batch.now
         q_values = self.critic(batch.actions, now.proprio, now.images, now.sentences)
         loss, errors = critic_loss(
             q_values,
@@ -289,8 +304,8 @@ class SAC(Algorithm):
         metrics.mean({"critic/loss": loss.detach(), "critic/grad_norm": norm or 0.0}, 1.0)
         return errors.cpu().numpy()
 
-    def _targets(self, batch: Batch) -> Tensor:
-        """[B]: what the critics are to predict."""
+    def _targets(self, batch: Batch, subsets: torch.Generator) -> Tensor:
+        """[B]: what the critics are to predict; `subsets` draws those whose smallest value counts."""
         sac = self._sac
         with torch.no_grad():
             values, log_probs, choice = self._sampled(batch.later, self._policy)
@@ -302,7 +317,7 @@ class SAC(Algorithm):
             action = stored_actions(values[row, chosen], self._policy.mask, None if choice is None else chosen)
             critics = None
             if sac.target_critics < sac.n_critics:
-                critics = random_critics(sac.n_critics, sac.target_critics, self._shared_noise)
+                critics = random_critics(sac.n_critics, sac.target_critics, subsets)
             q_next = self._target(action, batch.later.proprio, batch.later.images, batch.later.sentences, critics)
             if sac.entropy_in_target:
                 of_choice = None if choice is None else choice[row, chosen]
@@ -391,11 +406,14 @@ class SAC(Algorithm):
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """The target critics and the temperatures."""
         target = {name: value.cpu() for name, value in self._target.state_dict().items()}
-        return {"target": target, "temperatures": self.temperatures.state_dict()}
+        encoder = self._target.encoder
+        scale = {"mean": encoder.mean.cpu(), "std": encoder.std.cpu()}
+        return {"target": target, "temperatures": self.temperatures.state_dict(), "proprio": scale}
 
     def load_tensors(self, tensors: Mapping[str, dict[str, Tensor]]) -> None:
         """Restore `tensors`."""
         self._target.load_state_dict(tensors["target"])
+        self._set_normalization(**tensors["proprio"])  # engines of another number of ranks may lack buffers
         self.temperatures.load_state_dict(tensors["temperatures"])
 
     def rank_state_dict(self) -> dict[str, Any]:
@@ -403,7 +421,11 @@ class SAC(Algorithm):
         generators = {"rng": self._rng.bit_generator.state, "shared_rng": self._shared_rng.bit_generator.state}
         noise = {"noise": self._noise.get_state(), "shared_noise": self._shared_noise.get_state()}
         saved = {"world_size": self._strategy.world_size}
-        return saved | {"memory": self.memory.save(keep=self.config.schedule.max_ckpt_num + 1), **generators, **noise}
+        return saved | {"memory": self.memory.save(), **generators, **noise}
+
+    def checkpoint_written(self) -> None:
+        """Give up states of the buffer that none of the newest checkpoints needs."""
+        self.memory.checkpoint_written(self.config.schedule.max_ckpt_num)
 
     def load_rank_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a `rank_state_dict`."""

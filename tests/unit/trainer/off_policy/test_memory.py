@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -99,3 +100,46 @@ def test_the_batch_of_a_rank_without_rows_counts_nothing(tmp_path: Path) -> None
     assert batch.mask.tolist() == [False] and torch.isfinite(batch.returns).all()
     whole = make_batch([memory.rows(memory.buffer.sample(2, np.random.default_rng(0)), 2, 0.5)], actor, "cpu")
     assert set(whole.returns.tolist()) <= {1.0, 1.5} and set(whole.discounts.tolist()) <= {0.5, 0.25}
+
+
+def test_states_of_complete_checkpoints_outlive_failed_ones(tmp_path: Path) -> None:
+    config = SoftActorConfig(action_dim=1, action_chunk_len=1, proprio_dim=1, hidden_sizes=(8,))
+    memory = Memory(SoftActorPolicy(config), ReplayConfig(), tmp_path / "buffer", 1, capacity=100)
+    columns = {"action": np.ones((2, 1), "f4"), "proprio": np.arange(3, dtype="f4")[:, None]}
+    saved = []
+    for complete in (True, True, False, False, False, True):
+        memory.buffer.append([Episode(columns, np.ones((2, 1), "f4"), [1, 1], False, True)])
+        saved.append(memory.save())
+        if complete:
+            memory.checkpoint_written(2)
+        for state, expected in ((saved[1], 2), (saved[0], 1)) if len(saved) == 5 else ():
+            copy = tmp_path / f"copy{expected}"
+            shutil.copytree(tmp_path / "buffer", copy)
+            other = Memory(SoftActorPolicy(config), ReplayConfig(), copy, 1, capacity=100)
+            other.load(state)
+            assert other.buffer.num_episodes == expected
+    numbers = sorted(int(path.stem[6:]) for path in (tmp_path / "buffer").glob("state_*.json"))
+    assert numbers == [saved[1]["generation"], saved[5]["generation"]]
+
+
+def test_episodes_are_taken_over_by_other_ranks(tmp_path: Path) -> None:
+    config = SoftActorConfig(action_dim=1, action_chunk_len=1, proprio_dim=1, hidden_sizes=(8,), text_width=8)
+    actor = SoftActorPolicy(config)
+    old = Memory(actor, ReplayConfig(), tmp_path / "old", 1, capacity=100)
+    for number in range(5):
+        columns = {"action": np.full((2, 1), number, "f4"), "proprio": np.full((3, 1), number, "f4")}
+        columns["sentence"] = np.full(3, old._number(f"task {number}"), "i4")
+        old.buffer.append([Episode(columns, np.ones((2, 1), "f4"), [1, 1], False, True, number)])
+    state = old.save()
+    new = Memory(actor, ReplayConfig(), tmp_path / "new", 1, capacity=100)
+    new._number("something else")
+    new.take_over(tmp_path / "old", state, slice(1, None, 2))
+    found = list(new.buffer.stored_episodes())
+    assert [episode.init_state for episode in found] == [1, 3]
+    for episode in found:
+        words = {new.sentences[int(number)] for number in np.asarray(episode.columns["sentence"])}
+        assert (
+            words == {f"task {episode.init_state}"}
+            and (np.asarray(episode.columns["action"]) == episode.init_state).all()
+        )
+        assert not episode.terminated and episode.truncated and list(np.asarray(episode.steps)) == [1, 1]
