@@ -161,7 +161,7 @@ class Sample:
         """Restore a pickled episode; those of checkpoints before version 0.2 had other fields (see `prepared`)."""
         if "executed" not in state:
             state = _fields_since_0_2(state)
-        self.__dict__.update(state)
+        self.__dict__.update({"scores": {}, **state})
 
     def prepared(self, prepare: Prepare) -> Sample:
         """The episode with prepared observations, where it comes from a checkpoint before version 0.2; else itself."""

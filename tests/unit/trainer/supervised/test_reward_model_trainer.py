@@ -32,7 +32,7 @@ from rlvla.rewards import RewardConfig, RewardPlan, SuccessConfig
 from rlvla.rollout import EpisodeRequest, RolloutEngine
 from rlvla.trainer.algorithm_config import AlgorithmConfig
 from rlvla.trainer.config import OptimizationConfig
-from rlvla.trainer.reward_sources import _changes, rm_model, tie_to_learner, waits_on_host
+from rlvla.trainer.reward_sources import _judged, rm_model, tie_to_learner, waits_on_host
 from rlvla.trainer.supervised import reward_model_trainer
 from rlvla.trainer.supervised.config import RewardModelConfig
 from rlvla.trainer.supervised.reward_model_trainer import (
@@ -214,7 +214,7 @@ def test_a_run_from_episodes_to_a_source(reward_model: Path, mixed_file: Path) -
         fields = {"images": images[:-1], "last_images": images[-1], "instruction": demos.instructions[index]}
         samples.append(make_sample({"rm_model": np.zeros((steps, 1))}, [1] * steps, **fields))
         plan.submit(samples[-1])
-    changes = [judged["rm_model"] for judged in plan.collect(2)]
+    changes = [judged["rm_model"].reward for judged in plan.collect(2)]
     model = RewardModel.from_pretrained(folder).eval()
     for sample, change in zip(samples, changes):
         frames = [progress_of(model, image, sample) for image in [*sample.images, sample.last_images]]
@@ -330,7 +330,9 @@ def progress_of(model: RewardModel, image: torch.Tensor, sample: Sample) -> floa
 
 def test_changes_are_paid_at_the_last_step_of_a_decision() -> None:
     sample = make_sample({"rm_model": np.zeros((2, 2))}, [2, 1])
-    assert _changes(sample, np.array([0.1, 0.4, 0.3])) == pytest.approx([0, 0.3, -0.1])
+    judged = _judged(sample, np.array([0.1, 0.4, 0.3]))
+    assert judged.reward == pytest.approx([0, 0.3, -0.1])
+    assert [score for score in judged.scores] == [(2, 1.0, pytest.approx(0.4)), (3, 0.0, pytest.approx(0.3))]
 
 
 def test_what_is_no_reward_model(policy_folder: Path, tmp_path: Path) -> None:
