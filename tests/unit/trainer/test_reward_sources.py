@@ -171,7 +171,7 @@ def test_the_final_score_of_a_bfloat16_run_is_a_bfloat16_score(reward_folder: Pa
     assert [episode["reward_model"] for episode in half] == scores(reward_folder, bf16=True)
     for one, other in zip(plain, half):
         assert one["reward_model"] != other["reward_model"]
-        assert np.array_equal(one["rm_model"], other["rm_model"])
+        assert np.array_equal(one["rm_model"].reward, other["rm_model"].reward)
 
 
 def test_the_weighted_score_is_that_of_float32_numbers(reward_folder: Path) -> None:
