@@ -332,7 +332,7 @@ def test_changes_are_paid_at_the_last_step_of_a_decision() -> None:
     sample = make_sample({"rm_model": np.zeros((2, 2))}, [2, 1])
     judged = _judged(sample, np.array([0.1, 0.4, 0.3]))
     assert judged.reward == pytest.approx([0, 0.3, -0.1])
-    assert [score for score in judged.scores] == [(2, 1.0, pytest.approx(0.4)), (3, 0.0, pytest.approx(0.3))]
+    assert list(judged.scores) == [(2, 1.0, pytest.approx(0.4)), (3, 0.0, pytest.approx(0.3))]
 
 
 def test_what_is_no_reward_model(policy_folder: Path, tmp_path: Path) -> None:
