@@ -53,7 +53,7 @@ TASKS = {
         *("--num_episodes", "1280", "--random_episodes", "96", "--choice_exploration", "480", "--gamma", "0.97"),
         *("--reward", "success:1.0", "rm:1.0", "affordance:0.5", "--init_temperature", "0.005"),
         *("--n_critics", "4", "--actor_reduction", "mean", "--no-entropy_in_target", "--target_entropy", "2"),
-        *("--actor_learning_rate", "5e-4"),
+        *("--actor_learning_rate", "5e-4", "--hidden_sizes", "128", "128"),
     ],
 }
 REACHED = 0.9
