@@ -255,4 +255,8 @@ def make(task_id: int, **kw) -> RobosuiteEnv:
     missing = [name for name in options.cameras if name in task.missing_cameras]
     if missing:
         raise ConfigError(f"robosuite's {task.name} has no camera {', '.join(missing)}; choose another")
+    if options.primitives and not spec.primitives:
+        known = ", ".join(name for name, _ in task.primitives)
+        text = f"robosuite's {task.name} has no primitive {', '.join(options.primitives)}; it has {known}"
+        raise ConfigError.of("primitives", "unavailable", text)
     return RobosuiteEnv(spec, options)

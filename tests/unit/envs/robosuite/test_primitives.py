@@ -357,3 +357,22 @@ def test_the_turn_in_proprio_grasps_the_cube(make):
 def test_objects_need_proprio():
     with pytest.raises(ConfigError, match="--use_proprio"):
         list_tasks("robosuite", object_state=True)
+
+
+def test_a_choice_of_primitives():
+    options = {"action_space": "primitives", "primitives": ("grasp", "reach")}
+    tasks = {task.name: task for task in list_tasks("robosuite", **options)}
+    assert tasks["Lift"].primitives == (("reach", 3), ("grasp", 4)) and tasks["Lift"].action_dim == 6
+    for wrong, words in (
+        ({"primitives": ("fly",)}, "there is no fly"),
+        ({"action_space": "osc"}, "give --action_space"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            list_tasks("robosuite", **options | wrong)
+
+
+def test_a_task_without_the_chosen_primitives_says_so():
+    require_simulator()
+    wipe = next(index for index, task in enumerate(TASKS) if task.name == "Wipe")
+    with pytest.raises(ConfigError, match="Wipe has no primitive grasp; it has reach, push, atomic"):
+        make_env("robosuite", wipe, action_space="primitives", primitives=("grasp",), cameras=())
