@@ -13,9 +13,19 @@ from rlvla.replay import targets
 from rlvla.replay.priorities import Priority, make_priority, unjudged
 from rlvla.replay.row_store import RowStore
 from rlvla.replay.sampling import draw, draw_uniform, importance_weights, mixture_probabilities
-from rlvla.replay.schema import CONTENT, SCORES, Array, BufferConfig, Episode
+from rlvla.replay.schema import Array, BufferConfig, Episode
 from rlvla.replay.sum_tree import Floats, Indices, SumTree, last_of_each
 
+_OF_EPISODES = (
+    "rewards",
+    "steps",
+    "terminated",
+    "truncated",
+    "init_state",
+    "policy_version",
+    "action_score",
+    "progress",
+)
 _PROTECTED = 0.1  # share of the episodes, the newest ones, that eviction by value leaves alone
 
 
@@ -216,7 +226,7 @@ class ReplayBuffer:
             while self._store.next[rows[-1]] >= 0:
                 rows.append(int(self._store.next[rows[-1]]))
             found, decisions = self.gather(np.array(rows)), np.array(rows[:-1])
-            numbers = {name: self._columns[name][decisions] for name in (*CONTENT, *SCORES) if name in self._columns}
+            numbers = self.gather(decisions, _OF_EPISODES)
             yield Episode(
                 {name: values if name in observed else values[:-1] for name, values in found.items()},
                 numbers["rewards"],

@@ -26,7 +26,7 @@ from rlvla.trainer.algorithm_config import AlgorithmConfig
 from rlvla.trainer.config import OptimizationConfig
 from rlvla.trainer.models import Models
 from rlvla.trainer.off_policy.config import OffPolicyConfig
-from rlvla.trainer.off_policy.sac import SAC
+from rlvla.trainer.off_policy.sac import NAME
 from rlvla.trainer.progress.signal import trainable_and_all
 from rlvla.trainer.reward_sources import tie_to_learner
 from rlvla.trainer.trainer import Trainer
@@ -79,7 +79,7 @@ def run_sac(flags: SACRun) -> Trainer | None:
         rollout = RolloutEngine(pool, played_options(flags, setting), *parts)
         config = OffPolicyConfig(
             flags.batch,
-            AlgorithmConfig(algorithm=SAC.name, gamma=flags.sac.gamma),
+            AlgorithmConfig(algorithm=NAME, gamma=flags.sac.gamma),
             OptimizationConfig(),
             flags.schedule,
             flags.split,

@@ -19,7 +19,7 @@ from rlvla.models.compact.text import Sentences
 from rlvla.models.soft_actor.config import SoftActorConfig
 from rlvla.models.soft_actor.policy import SoftActorPolicy
 from rlvla.replay.buffer import Drawn, ReplayBuffer
-from rlvla.replay.priorities import Priority, make_priority
+from rlvla.replay.priorities import make_priority
 from rlvla.replay.sampling import importance_weights, mixture_probabilities, rank_prefix_sums
 from rlvla.replay.schema import BufferConfig, Column, Episode
 from rlvla.trainer.off_policy.config import ReplayConfig
@@ -64,29 +64,17 @@ class Memory:
         actor: reads instructions, and says what is stored of observations and actions.
         config: sizes and priorities.
         folder: of the buffer.
-        proprio_dim: length of the proprio vector; 0: none is stored.
-        capacity: decisions; by default `config.replay_capacity`.
-        priority: by default that of `config`.
     """
 
-    def __init__(
-        self,
-        actor: SoftActorPolicy,
-        config: ReplayConfig,
-        folder: Path,
-        proprio_dim: int,
-        *,
-        capacity: int | None = None,
-        priority: Priority | None = None,
-    ):
+    def __init__(self, actor: SoftActorPolicy, config: ReplayConfig, folder: Path):
         self._actor, self._config, self.folder = actor, config, folder
         self.sentences: list[str] = []  # by their numbers in the buffer
         self._buffer: ReplayBuffer | None = None
         self._saved, self._needed = 0, list[int]()  # states of the buffer: the last one, and those of checkpoints
-        self._priority = priority or make_priority(config.replay_priority, config.priority_settings)
+        self._priority = make_priority(config.replay_priority, config.priority_settings)
         self._settings = BufferConfig(
-            columns_of(actor.config, proprio_dim),
-            capacity or config.replay_capacity,
+            columns_of(actor.config),
+            config.replay_capacity,
             actor.config.action_chunk_len,
             config.replay_eviction,
         )
@@ -214,8 +202,7 @@ class Memory:
 
     def take_over(self, folder: Path, state: dict[str, Any], indices: slice) -> None:
         """Append some of the episodes that another memory saved; ConfigError as in `ReplayBuffer.load`."""
-        other = Memory.__new__(Memory)
-        other.__dict__ |= self.__dict__ | {"folder": folder, "_buffer": None}
+        other = Memory(self._actor, self._config, folder)
         other.load(state)
         for episode in islice(other.buffer.stored_episodes(), indices.start, indices.stop, indices.step):
             if "sentence" in episode.columns:
@@ -247,11 +234,11 @@ def make_batch(parts: Sequence[dict[str, np.ndarray]], actor: SoftActorPolicy, d
     return Batch(seen("now"), seen("later"), tensor("action"), returns, discounts, weights, tensor("mask"))
 
 
-def columns_of(config: SoftActorConfig, proprio_dim: int) -> tuple[Column, ...]:
+def columns_of(config: SoftActorConfig) -> tuple[Column, ...]:
     """What is stored of each decision."""
     columns = [Column("action", (config.action_width,))]
-    if proprio_dim:
-        columns.append(Column("proprio", (proprio_dim,), observation=True))
+    if config.proprio_dim:
+        columns.append(Column("proprio", (config.proprio_dim,), observation=True))
     if config.num_images_in_input:
         shape = (config.num_images_in_input, config.image_size, config.image_size, 3)
         columns.append(Column("images", shape, "uint8", observation=True, mapped=True))

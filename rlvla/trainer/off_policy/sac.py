@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -40,13 +41,11 @@ from rlvla.trainer.off_policy.temperatures import Temperatures
 from rlvla.utils.errors import ConfigError, TrainingHalted
 from rlvla.utils.seeding import derive_rng, derive_seed
 
+NAME = "sac"
 PARAMETERS, CHOICE = "parameters", "choice"
 
 
-_NAME = "sac"
-
-
-@register_algorithm(_NAME)
+@register_algorithm(NAME)
 class SAC(Algorithm):
     """Soft actor-critic (Haarnoja et al. 2018) with an ensemble of critics, n-step targets and prioritised replay.
 
@@ -56,8 +55,6 @@ class SAC(Algorithm):
         updates: updates of the critics so far.
         memory: what was played.
     """
-
-    name = _NAME
 
     def __init__(self, setup: AlgorithmSetup):
         super().__init__(setup)
@@ -75,11 +72,10 @@ class SAC(Algorithm):
         initial = dict.fromkeys(names, self._sac.init_temperature)
         self.temperatures = Temperatures(initial, self._sac.temperature_learning_rate)
         rank = self._strategy.rank
-        proprio = len(models.critic.encoder.mean)
-        self.memory = Memory(self._policy, config.replay, self._folder(rank, self._strategy.world_size), proprio)
+        self.memory = Memory(self._policy, config.replay, self._folder(rank, self._strategy.world_size))
         self._demos: Memory | None = None
         if setup.demos is not None:
-            self._demos = self._demonstrated(setup.demos, proprio)
+            self._demos = self._demonstrated(setup.demos)
         self._sampler = setup.sampler()
         self._rng = derive_rng(setup.strategy.seed, "replay", rank)
         self._shared_rng = derive_rng(setup.strategy.seed, "replay of all ranks")
@@ -170,14 +166,10 @@ class SAC(Algorithm):
         values = {f"actor/temperature_{name}": value for name, value in self.temperatures.values().items()}
         return values | self._replay_metrics(metrics)
 
-    def _progress(self) -> float:
-        """Share of the run's episodes that have been played."""
-        return min(1.0, self._episodes / self.config.batch.num_episodes)
-
     def _draw(self) -> tuple[Drawn, Batch]:
-        replay, done = self.config.replay, self._progress()
-        beta = linear_schedule(int(1e6 * done), 10**6, start=replay.replay_beta[0], end=replay.replay_beta[1])
-        share = linear_schedule(int(1e6 * done), 10**6, start=replay.replay_share[0], end=replay.replay_share[1])
+        replay, played = self.config.replay, (self._episodes, self.config.batch.num_episodes)
+        beta = linear_schedule(*played, start=replay.replay_beta[0], end=replay.replay_beta[1])
+        share = linear_schedule(*played, start=replay.replay_share[0], end=replay.replay_share[1])
         if replay.replay_priority == "uniform":
             share = 0.0
         size = self.config.batch.train_batch_size
@@ -202,14 +194,14 @@ class SAC(Algorithm):
             parts.append(self._demos.rows(shown, self._sac.n_step, self._sac.gamma))
         return drawn, make_batch(parts, self._policy, self._strategy.device)
 
-    def _demonstrated(self, demos: Demonstrations, proprio_dim: int) -> Memory:
+    def _demonstrated(self, demos: Demonstrations) -> Memory:
         """This rank's share of the demonstrations, in a buffer of their own, made anew at each start."""
         world, rank = self._strategy.world_size, self._strategy.rank
         share = range(rank, len(demos.actions), world)
         length = self._policy.config.action_chunk_len
         rows = 2 + sum(2 * min(length, steps) + steps for steps in (len(demos.actions[i]) for i in share))
         folder = self.config.replay_folder / f"demos_rank_{rank}"
-        memory = Memory(self._policy, ReplayConfig(), folder, proprio_dim, capacity=rows)
+        memory = Memory(self._policy, ReplayConfig(replay_capacity=rows), folder)
         weights = self.config.reward_weights()
         success = weights.get("success", 0.0) * self.config.success_reward + weights.get("env", 0.0)
         memory.append_demonstrations(demos, share, self._sac.reward_scale * success)
@@ -253,14 +245,9 @@ class SAC(Algorithm):
         self._normalized = True
         if not len(self._target.encoder.mean):
             return
-        count, total, squares = self.memory.proprio_sums()
-        width = len(total)
-        sums = {f"{kind}{i}": float(v) for kind, part in (("a", total), ("b", squares)) for i, v in enumerate(part)}
-        sums = self._strategy.all_reduce(sums | {"count": float(count)}, "sum")
-        n = sums["count"]
-        mean = torch.tensor([sums[f"a{i}"] / n for i in range(width)], dtype=torch.float64)
-        square = torch.tensor([sums[f"b{i}"] / n for i in range(width)], dtype=torch.float64)
-        std = (square - mean.square()).clamp_min(0.0).sqrt()
+        counts, totals, squares = zip(*self._strategy.gather_objects(self.memory.proprio_sums()))
+        mean = torch.from_numpy(sum(totals) / sum(counts))
+        std = (torch.from_numpy(sum(squares) / sum(counts)) - mean.square()).clamp_min(0.0).sqrt()
         self._set_normalization(mean.float(), std.float())
 
     @torch.no_grad()
@@ -298,8 +285,9 @@ class SAC(Algorithm):
         )
         norm = self.critic.backward(loss, last=True)
         self._check_step("critic", norm)
-        found = {"critic/q_mean": q_values.detach().mean(), "critic/target_mean": targets.mean()}
-        found |= {"critic/td_error": errors.mean(), "replay/is_weight_mean": batch.weights.mean()}
+        kept = batch.mask
+        found = {"critic/q_mean": q_values.detach()[:, kept].mean(), "critic/target_mean": targets[kept].mean()}
+        found |= {"critic/td_error": errors[kept].mean(), "replay/is_weight_mean": batch.weights[kept].mean()}
         metrics.mean(found, float(batch.mask.sum()))
         metrics.mean({"critic/loss": loss.detach(), "critic/grad_norm": norm or 0.0}, 1.0)
         return errors.cpu().numpy()
@@ -369,9 +357,9 @@ class SAC(Algorithm):
         gaps = {name: gap / total for name, gap in self._strategy.all_reduce(gaps, "sum").items()}
         if all(math.isfinite(gap) for gap in gaps.values()):
             self.temperatures.step(gaps)
-        metrics.mean({"actor/entropy": entropy.mean()}, float(kept.sum()))  # all rows, or none
+        metrics.mean({"actor/entropy": entropy[mask].mean()}, float(kept.sum()))
         if of_choice is not None:
-            metrics.mean({"actor/choice_entropy": of_choice.mean()}, float(kept.sum()))
+            metrics.mean({"actor/choice_entropy": of_choice[mask].mean()}, float(kept.sum()))
 
     def _check_step(self, model: str, norm: float | None) -> None:
         """End the run after several steps in a row whose gradient was not finite; they were skipped."""
@@ -451,16 +439,11 @@ class SAC(Algorithm):
         return "the episodes of the replay buffers are dealt out to them and their priorities start anew"
 
 
-class _frozen:
-    """Inside the block the parameters of a module receive no gradient."""
-
-    def __init__(self, module: nn.Module):
-        self._parameters = [p for p in module.parameters() if p.requires_grad]
-
-    def __enter__(self) -> None:
-        for parameter in self._parameters:
-            parameter.requires_grad_(False)
-
-    def __exit__(self, *_: Any) -> None:
-        for parameter in self._parameters:
-            parameter.requires_grad_(True)
+@contextmanager
+def _frozen(module: nn.Module) -> Iterator[None]:
+    """Inside the block the parameters of a module, all of which are trained, receive no gradient."""
+    module.requires_grad_(False)
+    try:
+        yield
+    finally:
+        module.requires_grad_(True)

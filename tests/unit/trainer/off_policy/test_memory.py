@@ -70,7 +70,7 @@ def test_every_step_of_a_demonstration_begins_one_decision(tmp_path: Path) -> No
         {}, {}, [np.zeros((len(a), 1, 8, 8, 3), "u1") for a in actions], proprio, actions, ["a", "b"], [True, False], []
     )
     config = SoftActorConfig(action_dim=2, action_chunk_len=3, proprio_dim=3, hidden_sizes=(8,), text_width=8)
-    memory = Memory(SoftActorPolicy(config), ReplayConfig(), tmp_path / "buffer", 3, capacity=60)
+    memory = Memory(SoftActorPolicy(config), ReplayConfig(replay_capacity=60), tmp_path / "buffer")
     memory.append_demonstrations(demos, [0, 1], 2.0)
     rows = np.flatnonzero(memory.buffer.drawable)
     found = memory.buffer.gather(rows, ["action", "proprio", "rewards", "steps", "terminated", "truncated", "sentence"])
@@ -91,7 +91,7 @@ def test_every_step_of_a_demonstration_begins_one_decision(tmp_path: Path) -> No
 def test_the_batch_of_a_rank_without_rows_counts_nothing(tmp_path: Path) -> None:
     config = SoftActorConfig(action_dim=1, action_chunk_len=1, proprio_dim=1, hidden_sizes=(8,))
     actor = SoftActorPolicy(config)
-    memory = Memory(actor, ReplayConfig(), tmp_path / "buffer", 1, capacity=10)
+    memory = Memory(actor, ReplayConfig(replay_capacity=10), tmp_path / "buffer")
     columns = {"action": np.ones((2, 1), "f4"), "proprio": np.arange(3, dtype="f4")[:, None]}
     memory.buffer.append([Episode(columns, np.ones((2, 1), "f4"), [1, 1], False, True)])
     empty = memory.buffer.sample(2, np.random.default_rng(0))
@@ -104,7 +104,7 @@ def test_the_batch_of_a_rank_without_rows_counts_nothing(tmp_path: Path) -> None
 
 def test_states_of_complete_checkpoints_outlive_failed_ones(tmp_path: Path) -> None:
     config = SoftActorConfig(action_dim=1, action_chunk_len=1, proprio_dim=1, hidden_sizes=(8,))
-    memory = Memory(SoftActorPolicy(config), ReplayConfig(), tmp_path / "buffer", 1, capacity=100)
+    memory = Memory(SoftActorPolicy(config), ReplayConfig(replay_capacity=100), tmp_path / "buffer")
     columns = {"action": np.ones((2, 1), "f4"), "proprio": np.arange(3, dtype="f4")[:, None]}
     saved = []
     for complete in (True, True, False, False, False, True):
@@ -115,7 +115,7 @@ def test_states_of_complete_checkpoints_outlive_failed_ones(tmp_path: Path) -> N
         for state, expected in ((saved[1], 2), (saved[0], 1)) if len(saved) == 5 else ():
             copy = tmp_path / f"copy{expected}"
             shutil.copytree(tmp_path / "buffer", copy)
-            other = Memory(SoftActorPolicy(config), ReplayConfig(), copy, 1, capacity=100)
+            other = Memory(SoftActorPolicy(config), ReplayConfig(replay_capacity=100), copy)
             other.load(state)
             assert other.buffer.num_episodes == expected
     numbers = sorted(int(path.stem[6:]) for path in (tmp_path / "buffer").glob("state_*.json"))
@@ -125,13 +125,13 @@ def test_states_of_complete_checkpoints_outlive_failed_ones(tmp_path: Path) -> N
 def test_episodes_are_taken_over_by_other_ranks(tmp_path: Path) -> None:
     config = SoftActorConfig(action_dim=1, action_chunk_len=1, proprio_dim=1, hidden_sizes=(8,), text_width=8)
     actor = SoftActorPolicy(config)
-    old = Memory(actor, ReplayConfig(), tmp_path / "old", 1, capacity=100)
+    old = Memory(actor, ReplayConfig(replay_capacity=100), tmp_path / "old")
     for number in range(5):
         columns = {"action": np.full((2, 1), number, "f4"), "proprio": np.full((3, 1), number, "f4")}
         columns["sentence"] = np.full(3, old._number(f"task {number}"), "i4")
         old.buffer.append([Episode(columns, np.ones((2, 1), "f4"), [1, 1], False, True, number)])
     state = old.save()
-    new = Memory(actor, ReplayConfig(), tmp_path / "new", 1, capacity=100)
+    new = Memory(actor, ReplayConfig(replay_capacity=100), tmp_path / "new")
     new._number("something else")
     new.take_over(tmp_path / "old", state, slice(1, None, 2))
     found = list(new.buffer.stored_episodes())
