@@ -131,6 +131,8 @@ REFUSED = {
     "critics of no use": (["--save_value_network"], "of no use to another"),
     "choice": (["--choice_exploration", "5"], "--policy gaussian does not read it"),
     "demo share": (["--demos", "nowhere", "--demo_share", "0.99"], "both parts need a decision"),
+    "late profile": (["--profile_steps", "3"], "the run has 2 iterations"),
+    "no board": (["--wandb_name", "x"], "wandb_name"),
     "unread": (["--replay_alpha", "0.5"], "does not read it"),
     "primitives": (["--policy", "primitives"], "the environment has none"),
     "sharding": (["--zero_stage", "3"], "need neither sharding"),

@@ -10,6 +10,7 @@ from pathlib import Path
 from rlvla.commands.algorithm_checks import early_stopping_problems
 from rlvla.commands.model_checks import mismatch_with_policy
 from rlvla.commands.off_policy.flags import SACRun
+from rlvla.commands.policy_checks import wandb_problems
 from rlvla.commands.problem_texts import problem, unread
 from rlvla.commands.runs.checks import changed_flags, folder_problems, resume_problems
 from rlvla.commands.setup import CheckedRun, state_input_of
@@ -78,7 +79,7 @@ def check(flags: SACRun) -> CheckedSAC:
     setting, more = _check_environment(flags)
     problems += more
     tasks = setting.run.tasks if setting is not None else []
-    problems += early_stopping_problems(flags.schedule, len(tasks))
+    problems += early_stopping_problems(flags.schedule, len(tasks)) + wandb_problems(flags.schedule)
     problems += reward_problems(flags.rewards, learner_of(flags), tasks, flags.success)
     if setting is not None:
         problems += changed_flags(flags, setting.run)
@@ -100,6 +101,10 @@ def _batch_problems(flags: SACRun) -> list[Problem]:
         below = batch.num_episodes // episodes * episodes
         near = {"episodes": episodes, "below": below, "above": below + episodes}
         found.append(problem("num_episodes", "not_divisible", value=batch.num_episodes, **near))
+    late = [number for number in flags.schedule.profile_steps if number > batch.iterations]
+    if late:
+        numbers = {"value": " ".join(map(str, late)), "iterations": batch.iterations}
+        found.append(problem("profile_steps", "out_of_range", **numbers))
     if batch.random_episodes >= batch.num_episodes:
         text = (
             f"--random_episodes {batch.random_episodes} leaves none of the --num_episodes {batch.num_episodes} to "
