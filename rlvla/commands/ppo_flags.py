@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-from rlvla.checkpoints.run_folder import CHECKPOINTS
 from rlvla.commands.custom_modules import CustomConfig
+from rlvla.commands.runs.flags import TrainingRun
 from rlvla.envs.config import EnvConfig, SplitConfig
 from rlvla.envs.workers.config import WorkerConfig
 from rlvla.models.config import ActorConfig, PolicyConfig
@@ -19,12 +17,8 @@ from rlvla.utils.deepspeed.config import StrategyConfig
 
 
 @dataclass(frozen=True)
-class PPORun:
-    """All groups of flags.
-
-    Attributes:
-        given: names of the flags present on the command line.
-    """
+class PPORun(TrainingRun):
+    """All groups of flags."""
 
     run: RunConfig
     rewards: RewardConfig
@@ -47,19 +41,9 @@ class PPORun:
     given: frozenset[str] = frozenset()
 
     @property
-    def groups(self) -> dict[str, Any]:
-        """The groups by name."""
-        return {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "given"}
-
-    @property
     def critic_folder(self) -> str | None:
         """The folder that the critic starts from; None: that of the policy."""
         if self.run.critic_from == "policy":
             return self.run.critic_pretrain
         asked = any(spec.partition(":")[0] == "rm_model" for spec in self.rewards.reward)
         return self.rewards.reward_pretrain or (self.rewards.rm_model_path if asked else None)
-
-    @property
-    def ckpt_path(self) -> Path:
-        """Folder of the training checkpoints."""
-        return Path(self.run.ckpt_path) if self.run.ckpt_path else Path(self.run.save_path) / CHECKPOINTS

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import torch
 
@@ -247,28 +247,20 @@ def recorded_run(run: Path) -> PPORun:
     groups = {name: group for name, group in stored.items() if isinstance(group, dict)}
     anywhere = {name: value for group in groups.values() for name, value in group.items()}  # flags have moved
     made: dict[str, Any] = {}
-    for part in fields(PPORun):
-        if part.name == "given":
-            continue
-        if part.name == "env":
+    for name, kind in PPORun.kinds().items():
+        if name == "env":
             # The interpreter belongs to the machine and is only among the flags as typed.
             typed = read_yaml(run / RUN_CONFIG_FILE) if (run / RUN_CONFIG_FILE).is_file() else None
             python = typed.get("env_python") if isinstance(typed, dict) else None
-            made["env"] = replace(EnvConfig().completed(groups.get("env", {})), env_python=python)
+            made[name] = replace(EnvConfig().completed(groups.get("env", {})), env_python=python)
             continue
-        made[part.name] = _group(part.name, anywhere | groups.get(part.name, {}))
+        made[name] = _group(kind, anywhere | groups.get(name, {}))
     return PPORun(**made)
 
 
-def _group(name: str, values: Mapping[str, Any]) -> Any:
-    kind = _kinds()[name]
+def _group(kind: type, values: Mapping[str, Any]) -> Any:
     known = {f.name: values[f.name] for f in fields(kind) if f.name in values}
     return kind(**{key: tuple(v) if isinstance(v, list) else v for key, v in known.items()})
-
-
-def _kinds() -> dict[str, type]:
-    """The dataclass of each group of flags."""
-    return get_type_hints(PPORun)
 
 
 def checkpoint_folder(run: Path) -> Path:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import typing
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -24,8 +23,7 @@ def training_problems(stages: Sequence[Stage], parsers: Parsers) -> list[Problem
 def _problems_of(stage: Stage, parsers: Parsers) -> Iterator[Problem]:
     namespace = argparse.Namespace()
     parsers[KINDS[stage.name].command or ""].read_flags(stage.words, namespace)
-    kinds = {name: kind for name, kind in typing.get_type_hints(PPORun).items() if name != "given"}
-    groups = {name: from_namespace(kind, namespace) for name, kind in kinds.items()}
+    groups = {name: from_namespace(kind, namespace) for name, kind in PPORun.kinds().items()}
     groups["env"] = groups["env"].with_suite_flags(namespace)
     given = frozenset(name for name, value in stage.settings.items() if value is not None)
     flags = PPORun(**groups, given=given)

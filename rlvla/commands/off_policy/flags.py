@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-from rlvla.checkpoints.run_folder import CHECKPOINTS
 from rlvla.commands.custom_modules import CustomConfig
+from rlvla.commands.runs.flags import TrainingRun
 from rlvla.envs.config import EnvConfig, SplitConfig
 from rlvla.envs.workers.config import WorkerConfig
 from rlvla.rewards import RewardConfig, SuccessConfig
@@ -24,12 +22,8 @@ from rlvla.trainer.off_policy.config import (
 
 
 @dataclass(frozen=True)
-class SACRun:
-    """All groups of flags.
-
-    Attributes:
-        given: names of the flags present on the command line.
-    """
+class SACRun(TrainingRun):
+    """All groups of flags."""
 
     run: SACRunConfig
     env: EnvConfig
@@ -46,13 +40,3 @@ class SACRun:
     guards: SACGuardConfig = SACGuardConfig()
     custom: CustomConfig = CustomConfig()
     given: frozenset[str] = frozenset()
-
-    @property
-    def groups(self) -> dict[str, Any]:
-        """The groups by name."""
-        return {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "given"}
-
-    @property
-    def ckpt_path(self) -> Path:
-        """Folder of the training checkpoints."""
-        return Path(self.run.ckpt_path) if self.run.ckpt_path else Path(self.run.save_path) / CHECKPOINTS

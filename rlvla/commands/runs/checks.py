@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from rlvla.checkpoints.run_folder import RUN_FILE, checkpoint_folder_problem, ended_early, run_folder_problem
 from rlvla.checkpoints.training import list_checkpoints
 from rlvla.commands.problem_texts import problem
+from rlvla.commands.runs.flags import TrainingRun
 from rlvla.commands.setup import CheckedRun
 from rlvla.envs.config import EnvConfig
 from rlvla.utils.data_files import read_json
@@ -24,26 +25,6 @@ _FREE_FLAGS = {
     *("offload_during_rollout", "param_offload"),
     *("save_path", "ckpt_path", "load_checkpoint", "num_envs", "local_rank", "rank_timeout", "dry_run"),
 }
-
-
-class TrainingRun(Protocol):
-    """The flags of a reinforcement-learning run, as far as all commands share them.
-
-    Attributes:
-        run: folders, workers and seed (`BasicRunConfig`).
-        schedule: evaluation, checkpoints, logging (`ScheduleConfig`).
-        groups: all groups by name.
-        ckpt_path: folder of the training checkpoints.
-    """
-
-    run: Any
-    schedule: Any
-
-    @property
-    def groups(self) -> dict[str, Any]: ...  # noqa: D102
-
-    @property
-    def ckpt_path(self) -> Path: ...  # noqa: D102
 
 
 def folder_problems(flags: TrainingRun) -> list[Problem]:

@@ -11,7 +11,8 @@ from typing import Any
 from rlvla.checkpoints.run_folder import CURVE_FILE
 from rlvla.checkpoints.training import list_checkpoints
 from rlvla.commands.custom_modules import words_for_later_commands
-from rlvla.commands.runs.checks import TrainingRun, evaluates_a_checkpoint, nothing_to_evaluate
+from rlvla.commands.runs.checks import evaluates_a_checkpoint, nothing_to_evaluate
+from rlvla.commands.runs.flags import TrainingRun
 from rlvla.trainer.progress.curve import save_learning_curve
 from rlvla.trainer.trainer import Trainer
 from rlvla.utils.cli.command import STARTS_ANEW

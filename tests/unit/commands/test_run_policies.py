@@ -100,8 +100,7 @@ def test_a_supervised_run_stands_for_its_policy(tmp_path: Path) -> None:
 
 @pytest.fixture
 def flags() -> PPORun:
-    made = {name: kind() for name, kind in run_policies._kinds().items() if name not in ("given", "return")}
-    return PPORun(**made)
+    return PPORun(**{name: kind() for name, kind in PPORun.kinds().items()})
 
 
 def test_the_flags_of_a_run_are_read_back(run: Path, flags: PPORun) -> None:
