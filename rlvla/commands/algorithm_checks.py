@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 from rlvla.algorithms.columns import LEVEL_ORDER
 from rlvla.commands.policy_checks import wandb_problems
 from rlvla.commands.problem_texts import problem, unread
+from rlvla.commands.runs.checks import length_problems, rank_problems
 from rlvla.rewards.config import OVERLONG, REWARD_MODEL
 from rlvla.trainer.algorithm_config import ONE_ADVANTAGE_PER_EPISODE, AlgorithmConfig, learner_scores
 from rlvla.trainer.config import ScheduleConfig
 from rlvla.trainer.group_collector import EPISODE_METRICS
 from rlvla.trainer.guards import EARLY_STOP_EPISODES
 from rlvla.utils.cli.flags import as_typed
-from rlvla.utils.deepspeed.config import launched_world_size
 from rlvla.utils.deepspeed.strategy import has_accelerator
 from rlvla.utils.errors import Problem
 
@@ -108,36 +108,17 @@ def early_stopping_problems(schedule: ScheduleConfig, num_tasks: int, *, own_sam
 
 
 def batch_problems(flags: PPORun) -> list[Problem]:
-    """Batch sizes that do not divide each other."""
-    batch, ranks, problems = flags.batch, launched_world_size(), []
-    episodes = batch.episodes_per_iteration
+    """Batch sizes that do not divide each other, and lengths that leave nothing to train."""
+    batch = flags.batch
     if batch.train_batch_size < 1 or batch.rollout_batch_size < 1 or batch.n_samples_per_prompt < 1:
         return []  # already reported
-    for name in ("rollout_batch_size", "train_batch_size"):
-        if getattr(batch, name) % ranks:
-            problems.append(problem(name, "not_divisible", value=getattr(batch, name), ranks=ranks))
+    problems, episodes = rank_problems(flags), batch.episodes_per_iteration
     if episodes % batch.train_batch_size:
         problems.append(problem("train_batch_size", "does_not_divide", value=batch.train_batch_size, episodes=episodes))
-    if batch.num_episodes < episodes:
-        problems.append(problem("num_episodes", "too_few", value=batch.num_episodes, episodes=episodes))
-    elif batch.num_episodes % episodes:
-        below = batch.num_episodes // episodes * episodes
-        near = {"episodes": episodes, "below": below, "above": below + episodes}
-        problems.append(problem("num_episodes", "not_divisible", value=batch.num_episodes, **near))
-    return problems + _iteration_problems(flags)
-
-
-def _iteration_problems(flags: PPORun) -> list[Problem]:
-    """Iterations beyond the end of the run, and freezing that leaves nothing to train."""
-    schedule, iterations, problems = flags.schedule, flags.batch.iterations, []
-    late = [number for number in schedule.profile_steps if number > iterations]
-    if late:
-        problems.append(problem("profile_steps", "out_of_range", value=" ".join(map(str, late)), iterations=iterations))
-    if schedule.profile_steps and schedule.val_only:
-        problems.append(problem("profile_steps", "contradiction"))
+    problems += length_problems(flags)
     frozen = flags.optimization.freezing_actor_steps
-    if flags.algorithm.needs_critic and frozen and frozen >= iterations and not schedule.val_only:
-        problems.append(problem("freezing_actor_steps", "contradiction", value=frozen, iterations=iterations))
+    if flags.algorithm.needs_critic and frozen and frozen >= batch.iterations and not flags.schedule.val_only:
+        problems.append(problem("freezing_actor_steps", "contradiction", value=frozen, iterations=batch.iterations))
     return problems
 
 

@@ -7,14 +7,13 @@ from rlvla.commands.model_checks import mismatch_with_policy, value_model_proble
 from rlvla.commands.policy_checks import density_problems, quantity_problems, score_problems
 from rlvla.commands.ppo_flags import PPORun
 from rlvla.commands.problem_texts import problem
-from rlvla.commands.runs.checks import changed_flags, folder_problems, resume_problems
+from rlvla.commands.runs.checks import changed_flags, flag_problems, writable
 from rlvla.commands.setup import CheckedRun, check_run
 from rlvla.data.reading import read_demonstrations
 from rlvla.trainer.algorithm import make_sampler
 from rlvla.trainer.algorithm_config import learner_scores
 from rlvla.trainer.reward_sources import reward_problems
-from rlvla.utils.cli.flags import range_problems
-from rlvla.utils.errors import ConfigError, Problem, require
+from rlvla.utils.errors import ConfigError, Problem
 
 
 def check(flags: PPORun) -> CheckedRun:
@@ -23,16 +22,7 @@ def check(flags: PPORun) -> CheckedRun:
     Raises:
         ConfigError: with all problems.
     """
-    problems: list[str | Problem] = [p for group in flags.groups.values() for p in range_problems(group)]
-    out_of_range = {p.flag for p in problems if isinstance(p, Problem)}  # reported once is enough
-    problems += [*batch_problems(flags), *flags.workers.problems(flags.env.env_python), *flags.strategy.problems()]
-    problems += [p for p in algorithm_problems(flags) if p.flag not in out_of_range]
-    writable = not any(p.reason == "not_writable" for p in problems if isinstance(p, Problem))
-    problems += folder_problems(flags) + resume_problems(flags) if writable else []
-    if flags.schedule.num_videos:
-        require("av", extra="video")
-    if flags.schedule.use_wandb:
-        require("wandb", extra="wandb")
+    problems = flag_problems(flags, batch_problems(flags), algorithm_problems(flags))
     judged = flags.rewards, flags.success
     scores = learner_scores(flags.algorithm)
     setting, more = check_run(flags.policy, flags.env, flags.split, flags.schedule.eval_episodes, *judged, scores)
@@ -46,9 +36,8 @@ def check(flags: PPORun) -> CheckedRun:
         problems += score_problems(setting.spec, flags.algorithm)
         problems += quantity_problems(setting.spec, flags.algorithm) + density_problems(setting.spec, flags)
         problems += _sampler_problems(flags, setting)
-        problems += (changed_flags(flags, setting) if writable else []) + setting.checkpoint.option_problems(
-            flags.actor
-        )
+        problems += changed_flags(flags, setting) if writable(problems) else []
+        problems += setting.checkpoint.option_problems(flags.actor)
         problems += _token_problems(flags, setting) + _demonstration_problems(flags, setting)
     if problems or setting is None:
         raise ConfigError(dict.fromkeys(problems))

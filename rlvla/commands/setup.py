@@ -76,17 +76,13 @@ def check_run(
     """
     problems: list[str | Problem] = []
     source = SIMULATOR if success is None else success.success_source
-    if source != SIMULATOR and env.success_hold_steps is not None:
-        typed = f"--success_hold_steps {env.success_hold_steps}"
-        problems.append(unread("success_hold_steps", typed, "other source of success", source=source))
     folder, recorded = Path(policy.pretrain), {}
     try:
         recorded = recorded_environment(folder)
     except ConfigError as error:
         problems += error.problems
-    env = env.completed(recorded)
-    if source != SIMULATOR and env.after_success == "continue":
-        problems.append(problem("after_success", "no_effect", source=source))
+    given, env = env, env.completed(recorded)
+    problems = [*success_problems(given, env, source), *problems]
     tasks: list[TaskSpec] = []
     checkpoint, overrides = None, {}
     try:
@@ -114,6 +110,25 @@ def check_run(
     if problems or checkpoint is None:
         return None, as_problems(problems)
     return CheckedRun(env, tasks, checkpoint, overrides, state_input, source), []
+
+
+def success_problems(given: EnvConfig, env: EnvConfig, source: str) -> list[Problem]:
+    """Settings of the simulator's success that another source of success does not use.
+
+    Args:
+        given: the environment as given by flags.
+        env: the same, completed from the record of a checkpoint.
+        source: what tells success.
+    """
+    if source == SIMULATOR:
+        return []
+    found, steps = [], given.success_hold_steps
+    if steps is not None:
+        typed = f"--success_hold_steps {steps}"
+        found.append(unread("success_hold_steps", typed, "other source of success", source=source))
+    if env.after_success == "continue":
+        found.append(problem("after_success", "no_effect", source=source))
+    return found
 
 
 def _cameras_of(env: EnvConfig) -> Sequence[str]:

@@ -132,6 +132,8 @@ REFUSED = {
     "choice": (["--choice_exploration", "5"], "--policy gaussian does not read it"),
     "demo share": (["--demos", "nowhere", "--demo_share", "0.99"], "both parts need a decision"),
     "late profile": (["--profile_steps", "3"], "the run has 2 iterations"),
+    "profile of nothing": (["--profile_steps", "1", "--val_only"], "records training"),
+    "no episodes": (["--rollout_batch_size", "0"], "must be at least 1"),
     "no board": (["--wandb_name", "x"], "wandb_name"),
     "unread": (["--replay_alpha", "0.5"], "does not read it"),
     "primitives": (["--policy", "primitives"], "the environment has none"),

@@ -11,9 +11,8 @@ from rlvla.commands.algorithm_checks import early_stopping_problems
 from rlvla.commands.model_checks import mismatch_with_policy
 from rlvla.commands.off_policy.flags import SACRun
 from rlvla.commands.policy_checks import wandb_problems
-from rlvla.commands.problem_texts import problem, unread
-from rlvla.commands.runs.checks import changed_flags, folder_problems, resume_problems
-from rlvla.commands.setup import CheckedRun, state_input_of
+from rlvla.commands.runs.checks import changed_flags, flag_problems, length_problems, rank_problems
+from rlvla.commands.setup import CheckedRun, state_input_of, success_problems
 from rlvla.data.demonstrations import Demonstrations
 from rlvla.data.reading import read_demonstrations
 from rlvla.envs.base import TaskSpec
@@ -24,14 +23,13 @@ from rlvla.models.soft_actor.family import SoftActorCheckpoint
 from rlvla.models.soft_actor.policy import soft_actor_spec
 from rlvla.rewards import RewardConfig, StateInput
 from rlvla.rewards.base import component_of, parse_rewards, source_of
-from rlvla.rewards.success_source import SIMULATOR
 from rlvla.rewards.vlm.questions import question_named
 from rlvla.trainer.algorithm import make_sampler
 from rlvla.trainer.algorithm_config import AlgorithmConfig
 from rlvla.trainer.reward_sources import reward_problems
-from rlvla.utils.cli.flags import as_typed, range_problems
+from rlvla.utils.cli.flags import as_typed
 from rlvla.utils.deepspeed.config import launched_world_size
-from rlvla.utils.errors import ConfigError, Problem, as_problems, require
+from rlvla.utils.errors import ConfigError, Problem, as_problems
 
 _TEXT_WIDTH = 32
 _JUDGES = ("rm", "rm_model", "vlm")  # reward sources that say how far an episode has come
@@ -66,16 +64,7 @@ def check(flags: SACRun) -> CheckedSAC:
     Raises:
         ConfigError: with all problems.
     """
-    problems: list[str | Problem] = [p for group in flags.groups.values() for p in range_problems(group)]
-    out_of_range = {p.flag for p in problems if isinstance(p, Problem)}
-    problems += _batch_problems(flags) + flags.workers.problems(flags.env.env_python) + flags.strategy.problems()
-    problems += [p for p in _learner_problems(flags) if p.flag not in out_of_range]
-    if not any(p.reason == "not_writable" for p in problems if isinstance(p, Problem)):
-        problems += folder_problems(flags) + resume_problems(flags)
-    if flags.schedule.num_videos:
-        require("av", extra="video")
-    if flags.schedule.use_wandb:
-        require("wandb", extra="wandb")
+    problems = flag_problems(flags, _batch_problems(flags), _learner_problems(flags))
     setting, more = _check_environment(flags)
     problems += more
     tasks = setting.run.tasks if setting is not None else []
@@ -90,21 +79,7 @@ def check(flags: SACRun) -> CheckedSAC:
 
 def _batch_problems(flags: SACRun) -> list[Problem]:
     """Numbers of episodes and rows that do not fit each other."""
-    batch, ranks, found = flags.batch, launched_world_size(), []
-    for name in ("rollout_batch_size", "train_batch_size"):
-        if getattr(batch, name) % ranks:
-            found.append(problem(name, "not_divisible", value=getattr(batch, name), ranks=ranks))
-    episodes = batch.episodes_per_iteration
-    if batch.num_episodes < episodes:
-        found.append(problem("num_episodes", "too_few", value=batch.num_episodes, episodes=episodes))
-    elif batch.num_episodes % episodes:
-        below = batch.num_episodes // episodes * episodes
-        near = {"episodes": episodes, "below": below, "above": below + episodes}
-        found.append(problem("num_episodes", "not_divisible", value=batch.num_episodes, **near))
-    late = [number for number in flags.schedule.profile_steps if number > batch.iterations]
-    if late:
-        numbers = {"value": " ".join(map(str, late)), "iterations": batch.iterations}
-        found.append(problem("profile_steps", "out_of_range", **numbers))
+    batch, found = flags.batch, rank_problems(flags) + length_problems(flags)
     if batch.random_episodes >= batch.num_episodes:
         text = (
             f"--random_episodes {batch.random_episodes} leaves none of the --num_episodes {batch.num_episodes} to "
@@ -201,12 +176,7 @@ def _check_environment(flags: SACRun) -> tuple[CheckedSAC | None, list[Problem]]
     except ConfigError as error:
         return None, error.problems
     found += _task_problems(flags, env, tasks)
-    source = flags.success.success_source
-    if source != SIMULATOR and env.after_success == "continue":
-        found.append(problem("after_success", "no_effect", source=source))
-    if source != SIMULATOR and env.success_hold_steps is not None:
-        typed = f"--success_hold_steps {env.success_hold_steps}"
-        found.append(unread("success_hold_steps", typed, "other source of success", source=source))
+    found += success_problems(flags.env, env, flags.success.success_source)
     try:
         make_sampler(flags.batch, tasks, flags.split, flags.run.seed)
         asked = StateInput.from_config(flags.rewards, tasks)
@@ -225,7 +195,7 @@ def _check_environment(flags: SACRun) -> tuple[CheckedSAC | None, list[Problem]]
     demos, more = _demonstrations(flags, env, tasks, config)
     if more:
         return None, more
-    return CheckedSAC(CheckedRun(env, tasks, checkpoint, {}, state_input, source), demos), []
+    return CheckedSAC(CheckedRun(env, tasks, checkpoint, {}, state_input, flags.success.success_source), demos), []
 
 
 def _sizes(flags: SACRun, env: EnvConfig, tasks: Sequence[TaskSpec], proprio_dim: int) -> SoftActorConfig:

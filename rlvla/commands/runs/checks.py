@@ -1,8 +1,9 @@
-"""Checks of what all reinforcement-learning runs share: folders, resuming, and what may change then."""
+"""Checks of what all reinforcement-learning runs share: lengths, folders, resuming, and what may change then."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,10 @@ from rlvla.commands.problem_texts import problem
 from rlvla.commands.runs.flags import TrainingRun
 from rlvla.commands.setup import CheckedRun
 from rlvla.envs.config import EnvConfig
+from rlvla.utils.cli.flags import range_problems
 from rlvla.utils.data_files import read_json
-from rlvla.utils.errors import ConfigError, Problem
+from rlvla.utils.deepspeed.config import launched_world_size
+from rlvla.utils.errors import ConfigError, Problem, require
 from rlvla.utils.files import output_folder_problem
 
 # Flags that may change on resume: run length, batching that affects no result, evaluation and saving.
@@ -25,6 +28,57 @@ _FREE_FLAGS = {
     *("offload_during_rollout", "param_offload"),
     *("save_path", "ckpt_path", "load_checkpoint", "num_envs", "local_rank", "rank_timeout", "dry_run"),
 }
+
+
+def flag_problems(flags: TrainingRun, batch: list[Problem], learner: list[Problem]) -> list[Problem]:
+    """Problems of the flags by themselves; `batch` and `learner` are those of the command.
+
+    Raises:
+        MissingExtraError: a flag needs a package that is not installed.
+    """
+    problems = [p for group in flags.groups.values() for p in range_problems(group)]
+    out_of_range = {p.flag for p in problems}  # reported once is enough
+    problems += [*batch, *flags.workers.problems(flags.env.env_python), *flags.strategy.problems()]
+    problems += [p for p in learner if p.flag not in out_of_range]
+    if writable(problems):
+        problems += folder_problems(flags) + resume_problems(flags)
+    if flags.schedule.num_videos:
+        require("av", extra="video")
+    if flags.schedule.use_wandb:
+        require("wandb", extra="wandb")
+    return problems
+
+
+def writable(problems: Iterable[Problem]) -> bool:
+    """Whether the outputs of a run can be written, as far as `problems` tell."""
+    return all(p.reason != "not_writable" for p in problems)
+
+
+def rank_problems(flags: TrainingRun) -> list[Problem]:
+    """Batch sizes that the ranks cannot share."""
+    ranks, sizes = launched_world_size(), ("rollout_batch_size", "train_batch_size")
+    values = {name: getattr(flags.batch, name) for name in sizes}
+    return [problem(name, "not_divisible", value=n, ranks=ranks) for name, n in values.items() if n % ranks]
+
+
+def length_problems(flags: TrainingRun) -> list[Problem]:
+    """Episodes that make no whole iterations, and iterations beyond the end of the run."""
+    batch, schedule, found = flags.batch, flags.schedule, []
+    episodes = batch.episodes_per_iteration
+    if episodes < 1:
+        return []  # already reported
+    if batch.num_episodes < episodes:
+        found.append(problem("num_episodes", "too_few", value=batch.num_episodes, episodes=episodes))
+    elif batch.num_episodes % episodes:
+        below = batch.num_episodes // episodes * episodes
+        near = {"episodes": episodes, "below": below, "above": below + episodes}
+        found.append(problem("num_episodes", "not_divisible", value=batch.num_episodes, **near))
+    late = " ".join(str(number) for number in schedule.profile_steps if number > batch.iterations)
+    if late:
+        found.append(problem("profile_steps", "out_of_range", value=late, iterations=batch.iterations))
+    if schedule.profile_steps and schedule.val_only:
+        found.append(problem("profile_steps", "contradiction"))
+    return found
 
 
 def folder_problems(flags: TrainingRun) -> list[Problem]:

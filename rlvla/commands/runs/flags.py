@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from rlvla.checkpoints.run_folder import CHECKPOINTS
+from rlvla.envs.config import EnvConfig
+from rlvla.envs.workers.config import WorkerConfig
 
 
 class TrainingRun:
@@ -15,12 +17,18 @@ class TrainingRun:
         run: folders, workers and seed (`BasicRunConfig`).
         batch: how many episodes are played and learned from.
         schedule: evaluation, checkpoints, logging (`ScheduleConfig`).
+        strategy: how DeepSpeed is run (`StrategyConfig`).
+        env: the environment.
+        workers: its processes.
         given: names of the flags present on the command line.
     """
 
     run: Any
     batch: Any
     schedule: Any
+    strategy: Any
+    env: EnvConfig
+    workers: WorkerConfig
     given: frozenset[str]
 
     @classmethod
