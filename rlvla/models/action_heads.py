@@ -70,6 +70,10 @@ class ActionHead(Protocol):
         """Set the noise level of the decisions to come; only with `PolicySpec.anneals_noise`."""
         raise NotImplementedError
 
+    def denoise(self, model: Any, hidden: Any, start: Tensor) -> np.ndarray:
+        """See `NetworkPolicy.denoise`; only with `PolicySpec.start_shape`."""
+        raise NotImplementedError
+
     @property
     def effective_columns(self) -> Tensor:
         """[K] bool: columns that can change the action."""

@@ -203,6 +203,7 @@ _HOMES = {
     "pi0": "rlvla.models.pi0.family",
     "pi05": "rlvla.models.pi0.family",
     "soft_actor": "rlvla.models.soft_actor.family",
+    "dsrl": "rlvla.models.dsrl.family",
 }
 _families: dict[str, PolicyFamily] = {}
 

@@ -56,6 +56,10 @@ class NetworkPolicy(nn.Module):
         """What values are read from, [B, K, d]; a network whose `hidden` is something else says what."""
         return hidden
 
+    def summary(self, hidden: Any) -> Tensor:
+        """[B, s] float32: one vector per observation, for small networks; only with `PolicySpec.summary_dim`."""
+        raise NotImplementedError
+
     def forward(
         self,
         trace: dict[str, Tensor],
@@ -146,6 +150,15 @@ class NetworkPolicy(nn.Module):
         distribution = self._distribution(seen, temperature)
         output = distribution.sample(drawn, greedy=True) if greedy else distribution.sample(drawn)
         return on_host(output, self._head.environment_actions(output))
+
+    def encode(self, images: np.ndarray, proprio: np.ndarray | None, instructions: Sequence[str]) -> Any:
+        """What `hidden` returns for prepared observations, for `summary` and `denoise`."""
+        state = None if proprio is None else torch.from_numpy(proprio)
+        return self.hidden({}, **self.observations(torch.from_numpy(images), state, instructions))
+
+    def denoise(self, hidden: Any, start: Tensor) -> np.ndarray:
+        """Actions [B, A, D] for the environment on the ODE from `start` [B, C, M]; needs `PolicySpec.start_shape`."""
+        return self._head.denoise(self, hidden, start)
 
     def prepare(self, images: np.ndarray, proprio: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
         """Images as they are, proprio normalized; see `RolloutPolicy.prepare`."""

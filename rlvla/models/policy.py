@@ -57,6 +57,9 @@ class PolicySpec:
         image_size: required side of the images in pixels; None: any size, they are resized.
         proprio_dim: P, length of the proprio vector it reads; 0: none.
         feature_dim: d, width of `Policy.features`; 0: it has none.
+        start_shape: (C, M), shape of the noise that `NetworkPolicy.denoise` starts from, the first numbers of the noise
+            of a decision; (): it does not denoise.
+        summary_dim: width of `NetworkPolicy.summary`; 0: it has none.
         missing: names in `QUANTITIES` that the policy does not support -> reason.
 
     Raises:
@@ -77,6 +80,8 @@ class PolicySpec:
     image_size: int | None = None
     proprio_dim: int = 0
     feature_dim: int = 0
+    start_shape: tuple[int, ...] = ()
+    summary_dim: int = 0
     missing: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
     def __post_init__(self) -> None:

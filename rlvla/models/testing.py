@@ -15,6 +15,7 @@ Subclass `PolicyContract` in a test file and run it with pytest:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -193,6 +194,21 @@ class PolicyContract:
         assert (first.actions != other.actions).any()
         scored = self.log_probs(policy, self.batch(policy, first.trace)).numpy()
         np.testing.assert_allclose(scored, first.log_probs, atol=self.tolerance)
+
+    def test_denoising_from_chosen_noise_is_what_greedy_decisions_do(self, policy: Any) -> None:
+        spec = policy.spec
+        if not spec.start_shape or not spec.greedy_noise:
+            pytest.skip("its actions are not denoised, or greedy ones start from 0")
+        observed, noise = self.prepared(policy), self.noise(policy)
+        start = noise[:, : math.prod(spec.start_shape)].reshape(_ROWS, *spec.start_shape)
+        greedy = policy.act(*observed, noise=noise, temperature=_TEMPERATURE, greedy=True)
+        with torch.no_grad():
+            hidden = policy.encode(*observed)
+            actions = policy.denoise(hidden, torch.from_numpy(start).float())
+            summary = policy.summary(hidden)
+        np.testing.assert_allclose(actions, greedy.actions, atol=self.tolerance)
+        assert summary.shape == (_ROWS, spec.summary_dim) and summary.dtype == torch.float32
+        assert bool((summary[0] != summary[1]).any())
 
     def test_saving_and_loading_lose_nothing(self, policy: Any, folder: Path, tmp_path: Path) -> None:
         policy.save_pretrained(tmp_path / "copy")

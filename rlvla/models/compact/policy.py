@@ -54,6 +54,7 @@ def compact_spec(config: CompactConfig) -> PolicySpec:
         image_size=config.image_size,
         proprio_dim=config.proprio_dim,
         feature_dim=config.column_width,
+        summary_dim=config.width if config.is_flow else 0,
         **{"columns": config.columns, **sampling},
     )
 
@@ -145,6 +146,10 @@ class CompactPolicy(NetworkPolicy):
         if self.action_std is None:
             return outputs
         return outputs.view(len(hidden), *self.spec.noise_shape), self.action_std(hidden)
+
+    def summary(self, hidden: Tensor) -> Tensor:
+        """What the velocity depends on, see `NetworkPolicy.summary`."""
+        return self.read_out(hidden).float()
 
     def velocity(self, condition: Tensor, x: Tensor, t: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         """Of the flow head, see `VelocityModel`."""

@@ -11,7 +11,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rlvla.algorithms.flow import anneal_noise_level, flow_matching_time, interpolate, predict_action, target_velocity
+from rlvla.algorithms.flow import (
+    anneal_noise_level,
+    flow_matching_time,
+    interpolate,
+    predict_action,
+    sample_ode,
+    target_velocity,
+)
 from rlvla.models.action_heads import CORRECT_WITHIN, MISSING_OF_DENSITIES
 from rlvla.models.flow.distribution import FlowDistribution, noise_width
 from rlvla.models.flow.matching import FlowMatching, matching_noise_width
@@ -82,6 +89,7 @@ def flow_spec(
         "greedy_noise": settings.eval_noise == "sample",
         "training_noise": PAIRS * (actions * dims + 1),  # for each pair the noise of a chunk, and its time
         "training_chunk_len": actions,
+        "start_shape": (actions, dims),
         "missing": missing,
     }
 
@@ -121,6 +129,12 @@ class FlowHead:
         return FlowDistribution(
             velocity, self.settings, self._chunk, blank, temperature, self.noise_level, self._denoised
         )
+
+    def denoise(self, model: VelocityModel, hidden: Tensor, start: Tensor) -> np.ndarray:
+        """See `NetworkPolicy.denoise`."""
+        x_0 = sample_ode(self.distribution(model, hidden, 1.0).velocity, start, self.settings.steps)
+        actions, dims = self._chunk
+        return self._codec.unnormalize_actions(x_0[:, :actions, :dims].cpu().numpy())
 
     def anneal_noise(self, end: float, progress: float) -> float:
         """Set `noise_level`, linearly from that of the settings at progress 0 to `end` at 1; returns it.

@@ -104,6 +104,7 @@ def lerobot_spec(files: LeRobotFiles, settings: LeRobotSettings) -> PolicySpec:
         cameras=len(settings.image_order(config.features.cameras)),
         image_size=files.image_size,
         proprio_dim=config.features.state_dim,
+        summary_dim=with_widths.prefix_width + with_widths.expert_width,
         feature_dim=with_widths.prefix_width if settings.critic_features == PREFIX else with_widths.expert_width,
         **flow_spec(settings.flow, (actions, dims), (config.chunk_size, config.max_action_dim)),
     )
@@ -188,13 +189,21 @@ class LeRobotPolicy(NetworkPolicy):
 
         The mean is normalized to mean 0 and variance 1.
         """
-        (actions, dims), count = (self.spec.action_chunk_len, self.spec.action_dim), len(hidden)
+        (actions, dims), pooled = (self.spec.action_chunk_len, self.spec.action_dim), hidden.prefix.pooled
         if self.settings.critic_features == PREFIX:
-            pooled = functional.layer_norm(hidden.prefix.pooled, hidden.prefix.pooled.shape[-1:])
-            return pooled.to(self._dtype)[:, None].expand(-1, actions * dims, -1)
-        x = torch.zeros(count, 1, *self._denoised, device=hidden.device)
-        states = self.network.expert_states(hidden.prefix, x, torch.ones(count, 1, device=hidden.device))
-        return states[:, 0, :actions].repeat_interleave(dims, dim=1)
+            return _normalized(pooled).to(self._dtype)[:, None].expand(-1, actions * dims, -1)
+        return self._first_states(hidden).repeat_interleave(dims, dim=1)
+
+    def summary(self, hidden: Encoded) -> Tensor:
+        """The mean of the prefix, and that of the expert's output where denoising starts, each normalized."""
+        both = (hidden.prefix.pooled.float(), self._first_states(hidden).float().mean(1))
+        return torch.cat([_normalized(part) for part in both], 1)
+
+    def _first_states(self, hidden: Encoded) -> Tensor:
+        """[B, A, d]: the expert's output for each action at x = 0 and t = 1."""
+        x = torch.zeros(len(hidden), 1, *self._denoised, device=hidden.device)
+        states: Tensor = self.network.expert_states(hidden.prefix, x, torch.ones(len(hidden), 1, device=hidden.device))
+        return states[:, 0, : self.spec.action_chunk_len]
 
     def freeze_read_out(self) -> None:
         """Freeze the parameters that `features` does not depend on."""
@@ -266,6 +275,11 @@ class LeRobotPolicy(NetworkPolicy):
     @property
     def _dtype(self) -> torch.dtype:
         return next(self.network.parameters()).dtype
+
+
+def _normalized(vectors: Tensor) -> Tensor:
+    """[B, d] with mean 0 and variance 1 in each row."""
+    return functional.layer_norm(vectors, vectors.shape[-1:])
 
 
 def choose_trainable(network: Any, config: ActorConfig) -> None:

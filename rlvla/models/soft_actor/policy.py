@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from rlvla.algorithms.off_policy import over_primitives
-from rlvla.experience import Experience
+from rlvla.experience import Experience, Sample
 from rlvla.models.compact.text import SentenceCache, Sentences
 from rlvla.models.distributions import sample_by_inverse_cdf
 from rlvla.models.families import CONFIG_FILE
@@ -64,6 +64,11 @@ class SoftActorPolicy(nn.Module):
         self._sentences = SentenceCache(config.camera.text_buckets)
 
     @property
+    def base_files(self) -> dict[str, str]:
+        """Name -> SHA-256 of files that decisions and what is stored of them depend on, besides the weights."""
+        return {}
+
+    @property
     def mask(self) -> Tensor:
         """[n, D] bool: the parameters that each primitive has."""
         return self.network.mask
@@ -96,33 +101,61 @@ class SoftActorPolicy(nn.Module):
         temperature: float = 1.0,
     ) -> Decision:
         """Choose actions, see `RolloutPolicy.act`; the temperature scales the noise of the parameters."""
-        config, rows = self.config, len(instructions)
         state = None if proprio is None else torch.from_numpy(proprio).to(self.mask.device)
-        pixels = torch.from_numpy(images).to(self.mask.device) if config.num_images_in_input else None
-        drawn = torch.zeros(rows, 1 + config.parameters)
-        if noise is not None:
-            drawn = torch.from_numpy(noise).float()
-        drawn = drawn.to(self.mask.device)
-        parameters = drawn[:, None, 1:].expand(-1, self.network.kinds, -1) * temperature
-        values, densities, choice = self(state, pixels, self.sentences(instructions), parameters)
+        pixels = torch.from_numpy(images).to(self.mask.device) if self.config.num_images_in_input else None
+        drawn = None if noise is None else torch.from_numpy(noise).float().to(self.mask.device)
+        action, log_probs = self.decide(state, pixels, self.sentences(instructions), drawn, temperature)
+        stored = action.cpu().numpy()
+        return Decision(self.environment_actions(stored), log_probs, {"action": stored})
+
+    def decide(
+        self,
+        proprio: Tensor | None,
+        images: Tensor | None,
+        sentences: Sentences | None,
+        drawn: Tensor | None,
+        temperature: float,
+    ) -> tuple[Tensor, np.ndarray]:
+        """Decisions [B, E] and their log-probs [B, K], from `drawn` [B, *noise_shape]; None is greedy."""
+        parameters = torch.zeros(1, self.config.parameters, device=self.mask.device)
+        parameters = parameters if drawn is None else drawn[:, None, 1 : 1 + self.config.parameters]
+        rows = next(len(seen) for seen in (proprio, images) if seen is not None)
+        parameters = parameters.expand(rows, self.network.kinds, -1)
+        values, densities, choice = self(proprio, images, sentences, parameters * temperature)
         log_probs = densities.sum(-1)
-        if noise is not None and self.at_random:
-            values = 2.0 * _normal_cdf(drawn[:, None, 1:]).expand_as(values) - 1.0
-            log_probs = torch.zeros_like(log_probs)
-        if noise is not None and choice is not None and (self.at_random or self.choice_at_random):
+        if drawn is not None and self.at_random:
+            values, log_probs = self.random_values(parameters), torch.zeros_like(log_probs)
+        if drawn is not None and choice is not None and (self.at_random or self.choice_at_random):
             choice = torch.zeros_like(choice).log_softmax(-1)
         kinds = None
         if choice is not None:
-            uniform = _normal_cdf(drawn[:, :1])
-            kinds = choice.argmax(-1) if noise is None else sample_by_inverse_cdf(choice[:, None], uniform)[:, 0]
+            kinds = choice.argmax(-1)
+            if drawn is not None:
+                kinds = sample_by_inverse_cdf(choice[:, None], torch.special.ndtr(drawn[:, :1]))[:, 0]
             log_probs = log_probs + choice
-        picked = torch.zeros(rows, dtype=torch.long, device=drawn.device) if kinds is None else kinds
-        row = torch.arange(rows, device=drawn.device)
-        action = stored_actions(values[row, picked], self.mask, kinds)
-        columns = torch.zeros(rows, self.spec.columns)
-        columns[:, 0] = log_probs[row, picked].cpu()
-        action = action.cpu().numpy()
-        return Decision(self.environment_actions(action), columns.numpy(), {"action": action})
+        picked = torch.zeros(rows, dtype=torch.long, device=values.device) if kinds is None else kinds
+        row = torch.arange(rows, device=values.device)
+        columns = np.zeros((rows, self.spec.columns), np.float32)
+        columns[:, 0] = log_probs[row, picked].cpu().numpy()
+        return stored_actions(values[row, picked], self.mask, kinds), columns
+
+    def random_values(self, noise: Tensor) -> Tensor:
+        """Parameters of random decisions, uniform in [-1, 1], from standard normal numbers of the same shape."""
+        return 2.0 * torch.special.ndtr(noise) - 1.0
+
+    def observed(self, samples: Sequence[Sample]) -> list[dict[str, np.ndarray]]:
+        """What is stored of the observations of each episode, the last one included: name -> [S + 1, ...].
+
+        The names are those of arguments of `forward`; instructions are left out.
+        """
+        found: list[dict[str, np.ndarray]] = [{} for _ in samples]
+        for columns, sample in zip(found, samples):
+            if self.config.proprio_dim:
+                assert sample.proprio is not None and sample.last_proprio is not None
+                columns["proprio"] = torch.cat([sample.proprio, sample.last_proprio[None]]).numpy()
+            if self.config.num_images_in_input:
+                columns["images"] = torch.cat([sample.images, sample.last_images[None]]).numpy()
+        return found
 
     def environment_actions(self, action: np.ndarray) -> np.ndarray:
         """Actions [B, A, D] for the environment from stored decisions [B, E]."""
@@ -185,8 +218,3 @@ class SoftActorPolicy(nn.Module):
         kept = {name: value.detach().cpu().contiguous() for name, value in state.items()}
         save_file(kept, str(folder / WEIGHTS_FILE), metadata={"format": "pt"})
         write_json(folder / CONFIG_FILE, self.config.to_json())
-
-
-def _normal_cdf(x: Tensor) -> Tensor:
-    """Standard normal numbers as uniform ones."""
-    return torch.special.ndtr(x)

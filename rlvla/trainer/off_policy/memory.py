@@ -75,7 +75,7 @@ class Memory:
         self._settings = BufferConfig(
             columns_of(actor.config),
             config.replay_capacity,
-            actor.config.action_chunk_len,
+            actor.spec.action_chunk_len,
             config.replay_eviction,
         )
 
@@ -97,18 +97,12 @@ class Memory:
             now: updates so far.
         """
         episodes = []
-        for sample in samples:
+        for sample, observed in zip(samples, self._actor.observed(samples)):
             scores = sample.scores.get(self._config.replay_score_source or "")
-            columns: dict[str, Any] = {"action": sample.trace["action"].numpy()}
-            for column in self._settings.columns:
-                if column.name == "proprio":
-                    assert sample.proprio is not None and sample.last_proprio is not None
-                    columns["proprio"] = torch.cat([sample.proprio, sample.last_proprio[None]]).numpy()
-                elif column.name == "images":
-                    columns["images"] = torch.cat([sample.images, sample.last_images[None]]).numpy()
-                elif column.name == "sentence":
-                    words = [*sample.decision_instructions, sample.last_instruction]
-                    columns["sentence"] = np.array([self._number(text) for text in words], np.int32)
+            columns: dict[str, Any] = {"action": sample.trace["action"].numpy(), **observed}
+            if self._actor.config.text_width:
+                words = [*sample.decision_instructions, sample.last_instruction]
+                columns["sentence"] = np.array([self._number(text) for text in words], np.int32)
             episodes.append(
                 Episode(
                     columns,
