@@ -10,6 +10,7 @@ from pathlib import Path
 from rlvla.commands.algorithm_checks import early_stopping_problems
 from rlvla.commands.model_checks import mismatch_with_policy
 from rlvla.commands.off_policy.flags import SACRun
+from rlvla.commands.off_policy.learner_checks import learner_problems
 from rlvla.commands.policy_checks import wandb_problems
 from rlvla.commands.runs.checks import changed_flags, flag_problems, length_problems, rank_problems
 from rlvla.commands.setup import CheckedRun, state_input_of, success_problems
@@ -21,23 +22,15 @@ from rlvla.envs.registry import get_suite
 from rlvla.models.soft_actor.config import SoftActorConfig
 from rlvla.models.soft_actor.family import SoftActorCheckpoint
 from rlvla.models.soft_actor.policy import soft_actor_spec
-from rlvla.rewards import RewardConfig, StateInput
+from rlvla.rewards import StateInput
 from rlvla.rewards.base import component_of, parse_rewards, source_of
-from rlvla.rewards.vlm.questions import question_named
 from rlvla.trainer.algorithm import make_sampler
 from rlvla.trainer.algorithm_config import AlgorithmConfig
 from rlvla.trainer.reward_sources import reward_problems
-from rlvla.utils.cli.flags import as_typed
 from rlvla.utils.deepspeed.config import launched_world_size
 from rlvla.utils.errors import ConfigError, Problem, as_problems
 
 _TEXT_WIDTH = 32
-_JUDGES = ("rm", "rm_model", "vlm")  # reward sources that say how far an episode has come
-_PRIORITY_FLAGS = (
-    *("replay_alpha", "replay_max_td_error", "replay_eps", "replay_beta", "replay_share", "replay_weights"),
-    *("replay_max_is_weight", "replay_stratified"),
-)
-_HYBRID_FLAGS = ("replay_combine", "replay_vlm_weight", "replay_td_weight")
 
 
 @dataclass(frozen=True)
@@ -64,7 +57,7 @@ def check(flags: SACRun) -> CheckedSAC:
     Raises:
         ConfigError: with all problems.
     """
-    problems = flag_problems(flags, _batch_problems(flags), _learner_problems(flags))
+    problems = flag_problems(flags, _batch_problems(flags), learner_problems(flags))
     setting, more = _check_environment(flags)
     problems += more
     tasks = setting.run.tasks if setting is not None else []
@@ -86,82 +79,6 @@ def _batch_problems(flags: SACRun) -> list[Problem]:
             "learn in; take fewer"
         )
         found.append(Problem("random_episodes", "out_of_range", text))
-    return found
-
-
-def _learner_problems(flags: SACRun) -> list[Problem]:
-    """Settings of the learner and of the replay that contradict each other."""
-    sac, replay, found = flags.sac, flags.replay, []
-    if sac.target_critics > sac.n_critics:
-        text = f"--target_critics {sac.target_critics} of --n_critics {sac.n_critics}: there are not so many"
-        found.append(Problem("target_critics", "out_of_range", text))
-    if replay.replay_vlm_weight == replay.replay_td_weight == 0:
-        text = "--replay_vlm_weight and --replay_td_weight are both 0; one of them must be positive"
-        found.append(Problem("replay_vlm_weight", "out_of_range", text))
-    asks = replay.replay_priority in ("vlm", "hybrid")
-    names = [component_of(spec) for spec in flags.rewards.reward]
-    judges = [name for name in names if source_of(name)[0] in _JUDGES]
-    if asks and replay.replay_score_source is None:
-        text = f"--replay_priority {replay.replay_priority} needs --replay_score_source, whose scores count"
-        found.append(Problem("replay_score_source", "needs_flag", text))
-    if replay.replay_score_source is not None and not asks:
-        text = f"--replay_score_source: --replay_priority {replay.replay_priority} reads no scores; leave it out"
-        found.append(Problem("replay_score_source", "no_effect", text))
-    elif replay.replay_score_source not in (None, *judges):
-        text = (
-            f"--replay_score_source {replay.replay_score_source}: must be a source of --reward that judges on the way ("
-            f"{', '.join(_JUDGES)}); yours: {', '.join(judges) or 'none'}. One with weight 0 only scores, e.g. rm:0"
-        )
-        found.append(Problem("replay_score_source", "unknown_name", text))
-    if replay.replay_refresh_interval and replay.replay_priority == "uniform":
-        text = "--replay_refresh_interval: --replay_priority uniform reads no TD errors; leave it out"
-        found.append(Problem("replay_refresh_interval", "no_effect", text))
-    without: tuple[str, ...] = ()
-    if replay.replay_priority == "uniform":
-        without = (*_PRIORITY_FLAGS, *_HYBRID_FLAGS)
-    elif replay.replay_priority != "hybrid":
-        without = _HYBRID_FLAGS
-    for name in without:
-        if name in flags.given:
-            text = (
-                f"{as_typed(name, getattr(replay, name))}: --replay_priority {replay.replay_priority} does not read it"
-            )
-            found.append(Problem(name, "no_effect", f"{text}; leave it out"))
-    rewards = flags.rewards
-    silent = {
-        "rm": rewards.rm_propositions != RewardConfig.rm_propositions and "--rm_propositions vlm",
-        "rm_model": rewards.rm_model_pay == "final" and "--rm_model_pay final",
-        "vlm": not question_named(rewards.vlm_scorer).measures_progress and f"--vlm_scorer {rewards.vlm_scorer}",
-    }
-    why = silent.get(replay.replay_score_source or "")
-    if why:
-        text = f"--replay_score_source {replay.replay_score_source}: with {why} it says nothing of single decisions"
-        found.append(Problem("replay_score_source", "contradiction", text))
-    if flags.schedule.save_value_network:
-        text = "--save_value_network: the critics of this learner are of no use to another; leave it out"
-        found.append(Problem("save_value_network", "unavailable", text))
-    unread = {
-        "choice_exploration": sac.policy != "primitives" and "--policy gaussian",
-        "primitive_target_entropy": sac.policy != "primitives" and "--policy gaussian",
-        "replay_max_is_weight": replay.replay_weights != "clip" and f"--replay_weights {replay.replay_weights}",
-        "replay_refresh_budget": not replay.replay_refresh_interval and "--replay_refresh_interval 0",
-        "target_entropy": not sac.temperature_learning_rate and "--temperature_learning_rate 0",
-    }
-    for name, reader in unread.items():
-        if reader and name in flags.given:
-            found.append(Problem(name, "no_effect", f"--{name}: {reader} does not read it; leave it out"))
-    size, ranks = flags.batch.train_batch_size, launched_world_size()
-    shown = round(size * replay.demo_share / ranks)
-    if replay.demos is not None and not 0 < shown < size // ranks:
-        text = f"--demo_share {replay.demo_share} of --train_batch_size {size}: both parts need a decision on each rank"
-        found.append(Problem("demo_share", "out_of_range", text))
-    if "demo_share" in flags.given and replay.demos is None:
-        found.append(Problem("demo_share", "needs_flag", "--demo_share: there are no --demos"))
-    strategy = flags.strategy
-    for name, value in (("zero_stage", strategy.zero_stage == 3), ("bf16", strategy.bf16)):
-        if value:
-            text = f"--{name}: the networks of this learner are small, and need neither sharding nor half precision"
-            found.append(Problem(name, "unavailable", f"{text}; leave it out"))
     return found
 
 
