@@ -28,6 +28,7 @@ from rlvla.rewards.success_source import SuccessConfig
 from rlvla.rollout.config import RolloutConfig
 from rlvla.trainer.config import ScheduleConfig
 from rlvla.trainer.off_policy.config import (
+    NoiseConfig,
     ReplayConfig,
     SACBatchConfig,
     SACConfig,
@@ -51,6 +52,7 @@ GROUPS = {
     "success": (SuccessConfig, "what counts as success"),
     "batch": (SACBatchConfig, "batch sizes"),
     "sac": (SACConfig, "soft actor-critic"),
+    "noise": (NoiseConfig, "noise of a flow policy"),
     "replay": (ReplayConfig, "replay"),
     "strategy": (SACStrategyConfig, "DeepSpeed"),
     "schedule": (ScheduleConfig, "evaluation, checkpoints, logging (in iterations)"),

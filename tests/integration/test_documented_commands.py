@@ -62,6 +62,8 @@ NOT_RUN = {
     "python cli/train_ppo_vla.py --pretrain runs/libero_sft/policy": "as above",
     "python cli/train_sac_vla.py --custom_module tests/support/state_reach.py": "a suite of the tests; "
     "tests/integration/test_sac_training.py runs a smaller one",
+    "python cli/train_sac_vla.py --policy dsrl": "needs a flow policy; "
+    "tests/integration/test_dsrl_training.py makes one",
     "lerobot-eval": "needs LeRobot",
     "python benchmarks/lerobot_agreement.py": "needs LeRobot; its results are test vectors",
 }

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rlvla.commands.algorithm_checks import early_stopping_problems
 from rlvla.commands.model_checks import mismatch_with_policy
+from rlvla.commands.off_policy.dsrl import check_base, noise_problems
 from rlvla.commands.off_policy.flags import SACRun
 from rlvla.commands.off_policy.learner_checks import learner_problems
 from rlvla.commands.policy_checks import wandb_problems
@@ -26,6 +27,7 @@ from rlvla.rewards import StateInput
 from rlvla.rewards.base import component_of, parse_rewards, source_of
 from rlvla.trainer.algorithm import make_sampler
 from rlvla.trainer.algorithm_config import AlgorithmConfig
+from rlvla.trainer.off_policy.config import DSRL
 from rlvla.trainer.reward_sources import reward_problems
 from rlvla.utils.deepspeed.config import launched_world_size
 from rlvla.utils.errors import ConfigError, Problem, as_problems
@@ -57,7 +59,7 @@ def check(flags: SACRun) -> CheckedSAC:
     Raises:
         ConfigError: with all problems.
     """
-    problems = flag_problems(flags, _batch_problems(flags), learner_problems(flags))
+    problems = flag_problems(flags, _batch_problems(flags), learner_problems(flags) + noise_problems(flags))
     setting, more = _check_environment(flags)
     problems += more
     tasks = setting.run.tasks if setting is not None else []
@@ -84,6 +86,8 @@ def _batch_problems(flags: SACRun) -> list[Problem]:
 
 def _check_environment(flags: SACRun) -> tuple[CheckedSAC | None, list[Problem]]:
     """Environment, tasks and sizes of the networks, and all problems with them."""
+    if flags.sac.policy == DSRL:
+        return _check_with_base(flags)
     env, sac, found = flags.env.completed({}), flags.sac, list[str | Problem]()
     if env.use_proprio is None:
         env = replace(env, use_proprio=not sac.read_images)
@@ -113,6 +117,21 @@ def _check_environment(flags: SACRun) -> tuple[CheckedSAC | None, list[Problem]]
     if more:
         return None, more
     return CheckedSAC(CheckedRun(env, tasks, checkpoint, {}, state_input, flags.success.success_source), demos), []
+
+
+def _check_with_base(flags: SACRun) -> tuple[CheckedSAC | None, list[Problem]]:
+    """`_check_environment` where a flow policy decides what is seen and executed."""
+    if noise_problems(flags):  # reported already
+        return None, []
+    run, found = check_base(flags)
+    if run is None:
+        return None, found
+    try:
+        make_sampler(flags.batch, run.tasks, flags.split, flags.run.seed)
+    except ConfigError as error:
+        found += error.problems
+    found += _capacity_problems(flags, run.tasks, run.spec.action_chunk_len)
+    return (None, found) if found else (CheckedSAC(run, None), [])
 
 
 def _sizes(flags: SACRun, env: EnvConfig, tasks: Sequence[TaskSpec], proprio_dim: int) -> SoftActorConfig:
@@ -156,19 +175,24 @@ def _task_problems(flags: SACRun, env: EnvConfig, tasks: Sequence[TaskSpec]) -> 
     if not flags.sac.read_images and not env.use_proprio:
         text = "without --read_images the policy reads proprio; leave --no-use_proprio out"
         found.append(Problem("use_proprio", "contradiction", text))
-    chunk = 1 if offers else flags.sac.action_chunk_len
-    longest = max(math.ceil(task.max_steps / chunk) for task in tasks) + 1
-    if flags.replay.replay_capacity < longest:
-        text = (
-            f"--replay_capacity {flags.replay.replay_capacity}: an episode takes up to {longest} rows, one of them for "
-            "what is seen after its end; give more"
-        )
-        found.append(Problem("replay_capacity", "too_few", text))
+    found += _capacity_problems(flags, tasks, 1 if offers else flags.sac.action_chunk_len)
     limits = {task.action_limit for task in tasks}
     if limits != {1.0} and not offers:
         text = f"actions of {suite} go to {max(limits):g}; those of --policy gaussian lie in -1..1"
         found.append(Problem("task_suite_name", "mismatch", text))
     return found
+
+
+def _capacity_problems(flags: SACRun, tasks: Sequence[TaskSpec], chunk: int) -> list[Problem]:
+    """A buffer that is smaller than an episode with this many actions per decision."""
+    longest = max(math.ceil(task.max_steps / chunk) for task in tasks) + 1
+    if flags.replay.replay_capacity >= longest:
+        return []
+    text = (
+        f"--replay_capacity {flags.replay.replay_capacity}: an episode takes up to {longest} rows, one of them for "
+        "what is seen after its end; give more"
+    )
+    return [Problem("replay_capacity", "too_few", text)]
 
 
 def _demonstrations(

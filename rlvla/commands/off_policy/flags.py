@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rlvla.commands.custom_modules import CustomConfig
 from rlvla.commands.runs.flags import TrainingRun
@@ -12,6 +12,9 @@ from rlvla.rewards import RewardConfig, SuccessConfig
 from rlvla.rollout import RolloutConfig
 from rlvla.trainer.config import ScheduleConfig
 from rlvla.trainer.off_policy.config import (
+    DEFAULTS,
+    DSRL,
+    NoiseConfig,
     ReplayConfig,
     SACBatchConfig,
     SACConfig,
@@ -34,9 +37,19 @@ class SACRun(TrainingRun):
     replay: ReplayConfig
     schedule: ScheduleConfig
     strategy: SACStrategyConfig
+    noise: NoiseConfig = NoiseConfig()
     success: SuccessConfig = SuccessConfig()
     workers: WorkerConfig = WorkerConfig()
     rollout: RolloutConfig = RolloutConfig()
     guards: SACGuardConfig = SACGuardConfig()
     custom: CustomConfig = CustomConfig()
     given: frozenset[str] = frozenset()
+
+    def completed(self) -> SACRun:
+        """With the defaults that depend on what acts."""
+        dsrl = self.sac.policy == DSRL
+        missing = {
+            name: {f: DEFAULTS[f][not dsrl] for f in DEFAULTS if getattr(getattr(self, name), f, 0) is None}
+            for name in ("batch", "sac")
+        }
+        return replace(self, **{name: replace(getattr(self, name), **values) for name, values in missing.items()})

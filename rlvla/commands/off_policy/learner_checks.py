@@ -91,8 +91,8 @@ def _unread_by_learner(flags: SACRun) -> list[Problem]:
         text = "--save_value_network: the critics of this learner are of no use to another; leave it out"
         found.append(Problem("save_value_network", "unavailable", text))
     unread = {
-        "choice_exploration": sac.policy != "primitives" and "--policy gaussian",
-        "primitive_target_entropy": sac.policy != "primitives" and "--policy gaussian",
+        "choice_exploration": sac.policy != "primitives" and f"--policy {sac.policy}",
+        "primitive_target_entropy": sac.policy != "primitives" and f"--policy {sac.policy}",
         "replay_max_is_weight": replay.replay_weights != "clip" and f"--replay_weights {replay.replay_weights}",
         "replay_refresh_budget": not replay.replay_refresh_interval and "--replay_refresh_interval 0",
         "target_entropy": not sac.temperature_learning_rate and "--temperature_learning_rate 0",

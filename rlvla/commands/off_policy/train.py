@@ -6,10 +6,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from rlvla.checkpoints.policy_folder import PolicyRecord
+from rlvla.checkpoints.policy_folder import PolicyRecord, learned_states, recorded_environment
 from rlvla.checkpoints.run_folder import RUN_FILE, claimed_run_folder
 from rlvla.commands.custom_modules import modules_with_suites
 from rlvla.commands.off_policy.checks import CheckedSAC, check, learner_of
+from rlvla.commands.off_policy.dsrl import with_base_folder
 from rlvla.commands.off_policy.flags import SACRun
 from rlvla.commands.runs.checks import describe, evaluates_a_checkpoint
 from rlvla.commands.runs.ending import conclude, newest_checkpoint, resume
@@ -50,6 +51,7 @@ def run_sac(flags: SACRun) -> Trainer | None:
     Returns:
         The trainer after the run; None for a dry run.
     """
+    flags = with_base_folder(flags.completed())
     checked = check(flags)
     setting = checked.run
     if flags.run.dry_run:
@@ -118,7 +120,7 @@ def played_options(flags: SACRun, setting: CheckedRun) -> dict[str, Any]:
     """Options of the environment for training: without cameras where neither policy nor judges look at images."""
     options, schedule = setting.played_env.env_kwargs(), flags.schedule
     suite = get_suite(setting.env.suite)
-    blind = suite.options is not None and not suite.options.needs_camera and not flags.sac.read_images
+    blind = suite.options is not None and not suite.options.needs_camera and not flags.sac.sees_images
     blind &= all(source_of(component_of(spec))[0] in _BLIND for spec in flags.rewards.reward)
     blind &= flags.rewards.rm_propositions == RewardConfig.rm_propositions
     blind &= flags.success.success_source == SIMULATOR and not flags.rewards.reward_pretrain
@@ -134,7 +136,9 @@ def policy_record(flags: SACRun, checked: CheckedSAC) -> PolicyRecord:
     states = [LearnedStates(task.suite, task.task_id, seen.start, seen.stop) for task, seen in trained]
     machine_state = setting.state_input.settings if setting.state_input else None
     demonstrated = demos.states_learned_from if demos is not None else []
-    return PolicyRecord(setting.env, (*states, *demonstrated), machine_state)
+    base = flags.noise.pretrain
+    before = learned_states(recorded_environment(base)) if base is not None else None
+    return PolicyRecord(setting.env, (*(before or ()), *states, *demonstrated), machine_state)
 
 
 def header(flags: SACRun, checked: CheckedSAC, trainer: Trainer | None) -> str:
@@ -146,10 +150,11 @@ def header(flags: SACRun, checked: CheckedSAC, trainer: Trainer | None) -> str:
         weights = f", {count(sizes[0])} parameters, {sac.n_critics} critics with {count(sizes[1])}"
     names = [task.name for task in setting.tasks]
     states = sum(len(flags.split.train_states(task)) for task in setting.tasks)
-    sees = [*(["cameras"] if sac.read_images else []), *(["proprio"] if setting.env.use_proprio else [])]
+    sees = [*(["cameras"] if sac.sees_images else []), *(["proprio"] if setting.env.use_proprio else [])]
     rewards = " ".join(flags.rewards.reward)
+    acts = sac.policy if flags.noise.pretrain is None else f"noise of {flags.noise.pretrain}"
     rows = {
-        "policy": f"{sac.policy} (sees {' and '.join(sees)}){weights}",
+        "policy": f"{acts} (sees {' and '.join(sees)}){weights}",
         "method": f"soft actor-critic, {sac.n_step}-step targets, {batch.utd_ratio:g} updates per decision",
         "replay": f"{replay.replay_priority}, {replay.replay_capacity:,} decisions",
         "task": f"{setting.env.suite}, {names[0] if len(names) == 1 else f'{len(names)} tasks'}, {states:,} initial "

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
 from rlvla.algorithms.choices import CRITIC_REDUCTIONS
+from rlvla.models.config import CAMERA_MAP_HELP, MAX_FLOW_STEPS, PLATFORM_HELP
+from rlvla.models.vla.platforms import PLATFORMS
 from rlvla.replay.priorities import PrioritySettings, priority_names
 from rlvla.trainer.config import BasicRunConfig, PPOConfig, max_bad_steps_flag
 from rlvla.utils.cli.flags import arg
 from rlvla.utils.deepspeed.config import StrategyConfig
 
-POLICIES = ("primitives", "gaussian")
+DSRL = "dsrl"
+POLICIES = ("primitives", "gaussian", DSRL)
+# Where a default depends on what acts: flag -> (that of dsrl, that of the others).
+DEFAULTS = {
+    "action_chunk_len": (None, 1),
+    "utd_ratio": (20.0, 1.0),
+    "n_critics": (10, 2),
+    "actor_reduction": ("mean", "min"),
+    "target_entropy": (0.5, 1.0),
+}
 NORMALISATIONS = ("max", "clip", "none")
 
 
@@ -52,7 +63,11 @@ class SACBatchConfig:
         metavar="TASK_ID:WEIGHT",
     )
     train_batch_size: int = arg(256, "decisions per update, over all ranks", minimum=2)
-    utd_ratio: float = arg(1.0, "updates of the critics per decision that was played (update-to-data ratio)", above=0)
+    utd_ratio: float | None = arg(
+        None,
+        "updates of the critics per decision that was played (update-to-data ratio) (default: 1; dsrl: 20)",
+        above=0,
+    )
     actor_interval: int = arg(1, "updates of the critics per update of actor and temperature", minimum=1)
 
     @property
@@ -73,18 +88,28 @@ class SACConfig:
     policy: str = arg(
         "gaussian",
         "what acts: primitives (a choice of action primitive and its parameters, where the suite offers them: "
-        "robosuite with --action_space primitives) or gaussian (chunks of actions)",
+        "robosuite with --action_space primitives), gaussian (chunks of actions) or dsrl (the flow policy of "
+        "--pretrain, from noise that is chosen)",
         choices=POLICIES,
     )
-    action_chunk_len: int = arg(1, "gaussian: actions per decision", minimum=1, maximum=1000)
+    action_chunk_len: int | None = arg(
+        None,
+        "actions per decision; dsrl: as many as --pretrain executes, but a LeRobot policy may execute fewer than it "
+        "predicts (default: gaussian 1)",
+        minimum=1,
+        maximum=1000,
+        alias="n_action_steps",
+    )
     read_images: bool = arg(False, "the policy sees the cameras; otherwise only proprio (--use_proprio)")
     hidden_sizes: tuple[int, ...] = arg((256, 256), "widths of the hidden layers", minimum=1, metavar="WIDTH")
     gamma: float = arg(0.99, "discount per environment step", minimum=0, maximum=1)
     n_step: int = arg(1, "decisions whose rewards are summed before a target bootstraps", minimum=1, maximum=1000)
-    n_critics: int = arg(2, "critics (RLPD: 10)", minimum=1, maximum=1000)
+    n_critics: int | None = arg(None, "critics (RLPD: 10) (default: 2; dsrl: 10)", minimum=1, maximum=1000)
     target_critics: int = arg(2, "critics, drawn anew for each update, whose smallest value is the target", minimum=1)
-    actor_reduction: str = arg(
-        "min", "the actor climbs the smallest value of the critics, or their mean (RLPD)", choices=CRITIC_REDUCTIONS
+    actor_reduction: str | None = arg(
+        None,
+        "the actor climbs the smallest value of the critics, or their mean (RLPD) (default: min; dsrl: mean)",
+        choices=CRITIC_REDUCTIONS,
     )
     entropy_in_target: bool = arg(True, "the targets count the entropy to come (RLPD: not)")
     tau: float = arg(0.005, "share by which the target networks follow at each update", above=0, maximum=1)
@@ -92,8 +117,10 @@ class SACConfig:
     critic_learning_rate: float = arg(3e-4, "learning rate of the critics", minimum=0)
     temperature_learning_rate: float = arg(3e-4, "learning rate of the temperatures; 0: they stay", minimum=0)
     init_temperature: float = arg(0.1, "temperature of the entropy at the start (RLPD: 1)", above=0)
-    target_entropy: float = arg(
-        1.0, "target of the entropy of the parameters: minus this times their number", minimum=0
+    target_entropy: float | None = arg(
+        None,
+        "target of the entropy of the parameters: minus this times their number (default: 1; dsrl: 0.5)",
+        minimum=0,
     )
     primitive_target_entropy: float = arg(
         0.5, "target of the entropy of the choice of primitive: this times the largest", minimum=0, maximum=1
@@ -105,6 +132,34 @@ class SACConfig:
         minimum=0,
     )
     reward_scale: float = arg(1.0, "factor on all rewards", above=0)
+
+    @property
+    def sees_images(self) -> bool:
+        """Whether decisions depend on the cameras."""
+        return self.read_images or self.policy == DSRL
+
+
+@dataclass(frozen=True)
+class NoiseConfig:
+    """The flow policy of `--policy dsrl`, and the noise that is chosen for it."""
+
+    pretrain: str | None = arg(None, "dsrl: checkpoint folder of the flow policy, which stays as it is", metavar="DIR")
+    unnorm_key: str | None = arg(
+        None, "dsrl: entry of its dataset statistics (default: the suite's name, or the only one)", metavar="KEY"
+    )
+    camera_map: tuple[str, ...] = arg((), CAMERA_MAP_HELP, nargs="+", metavar="CAMERA=FEATURE")
+    platform: str | None = arg(None, PLATFORM_HELP, choices=tuple(PLATFORMS))
+    flow_steps: int | None = arg(
+        None, "dsrl: denoising steps (default: the checkpoint's)", minimum=1, maximum=MAX_FLOW_STEPS
+    )
+    noise_range: float = arg(1.0, "dsrl: chosen noise lies between minus this and this", above=0, maximum=10)
+    repeat_noise: bool = arg(False, "dsrl: choose one noise for all actions of a chunk instead of one for each")
+
+    @property
+    def of_the_base(self) -> dict[str, Any]:
+        """Settings with which the flow policy is loaded, by the names of `PolicyConfig`."""
+        own = ("noise_range", "repeat_noise")
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name not in own}
 
 
 @dataclass(frozen=True)

@@ -383,11 +383,17 @@ class SAC(Algorithm):
     def state_dict(self) -> dict[str, Any]:
         """Counters."""
         counters = {"updates": self.updates, "episodes": self._episodes, "owed": self._owed}
-        return {"sac": counters | {"normalized": self._normalized, "bad_steps": self._bad_steps}}
+        counters |= {"normalized": self._normalized, "bad_steps": self._bad_steps}
+        return {"sac": counters | {"base_files": self._policy.base_files}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a `state_dict`."""
+        """Restore a `state_dict`; ConfigError if the files that the policy depends on have changed."""
         counters = state["sac"]
+        before, now = counters.get("base_files", {}), self._policy.base_files
+        changed = sorted({name for name, _ in before.items() ^ now.items()})
+        if changed:
+            text = "the policy whose noise is chosen has changed since this run began, and its replay buffer with it"
+            raise ConfigError.of("pretrain", "changed", f"--pretrain: {text}: {', '.join(changed)}; restore the files")
         self.updates, self._episodes, self._owed = counters["updates"], counters["episodes"], counters["owed"]
         self._normalized, self._bad_steps = counters["normalized"], dict(counters["bad_steps"])
 
