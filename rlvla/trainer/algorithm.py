@@ -61,8 +61,15 @@ class AlgorithmSetup:
     tasks: Sequence[TaskSpec]
     demos: Demonstrations | None = None
 
-    def prepare(self, model: nn.Module, learning_rate: float, steps: int) -> Engine:
-        """Wrap a model and its optimizer in an engine; `steps` is the length of the learning-rate schedule."""
+    def prepare(self, model: nn.Module, learning_rate: float, steps: int, *, small: bool = False) -> Engine:
+        """Wrap a model and its optimizer in an engine.
+
+        Args:
+            model: the network.
+            learning_rate: the highest of the schedule.
+            steps: length of the schedule.
+            small: see `DeepspeedStrategy.prepare`.
+        """
         optimization = self.config.optimization
         return self.strategy.prepare(
             model,
@@ -74,6 +81,7 @@ class AlgorithmSetup:
                 optimization.lr_warmup_ratio,
                 max(1, steps),
             ),
+            small=small,
         )
 
     def sampler(self) -> TaskSampler | UserSampler:

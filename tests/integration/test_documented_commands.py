@@ -100,6 +100,7 @@ SMALLER = {
     # One task, one iteration; a group that fails as a whole is kept, or nothing would be trained.
     "runs/libero/simplevla": "--task_ids 0 --num_episodes 4 --accuracy_lower_bound 0 --no-val_before_train",
     "runs/libero/report": "--task_ids 0",
+    "libero_10": "--task_ids 0",
 }
 
 
@@ -268,16 +269,14 @@ def run(words: list[str], folder: Path) -> None:
     room, name = Path(words[at]).parts[0], Path(words[at]).stem
     flags = words[at + 1 :]
     flags = [*flags, *(more for word in (name, *flags) for more in shlex.split(SMALLER.get(word, "")))]
-    if room == "benchmarks":
-        return run_process([sys.executable, str(ROOT / words[at]), *flags], folder)
-    assert room == "cli", words
-    main = importlib.import_module(f"cli.{name}").main
+    assert room in ("cli", "benchmarks"), words
+    main = importlib.import_module(f"{room}.{name}").main
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         for name, value in (word.split("=", 1) for word in words[:at] if "=" in word):
             patch.setenv(name, value)
         patch.setattr(sys, "argv", [words[at], *flags])  # it is written into config.yaml
-        main(flags)
+        main(flags) if room == "cli" else main()
     return None
 
 

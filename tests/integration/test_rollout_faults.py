@@ -23,6 +23,7 @@ from tests.support.policies import ScriptedPolicy
 
 MODULE = str(Path(faulty_suite.__file__))
 LIMITS = WatchdogLimits(create=6.0, reset=6.0, step=6.0)  # seconds; a busy machine may take some of them
+SHORT = WatchdogLimits(create=6.0, reset=6.0, step=2.0)
 FAULTS = ("raise", "kill", "exit", "sleep", "nan", "shape", "dtype", "past_slot")
 KWARGS = {"use_proprio": True, "image_size": faulty_suite.SIZE}
 
@@ -159,7 +160,7 @@ def test_an_episode_that_keeps_failing_takes_no_other_with_it(tmp_path: Path, fa
         folder.mkdir()
         kwargs = write_plan(folder, {"1005": [["step", fault]] * 3})
         slots = EnvPool(4, envs_per_worker=envs_per_worker, custom_modules=[MODULE])
-        with WatchedPool(slots, LIMITS) as pool:
+        with WatchedPool(slots, SHORT) as pool:
             samples, engine = play(pool, kwargs, 40, max_dropped_fraction=0.2)
         (dropped,) = engine.stats.dropped
         assert dropped.request.seed == 1005 and not dropped.error.collateral
@@ -208,24 +209,26 @@ def test_a_worker_that_cannot_start_is_not_tried_for_ever(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("envs_per_worker", [1, 2])
-def test_200_faults_in_500_episodes(tmp_path: Path, envs_per_worker: int) -> None:
+@pytest.mark.parametrize(("envs_per_worker", "episodes"), [(1, 200), (2, 500)])
+def test_two_faults_in_five_episodes(tmp_path: Path, envs_per_worker: int, episodes: int) -> None:
     """Every episode is finished or dropped, exactly once, and scored right."""
     rng = np.random.default_rng(0)
     faults: dict[str, list] = {"make": [None, "raise", None, "kill", None, None, "raise", "exit"]}
     weights = np.array([10, 3, 2, 0.6, 1, 1, 1, 1])
     planned = Counter()
-    for _ in range(197):
-        seed, phase = str(1000 + int(rng.integers(500))), str(rng.choice(["reset", "step"]))
+    for _ in range(2 * episodes // 5 - 3):
+        seed, phase = str(1000 + int(rng.integers(episodes))), str(rng.choice(["reset", "step"]))
         faults.setdefault(seed, []).append([phase, str(rng.choice(FAULTS, p=weights / weights.sum()))])
         planned[seed] += 1
     slots = EnvPool(4, envs_per_worker=envs_per_worker, custom_modules=[MODULE])
     with WatchedPool(slots, LIMITS) as pool:
-        samples, engine = play(pool, write_plan(tmp_path, faults), 500, max_env_retries=2, max_dropped_fraction=0.2)
+        samples, engine = play(
+            pool, write_plan(tmp_path, faults), episodes, max_env_retries=2, max_dropped_fraction=0.2
+        )
     finished, dropped = [s.seed for s in samples], [d.request.seed for d in engine.stats.dropped]
-    assert sorted(finished + dropped) == [r.seed for r in requests(500)]
+    assert sorted(finished + dropped) == [r.seed for r in requests(episodes)]
     check_scores(samples)
     # An episode that met a failing construction may have lost one more attempt than was planned for it.
     assert {seed for seed, count in planned.items() if count > 2} <= set(map(str, dropped))
     assert all(planned[str(seed)] >= 1 for seed in dropped)
-    assert engine.stats.retries + len(dropped) >= 190
+    assert engine.stats.retries + len(dropped) >= 0.38 * episodes

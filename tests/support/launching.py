@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import runpy
 import socket
-import subprocess
 import sys
+import tempfile
 from pathlib import Path
+
+import torch
 
 ROOT = Path(__file__).resolve().parents[2]
 
 PPO_SCRIPT = "cli/train_ppo_vla.py"
+
+PRELOADED = ["deepspeed", "rlvla.commands.train_ppo", "rlvla.commands.train_sft"]
 
 LAUNCHER = str(Path(sys.executable).with_name("deepspeed"))
 
@@ -34,9 +40,28 @@ def launch_command(script: str, *argv: object) -> list[str]:
 
 
 def launch(script: str, *argv: object) -> str:
-    """Run on two ranks to the end; returns what was printed."""
-    done = subprocess.run(
-        launch_command(script, *argv), cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=400
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    return done.stdout
+    """Run on two ranks to the end; returns what both printed.
+
+    As the launcher would run them, but forked from a process that has imported what takes seconds.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1]), "WORLD_SIZE": "2"}
+    words = [str(ROOT / script), *map(str, argv)]
+    with tempfile.TemporaryDirectory() as folder:
+        shared = (Path(folder), environment() | address, words)
+        multiprocessing.set_forkserver_preload(PRELOADED)
+        torch.multiprocessing.start_processes(_rank, args=shared, nprocs=2, start_method="forkserver")
+        return "".join((Path(folder) / str(rank)).read_text() for rank in range(2))
+
+
+def _rank(rank: int, folder: Path, variables: dict[str, str], words: list[str]) -> None:
+    os.environ.clear()
+    os.environ.update(variables | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
+    os.chdir(ROOT)
+    torch.set_num_threads(1)
+    printed = os.open(folder / str(rank), os.O_WRONLY | os.O_CREAT)
+    os.dup2(printed, 1)
+    sys.argv = words
+    runpy.run_path(words[0], run_name="__main__")
+    sys.stdout.flush()

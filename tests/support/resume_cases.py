@@ -27,8 +27,8 @@ from rlvla.utils.cli.flags import from_namespace
 from rlvla.utils.deepspeed.engine import Engine
 
 COMMON = [
-    # 16 episodes are four iterations; a machine that pays for coming near gives every run a gradient
-    *("--num_episodes", "16", "--rollout_batch_size", "4", "--train_batch_size", "2", "--max_epochs", "2"),
+    # 12 episodes are three iterations; a machine that pays for coming near gives every run a gradient
+    *("--num_episodes", "12", "--rollout_batch_size", "4", "--train_batch_size", "2", "--max_epochs", "2"),
     *("--max_steps", "24", "--temperature", "1.5", "--reward", "success", "rm:0.5", "--rm_formula", "F(near)"),
     *("--actor_learning_rate", "1e-3", "--lr_scheduler", "linear", "--num_envs", "1", "--deterministic_rollout"),
     *("--eval_episodes", "2", "--no-val_before_train", "--no-use_tensorboard", "--save_steps", "1"),
@@ -53,6 +53,10 @@ CASES = {
     # Last of all: its engine replaces torch's linear function for the rest of the process, which moves last bits.
     "grpo zero3": [*GRPO, "--zero_stage", "3", "--init_kl_coef", "0.1"],
 }
+
+
+# Those that also go on with another number of ranks: each stage, all weights and adapters, both algorithms.
+RESHARDED = ["ppo zero2 lora", "ppo zero1 shared", "grpo zero0 lora", "ppo zero0 bf16", "grpo zero3"]
 
 
 class Stopped(Exception):

@@ -7,13 +7,15 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from tests.support.launching import PRELOADED
+
 
 def run(function, *arguments):
     """[function(rank, *arguments) of rank 0, of rank 1]; the function must be importable.
 
     The ranks are forked from a process that has imported what takes seconds, and nothing else has happened in.
     """
-    mp.set_forkserver_preload(["deepspeed", "rlvla.commands.ppo_flags"])
+    mp.set_forkserver_preload(PRELOADED)
     with tempfile.TemporaryDirectory() as folder:
         shared = (folder, dict(os.environ), function, arguments)
         mp.start_processes(_rank, args=shared, nprocs=2, start_method="forkserver")

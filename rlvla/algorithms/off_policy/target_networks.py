@@ -29,8 +29,9 @@ def update_target(target: nn.Module, source: nn.Module, tau: float) -> None:
     for name, (average, _) in parameters.items():
         if average.dtype not in (torch.float32, torch.float64):
             raise ValueError(f"{name} of the target network is {average.dtype}; averages need float32")
-    for average, current in parameters.values():
-        average.lerp_(current.to(average), tau)
+    averages = [average for average, _ in parameters.values()]
+    if averages:
+        torch._foreach_lerp_(averages, [current.to(average) for average, current in parameters.values()], tau)
     for copied, current in buffers.values():
         copied.copy_(current)
 

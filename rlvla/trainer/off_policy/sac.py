@@ -64,10 +64,10 @@ class SAC(Algorithm):
         self.config, self._sac, self._strategy = config, config.sac, setup.strategy
         models: Any = setup.models
         self._policy: SoftActorPolicy = models.actor
-        self.actor = setup.prepare(models.actor, self._sac.actor_learning_rate, 1)
+        self.actor = setup.prepare(models.actor, self._sac.actor_learning_rate, 1, small=True)
         self._target: SoftCritic = copy.deepcopy(models.critic).requires_grad_(False)
         self._target.to(self._strategy.device)
-        self.critic = setup.prepare(models.critic, self._sac.critic_learning_rate, 1)
+        self.critic = setup.prepare(models.critic, self._sac.critic_learning_rate, 1, small=True)
         names = (PARAMETERS, CHOICE) if self._policy.config.primitives else (PARAMETERS,)
         initial = dict.fromkeys(names, self._sac.init_temperature)
         self.temperatures = Temperatures(initial, self._sac.temperature_learning_rate)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from rlvla.utils.deepspeed.config import StrategyConfig
@@ -218,6 +219,43 @@ class Engine:
             restricted_loading(classes_of_deepspeed()),
         ):
             ds_to_universal.main(Namespace(input_folder=str(source), output_folder=str(target), **settings))
+
+
+class ReplicatedEngine(Engine):
+    """An engine of ZeRO stage 0 for networks so small that DeepSpeed's own steps take longer than theirs.
+
+    Steps are plain ones of torch, with a single reduction over the ranks; DeepSpeed writes and reads the checkpoints.
+    Each step takes one backward pass. Gradients are averaged over ranks, as by DeepSpeed.
+    """
+
+    def __init__(self, engine: Any, config: StrategyConfig):
+        super().__init__(engine, config)
+        self._trained = [p for p in self.module.parameters() if p.requires_grad]
+        self._world_size = dist.get_world_size()
+
+    def __call__(self, *args: Any, **kw: Any) -> Any:
+        """Forward pass."""
+        return self.module(*args, **kw)
+
+    def backward(self, loss: torch.Tensor, *, last: bool = True) -> float:
+        """See `Engine.backward`."""
+        assert last
+        loss.backward()
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._trained]
+        # A non-finite loss may have a finite gradient, which must not be used either.
+        flat = torch.cat([*(g.flatten() for g in gradients), loss.detach().float().view(1)])
+        if self._world_size > 1:
+            dist.all_reduce(flat)
+            flat /= self._world_size
+        norm = float(torch.linalg.vector_norm(flat[:-1])) if bool(flat[-1].isfinite()) else math.nan
+        if math.isfinite(norm):
+            flat *= min(1.0, self.config.max_norm / (norm + 1e-6))
+            for parameter, gradient in zip(self._trained, flat[:-1].split([p.numel() for p in self._trained])):
+                parameter.grad = gradient.view_as(parameter)
+            self.engine.optimizer.step()
+            self.engine.lr_scheduler.step()
+        self.engine.optimizer.zero_grad()
+        return norm
 
 
 def _falling(factor: float, start: int, steps: int, step: int) -> float:

@@ -22,7 +22,7 @@ from torch import nn
 from torch.distributed.rendezvous import rendezvous
 
 from rlvla.utils.deepspeed.config import SCHEDULERS, StrategyConfig, taken_port
-from rlvla.utils.deepspeed.engine import Engine, OptimConfig, bucket_elements
+from rlvla.utils.deepspeed.engine import Engine, OptimConfig, ReplicatedEngine, bucket_elements
 from rlvla.utils.deepspeed.heartbeat import Heartbeat, accept, connect, listen
 from rlvla.utils.errors import RunEnded, require
 from rlvla.utils.terminal import log
@@ -153,16 +153,24 @@ class DeepspeedStrategy:
             self._deepspeed.zero.Init(module=model, config_dict_or_path=settings)
         model.to(self.device)  # sharded parameters are empty by now; buffers are complete on every rank
 
-    def prepare(self, model: nn.Module, optim: OptimConfig) -> Engine:
-        """Wrap a model for training; frozen parameters are left out of the optimizer."""
+    def prepare(self, model: nn.Module, optim: OptimConfig, *, small: bool = False) -> Engine:
+        """Wrap a model for training; frozen parameters are left out of the optimizer.
+
+        Args:
+            model: its parameters are moved to the device.
+            optim: optimizer and schedule.
+            small: without ZeRO make it a `ReplicatedEngine`.
+        """
         from transformers import get_scheduler
 
         settings = self._deepspeed_config(sum(p.numel() for p in model.parameters() if p.requires_grad))
         self._place(model, settings)
+        replicated = small and self.config.engine_stage == 0
         trainable = [p for p in model.parameters() if p.requires_grad]
-        optimizer = torch.optim.AdamW(
-            trainable, lr=optim.learning_rate, betas=optim.betas, weight_decay=optim.weight_decay
-        )
+        options: dict[str, Any] = {"betas": optim.betas, "weight_decay": optim.weight_decay}
+        if replicated:
+            options["fused"] = True
+        optimizer = torch.optim.AdamW(trainable, lr=optim.learning_rate, **options)
         scheduler = get_scheduler(
             SCHEDULERS[optim.scheduler],
             optimizer,
@@ -172,7 +180,7 @@ class DeepspeedStrategy:
         engine, *_ = self._deepspeed.initialize(
             model=model, optimizer=optimizer, lr_scheduler=scheduler, config=settings
         )
-        return Engine(engine, self.config)
+        return (ReplicatedEngine if replicated else Engine)(engine, self.config)
 
     def prepare_frozen(self, model: nn.Module) -> None:
         """Freeze a model and move it to the device for forward passes without gradients.
