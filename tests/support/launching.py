@@ -16,7 +16,13 @@ ROOT = Path(__file__).resolve().parents[2]
 
 PPO_SCRIPT = "cli/train_ppo_vla.py"
 
-PRELOADED = ["deepspeed", "rlvla.commands.train_ppo", "rlvla.commands.train_sft"]
+PRELOADED = [
+    "deepspeed",
+    "matplotlib.pyplot",
+    "rlvla.commands.train_ppo",
+    "rlvla.commands.train_sft",
+    "scipy.stats",
+]
 
 LAUNCHER = str(Path(sys.executable).with_name("deepspeed"))
 
