@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from pathlib import Path
 
 from rlvla.checkpoints.checks import check_first_decisions
-from rlvla.checkpoints.run_folder import RUN_FILE, claimed_run_folder
-from rlvla.commands.custom_modules import modules_with_suites
 from rlvla.commands.dry_run import ppo_report
 from rlvla.commands.load_models import load_models
 from rlvla.commands.ppo_checks import check
 from rlvla.commands.ppo_flags import PPORun
 from rlvla.commands.run_policies import policy_record, with_policy_folder
-from rlvla.commands.runs.checks import describe, evaluates_a_checkpoint
-from rlvla.commands.runs.ending import conclude, newest_checkpoint, resume
-from rlvla.commands.setup import CheckedRun, first_observations, start_workers
+from rlvla.commands.runs.training import begin, run_folder, started, train
+from rlvla.commands.setup import CheckedRun, first_observations
 from rlvla.data.reading import read_demonstrations
 from rlvla.rewards import RewardPlan
 from rlvla.rollout import RolloutEngine
@@ -24,15 +20,9 @@ from rlvla.trainer.config import PPOConfig
 from rlvla.trainer.ppo_trainer import PPOTrainer
 from rlvla.trainer.progress.signal import trainable_and_all
 from rlvla.trainer.reward_sources import tie_to_learner, waits_on_host
-from rlvla.utils.cli.config_file import write_config_file
 from rlvla.utils.deepspeed.config import launched_rank
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
-from rlvla.utils.ending import outlook
-from rlvla.utils.errors import SaveError
-from rlvla.utils.files import write_json
-from rlvla.utils.seeding import seed_everything
-from rlvla.utils.stopping import StopSignals
-from rlvla.utils.terminal import count, log, passing_note, quiet_libraries
+from rlvla.utils.terminal import count, passing_note
 
 
 def run_ppo(flags: PPORun) -> PPOTrainer | None:
@@ -47,23 +37,11 @@ def run_ppo(flags: PPORun) -> PPOTrainer | None:
         if launched_rank() == 0:
             print(ppo_report(flags, setting))
         return None
-    quiet_libraries()
-    signals, modules = StopSignals(), modules_with_suites(flags.custom)
-    with (
-        signals.caught(),
-        start_workers(flags.run.num_envs, setting.played_env, setting.tasks[0], modules, flags.workers) as pool,
-        ExitStack() as stack,
-    ):
-        seed_everything(flags.run.seed)  # LoRA adapters are initialized randomly
+    with started(flags, setting) as (pool, signals), ExitStack() as stack:
         with passing_note(f"loading {flags.policy.pretrain}"):
             models = load_models(flags, setting)
             strategy = DeepspeedStrategy(flags.strategy, seed=flags.run.seed)
-        save_path = Path(flags.run.save_path)
-        stack.enter_context(claimed_run_folder(save_path, strategy, flags.ckpt_path))
-        stack.enter_context(outlook(lambda: newest_checkpoint(flags)))
-        if strategy.is_main and not evaluates_a_checkpoint(flags):  # otherwise keep the records of the training run
-            write_json(save_path / RUN_FILE, describe(flags, setting))
-            write_config_file(save_path, list(flags.groups.values()))
+        save_path = stack.enter_context(run_folder(flags, setting, strategy))
         plan = RewardPlan.from_config(flags.rewards, flags.success)
         waits = waits_on_host(flags.strategy, flags.optimization)
         tie_to_learner(plan, flags.algorithm, strategy.device, waits_on_host=waits, bf16=flags.strategy.bf16)
@@ -86,26 +64,10 @@ def run_ppo(flags: PPORun) -> PPOTrainer | None:
         )
         folders = (save_path, flags.ckpt_path)
         trainer = PPOTrainer(models, strategy, rollout, setting.tasks, config, *folders, signals, demos)
-        if flags.run.load_checkpoint:
-            resume(trainer, flags)
-        trainer.logger.describe(list(flags.groups.values()))
+        begin(trainer, flags)
         if trainer.iteration == 0:
             check_first_decisions(setting.checkpoint, models.actor, first_observations(pool, setting))
-        if strategy.is_main and not flags.schedule.val_only:
-            log.info(header(flags, setting, trainer))
-        plan.start()
-        unsaved = None
-        try:
-            trainer.fit()
-        except SaveError as error:
-            unsaved = error
-        finally:
-            plan.close()
-        if strategy.is_main:
-            conclude(trainer, flags, save_path)
-        strategy.barrier()
-        if unsaved is not None:
-            raise unsaved
+        train(trainer, flags, plan, header(flags, setting, trainer))
     return trainer
 
 

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 from rlvla.checkpoints.policy_folder import PolicyRecord, learned_states, recorded_environment
-from rlvla.checkpoints.run_folder import RUN_FILE, claimed_run_folder
-from rlvla.commands.custom_modules import modules_with_suites
 from rlvla.commands.off_policy.checks import CheckedSAC, check, learner_of
 from rlvla.commands.off_policy.dsrl import with_base_folder
 from rlvla.commands.off_policy.flags import SACRun
-from rlvla.commands.runs.checks import describe, evaluates_a_checkpoint
-from rlvla.commands.runs.ending import conclude, newest_checkpoint, resume
-from rlvla.commands.setup import CheckedRun, start_workers
+from rlvla.commands.runs.training import begin, run_folder, started, train
+from rlvla.commands.setup import CheckedRun
 from rlvla.envs.registry import get_suite
 from rlvla.envs.splits import LearnedStates
 from rlvla.models.soft_actor.network import SoftCritic
@@ -31,15 +27,9 @@ from rlvla.trainer.off_policy.sac import NAME
 from rlvla.trainer.progress.signal import trainable_and_all
 from rlvla.trainer.reward_sources import tie_to_learner
 from rlvla.trainer.trainer import Trainer
-from rlvla.utils.cli.config_file import write_config_file
 from rlvla.utils.deepspeed.config import launched_rank
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
-from rlvla.utils.ending import outlook
-from rlvla.utils.errors import SaveError
-from rlvla.utils.files import write_json
-from rlvla.utils.seeding import seed_everything
-from rlvla.utils.stopping import StopSignals
-from rlvla.utils.terminal import count, log, quiet_libraries
+from rlvla.utils.terminal import count
 
 _BLIND = ("success", "env", "rm", "affordance", "overlong")  # reward sources that never look at images
 REPLAY = "replay"  # subfolder of the run folder
@@ -58,23 +48,11 @@ def run_sac(flags: SACRun) -> Trainer | None:
         if launched_rank() == 0:
             print(header(flags, checked, trainer=None))
         return None
-    quiet_libraries()
-    signals, modules = StopSignals(), modules_with_suites(flags.custom)
-    with (
-        signals.caught(),
-        start_workers(flags.run.num_envs, setting.played_env, setting.tasks[0], modules, flags.workers) as pool,
-        ExitStack() as stack,
-    ):
-        seed_everything(flags.run.seed)
+    with started(flags, setting) as (pool, signals), ExitStack() as stack:
         actor: Any = setting.checkpoint.load_policy()
         critic: Any = SoftCritic(actor.config, flags.sac.n_critics)
         strategy = DeepspeedStrategy(flags.strategy, seed=flags.run.seed)
-        save_path = Path(flags.run.save_path)
-        stack.enter_context(claimed_run_folder(save_path, strategy, flags.ckpt_path))
-        stack.enter_context(outlook(lambda: newest_checkpoint(flags)))
-        if strategy.is_main and not evaluates_a_checkpoint(flags):
-            write_json(save_path / RUN_FILE, describe(flags, setting))
-            write_config_file(save_path, list(flags.groups.values()))
+        save_path = stack.enter_context(run_folder(flags, setting, strategy))
         plan = RewardPlan.from_config(flags.rewards, flags.success)
         tie_to_learner(plan, learner_of(flags), strategy.device)
         parts = (plan, flags.rollout, setting.tasks, setting.state_input)
@@ -95,24 +73,8 @@ def run_sac(flags: SACRun) -> Trainer | None:
         )
         setup = AlgorithmSetup(Models(actor, critic, None), strategy, config, setting.tasks, checked.demos)
         trainer = Trainer(setup, rollout, save_path, flags.ckpt_path, signals)
-        if flags.run.load_checkpoint:
-            resume(trainer, flags)
-        trainer.logger.describe(list(flags.groups.values()))
-        if strategy.is_main and not flags.schedule.val_only:
-            log.info(header(flags, checked, trainer))
-        plan.start()
-        unsaved = None
-        try:
-            trainer.fit()
-        except SaveError as error:
-            unsaved = error
-        finally:
-            plan.close()
-        if strategy.is_main:
-            conclude(trainer, flags, save_path)
-        strategy.barrier()
-        if unsaved is not None:
-            raise unsaved
+        begin(trainer, flags)
+        train(trainer, flags, plan, header(flags, checked, trainer))
     return trainer
 
 

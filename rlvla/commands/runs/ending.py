@@ -1,4 +1,4 @@
-"""Beginning and end of every reinforcement-learning run: resuming, the summary, the next command."""
+"""The end of every reinforcement-learning run: the summary, the next command."""
 
 from __future__ import annotations
 
@@ -11,29 +11,17 @@ from typing import Any
 from rlvla.checkpoints.run_folder import CURVE_FILE
 from rlvla.checkpoints.training import list_checkpoints
 from rlvla.commands.custom_modules import words_for_later_commands
-from rlvla.commands.runs.checks import evaluates_a_checkpoint, nothing_to_evaluate
+from rlvla.commands.runs.checks import evaluates_a_checkpoint
 from rlvla.commands.runs.flags import TrainingRun
 from rlvla.trainer.progress.curve import save_learning_curve
 from rlvla.trainer.trainer import Trainer
 from rlvla.utils.cli.command import STARTS_ANEW
 from rlvla.utils.disk import Expendable
-from rlvla.utils.errors import ConfigError
 from rlvla.utils.files import write_json
 from rlvla.utils.stopping import resume_command
-from rlvla.utils.terminal import duration, log, table
+from rlvla.utils.terminal import duration, table
 
 EVALUATIONS_FILE = "evaluations.json"
-
-
-def resume(trainer: Trainer, flags: TrainingRun) -> None:
-    """Resume from the chosen checkpoint; without one, training starts afresh and an evaluation fails."""
-    asked = flags.run.load_checkpoint
-    resumed, alone = trainer.resume(asked if isinstance(asked, str) else None), evaluates_a_checkpoint(flags)
-    if alone and not resumed:  # all checkpoints turned out to be damaged
-        raise ConfigError(nothing_to_evaluate(flags))
-    if resumed and trainer.strategy.is_main:
-        what = "evaluating the checkpoint" if alone else "continuing"
-        log.info(f"{what} after iteration {trainer.iteration} of {flags.batch.iterations}")
 
 
 def newest_checkpoint(flags: TrainingRun) -> str:

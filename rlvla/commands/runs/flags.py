@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from rlvla.checkpoints.run_folder import CHECKPOINTS
+from rlvla.commands.custom_modules import CustomConfig
 from rlvla.envs.config import EnvConfig
 from rlvla.envs.workers.config import WorkerConfig
 
@@ -20,6 +21,7 @@ class TrainingRun:
         strategy: how DeepSpeed is run (`StrategyConfig`).
         env: the environment.
         workers: its processes.
+        custom: the user's modules.
         given: names of the flags present on the command line.
     """
 
@@ -29,6 +31,7 @@ class TrainingRun:
     strategy: Any
     env: EnvConfig
     workers: WorkerConfig
+    custom: CustomConfig
     given: frozenset[str]
 
     @classmethod

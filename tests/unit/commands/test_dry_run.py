@@ -46,7 +46,7 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise AssertionError("a dry run loads no weights, starts no workers and no engine")
 
-    monkeypatch.setattr("rlvla.commands.train_ppo.start_workers", fail)
+    monkeypatch.setattr("rlvla.commands.runs.training.start_workers", fail)
     monkeypatch.setattr(DeepspeedStrategy, "__init__", fail)
     monkeypatch.setattr(OpenVLAForActionPrediction, "from_pretrained", fail)
 
