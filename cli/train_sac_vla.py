@@ -19,78 +19,25 @@ from rlvla.utils.threads import limit_threads
 begin(__name__)
 limit_threads()
 
-from rlvla.commands.custom_modules import CustomConfig, parse_command_line
-from rlvla.envs.config import EnvConfig, SplitConfig
-from rlvla.envs.suite_flags import add_suite_flags
-from rlvla.envs.workers.config import WorkerConfig
-from rlvla.rewards.config import RewardConfig
-from rlvla.rewards.success_source import SuccessConfig
-from rlvla.rollout.config import RolloutConfig
-from rlvla.trainer.config import ScheduleConfig
-from rlvla.trainer.off_policy.config import (
-    NoiseConfig,
-    ReplayConfig,
-    SACBatchConfig,
-    SACConfig,
-    SACGuardConfig,
-    SACRunConfig,
-    SACStrategyConfig,
-)
+from rlvla.commands.off_policy.flags import SACRun
+from rlvla.commands.runs.flags import NOTHING_LOST, flags_of, training_parser
 from rlvla.utils.cli.command import command, heavy_imports
-from rlvla.utils.cli.flags import Parser, add_arguments, fail, from_namespace
-from rlvla.utils.deepspeed.config import launched_rank
-from rlvla.utils.errors import ConfigError, MissingExtraError
-from rlvla.utils.stopping import StopRequested, resume_command
-from rlvla.utils.terminal import log
-
-# In the order of --help: what is trained and where, how it learns, how it runs.
-GROUPS = {
-    "run": (SACRunConfig, "run"),
-    "env": (EnvConfig, "environment"),
-    "split": (SplitConfig, "initial states"),
-    "rewards": (RewardConfig, "rewards"),
-    "success": (SuccessConfig, "what counts as success"),
-    "batch": (SACBatchConfig, "batch sizes"),
-    "sac": (SACConfig, "soft actor-critic"),
-    "noise": (NoiseConfig, "noise of a flow policy"),
-    "replay": (ReplayConfig, "replay"),
-    "strategy": (SACStrategyConfig, "DeepSpeed"),
-    "schedule": (ScheduleConfig, "evaluation, checkpoints, logging (in iterations)"),
-    "guards": (SACGuardConfig, "early termination of failing runs"),
-    "rollout": (RolloutConfig, "rollout engine"),
-    "workers": (WorkerConfig, "environment workers"),
-    "custom": (CustomConfig, "own code"),
-}
+from rlvla.utils.cli.flags import Parser
 
 
 def build_parser() -> Parser:
     """The command line."""
-    parser = Parser(__doc__ or "")
-    for config, title in GROUPS.values():
-        add_arguments(parser, config, title)
-    add_suite_flags(parser)
-    return parser
+    return training_parser(__doc__ or "", SACRun)
 
 
-@command(after_interrupt="no training was under way, and no iteration is lost")
+@command(after_interrupt=NOTHING_LOST)
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point."""
-    parser, namespace = parse_command_line(build_parser, argv)
-    groups = {name: from_namespace(config, namespace) for name, (config, _) in GROUPS.items()}
-    groups["env"] = groups["env"].with_suite_flags(namespace)
-    with heavy_imports():
-        from rlvla.commands.off_policy.flags import SACRun
-        from rlvla.commands.off_policy.train import run_sac
+    with flags_of(SACRun, build_parser, argv) as flags:
+        with heavy_imports():
+            from rlvla.commands.off_policy.train import run_sac
 
-    try:
-        run_sac(SACRun(**groups, given=namespace.given))
-    except (ConfigError, MissingExtraError) as error:
-        fail(parser.prog, error)
-    except StopRequested as stop:
-        if launched_rank() == 0:
-            again = resume_command(sys.argv, stop.ckpt_path, trains=not groups["schedule"].val_only)
-            log.info(f"continue with: {again}")
-        raise
+        run_sac(flags)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ from rlvla.commands.algorithm_checks import algorithm_problems, batch_problems, 
 from rlvla.commands.ppo_flags import PPORun
 from rlvla.recipes.recipe import Parsers, Stage
 from rlvla.recipes.stages import KINDS
-from rlvla.utils.cli.flags import from_namespace
 from rlvla.utils.errors import Problem
 
 
@@ -23,10 +22,8 @@ def training_problems(stages: Sequence[Stage], parsers: Parsers) -> list[Problem
 def _problems_of(stage: Stage, parsers: Parsers) -> Iterator[Problem]:
     namespace = argparse.Namespace()
     parsers[KINDS[stage.name].command or ""].read_flags(stage.words, namespace)
-    groups = {name: from_namespace(kind, namespace) for name, kind in PPORun.kinds().items()}
-    groups["env"] = groups["env"].with_suite_flags(namespace)
-    given = frozenset(name for name, value in stage.settings.items() if value is not None)
-    flags = PPORun(**groups, given=given)
+    namespace.given = frozenset(name for name, value in stage.settings.items() if value is not None)
+    flags = PPORun.from_namespace(namespace)
     with _launched_on(stage.processes):
         problems = [*batch_problems(flags), *algorithm_problems(flags), *early_stopping_problems(flags.schedule, 0)]
     yield from (

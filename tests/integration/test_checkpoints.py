@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from cli.export_policy import main as export
-from cli.train_ppo_vla import GROUPS, build_parser
+from cli.train_ppo_vla import build_parser
 from cli.train_ppo_vla import main as train
 from rlvla.checkpoints.training import list_checkpoints
 from rlvla.commands.ppo_flags import PPORun
@@ -29,7 +29,6 @@ from rlvla.models.value_models import Critic
 from rlvla.rewards import base as reward_base
 from rlvla.trainer import trainer as training_loop
 from rlvla.trainer.ppo_trainer import PPOTrainer
-from rlvla.utils.cli.flags import from_namespace
 from rlvla.utils.deepspeed.config import StrategyConfig
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
 from rlvla.utils.errors import ConfigError
@@ -88,7 +87,7 @@ def flags_of(policy: Path, save_path: Path, *more: str) -> list[str]:
 
 def run(policy: Path, save_path: Path, *more: str) -> PPOTrainer:
     namespace = build_parser().parse_args(flags_of(policy, save_path, *more))
-    return run_ppo(PPORun(**{name: from_namespace(config, namespace) for name, (config, _) in GROUPS.items()}))
+    return run_ppo(PPORun.from_namespace(namespace))
 
 
 class Stopped(Exception):

@@ -26,6 +26,8 @@ from cli import (
     train_sac_vla,
     train_sft_vla,
 )
+from rlvla.commands.off_policy.flags import SACRun
+from rlvla.commands.ppo_flags import PPORun
 from rlvla.envs import registry
 from rlvla.envs.config import EnvConfig, SplitConfig
 from rlvla.envs.experts import ExpertConfig
@@ -55,8 +57,8 @@ COMMANDS = [
     train_sft_vla,
 ]
 CONFIGS = [
-    *(config for config, _ in train_ppo_vla.GROUPS.values()),
-    *(config for config, _ in train_sac_vla.GROUPS.values()),
+    *PPORun.kinds().values(),
+    *SACRun.kinds().values(),
     check_demos.CheckDemosConfig,
     check_env.CheckConfig,
     convert_demos.ConvertConfig,

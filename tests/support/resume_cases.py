@@ -19,11 +19,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 
-from cli.train_ppo_vla import GROUPS, build_parser
+from cli.train_ppo_vla import build_parser
 from rlvla.commands.ppo_flags import PPORun
 from rlvla.commands.train_ppo import run_ppo
 from rlvla.trainer.ppo_trainer import PPOTrainer
-from rlvla.utils.cli.flags import from_namespace
 from rlvla.utils.deepspeed.engine import Engine
 
 COMMON = [
@@ -82,7 +81,7 @@ def run(argv: list[str], stop_after: int | None = None, record: str | None = Non
     PPOTrainer._iterate, PPOTrainer.fit = iterate_or_stop, record_then_fit
     try:
         namespace = build_parser().parse_args(argv)
-        run_ppo(PPORun(**{name: from_namespace(config, namespace) for name, (config, _) in GROUPS.items()}))
+        run_ppo(PPORun.from_namespace(namespace))
     except Stopped:
         pass
     finally:

@@ -1,14 +1,50 @@
-"""The flags of reinforcement-learning commands: what their groups share."""
+"""What the flags of reinforcement-learning commands share: groups, parser, and how a mistake or a stop is reported."""
 
 from __future__ import annotations
 
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, Self, TypeVar, get_type_hints
 
 from rlvla.checkpoints.run_folder import CHECKPOINTS
-from rlvla.commands.custom_modules import CustomConfig
+from rlvla.commands.custom_modules import CustomConfig, parse_command_line
 from rlvla.envs.config import EnvConfig
+from rlvla.envs.suite_flags import add_suite_flags
 from rlvla.envs.workers.config import WorkerConfig
+from rlvla.utils.cli.flags import Parser, add_arguments, fail, from_namespace
+from rlvla.utils.deepspeed.config import launched_rank
+from rlvla.utils.errors import ConfigError, MissingExtraError
+from rlvla.utils.stopping import StopRequested, resume_command
+from rlvla.utils.terminal import log
+
+NOTHING_LOST = "no training was under way, and no iteration is lost"
+# Groups with their titles, in the order of --help: what is trained and where, how it learns, how it runs.
+_TITLES = {
+    "run": "run",
+    "policy": "policy",
+    "env": "environment",
+    "split": "initial states",
+    "rewards": "rewards",
+    "success": "what counts as success",
+    "batch": "batch sizes",
+    "algorithm": "algorithm",
+    "filters": "group filters (dynamic sampling)",
+    "correction": "correction of the mismatch between rollout and training",
+    "optimization": "optimization",
+    "actor": "adapters and memory",
+    "sac": "soft actor-critic",
+    "noise": "noise of a flow policy",
+    "replay": "replay",
+    "strategy": "DeepSpeed",
+    "schedule": "evaluation, checkpoints, logging (in iterations)",
+    "guards": "early termination of failing runs",
+    "rollout": "rollout engine",
+    "workers": "environment workers",
+    "custom": "own code",
+}
 
 
 class TrainingRun:
@@ -36,8 +72,16 @@ class TrainingRun:
 
     @classmethod
     def kinds(cls) -> dict[str, type]:
-        """The dataclass of each group."""
-        return {name: kind for name, kind in get_type_hints(cls).items() if name != "given"}
+        """The dataclass of each group, in the order of --help."""
+        hints = get_type_hints(cls)
+        return {name: hints[name] for name in sorted(hints.keys() - {"given"}, key=list(_TITLES).index)}
+
+    @classmethod
+    def from_namespace(cls, namespace: Namespace) -> Self:
+        """The flags as parsed; `given` is taken from the namespace if it is there."""
+        groups = {name: from_namespace(kind, namespace) for name, kind in cls.kinds().items()}
+        groups["env"] = groups["env"].with_suite_flags(namespace)
+        return cls(**groups, given=getattr(namespace, "given", frozenset()))
 
     @property
     def groups(self) -> dict[str, Any]:
@@ -48,3 +92,31 @@ class TrainingRun:
     def ckpt_path(self) -> Path:
         """Folder of the training checkpoints."""
         return Path(self.run.ckpt_path) if self.run.ckpt_path else Path(self.run.save_path) / CHECKPOINTS
+
+
+Run = TypeVar("Run", bound=TrainingRun)
+
+
+def training_parser(description: str, run: type[TrainingRun]) -> Parser:
+    """The command line of a reinforcement-learning command."""
+    parser = Parser(description)
+    for name, kind in run.kinds().items():
+        add_arguments(parser, kind, _TITLES[name])
+    add_suite_flags(parser)
+    return parser
+
+
+@contextmanager
+def flags_of(run: type[Run], build_parser: Callable[[], Parser], argv: Sequence[str] | None) -> Iterator[Run]:
+    """The flags of a command line; mistakes raised in the block are reported, and how to go on after a stop."""
+    parser, namespace = parse_command_line(build_parser, argv)
+    flags = run.from_namespace(namespace)
+    try:
+        yield flags
+    except (ConfigError, MissingExtraError) as error:
+        fail(parser.prog, error)
+    except StopRequested as stop:
+        if launched_rank() == 0:
+            again = resume_command(sys.argv, stop.ckpt_path, trains=not flags.schedule.val_only)
+            log.info(f"continue with: {again}")
+        raise

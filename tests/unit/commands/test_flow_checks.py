@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from cli.train_ppo_vla import GROUPS, build_parser
+from cli.train_ppo_vla import build_parser
 from rlvla.commands.ppo_checks import check
 from rlvla.commands.ppo_flags import PPORun
 from rlvla.models.vla.tiny import build_tiny
-from rlvla.utils.cli.flags import from_namespace
 from rlvla.utils.errors import ConfigError
 from tests.support.flow_folders import TOY, TWO, write_flow
 
@@ -45,9 +44,8 @@ def problems(folder: Path, tmp_path: Path, *words: str) -> set[tuple[str | None,
     """(flag, reason) of all problems."""
     argv = ["--pretrain", str(folder), "--save_path", str(tmp_path / "run"), *TOY, "--eval_episodes", "2", *words]
     namespace = build_parser().parse_args(argv)
-    groups = {name: from_namespace(config, namespace) for name, (config, _) in GROUPS.items()}
     try:
-        check(PPORun(**groups))
+        check(PPORun.from_namespace(namespace))
     except ConfigError as error:
         return {(problem.flag, problem.reason) for problem in error.problems}
     return set()

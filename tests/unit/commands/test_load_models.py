@@ -8,19 +8,18 @@ import pytest
 import torch
 from torch import nn
 
-from cli.train_ppo_vla import GROUPS, build_parser
+from cli.train_ppo_vla import build_parser
 from rlvla.commands.load_models import load_models
 from rlvla.commands.ppo_checks import check
 from rlvla.commands.ppo_flags import PPORun
 from rlvla.models.value_models import Critic, RewardModel
 from rlvla.models.vla import family, openvla
 from rlvla.trainer.models import Models
-from rlvla.utils.cli.flags import from_namespace
 
 
 def models_of(policy: Path, folder: Path, *flags: str) -> Models:
     given = build_parser().parse_args(["--pretrain", str(policy), "--save_path", str(folder / "run"), *flags])
-    run = PPORun(**{name: from_namespace(group, given) for name, (group, _) in GROUPS.items()})
+    run = PPORun.from_namespace(given)
     return load_models(run, check(run))
 
 

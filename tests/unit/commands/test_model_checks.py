@@ -26,7 +26,6 @@ from rlvla.models.families import check_checkpoint
 from rlvla.models.value_models import REWARD_HEAD_FILE, Critic, scalar_head
 from rlvla.models.vla.configuration_openvla import OpenVLAConfig
 from rlvla.models.vla.tiny import build_tiny
-from rlvla.utils.cli.flags import from_namespace
 from rlvla.utils.errors import ConfigError, Problem
 
 
@@ -88,7 +87,7 @@ def changed(policy: Path, folder: Path, file: str, change: Callable[[dict], obje
 def critic_problems(policy: Path, critic: Path, *flags: str) -> list[Problem]:
     words = ["--pretrain", str(policy), "--critic_pretrain", str(critic), *flags]
     given = train_ppo_vla.build_parser().parse_args(words)
-    run = PPORun(**{name: from_namespace(group, given) for name, (group, _) in train_ppo_vla.GROUPS.items()})
+    run = PPORun.from_namespace(given)
     setting, problems = check_run(run.policy, run.env, run.split, run.schedule.eval_episodes, run.rewards)
     assert not problems
     return value_model_problems(run, setting)

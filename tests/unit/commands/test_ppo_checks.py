@@ -9,7 +9,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from cli.train_ppo_vla import GROUPS
 from rlvla.checkpoints.run_folder import RUN_FILE
 from rlvla.commands.ppo_flags import PPORun
 from rlvla.commands.runs.checks import changed_flags, describe
@@ -21,7 +20,7 @@ SETTING = SimpleNamespace(env=EnvConfig(task_suite_name="toy_reach"))
 @pytest.fixture
 def flags(tmp_path: Path) -> PPORun:
     """Of a run to resume that was started before there were judges, filters of metrics and weights of tasks."""
-    groups = {name: config() for name, (config, _) in GROUPS.items()}
+    groups = {name: config() for name, config in PPORun.kinds().items()}
     groups["run"] = replace(groups["run"], save_path=str(tmp_path), load_checkpoint=True)
     flags = PPORun(**groups)
     recorded = describe(flags, SETTING)
