@@ -23,7 +23,7 @@ from rlvla.commands.ppo_flags import PPORun
 from rlvla.commands.setup import CheckedRun, check_run
 from rlvla.data.demonstrations import Demonstrations
 from rlvla.data.reading import read_demonstrations
-from rlvla.envs.config import EnvConfig
+from rlvla.envs.config import EnvConfig, SplitConfig
 from rlvla.envs.splits import LearnedStates
 from rlvla.models.families import CONFIG_FILE, family_of
 from rlvla.trainer.algorithm_config import LEARNERS, learner_needs_critic
@@ -220,15 +220,24 @@ def _export(run: Path, checkpoint: Path, output: Path) -> None:
         except RuntimeError as error:
             raise ConfigError(f"{checkpoint} does not fit {flags.policy.pretrain}: {error}") from error
     output.parent.mkdir(parents=True, exist_ok=True)
-    problem = write_policy(policy, output, policy_record(flags, setting, demos))
+    problem = write_policy(policy, output, policy_record(flags.policy.pretrain, flags.split, setting, demos))
     if problem:
         raise SaveError(f"the policy could not be written to {output} ({problem})")
 
 
-def policy_record(flags: PPORun, setting: CheckedRun, demos: Demonstrations | None) -> PolicyRecord:
-    """The record of the trained policy, with the initial states of the run, its start and the demonstrations."""
-    before = learned_states(recorded_environment(flags.policy.pretrain)) or []
-    now = [(task, flags.split.train_states(task)) for task in setting.tasks]
+def policy_record(
+    start: str | None, split: SplitConfig, setting: CheckedRun, demos: Demonstrations | None
+) -> PolicyRecord:
+    """The record of the trained policy, with the initial states of the run, of its start and of the demonstrations.
+
+    Args:
+        start: folder of the policy that the run starts from, or None.
+        split: which states are trained on.
+        setting: the checked run.
+        demos: demonstrations that it learns from, or None.
+    """
+    before = (learned_states(recorded_environment(start)) if start is not None else None) or []
+    now = [(task, split.train_states(task)) for task in setting.tasks]
     trained = [LearnedStates(task.suite, task.task_id, states.start, states.stop) for task, states in now]
     machine_state = setting.state_input.settings if setting.state_input else None
     demonstrated = demos.states_learned_from if demos is not None else []

@@ -56,7 +56,7 @@ def run_ppo(flags: PPORun) -> PPOTrainer | None:
             flags.optimization,
             flags.schedule,
             flags.split,
-            policy_record(flags, setting, demos),
+            policy_record(flags.policy.pretrain, flags.split, setting, demos),
             flags.filters,
             flags.correction,
             plan.weights,

@@ -5,14 +5,13 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import Any
 
-from rlvla.checkpoints.policy_folder import PolicyRecord, learned_states, recorded_environment
 from rlvla.commands.off_policy.checks import CheckedSAC, check, learner_of
 from rlvla.commands.off_policy.dsrl import with_base_folder
 from rlvla.commands.off_policy.flags import SACRun
+from rlvla.commands.run_policies import policy_record
 from rlvla.commands.runs.training import begin, run_folder, started, train
 from rlvla.commands.setup import CheckedRun
 from rlvla.envs.registry import get_suite
-from rlvla.envs.splits import LearnedStates
 from rlvla.models.soft_actor.network import SoftCritic
 from rlvla.rewards import RewardConfig, RewardPlan
 from rlvla.rewards.base import component_of, source_of
@@ -63,7 +62,7 @@ def run_sac(flags: SACRun) -> Trainer | None:
             OptimizationConfig(),
             flags.schedule,
             flags.split,
-            policy_record(flags, checked),
+            policy_record(flags.noise.pretrain, flags.split, setting, checked.demos),
             reward_weights=plan.weights,
             guards=flags.guards,
             sac=flags.sac,
@@ -89,18 +88,6 @@ def played_options(flags: SACRun, setting: CheckedRun) -> dict[str, Any]:
     if blind and not schedule.num_videos and not schedule.dump_rollouts:
         options["cameras"] = ()
     return options
-
-
-def policy_record(flags: SACRun, checked: CheckedSAC) -> PolicyRecord:
-    """The record of the trained policy, with the initial states of the run and of its demonstrations."""
-    setting, demos = checked.run, checked.demos
-    trained = [(task, flags.split.train_states(task)) for task in setting.tasks]
-    states = [LearnedStates(task.suite, task.task_id, seen.start, seen.stop) for task, seen in trained]
-    machine_state = setting.state_input.settings if setting.state_input else None
-    demonstrated = demos.states_learned_from if demos is not None else []
-    base = flags.noise.pretrain
-    before = learned_states(recorded_environment(base)) if base is not None else None
-    return PolicyRecord(setting.env, (*(before or ()), *states, *demonstrated), machine_state)
 
 
 def header(flags: SACRun, checked: CheckedSAC, trainer: Trainer | None) -> str:

@@ -59,11 +59,11 @@ def test_training_notes_the_states_of_its_start_its_tasks_and_its_demonstrations
     (task,) = list_tasks("toy_reach")
     env, mixed_in = EnvConfig(task_suite_name="toy_reach"), LearnedStates("kitchen", 3, 5, 6)
     PolicyRecord(env, (seen(100, 120),)).write(tmp_path)
-    flags = SimpleNamespace(policy=SimpleNamespace(pretrain=tmp_path), split=SplitConfig())
     setting = SimpleNamespace(tasks=[task], env=env, state_input=None)
-    record = policy_record(flags, setting, SimpleNamespace(states_learned_from=[mixed_in]))
+    record = policy_record(tmp_path, SplitConfig(), setting, SimpleNamespace(states_learned_from=[mixed_in]))
     assert record.learned_from == (seen(100, 120), seen(0, 8000), mixed_in)
-    assert policy_record(flags, setting, None).learned_from == (seen(100, 120), seen(0, 8000))
+    assert policy_record(tmp_path, SplitConfig(), setting, None).learned_from == (seen(100, 120), seen(0, 8000))
+    assert policy_record(None, SplitConfig(), setting, None).learned_from == (seen(0, 8000),), "it starts from nothing"
 
 
 @pytest.mark.parametrize(
