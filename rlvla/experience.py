@@ -28,6 +28,8 @@ class Sample:
         instruction: the language command.
         actions: [S, A, D] float32, what the environment was given.
         executed: [S, A] bool, actions that were really executed.
+        step_actions: [finish_step, E] float32, the ordinary action of each environment step where decisions are
+            primitives that tell; None otherwise.
         trace: what the policy needs to score its decisions again, name -> [S, ...]; for token policies `tokens` [S, K]
             int64, columns of the action vocabulary in the order (action index, dim).
         log_probs: [S, K] float32, at sampling time and at the sampling temperature; K log-probs per decision, in the
@@ -88,6 +90,7 @@ class Sample:
     frames: Any = None
     reward_info: dict[str, float] = field(default_factory=dict)
     scores: dict[str, torch.Tensor] = field(default_factory=dict)
+    step_actions: torch.Tensor | None = None
     regressions: int = 0
     simulator_once: bool | None = None
     simulator_at_end: bool | None = None
@@ -130,6 +133,14 @@ class Sample:
         """[S + 1, P] float32 as the environment gave it, without the state of a reward machine."""
         seen = self.observed_proprio
         return None if seen is None else seen[:, : seen.shape[1] - self.state_width]
+
+    @property
+    def played_actions(self) -> torch.Tensor:
+        """[finish_step, E] float32: the ordinary action of each environment step, see `step_actions`."""
+        if self.step_actions is not None:
+            return self.step_actions
+        assert self.actions is not None
+        return self.actions[self.executed]
 
     @property
     def decision_instructions(self) -> list[str]:

@@ -7,7 +7,7 @@ from rlvla.commands.model_checks import mismatch_with_policy, value_model_proble
 from rlvla.commands.policy_checks import density_problems, quantity_problems, score_problems
 from rlvla.commands.ppo_flags import PPORun
 from rlvla.commands.problem_texts import problem
-from rlvla.commands.runs.checks import changed_flags, flag_problems, writable
+from rlvla.commands.runs.checks import changed_flags, dump_problems, flag_problems, writable
 from rlvla.commands.setup import CheckedRun, check_run
 from rlvla.data.reading import read_demonstrations
 from rlvla.trainer.algorithm import make_sampler
@@ -35,7 +35,7 @@ def check(flags: PPORun) -> CheckedRun:
     if setting is not None:
         problems += score_problems(setting.spec, flags.algorithm)
         problems += quantity_problems(setting.spec, flags.algorithm) + density_problems(setting.spec, flags)
-        problems += _sampler_problems(flags, setting)
+        problems += _sampler_problems(flags, setting) + dump_problems(flags, setting.env)
         problems += changed_flags(flags, setting) if writable(problems) else []
         problems += setting.checkpoint.option_problems(flags.actor)
         problems += _token_problems(flags, setting) + _demonstration_problems(flags, setting)

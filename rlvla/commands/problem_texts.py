@@ -269,6 +269,21 @@ _TEXTS: dict[tuple[str | None, str], str] = {
     ("task_suite_name", "proprio_dims"): (
         "suite {suite} has {length} numbers of proprioception; the checkpoint takes {wanted}"
     ),
+    # demonstrations played by a policy
+    ("policy", "other_suite"): (
+        "--policy {value} was trained in {suite}, and --task_suite_name names {asked}; leave that out"
+    ),
+    ("policy", "other_tasks"): (
+        "--policy {value} was trained on {tasks}, and --task_ids names {asked}; name some of its tasks, or leave that "
+        "out"
+    ),
+    ("num_demos", "too_few_states"): (
+        "--num_demos {value}: greedy actions are the same in every episode from a state, and {task} has {states} to "
+        "record from; ask for fewer, or give --temperature"
+    ),
+    (None, "of_policy"): (
+        "--{flag}: the actions are those of --policy, and demonstrations hold ordinary ones; leave it out"
+    ),
     ("rm_state_input", "needs_flag"): (
         "the checkpoint was trained with --rm_state_input {value}: repeat it, with rm in --reward (rm:0 pays nothing)"
     ),
@@ -363,6 +378,7 @@ _UNREAD = {
     "switch": "it belongs to --{switch}, which is off",
     "not given": "it belongs to --{switch}, which is not given",
     "missing": "there is no --{switch}",
+    "no expert": "--policy plays, not the scripted expert",
     "none": "--{switch} is none",
     "no KL": "there is no KL with --init_kl_coef 0",
     "mode": "no such mode is chosen",

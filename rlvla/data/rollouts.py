@@ -22,19 +22,22 @@ def dump_rollouts(
     In addition to the content of demonstrations (images and proprio at decisions only, see `rlvla.data.robomimic`),
     each episode has its trace (`rollout/action_tokens` [S, K], or `rollout/trace/<name>`), `rollout/log_probs` [S, K],
     `rollout/rewards/<source>` [steps], `rollout/reward_info/<name>` (numbers that reward sources report), and in
-    `rollout/last_obs/` images and proprio after the last action.
+    `rollout/last_obs/` images and proprio after the last action. Of primitives, the actions that they consist of are
+    written.
 
     Args:
         folder: parent folder of the dumps of the run.
         iteration: number of the iteration, counted from 1.
         rank: this process, which writes a file of its own.
         samples: the episodes of this rank.
-        env: environment options to record.
-        policy: defines which dimensions of the actions are normalized.
+        env: environment options to record, see `EnvConfig.with_ordinary_actions`.
+        policy: defines which dimensions of the actions are normalized, unless it chooses primitives.
     """
     path = folder / f"iteration_{iteration:06d}_rank{rank}" / "demos.hdf5"
     record = env.as_dict() | {"cameras": list(env.camera_names), "task_suite_name": env.suite, "iteration": iteration}
-    gripper = [dim for dim, normalized in enumerate(policy.normalized_dims) if not normalized]
+    gripper: Sequence[int] = [dim for dim, normalized in enumerate(policy.normalized_dims) if not normalized]
+    if samples[0].step_actions is not None:
+        gripper = env.tasks()[0].gripper_dims
     writer = DemonstrationWriter(path, record, env.camera_names, gripper)
     try:
         for sample in samples:
@@ -48,8 +51,7 @@ def dump_rollouts(
 
 def as_episode(sample: Sample, cameras: Sequence[str]) -> dict[str, Any]:
     """An episode as `DemonstrationWriter.add` expects it, with one row per executed environment step."""
-    assert sample.actions is not None
-    actions, executed = sample.actions.numpy(), sample.executed.numpy()  # [S, A, D], [S, A]
+    executed = sample.executed.numpy()  # [S, A]
     images, proprio = sample.env_images.numpy(), sample.env_proprio
     counts = executed.sum(1)
     more: dict[str, np.ndarray] = {
@@ -69,7 +71,7 @@ def as_episode(sample: Sample, cameras: Sequence[str]) -> dict[str, Any]:
     return {
         "images": images[:-1],
         "proprio": None if proprio is None else proprio[:-1].numpy(),
-        "actions": actions[executed],
+        "actions": sample.played_actions.numpy(),
         "rewards": sample.rewards.numpy()[executed],
         "instruction": sample.instruction,
         "init_state_id": sample.init_state_id,

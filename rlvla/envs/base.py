@@ -46,6 +46,8 @@ class TaskSpec:
             ones), and the parameters of the chosen one in [-1, 1]; further entries are ignored.
         macro_steps: the most environment steps that a primitive takes; 0 for ordinary actions. Otherwise chunks are
             [macro_steps, D]: the first row is the primitive, the other rows are ignored.
+        step_action_dim: E, length of the ordinary actions that primitives consist of (`ChunkResult.step_actions`); 0
+            for ordinary actions, and where primitives do not tell.
         reward_components: names of the terms in `ChunkResult.components`.
     """
 
@@ -67,6 +69,7 @@ class TaskSpec:
     reward_range: tuple[float, float] | None = None
     primitives: tuple[tuple[str, int], ...] = ()
     macro_steps: int = 0
+    step_action_dim: int = 0
     reward_components: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -113,6 +116,8 @@ class ChunkResult:
         frames: [n, H, W, 3] uint8, first camera after each executed step, if frames are recorded.
         components: the task's `reward_components`, name -> [A] float32, finite, 0 where not executed. They are terms
             of their own, which reward sources pay, and not part of `rewards`.
+        step_actions: [n, E] float32, the ordinary action of each executed step where the chunk was a primitive; None
+            if the task's `step_action_dim` is 0. In an environment with ordinary actions they give the same episode.
     """
 
     observation: Observation
@@ -125,6 +130,7 @@ class ChunkResult:
     events: list[frozenset[str]] = field(default_factory=list)
     frames: np.ndarray | None = None
     components: dict[str, np.ndarray] = field(default_factory=dict)
+    step_actions: np.ndarray | None = None
 
 
 @runtime_checkable

@@ -128,6 +128,25 @@ class EnvConfig:
         common = {name: getattr(self, name) for name in RECORDED_FLAGS}
         return common | recorded_options(self.task_suite_name, given) | given
 
+    def with_ordinary_actions(self) -> EnvConfig:
+        """The environment in which `ChunkResult.step_actions` are actions; this one where there are no primitives.
+
+        Raises:
+            ConfigError: as `tasks`, or the primitives of the suite do not tell what they consist of.
+        """
+        tasks = self.tasks()
+        if not any(task.primitives for task in tasks):
+            return self
+        suite = get_suite(self.suite).options
+        chosen = () if suite is None else suite.action_options
+        options = {name: value for name, value in self.options.items() if name not in chosen}
+        ordinary = replace(self, options=options, max_steps=max(task.max_steps for task in tasks))
+        for task, plain in zip(tasks, ordinary.tasks()):
+            if plain.primitives or plain.action_dim != task.step_action_dim:
+                text = f"the primitives of {self.suite} ({task.name}) do not tell the actions that they consist of"
+                raise ConfigError.of("task_suite_name", "unavailable", text)
+        return ordinary
+
     @property
     def camera_names(self) -> tuple[str, ...]:
         """The cameras; those of the suite by default."""

@@ -26,6 +26,8 @@ class SuiteOptions:
         needs_camera: whether at least one camera is required.
         smallest_image: minimum `image_size` in pixels.
         can_play_on: whether `after_success` may be "continue".
+        action_options: options that choose what an action is; at their defaults, actions are those of demonstrations.
+        privileged_options: options that add to proprio what a robot cannot know; at their defaults, nothing is added.
         cameras: names from `known_cameras`, in the order of the images.
         image_size: height and width of the images in pixels.
         use_proprio: whether observations include the proprioceptive vector.
@@ -43,6 +45,8 @@ class SuiteOptions:
     needs_camera: ClassVar[bool] = False
     smallest_image: ClassVar[int] = 1
     can_play_on: ClassVar[bool] = False
+    action_options: ClassVar[tuple[str, ...]] = ()
+    privileged_options: ClassVar[tuple[str, ...]] = ()
 
     cameras: tuple[str, ...] = ()
     image_size: int = 64

@@ -162,6 +162,9 @@ class EnvContract:
         assert all(isinstance(name, str) for happened in result.events for name in happened)
         assert result.frames is None and not result.success_at_end
         assert result.components.keys() == set(env.task.reward_components)
+        told = None if result.step_actions is None else result.step_actions.shape
+        width = env.task.step_action_dim
+        assert told == ((result.steps_executed, width) if width else None)
 
     def test_answers_pass_the_check_of_rollouts(self, env: Env, solution: Solution) -> None:
         init_state_id, actions = solution

@@ -54,6 +54,7 @@ class PolicySpec:
         training_chunk_len: actions per demonstrated decision that the supervised loss reads, where a network predicts
             more than are executed; 0: `action_chunk_len`.
         cameras: N, images per observation; None: any number.
+        reads_images: whether it reads them at all.
         image_size: required side of the images in pixels; None: any size, they are resized.
         proprio_dim: P, length of the proprio vector it reads; 0: none.
         feature_dim: d, width of `Policy.features`; 0: it has none.
@@ -77,6 +78,7 @@ class PolicySpec:
     training_noise: int = 0
     training_chunk_len: int = 0
     cameras: int | None = None
+    reads_images: bool = True
     image_size: int | None = None
     proprio_dim: int = 0
     feature_dim: int = 0

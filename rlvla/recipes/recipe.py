@@ -11,6 +11,7 @@ from typing import Any
 from rlvla.commands.problem_texts import problem
 from rlvla.envs.registry import get_suite
 from rlvla.recipes.stages import (
+    BEFORE_DEMOS,
     COMMANDS,
     KINDS,
     OUTPUT,
@@ -242,12 +243,12 @@ def plan(
         parsers: command -> its parser.
         folder: of --output.
         sources: further settings; later ones take precedence.
-        demos: demonstrations to use instead of recording some: the stage `demos` is left out.
+        demos: demonstrations to use instead of recording some: the stages before `check` are left out.
 
     Raises:
         ConfigError: with all problems of all stages, variants that are not chosen included.
     """
-    names = [name for name in recipe.stages if not (demos and name == "demos")]
+    names = [name for name in recipe.stages if not (demos and name in BEFORE_DEMOS)]
     everything = [recipe.base, *recipe.variants.values()]
     everything += [source for source in sources if not any(source is known for known in everything)]
     problems = [*recipe.problems, *(p for source in everything for p in _problems_of(source, parsers, recipe.stages))]
@@ -360,10 +361,12 @@ def _unknown_suites(flag: str, where: str, name: str, values: Sequence[Any]) -> 
 
 def _missing_inputs(name: str, settings: Settings, recipe: Recipe, before: Sequence[Stage]) -> Iterator[Problem]:
     """Inputs that neither exist nor are written by an earlier stage."""
-    if name == "demos" and settings.get("task_suite_name") is None:
+    if name == "demos" and all(settings.get(flag) is None for flag in ("task_suite_name", "policy")):
         yield _problem("demos.task_suite_name", "no_suite", path=recipe.path)
     for flag, what in (KINDS[name].reads or {}).items():
         if settings.get(flag) is None:
+            if flag in KINDS[name].can_do_without:
+                continue
             yield _problem(f"{name}.{flag}", "no_input", stage=name, what=what, name=flag, path=recipe.path)
             continue
         written = [stage.output for stage in before]

@@ -26,6 +26,7 @@ class StageKind:
             removed.
         takes_ranks: whether the command can be launched on several ranks.
         reads: flag -> the input it names, "demonstrations" or "policy".
+        can_do_without: those of these flags that name nothing where no earlier stage writes it.
     """
 
     name: str
@@ -34,14 +35,25 @@ class StageKind:
     resumes: bool = False
     takes_ranks: bool = True
     reads: Mapping[str, str] | None = None
+    can_do_without: tuple[str, ...] = ()
 
 
 DEMONSTRATIONS, POLICY = "demonstrations", "policy"
 REPORT = "report"
+TRAINED = ("sac", "rl")  # stages of reinforcement learning, which go on from their checkpoints
+BEFORE_DEMOS = ("sac", "demos")  # stages that recorded demonstrations make superfluous
 KINDS = {
     kind.name: kind
     for kind in (
-        StageKind("demos", "collect_demos", "output", takes_ranks=False),
+        StageKind("sac", "train_sac_vla", "save_path", resumes=True),
+        StageKind(
+            "demos",
+            "collect_demos",
+            "output",
+            takes_ranks=False,
+            reads={"policy": POLICY},
+            can_do_without=("policy",),
+        ),
         StageKind("check", "check_demos", "output", takes_ranks=False, reads={"demos": DEMONSTRATIONS}),
         StageKind("sft", "train_sft_vla", "save_path", reads={"demos": DEMONSTRATIONS}),
         StageKind("eval_sft", "eval_vla", "output", resumes=True, reads={"pretrain": POLICY}),
@@ -52,7 +64,7 @@ KINDS = {
 }
 COMMANDS = tuple(dict.fromkeys(kind.command for kind in KINDS.values() if kind.command is not None))
 # The stages whose policy a stage starts from, the nearest first.
-_POLICY_OF = {"eval_sft": ("sft",), "rl": ("sft",), "eval_rl": ("rl",)}
+_POLICY_OF = {"demos": ("sac",), "eval_sft": ("sft",), "rl": ("sft",), "eval_rl": ("rl",)}
 
 
 def written_by(name: str, settings: Settings, folder: Path) -> Path:
@@ -76,7 +88,7 @@ def with_references(name: str, settings: Settings, earlier: Mapping[str, Setting
     kind, filled = KINDS[name], dict(settings)
     if kind.writes and filled.get(kind.writes) is None:
         filled[kind.writes] = str(written_by(name, settings, folder))
-    if name == "rl" and filled.get("load_checkpoint") is None:
+    if name in TRAINED and filled.get("load_checkpoint") is None:
         filled["load_checkpoint"] = True
     for flag, what in (kind.reads or {}).items():
         if filled.get(flag) is None:

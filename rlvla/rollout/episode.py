@@ -121,6 +121,7 @@ class Episode:
         self._log_probs: list[np.ndarray] = []
         self._decision_traces: list[dict[str, np.ndarray]] = []
         self._executed: list[int] = []
+        self._step_actions: list[np.ndarray] = []
         self._frames: list[np.ndarray] = []
         self._step_events: list[tuple[frozenset[str], bool]] = []
         self._success_once = False
@@ -204,6 +205,8 @@ class Episode:
         self._rewards.score_chunk(result)
         self._executed.append(result.steps_executed)
         self._count_success(result.successes[: result.steps_executed])
+        if result.step_actions is not None:
+            self._step_actions.append(result.step_actions)
         if result.frames is not None:
             self._frames.append(result.frames)
             self._step_events += [
@@ -272,6 +275,7 @@ class Episode:
             executed=torch.arange(actions.shape[1])[None] < torch.tensor(self._executed)[:, None],
             trace={name: torch.from_numpy(np.stack([trace[name] for trace in traces])) for name in traces[0]},
             log_probs=torch.from_numpy(np.stack(self._log_probs)),
+            step_actions=torch.from_numpy(np.concatenate(self._step_actions)) if self._step_actions else None,
             **_as_tensors(self._rewards.so_far()),
             finish_step=sum(self._executed),
             success_once=self._success_once,

@@ -86,12 +86,13 @@ class RolloutDumps(Observer):
     Args:
         folder: parent folder of the dumps of the run.
         rank: this process, which writes files of its own.
-        env: environment options to record.
+        env: the environment.
         policy: defines which dimensions of the actions are normalized.
     """
 
     def __init__(self, folder: Path, rank: int, env: EnvConfig, policy: Policy):
-        self._folder, self._rank, self._env, self._policy = folder, rank, env, policy
+        self._folder, self._rank, self._policy = folder, rank, policy
+        self._env = env.with_ordinary_actions()
         self._expendable = Expendable(f"{folder} (rank {rank})")
 
     def after_rollout(self, rollout: Rollout, metrics: Metrics) -> None:

@@ -29,6 +29,8 @@ from tests.support.documentation import DOCUMENTS, ROOT, blocks, shell_commands
 from tests.support.judge_server import completion, judge_server
 from tests.support.libero_files import write_demos
 from tests.support.libero_requirements import require_libero
+from tests.support.robosuite_primitives import soft_actor_of_primitives
+from tests.support.robosuite_reference import require_simulator
 
 PAGES = [page for page in DOCUMENTS if shell_commands(page.read_text(encoding="utf-8"))]
 
@@ -147,6 +149,12 @@ def regression_checkpoint(folder: Path, request: pytest.FixtureRequest) -> None:
     shutil.copy(head, published)
 
 
+def expert_on_state(folder: Path, request: pytest.FixtureRequest) -> None:
+    """A soft actor that chooses primitives of Lift; it knows nothing."""
+    require_simulator()
+    soft_actor_of_primitives(folder / "runs/sac/lift/policy")
+
+
 def recipes(folder: Path, request: pytest.FixtureRequest) -> None:
     """Those of the repository."""
     (folder / "recipes").symlink_to(ROOT / "recipes")
@@ -164,6 +172,7 @@ GIVEN: dict[str, list[Provider]] = {
         [copies("policy_folder", "runs/sft/policy")],
     ),
     "docs/algorithms/flow-policies.md": [recipes],
+    "docs/algorithms/off-policy.md": [expert_on_state, recipes],
     "docs/commands.md": [copies("demos_file", "runs/toy/demos"), recipes],
     "docs/does_it_learn.md": [recipes],
     "docs/environments.md": [libero_demonstrations, robotwin_checkout, recipes],

@@ -3,9 +3,14 @@
 import math
 
 import numpy as np
+import torch
 
+from rlvla.checkpoints.policy_folder import PolicyRecord, write_policy
+from rlvla.envs.config import EnvConfig
 from rlvla.envs.robosuite.rotation import HOME_YAW, MOST_TURN, grasp_yaw, quarter_turn, wrapped, yaw_of
 from rlvla.envs.robosuite.tasks import TASKS
+from rlvla.models.soft_actor.config import SoftActorConfig
+from rlvla.models.soft_actor.policy import SoftActorPolicy
 
 
 def chunk_of(task, name, *params, fill=0.0):
@@ -49,3 +54,49 @@ def play(env, chunks):
         if results[-1].terminated or results[-1].truncated:
             break
     return results
+
+
+def soft_actor_of_primitives(folder, **options):
+    """The folder of a soft actor with random weights for primitives of Lift; its environment's record."""
+    env = EnvConfig(
+        task_suite_name="robosuite",
+        task_ids=(0,),
+        use_proprio=True,
+        options={
+            "control_freq": 10.0,
+            "action_space": "primitives",
+            "primitives": ("reach", "grasp"),
+            "object_state": True,
+        }
+        | options,
+    )
+    (task,) = env.tasks()
+    config = SoftActorConfig(
+        action_dim=task.action_dim,
+        action_chunk_len=task.macro_steps,
+        proprio_dim=task.proprio_dim,
+        hidden_sizes=(8,),
+        primitives=tuple(name for name, _ in task.primitives),
+        primitive_sizes=tuple(size for _, size in task.primitives),
+    )
+    torch.manual_seed(0)
+    assert write_policy(SoftActorPolicy(config), folder, PolicyRecord(env, ())) is None
+    return env
+
+
+class LiftPolicy(SoftActorPolicy):
+    """Reads from Lift's `object_state` what to do: grasp the cube, raise it."""
+
+    def act(self, images, proprio, instructions, **sampling):
+        decision = super().act(images, proprio, instructions, **sampling)
+        space = TASKS[0].workspace
+        decision.actions[:] = 0.0
+        for chunk, state in zip(decision.actions, proprio):
+            cube, turn, grasped = state[6:9] + [0.0, 0.0, 0.8], state[11], state[15] > 0
+            name, target, more = "grasp", space.params(cube, space.object_height), [turn]
+            if grasped:
+                name, target, more = "reach", space.params([*cube[:2], space.high[2]], space.high[2]), []
+            names = self.config.primitives
+            chunk[0, : len(names)] = [1.0 if name == other else -1.0 for other in names]
+            chunk[0, len(names) :][: 3 + len(more)] = [*target, *more]
+        return decision

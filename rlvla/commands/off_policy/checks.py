@@ -13,7 +13,7 @@ from rlvla.commands.off_policy.dsrl import check_base, noise_problems
 from rlvla.commands.off_policy.flags import SACRun
 from rlvla.commands.off_policy.learner_checks import learner_problems
 from rlvla.commands.policy_checks import wandb_problems
-from rlvla.commands.runs.checks import changed_flags, flag_problems, length_problems, rank_problems
+from rlvla.commands.runs.checks import changed_flags, dump_problems, flag_problems, length_problems, rank_problems
 from rlvla.commands.setup import CheckedRun, state_input_of, success_problems
 from rlvla.data.demonstrations import Demonstrations
 from rlvla.data.reading import read_demonstrations
@@ -66,7 +66,7 @@ def check(flags: SACRun) -> CheckedSAC:
     problems += early_stopping_problems(flags.schedule, len(tasks)) + wandb_problems(flags.schedule)
     problems += reward_problems(flags.rewards, learner_of(flags), tasks, flags.success)
     if setting is not None:
-        problems += changed_flags(flags, setting.run)
+        problems += changed_flags(flags, setting.run) + dump_problems(flags, setting.run.env)
     if problems or setting is None:
         raise ConfigError(dict.fromkeys(problems))
     return setting

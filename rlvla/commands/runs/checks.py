@@ -116,6 +116,17 @@ def changed_flags(flags: TrainingRun, setting: CheckedRun) -> list[Problem]:
     return problems
 
 
+def dump_problems(flags: TrainingRun, env: EnvConfig) -> list[Problem]:
+    """Episodes that `--dump_rollouts` could not write so that they can be played again."""
+    if not flags.schedule.dump_rollouts:
+        return []
+    try:
+        env.with_ordinary_actions()
+    except ConfigError as error:
+        return [p.of_flag("dump_rollouts") for p in error.problems]
+    return []
+
+
 def resume_problems(flags: TrainingRun) -> list[Problem]:
     """The folder to resume must have been written by this command, because its policy/ will be replaced."""
     folder, asked = Path(flags.run.save_path), flags.run.load_checkpoint

@@ -1,7 +1,8 @@
-"""Complete expert episodes with the data of a demonstration."""
+"""Complete episodes, of an expert or of given actions, with the data of a demonstration."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TypedDict
 
 import numpy as np
@@ -39,13 +40,34 @@ def play_expert_episode(env: Env, expert: Expert, init_state_id: int, seed: int)
     Episodes are deterministic given task, initial state, seed and expert configuration.
     """
     expert.reset(np.random.default_rng([_EXPERT_STREAM, init_state_id, seed]))
+    return _record(env, lambda: expert.act(env.privileged_state()), init_state_id, seed)
+
+
+def play_actions(env: Env, actions: np.ndarray, init_state_id: int, seed: int) -> ExpertEpisode:
+    """The same of an episode whose actions [S, D] are known.
+
+    Raises:
+        RuntimeError: the episode does not end with the last of them.
+    """
+    rows = iter(actions)
+    unlike = f"the actions were those of an episode of {len(actions)} steps, and now it"
+    try:
+        episode = _record(env, lambda: next(rows), init_state_id, seed)
+    except StopIteration:
+        raise RuntimeError(f"{unlike} goes on; the simulator does not repeat itself") from None
+    if next(rows, None) is not None:
+        raise RuntimeError(f"{unlike} ends after {len(episode['actions'])}; the simulator does not repeat itself")
+    return episode
+
+
+def _record(env: Env, act: Callable[[], np.ndarray], init_state_id: int, seed: int) -> ExpertEpisode:
     observation = env.reset(init_state_id, seed)
     instruction = observation.instruction
     seen: list[Observation] = []
     actions, rewards, successes = [], [], []
     while True:
         seen.append(observation)
-        action = expert.act(env.privileged_state())
+        action = act()
         result = env.step_chunk(action[None])
         actions.append(action)
         rewards.append(result.rewards[0])

@@ -55,6 +55,8 @@ class RobosuiteOptions(SuiteOptions):
     """
 
     known_cameras: ClassVar[tuple[str, ...]] = tuple(CAMERAS)
+    action_options: ClassVar[tuple[str, ...]] = ("action_space", "primitives")
+    privileged_options: ClassVar[tuple[str, ...]] = ("object_state",)
     can_play_on: ClassVar[bool] = True
 
     cameras: tuple[str, ...] = ("agentview",)
@@ -99,7 +101,8 @@ def list_tasks(**kw) -> list[TaskSpec]:
 
 
 def _spec(task_id: int, task: RobosuiteTask, options: RobosuiteOptions) -> TaskSpec:
-    seconds, dim = task.seconds, ACTION_DIM if task.has_gripper else ACTION_DIM - 1
+    osc_dim = ACTION_DIM if task.has_gripper else ACTION_DIM - 1
+    seconds, dim = task.seconds, osc_dim
     proprio_dim = PROPRIO_DIM if task.has_gripper else PROPRIO_DIM - 1
     primitives = task.primitives if options.has_primitives else ()
     if options.primitives:
@@ -122,6 +125,7 @@ def _spec(task_id: int, task: RobosuiteTask, options: RobosuiteOptions) -> TaskS
         reward_range=SUCCESS_REWARD,
         primitives=primitives,
         macro_steps=macro_steps(task.workspace, options.control_freq) if primitives else 0,
+        step_action_dim=osc_dim if primitives else 0,
         reward_components=(AFFORDANCE,) if primitives else (),
     )
 
@@ -189,12 +193,14 @@ class RobosuiteEnv(MujocoArmEnv):
         name, params = self._primitives.chosen(actions[0])
         keypoints = self._facts.keypoints().get(name, ())
         suits = affordance(name, self._primitives.target(name, params), keypoints)
-        steps = self._primitives.start(actions[0])
+        steps = (step.astype(np.float32) for step in self._primitives.start(actions[0]))
         action = next(steps, None)
+        played: list[np.ndarray] = []
 
         def advance(row: np.ndarray) -> tuple[bool, frozenset[str]]:
             nonlocal action
             assert action is not None
+            played.append(action)
             outcome = self._advance(action)
             action = next(steps, None)
             return outcome
@@ -202,7 +208,7 @@ class RobosuiteEnv(MujocoArmEnv):
         result = self._runner.play(actions, advance, self._observe, frame, done=lambda: action is None)
         lost = np.zeros(len(actions), dtype=np.float32)
         lost[0] = suits - 1.0
-        result.components = {AFFORDANCE: lost}
+        result.components, result.step_actions = {AFFORDANCE: lost}, np.stack(played)
         return result
 
     def _hand(self) -> tuple[np.ndarray, np.ndarray]:

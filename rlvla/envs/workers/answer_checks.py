@@ -91,6 +91,7 @@ class AnswerChecker:
         self._components(value.components, length, int(executed))
         self._events(value.events, int(executed))
         self._frames(value.frames, int(executed), record_frames)
+        self._step_actions(value.step_actions, int(executed))
 
     def expert_episode(self, value: object, init_state_id: int, seed: int) -> None:
         """Check that an `ExpertEpisode` from this initial state and seed is valid and consistent."""
@@ -202,6 +203,12 @@ class AnswerChecker:
         expected = (executed, self._size, self._size, 3)
         if not isinstance(frames, np.ndarray) or frames.shape != expected or frames.dtype != np.uint8:
             raise BadAnswerError(f"frames must be {list(expected)} uint8, not {_describe(frames)}")
+
+    def _step_actions(self, actions: object, executed: int) -> None:
+        if self._task.step_action_dim:
+            _numbers("step_actions", actions, (executed, self._task.step_action_dim), np.float32)
+        elif actions is not None:
+            raise BadAnswerError("step_actions, yet the task's step_action_dim is 0")
 
 
 def _flag(name: str, value: object) -> None:

@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 
 from rlvla.envs.base import ChunkResult, Observation, TaskSpec
-from rlvla.envs.workers.messages import Answer, Failure, Hello, RunExpert, SlotAnswer, SlotCommand
+from rlvla.envs.workers.messages import Answer, Failure, Hello, PlayActions, RunExpert, SlotAnswer, SlotCommand
 from rlvla.envs.workers.slab import ArrayRef
 from rlvla.utils.errors import Problem
 
-# Limits in bytes: of the JSON per slot, of all arrays of a message, and of those of an expert's episode, which holds
+# Limits in bytes: of the JSON per slot, of all arrays of a message, and of those of a whole episode, which holds
 # every image.
 LARGEST_MESSAGE, LARGEST_ARRAYS, LARGEST_EPISODE = 2**20, 2**29, 2**33
 # Characters kept of an exception's text and of its traceback.
@@ -99,7 +99,8 @@ def join_answers(answers: Sequence[tuple[int, str]]) -> bytes:
 
 def arrays_due(commands: Iterable[SlotCommand]) -> int:
     """Most bytes of arrays that the answers to these commands may hold."""
-    return LARGEST_EPISODE if any(isinstance(command, RunExpert) for _, command in commands) else LARGEST_ARRAYS
+    whole = any(isinstance(command, RunExpert | PlayActions) for _, command in commands)
+    return LARGEST_EPISODE if whole else LARGEST_ARRAYS
 
 
 def decode_message(
@@ -181,7 +182,8 @@ def _observation(fields: Sequence[Any], load: _Loaded) -> Observation:
 
 
 def _chunk(fields: Sequence[Any], load: _Loaded) -> ChunkResult:
-    observation, steps, rewards, successes, terminated, truncated, success_at_end, events, frames, components = fields
+    observation, steps, rewards, successes, terminated, truncated, success_at_end, events, frames, *more = fields
+    components, step_actions = more
     return ChunkResult(
         _observation(observation, load),
         steps,
@@ -193,6 +195,7 @@ def _chunk(fields: Sequence[Any], load: _Loaded) -> ChunkResult:
         [frozenset(names) if type(names) is list else names for names in events] if type(events) is list else events,
         load(frames),
         {name: load(values) for name, values in components.items()},
+        load(step_actions),
     )
 
 

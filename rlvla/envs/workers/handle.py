@@ -17,6 +17,7 @@ from rlvla.envs.workers.messages import (
     Failure,
     Hello,
     Make,
+    PlayActions,
     PrivilegedState,
     Reset,
     RunExpert,
@@ -101,6 +102,7 @@ PHASES: dict[type, str] = {
     Reset: "reset",
     StepChunk: "step_chunk",
     RunExpert: "run_expert",
+    PlayActions: "play_actions",
     PrivilegedState: "privileged_state",
 }
 
@@ -111,6 +113,7 @@ ANSWERS: dict[type, type] = {
     Reset: Observation,
     StepChunk: ChunkResult,
     RunExpert: dict,
+    PlayActions: dict,
     PrivilegedState: dict,
 }
 

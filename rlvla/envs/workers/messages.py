@@ -23,7 +23,7 @@ from rlvla.envs.workers.slab import ArrayRef, Slab
 from rlvla.utils.errors import Problem
 
 # Increment on every incompatible change.
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 # Readable by all supported Python versions: a worker may run in another interpreter.
 _PICKLE_PROTOCOL = 4
 
@@ -72,11 +72,21 @@ class RunExpert:
 
 
 @dataclass(frozen=True)
+class PlayActions:
+    """Play a complete episode with these actions [S, D] float32. Answered by an `ExpertEpisode`."""
+
+    env: EnvSpec
+    init_state_id: int
+    seed: int
+    actions: np.ndarray
+
+
+@dataclass(frozen=True)
 class PrivilegedState:
     """Get the simulator state of the running episode. Answered by a dict name -> array."""
 
 
-Command = Make | Reset | StepChunk | RunExpert | PrivilegedState
+Command = Make | Reset | StepChunk | RunExpert | PlayActions | PrivilegedState
 SlotCommand = tuple[int, Command]
 Answer = TaskSpec | Observation | ChunkResult | ExpertEpisode | dict[str, np.ndarray]
 
@@ -96,7 +106,8 @@ class Failure:
     """An exception in a worker.
 
     Attributes:
-        phase: phase in which it was raised: import, make, reset, step_chunk, run_expert or privileged_state.
+        phase: phase in which it was raised: import, make, reset, step_chunk, run_expert, play_actions or
+            privileged_state.
         error_type: class name of the exception.
         message: text of the exception.
         traceback: the worker's traceback.

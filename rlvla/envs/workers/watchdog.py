@@ -36,7 +36,7 @@ class WatchdogLimits:
         create: building an environment.
         reset: one reset.
         step: one action chunk.
-        expert: one episode of a scripted expert.
+        expert: one whole episode, of a scripted expert or of given actions.
         max_rss_gb: resident memory (1e9 bytes) above which a worker is replaced between episodes; None: no limit.
     """
 

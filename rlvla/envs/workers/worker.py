@@ -20,7 +20,7 @@ import numpy as np
 
 from rlvla.envs.base import BatchedEnv, ChunkResult, Env, Observation
 from rlvla.envs.experts import make_expert
-from rlvla.envs.experts.episode import play_expert_episode
+from rlvla.envs.experts.episode import play_actions, play_expert_episode
 from rlvla.envs.registry import get_suite, load_custom_module, make_batched_env, make_env
 from rlvla.envs.slot_env import SlotEnv
 from rlvla.envs.workers.codec import encode_answer, encode_hello, join_answers, reference_to
@@ -32,6 +32,7 @@ from rlvla.envs.workers.messages import (
     Failure,
     Hello,
     Make,
+    PlayActions,
     PrivilegedState,
     Reset,
     RunExpert,
@@ -193,6 +194,10 @@ class Worker:
             self.phase = "run_expert"
             expert = make_expert(command.env.suite, command.env.task_id, command.expert)
             return play_expert_episode(env, expert, command.init_state_id, command.seed)
+        if isinstance(command, PlayActions):
+            env = self._ensure(slot, command.env).of(slot)
+            self.phase = "play_actions"
+            return play_actions(env, command.actions, command.init_state_id, command.seed)
         if isinstance(command, PrivilegedState):
             self.phase = "privileged_state"
             return self._present(slot).privileged_state()

@@ -36,6 +36,7 @@ def soft_actor_spec(config: SoftActorConfig) -> PolicySpec:
         noise_shape=(1 + config.parameters,),
         noise="normal",
         cameras=config.num_images_in_input or None,
+        reads_images=bool(config.num_images_in_input),
         image_size=config.image_size or None,
         proprio_dim=config.proprio_dim,
         missing=_MISSING,

@@ -12,7 +12,7 @@ import pytest
 
 from cli.collect_demos import main
 from rlvla.commands import custom_modules
-from rlvla.commands.collect_demos import Tally
+from rlvla.commands.demos.record import Tally
 from rlvla.envs import list_tasks, make_env, registry
 from rlvla.envs.config import EnvConfig
 from rlvla.envs.suite_flags import suite_flags

@@ -106,6 +106,28 @@ def test_recorded_demonstrations_replace_the_stage(tmp_path: Path, parsers: dict
     assert words[words.index("--demos") + 1] == str(file)
 
 
+EXPERT = """\
+stages:
+  sac: {task_suite_name: robosuite, action_space: primitives, policy: primitives, object_state: true}
+  demos: {image_size: 32}
+  sft:
+"""
+
+
+def test_a_policy_of_the_stage_before_records_the_demonstrations(tmp_path: Path, parsers: dict[str, Parser]) -> None:
+    stages, run = planned(tmp_path, parsers, EXPERT), tmp_path / "run"
+    assert list(stages) == ["sac", "demos", "sft"]
+    assert f"--policy={run}/sac/policy" in stages["demos"].words
+    assert f"--save_path={run}/sac" in stages["sac"].words and "--load_checkpoint" in stages["sac"].words
+    assert f"--demos={run}/demos/demos.hdf5" in stages["sft"].words
+    alone = EXPERT.replace("demos: {", f"demos: {{policy: {tmp_path}, ").replace("  sac", "  #sac")
+    assert f"--policy={tmp_path}" in planned(tmp_path, parsers, alone)["demos"].words, "it knows its suite"
+    nowhere = EXPERT.replace("demos: {", "demos: {policy: /nowhere, ").replace("  sac", "  #sac")
+    assert refused(tmp_path, parsers, nowhere).keys() == {"demos.policy"}
+    (tmp_path / "known.hdf5").touch()
+    assert list(planned(tmp_path, parsers, EXPERT, demos=[tmp_path / "known.hdf5"])) == ["sft"]
+
+
 def test_everything_that_is_wrong_is_said_at_once_with_its_line(tmp_path: Path, parsers: dict[str, Parser]) -> None:
     text = """\
 all:

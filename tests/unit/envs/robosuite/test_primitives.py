@@ -223,6 +223,7 @@ def test_specifications():
         assert task.primitives == (TOOL_PRIMITIVES if task.name == "Wipe" else PRIMITIVES)
         assert task.macro_steps == (20 if task.name in ("Lift", "Stack") else 30)
         assert task.action_dim == len(task.primitives) + 7
+        assert task.step_action_dim == before.action_dim and before.step_action_dim == 0
         assert task.gripper_dims == () and task.max_steps >= 150 and task.proprio_dim == before.proprio_dim
     assert list_tasks("robosuite", action_space="primitives", max_steps=30)[0].max_steps == 30
     with pytest.raises(ConfigError, match="action_space joints"):
@@ -236,7 +237,7 @@ def make():
 
     def build(name, **options):
         task_id = [task.name for task in TASKS].index(name)
-        made.append(make_env("robosuite", task_id, **OPTIONS, **options))
+        made.append(make_env("robosuite", task_id, **{**OPTIONS, **options}))
         return made[-1]
 
     yield build
@@ -258,6 +259,30 @@ def test_the_tasks_are_solved_by_primitives(make, monkeypatch, name, chunks, fre
             steps += result.steps_executed
         solved += result.terminated
     assert solved == 6
+
+
+def random_chunks(env, count, seed):
+    """Any primitives with any parameters."""
+    rows = np.random.default_rng(seed).uniform(-1, 1, (count, env.task.macro_steps, env.task.action_dim))
+    return rows.astype(np.float32)
+
+
+def test_what_primitives_consist_of_is_an_ordinary_episode(make):
+    shows = {"use_proprio": True, "max_steps": 60}
+    env, plain = make("Lift", **shows, object_state=True), make("Lift", **shows, action_space="osc")
+    for state in (0, 1):
+        observation = env.reset(state, seed=0)
+        results = play(env, lift_chunks(env) if state else random_chunks(env, 50, seed=0))
+        seen = plain.reset(state, seed=0)
+        np.testing.assert_array_equal(seen.proprio, observation.proprio[:6])
+        for result in results:
+            actions, count = result.step_actions, result.steps_executed
+            assert actions.dtype == np.float32 and actions.shape == (count, plain.task.action_dim)
+            again = [plain.step_chunk(action[None]) for action in actions]
+            np.testing.assert_array_equal(again[-1].observation.proprio, result.observation.proprio[:6])
+            assert [bool(one.successes[0]) for one in again] == result.successes[:count].tolist()
+        assert (again[-1].terminated, again[-1].truncated) == (results[-1].terminated, results[-1].truncated)
+        assert results[-1].terminated if state else results[-1].truncated
 
 
 def test_the_episode_goes_on_after_a_primitive_that_ended_early(make):

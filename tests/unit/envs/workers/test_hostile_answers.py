@@ -267,6 +267,41 @@ def test_components_that_break_the_contract(components, executed, words):
         AnswerChecker(task, OPTIONS).chunk(received(result, StepChunk(ACTIONS)), 2)
 
 
+STEP_ACTIONS = np.array([[0.5, -1.0, 0.25]], np.float32)
+PRIMITIVE = replace(faulty_suite.task(), primitives=(("go", 1),), macro_steps=2, step_action_dim=3)
+
+
+def result_of_a_primitive(step_actions):
+    good = result_of(1007)
+    return replace(good, step_actions=step_actions, steps_executed=1, events=good.events[:1])
+
+
+def test_actions_of_primitives_come_back_as_they_were():
+    again = received(result_of_a_primitive(STEP_ACTIONS), StepChunk(ACTIONS))
+    np.testing.assert_array_equal(again.step_actions, STEP_ACTIONS)
+
+
+@pytest.mark.parametrize(
+    ("step_actions", "words"),
+    [
+        (None, "must be"),
+        (np.zeros((2, 3), np.float32), "must be"),
+        (np.zeros((1, 2), np.float32), "must be"),
+        (STEP_ACTIONS.astype(np.float64), "float32"),
+        (STEP_ACTIONS * np.nan, "NaN"),
+    ],
+)
+def test_actions_of_primitives_that_break_the_contract(step_actions, words):
+    with pytest.raises(BadAnswerError, match=words):
+        AnswerChecker(PRIMITIVE, OPTIONS).chunk(received(result_of_a_primitive(step_actions), StepChunk(ACTIONS)), 2)
+
+
+def test_actions_of_primitives_that_nobody_declared():
+    task = replace(PRIMITIVE, step_action_dim=0)
+    with pytest.raises(BadAnswerError, match="step_action_dim is 0"):
+        AnswerChecker(task, OPTIONS).chunk(result_of_a_primitive(STEP_ACTIONS), 2)
+
+
 def test_components_that_nobody_declared():
     with pytest.raises(BadAnswerError, match="near"):
         AnswerChecker(faulty_suite.task(), OPTIONS).chunk(replace(result_of(1007), components=dict(COMPONENTS)), 2)

@@ -1,4 +1,4 @@
-"""Recording demonstrations with scripted experts."""
+"""Recording episodes of a player, a scripted expert or a trained policy, as demonstrations."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from rlvla.commands.demos.config import CollectConfig
 from rlvla.commands.setup import start_workers
 from rlvla.data.robomimic import DemonstrationWriter
 from rlvla.envs.base import TaskSpec
-from rlvla.envs.config import EnvConfig, SplitConfig
-from rlvla.envs.experts import ExpertConfig
+from rlvla.envs.config import EnvConfig
 from rlvla.envs.experts.episode import ExpertEpisode
 from rlvla.envs.workers.answer_checks import AnswerChecker, BadAnswerError
 from rlvla.envs.workers.config import WorkerConfig
-from rlvla.envs.workers.messages import EnvSpec, RunExpert
+from rlvla.envs.workers.messages import PlayActions, RunExpert
 from rlvla.envs.workers.pool import EnvWorkerError
 from rlvla.envs.workers.watchdog import WatchedPool
 from rlvla.utils.errors import ConfigError
@@ -32,15 +32,54 @@ _SURE = 4.0  # standard deviations by which the expert's success is judged too l
 log = logging.getLogger(__name__)
 
 
-class CollectSettings(Protocol):
-    """The settings of a recording; see `cli/collect_demos.py`."""
+@dataclass(frozen=True)
+class Attempt:
+    """An episode that was played to its end.
 
-    output: str
-    num_demos: int
-    keep: str
-    max_attempts: int
-    num_envs: int
-    seed: int
+    Attributes:
+        success: it ended in success.
+        episode: its data; None if nobody asked for those of an episode without success.
+    """
+
+    success: bool
+    episode: ExpertEpisode | None
+
+
+class Player(Protocol):
+    """Plays the episodes that are recorded.
+
+    Attributes:
+        name: what it is, for messages.
+        advice: what to do if it succeeds too rarely.
+        env: the environment in which the episodes are recorded.
+        config: what is recorded.
+    """
+
+    @property
+    def name(self) -> str: ...  # noqa: D102
+
+    @property
+    def advice(self) -> str: ...  # noqa: D102
+
+    @property
+    def env(self) -> EnvConfig: ...  # noqa: D102
+
+    @property
+    def config(self) -> CollectConfig: ...  # noqa: D102
+
+    def most_attempts(self, task: TaskSpec) -> int:
+        """Episodes of a task after which to give up."""
+        ...
+
+    def attempts(self, pool: WatchedPool, task: TaskSpec) -> Iterator[Attempt | EnvWorkerError]:
+        """At most that many, in the order in which they were started.
+
+        A caller that stops early and wants to use the pool again must call `pool.drain` first.
+
+        Raises:
+            ConfigError: reported by a worker.
+        """
+        ...
 
 
 @dataclass
@@ -70,8 +109,8 @@ class Tally:
         most = (rate + z2 / (2 * n) + spread) / (1 + z2 / n)
         return most * (attempts - n - self.failed) < wanted - self.kept
 
-    def why(self, task: str, wanted: int) -> str:
-        """Why a task cannot be recorded: its environment fails, or its expert does."""
+    def why(self, task: str, wanted: int, player: str = "expert", advice: str = "lower its errors") -> str:
+        """Why a task cannot be recorded: its environment fails, or its player does."""
         if self.failed > max(MAX_FAILED_EPISODES, self.played) or not self.played:
             return (
                 f"the environment of {task} fails (see the warnings above): {self.failed} episodes were lost and "
@@ -79,94 +118,78 @@ class Tally:
             )
         lost = f" ({self.failed} more were lost because the environment failed)" if self.failed else ""
         return (
-            f"the expert succeeded in {self.successes} of {self.played} episodes of {task}{lost}, too few for {wanted} "
-            "demonstrations; lower its errors or give --keep all"
+            f"the {player} succeeded in {self.successes} of {self.played} episodes of {task}{lost}, too few for "
+            f"{wanted} demonstrations; {advice} or give --keep all"
         )
 
 
 def collect_demonstrations(
-    env: EnvConfig,
-    config: CollectSettings,
-    split: SplitConfig,
-    expert: ExpertConfig,
-    workers: WorkerConfig | None = None,
-    custom_modules: Sequence[str] = (),
+    player: Player, workers: WorkerConfig | None = None, custom_modules: Sequence[str] = ()
 ) -> Path:
     """Record `num_demos` episodes of each task and return the HDF5 file.
 
     Episodes are kept in the order in which they were started, so that the file does not depend on `num_envs`.
 
     Raises:
-        ConfigError: the expert did not succeed often enough within `max_attempts`.
+        ConfigError: the player did not succeed often enough within its attempts.
     """
     start = time.perf_counter()
-    path = Path(config.output) / "demos.hdf5"
+    env, config = player.env, player.config
+    path, tasks = Path(config.output) / "demos.hdf5", env.tasks()
     record = env.as_dict() | {
         "cameras": list(env.camera_names),
         "task_suite_name": env.suite,
-        "task_ids": [task.task_id for task in env.tasks()],
+        "task_ids": [task.task_id for task in tasks],
     }
-    rows = []
-    with start_workers(config.num_envs, env, env.tasks()[0], custom_modules, workers) as pool:
-        writer = DemonstrationWriter(path, record, env.camera_names, env.tasks()[0].gripper_dims)
+    with start_workers(config.num_envs, env, tasks[0], custom_modules, workers) as pool:
+        writer = DemonstrationWriter(path, record, env.camera_names, tasks[0].gripper_dims)
         try:
-            for task in env.tasks():
-                rows.append(_record_task(pool, env, task, split.train_states(task), config, expert, writer))
+            rows = [_record_task(pool, task, player, writer) for task in tasks]
             writer.close()
         except BaseException:
             writer.abort()
             raise
-    print(table(("task", "kept", "played", "expert success", "mean steps"), rows))
+    print(table(("task", "kept", "played", f"{player.name} success", "mean steps"), rows))
     print(f"{path} ({duration(time.perf_counter() - start)})")
     return path
 
 
 def _record_task(
-    pool: WatchedPool,
-    env: EnvConfig,
-    task: TaskSpec,
-    states: range,
-    config: CollectSettings,
-    expert: ExpertConfig,
-    writer: DemonstrationWriter,
+    pool: WatchedPool, task: TaskSpec, player: Player, writer: DemonstrationWriter
 ) -> tuple[str, int, int, str, str]:
-    order = derive_rng(config.seed, "demos", task.task_id).permutation(len(states))
-    spec = EnvSpec(task.suite, task.task_id, env.env_kwargs())
-    attempts = config.num_demos * config.max_attempts
+    config, most = player.config, player.most_attempts(task)
     tally, steps = Tally(), 0
-    commands = (
-        RunExpert(
-            spec,
-            states[int(order[attempt % len(states)])],
-            derive_seed(config.seed, "expert", task.task_id, attempt),
-            expert,
-        )
-        for attempt in range(attempts)
-    )
-    episodes = expert_episodes(pool, commands, AnswerChecker(task, env.env_kwargs()))
+    attempts = player.attempts(pool, task)
     with progress_bar(config.num_demos, f"demonstrations of {task.name}") as bar:
         while tally.kept < config.num_demos:
-            episode = next(episodes, None)
-            hopeless = config.keep == "success" and tally.hopeless(config.num_demos, attempts)
-            if episode is None or hopeless or tally.failed > MAX_FAILED_EPISODES:
-                raise ConfigError(tally.why(task.name, config.num_demos))
-            if isinstance(episode, EnvWorkerError):
+            attempt = next(attempts, None)
+            hopeless = config.keep == "success" and tally.hopeless(config.num_demos, most)
+            if attempt is None or hopeless or tally.failed > MAX_FAILED_EPISODES:
+                raise ConfigError(tally.why(task.name, config.num_demos, player.name, player.advice))
+            if isinstance(attempt, EnvWorkerError):
                 tally.failed += 1
                 continue
             tally.played += 1
-            tally.successes += bool(episode["success_at_end"])
-            if config.keep == "all" or episode["success_at_end"]:
-                writer.add(episode, task.task_id)
+            tally.successes += attempt.success
+            if attempt.episode is not None and (config.keep == "all" or attempt.success):
+                writer.add(attempt.episode, task.task_id)
                 tally.kept += 1
-                steps += len(episode["actions"])
-                bar.set_postfix_str(f"expert success {tally.success:.2f}", refresh=False)
+                steps += len(attempt.episode["actions"])
+                bar.set_postfix_str(f"{player.name} success {tally.success:.2f}", refresh=False)
                 bar.update(1)
     pool.drain()  # for the next task; after an error or an interrupt the pool is closed as it is
     return task.name, tally.kept, tally.played, f"{tally.success:.2f}", f"{steps / tally.kept:.1f}"
 
 
-def expert_episodes(
-    pool: WatchedPool, commands: Iterable[RunExpert], checker: AnswerChecker, *, retries: int = 2
+def planned_episodes(task: TaskSpec, states: range, seed: int, player: str, count: int) -> Iterator[tuple[int, int]]:
+    """Initial state and seed of each of `count` episodes of a task; a state comes again once all have been there."""
+    order = derive_rng(seed, "demos", task.task_id).permutation(len(states))
+    for attempt in range(count):
+        yield states[int(order[attempt % len(states)])], derive_seed(seed, player, task.task_id, attempt)
+
+
+def complete_episodes(
+    pool: WatchedPool, commands: Iterable[RunExpert | PlayActions], checker: AnswerChecker, *, retries: int = 2
 ) -> Iterator[ExpertEpisode | EnvWorkerError]:
     """Play the commands, all of one task, on all workers; yields one result per command, in their order.
 
@@ -178,8 +201,8 @@ def expert_episodes(
         ConfigError: reported by a worker.
     """
     source = iter(commands)
-    again: deque[tuple[int, RunExpert]] = deque()
-    playing: dict[int, tuple[int, RunExpert]] = {}
+    again: deque[tuple[int, RunExpert | PlayActions]] = deque()
+    playing: dict[int, tuple[int, RunExpert | PlayActions]] = {}
     finished: dict[int, ExpertEpisode | EnvWorkerError] = {}
     failures: dict[int, int] = {}
     asked = given = 0
@@ -203,7 +226,7 @@ def expert_episodes(
                 except BadAnswerError as error:
                     result = pool.reject(worker, error)
             if isinstance(result, EnvWorkerError):
-                log.warning("an expert's episode failed: %s", result)
+                log.warning("an episode failed: %s", result)
                 failures[number] = failures.get(number, 0) + (not result.collateral)
                 if result.collateral or failures[number] <= retries:
                     again.append((number, command))

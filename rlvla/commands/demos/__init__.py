@@ -1,0 +1,1 @@
+"""Recording demonstrations, for `cli/collect_demos.py`."""

@@ -1,0 +1,176 @@
+"""Demonstrations played by trained policies: what is recorded, in which environment, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from cli.collect_demos import main
+from cli.train_sac_vla import main as train
+from rlvla.commands.demos.config import CollectConfig
+from rlvla.commands.demos.policy import played_options, policy_player
+from rlvla.data.demonstrations import Demonstrations
+from rlvla.data.reading import read_demonstrations
+from rlvla.data.replayed_episodes import play_again, recorded_env
+from rlvla.envs import registry
+from rlvla.envs.base import TaskSpec
+from rlvla.envs.config import EnvConfig, SplitConfig
+from rlvla.envs.experts.episode import play_actions
+from rlvla.envs.registry import make_env
+from rlvla.envs.suite_flags import suite_flags
+from rlvla.envs.workers.codec import LARGEST_EPISODE, arrays_due
+from rlvla.envs.workers.messages import EnvSpec, PlayActions
+from rlvla.envs.workers.pool import EnvPool
+from rlvla.models.config import PolicyConfig
+from rlvla.models.families import check_checkpoint
+from rlvla.models.soft_actor import family
+from rlvla.rollout import EpisodeRequest, RolloutEngine
+from rlvla.trainer.observers import RolloutDumps
+from tests.support.robosuite_primitives import LiftPolicy, soft_actor_of_primitives
+from tests.support.robosuite_reference import require_simulator
+
+
+def test_primitives_become_ordinary_demonstrations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    require_simulator()
+    soft_actor_of_primitives(tmp_path / "policy")
+    monkeypatch.setattr(family, "SoftActorPolicy", LiftPolicy)
+    flags = ["--policy", str(tmp_path / "policy"), "--num_demos", "3", "--num_envs", "1", "--seed", "4"]
+    main([*flags, "--cameras", "wrist", "--image_size", "16", "--output", str(tmp_path / "demos")])
+    demos = read_demonstrations(tmp_path / "demos" / "demos.hdf5")
+    assert demos.success == [True] * 3 and demos.decision_steps is None and demos.proprio is not None
+    env = recorded_env(demos)
+    assert env.options.get("action_space") is None and env.options.get("object_state") is None
+    assert env.options["control_freq"] == 10.0 and env.max_steps == 150 and env.task_ids == (0,)
+    statistics = json.loads((tmp_path / "demos" / "dataset_statistics.json").read_text())["robosuite"]
+    assert statistics["action"]["mask"] == [True] * 6 + [False], "the gripper is not normalised"
+    for played in play_again("demos", demos, range(3)):
+        images, proprio = demos.images[played.index], demos.proprio[played.index]
+        assert proprio.shape == (len(images), 6) and images.shape[1:] == (1, 16, 16, 3)
+        np.testing.assert_array_equal(images, [seen.images for seen in played.observations[:-1]])
+        np.testing.assert_array_equal(proprio, [seen.proprio for seen in played.observations[:-1]])
+
+
+def test_dumped_primitives_play_again(tmp_path: Path) -> None:
+    require_simulator()
+    env = soft_actor_of_primitives(tmp_path / "policy")
+    policy = check_checkpoint(tmp_path / "policy").load_policy()
+    requests = [EpisodeRequest("robosuite", 0, state, 7, str(state)) for state in range(2)]
+    env = replace(env, image_size=16, max_steps=40)
+    with EnvPool(1) as pool:
+        engine = RolloutEngine(pool, env.env_kwargs(), {"success": 1.0}, tasks=env.tasks(), keep_observed=True)
+        samples = engine.run(requests, policy, temperature=1.0)
+    RolloutDumps(tmp_path, 0, env, policy).after_rollout(SimpleNamespace(samples=samples, iteration=0), {})
+    demos = read_demonstrations(tmp_path / "iteration_000001_rank0" / "demos.hdf5")
+    assert demos.unnormalized_dims == [6], "the gripper"
+    assert recorded_env(demos).options["object_state"] is True, "the observations are those of the policy"
+    for played, sample in zip(play_again("dump", demos, range(2)), samples):
+        starts = demos.decision_steps[played.index]
+        assert len(starts) == sample.num_decisions > 1
+        seen = [played.observations[step].proprio for step in starts]
+        np.testing.assert_array_equal(demos.proprio[played.index], seen)
+        assert len(demos.actions[played.index]) == sample.finish_step == len(played.results)
+
+
+def test_the_environment_of_the_file_is_not_quite_that_of_the_policy(tmp_path: Path) -> None:
+    env = soft_actor_of_primitives(tmp_path / "policy")
+    config = CollectConfig(policy=str(tmp_path / "policy"))
+    player = policy_player(PolicyConfig(), EnvConfig(image_size=32, max_steps=70), config, SplitConfig())
+    assert player.setting.env.options == env.options and player.setting.env.image_size is None
+    assert player.env.options["control_freq"] == 10.0 and player.env.options.get("object_state") is None
+    assert (player.env.image_size, player.env.max_steps, player.setting.env.max_steps) == (32, 70, 70)
+    assert player.env.tasks()[0].primitives == () and player.setting.tasks[0].primitives
+    assert played_options(player.setting)["cameras"] == (), "nobody looks"
+    asked = EnvConfig(options={"object_state": True}, use_proprio=True)
+    assert policy_player(PolicyConfig(), asked, config, SplitConfig()).env.tasks()[0].proprio_dim == 16
+
+
+def recorded(policy: Path, output: Path, *flags: str) -> Demonstrations:
+    common = ["--policy", str(policy), "--keep", "all", "--num_demos", "3", "--max_steps", "8"]
+    main([*common, "--output", str(output), *flags])
+    return read_demonstrations(output / "demos.hdf5")
+
+
+def test_a_vla_plays_in_its_environment_and_is_recorded_in_another(policy_folder: Path, tmp_path: Path) -> None:
+    plain = recorded(policy_folder, tmp_path / "plain", "--num_envs", "2")
+    small = recorded(policy_folder, tmp_path / "small", "--num_envs", "1", "--image_size", "16", "--no-use_proprio")
+    sampled = recorded(policy_folder, tmp_path / "sampled", "--temperature", "1.0")
+    assert plain.images[0].shape[1:] == (1, 64, 64, 3) and plain.proprio is not None
+    assert small.images[0].shape[1:] == (1, 16, 16, 3) and small.proprio is None
+    assert plain.init_states == small.init_states == sampled.init_states
+    for one, other, drawn in zip(plain.actions, small.actions, sampled.actions):
+        np.testing.assert_allclose(one, other, atol=1e-5)
+        assert one.shape != drawn.shape or np.abs(one - drawn).max() > 1e-3
+    assert len(list(play_again("plain", plain, range(3)))) == 3
+
+
+def test_success_is_what_the_policy_is_asked_for(policy_folder: Path, tmp_path: Path, capsys) -> None:
+    few = ["--keep", "success", "--train_init_states", "0", "3", "--max_steps", "1"]
+    with pytest.raises(SystemExit):
+        recorded(policy_folder, tmp_path / "none", *few)
+    told = " ".join(capsys.readouterr().err.split())
+    assert "the policy succeeded in 0 of" in told and "train it for longer" in told
+    assert not list((tmp_path / "none").glob("*")), "nothing is left"
+
+
+REFUSED = {
+    "suite": (["--task_suite_name", "toy_reach"], "was trained in robosuite, and --task_suite_name names toy_reach"),
+    "task": (["--task_ids", "0", "3"], "was trained on 0 (Lift), and --task_ids names 3"),
+    "expert": (["--noise_std", "0.1"], "--noise_std 0.1: --policy plays, not the scripted expert"),
+    "actions": (["--action_space", "primitives"], "--action_space: the actions are those of --policy"),
+    "states": (["--train_init_states", "0", "2"], "--num_demos 3: greedy actions are the same"),
+    "cameras": (["--cameras", "nose"], "unknown camera(s) nose"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_does_not_fit_the_policy_is_refused(case: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    soft_actor_of_primitives(tmp_path / "policy")
+    flags, words = REFUSED[case]
+    with pytest.raises(SystemExit):
+        main(["--policy", str(tmp_path / "policy"), "--num_demos", "3", "--output", str(tmp_path / "demos"), *flags])
+    assert words in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "demos").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--policy", "nowhere"], "--policy nowhere: checkpoint folder 'nowhere' does not exist"),
+        (["--temperature", "0.5"], "--temperature 0.5: there is no --policy"),
+        (["--unnorm_key", "x"], "--unnorm_key x: there is no --policy"),
+    ],
+)
+def test_a_policy_that_is_not_there(flags: list[str], words: str, tmp_path: Path, capsys) -> None:
+    with pytest.raises(SystemExit):
+        main(["--task_suite_name", "toy_reach", "--output", str(tmp_path / "demos"), *flags])
+    assert words in " ".join(capsys.readouterr().err.split())
+
+
+def test_primitives_that_do_not_tell_what_they_consist_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    silent = TaskSpec("mute", 0, "mute", "go", 10, 5, 3, 2, 10.0, primitives=(("go", 2),), macro_steps=4)
+    suite_flags()  # imports the suites that ship with rlvla; what the test registers goes with it
+    monkeypatch.setattr(registry, "_SUITES", dict(registry._SUITES))
+    reach = replace(registry.get_suite("toy_reach"), list_tasks=lambda **kw: [silent], options=None)
+    registry.register_suite("mute", reach)
+    flags = ["--task_suite_name", "mute", "--policy", "primitives", "--eval_init_states", "4", "5"]
+    flags += ["--train_init_states", "0", "3", "--eval_episodes", "1", "--save_path", str(tmp_path / "run")]
+    with pytest.raises(SystemExit):
+        train([*flags, "--dump_rollouts"])
+    told = " ".join(capsys.readouterr().err.split())
+    assert "--dump_rollouts: the primitives of mute (mute) do not tell the actions that they consist of" in told
+
+
+@pytest.mark.parametrize(("change", "words"), [(-1, "goes on"), (+1, "ends after 4")])
+def test_actions_of_another_episode_are_noticed(change: int, words: str) -> None:
+    env = make_env("toy_reach", 0, image_size=16, max_steps=4)
+    assert len(play_actions(env, np.zeros((4, 2), np.float32), 0, 0)["actions"]) == 4
+    with pytest.raises(RuntimeError, match=words):
+        play_actions(env, np.zeros((4 + change, 2), np.float32), 0, 0)
+    assert arrays_due([(0, PlayActions(EnvSpec("toy_reach", 0), 0, 0, np.zeros((4, 2))))]) == LARGEST_EPISODE
