@@ -13,7 +13,7 @@ from rlvla.commands.problem_texts import problem, unread
 from rlvla.utils.errors import ConfigError, Problem
 
 ROOT = Path(problem_texts.__file__).resolve().parents[2]
-CHECKS = sorted(path for room in ("rlvla/commands", "rlvla/recipes", "cli") for path in ROOT.glob(f"{room}/*.py"))
+CHECKS = sorted(path for room in ("rlvla/commands", "rlvla/recipes", "cli") for path in ROOT.glob(f"{room}/**/*.py"))
 TEXTS, PHRASES = problem_texts._TEXTS, problem_texts._UNREAD
 
 
