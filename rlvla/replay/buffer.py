@@ -208,7 +208,7 @@ class ReplayBuffer:
 
     def draw_uniform(self, k: int, rng: np.random.Generator) -> Indices:
         """Rows [k], all equally likely."""
-        return draw_uniform(lambda rows: self._store.next[rows] >= 0, self.config.capacity, len(self), k, rng)
+        return draw_uniform(lambda rows: self._store.next[rows] >= 0, self._store.extent, len(self), k, rng)
 
     def gather(self, rows: Indices, names: Sequence[str] | None = None) -> dict[str, Array]:
         """Columns of rows [...], by name; by default the declared ones.

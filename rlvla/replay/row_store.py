@@ -87,6 +87,11 @@ class RowStore:
             self._places.put_back(places)
             raise _explained(error, f"an episode could not be written to {self.folder}") from error
 
+    @property
+    def extent(self) -> int:
+        """Rows up to the last one in use."""
+        return len(self.first) - int(np.argmax(self.first[::-1] >= 0)) if self.live else 0
+
     def add(self, values: Mapping[str, Any], count: int) -> Indices:
         """Add an episode of `count` rows, for which there must be room; returns them in order."""
         rows = self._free_rows(count)

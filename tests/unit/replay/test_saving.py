@@ -255,7 +255,7 @@ def test_a_full_disk_leaves_the_state_before(tmp_path: Path) -> None:
 
 def saved(folder: Path) -> None:
     buffer = ReplayBuffer(config(40), folder)
-    exercise(buffer, np.random.default_rng(0), 5)
+    exercise(buffer, np.random.default_rng(0), 7)
     buffer.save()
     buffer.append([episode(1, 3)])
     buffer.save()
