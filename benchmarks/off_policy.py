@@ -19,27 +19,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from rlvla.utils.terminal import duration, table
 
 ROOT = Path(__file__).resolve().parents[1]
-_COMMON = [
-    "--eval_episodes",
-    "100",
-    "--rm_state_input",
-    "proprio",
-    "--critic_learning_rate",
-    "1e-3",
-    "--save_steps",
-    "10",
+COMMON = [
+    *("--eval_episodes", "100", "--rm_state_input", "proprio", "--critic_learning_rate", "1e-3", "--save_steps", "10"),
+    *("--temperature_learning_rate", "1e-3", "--train_batch_size", "128", "--utd_ratio", "2", "--num_envs", "2"),
 ]
-_COMMON += ["--temperature_learning_rate", "1e-3", "--train_batch_size", "128", "--utd_ratio", "2", "--num_envs", "2"]
-_LIFT = [
-    "--task_suite_name",
-    "robosuite",
-    "--task_ids",
-    "0",
-    "--control_freq",
-    "10",
-    "--max_steps",
-    "60",
-    "--object_state",
+_PRIMITIVES = [
+    *("--task_suite_name", "robosuite", "--control_freq", "10", "--object_state", "--action_space", "primitives"),
+    *("--policy", "primitives", "--primitives", "reach", "grasp", "open", "--random_episodes", "96", "--gamma", "0.97"),
+    *("--reward", "success:1.0", "rm:1.0", "affordance:0.5", "--init_temperature", "0.005", "--n_critics", "4"),
+    *("--actor_reduction", "mean", "--no-entropy_in_target", "--target_entropy", "2", "--actor_learning_rate", "5e-4"),
+    *("--hidden_sizes", "128", "128"),
 ]
 TASKS = {
     # The way to the disc is in proprio: a suite of the tests.
@@ -49,11 +38,12 @@ TASKS = {
         *("--reward", "success:1.0", "rm:1.0", "--init_temperature", "0.02", "--actor_learning_rate", "1e-3"),
     ],
     "lift": [
-        *(*_LIFT, "--action_space", "primitives", "--policy", "primitives", "--primitives", "reach", "grasp", "open"),
-        *("--num_episodes", "1280", "--random_episodes", "96", "--choice_exploration", "480", "--gamma", "0.97"),
-        *("--reward", "success:1.0", "rm:1.0", "affordance:0.5", "--init_temperature", "0.005"),
-        *("--n_critics", "4", "--actor_reduction", "mean", "--no-entropy_in_target", "--target_entropy", "2"),
-        *("--actor_learning_rate", "5e-4", "--hidden_sizes", "128", "128"),
+        *(*_PRIMITIVES, "--task_ids", "0", "--max_steps", "60"),
+        *("--num_episodes", "1280", "--choice_exploration", "480"),
+    ],
+    "stack": [
+        *(*_PRIMITIVES, "--task_ids", "1", "--max_steps", "80"),
+        *("--num_episodes", "4096", "--choice_exploration", "960"),
     ],
 }
 REACHED = 0.9
@@ -74,7 +64,7 @@ def effort(folder: Path) -> str:
 
 def run(task: str, seed: int, folder: Path, more: list[str]) -> tuple:
     """Train; a row of the table."""
-    command = [sys.executable, str(ROOT / "cli/train_sac_vla.py"), *TASKS[task], *_COMMON, "--seed", str(seed)]
+    command = [sys.executable, str(ROOT / "cli/train_sac_vla.py"), *TASKS[task], *COMMON, "--seed", str(seed)]
     resume = ["--load_checkpoint"] if folder.exists() else []
     subprocess.run([*command, "--save_path", str(folder.resolve()), *resume, *more], cwd=ROOT, check=True)
     evaluations = json.loads((folder / "evaluations.json").read_text())
