@@ -16,13 +16,12 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-
 ROOT = Path(__file__).resolve().parents[1]
 pytest.register_assert_rewrite("tests.support")
 
 
 def pytest_collection_finish() -> None:
-    """What was imported by now stays: collecting it again and again takes a tenth of the time of all tests."""
+    """What was imported by now stays: the collector need not look through it again and again."""
     gc.collect()
     gc.freeze()
 

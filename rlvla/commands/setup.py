@@ -54,6 +54,17 @@ class CheckedRun:
             return self.env
         return replace(self.env, success_hold_steps=max(task.max_steps for task in self.tasks) + 1)
 
+    def options(self, *, watched: bool) -> dict[str, Any]:
+        """Options of the environment in which episodes are played.
+
+        Args:
+            watched: something other than the policy looks at images; without cameras if nothing does.
+        """
+        found, suite = self.played_env.env_kwargs(), get_suite(self.env.suite).options
+        if not watched and not self.spec.reads_images and suite is not None and not suite.needs_camera:
+            found["cameras"] = ()
+        return found
+
     @property
     def spec(self) -> PolicySpec:
         """Dimensions and properties of the policy."""

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import types
 import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rlvla.utils.errors import ConfigError
+
+Kind = TypeVar("Kind")
 
 _LONGEST_REASON = 200
 _MOST_NODES = 1_000_000  # of a YAML file, each counted as often as aliases repeat it
@@ -144,6 +147,29 @@ def _why(error: BaseException) -> str:
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
     return " ".join(str(error).split())[:_LONGEST_REASON] or type(error).__name__
+
+
+def read_dataclass(kind: type[Kind], raw: Mapping[str, Any], where: object, *, without: Sequence[str] = ()) -> Kind:
+    """A dataclass from a JSON object; lists become tuples, and unknown entries are ignored.
+
+    Args:
+        kind: the class; fields without a default must be there.
+        raw: the object.
+        where: named in messages.
+        without: fields that are not read.
+
+    Raises:
+        ConfigError: entries are missing or have other types.
+    """
+    known = [entry for entry in dataclasses.fields(kind) if entry.name not in without]
+    absent = (dataclasses.MISSING, dataclasses.MISSING)
+    needed = [entry.name for entry in known if (entry.default, entry.default_factory) == absent]
+    missing = [name for name in needed if name not in raw]
+    if missing:
+        raise ConfigError.of(None, "invalid_file", f"{where}: {', '.join(missing)} missing")
+    given = {entry.name: raw[entry.name] for entry in known if entry.name in raw}
+    check_types(given, typing.get_type_hints(kind), where)
+    return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
 
 
 def check_types(content: Mapping[str, Any], hints: Mapping[str, Any], where: object) -> None:

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from cli import check_env, collect_demos, eval_vla, train_ppo_vla, train_rm_vla, train_sft_vla
 from rlvla.checkpoints.policy_folder import PolicyRecord
+from rlvla.commands.runs import flags as training_flags
 from rlvla.envs.config import EnvConfig
 from rlvla.envs.workers.pool import EnvPool
 from rlvla.models.vla.tiny import build_tiny
@@ -69,7 +70,9 @@ def refused(
             refusals.append(error)
             fail(prog, error)
 
-        monkeypatch.setattr(command, "fail", remember)
+        # Commands report mistakes themselves, those of reinforcement learning in one place.
+        reporting = command if hasattr(command, "fail") else training_flags
+        monkeypatch.setattr(reporting, "fail", remember)
         with pytest.raises(SystemExit) as stop:
             main([str(word) for word in argv])
         assert stop.value.code == 2

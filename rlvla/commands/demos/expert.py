@@ -60,6 +60,4 @@ class ExpertPlayer:
         states, seed = self.split.train_states(task), self.config.seed
         planned = planned_episodes(task, states, seed, self.name, self.most_attempts(task))
         commands = (RunExpert(spec, init_state_id, number, self.expert) for init_state_id, number in planned)
-        for episode in complete_episodes(pool, commands, AnswerChecker(task, options)):
-            lost = isinstance(episode, EnvWorkerError)
-            yield episode if lost else Attempt(bool(episode["success_at_end"]), episode)
+        return complete_episodes(pool, commands, AnswerChecker(task, options))

@@ -103,7 +103,7 @@ class PolicyPlayer:
         config, setting = self.config, self.setting
         engine = RolloutEngine(
             pool,
-            played_options(setting),
+            setting.options(watched=False),
             {"success": 1.0},
             RolloutConfig(deterministic_rollout=True, max_dropped_fraction=1.0),
             setting.tasks,
@@ -138,9 +138,7 @@ class PolicyPlayer:
             for s in samples
         )
         checker = AnswerChecker(replace(task, max_steps=played.max_steps), options)
-        for episode in complete_episodes(pool, commands, checker):
-            lost = isinstance(episode, EnvWorkerError)
-            yield episode if lost else Attempt(bool(episode["success_at_end"]), episode)
+        return complete_episodes(pool, commands, checker)
 
     @cached_property
     def _policy(self) -> Policy:
@@ -222,12 +220,3 @@ def recorded_env(asked: EnvConfig, played: EnvConfig) -> EnvConfig:
         render_quality=asked.render_quality or ordinary.render_quality,
         options=options | {name: value for name, value in asked.options.items() if name in privileged},
     )
-
-
-def played_options(setting: CheckedRun) -> dict[str, Any]:
-    """Options of the environment that the policy plays in: without cameras if it reads no images."""
-    options = setting.played_env.env_kwargs()
-    suite = get_suite(setting.env.suite).options
-    if not setting.spec.reads_images and suite is not None and not suite.needs_camera:
-        options["cameras"] = ()
-    return options

@@ -109,7 +109,7 @@ class Tally:
         most = (rate + z2 / (2 * n) + spread) / (1 + z2 / n)
         return most * (attempts - n - self.failed) < wanted - self.kept
 
-    def why(self, task: str, wanted: int, player: str = "expert", advice: str = "lower its errors") -> str:
+    def why(self, task: str, wanted: int, player: str, advice: str) -> str:
         """Why a task cannot be recorded: its environment fails, or its player does."""
         if self.failed > max(MAX_FAILED_EPISODES, self.played) or not self.played:
             return (
@@ -190,7 +190,7 @@ def planned_episodes(task: TaskSpec, states: range, seed: int, player: str, coun
 
 def complete_episodes(
     pool: WatchedPool, commands: Iterable[RunExpert | PlayActions], checker: AnswerChecker, *, retries: int = 2
-) -> Iterator[ExpertEpisode | EnvWorkerError]:
+) -> Iterator[Attempt | EnvWorkerError]:
     """Play the commands, all of one task, on all workers; yields one result per command, in their order.
 
     An episode whose environment fails, or whose answer `checker` refuses, is repeated up to `retries` times; after that
@@ -234,4 +234,6 @@ def complete_episodes(
             finished[number] = result  # type: ignore[assignment]
         while given in finished:
             given += 1
-            yield finished.pop(given - 1)
+            episode = finished.pop(given - 1)
+            lost = isinstance(episode, EnvWorkerError)
+            yield episode if lost else Attempt(bool(episode["success_at_end"]), episode)

@@ -11,7 +11,6 @@ from rlvla.commands.off_policy.flags import SACRun
 from rlvla.commands.run_policies import policy_record
 from rlvla.commands.runs.training import begin, run_folder, started, train
 from rlvla.commands.setup import CheckedRun
-from rlvla.envs.registry import get_suite
 from rlvla.models.soft_actor.network import SoftCritic
 from rlvla.rewards import RewardConfig, RewardPlan
 from rlvla.rewards.base import component_of, source_of
@@ -79,15 +78,11 @@ def run_sac(flags: SACRun) -> Trainer | None:
 
 def played_options(flags: SACRun, setting: CheckedRun) -> dict[str, Any]:
     """Options of the environment for training: without cameras where neither policy nor judges look at images."""
-    options, schedule = setting.played_env.env_kwargs(), flags.schedule
-    suite = get_suite(setting.env.suite)
-    blind = suite.options is not None and not suite.options.needs_camera and not flags.sac.sees_images
-    blind &= all(source_of(component_of(spec))[0] in _BLIND for spec in flags.rewards.reward)
-    blind &= flags.rewards.rm_propositions == RewardConfig.rm_propositions
-    blind &= flags.success.success_source == SIMULATOR and not flags.rewards.reward_pretrain
-    if blind and not schedule.num_videos and not schedule.dump_rollouts:
-        options["cameras"] = ()
-    return options
+    rewards, schedule = flags.rewards, flags.schedule
+    judged = any(source_of(component_of(spec))[0] not in _BLIND for spec in rewards.reward)
+    judged |= rewards.rm_propositions != RewardConfig.rm_propositions or bool(rewards.reward_pretrain)
+    judged |= flags.success.success_source != SIMULATOR
+    return setting.options(watched=judged or bool(schedule.num_videos) or schedule.dump_rollouts)
 
 
 def header(flags: SACRun, checked: CheckedSAC, trainer: Trainer | None) -> str:
@@ -99,7 +94,7 @@ def header(flags: SACRun, checked: CheckedSAC, trainer: Trainer | None) -> str:
         weights = f", {count(sizes[0])} parameters, {sac.n_critics} critics with {count(sizes[1])}"
     names = [task.name for task in setting.tasks]
     states = sum(len(flags.split.train_states(task)) for task in setting.tasks)
-    sees = [*(["cameras"] if sac.sees_images else []), *(["proprio"] if setting.env.use_proprio else [])]
+    sees = [*(["cameras"] if setting.spec.reads_images else []), *(["proprio"] if setting.env.use_proprio else [])]
     rewards = " ".join(flags.rewards.reward)
     acts = sac.policy if flags.noise.pretrain is None else f"noise of {flags.noise.pretrain}"
     rows = {

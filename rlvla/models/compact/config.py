@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 from rlvla.models.flow.settings import ASKED_SCORES, FLOW_SETTINGS, PREFIX, FlowSettings
 from rlvla.models.vla.choices import ACTION_STD_KINDS, MAX_STD, MIN_STD
-from rlvla.utils.data_files import check_types
+from rlvla.utils.data_files import read_dataclass
 from rlvla.utils.errors import ConfigError, Problem
 
 MODEL_TYPE = "compact"
@@ -112,13 +112,7 @@ class CompactConfig:
         Raises:
             ConfigError: lists missing entries, wrong types and values out of range.
         """
-        names = [field.name for field in fields(cls) if field.name != ASKED_SCORES]
-        missing = [name for name in names[:5] if name not in raw]
-        if missing:
-            raise ConfigError.of(None, "invalid_file", f"{where}: {', '.join(missing)} missing")
-        given = {name: raw[name] for name in names if name in raw}
-        check_types(given, get_type_hints(cls), where)
-        config = cls(**{name: tuple(v) if isinstance(v, list) else v for name, v in given.items()})
+        config = read_dataclass(cls, raw, where, without=(ASKED_SCORES,))
         problems = [Problem(None, "invalid_file", f"{where}: {text}") for text in config.problems()]
         if problems:
             raise ConfigError(problems)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 from rlvla.models.soft_actor.config import SoftActorConfig
-from rlvla.utils.data_files import check_types
+from rlvla.utils.data_files import check_types, read_dataclass
 from rlvla.utils.errors import ConfigError
 
 MODEL_TYPE = "dsrl"
@@ -68,19 +68,12 @@ class DSRLConfig:
         Raises:
             ConfigError: missing entries, wrong types or values out of range, all at once.
         """
-        names = [entry.name for entry in fields(cls)]
-        missing = [name for name in names[:7] if name not in raw]
-        if missing:
-            raise ConfigError.of(None, "invalid_file", f"{where}: {', '.join(missing)} missing")
-        given = {name: raw[name] for name in names if name in raw}
-        check_types(given, get_type_hints(cls), where)
-        settings = given.get("base_settings", {})
-        unknown = sorted(settings.keys() - BASE_SETTINGS.keys())
+        config = read_dataclass(cls, raw, where)
+        unknown = sorted(config.base_settings.keys() - BASE_SETTINGS.keys())
         if unknown:
             text = f"{where}: base_settings has {', '.join(unknown)}; known are {', '.join(BASE_SETTINGS)}"
             raise ConfigError.of(None, "invalid_file", text)
-        check_types(settings, BASE_SETTINGS, where)
-        config = cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
+        check_types(config.base_settings, BASE_SETTINGS, where)
         problems = config.actor.problems()
         if not config.base or not all(config.base):
             problems.append("base names no folder")

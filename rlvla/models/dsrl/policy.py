@@ -31,6 +31,7 @@ def dsrl_spec(config: DSRLConfig, base: PolicySpec) -> PolicySpec:
         action_chunk_len=config.action_chunk_len,
         columns=config.action_chunk_len,
         cameras=base.cameras,
+        reads_images=base.reads_images,
         image_size=base.image_size,
         proprio_dim=base.proprio_dim,
     )

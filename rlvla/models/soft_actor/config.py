@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 from rlvla.models.compact.config import CompactConfig
-from rlvla.utils.data_files import check_types
+from rlvla.utils.data_files import read_dataclass
 from rlvla.utils.errors import ConfigError
 
 MODEL_TYPE = "soft_actor"
@@ -67,13 +67,7 @@ class SoftActorConfig:
         Raises:
             ConfigError: missing entries, wrong types or values out of range, all at once.
         """
-        names = [field.name for field in fields(cls)]
-        missing = [name for name in names[:2] if name not in raw]
-        if missing:
-            raise ConfigError.of(None, "invalid_file", f"{where}: {', '.join(missing)} missing")
-        given = {name: raw[name] for name in names if name in raw}
-        check_types(given, get_type_hints(cls), where)
-        config = cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
+        config = read_dataclass(cls, raw, where)
         problems = config.problems()
         if problems:
             raise ConfigError.of(None, "invalid_file", f"{where}: {'; '.join(problems)}")

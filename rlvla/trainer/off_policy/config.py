@@ -133,11 +133,6 @@ class SACConfig:
     )
     reward_scale: float = arg(1.0, "factor on all rewards", above=0)
 
-    @property
-    def sees_images(self) -> bool:
-        """Whether decisions depend on the cameras."""
-        return self.read_images or self.policy == DSRL
-
 
 @dataclass(frozen=True)
 class NoiseConfig:

@@ -237,9 +237,10 @@ class ReplicatedEngine(Engine):
         """Forward pass."""
         return self.module(*args, **kw)
 
-    def backward(self, loss: torch.Tensor, *, last: bool = True) -> float:
-        """See `Engine.backward`."""
-        assert last
+    def backward(self, loss: torch.Tensor, *, last: bool) -> float:
+        """See `Engine.backward`; ValueError unless `last`."""
+        if not last:
+            raise ValueError("a step of this engine takes one backward pass")
         loss.backward()
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._trained]
         # A non-finite loss may have a finite gradient, which must not be used either.

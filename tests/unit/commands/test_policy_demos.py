@@ -13,7 +13,7 @@ import pytest
 from cli.collect_demos import main
 from cli.train_sac_vla import main as train
 from rlvla.commands.demos.config import CollectConfig
-from rlvla.commands.demos.policy import played_options, policy_player
+from rlvla.commands.demos.policy import policy_player
 from rlvla.data.demonstrations import Demonstrations
 from rlvla.data.reading import read_demonstrations
 from rlvla.data.replayed_episodes import play_again, recorded_env
@@ -84,7 +84,7 @@ def test_the_environment_of_the_file_is_not_quite_that_of_the_policy(tmp_path: P
     assert player.env.options["control_freq"] == 10.0 and player.env.options.get("object_state") is None
     assert (player.env.image_size, player.env.max_steps, player.setting.env.max_steps) == (32, 70, 70)
     assert player.env.tasks()[0].primitives == () and player.setting.tasks[0].primitives
-    assert played_options(player.setting)["cameras"] == (), "nobody looks"
+    assert player.setting.options(watched=False)["cameras"] == (), "nobody looks"
     asked = EnvConfig(options={"object_state": True}, use_proprio=True)
     assert policy_player(PolicyConfig(), asked, config, SplitConfig()).env.tasks()[0].proprio_dim == 16
 

@@ -155,7 +155,7 @@ def test_a_folder_holds_the_actor_and_finds_its_base(base: Path, tmp_path: Path)
     folder = tmp_path / "here" / "run" / "policy"
     policy.save_pretrained(folder)
     read = check_checkpoint(folder, overrides=checkpoint_overrides(folder, SimpleNamespace())).load_policy()
-    assert read.spec == policy.spec
+    assert read.spec == policy.spec and read.spec.reads_images, "the flow policy sees the cameras"
     expected = policy.act(*seen(policy), noise=draws(policy)).actions
     assert np.array_equal(read.act(*seen(read), noise=draws(read)).actions, expected)
     (tmp_path / "here").rename(tmp_path / "there")  # moved together

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import subprocess
@@ -162,3 +163,35 @@ def test_the_stage_that_runs_is_told(asked: int, runs: int, capsys: pytest.Captu
             not config.engine_stage
         )
         assert (f"ZeRO stage {asked} runs as {runs}" in capsys.readouterr().out) == (asked != config.engine_stage)
+
+
+# ----------------------------------------------------------------------------------------------- small networks
+def small_steps(rank: int, small: bool) -> tuple[torch.Tensor, list[float]]:
+    """Weights and gradient norms of steps with data of each rank: clipped, not, infinite loss on one rank, plain."""
+    torch.manual_seed(0)
+    engine = DeepspeedStrategy(StrategyConfig(max_norm=0.5)).prepare(torch.nn.Linear(3, 2), OPTIM, small=small)
+    norms = []
+    for scale, added in ((10.0, 0.0), (0.1, 0.0), (1.0, math.inf if rank == 0 else 0.0), (0.1, 0.0)):
+        loss = engine(torch.full((1, 3), 1.0 + rank)).square().sum() * scale + added
+        norms.append(float(engine.backward(loss, last=True)))
+    return torch.cat([p.detach().flatten() for p in engine.module.parameters()]), norms
+
+
+def same_steps_both_ways(rank: int) -> list[tuple[torch.Tensor, list[float]]]:
+    return [small_steps(rank, small) for small in (False, True)]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_small_networks_take_the_steps_of_deepspeed(ranks: int) -> None:
+    found = [same_steps_both_ways(0)] if ranks == 1 else run(same_steps_both_ways)
+    for (weights, norms), (small_weights, small_norms) in found:
+        assert torch.allclose(weights, small_weights, atol=1e-6)
+        assert norms[0] > 0.5 > norms[1] and math.isnan(small_norms[2])
+        assert small_norms == pytest.approx(norms, rel=1e-5, nan_ok=True)
+    assert torch.equal(found[0][1][0], found[-1][1][0]), "the ranks stay equal"
+
+
+def test_small_networks_do_not_accumulate() -> None:
+    engine = DeepspeedStrategy(StrategyConfig()).prepare(torch.nn.Linear(3, 2), OPTIM, small=True)
+    with pytest.raises(ValueError, match="one backward pass"):
+        engine.backward(engine(torch.ones(1, 3)).sum(), last=False)
