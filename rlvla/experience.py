@@ -51,7 +51,8 @@ class Sample:
         images_as_rendered: whether `images` are just what the environment rendered.
         observed_proprio: [S + 1, P] float32 as the environment gave it, or None.
         frames: [F, H, W, 3] uint8 after each executed step, where they were asked for.
-        step_events: per executed step the propositions that held and whether success did, kept beside frames.
+        step_events: per executed step the propositions that held and whether success did, kept beside frames and where
+            the policy sees the state of a reward machine.
         prompted_instructions: S + 1 strings, the instruction as the policy was prompted with it at each decision and
             after the last action, where that is more than `instruction`.
         state_width: so many of the last entries of `proprio` are the state of a reward machine.

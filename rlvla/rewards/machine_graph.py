@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rlvla.rewards.ltlf import DFA
 from rlvla.rewards.ltlf_syntax import Formula, parse_ltlf, propositions_of
@@ -129,6 +129,24 @@ class MachineGraph:
         """The largest finite distance of any state."""
         return max((d for d in self.distances.values() if math.isfinite(d)), default=0.0)
 
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """The states on the way: neither the initial one nor terminal."""
+        return tuple(state for state in self.states[1:] if state not in self.success | self.failure)
+
+    def towards(self, goal: str) -> MachineGraph:
+        """The machine of the shorter task that ends in the state `goal`, its only success.
+
+        Edges and validators are the same; potentials follow from the distances to `goal`, even if they were given.
+        """
+        if self.automaton is None:
+            costs = _edge_costs(self.edges)
+        else:
+            dfa, names = self.automaton, self.states
+            costs = {n: {names[t]: float(c) for t, c in dfa.edge_costs(i).items()} for i, n in enumerate(names)}
+        distances = shortest_distances(self.states, costs, [goal])
+        return replace(self, success=frozenset([goal]), distances=distances, potentials=None)
+
     def check(self) -> MachineGraph:
         """Return self; ConfigError if the goal is unreachable or already reached in the initial state."""
         distance = self.distances[self.states[0]]
@@ -165,7 +183,6 @@ def guarded_graph(
         state: [(Guard(guard), Edge(target, guard, progress)) for guard, target, progress in edges.get(state, ())]
         for state in states
     }
-    costs = {state: {e.target: max(1.0, e.progress) for _, e in outgoing} for state, outgoing in guarded.items()}
     kept = {
         state: Validator(Guard(needs), penalty, states[0]) for state, (needs, penalty) in (validators or {}).items()
     }
@@ -175,8 +192,12 @@ def guarded_graph(
     for validator in kept.values():
         names.update(dict.fromkeys(validator.needs.propositions))
     return MachineGraph(
-        states, guarded, kept, goal, failed, tuple(names), shortest_distances(states, costs, goal)
+        states, guarded, kept, goal, failed, tuple(names), shortest_distances(states, _edge_costs(guarded), goal)
     ).check()
+
+
+def _edge_costs(edges: Mapping[str, Sequence[tuple[Guard, Edge]]]) -> dict[str, dict[str, float]]:
+    return {state: {e.target: max(1.0, e.progress) for _, e in outgoing} for state, outgoing in edges.items()}
 
 
 def chain_graph(propositions: Sequence[str], validators: Mapping[str, tuple[str, float]] | None = None) -> MachineGraph:

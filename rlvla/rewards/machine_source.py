@@ -32,7 +32,7 @@ class MachineSource:
         self._config = config
         self.gamma = 0.99 if config.gamma_shaping is None else config.gamma_shaping
         self.truncation_ends = False
-        self._graphs: dict[tuple[str, int], MachineGraph] = {}
+        self._graphs: dict[tuple[str, int, str | None], MachineGraph] = {}
         self._declared: MachineGraph | None = None
         if config.rm_formula is not None:
             if config.rm_machine != "auto":
@@ -80,11 +80,15 @@ class MachineSource:
 
         return any(map(can_fail, tasks))
 
-    def graph(self, task: TaskSpec) -> MachineGraph:
-        """The machine of a task; ConfigError if there is none or the environment does not provide its propositions."""
-        key = (task.suite, task.task_id)
+    def graph(self, task: TaskSpec, goal: str | None = None) -> MachineGraph:
+        """The machine of a task, or of the shorter task to reach its state `goal`, see `MachineGraph.towards`.
+
+        Raises:
+            ConfigError: there is none, or the environment does not provide its propositions.
+        """
+        key = (task.suite, task.task_id, goal)
         if key not in self._graphs:
-            self._graphs[key] = self._make(task)
+            self._graphs[key] = self._make(task) if goal is None else self.graph(task).towards(goal)
         return self._graphs[key]
 
     def _known(self, task: TaskSpec) -> tuple[str, ...]:
@@ -122,9 +126,13 @@ class MachineSource:
             validation=config.rm_validation,
         )
 
+    def machine(self, task: TaskSpec, goal: str | None = None) -> RewardMachine:
+        """A machine in its initial state; `goal` as in `graph`."""
+        return RewardMachine(self.graph(task, goal), self.settings(task))
+
     def create(self, task: TaskSpec, episode: EpisodeStart) -> MachineReward:
         """Create the machine of one episode."""
-        return MachineReward(RewardMachine(self.graph(task), self.settings(task)), self.truncation_ends)
+        return MachineReward(self.machine(task), self.truncation_ends)
 
 
 class MachineReward:

@@ -147,6 +147,11 @@ class RewardMachine:
         """1 + potential, in [0, 1]."""
         return 1.0 + self.graph.potential(self.state)
 
+    @property
+    def entered(self) -> tuple[str, ...]:
+        """The initial state, and the states that edges have led to, in the order in which they did so first."""
+        return tuple(self._credit_at)
+
     def distance(self, state: str) -> float:
         """Cost of the shortest path from a state to the goal; infinite in a failure state."""
         return self.graph.distances[state]

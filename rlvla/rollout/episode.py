@@ -209,6 +209,7 @@ class Episode:
             self._step_actions.append(result.step_actions)
         if result.frames is not None:
             self._frames.append(result.frames)
+        if result.frames is not None or self._state is not None:
             self._step_events += [
                 (result.events[step] if result.events else frozenset(), bool(result.successes[step]))
                 for step in range(result.steps_executed)

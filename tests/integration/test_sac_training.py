@@ -27,6 +27,8 @@ HYBRID = [
     *("--replay_score_source", "rm", "--n_step", "2", "--n_critics", "3", "--replay_refresh_interval", "5"),
     *("--replay_capacity", "40", "--actor_interval", "2"),
 ]
+# Four states on the way, which are reached in the first four steps.
+RELABELLED = [*HYBRID, "--her_ratio", "1.5", "--rm_formula", "X X X X F reached"]
 SEEING = ["--read_images", "--image_size", "16", "--replay_priority", "td", "--utd_ratio", "0.5"]
 
 
@@ -39,7 +41,7 @@ def metrics(folder: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize("options", [HYBRID, SEEING], ids=["hybrid", "images"])
+@pytest.mark.parametrize("options", [HYBRID, SEEING, RELABELLED], ids=["hybrid", "images", "hindsight"])
 def test_a_run_resumes_to_the_bit(options: list[str], tmp_path: Path) -> None:
     options = [*options, "--save_steps", "1", "--max_ckpt_num", "4"]
     whole = load_file(run(tmp_path / "whole", 16, *options) / "model.safetensors")
@@ -51,6 +53,7 @@ def test_a_run_resumes_to_the_bit(options: list[str], tmp_path: Path) -> None:
     same = [name for name in last if name.startswith(("actor/", "critic/", "replay/", "rollout/success"))]
     assert {name: last[name] for name in same} == {name: again[name] for name in same} and len(same) > 10
     assert last["critic/updates"] > 0 and last["replay/rows"] > 0
+    assert 0 < last.get("replay/relabelled", 1) < last["replay/rows"]
 
 
 def test_a_policy_is_evaluated_in_its_environment(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -139,6 +142,14 @@ REFUSED = {
     "primitives": (["--policy", "primitives"], "the environment has none"),
     "sharding": (["--zero_stage", "3"], "need neither sharding"),
     "nothing to read": (["--no-use_proprio"], "the policy reads proprio"),
+    "too many copies": ([*RELABELLED, "--her_ratio", "11"], "at most 10"),
+    "no machine": (["--her_ratio", "1"], "the goals are states of a reward machine"),
+    "equal copies": ([*RELABELLED, "--her_goal", "final"], "all copies are the same"),
+    "no copies": (["--her_goal", "final"], "--her_ratio 0 stores no episode"),
+    "demonstrations of no state": ([*RELABELLED, "--demos", "nowhere"], "which states of the machine demonstrations"),
+    "no goal pays": ([*RELABELLED, "--reward", "env", "rm:0"], "neither success nor rm pays"),
+    "no state on the way": ([*RELABELLED, "--rm_formula", "F reached"], "has no state on the way"),
+    "goals of a flow policy": ([*RELABELLED, "--policy", "dsrl", "--pretrain", "nowhere"], "which knows no goals"),
     "no demonstrations": (["--demo_share", "0.5"], "there are no --demos"),
 }
 

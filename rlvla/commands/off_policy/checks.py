@@ -25,6 +25,7 @@ from rlvla.models.soft_actor.family import SoftActorCheckpoint
 from rlvla.models.soft_actor.policy import soft_actor_spec
 from rlvla.rewards import StateInput
 from rlvla.rewards.base import component_of, parse_rewards, source_of
+from rlvla.rewards.machine_source import MachineSource
 from rlvla.trainer.algorithm import make_sampler
 from rlvla.trainer.algorithm_config import AlgorithmConfig
 from rlvla.trainer.off_policy.config import DSRL
@@ -106,7 +107,8 @@ def _check_environment(flags: SACRun) -> tuple[CheckedSAC | None, list[Problem]]
     if found:
         return None, as_problems(found)
     width = asked.settings.width if asked is not None else 0
-    config = _sizes(flags, env, tasks, tasks[0].proprio_dim + width if env.use_proprio else 0)
+    config = _sizes(flags, env, tasks, tasks[0].proprio_dim + width if env.use_proprio else 0, width)
+    found += _goal_problems(flags, tasks)
     found += [Problem(None, "mismatch", text) for text in config.problems()]
     checkpoint = SoftActorCheckpoint(Path(flags.run.save_path) / "policy", config, new=True)
     state_input, more = state_input_of({}, flags.rewards, checkpoint.spec, tasks)
@@ -134,7 +136,7 @@ def _check_with_base(flags: SACRun) -> tuple[CheckedSAC | None, list[Problem]]:
     return (None, found) if found else (CheckedSAC(run, None), [])
 
 
-def _sizes(flags: SACRun, env: EnvConfig, tasks: Sequence[TaskSpec], proprio_dim: int) -> SoftActorConfig:
+def _sizes(flags: SACRun, env: EnvConfig, tasks: Sequence[TaskSpec], proprio_dim: int, states: int) -> SoftActorConfig:
     sac = flags.sac
     varies = len(tasks) > 1 or any("{" in task.instruction for task in tasks)
     task, cameras = tasks[0], len(env.camera_names) if sac.read_images else 0
@@ -148,7 +150,19 @@ def _sizes(flags: SACRun, env: EnvConfig, tasks: Sequence[TaskSpec], proprio_dim
         text_width=_TEXT_WIDTH if varies or flags.rewards.rm_state_input == "prompt" else 0,
         primitives=tuple(name for name, _ in task.primitives),
         primitive_sizes=tuple(size for _, size in task.primitives),
+        goals=states if flags.replay.her_ratio else 0,
     )
+
+
+def _goal_problems(flags: SACRun, tasks: Sequence[TaskSpec]) -> list[Problem]:
+    """Machines without a state that could be a goal in hindsight."""
+    if not flags.replay.her_ratio or flags.rewards.rm_state_input != "proprio":
+        return []
+    machines = MachineSource(flags.rewards)
+    if any(machines.graph(task).stages for task in tasks):
+        return []
+    text = "--her_ratio: the reward machine has no state on the way to its goal that could be one itself; leave it out"
+    return [Problem("her_ratio", "no_effect", text)]
 
 
 def _task_problems(flags: SACRun, env: EnvConfig, tasks: Sequence[TaskSpec]) -> list[Problem]:

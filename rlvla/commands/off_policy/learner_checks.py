@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from rlvla.commands.off_policy.flags import SACRun
 from rlvla.rewards import RewardConfig
-from rlvla.rewards.base import component_of, source_of
+from rlvla.rewards.base import component_of, parse_rewards, source_of
 from rlvla.rewards.vlm.questions import question_named
+from rlvla.trainer.off_policy.config import DSRL
 from rlvla.utils.cli.flags import as_typed
 from rlvla.utils.deepspeed.config import launched_world_size
-from rlvla.utils.errors import Problem
+from rlvla.utils.errors import ConfigError, Problem
 
 _JUDGES = ("rm", "rm_model", "vlm")  # reward sources that say how far an episode has come
 _HYBRID_FLAGS = ("replay_combine", "replay_vlm_weight", "replay_td_weight")
@@ -26,6 +29,7 @@ def learner_problems(flags: SACRun) -> list[Problem]:
         *_unread_by_priority(flags),
         *_silent_judge_problems(flags),
         *_unread_by_learner(flags),
+        *_hindsight_problems(flags),
         *_demo_share_problems(flags),
         *_strategy_problems(flags),
     ]
@@ -102,6 +106,32 @@ def _unread_by_learner(flags: SACRun) -> list[Problem]:
         for name, reader in unread.items()
         if reader and name in flags.given
     ]
+
+
+def _hindsight_problems(flags: SACRun) -> list[Problem]:
+    """What hindsight needs and does not have."""
+    replay, found = flags.replay, []
+    if not replay.her_ratio:
+        text = "--her_goal: --her_ratio 0 stores no episode with another goal; leave it out"
+        return [Problem("her_goal", "no_effect", text)] if "her_goal" in flags.given else []
+    if flags.sac.policy == DSRL:
+        text = "--her_ratio: --policy dsrl sees what its flow policy sees, which knows no goals; leave it out"
+        found.append(Problem("her_ratio", "unavailable", text))
+    elif flags.rewards.rm_state_input != "proprio":
+        text = "--her_ratio: the goals are states of a reward machine; give --reward rm and --rm_state_input proprio"
+        found.append(Problem("her_ratio", "needs_flag", text))
+    if replay.demos is not None:
+        text = "--her_ratio: which states of the machine demonstrations reach is not known; leave --demos out"
+        found.append(Problem("her_ratio", "contradiction", text))
+    if replay.her_goal == "final" and replay.her_ratio > 1:
+        text = f"--her_ratio {replay.her_ratio:g}: with --her_goal final all copies are the same; give at most 1"
+        found.append(Problem("her_ratio", "out_of_range", text))
+    with suppress(ConfigError):  # reported with the rewards
+        weights = parse_rewards(flags.rewards.reward)
+        if not weights.get("success") and not weights.get("rm"):
+            text = "--her_ratio: neither success nor rm pays, so that no goal would; give one of them a weight"
+            found.append(Problem("her_ratio", "contradiction", text))
+    return found
 
 
 def _demo_share_problems(flags: SACRun) -> list[Problem]:

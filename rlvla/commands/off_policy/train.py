@@ -21,6 +21,7 @@ from rlvla.trainer.algorithm_config import AlgorithmConfig
 from rlvla.trainer.config import OptimizationConfig
 from rlvla.trainer.models import Models
 from rlvla.trainer.off_policy.config import OffPolicyConfig
+from rlvla.trainer.off_policy.hindsight import MACHINE
 from rlvla.trainer.off_policy.sac import NAME
 from rlvla.trainer.progress.signal import trainable_and_all
 from rlvla.trainer.reward_sources import tie_to_learner
@@ -68,6 +69,7 @@ def run_sac(flags: SACRun) -> Trainer | None:
             replay=flags.replay,
             replay_folder=save_path / REPLAY,
             success_reward=flags.rewards.reward_coef,
+            machines=plan.sources.get(MACHINE),
         )
         setup = AlgorithmSetup(Models(actor, critic, None), strategy, config, setting.tasks, checked.demos)
         trainer = Trainer(setup, rollout, save_path, flags.ckpt_path, signals)
@@ -100,7 +102,8 @@ def header(flags: SACRun, checked: CheckedSAC, trainer: Trainer | None) -> str:
     rows = {
         "policy": f"{acts} (sees {' and '.join(sees)}){weights}",
         "method": f"soft actor-critic, {sac.n_step}-step targets, {batch.utd_ratio:g} updates per decision",
-        "replay": f"{replay.replay_priority}, {replay.replay_capacity:,} decisions",
+        "replay": f"{replay.replay_priority}, {replay.replay_capacity:,} decisions"
+        + (f", {replay.her_ratio:g} relabelled copies of an episode" if replay.her_ratio else ""),
         "task": f"{setting.env.suite}, {names[0] if len(names) == 1 else f'{len(names)} tasks'}, {states:,} initial "
         f"states; success told by {setting.success_source}",
         "reward": rewards,

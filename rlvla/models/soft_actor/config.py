@@ -29,6 +29,7 @@ class SoftActorConfig:
         text_width: of the instruction's vector; 0: instructions are not read.
         primitives: names of the action primitives; (): actions are given to the environment as they are.
         primitive_sizes: number of parameters of each primitive.
+        goals: G, goals that the networks are told apart, the first of which is the task itself; 0: none is read.
     """
 
     action_dim: int
@@ -40,6 +41,7 @@ class SoftActorConfig:
     text_width: int = 0
     primitives: tuple[str, ...] = ()
     primitive_sizes: tuple[int, ...] = ()
+    goals: int = 0
 
     @property
     def parameters(self) -> int:
@@ -76,7 +78,8 @@ class SoftActorConfig:
     def problems(self) -> list[str]:
         """Sizes that no network can have, in words."""
         found = []
-        for name, least in (("action_dim", 1), ("action_chunk_len", 1), ("proprio_dim", 0), ("text_width", 0)):
+        least_of = {"action_dim": 1, "action_chunk_len": 1, "proprio_dim": 0, "text_width": 0, "goals": 0}
+        for name, least in least_of.items():
             if not least <= getattr(self, name) <= _LARGEST:
                 found.append(f"{name} {getattr(self, name)} is not in {least}..{_LARGEST}")
         if not all(1 <= size <= _LARGEST for size in self.hidden_sizes):
@@ -87,6 +90,8 @@ class SoftActorConfig:
             found += self.camera.problems()
         if not self.proprio_dim and not self.num_images_in_input:
             found.append("there is nothing to see: neither images nor proprio")
+        if self.goals and not self.proprio_dim:
+            found.append("goals are read with proprio, of which there is none")
         if len(self.primitives) != len(self.primitive_sizes):
             found.append(f"{len(self.primitives)} primitives, but {len(self.primitive_sizes)} primitive_sizes")
         elif self.primitives and not len(self.primitives) < self.action_dim == self.action_width:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from rlvla.algorithms.off_policy import (
     critic_actions,
@@ -27,7 +28,7 @@ _INITIAL_STD = 0.3  # of parameters before tanh: that of a new network, 1, takes
 
 
 class ObservationEncoder(nn.Module):
-    """Observations to one vector: the normalized proprio, what each camera shows, and the instruction.
+    """Observations to one vector: the normalized proprio, the goal, what each camera shows, and the instruction.
 
     Args:
         config: sizes.
@@ -48,7 +49,7 @@ class ObservationEncoder(nn.Module):
             for encoder in self.cameras
         )
         self._condition = config.camera.text_width
-        self.features = config.proprio_dim + _CAMERA_WIDTH * len(self.cameras) + config.text_width
+        self.features = config.proprio_dim + config.goals + _CAMERA_WIDTH * len(self.cameras) + config.text_width
         for encoder in self.cameras:
             initialize_weights(encoder)
 
@@ -58,11 +59,18 @@ class ObservationEncoder(nn.Module):
         self.std.copy_(std.clamp_min(_SMALLEST_STD))
 
     def forward(self, proprio: Tensor | None, images: Tensor | None, sentences: Sentences | None) -> Tensor:
-        """[B, F] from proprio [B, P] as the environment gives it, images [B, N, H, W, 3] uint8 and instructions."""
-        parts = []
-        if len(self.mean):
+        """[B, F] from what was observed.
+
+        Args:
+            proprio: [B, P] as the environment gives it; with goals [B, P + G], see `with_goals`.
+            images: [B, N, H, W, 3] uint8.
+            sentences: instructions.
+        """
+        parts, size = [], len(self.mean)
+        if size:
             assert proprio is not None
-            parts.append(((proprio - self.mean) / self.std).clamp(-_LARGEST, _LARGEST))
+            normalized = ((proprio[:, :size] - self.mean) / self.std).clamp(-_LARGEST, _LARGEST)
+            parts += [normalized, proprio[:, size:]]
         text = None
         if self.text is not None:
             assert sentences is not None
@@ -163,6 +171,11 @@ class SoftCritic(nn.Module):
         if actions.dim() == 3:
             features = features[:, None].expand(-1, actions.shape[1], -1)
         return self.ensemble(torch.cat([features, actions], -1), critics)
+
+
+def with_goals(proprio: Tensor, goals: Tensor, count: int) -> Tensor:
+    """[B, P + G]: proprio [B, P] followed by the one-hot vectors of goals [B] int64, of which there are `count` G."""
+    return torch.cat([proprio, functional.one_hot(goals, count).to(proprio.dtype)], 1)
 
 
 def stored_actions(values: Tensor, mask: Tensor, kinds: Tensor | None) -> Tensor:

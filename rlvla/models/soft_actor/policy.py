@@ -20,7 +20,7 @@ from rlvla.models.distributions import sample_by_inverse_cdf
 from rlvla.models.families import CONFIG_FILE
 from rlvla.models.policy import QUANTITIES, Decision, PolicySpec
 from rlvla.models.soft_actor.config import SoftActorConfig
-from rlvla.models.soft_actor.network import ObservationEncoder, SoftActorNetwork, stored_actions
+from rlvla.models.soft_actor.network import ObservationEncoder, SoftActorNetwork, stored_actions, with_goals
 from rlvla.utils.files import write_json
 
 WEIGHTS_FILE = "model.safetensors"
@@ -84,7 +84,7 @@ class SoftActorPolicy(nn.Module):
         """A reparameterized decision for every primitive, see `SoftActorNetwork.forward`.
 
         Args:
-            proprio: [B, P] as the environment gives it.
+            proprio: as in `ObservationEncoder.forward`.
             images: [B, N, H, W, 3] uint8.
             sentences: from `sentences`.
             noise: [B, n, D] standard normal.
@@ -101,8 +101,11 @@ class SoftActorPolicy(nn.Module):
         noise: np.ndarray | None,
         temperature: float = 1.0,
     ) -> Decision:
-        """Choose actions, see `RolloutPolicy.act`; the temperature scales the noise of the parameters."""
+        """Choose actions for the task itself, see `RolloutPolicy.act`; the temperature scales their noise."""
         state = None if proprio is None else torch.from_numpy(proprio).to(self.mask.device)
+        if state is not None and self.config.goals:
+            task = torch.zeros(len(state), dtype=torch.long, device=state.device)
+            state = with_goals(state, task, self.config.goals)
         pixels = torch.from_numpy(images).to(self.mask.device) if self.config.num_images_in_input else None
         drawn = None if noise is None else torch.from_numpy(noise).float().to(self.mask.device)
         action, log_probs = self.decide(state, pixels, self.sentences(instructions), drawn, temperature)

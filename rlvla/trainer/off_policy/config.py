@@ -10,6 +10,7 @@ from rlvla.algorithms.choices import CRITIC_REDUCTIONS
 from rlvla.models.config import CAMERA_MAP_HELP, MAX_FLOW_STEPS, PLATFORM_HELP
 from rlvla.models.vla.platforms import PLATFORMS
 from rlvla.replay.priorities import PrioritySettings, priority_names
+from rlvla.rewards.machine_source import MachineSource
 from rlvla.trainer.config import BasicRunConfig, PPOConfig, max_bad_steps_flag
 from rlvla.utils.cli.flags import arg
 from rlvla.utils.deepspeed.config import StrategyConfig
@@ -24,6 +25,7 @@ DEFAULTS = {
     "actor_reduction": ("mean", "min"),
     "target_entropy": (0.5, 1.0),
 }
+HER_GOALS = ("final", "future", "episode")
 NORMALISATIONS = ("max", "clip", "none")
 
 
@@ -221,6 +223,19 @@ class ReplayConfig:
     replay_refresh_budget: int = arg(
         1024, "--replay_refresh_interval: decisions per iteration and rank at most", minimum=1
     )
+    her_ratio: float = arg(
+        0.0,
+        "hindsight: how many copies of an episode are stored, on average, as if a state of the reward machine that it "
+        "reached had been the goal (--rm_state_input proprio)",
+        minimum=0,
+        maximum=10,
+    )
+    her_goal: str = arg(
+        "future",
+        "--her_ratio: the goal of a copy: final (the state reached last), episode (any that was reached) or future "
+        "(any reached after a random decision, with which the copy begins)",
+        choices=HER_GOALS,
+    )
     replay_stratified: bool = arg(True, "draw one decision from each of equal segments; off: independent draws")
     demos: str | None = arg(
         None, "demonstrations that are in every batch, in any format that train_sft_vla.py reads", metavar="PATH"
@@ -264,7 +279,8 @@ class OffPolicyConfig(PPOConfig):
         sac: actor, critics, temperatures.
         replay: the buffer.
         replay_folder: where the buffers of the ranks are.
-        success_reward: what the reward source `success` pays, by which demonstrations are rewarded.
+        success_reward: what the reward source `success` pays, by which demonstrations and hindsight are rewarded.
+        machines: the reward source `rm`, or None without it.
     """
 
     batch: Any
@@ -273,3 +289,4 @@ class OffPolicyConfig(PPOConfig):
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     replay_folder: Path = Path("replay")
     success_reward: float = 1.0
+    machines: MachineSource | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -17,12 +17,14 @@ from rlvla.data.demonstrations import Demonstrations
 from rlvla.experience import Sample
 from rlvla.models.compact.text import Sentences
 from rlvla.models.soft_actor.config import SoftActorConfig
+from rlvla.models.soft_actor.network import with_goals
 from rlvla.models.soft_actor.policy import SoftActorPolicy
 from rlvla.replay.buffer import Drawn, ReplayBuffer
 from rlvla.replay.priorities import make_priority
 from rlvla.replay.sampling import importance_weights, mixture_probabilities, rank_prefix_sums
 from rlvla.replay.schema import BufferConfig, Column, Episode
 from rlvla.trainer.off_policy.config import ReplayConfig
+from rlvla.trainer.off_policy.hindsight import GOAL
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
 
 
@@ -87,7 +89,15 @@ class Memory:
             self._buffer = ReplayBuffer(self._settings, self.folder, self._priority)
         return self._buffer
 
-    def append(self, samples: Sequence[Sample], *, scale: float, version: int, now: int) -> None:
+    def append(
+        self,
+        samples: Sequence[Sample],
+        *,
+        scale: float,
+        version: int,
+        now: int,
+        relabel: Callable[[Sample, Episode], Sequence[Episode]] | None = None,
+    ) -> None:
         """Add played episodes.
 
         Args:
@@ -95,6 +105,7 @@ class Memory:
             scale: factor on their rewards.
             version: of the policy that played.
             now: updates so far.
+            relabel: gives copies of an episode with other goals, which are added as well.
         """
         episodes = []
         for sample, observed in zip(samples, self._actor.observed(samples)):
@@ -103,19 +114,20 @@ class Memory:
             if self._actor.config.text_width:
                 words = [*sample.decision_instructions, sample.last_instruction]
                 columns["sentence"] = np.array([self._number(text) for text in words], np.int32)
-            episodes.append(
-                Episode(
-                    columns,
-                    sample.rewards.numpy() * np.float32(scale),
-                    sample.executed.sum(1).numpy(),
-                    sample.terminated,
-                    sample.truncated,
-                    sample.init_state_id,
-                    version,
-                    None if scores is None else scores[:, 0].numpy(),
-                    None if scores is None else scores[:, 1].numpy(),
-                )
+            if self._actor.config.goals:
+                columns[GOAL] = np.zeros(sample.num_decisions + 1, np.int32)
+            episode = Episode(
+                columns,
+                sample.rewards.numpy() * np.float32(scale),
+                sample.executed.sum(1).numpy(),
+                sample.terminated,
+                sample.truncated,
+                sample.init_state_id,
+                version,
+                None if scores is None else scores[:, 0].numpy(),
+                None if scores is None else scores[:, 1].numpy(),
             )
+            episodes += [episode, *(relabel(sample, episode) if relabel is not None else ())]
         self.buffer.append(episodes, now=now)
 
     def _number(self, sentence: str) -> int:
@@ -138,6 +150,11 @@ class Memory:
                 seen["sentence"] = np.array(self.sentences, dtype=object)[seen["sentence"]]
             found |= {f"{when}/{name}": values for name, values in seen.items()}
         return found
+
+    @property
+    def relabelled(self) -> int:
+        """Number of decisions whose goal is not that of the task."""
+        return int(np.count_nonzero(self.buffer.gather(np.flatnonzero(self.buffer.drawable), [GOAL])[GOAL]))
 
     def proprio_sums(self) -> tuple[int, np.ndarray, np.ndarray]:
         """Number of observations, and the sums [P] of proprio and of its square over them."""
@@ -221,6 +238,8 @@ def make_batch(parts: Sequence[dict[str, np.ndarray]], actor: SoftActorPolicy, d
 
     def seen(when: str) -> Observations:
         proprio, images = (tensor(f"{when}/{n}") if f"{when}/{n}" in joined else None for n in ("proprio", "images"))
+        if actor.config.goals and proprio is not None:
+            proprio = with_goals(proprio, tensor(f"{when}/{GOAL}").long(), actor.config.goals)
         words = joined.get(f"{when}/sentence")
         return Observations(proprio, images, None if words is None else actor.sentences(words.tolist()))
 
@@ -238,6 +257,8 @@ def columns_of(config: SoftActorConfig) -> tuple[Column, ...]:
         columns.append(Column("images", shape, "uint8", observation=True, mapped=True))
     if config.text_width:
         columns.append(Column("sentence", (), "int32", observation=True))
+    if config.goals:
+        columns.append(Column(GOAL, (), "int32", observation=True))
     return tuple(columns)
 
 

@@ -6,6 +6,7 @@ import copy
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from rlvla.trainer.algorithm import Algorithm, AlgorithmSetup, Plan, register_al
 from rlvla.trainer.measurements import Stopwatch
 from rlvla.trainer.metrics import Metrics
 from rlvla.trainer.off_policy.config import OffPolicyConfig, ReplayConfig
+from rlvla.trainer.off_policy.hindsight import Hindsight
 from rlvla.trainer.off_policy.memory import Batch, Memory, Observations, draw_share, make_batch
 from rlvla.trainer.off_policy.temperatures import Temperatures
 from rlvla.utils.errors import ConfigError, TrainingHalted
@@ -76,6 +78,10 @@ class SAC(Algorithm):
         self._demos: Memory | None = None
         if setup.demos is not None:
             self._demos = self._demonstrated(setup.demos)
+        self._hindsight: Hindsight | None = None
+        if config.replay.her_ratio:
+            assert config.machines is not None  # checked with the flags
+            self._hindsight = Hindsight(config.replay, config.machines, setup.tasks, config.success_reward)
         self._sampler = setup.sampler()
         self._rng = derive_rng(setup.strategy.seed, "replay", rank)
         self._shared_rng = derive_rng(setup.strategy.seed, "replay of all ranks")
@@ -125,8 +131,10 @@ class SAC(Algorithm):
                 f"rewards hold NaN or infinity ({everywhere[0]}), which would spoil all values; look at the reward "
                 "sources (--reward)"
             )
-        scale = self._sac.reward_scale
-        self.memory.append(samples, scale=scale, version=self.updates, now=self.updates)
+        scale, relabel = self._sac.reward_scale, None
+        if self._hindsight is not None:
+            relabel = partial(self._hindsight.copies, weights=self.config.reward_weights(), scale=scale, rng=self._rng)
+        self.memory.append(samples, scale=scale, version=self.updates, now=self.updates, relabel=relabel)
         counts = {"episodes": float(len(samples)), "decisions": float(sum(s.num_decisions for s in samples))}
         counts = self._strategy.all_reduce(counts, "sum")
         self._episodes += int(counts["episodes"])
@@ -375,6 +383,8 @@ class SAC(Algorithm):
     def _replay_metrics(self, metrics: Metrics) -> dict[str, float]:
         buffer = self.memory.buffer
         metrics.total({"replay/rows": float(len(buffer)), "replay/episodes": float(buffer.num_episodes)})
+        if self._hindsight is not None:
+            metrics.total({"replay/relabelled": float(self.memory.relabelled)})
         if self.config.replay.replay_score_source is not None:
             metrics.mean({"replay/unjudged_share": buffer.unjudged_share}, float(len(buffer)))
         return {"critic/updates": float(self.updates)}

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
+from dataclasses import replace
 
 import pytest
 
 from rlvla.rewards.ltlf import compile_ltlf
 from rlvla.rewards.machine_graph import Guard, chain_graph, compiled_graph
-from rlvla.rewards.machines import TASKS, formula_graph, goal_graph, make_reward_machine
+from rlvla.rewards.machines import TASKS, formula_graph, goal_graph, machine_graph, make_reward_machine
 from rlvla.rewards.reward_machine import MachineSettings, RewardMachine
 from rlvla.utils.errors import ConfigError
 
@@ -82,6 +84,51 @@ def test_shaping_telescopes(task: str, gamma: float, order: str, grace: int) -> 
         assert shaped == pytest.approx(gamma ** (t + 1) * end - start)
         ended.add((machine.is_terminal, terminated))
     assert len(ended) >= 3, "the traces must end in all ways"
+
+
+@pytest.mark.parametrize("name", [*TASKS, "F(a & F(b & F c))", "G(!d) & F a & F(b & c)"])
+def test_the_machine_towards_its_own_goal_is_the_same(name: str) -> None:
+    graph = machine_graph(name) if name in TASKS else formula_graph(name)
+    (goal,) = graph.success
+    same, rng = graph.towards(goal), random.Random(2)
+    assert same.distances == graph.distances and same.success == graph.success and same.failure == graph.failure
+    for _ in range(20):
+        machines = [RewardMachine(g, MachineSettings(grace=2)) for g in (graph, same)]
+        for _ in range(30):
+            events = {p for p in graph.propositions if rng.random() < 0.3}
+            first, second = (machine.step(events) for machine in machines)
+            assert first == second
+
+
+def test_the_machine_towards_a_state_on_the_way() -> None:
+    chain = machine_graph("stack")
+    assert chain.stages == ("u1", "u2", "u3")
+    part = RewardMachine(chain.towards("u2"), MachineSettings(gamma=0.99))
+    assert [part.distance(s) for s in chain.states] == [2, 1, 0, math.inf, math.inf]
+    assert [part.potential(s) for s in chain.states] == [-1, -0.5, 0, -1, -1]
+    rewards = [part.step(events)[0] for events in PERFECT[:4]]
+    expected = [0.1 * 0.01, 0.25 + 0.1 * (1 - 0.99 * 0.5), 0.25 + 0.1 * 0.5 + 1.0, 0.0]
+    assert rewards == pytest.approx(expected) and part.state == "u2", "it stays where it has ended"
+    branches = machine_graph("cleanup").towards("u4")  # by u1 or by u3
+    assert [branches.distances[f"u{i}"] for i in range(7)] == [2, 1, math.inf, 1, 0, math.inf, math.inf]
+    formula = formula_graph("F(a & F(b & F c))")
+    (last,) = (s for s in formula.stages if formula.distances[s] == 1)
+    assert formula.towards(last).distances[formula.states[0]] == 2, "one letter with a and b costs 2"
+    given = replace(chain, potentials=dict.fromkeys(chain.states, -0.5))
+    assert given.towards("u1").potential("u0") == -1, "given potentials are those of another goal"
+    assert set(machine_graph("wipe").stages) == {"u1", "u2", "u3"}, "failure is no stage"
+
+
+def test_the_states_that_were_entered() -> None:
+    machine = make_reward_machine("cleanup", advance="cascade")
+    assert machine.entered == ("u0",)
+    machine.step({"pushed"})
+    machine.step({"grasped", "in_bin"})
+    assert machine.entered == ("u0", "u3", "u4", "u5"), "those passed within a step as well"
+    back = make_reward_machine("lift", grace=1)
+    for events in ({"grasped"}, set(), {"grasped"}):
+        back.step(events)
+    assert back.entered == ("u0", "u1")
 
 
 def test_without_grace_a_perfect_stack_episode_fails() -> None:

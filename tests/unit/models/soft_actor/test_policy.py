@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from scipy import stats
 from rlvla.algorithms.off_policy import tanh_normal_log_prob
 from rlvla.models.families import check_checkpoint
 from rlvla.models.soft_actor.config import SoftActorConfig
+from rlvla.models.soft_actor.network import with_goals
 from rlvla.models.soft_actor.policy import SoftActorPolicy
 from rlvla.utils.errors import ConfigError
 
@@ -64,6 +66,24 @@ def test_a_chunk_is_sampled_with_its_density(config: SoftActorConfig) -> None:
     assert torch.allclose(torch.from_numpy(decision.log_probs[:, 0]), expected, atol=1e-4)
     assert not decision.log_probs[:, 1:].any()
     assert np.array_equal(policy.encode_actions(decision.actions)["action"], decision.trace["action"])
+
+
+def test_it_acts_for_the_task_itself() -> None:
+    plain, policy = policy_of(PLAIN), policy_of(replace(PLAIN, goals=3))
+    assert policy.encoder.features == plain.encoder.features + 3
+    policy.encoder.set_normalization(torch.full((4,), 0.5), torch.full((4,), 2.0))
+    rng = np.random.default_rng(1)
+    proprio, images = rng.normal(size=(5, 4)).astype(np.float32), np.zeros((5, 0, 16, 16, 3), np.uint8)
+    decision = policy.act(images, proprio, [""] * 5, noise=None)
+    for goal in range(3):
+        seen = with_goals(torch.from_numpy(proprio), torch.full((5,), goal), 3)
+        assert torch.equal(seen[:, 4:], torch.eye(3)[[goal] * 5])
+        features = policy.encoder(seen, None, None)
+        assert torch.equal(features[:, 4:], seen[:, 4:]) and torch.allclose(features[:, :4], (seen[:, :4] - 0.5) / 2)
+        values, *_ = policy.network(features, torch.zeros(5, 1, 6))
+        assert np.allclose(decision.trace["action"], values[:, 0].detach().numpy(), atol=1e-6) == (goal == 0)
+    with pytest.raises(ConfigError, match="goals are read with proprio"):
+        SoftActorConfig.from_json(replace(SEEING, goals=2).to_json(), Path("config.json"))
 
 
 def test_a_primitive_is_its_choice_and_its_parameters() -> None:
