@@ -1,9 +1,10 @@
-"""Runs the off-policy learner from nothing on several seeds.
+"""Runs the off-policy learner on several seeds: from nothing, or over the noise of a flow policy.
 
-    python benchmarks/off_policy.py --tasks reach lift --seeds 0 1 2 --output runs/off_policy
+    python benchmarks/off_policy.py --tasks reach lift dsrl dsrl_lift --seeds 0 1 2 --output runs/off_policy
 
-All success rates are at end, greedy, on 100 held-out initial states. "to 90 %" has the training episodes, and the
-seconds, until nine of ten sampled episodes of an iteration succeed. A run that is there already is continued.
+All success rates are at end, greedy, on 100 held-out initial states, 200 for `dsrl`. "to 90 %" has the training
+episodes, and the seconds, until nine of ten sampled episodes of an iteration succeed. A run that is there already is
+continued.
 """
 
 from __future__ import annotations
@@ -14,25 +15,36 @@ import subprocess
 import sys
 from pathlib import Path
 
+import yaml
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from rlvla.utils.files import write_json
 from rlvla.utils.terminal import duration, table
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMON = [
-    *("--eval_episodes", "100", "--rm_state_input", "proprio", "--critic_learning_rate", "1e-3", "--save_steps", "10"),
-    *("--temperature_learning_rate", "1e-3", "--train_batch_size", "128", "--utd_ratio", "2", "--num_envs", "2"),
+    *("--critic_learning_rate", "1e-3", "--temperature_learning_rate", "1e-3", "--train_batch_size", "128"),
+    *("--num_envs", "2", "--save_steps", "10"),
 ]
+_ALONE = ["--eval_episodes", "100", "--rm_state_input", "proprio", "--utd_ratio", "2"]
 _PRIMITIVES = [
+    *_ALONE,
     *("--task_suite_name", "robosuite", "--control_freq", "10", "--object_state", "--action_space", "primitives"),
     *("--policy", "primitives", "--primitives", "reach", "grasp", "open", "--random_episodes", "96", "--gamma", "0.97"),
     *("--reward", "success:1.0", "rm:1.0", "affordance:0.5", "--init_temperature", "0.005", "--n_critics", "4"),
     *("--actor_reduction", "mean", "--no-entropy_in_target", "--target_entropy", "2", "--actor_learning_rate", "5e-4"),
     *("--hidden_sizes", "128", "128"),
 ]
+_DSRL = [
+    *("--policy", "dsrl", "--noise_range", "2", "--utd_ratio", "5", "--n_critics", "4", "--hidden_sizes", "64", "64"),
+    *("--init_temperature", "0.02", "--actor_learning_rate", "1e-3", "--random_episodes", "64"),
+    *("--rollout_batch_size", "32"),
+]
 TASKS = {
     # The way to the disc is in proprio: a suite of the tests.
     "reach": [
+        *_ALONE,
         *("--custom_module", "tests/support/state_reach.py", "--task_suite_name", "state_reach"),
         *("--action_chunk_len", "3", "--num_episodes", "640", "--random_episodes", "64", "--gamma", "0.95"),
         *("--reward", "success:1.0", "rm:1.0", "--init_temperature", "0.02", "--actor_learning_rate", "1e-3"),
@@ -45,7 +57,12 @@ TASKS = {
         *(*_PRIMITIVES, "--task_ids", "1", "--max_steps", "80"),
         *("--num_episodes", "4096", "--choice_exploration", "960"),
     ],
+    # The noise of a flow policy that aims beside the disc, and of one that succeeds in half of its episodes.
+    "dsrl": [*_DSRL, "--num_episodes", "256", "--gamma", "0.95", "--eval_episodes", "200"],
+    "dsrl_lift": [*_DSRL, "--num_episodes", "640", "--gamma", "0.97", "--eval_episodes", "100"],
 }
+# Task -> the recipe whose demonstrations and supervised learning make its flow policy.
+STARTS = {"dsrl": "recipes/toy_reach.yaml", "dsrl_lift": "recipes/quickstart.yaml"}
 REACHED = 0.9
 
 
@@ -62,9 +79,24 @@ def effort(folder: Path) -> str:
     return "-"
 
 
+def start(task: str, seed: int, folder: Path) -> list[str]:
+    """The flag that names the flow policy of a task; a recipe makes it, unless it is there already."""
+    if task not in STARTS:
+        return []
+    recipe = yaml.safe_load((ROOT / STARTS[task]).read_text())
+    stages = {name: recipe["stages"][name] for name in ("demos", "sft")}
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "recipe.yaml", recipe | {"stages": stages, "variants": {"flow": recipe["variants"]["flow"]}})
+    command = [sys.executable, str(ROOT / "cli/run_recipe.py"), str(folder / "recipe.yaml"), "--variant", "flow"]
+    command += ["--output", str(folder / "start"), "--set", f"all.seed={seed}"]
+    subprocess.run(command, cwd=ROOT, check=True)
+    return ["--pretrain", str(folder / "start" / "sft" / "policy")]
+
+
 def run(task: str, seed: int, folder: Path, more: list[str]) -> tuple:
     """Train; a row of the table."""
     command = [sys.executable, str(ROOT / "cli/train_sac_vla.py"), *TASKS[task], *COMMON, "--seed", str(seed)]
+    command += start(task, seed, folder.resolve().with_name(f"{folder.name}_start"))
     resume = ["--load_checkpoint"] if folder.exists() else []
     subprocess.run([*command, "--save_path", str(folder.resolve()), *resume, *more], cwd=ROOT, check=True)
     evaluations = json.loads((folder / "evaluations.json").read_text())
