@@ -75,7 +75,7 @@ def density_problems(spec: PolicySpec, flags: PPORun) -> list[Problem]:
         ("rollout_rs", "densities", correction.rollout_rs, correction.rollout_rs != "none"),
         ("temperature", "temperature", flags.batch.temperature, flags.batch.temperature != 1.0),
     ]
-    problems = []
+    problems = untrainable(spec.missing)
     if flags.batch.flow_noise_level_end is not None and not spec.anneals_noise:
         level = flags.batch.flow_noise_level_end
         problems.append(problem("flow_noise_level_end", "mismatch", value=level, why=_NO_LEVEL))
@@ -86,9 +86,14 @@ def density_problems(spec: PolicySpec, flags: PPORun) -> list[Problem]:
     ]
 
 
+def untrainable(missing: Mapping[str, str]) -> list[Problem]:
+    """A policy that no stored decisions can train; `missing` as in `PolicySpec`."""
+    return [problem("pretrain", "mismatch", why=missing["training"])] if "training" in missing else []
+
+
 def supervision_problems(missing: Mapping[str, str], config: SFTConfig) -> list[Problem]:
     """Settings of a supervised loss that the policy does not have; `missing` as in `PolicySpec`."""
-    problems = []
+    problems = untrainable(missing)
     if config.label_smoothing and "label_smoothing" in missing:
         problems.append(problem("label_smoothing", "mismatch", why=missing["label_smoothing"]))
     if config.sft_loss is not None and "sft_loss" in missing:

@@ -68,6 +68,7 @@ _TEXTS: dict[tuple[str | None, str], str] = {
         "--train_max_tokens_per_gpu {value}: one decision has {needed} tokens; give at least that"
     ),
     # how the policy draws its actions
+    ("pretrain", "mismatch"): "--pretrain: this command cannot train this policy: {why}",
     ("entropy_loss_coef", "mismatch"): "--entropy_loss_coef {value} does not work with this policy: {why}",
     ("kl_estimator", "mismatch"): "--kl_estimator {value} does not work with this policy: {why}",
     ("advantage_estimator", "mismatch"): "--advantage_estimator {value} does not work with this policy: {why}",

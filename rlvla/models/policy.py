@@ -32,6 +32,7 @@ QUANTITIES = {
     "sft_loss": "a choice between supervised losses",
     "critic": "a critic, a network with its body",
     "value_head": "a head for values on the policy's network",
+    "training": "scores and losses of stored decisions",
 }
 # Entry of the trace of demonstrated actions: [B, `PolicySpec.training_noise`] standard normal.
 TRAINING_NOISE = "training_noise"

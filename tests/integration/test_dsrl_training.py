@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from cli.eval_vla import main as evaluate
 from cli.inspect_vla import main as inspect
+from cli.train_ppo_vla import main as reinforce
 from cli.train_sac_vla import main as train
 from rlvla.models.compact.config import CompactConfig
 from rlvla.models.compact.family import build_compact
@@ -67,6 +68,9 @@ def test_a_run_resumes_to_the_bit_and_its_policy_is_evaluated(
     evaluate(["--pretrain", str(policy), "--eval_episodes", "3", "--num_envs", "1"])
     inspect(["--pretrain", str(policy)])
     assert f"{own} (compact)" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        reinforce(["--pretrain", str(policy), "--save_path", str(tmp_path / "ppo"), "--advantage_estimator", "grpo"])
+    assert "it is trained by train_sac_vla.py only" in " ".join(capsys.readouterr().err.split())
     weights = load_file(own / "model.safetensors")
     torch.save(weights, own / "more.pt")
     for command in (lambda: evaluate(["--pretrain", str(policy)]), lambda: run(tmp_path / "parts", own, 20, *again)):

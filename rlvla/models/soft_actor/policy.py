@@ -24,7 +24,7 @@ from rlvla.models.soft_actor.network import ObservationEncoder, SoftActorNetwork
 from rlvla.utils.files import write_json
 
 WEIGHTS_FILE = "model.safetensors"
-_MISSING = MappingProxyType(dict.fromkeys(QUANTITIES, "soft actors are trained by train_sac_vla.py only"))
+_MISSING = MappingProxyType(dict.fromkeys(QUANTITIES, "it is trained by train_sac_vla.py only"))
 
 
 def soft_actor_spec(config: SoftActorConfig) -> PolicySpec:
