@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -13,7 +15,13 @@ from safetensors.torch import load_file
 from cli.collect_demos import main as collect_demos
 from cli.eval_vla import main as evaluate
 from cli.export_policy import main as export
+from cli.train_sac_vla import build_parser
 from cli.train_sac_vla import main as train
+from rlvla.commands.off_policy.flags import SACRun
+from rlvla.commands.off_policy.train import run_sac
+from rlvla.commands.runs.flags import flags_of
+from rlvla.replay.priorities import hybrid_priority
+from rlvla.trainer.off_policy.sac import SAC
 from tests.support.launching import launch
 
 SUITE = ["--custom_module", "tests/support/state_reach.py", "--task_suite_name", "state_reach"]
@@ -79,6 +87,39 @@ def test_scores_of_the_machine_reach_the_buffer(tmp_path: Path) -> None:
     found = metrics(tmp_path / "run")[-2]
     assert found["replay/unjudged_share"] == 0 and 0 < found["replay/is_weight_mean"] <= 1
     assert found["replay/refreshed"] > 0 and found["replay/rows"] <= 40
+
+
+def learner_after(out: Path, episodes: int, *more: str) -> SAC:
+    argv = [*SUITE, *SMALL, "--save_path", str(out), "--num_episodes", str(episodes), *more]
+    with flags_of(SACRun, build_parser, argv) as flags:
+        trainer = run_sac(flags)
+    assert trainer is not None and isinstance(trainer.algorithm, SAC)
+    return trainer.algorithm
+
+
+def test_rewards_are_scaled_and_temperatures_follow_their_flags(tmp_path: Path) -> None:
+    options = ["--init_temperature", "0.5", "--temperature_learning_rate", "0.1", "--target_entropy", "100"]
+    learner = learner_after(tmp_path / "run", 8, "--reward", "rm:1", "--reward_scale", "10", *options)
+    stored = [episode.rewards.sum() for episode in learner.memory.buffer.stored_episodes()]
+    paid = [line["reward/rm"] for line in metrics(tmp_path / "run")[:-1]]
+    assert np.mean(stored) == pytest.approx(10 * np.mean(paid), rel=1e-5) and np.mean(paid) > 0
+    # Each step of Adam is the learning rate while the gap hardly changes: 100 x 6 numbers, and an entropy of a few.
+    steps, state = learner.updates, learner.temperatures.state_dict()
+    assert learner.temperatures["parameters"] == pytest.approx(0.5 * math.exp(-0.1 * steps), rel=0.01)
+    assert float(state["first"]) / (1 - 0.9**steps) == pytest.approx(600, abs=10)
+
+
+def test_the_replay_weighs_draws_and_evicts_as_told(tmp_path: Path) -> None:
+    options = ["--replay_combine", "product", "--replay_eviction", "value", "--replay_share", "0", "0"]
+    buffer = learner_after(tmp_path / "run", 16, *HYBRID, *options).memory.buffer
+    assert {line["replay/is_weight_mean"] for line in metrics(tmp_path / "run")[:-1]} == {1.0}, "all draws are uniform"
+    rows = np.flatnonzero(buffer.drawable)
+    seen = buffer.gather(rows, ["action_score", "progress", "td_error"])
+    known = np.isfinite(seen["td_error"])
+    product = hybrid_priority(**{name: values[known] for name, values in seen.items()}, combine="product")
+    assert known.sum() > 8 and buffer.tree.get(rows[known]) == pytest.approx(product, rel=1e-4)
+    versions = [int(episode.policy_version[0]) for episode in buffer.stored_episodes()]
+    assert len(versions) >= 8 and len(set(versions)) > 2, "with fifo only those of the last two iterations are left"
 
 
 @pytest.fixture(scope="module")
