@@ -5,8 +5,8 @@ Configuration problems are detected here, before a model is loaded or an episode
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ class CheckedRun:
         overrides: settings that replace those of the checkpoint's config.json.
         state_input: adds the state of a reward machine to the observations, or None.
         success_source: what tells success.
+        privileged: options of the environment that show more in training than the policy reads.
     """
 
     env: EnvConfig
@@ -46,13 +47,19 @@ class CheckedRun:
     overrides: dict[str, object]
     state_input: StateInput | None = None
     success_source: str = SIMULATOR
+    privileged: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def shown_env(self) -> EnvConfig:
+        """The environment with what it shows in training."""
+        return replace(self.env, options={**self.env.options, **self.privileged})
 
     @property
     def played_env(self) -> EnvConfig:
         """The environment in which episodes are played; its own success ends none that a judge has to decide."""
         if self.success_source == SIMULATOR:
-            return self.env
-        return replace(self.env, success_hold_steps=max(task.max_steps for task in self.tasks) + 1)
+            return self.shown_env
+        return replace(self.shown_env, success_hold_steps=max(task.max_steps for task in self.tasks) + 1)
 
     def options(self, *, watched: bool) -> dict[str, Any]:
         """Options of the environment in which episodes are played.

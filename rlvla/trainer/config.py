@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from rlvla.envs.config import SplitConfig
+from rlvla.envs.config import EnvConfig, SplitConfig
 from rlvla.trainer.algorithm_config import AlgorithmConfig, CorrectionConfig, FilterConfig
 from rlvla.utils.cli.flags import MAX_SEED, arg
 from rlvla.utils.deepspeed.config import SCHEDULERS
@@ -309,6 +309,7 @@ class PPOConfig:
         correction: correction of the mismatch between rollout and training.
         reward_weights: returns the current weight of each reward source.
         guards: early termination of runs that cannot learn.
+        shown_env: the environment of training, where it shows more than that of the record; None: it does not.
     """
 
     batch: BatchConfig
@@ -321,3 +322,4 @@ class PPOConfig:
     correction: CorrectionConfig = field(default_factory=CorrectionConfig)
     reward_weights: Callable[[], dict[str, float]] = dict
     guards: GuardConfig = GuardConfig()
+    shown_env: EnvConfig | None = None

@@ -91,7 +91,8 @@ class Trainer:
         self.observers += [self._progress, self._guards]
         if config.schedule.dump_rollouts:  # first, because the other observers may end the run
             rollout.keep_observed = True
-            dumps = RolloutDumps(save_path / "rollouts", strategy.rank, config.record.env, actor.module)
+            shown = config.shown_env or config.record.env
+            dumps = RolloutDumps(save_path / "rollouts", strategy.rank, shown, actor.module)
             self.observers.insert(0, dumps)
         if self._average is not None:
             self.observers.append(self._average)

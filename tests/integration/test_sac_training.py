@@ -20,6 +20,7 @@ from cli.train_sac_vla import main as train
 from rlvla.commands.off_policy.flags import SACRun
 from rlvla.commands.off_policy.train import run_sac
 from rlvla.commands.runs.flags import flags_of
+from rlvla.data.reading import read_demonstrations
 from rlvla.replay.priorities import hybrid_priority
 from rlvla.trainer.off_policy.sac import SAC
 from tests.support.launching import launch
@@ -37,6 +38,8 @@ HYBRID = [
 ]
 # Four states on the way, which are reached in the first four steps.
 RELABELLED = [*HYBRID, "--her_ratio", "1.5", "--rm_formula", "X X X X F reached"]
+STATE = ["--task_suite_name", "hidden_reach", "--use_proprio", "--disc_state", "--read_images", "--image_size", "16"]
+ASYMMETRIC = [*RELABELLED, *STATE, "--critic_state", "--utd_ratio", "0.5"]
 SEEING = ["--read_images", "--image_size", "16", "--replay_priority", "td", "--utd_ratio", "0.5"]
 
 
@@ -49,7 +52,9 @@ def metrics(folder: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize("options", [HYBRID, SEEING, RELABELLED], ids=["hybrid", "images", "hindsight"])
+@pytest.mark.parametrize(
+    "options", [HYBRID, SEEING, RELABELLED, ASYMMETRIC], ids=["hybrid", "images", "hindsight", "state"]
+)
 def test_a_run_resumes_to_the_bit(options: list[str], tmp_path: Path) -> None:
     options = [*options, "--save_steps", "1", "--max_ckpt_num", "4"]
     whole = load_file(run(tmp_path / "whole", 16, *options) / "model.safetensors")
@@ -71,6 +76,22 @@ def test_a_policy_is_evaluated_in_its_environment(tmp_path: Path, capsys: pytest
     with pytest.raises(SystemExit):
         export([str(tmp_path / "run")])
     assert "exports its policies itself" in " ".join(capsys.readouterr().err.split())
+
+
+def test_critics_see_what_the_policy_does_not(tmp_path: Path) -> None:
+    states = 6  # of the machine
+    learner = learner_after(tmp_path / "run", 8, *ASYMMETRIC, "--dump_rollouts")
+    config = json.loads((tmp_path / "run" / "policy" / "config.json").read_text())
+    assert config["proprio_dim"] == 2 + states and config["num_images_in_input"] == 1
+    assert learner.critic.module.encoder.mean.shape == (4 + states,) and not learner.critic.module.encoder.cameras
+    assert learner.memory.proprio_sums()[1].shape == (4 + states,)
+    own = learner.actor.module.encoder.mean
+    assert torch.equal(own, learner.critic.module.encoder.mean[[0, 1, *range(4, 4 + states)]]) and own.any()
+    record = json.loads((tmp_path / "run" / "policy" / "rlvla_environment.json").read_text())
+    assert not record["disc_state"], "none of it is needed to play"
+    evaluate([*SUITE[:2], "--pretrain", str(tmp_path / "run/policy"), "--eval_episodes", "2", "--num_envs", "1"])
+    played = read_demonstrations(sorted((tmp_path / "run" / "rollouts").rglob("*.hdf5"))[0], ())
+    assert played.proprio[0].shape[1] == 4, "what was shown is written"
 
 
 def test_an_evaluation_leaves_the_buffer_alone(tmp_path: Path) -> None:
@@ -191,6 +212,12 @@ REFUSED = {
     "no goal pays": ([*RELABELLED, "--reward", "env", "rm:0"], "neither success nor rm pays"),
     "no state on the way": ([*RELABELLED, "--rm_formula", "F reached"], "has no state on the way"),
     "goals of a flow policy": ([*RELABELLED, "--policy", "dsrl", "--pretrain", "nowhere"], "which knows no goals"),
+    "a policy that sees the state": (["--critic_state"], "needs no critics that see it"),
+    "critics that see nothing else": (
+        [flag for flag in [*STATE, "--critic_state"] if flag != "--disc_state"],
+        "give what the critics are to see as well (--disc_state)",
+    ),
+    "no state in the suite": (["--critic_state", "--read_images"], "has nothing that a robot cannot know"),
     "no demonstrations": (["--demo_share", "0.5"], "there are no --demos"),
 }
 
@@ -204,6 +231,23 @@ def test_what_cannot_work_is_refused_before_anything_starts(
         run(tmp_path / "run", 8, *options)
     assert words in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "run").exists()
+
+
+def test_demonstrations_show_critics_the_state(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    collect = [*SUITE[:2], *STATE, "--num_demos", "4", "--num_envs", "1"]
+    collect.remove("--read_images")
+    options = [*STATE, "--critic_state", "--utd_ratio", "0.5"]
+    collect_demos([*collect, "--output", str(tmp_path / "demos")])
+    learner = learner_after(tmp_path / "run", 8, *options, "--demos", str(tmp_path / "demos" / "demos.hdf5"))
+    (shown,) = (memory for memory in [learner._demos] if memory is not None)
+    rows = np.flatnonzero(shown.buffer.drawable)
+    seen = shown.buffer.gather(rows, ["proprio", "images"])
+    assert seen["proprio"].shape[1] == 4 and seen["images"].shape[1:] == (1, 16, 16, 3) and seen["proprio"][:, 2:].any()
+    collect.remove("--disc_state")
+    collect_demos([*collect, "--output", str(tmp_path / "less")])
+    with pytest.raises(SystemExit):
+        run(tmp_path / "other", 8, *options, "--demos", str(tmp_path / "less" / "demos.hdf5"))
+    assert "proprio" in capsys.readouterr().err
 
 
 def test_demonstrations_that_do_not_fit_are_refused(demos: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from rlvla.commands.algorithm_checks import early_stopping_problems
 from rlvla.commands.model_checks import mismatch_with_policy
@@ -20,7 +21,7 @@ from rlvla.data.reading import read_demonstrations
 from rlvla.envs.base import TaskSpec
 from rlvla.envs.config import EnvConfig
 from rlvla.envs.registry import get_suite
-from rlvla.models.soft_actor.config import SoftActorConfig
+from rlvla.models.soft_actor.config import CriticView, SoftActorConfig
 from rlvla.models.soft_actor.family import SoftActorCheckpoint
 from rlvla.models.soft_actor.policy import soft_actor_spec
 from rlvla.rewards import StateInput
@@ -89,15 +90,16 @@ def _check_environment(flags: SACRun) -> tuple[CheckedSAC | None, list[Problem]]
     """Environment, tasks and sizes of the networks, and all problems with them."""
     if flags.sac.policy == DSRL:
         return _check_with_base(flags)
-    env, sac, found = flags.env.completed({}), flags.sac, list[str | Problem]()
-    if env.use_proprio is None:
-        env = replace(env, use_proprio=not sac.read_images)
+    shown, sac, found = flags.env.completed({}), flags.sac, list[str | Problem]()
+    if shown.use_proprio is None:
+        shown = replace(shown, use_proprio=not sac.read_images or sac.critic_state)
+    env, privileged = _seen_by_policy(flags, shown)
     try:
-        tasks = env.tasks()
+        tasks, shown_tasks = env.tasks(), shown.tasks()
         found += flags.split.problems(tasks, flags.schedule.eval_episodes)
     except ConfigError as error:
         return None, error.problems
-    found += _task_problems(flags, env, tasks)
+    found += _task_problems(flags, shown, shown_tasks) + _view_problems(flags, env, privileged)
     found += success_problems(flags.env, env, flags.success.success_source)
     try:
         make_sampler(flags.batch, tasks, flags.split, flags.run.seed)
@@ -110,15 +112,49 @@ def _check_environment(flags: SACRun) -> tuple[CheckedSAC | None, list[Problem]]
     config = _sizes(flags, env, tasks, tasks[0].proprio_dim + width if env.use_proprio else 0, width)
     found += _goal_problems(flags, tasks)
     found += [Problem(None, "mismatch", text) for text in config.problems()]
-    checkpoint = SoftActorCheckpoint(Path(flags.run.save_path) / "policy", config, new=True)
+    view = None
+    if privileged:
+        less, more_of_it = tasks[0].proprio_dim, shown_tasks[0].proprio_dim
+        view = CriticView(more_of_it + width, (*range(less), *range(more_of_it, more_of_it + width)))
+    checkpoint = SoftActorCheckpoint(Path(flags.run.save_path) / "policy", config, new=True, view=view)
     state_input, more = state_input_of({}, flags.rewards, checkpoint.spec, tasks)
     found += more
     if found:
         return None, as_problems(found)
-    demos, more = _demonstrations(flags, env, tasks, config)
+    stored = config if view is None else replace(config, proprio_dim=view.proprio_dim)
+    demos, more = _demonstrations(flags, env, tasks, stored)
     if more:
         return None, more
-    return CheckedSAC(CheckedRun(env, tasks, checkpoint, {}, state_input, flags.success.success_source), demos), []
+    source = flags.success.success_source
+    return CheckedSAC(CheckedRun(env, shown_tasks, checkpoint, {}, state_input, source, privileged), demos), []
+
+
+def _seen_by_policy(flags: SACRun, shown: EnvConfig) -> tuple[EnvConfig, dict[str, Any]]:
+    """The environment as the policy sees it, and the options that show more to the critics."""
+    options = get_suite(shown.suite).options
+    if not flags.sac.critic_state or options is None:
+        return shown, {}
+    privileged = {name: shown.options[name] for name in options.privileged_options if shown.options.get(name)}
+    kept = {name: value for name, value in shown.options.items() if name not in privileged}
+    return replace(shown, options=kept), privileged
+
+
+def _view_problems(flags: SACRun, env: EnvConfig, privileged: Mapping[str, Any]) -> list[Problem]:
+    """Critics that see nothing else than the policy."""
+    if not flags.sac.critic_state:
+        return []
+    found, suite = [], get_suite(env.suite).options
+    if not flags.sac.read_images:
+        text = "--critic_state: a policy that sees the state needs no critics that see it; give --read_images as well"
+        found.append(Problem("critic_state", "needs_flag", text))
+    if not privileged:
+        names = ", ".join(f"--{name}" for name in suite.privileged_options) if suite is not None else ""
+        text = f"--critic_state: {env.suite} has nothing that a robot cannot know; leave it out"
+        reason = "unavailable"
+        if names:
+            text, reason = f"--critic_state: give what the critics are to see as well ({names})", "needs_flag"
+        found.append(Problem("critic_state", reason, text))
+    return found
 
 
 def _check_with_base(flags: SACRun) -> tuple[CheckedSAC | None, list[Problem]]:

@@ -49,7 +49,7 @@ def run_sac(flags: SACRun) -> Trainer | None:
         return None
     with started(flags, setting) as (pool, signals), ExitStack() as stack:
         actor: Any = setting.checkpoint.load_policy()
-        critic: Any = SoftCritic(actor.config, flags.sac.n_critics)
+        critic: Any = SoftCritic(actor.critic_config, flags.sac.n_critics)
         strategy = DeepspeedStrategy(flags.strategy, seed=flags.run.seed)
         save_path = stack.enter_context(run_folder(flags, setting, strategy))
         plan = RewardPlan.from_config(flags.rewards, flags.success)
@@ -69,6 +69,7 @@ def run_sac(flags: SACRun) -> Trainer | None:
             replay=flags.replay,
             replay_folder=save_path / REPLAY,
             success_reward=flags.rewards.reward_coef,
+            shown_env=setting.shown_env,
             machines=plan.sources.get(MACHINE),
         )
         setup = AlgorithmSetup(Models(actor, critic, None), strategy, config, setting.tasks, checked.demos)
@@ -97,10 +98,11 @@ def header(flags: SACRun, checked: CheckedSAC, trainer: Trainer | None) -> str:
     names = [task.name for task in setting.tasks]
     states = sum(len(flags.split.train_states(task)) for task in setting.tasks)
     sees = [*(["cameras"] if setting.spec.reads_images else []), *(["proprio"] if setting.env.use_proprio else [])]
+    view = "; critics see the state" if sac.critic_state else ""
     rewards = " ".join(flags.rewards.reward)
     acts = sac.policy if flags.noise.pretrain is None else f"noise of {flags.noise.pretrain}"
     rows = {
-        "policy": f"{acts} (sees {' and '.join(sees)}){weights}",
+        "policy": f"{acts} (sees {' and '.join(sees)}{view}){weights}",
         "method": f"soft actor-critic, {sac.n_step}-step targets, {batch.utd_ratio:g} updates per decision",
         "replay": f"{replay.replay_priority}, {replay.replay_capacity:,} decisions"
         + (f", {replay.her_ratio:g} relabelled copies of an episode" if replay.her_ratio else ""),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,19 @@ from rlvla.utils.errors import ConfigError
 
 MODEL_TYPE = "soft_actor"
 _LARGEST = 65_536
+
+
+@dataclass(frozen=True)
+class CriticView:
+    """What critics see where it is not what the policy sees: a longer proprio vector, and no images.
+
+    Attributes:
+        proprio_dim: its length, that of the environment's proprio and of the state of a reward machine.
+        own: [P] indices of those numbers that the policy reads.
+    """
+
+    proprio_dim: int
+    own: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -57,6 +70,10 @@ class SoftActorConfig:
     def camera(self) -> CompactConfig:
         """The configuration of each camera's encoder."""
         return CompactConfig(self.image_size, 1, 0, 1, 1, text_width=max(4, self.text_width))
+
+    def seen_by_critics(self, view: CriticView) -> SoftActorConfig:
+        """The sizes of critics that see the state instead of images."""
+        return replace(self, proprio_dim=view.proprio_dim, num_images_in_input=0)
 
     def to_json(self) -> dict[str, Any]:
         """The content of config.json."""

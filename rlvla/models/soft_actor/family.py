@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from rlvla.models.config import ActorConfig
 from rlvla.models.families import CONFIG_FILE, Checkpoint, PolicyFamily, register_policy_family
 from rlvla.models.policy import Policy
-from rlvla.models.soft_actor.config import MODEL_TYPE, SoftActorConfig
+from rlvla.models.soft_actor.config import MODEL_TYPE, CriticView, SoftActorConfig
 from rlvla.models.soft_actor.policy import WEIGHTS_FILE, SoftActorPolicy, soft_actor_spec
 from rlvla.models.stored_heads import check_tensors
 from rlvla.utils.data_files import read_json
@@ -26,16 +26,17 @@ class SoftActorCheckpoint(Checkpoint):
         folder: its path; nothing is read from that of a new actor.
         config: its configuration.
         new: the weights are random.
+        view: what critics see, see `SoftActorPolicy`.
     """
 
     unnorm_key = ""
 
-    def __init__(self, folder: Path, config: SoftActorConfig, *, new: bool = False):
-        self.folder, self.config, self.spec, self._new = folder, config, soft_actor_spec(config), new
+    def __init__(self, folder: Path, config: SoftActorConfig, *, new: bool = False, view: CriticView | None = None):
+        self.folder, self.config, self.spec, self._new, self._view = folder, config, soft_actor_spec(config), new, view
 
     def load_policy(self, config: ActorConfig | None = None, *, value_head: bool = False) -> Policy:
         """See `Checkpoint.load_policy`; new weights come from the global generator."""
-        policy: Any = SoftActorPolicy(self.config)
+        policy: Any = SoftActorPolicy(self.config, self._view)
         if value_head:
             raise ConfigError(f"{self.folder}: soft actors have no value head")
         if not self._new:

@@ -147,7 +147,7 @@ class SoftCritic(nn.Module):
     """An ensemble of critics behind an encoder of their own.
 
     Args:
-        config: sizes of the actor; the critics see what it sees.
+        config: sizes, see `SoftActorPolicy.critic_config`.
         n_critics: M.
     """
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -19,7 +20,7 @@ from rlvla.models.compact.text import SentenceCache, Sentences
 from rlvla.models.distributions import sample_by_inverse_cdf
 from rlvla.models.families import CONFIG_FILE
 from rlvla.models.policy import QUANTITIES, Decision, PolicySpec
-from rlvla.models.soft_actor.config import SoftActorConfig
+from rlvla.models.soft_actor.config import CriticView, SoftActorConfig
 from rlvla.models.soft_actor.network import ObservationEncoder, SoftActorNetwork, stored_actions, with_goals
 from rlvla.utils.files import write_json
 
@@ -50,19 +51,36 @@ class SoftActorPolicy(nn.Module):
 
     Args:
         config: sizes.
+        view: what its critics see; None: what it sees itself.
 
     Attributes:
         at_random: sampled decisions are uniform over all that are possible, whatever the weights are.
         choice_at_random: the primitives of sampled decisions are, their parameters are the policy's.
     """
 
-    def __init__(self, config: SoftActorConfig):
+    def __init__(self, config: SoftActorConfig, view: CriticView | None = None):
         super().__init__()
-        self.config, self.spec = config, soft_actor_spec(config)
+        self.config, self.view, self.spec = config, view, soft_actor_spec(config)
         self.encoder = ObservationEncoder(config)
         self.network = SoftActorNetwork(config, self.encoder.features)
         self.at_random = self.choice_at_random = False
         self._sentences = SentenceCache(config.camera.text_buckets)
+
+    @property
+    def critic_config(self) -> SoftActorConfig:
+        """Sizes of its critics."""
+        return self.config if self.view is None else self.config.seen_by_critics(self.view)
+
+    @property
+    def stored_config(self) -> SoftActorConfig:
+        """Sizes of what is stored, which policy and critics are shown."""
+        return replace(self.critic_config, num_images_in_input=self.config.num_images_in_input)
+
+    def own(self, proprio: Tensor) -> Tensor:
+        """[..., P] of stored proprio: what the policy reads; goals that follow stay."""
+        if self.view is None:
+            return proprio
+        return torch.cat([proprio[..., list(self.view.own)], proprio[..., self.view.proprio_dim :]], -1)
 
     @property
     def base_files(self) -> dict[str, str]:
@@ -155,8 +173,8 @@ class SoftActorPolicy(nn.Module):
         found: list[dict[str, np.ndarray]] = [{} for _ in samples]
         for columns, sample in zip(found, samples):
             if self.config.proprio_dim:
-                assert sample.proprio is not None and sample.last_proprio is not None
-                columns["proprio"] = torch.cat([sample.proprio, sample.last_proprio[None]]).numpy()
+                assert sample.observed_proprio is not None
+                columns["proprio"] = sample.observed_proprio.numpy()
             if self.config.num_images_in_input:
                 columns["images"] = torch.cat([sample.images, sample.last_images[None]]).numpy()
         return found
@@ -176,8 +194,8 @@ class SoftActorPolicy(nn.Module):
         return {"action": actions.reshape(*actions.shape[:-2], -1)}
 
     def prepare(self, images: np.ndarray, proprio: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
-        """Observations are read as they are; see `RolloutPolicy.prepare`."""
-        return images, proprio
+        """Observations are read as they are, without what is only shown to critics; see `RolloutPolicy.prepare`."""
+        return images, proprio if self.view is None or proprio is None else proprio[..., list(self.view.own)]
 
     def entropies(self, log_probs: Tensor, choice: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Estimates [B] of the entropy of the parameters, [B] of the choice, from log-probs [B, n] (summed over D)."""

@@ -103,6 +103,11 @@ class SACConfig:
         alias="n_action_steps",
     )
     read_images: bool = arg(False, "the policy sees the cameras; otherwise only proprio (--use_proprio)")
+    critic_state: bool = arg(
+        False,
+        "with --read_images: critics see proprio with what a robot cannot know (robosuite: --object_state) instead of "
+        "images; the policy does not, and needs none of it when it is evaluated",
+    )
     hidden_sizes: tuple[int, ...] = arg((256, 256), "widths of the hidden layers", minimum=1, metavar="WIDTH")
     gamma: float = arg(0.99, "discount per environment step", minimum=0, maximum=1)
     n_step: int = arg(1, "decisions whose rewards are summed before a target bootstraps", minimum=1, maximum=1000)

@@ -75,7 +75,7 @@ class Memory:
         self._saved, self._needed = 0, list[int]()  # states of the buffer: the last one, and those of checkpoints
         self._priority = make_priority(config.replay_priority, config.priority_settings)
         self._settings = BufferConfig(
-            columns_of(actor.config),
+            columns_of(actor.stored_config),
             config.replay_capacity,
             actor.spec.action_chunk_len,
             config.replay_eviction,

@@ -260,16 +260,17 @@ class SAC(Algorithm):
 
     @torch.no_grad()
     def _set_normalization(self, mean: Tensor, std: Tensor) -> None:
-        networks: list[Any] = [self._policy, self.critic.module, self._target]
-        for network in networks:
-            network.encoder.set_normalization(mean, std)
+        self._policy.encoder.set_normalization(self._policy.own(mean), self._policy.own(std))
+        for critics in (self.critic.module, self._target):
+            critics.encoder.set_normalization(mean, std)
 
     def _sampled(self, seen: Observations, actor: Any) -> tuple[Tensor, Tensor, Tensor | None]:
         """For every primitive parameters [B, n, D] and their log-densities [B, n]; log-probs [B, n] of the choice."""
         rows = len(seen.proprio if seen.proprio is not None else seen.images)  # type: ignore[arg-type]
         network = self._policy.network
         noise = torch.randn(rows, network.kinds, network.width, generator=self._noise).to(self._strategy.device)
-        values, densities, choice = actor(seen.proprio, seen.images, seen.sentences, noise)
+        proprio = None if seen.proprio is None else self._policy.own(seen.proprio)
+        values, densities, choice = actor(proprio, seen.images, seen.sentences, noise)
         return values, densities.sum(-1), choice
 
     def _judged(self, values: Tensor, choice: Tensor | None) -> Tensor:
