@@ -71,10 +71,10 @@ NOT_RUN = {
 }
 
 TINY = "--tiny_vision_dim 16 --tiny_llm_dim 32 --tiny_llm_layers 1"
-# Three iterations, so that an actor that is frozen for two is trained in the third. A start that knows nothing is no
+# A start that knows nothing is no
 # reason to stop, and groups that all fail are as good as others.
 PPO = (
-    "--rollout_batch_size 2 --n_samples_per_prompt 2 --train_batch_size 4 --num_episodes 12 --max_epochs 1 "
+    "--rollout_batch_size 2 --n_samples_per_prompt 2 --train_batch_size 4 --num_episodes 8 --max_epochs 1 "
     "--num_envs 1 --eval_episodes 1 --max_steps 10 --no-check_start --save_steps 1"
 )
 # A command, or a word among its flags -> what is appended.
@@ -89,7 +89,7 @@ SMALLER = {
     "run_recipe": "--dry_run",
     "train_rm_vla": f"--max_epochs 1 --heldout_share 0.5 {TINY}",
     "runs/lift/measured": "--heldout_share 0.5 --eval_episodes 1 --eval_samples 2 --num_envs 1 --early_stopping 1",
-    "export_policy": "--load_checkpoint iteration_000003",
+    "export_policy": "--load_checkpoint iteration_000002",
     # Both outcomes are needed, in what is learned from and in what is held out.
     "runs/mixed": "--num_demos 16 --max_steps 25",
     "rollout": "--episodes 8 --env_ms 4 --workers 2",
@@ -97,7 +97,9 @@ SMALLER = {
     "train_step": "--size '0.3 M' --rows 4 --micro 2 --repeats 1",
     "policy_families": "--tasks toy_reach --repeats 1",
     "flow_speed": "--repeats 1",
-    "runs/profiled": "--profile_steps 2 3",
+    "runs/profiled": "--profile_steps 2",
+    # An actor that is frozen for two iterations is trained in the third, whose batch is replayed.
+    "--freezing_actor_steps": "--num_episodes 12",
     "runs/planned": "--rollout_batch_size 8 --n_samples_per_prompt 1 --train_batch_size 8 --num_episodes 24",
     # One task, one iteration; a group that fails as a whole is kept, or nothing would be trained.
     "runs/libero/simplevla": "--task_ids 0 --num_episodes 4 --accuracy_lower_bound 0 --no-val_before_train",

@@ -17,7 +17,7 @@ from cli.train_sft_vla import main as sft
 from rlvla.checkpoints.training import list_checkpoints
 from rlvla.models.actor import Actor
 from rlvla.utils.files import read_metrics
-from tests.support.launching import LAUNCHER, PPO_FLAGS, PPO_SCRIPT, ROOT, environment, launch_command
+from tests.support.launching import LAUNCHER, PPO_FLAGS, PPO_SCRIPT, ROOT, environment, launch, launch_command
 from tests.support.processes import MARK, running, wait_for
 
 pytestmark = pytest.mark.slow
@@ -66,10 +66,7 @@ def runs(policy_folder: Path, demos_file: Path, tmp_path_factory: pytest.TempPat
         else:
             sequence.append(ppo(name, *flags))
     (folder / "sequence.json").write_text(json.dumps(sequence))
-    command = launch_command("tests/support/runs_in_sequence.py", folder / "sequence.json")
-    done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=400)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    (folder / "printed").write_text(done.stdout)
+    (folder / "printed").write_text(launch("tests/support/runs_in_sequence.py", folder / "sequence.json"))
     return folder
 
 

@@ -209,7 +209,7 @@ def test_a_worker_that_cannot_start_is_not_tried_for_ever(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("envs_per_worker", "episodes"), [(1, 200), (2, 500)])
+@pytest.mark.parametrize(("envs_per_worker", "episodes"), [(1, 200), (2, 200)])
 def test_two_faults_in_five_episodes(tmp_path: Path, envs_per_worker: int, episodes: int) -> None:
     """Every episode is finished or dropped, exactly once, and scored right."""
     rng = np.random.default_rng(0)

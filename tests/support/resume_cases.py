@@ -43,7 +43,6 @@ GRPO = [
 LORA = ["--lora_rank", "4"]
 # Each stage, PPO and GRPO, all weights and adapters, a critic of its own and a shared backbone, a frozen reference.
 CASES = {
-    "ppo zero0": [*PPO, "--zero_stage", "0"],
     "ppo zero2 lora": [*PPO, "--zero_stage", "2", *LORA],
     "ppo zero1 shared": [*PPO, "--zero_stage", "1", "--share_backbone", "--vf_coef", "0.2"],
     "grpo zero0 lora": [*GRPO, "--zero_stage", "0", *LORA],
@@ -54,8 +53,8 @@ CASES = {
 }
 
 
-# Those that also go on with another number of ranks: each stage, all weights and adapters, both algorithms.
-RESHARDED = ["ppo zero2 lora", "ppo zero1 shared", "grpo zero0 lora", "ppo zero0 bf16", "grpo zero3"]
+# Those that also go on with another number of ranks: whole and sharded, all weights and adapters, both algorithms.
+RESHARDED = ["ppo zero2 lora", "grpo zero0 lora", "ppo zero0 bf16", "grpo zero3"]
 
 
 class Stopped(Exception):

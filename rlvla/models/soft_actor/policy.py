@@ -173,8 +173,12 @@ class SoftActorPolicy(nn.Module):
         found: list[dict[str, np.ndarray]] = [{} for _ in samples]
         for columns, sample in zip(found, samples):
             if self.config.proprio_dim:
-                assert sample.observed_proprio is not None
-                columns["proprio"] = sample.observed_proprio.numpy()
+                assert sample.proprio is not None and sample.last_proprio is not None
+                seen = torch.cat([sample.proprio, sample.last_proprio[None]])
+                if self.view is not None:
+                    assert sample.observed_proprio is not None
+                    seen = sample.observed_proprio
+                columns["proprio"] = seen.numpy()
             if self.config.num_images_in_input:
                 columns["images"] = torch.cat([sample.images, sample.last_images[None]]).numpy()
         return found

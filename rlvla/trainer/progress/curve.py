@@ -61,7 +61,8 @@ def save_learning_curve(folder: Path) -> Path | None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, (left, right) = plt.subplots(1, 2, sharex=True, figsize=(11, 4), constrained_layout=True)
+    figure, (left, right) = plt.subplots(1, 2, sharex=True, figsize=(11, 4))
+    figure.subplots_adjust(left=0.06, right=0.985, bottom=0.13, top=0.92, wspace=0.24)  # a layout engine draws twice
     try:
         played = [r for r in records if "rollout/success_at_end" in r]
         if played:

@@ -204,7 +204,8 @@ def test_the_contract_of_the_server(server: JudgeServer) -> None:
 )
 def test_faults_of_the_server(server: JudgeServer, fault: tuple, attempts: int, words: str) -> None:
     server.answer = lambda request: fault
-    plan = remote_plan(server, remote_rm_retries=2)
+    # An overloaded server is given half of the time limit, then all of it.
+    plan = remote_plan(server, remote_rm_retries=2, remote_rm_timeout=1.0)
     with pytest.raises(RemoteRewardError, match=words):
         play(plan, TASK, CHUNKS)
     assert len(server.requests) == attempts, "what cannot change is not asked again"
