@@ -40,7 +40,7 @@ HYBRID = [
 RELABELLED = [*HYBRID, "--her_ratio", "1.5", "--rm_formula", "X X X X F reached"]
 STATE = ["--task_suite_name", "hidden_reach", "--use_proprio", "--disc_state", "--read_images", "--image_size", "16"]
 ASYMMETRIC = [*RELABELLED, *STATE, "--critic_state", "--utd_ratio", "0.5"]
-SEEING = ["--read_images", "--image_size", "16", "--replay_priority", "td", "--utd_ratio", "0.5"]
+SEEING = ["--read_images", "--image_size", "16", "--image_shift", "2", "--replay_priority", "td", "--utd_ratio", "0.5"]
 
 
 def run(out: Path, episodes: int, *more: str) -> Path:
@@ -200,6 +200,7 @@ REFUSED = {
     "profile of nothing": (["--profile_steps", "1", "--val_only"], "records training"),
     "no episodes": (["--rollout_batch_size", "0"], "must be at least 1"),
     "no board": (["--wandb_name", "x"], "wandb_name"),
+    "no images to shift": (["--image_shift", "2"], "a policy without --read_images does not read it"),
     "unread": (["--replay_alpha", "0.5"], "does not read it"),
     "primitives": (["--policy", "primitives"], "the environment has none"),
     "sharding": (["--zero_stage", "3"], "need neither sharding"),

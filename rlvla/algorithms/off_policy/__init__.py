@@ -4,6 +4,7 @@ Shapes: B rows, M critics, n action primitives, D parameters of a primitive (or 
 over primitives is pi(k | s) pi(x | s, k); plain SAC has no primitives, and `log_probs` are those of its actions.
 """
 
+from rlvla.algorithms.off_policy.augmentation import random_shift
 from rlvla.algorithms.off_policy.losses import (
     actor_loss,
     critic_loss,
@@ -37,6 +38,7 @@ __all__ = [
     "primitive_log_probs",
     "primitive_target_entropy",
     "random_critics",
+    "random_shift",
     "reduce_critics",
     "soft_target",
     "soft_value",

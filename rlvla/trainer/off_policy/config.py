@@ -103,6 +103,11 @@ class SACConfig:
         alias="n_action_steps",
     )
     read_images: bool = arg(False, "the policy sees the cameras; otherwise only proprio (--use_proprio)")
+    image_shift: int = arg(
+        0,
+        "--read_images: updates see images shifted at random by up to this many pixels (DrQ); edges repeat",
+        minimum=0,
+    )
     critic_state: bool = arg(
         False,
         "with --read_images: critics see proprio with what a robot cannot know (robosuite: --object_state) instead of "

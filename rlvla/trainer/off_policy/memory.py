@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import heapq
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -211,22 +212,44 @@ class Memory:
         self._needed = [*self._needed, self._saved][-keep:]
         self.buffer.keep_only(self._needed)
 
-    def take_over(self, folder: Path, state: dict[str, Any], indices: slice) -> None:
-        """Append some of the episodes that another memory saved; ConfigError as in `ReplayBuffer.load`."""
-        other = Memory(self._actor, self._config, folder)
-        other.load(state)
-        for episode in islice(other.buffer.stored_episodes(), indices.start, indices.stop, indices.step):
-            if "sentence" in episode.columns:
-                words = [other.sentences[number] for number in np.asarray(episode.columns["sentence"])]
+    def take_over(self, saved: Sequence[tuple[Path, dict[str, Any]]], indices: slice) -> None:
+        """Append some of the episodes that other memories saved, in the order in which they were played.
+
+        Args:
+            saved: folder and state of each of the others.
+            indices: of the episodes of all of them together.
+
+        Raises:
+            ConfigError: as in `ReplayBuffer.load`.
+        """
+        others = []
+        for folder, state in saved:
+            others.append(Memory(self._actor, self._config, folder))
+            others[-1].load(state)
+        played = heapq.merge(*(other._with_words() for other in others), key=lambda entry: _version(entry[0]))
+        for episode, words in islice(played, indices.start, indices.stop, indices.step):
+            if words:
                 numbers = np.array([self._number(text) for text in words], np.int32)
                 episode = replace(episode, columns={**episode.columns, "sentence": numbers})
             self.buffer.append([episode])
-        other.buffer.close()
+        for other in others:
+            other.buffer.close()
+
+    def _with_words(self) -> Iterator[tuple[Episode, list[str]]]:
+        """The episodes, the oldest first, and the instructions of their observations."""
+        for episode in self.buffer.stored_episodes():
+            numbers = np.asarray(episode.columns.get("sentence", ()), np.int64)
+            yield episode, [self.sentences[number] for number in numbers]
 
     def load(self, state: dict[str, Any]) -> None:
         """Continue from what `save` returned; ConfigError as in `ReplayBuffer.load`."""
         self.sentences, self._needed = list(state["sentences"]), [int(state["generation"])]
         self._buffer = ReplayBuffer.load(self._settings, self.folder, self._priority, generation=self._needed[0])
+
+
+def _version(episode: Episode) -> int:
+    """Of the policy that played it."""
+    return int(np.asarray(episode.policy_version).flat[0])
 
 
 def make_batch(parts: Sequence[dict[str, np.ndarray]], actor: SoftActorPolicy, device: torch.device | str) -> Batch:

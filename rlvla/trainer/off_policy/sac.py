@@ -21,6 +21,7 @@ from rlvla.algorithms.off_policy import (
     parameter_target_entropy,
     primitive_target_entropy,
     random_critics,
+    random_shift,
     reduce_critics,
     soft_target,
     soft_value,
@@ -200,7 +201,12 @@ class SAC(Algorithm):
             parts[0]["weights"] = parts[0]["weights"] * (sums["rows"] / sums["weights"])
             shown = self._demos.buffer.sample(demonstrated, self._rng, share=0.0)
             parts.append(self._demos.rows(shown, self._sac.n_step, self._sac.gamma))
-        return drawn, make_batch(parts, self._policy, self._strategy.device)
+        batch = make_batch(parts, self._policy, self._strategy.device)
+        if self._sac.image_shift:
+            for seen in (batch.now, batch.later):
+                assert seen.images is not None  # checked with the flags
+                seen.images = random_shift(seen.images, self._sac.image_shift, self._noise)
+        return drawn, batch
 
     def _demonstrated(self, demos: Demonstrations) -> Memory:
         """This rank's share of the demonstrations, in a buffer of their own, made anew at each start."""
@@ -447,11 +453,10 @@ class SAC(Algorithm):
         strategy = self._strategy
         if self.config.schedule.val_only:
             return "the replay buffers are left alone"
+        saved = [(self._folder(n, state["world_size"]), state["memory"]) for n, state in enumerate(states)]
         for rank in range(strategy.world_size):  # one after the other: reading tidies up
             if rank == strategy.rank:
-                share = slice(rank, None, strategy.world_size)
-                for number, state in enumerate(states):
-                    self.memory.take_over(self._folder(number, state["world_size"]), state["memory"], share)
+                self.memory.take_over(saved, slice(rank, None, strategy.world_size))
             strategy.barrier()
         return "the episodes of the replay buffers are dealt out to them and their priorities start anew"
 

@@ -256,5 +256,5 @@ def test_copies_leave_and_move_like_episodes(tmp_path: Path) -> None:
             assert len(set(np.asarray(episode.columns["goal"]).tolist())) == 1
             assert episode.terminated == (np.asarray(episode.columns["goal"])[0] > 0)
     other = memory(tmp_path / "other", capacity=30)
-    other.take_over(tmp_path / "buffer", made.save(), slice(None))
+    other.take_over([(tmp_path / "buffer", made.save())], slice(None))
     assert (other.relabelled, len(other.buffer)) == (made.relabelled, len(made.buffer))

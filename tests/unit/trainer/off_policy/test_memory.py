@@ -133,7 +133,7 @@ def test_episodes_are_taken_over_by_other_ranks(tmp_path: Path) -> None:
     state = old.save()
     new = Memory(actor, ReplayConfig(replay_capacity=100), tmp_path / "new")
     new._number("something else")
-    new.take_over(tmp_path / "old", state, slice(1, None, 2))
+    new.take_over([(tmp_path / "old", state)], slice(1, None, 2))
     found = list(new.buffer.stored_episodes())
     assert [episode.init_state for episode in found] == [1, 3]
     for episode in found:
@@ -143,3 +143,18 @@ def test_episodes_are_taken_over_by_other_ranks(tmp_path: Path) -> None:
             and (np.asarray(episode.columns["action"]) == episode.init_state).all()
         )
         assert not episode.terminated and episode.truncated and list(np.asarray(episode.steps)) == [1, 1]
+
+
+def test_episodes_of_several_ranks_are_taken_over_by_age(tmp_path: Path) -> None:
+    """So that the oldest ones leave a full buffer first."""
+    config = SoftActorConfig(action_dim=1, action_chunk_len=1, proprio_dim=1, hidden_sizes=(8,))
+    actor, saved = SoftActorPolicy(config), []
+    for rank, versions in enumerate([[0, 3, 7], [0, 2, 9]]):
+        memory = Memory(actor, ReplayConfig(replay_capacity=8), tmp_path / str(rank))
+        for version in versions:
+            columns = {"action": np.zeros((1, 1), "f4"), "proprio": np.zeros((2, 1), "f4")}
+            memory.buffer.append([Episode(columns, np.ones((1, 1), "f4"), [1], True, False, rank, version)])
+        saved.append((tmp_path / str(rank), memory.save()))
+    one = Memory(actor, ReplayConfig(replay_capacity=8), tmp_path / "one")
+    one.take_over(saved, slice(None))
+    assert [int(np.asarray(e.policy_version).flat[0]) for e in one.buffer.stored_episodes()] == [2, 3, 7, 9]
