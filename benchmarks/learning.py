@@ -52,6 +52,22 @@ _PICK_PLACE = ("--task_suite_name", "pick_place", "--custom_module", "benchmarks
 _BESIDE = ("--task_suite_name", "toy_push", "--set", "demos.keep=all", "demos.offset_bias=[0.25,0.16]")
 _STACK = ("--task_suite_name", "robosuite", "--set", "all.task_ids=1", "demos.cameras=[agentview,wrist]")
 _STACK += ("demos.control_freq=10", "rl.num_episodes=2048")
+# 20 demonstrations of an expert that never fails, small images: what benchmarks/off_policy.py --tasks lift_images has.
+_FEW = ("recipes/quickstart.yaml", "--set", "demos.num_demos=20", "demos.image_size=32", "demos.offset_prob=0")
+_FEW += (
+    "demos.offset_bias=null",
+    "demos.offset_max=0",
+    "demos.noise_std=0",
+    "demos.action_quantum=0",
+    "sft.max_epochs=60",
+)
+_GRPO = (
+    "rl.save_path=$output/grpo",
+    "rl.advantage_estimator=grpo",
+    "rl.n_samples_per_prompt=8",
+    "rl.rollout_batch_size=16",
+)
+_GRPO += tuple(f"rl.{name}=null" for name in ("share_backbone", "value_clip", "gamma", "lambd", "bootstrap_truncated"))
 TARGETS = {
     "lift": Target(("recipes/quickstart.yaml",), least_end=0.95, minutes=6, most_start=0.6),
     "toy_reach": Target(("recipes/toy_reach.yaml",), least_end=0.95, minutes=1.5),
@@ -61,6 +77,8 @@ TARGETS = {
     # An expert that aims beside the zone, and fails in a third of its episodes.
     "toy_push_beside": Target((_OWN, *_BESIDE), least_end=0.9, minutes=15, most_start=0.85),
     "lift_agentview": Target(("recipes/quickstart.yaml", "--set", "demos.cameras=agentview"), 0.9, 10),
+    "lift_few_ppo": Target(_FEW, least_end=0.9, minutes=20, shares="lift_few", rl="ppo"),
+    "lift_few_grpo": Target((*_FEW, *_GRPO), least_end=0.9, minutes=20, shares="lift_few", rl="grpo"),
     "stack": Target((_OWN, *_STACK), least_end=0.9, minutes=45),
     # Flow policies, with each way to train them: docs/algorithms/flow-policies.md.
     **{

@@ -40,6 +40,10 @@ _STACK = [
     *(*_PRIMITIVES, "--task_ids", "1", "--max_steps", "80"),
     *("--num_episodes", "4096", "--choice_exploration", "960"),
 ]
+_IMAGES = [
+    *("--task_suite_name", "robosuite", "--task_ids", "0", "--control_freq", "10", "--max_steps", "25"),
+    *("--cameras", "wrist", "--image_size", "32", "--use_proprio", "--object_state"),
+]
 _DSRL = [
     *("--policy", "dsrl", "--noise_range", "2", "--utd_ratio", "5", "--n_critics", "4", "--hidden_sizes", "64", "64"),
     *("--init_temperature", "0.02", "--actor_learning_rate", "1e-3", "--random_episodes", "64"),

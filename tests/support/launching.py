@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing
 import os
 import runpy
@@ -69,5 +70,8 @@ def _rank(rank: int, folder: Path, variables: dict[str, str], words: list[str]) 
     printed = os.open(folder / str(rank), os.O_WRONLY | os.O_CREAT)
     os.dup2(printed, 1)
     sys.argv = words
-    runpy.run_path(words[0], run_name="__main__")
-    sys.stdout.flush()
+    try:
+        runpy.run_path(words[0], run_name="__main__")
+    finally:  # processes of multiprocessing leave this out: a rank would go without a goodbye to the others
+        sys.stdout.flush()
+        atexit._run_exitfuncs()

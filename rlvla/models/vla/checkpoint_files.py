@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -63,18 +62,12 @@ class Stored:
     shape: tuple[int, ...]
     content: Tensor | None = None
 
-    def read(self, opened: dict[Path, Any] | None = None) -> Tensor:
-        """A copy of the tensor on the host: the file may be replaced while the model is in use.
-
-        Args:
-            opened: files that stay open for further tensors; this one is added to them.
-        """
+    def read(self) -> Tensor:
+        """A copy of the tensor on the host: the file may be replaced while the model is in use."""
         if self.content is not None:
             return self.content.clone()
-        files = {} if opened is None else opened
-        if self.path not in files:
-            files[self.path] = safe_open(self.path, framework="pt")
-        return files[self.path].get_tensor(self.key).clone()
+        with safe_open(self.path, framework="pt") as file:
+            return file.get_tensor(self.key).clone()
 
 
 @dataclass(frozen=True)
@@ -109,7 +102,6 @@ class FolderTensors:
     shadowed: dict[str, Stored] = field(default_factory=dict)
     separate: dict[str, dict[str, str]] = field(default_factory=dict)
     separate_adapters: dict[str, dict[str, Stored]] = field(default_factory=dict)
-    _opened: dict[Path, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -118,10 +110,9 @@ class FolderTensors:
 
     def read(self, name: str) -> Tensor:
         """A tensor, with its adapters merged."""
-        tensor = self.tensors[name].read(self._opened)
+        tensor = self.tensors[name].read()
         for adapter in self.adapters.get(name, ()):
-            down, up = adapter.down.read(self._opened), adapter.up.read(self._opened)
-            tensor = merged_weight(tensor, down, up, adapter.scale)
+            tensor = merged_weight(tensor, adapter.down.read(), adapter.up.read(), adapter.scale)
         return tensor
 
 
