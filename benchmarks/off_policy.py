@@ -44,6 +44,13 @@ _IMAGES = [
     *("--task_suite_name", "robosuite", "--task_ids", "0", "--control_freq", "10", "--max_steps", "25"),
     *("--cameras", "wrist", "--image_size", "32", "--use_proprio", "--object_state"),
 ]
+_RLPD = [
+    *("--policy", "gaussian", "--read_images", "--critic_state", "--image_shift", "2", "--action_chunk_len", "5"),
+    *("--num_episodes", "992", "--random_episodes", "16", "--eval_episodes", "100", "--utd_ratio", "4"),
+    *("--actor_interval", "2", "--n_critics", "4", "--actor_reduction", "mean", "--no-entropy_in_target"),
+    *("--init_temperature", "0.01", "--gamma", "0.97", "--actor_learning_rate", "5e-4", "--tau", "0.01"),
+    *("--hidden_sizes", "128", "128"),
+]
 _DSRL = [
     *("--policy", "dsrl", "--noise_range", "2", "--utd_ratio", "5", "--n_critics", "4", "--hidden_sizes", "64", "64"),
     *("--init_temperature", "0.02", "--actor_learning_rate", "1e-3", "--random_episodes", "64"),
@@ -62,11 +69,15 @@ TASKS = {
         *("--num_episodes", "1280", "--choice_exploration", "480"),
     ],
     "stack": _STACK,
+    # From images, with 20 demonstrations of a scripted expert in half of each batch.
+    "lift_images": [*_IMAGES, *_RLPD],
     "stack_unvalidated": [*_STACK, "--no-rm_validation"],
     # The noise of a flow policy that aims beside the disc, and of one that succeeds in half of its episodes.
     "dsrl": [*_DSRL, "--num_episodes", "256", "--gamma", "0.95", "--eval_episodes", "200"],
     "dsrl_lift": [*_DSRL, "--num_episodes", "640", "--gamma", "0.97", "--eval_episodes", "100"],
 }
+# Task -> the environment of its demonstrations.
+DEMOS = {"lift_images": _IMAGES}
 # Task -> the recipe whose demonstrations and supervised learning make its flow policy.
 STARTS = {"dsrl": "recipes/toy_reach.yaml", "dsrl_lift": "recipes/quickstart.yaml"}
 REACHED = 0.9
@@ -86,7 +97,12 @@ def effort(folder: Path) -> str:
 
 
 def start(task: str, seed: int, folder: Path) -> list[str]:
-    """The flag that names the flow policy of a task; a recipe makes it, unless it is there already."""
+    """The flag that names what a task starts from, demonstrations or a flow policy; made unless it is there."""
+    if task in DEMOS:
+        command = [sys.executable, str(ROOT / "cli/collect_demos.py"), *DEMOS[task], "--num_demos", "20"]
+        if not (folder / "demos.hdf5").exists():
+            subprocess.run([*command, "--seed", str(seed), "--output", str(folder)], cwd=ROOT, check=True)
+        return ["--demos", str(folder)]
     if task not in STARTS:
         return []
     recipe = yaml.safe_load((ROOT / STARTS[task]).read_text())
