@@ -20,10 +20,14 @@ ROOT = Path(__file__).resolve().parents[1]
 pytest.register_assert_rewrite("tests.support")
 
 
+gc.disable()  # until all tests are known
+
+
 def pytest_collection_finish() -> None:
     """What was imported by now stays: the collector need not look through it again and again."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")
