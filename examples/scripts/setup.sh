@@ -27,7 +27,7 @@ install_packages() {
   fi
   echo "installing Python packages into .venv (once, about 2 minutes)"
   .venv/bin/python -m pip install --quiet --upgrade pip "setuptools<81" wheel
-  export PIP_NO_COMPILE=1  # most of what is installed is never imported; the rest is compiled when it is
+  local -x PIP_NO_COMPILE=1  # most of what is installed is never imported; the rest is compiled when it is
   # torch first: DeepSpeed looks for it while it is built.
   .venv/bin/python -m pip install --quiet -c constraints.txt torch numpy
   # pip shows setuptools' warning that an editable installation is one.

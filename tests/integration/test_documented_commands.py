@@ -71,8 +71,7 @@ NOT_RUN = {
 }
 
 TINY = "--tiny_vision_dim 16 --tiny_llm_dim 32 --tiny_llm_layers 1"
-# A start that knows nothing is no
-# reason to stop, and groups that all fail are as good as others.
+# A start that knows nothing is no reason to stop, and groups that all fail are as good as others.
 PPO = (
     "--rollout_batch_size 2 --n_samples_per_prompt 2 --train_batch_size 4 --num_episodes 8 --max_epochs 1 "
     "--num_envs 1 --eval_episodes 1 --max_steps 10 --no-check_start --save_steps 1"

@@ -1,4 +1,4 @@
-"""Two ranks under the deepspeed launcher, and what is left of a run that is killed."""
+"""Runs on two ranks, and what is left of one under the deepspeed launcher that is stopped or killed."""
 
 from __future__ import annotations
 

@@ -213,7 +213,11 @@ REFUSED = {
     "no goal pays": ([*RELABELLED, "--reward", "env", "rm:0"], "neither success nor rm pays"),
     "no state on the way": ([*RELABELLED, "--rm_formula", "F reached"], "has no state on the way"),
     "goals of a flow policy": ([*RELABELLED, "--policy", "dsrl", "--pretrain", "nowhere"], "which knows no goals"),
-    "a policy that sees the state": (["--critic_state"], "needs no critics that see it"),
+    "a policy that sees the state": (["--critic_state"], "--critic_state: a policy without --read_images"),
+    "critics of a flow policy": (
+        ["--critic_state", "--policy", "dsrl", "--pretrain", "nowhere"],
+        "--critic_state: a policy without --read_images",
+    ),
     "critics that see nothing else": (
         [flag for flag in [*STATE, "--critic_state"] if flag != "--disc_state"],
         "give what the critics are to see as well (--disc_state)",
@@ -240,9 +244,9 @@ def test_demonstrations_show_critics_the_state(tmp_path: Path, capsys: pytest.Ca
     options = [*STATE, "--critic_state", "--utd_ratio", "0.5"]
     collect_demos([*collect, "--output", str(tmp_path / "demos")])
     learner = learner_after(tmp_path / "run", 8, *options, "--demos", str(tmp_path / "demos" / "demos.hdf5"))
-    (shown,) = (memory for memory in [learner._demos] if memory is not None)
-    rows = np.flatnonzero(shown.buffer.drawable)
-    seen = shown.buffer.gather(rows, ["proprio", "images"])
+    assert learner._demos is not None
+    shown = learner._demos.buffer
+    seen = shown.gather(np.flatnonzero(shown.drawable), ["proprio", "images"])
     assert seen["proprio"].shape[1] == 4 and seen["images"].shape[1:] == (1, 16, 16, 3) and seen["proprio"][:, 2:].any()
     collect.remove("--disc_state")
     collect_demos([*collect, "--output", str(tmp_path / "less")])

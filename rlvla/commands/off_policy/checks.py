@@ -121,7 +121,7 @@ def _check_environment(flags: SACRun) -> tuple[CheckedSAC | None, list[Problem]]
     found += more
     if found:
         return None, as_problems(found)
-    stored = config if view is None else replace(config, proprio_dim=view.proprio_dim)
+    stored = config if view is None else view.stored(config)
     demos, more = _demonstrations(flags, env, tasks, stored)
     if more:
         return None, more
@@ -141,20 +141,15 @@ def _seen_by_policy(flags: SACRun, shown: EnvConfig) -> tuple[EnvConfig, dict[st
 
 def _view_problems(flags: SACRun, env: EnvConfig, privileged: Mapping[str, Any]) -> list[Problem]:
     """Critics that see nothing else than the policy."""
-    if not flags.sac.critic_state:
+    if not flags.sac.critic_state or privileged:
         return []
-    found, suite = [], get_suite(env.suite).options
-    if not flags.sac.read_images:
-        text = "--critic_state: a policy that sees the state needs no critics that see it; give --read_images as well"
-        found.append(Problem("critic_state", "needs_flag", text))
-    if not privileged:
-        names = ", ".join(f"--{name}" for name in suite.privileged_options) if suite is not None else ""
-        text = f"--critic_state: {env.suite} has nothing that a robot cannot know; leave it out"
-        reason = "unavailable"
-        if names:
-            text, reason = f"--critic_state: give what the critics are to see as well ({names})", "needs_flag"
-        found.append(Problem("critic_state", reason, text))
-    return found
+    suite = get_suite(env.suite).options
+    names = ", ".join(f"--{name}" for name in suite.privileged_options) if suite is not None else ""
+    if names:
+        text = f"--critic_state: give what the critics are to see as well ({names})"
+        return [Problem("critic_state", "needs_flag", text)]
+    text = f"--critic_state: {env.suite} has nothing that a robot cannot know; leave it out"
+    return [Problem("critic_state", "unavailable", text)]
 
 
 def _check_with_base(flags: SACRun) -> tuple[CheckedSAC | None, list[Problem]]:

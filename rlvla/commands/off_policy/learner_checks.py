@@ -99,6 +99,7 @@ def _unread_by_learner(flags: SACRun) -> list[Problem]:
         "primitive_target_entropy": sac.policy != "primitives" and f"--policy {sac.policy}",
         "replay_max_is_weight": replay.replay_weights != "clip" and f"--replay_weights {replay.replay_weights}",
         "replay_refresh_budget": not replay.replay_refresh_interval and "--replay_refresh_interval 0",
+        "critic_state": sac.critic_state and not sac.read_images and "a policy without --read_images",
         "image_shift": not sac.read_images and "a policy without --read_images",
         "target_entropy": not sac.temperature_learning_rate and "--temperature_learning_rate 0",
     }

@@ -27,6 +27,14 @@ class CriticView:
     proprio_dim: int
     own: tuple[int, ...]
 
+    def stored(self, config: SoftActorConfig) -> SoftActorConfig:
+        """Sizes of what is stored for a policy of sizes `config`: what it and its critics see."""
+        return replace(config, proprio_dim=self.proprio_dim)
+
+    def of_critics(self, config: SoftActorConfig) -> SoftActorConfig:
+        """Sizes of its critics."""
+        return replace(self.stored(config), num_images_in_input=0)
+
 
 @dataclass(frozen=True)
 class SoftActorConfig:
@@ -70,10 +78,6 @@ class SoftActorConfig:
     def camera(self) -> CompactConfig:
         """The configuration of each camera's encoder."""
         return CompactConfig(self.image_size, 1, 0, 1, 1, text_width=max(4, self.text_width))
-
-    def seen_by_critics(self, view: CriticView) -> SoftActorConfig:
-        """The sizes of critics that see the state instead of images."""
-        return replace(self, proprio_dim=view.proprio_dim, num_images_in_input=0)
 
     def to_json(self) -> dict[str, Any]:
         """The content of config.json."""

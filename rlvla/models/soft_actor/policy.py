@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -69,12 +68,12 @@ class SoftActorPolicy(nn.Module):
     @property
     def critic_config(self) -> SoftActorConfig:
         """Sizes of its critics."""
-        return self.config if self.view is None else self.config.seen_by_critics(self.view)
+        return self.config if self.view is None else self.view.of_critics(self.config)
 
     @property
     def stored_config(self) -> SoftActorConfig:
         """Sizes of what is stored, which policy and critics are shown."""
-        return replace(self.critic_config, num_images_in_input=self.config.num_images_in_input)
+        return self.config if self.view is None else self.view.stored(self.config)
 
     def own(self, proprio: Tensor) -> Tensor:
         """[..., P] of stored proprio: what the policy reads; goals that follow stay."""
@@ -175,10 +174,7 @@ class SoftActorPolicy(nn.Module):
             if self.config.proprio_dim:
                 assert sample.proprio is not None and sample.last_proprio is not None
                 seen = torch.cat([sample.proprio, sample.last_proprio[None]])
-                if self.view is not None:
-                    assert sample.observed_proprio is not None
-                    seen = sample.observed_proprio
-                columns["proprio"] = seen.numpy()
+                columns["proprio"] = (seen if self.view is None else sample.observed_proprio).numpy()
             if self.config.num_images_in_input:
                 columns["images"] = torch.cat([sample.images, sample.last_images[None]]).numpy()
         return found
