@@ -62,7 +62,6 @@ _FEW += (
     "sft.max_epochs=60",
 )
 _GRPO = (
-    "rl.save_path=$output/grpo",
     "rl.advantage_estimator=grpo",
     "rl.n_samples_per_prompt=8",
     "rl.rollout_batch_size=16",
@@ -77,8 +76,8 @@ TARGETS = {
     # An expert that aims beside the zone, and fails in a third of its episodes.
     "toy_push_beside": Target((_OWN, *_BESIDE), least_end=0.9, minutes=15, most_start=0.85),
     "lift_agentview": Target(("recipes/quickstart.yaml", "--set", "demos.cameras=agentview"), 0.9, 10),
-    "lift_few_ppo": Target(_FEW, least_end=0.9, minutes=20, shares="lift_few", rl="ppo"),
-    "lift_few_grpo": Target((*_FEW, *_GRPO), least_end=0.9, minutes=20, shares="lift_few", rl="grpo"),
+    "lift_few_ppo": Target(_FEW, least_end=0.9, minutes=20),
+    "lift_few_grpo": Target((*_FEW, *_GRPO), least_end=0.9, minutes=20),
     "stack": Target((_OWN, *_STACK), least_end=0.9, minutes=45),
     # Flow policies, with each way to train them: docs/algorithms/flow-policies.md.
     **{

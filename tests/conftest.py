@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,6 +30,31 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.enable()
+
+
+_drawn: list[bytes] = []
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_learning_curve() -> Iterator[None]:
+    """Drawing takes a quarter of the time of a tiny run: a process draws the first curve, and copies it later on."""
+    ending = sys.modules.get("rlvla.commands.runs.ending")
+    if ending is None:
+        yield
+        return
+    draw = ending.save_learning_curve
+
+    def copy(folder: Path) -> Path | None:
+        path = draw(folder) if not _drawn else folder / ending.CURVE_FILE
+        if path is not None and _drawn:
+            path.write_bytes(_drawn[0])
+        elif path is not None:
+            _drawn.append(path.read_bytes())
+        return path
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ending, "save_learning_curve", copy)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import typing
 from collections.abc import Mapping
 from dataclasses import fields
 from functools import cache
@@ -10,7 +9,7 @@ from typing import Any
 
 from rlvla.envs.config import RECORDED_FLAGS, EnvConfig
 from rlvla.envs.suite_flags import suite_flags
-from rlvla.utils.data_files import check_types, fits
+from rlvla.utils.data_files import check_types, field_types, fits
 from rlvla.utils.deepspeed.config import launched_rank
 from rlvla.utils.errors import ConfigError
 from rlvla.utils.terminal import log
@@ -39,7 +38,7 @@ def checked_record(content: Mapping[str, Any], source: object) -> dict[str, Any]
     if ignored:
         _warn(str(source), ignored)
     record = {name: value for name, value in content.items() if name not in ours}
-    hints = {name: hint for name, hint in typing.get_type_hints(EnvConfig).items() if name in RECORDED_FLAGS}
+    hints = {name: hint for name, hint in field_types(EnvConfig).items() if name in RECORDED_FLAGS}
     hints |= {name: flags[name].hint for name in flags if name in record}
     check_types(record, {name: hint | None for name, hint in hints.items()}, source)
     learned = record.get(LEARNED_FROM) or []

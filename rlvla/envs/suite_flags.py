@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from rlvla.envs.options import own_flags
 from rlvla.envs.registry import get_suite, known_options, suite_names
 from rlvla.utils.cli.flags import NONE, Parser, argument
+from rlvla.utils.data_files import field_types
 from rlvla.utils.errors import ConfigError, Problem
 
 
@@ -74,7 +74,7 @@ def suite_flags() -> dict[str, SuiteFlag]:
         options = get_suite(suite).options
         if options is None:
             continue
-        hints = typing.get_type_hints(options)
+        hints = field_types(options)
         for name, field in own_flags(options).items():
             before = flags.get(name, SuiteFlag(name, hints[name], {}))
             if before.hint != hints[name] or (before.fields and _form(before.field) != _form(field)):

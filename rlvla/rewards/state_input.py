@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from rlvla.rewards.base import EpisodeStart, StepInfo
 from rlvla.rewards.config import STATE_INPUTS, RewardConfig
 from rlvla.rewards.machine_files import declaration_of, is_declaration
 from rlvla.rewards.machine_source import MachineSource
-from rlvla.utils.data_files import check_types
+from rlvla.utils.data_files import check_types, field_types
 from rlvla.utils.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class StateInputSettings:
     @classmethod
     def from_dict(cls, content: dict[str, Any]) -> StateInputSettings:
         """The inverse of `as_dict`; ConfigError for anything else."""
-        hints = get_type_hints(cls)
+        hints = field_types(cls)
         needed = set(hints) - {"rm_goal_stages", "rm_validation"}  # absent in records before version 0.2
         known = isinstance(content, dict) and needed <= set(content) <= set(hints)
         if not known or content["rm_state_input"] not in STATE_INPUTS[1:]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import types
@@ -168,8 +169,14 @@ def read_dataclass(kind: type[Kind], raw: Mapping[str, Any], where: object, *, w
     if missing:
         raise ConfigError.of(None, "invalid_file", f"{where}: {', '.join(missing)} missing")
     given = {entry.name: raw[entry.name] for entry in known if entry.name in raw}
-    check_types(given, typing.get_type_hints(kind), where)
+    check_types(given, field_types(kind), where)
     return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
+
+
+@functools.cache
+def field_types(kind: type) -> Mapping[str, Any]:
+    """Name -> type of the fields of a dataclass; remembered, since annotations are compiled to find out."""
+    return types.MappingProxyType(typing.get_type_hints(kind))
 
 
 def check_types(content: Mapping[str, Any], hints: Mapping[str, Any], where: object) -> None:

@@ -46,8 +46,7 @@ CASES = {
     "ppo zero2 lora": [*PPO, "--zero_stage", "2", *LORA],
     "ppo zero1 shared": [*PPO, "--zero_stage", "1", "--share_backbone", "--vf_coef", "0.2"],
     "grpo zero0 lora": [*GRPO, "--zero_stage", "0", *LORA],
-    "grpo zero2": [*GRPO, "--zero_stage", "2"],
-    "ppo zero0 bf16": [*PPO, "--zero_stage", "0", "--bf16"],
+    "grpo zero2 bf16": [*GRPO, "--zero_stage", "2", "--bf16"],
     # Last of all: its engine replaces torch's linear function for the rest of the process, which moves last bits.
     "grpo zero3": [*GRPO, "--zero_stage", "3", "--init_kl_coef", "0.1"],
 }

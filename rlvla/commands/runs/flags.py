@@ -7,7 +7,7 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Self, TypeVar, get_type_hints
+from typing import Any, Self, TypeVar
 
 from rlvla.checkpoints.run_folder import CHECKPOINTS
 from rlvla.commands.custom_modules import CustomConfig, parse_command_line
@@ -15,6 +15,7 @@ from rlvla.envs.config import EnvConfig
 from rlvla.envs.suite_flags import add_suite_flags
 from rlvla.envs.workers.config import WorkerConfig
 from rlvla.utils.cli.flags import Parser, add_arguments, fail, from_namespace
+from rlvla.utils.data_files import field_types
 from rlvla.utils.deepspeed.config import launched_rank
 from rlvla.utils.errors import ConfigError, MissingExtraError
 from rlvla.utils.stopping import StopRequested, resume_command
@@ -73,7 +74,7 @@ class TrainingRun:
     @classmethod
     def kinds(cls) -> dict[str, type]:
         """The dataclass of each group, in the order of --help."""
-        hints = get_type_hints(cls)
+        hints = field_types(cls)
         return {name: hints[name] for name in sorted(hints.keys() - {"given"}, key=list(_TITLES).index)}
 
     @classmethod

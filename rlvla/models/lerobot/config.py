@@ -6,10 +6,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, ClassVar, Self, get_type_hints
+from typing import Any, ClassVar, Self
 
 from rlvla.models.lerobot.features import Features, mode_problems, read_features
-from rlvla.utils.data_files import fits
+from rlvla.utils.data_files import field_types, fits
 from rlvla.utils.errors import ConfigError, Problem
 
 MEAN_STD_MODES = {"VISUAL": "IDENTITY", "STATE": "MEAN_STD", "ACTION": "MEAN_STD"}
@@ -143,7 +143,7 @@ def _given(cls: type[LeRobotConfig], raw: Mapping[str, Any]) -> tuple[dict[str, 
     """The values that a file gives for the fields of a class, and which of them have another type, in words."""
     given: dict[str, Any] = {}
     texts = []
-    hints = get_type_hints(cls)
+    hints = field_types(cls)
     for name in (entry.name for entry in fields(cls)):
         if name in ("features", "raw") or name not in raw:
             continue

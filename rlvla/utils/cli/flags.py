@@ -21,6 +21,7 @@ from types import MappingProxyType
 from typing import Any, NoReturn
 
 from rlvla.utils.cli.config_file import config_file_of, words_of_config_file
+from rlvla.utils.data_files import field_types
 from rlvla.utils.ending import note_failure
 from rlvla.utils.errors import ConfigError, MissingExtraError, Problem
 from rlvla.utils.files import target_problem
@@ -246,7 +247,7 @@ def add_arguments(
     """
     group = parser.add_argument_group(title)
     parser.configs.append((config, without))
-    hints = typing.get_type_hints(config)
+    hints = field_types(config)
     for field in _flag_fields(config, without):
         text = field.metadata["help"]
         text = reword(text() if callable(text) else text)
