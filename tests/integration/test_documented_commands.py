@@ -53,6 +53,7 @@ NOT_RUN = {
     "python benchmarks/memory_plan.py": "minutes; tests/unit/commands/test_dry_run.py compares the same",
     "deepspeed -q --num_accelerators 2 benchmarks/memory_plan.py": "as above",
     "python benchmarks/lift_overlap.py": "plays with the policy of the quickstart",
+    "python benchmarks/lock_step.py --task_suite_name libero_spatial": "the same on another simulator as before",
     "python benchmarks/share_backbone.py": "six learning runs",
     "python benchmarks/learning.py": "18 learning runs",
     "python benchmarks/flow_ablation.py": "eight learning runs",
