@@ -173,9 +173,13 @@ def read_dataclass(kind: type[Kind], raw: Mapping[str, Any], where: object, *, w
     return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
 
 
-@functools.cache
 def field_types(kind: type) -> Mapping[str, Any]:
     """Name -> type of the fields of a dataclass; remembered, since annotations are compiled to find out."""
+    return _field_types(kind)
+
+
+@functools.cache
+def _field_types(kind: type) -> Mapping[str, Any]:
     return types.MappingProxyType(typing.get_type_hints(kind))
 
 
