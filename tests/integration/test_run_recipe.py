@@ -167,7 +167,7 @@ SMALL = """\
 stages:
   demos: {task_suite_name: toy_reach, image_size: 16, num_demos: 8, num_envs: 1, keep: all, minutes: 0.1}
   sft: {pretrain: tiny, action_chunk_len: 4, tiny_vision_dim: 16, tiny_llm_dim: 32, tiny_llm_layers: 1, max_epochs: 1,
-        train_batch_size: 16}
+        train_batch_size: 16, processes: 1}
   rl: {save_path: $output/ppo, num_episodes: 16, rollout_batch_size: 4, n_samples_per_prompt: 2, train_batch_size: 8,
        advantage_estimator: grpo, max_steps: 8, save_steps: 1, eval_episodes: 4, num_envs: 1, check_start: false}
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import gc
 import os
 import sys
 import time
@@ -17,6 +18,7 @@ from rlvla.utils.terminal import passing_note
 Main = Callable[[Sequence[str] | None], None]
 STARTS_ANEW = "the same command starts anew"
 _OTHERS_SPEAK_SECONDS = 3.0
+_MANY_MODULES = 500  # of imports that take seconds; not of what they leave for later
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
 
 
@@ -71,6 +73,17 @@ def _is_lost_rank(error: RuntimeError) -> bool:
 
 @contextmanager
 def heavy_imports() -> Iterator[None]:
-    """Wrap imports that take seconds: a note is shown, and Ctrl-C ends the process at once."""
-    with passing_note("loading torch, transformers, deepspeed"), importing():
-        yield
+    """Wrap imports that take seconds: a note is shown, and Ctrl-C ends the process at once.
+
+    The garbage collector, which would look through all that was imported again and again, leaves it out for good.
+    """
+    before, collects = len(sys.modules), gc.isenabled()
+    gc.disable()
+    try:
+        with passing_note("loading torch, transformers, deepspeed"), importing():
+            yield
+    finally:
+        if len(sys.modules) > before + _MANY_MODULES:
+            gc.freeze()
+        if collects:
+            gc.enable()

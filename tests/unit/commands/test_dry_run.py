@@ -297,7 +297,6 @@ def test_what_waits_on_the_host_while_episodes_are_played(policy_folder: Path, s
 
 # (strategy, actor, decisions of a step, of a micro-batch, with reference and reward model)
 VARIANTS = {
-    "ZeRO 0": ({}, {}, 8, 8, False),
     "ZeRO 2": ({"zero_stage": 2}, {}, 8, 8, True),
     "bf16, offload, recomputing, several micro-batches": (
         *({"zero_stage": 2, "bf16": True, "adam_offload": True}, {"gradient_checkpointing": True}, 4, 2, False),
