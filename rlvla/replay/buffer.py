@@ -218,14 +218,20 @@ class ReplayBuffer:
         """
         return self._store.gather(rows, [c.name for c in self.config.columns] if names is None else names)
 
+    def rows_of(self, number: int) -> Indices:
+        """The rows of an episode in order, that of its last observation included.
+
+        Raises:
+            KeyError: the episode is not there.
+        """
+        return self._store.rows_of(number)
+
     def stored_episodes(self) -> Iterator[Episode]:
         """The episodes as they were appended, the oldest first, with the scores known by now."""
         observed = {column.name for column in self.config.columns if column.observation}
-        for head in self._store.episodes.values():
-            rows = [head]
-            while self._store.next[rows[-1]] >= 0:
-                rows.append(int(self._store.next[rows[-1]]))
-            found, decisions = self.gather(np.array(rows)), np.array(rows[:-1])
+        for number in self._store.episodes:
+            rows = self.rows_of(number)
+            found, decisions = self.gather(rows), rows[:-1]
             numbers = self.gather(decisions, _OF_EPISODES)
             yield Episode(
                 {name: values if name in observed else values[:-1] for name, values in found.items()},

@@ -122,12 +122,17 @@ class RowStore:
         begins = np.append(True, breaks)
         self.first[rows] = rows[begins][np.cumsum(begins) - 1]
 
-    def evict(self, number: int) -> Indices:
-        """Remove an episode; returns the rows that were its."""
-        found = [self.episodes.pop(number)]
+    def rows_of(self, number: int) -> Indices:
+        """The rows of an episode in order."""
+        found = [self.episodes[number]]
         while self.next[found[-1]] >= 0:
             found.append(int(self.next[found[-1]]))
-        rows = np.array(found)
+        return np.array(found)
+
+    def evict(self, number: int) -> Indices:
+        """Remove an episode; returns the rows that were its."""
+        rows = self.rows_of(number)
+        del self.episodes[number]
         if self._files:
             self._places.put_back(self.columns["image_row"][rows], needed_by=self.generation)
         self.columns["episode"][rows] = self.next[rows] = self.previous[rows] = self.first[rows] = -1

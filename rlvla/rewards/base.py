@@ -234,6 +234,18 @@ def numbers_only(content: Mapping[str, Any]) -> dict[str, float]:
     return {name: float(value) for name, value in content.items() if name != "rewards"}
 
 
+def scores_of_decisions(steps: Sequence[int] | np.ndarray, scores: Sequence[tuple[int, float, float]]) -> np.ndarray:
+    """[S, 2] float32: for each decision the scores that were given first at its end or later, NaN if there are none.
+
+    Args:
+        steps: [S] environment steps of each decision.
+        scores: as `EpisodeReward.scores`.
+    """
+    ends, given = np.cumsum(steps), np.array([after for after, *_ in scores], dtype=np.int64)
+    values = np.array([*((action, progress) for _, action, progress in scores), (np.nan, np.nan)], np.float32)
+    return values[np.searchsorted(given, ends)]
+
+
 def scores_of_progress(known: Sequence[tuple[int, float]]) -> list[tuple[int, float, float]]:
     """`EpisodeReward.scores` of a judge of progress: an action is scored 1 where it has grown, 0 where it has shrunk.
 

@@ -18,6 +18,7 @@ from rlvla.rewards.base import (
     make_source,
     numbers_only,
     parse_rewards,
+    scores_of_decisions,
     source_of,
 )
 from rlvla.rewards.config import OVERLONG, REWARD_MODEL, RewardConfig
@@ -383,12 +384,12 @@ class EpisodeRewards:
             if name in self._late:
                 self._place(paid, name, content["rewards"])
             if hasattr(source, "scores"):
-                paid.scores[name] = self._of_decisions(source.scores())
+                paid.scores[name] = scores_of_decisions(self._executed, source.scores())
         for name, reward in judged.items():
             if isinstance(reward, NamedNumbers):
                 paid.info.update({f"{name}_{key}": number for key, number in reward.numbers.items()})
                 if reward.scores:
-                    paid.scores[name] = self._of_decisions(reward.scores)
+                    paid.scores[name] = scores_of_decisions(self._executed, reward.scores)
                 reward = reward.reward
             if np.ndim(reward) == 0:
                 reward = np.concatenate([np.zeros(sum(self._executed) - 1), [float(reward)]])
@@ -409,12 +410,6 @@ class EpisodeRewards:
             for column in range(executed):
                 grid[row, column] += np.float32(self._weights[name] * float(flat[first + column]))
             first += executed
-
-    def _of_decisions(self, scores: Sequence[tuple[int, float, float]]) -> np.ndarray:
-        """[S, 2]: for each decision the scores that were given first at its end or later, NaN if there are none."""
-        ends, given = np.cumsum(self._executed), np.array([steps for steps, *_ in scores], dtype=np.int64)
-        values = np.array([*((action, progress) for _, action, progress in scores), (np.nan, np.nan)], np.float32)
-        return values[np.searchsorted(given, ends)]
 
     def release(self) -> None:
         """Release every source."""

@@ -8,7 +8,7 @@ from rlvla.commands.off_policy.flags import SACRun
 from rlvla.rewards import RewardConfig
 from rlvla.rewards.base import component_of, parse_rewards, source_of
 from rlvla.rewards.vlm.questions import question_named
-from rlvla.trainer.off_policy.config import DSRL
+from rlvla.trainer.off_policy.config import ASKED_AGAIN, DSRL
 from rlvla.utils.cli.flags import as_typed
 from rlvla.utils.deepspeed.config import launched_world_size
 from rlvla.utils.errors import ConfigError, Problem
@@ -27,6 +27,7 @@ def learner_problems(flags: SACRun) -> list[Problem]:
         *_number_problems(flags),
         *_score_problems(flags),
         *_unread_by_priority(flags),
+        *_rescore_problems(flags),
         *_silent_judge_problems(flags),
         *_unread_by_learner(flags),
         *_hindsight_problems(flags),
@@ -76,6 +77,20 @@ def _unread_by_priority(flags: SACRun) -> list[Problem]:
     return found
 
 
+def _rescore_problems(flags: SACRun) -> list[Problem]:
+    """Scores that would be the same again, or pictures that are not kept."""
+    source, flag, found = flags.replay.replay_score_source, "replay_rescore_interval", []
+    if not flags.replay.replay_rescore_interval:
+        return []
+    if source is None or source_of(source)[0] != ASKED_AGAIN:
+        text = f"--{flag}: only a model on a server may change its answer; give --replay_score_source {ASKED_AGAIN}"
+        found.append(Problem(flag, "needs_flag", text))
+    if not flags.sac.read_images:
+        text = f"--{flag}: no images are kept that could be shown to the judge again; give --read_images"
+        found.append(Problem(flag, "needs_flag", text))
+    return found
+
+
 def _silent_judge_problems(flags: SACRun) -> list[Problem]:
     """A judge whose settings make it wait for the end of an episode."""
     rewards, source = flags.rewards, flags.replay.replay_score_source
@@ -98,6 +113,7 @@ def _unread_by_learner(flags: SACRun) -> list[Problem]:
         "choice_exploration": sac.policy != "primitives" and f"--policy {sac.policy}",
         "primitive_target_entropy": sac.policy != "primitives" and f"--policy {sac.policy}",
         "replay_max_is_weight": replay.replay_weights != "clip" and f"--replay_weights {replay.replay_weights}",
+        "replay_rescore_budget": not replay.replay_rescore_interval and "--replay_rescore_interval 0",
         "replay_refresh_budget": not replay.replay_refresh_interval and "--replay_refresh_interval 0",
         "critic_state": sac.critic_state and not sac.read_images and "a policy without --read_images",
         "image_shift": not sac.read_images and "a policy without --read_images",

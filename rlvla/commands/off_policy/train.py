@@ -71,6 +71,7 @@ def run_sac(flags: SACRun) -> Trainer | None:
             success_reward=flags.rewards.reward_coef,
             shown_env=setting.shown_env,
             machines=plan.sources.get(MACHINE),
+            judge=plan.sources.get(flags.replay.replay_score_source or ""),
         )
         setup = AlgorithmSetup(Models(actor, critic, None), strategy, config, setting.tasks, checked.demos)
         trainer = Trainer(setup, rollout, save_path, flags.ckpt_path, signals)

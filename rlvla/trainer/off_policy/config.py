@@ -16,6 +16,7 @@ from rlvla.utils.cli.flags import arg
 from rlvla.utils.deepspeed.config import StrategyConfig
 
 DSRL = "dsrl"
+ASKED_AGAIN = "vlm"  # the judge that may answer otherwise a second time, or for the first time
 POLICIES = ("primitives", "gaussian", DSRL)
 # Where a default depends on what acts: flag -> (that of dsrl, that of the others).
 DEFAULTS = {
@@ -233,6 +234,17 @@ class ReplayConfig:
     replay_refresh_budget: int = arg(
         1024, "--replay_refresh_interval: decisions per iteration and rank at most", minimum=1
     )
+    replay_rescore_interval: int = arg(
+        0,
+        "--replay_score_source vlm and --read_images: ask again about decisions without a score, and about those whose "
+        "score is older than so many updates, while the next episodes are played; 0: never",
+        minimum=0,
+    )
+    replay_rescore_budget: int = arg(
+        200,
+        "--replay_rescore_interval: decisions per iteration and rank; whole episodes, of which the last may exceed it",
+        minimum=1,
+    )
     her_ratio: float = arg(
         0.0,
         "hindsight: how many copies of an episode are stored, on average, as if a state of the reward machine that it "
@@ -291,6 +303,7 @@ class OffPolicyConfig(PPOConfig):
         replay_folder: where the buffers of the ranks are.
         success_reward: what the reward source `success` pays, by which demonstrations and hindsight are rewarded.
         machines: the reward source `rm`, or None without it.
+        judge: the reward source of `replay_score_source`, or None without it.
     """
 
     batch: Any
@@ -300,3 +313,4 @@ class OffPolicyConfig(PPOConfig):
     replay_folder: Path = Path("replay")
     success_reward: float = 1.0
     machines: MachineSource | None = None
+    judge: Any = None

@@ -28,6 +28,8 @@ from rlvla.trainer.off_policy.config import ReplayConfig
 from rlvla.trainer.off_policy.hindsight import GOAL
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
 
+TASK = "task"  # column: id of the task
+
 
 @dataclass
 class Observations:
@@ -76,7 +78,7 @@ class Memory:
         self._saved, self._needed = 0, list[int]()  # states of the buffer: the last one, and those of checkpoints
         self._priority = make_priority(config.replay_priority, config.priority_settings)
         self._settings = BufferConfig(
-            columns_of(actor.stored_config),
+            columns_of(actor.stored_config, named_tasks=config.replay_rescore_interval > 0),
             config.replay_capacity,
             actor.spec.action_chunk_len,
             config.replay_eviction,
@@ -115,6 +117,8 @@ class Memory:
             if self._actor.config.text_width:
                 words = [*sample.decision_instructions, sample.last_instruction]
                 columns["sentence"] = np.array([self._number(text) for text in words], np.int32)
+            if self._config.replay_rescore_interval:
+                columns[TASK] = np.full(sample.num_decisions, sample.task_id, np.int32)
             if self._actor.config.goals:
                 columns[GOAL] = np.zeros(sample.num_decisions + 1, np.int32)
             episode = Episode(
@@ -151,6 +155,12 @@ class Memory:
                 seen["sentence"] = np.array(self.sentences, dtype=object)[seen["sentence"]]
             found |= {f"{when}/{name}": values for name, values in seen.items()}
         return found
+
+    def instructions(self, rows: np.ndarray) -> list[str]:
+        """The instructions of rows that hold observations; [] if all have the same one, which is not stored."""
+        if not self._actor.config.text_width:
+            return []
+        return [self.sentences[number] for number in self.buffer.gather(rows, ["sentence"])["sentence"]]
 
     @property
     def relabelled(self) -> int:
@@ -270,8 +280,8 @@ def make_batch(parts: Sequence[dict[str, np.ndarray]], actor: SoftActorPolicy, d
     return Batch(seen("now"), seen("later"), tensor("action"), returns, discounts, weights, tensor("mask"))
 
 
-def columns_of(config: SoftActorConfig) -> tuple[Column, ...]:
-    """What is stored of each decision."""
+def columns_of(config: SoftActorConfig, *, named_tasks: bool = False) -> tuple[Column, ...]:
+    """What is stored of each decision, with the id of its task or without."""
     columns = [Column("action", (config.action_width,))]
     if config.proprio_dim:
         columns.append(Column("proprio", (config.proprio_dim,), observation=True))
@@ -282,6 +292,8 @@ def columns_of(config: SoftActorConfig) -> tuple[Column, ...]:
         columns.append(Column("sentence", (), "int32", observation=True))
     if config.goals:
         columns.append(Column(GOAL, (), "int32", observation=True))
+    if named_tasks:
+        columns.append(Column(TASK, (), "int32"))
     return tuple(columns)
 
 

@@ -40,6 +40,7 @@ from rlvla.trainer.metrics import Metrics
 from rlvla.trainer.off_policy.config import OffPolicyConfig, ReplayConfig
 from rlvla.trainer.off_policy.hindsight import Hindsight
 from rlvla.trainer.off_policy.memory import Batch, Memory, Observations, draw_share, make_batch
+from rlvla.trainer.off_policy.rescoring import Rescoring
 from rlvla.trainer.off_policy.temperatures import Temperatures
 from rlvla.utils.errors import ConfigError, TrainingHalted
 from rlvla.utils.seeding import derive_rng, derive_seed
@@ -75,7 +76,8 @@ class SAC(Algorithm):
         initial = dict.fromkeys(names, self._sac.init_temperature)
         self.temperatures = Temperatures(initial, self._sac.temperature_learning_rate)
         rank = self._strategy.rank
-        self.memory = Memory(self._policy, config.replay, self._folder(rank, self._strategy.world_size))
+        replay = config.replay
+        self.memory = Memory(self._policy, replay, self._folder(rank, self._strategy.world_size))
         self._demos: Memory | None = None
         if setup.demos is not None:
             self._demos = self._demonstrated(setup.demos)
@@ -83,6 +85,10 @@ class SAC(Algorithm):
         if config.replay.her_ratio:
             assert config.machines is not None  # checked with the flags
             self._hindsight = Hindsight(config.replay, config.machines, setup.tasks, config.success_reward)
+        self._rescoring: Rescoring | None = None
+        if replay.replay_rescore_interval:
+            every, budget = replay.replay_rescore_interval, replay.replay_rescore_budget
+            self._rescoring = Rescoring(config.judge, setup.tasks, every, budget)
         self._sampler = setup.sampler()
         self._rng = derive_rng(setup.strategy.seed, "replay", rank)
         self._shared_rng = derive_rng(setup.strategy.seed, "replay of all ranks")
@@ -132,6 +138,8 @@ class SAC(Algorithm):
                 f"rewards hold NaN or infinity ({everywhere[0]}), which would spoil all values; look at the reward "
                 "sources (--reward)"
             )
+        if self._rescoring is not None:
+            self._rescoring.hear(self.memory, self.updates)
         scale, relabel = self._sac.reward_scale, None
         if self._hindsight is not None:
             relabel = partial(self._hindsight.copies, weights=self.config.reward_weights(), scale=scale, rng=self._rng)
@@ -170,6 +178,7 @@ class SAC(Algorithm):
                     self._prioritise(drawn.rows, drawn.episodes, errors[: len(drawn.rows)])
         with watch.phase("timing_s/replay"):
             self._refresh(metrics)
+            self._rescore(metrics)
         self.actor.train(False)
         metrics.maximum(watch.seconds)
         values = {f"actor/temperature_{name}": value for name, value in self.temperatures.values().items()}
@@ -244,6 +253,16 @@ class SAC(Algorithm):
                 _, errors = critic_loss(q_values, targets)
             self._prioritise(rows, episodes, errors.cpu().numpy())
         metrics.total({"replay/refreshed": float(len(due))})
+
+    def _rescore(self, metrics: Metrics) -> None:
+        """Ask the judge again, see --replay_rescore_interval; it answers while the next episodes are played."""
+        if self.config.replay.replay_score_source is None:
+            return
+        age = self.memory.buffer.score_age(self.updates)
+        metrics.mean({"replay/score_age_mean": age}, float(not math.isnan(age)))
+        if self._rescoring is None or self._episodes >= self.config.batch.num_episodes:
+            return
+        metrics.total({"replay/rescored": float(self._rescoring.ask(self.memory, self.updates))})
 
     def _prioritise(self, rows: np.ndarray, episodes: np.ndarray, errors: np.ndarray) -> None:
         """Set priorities by TD errors; one that is not finite says nothing, and its step was skipped."""
@@ -431,7 +450,9 @@ class SAC(Algorithm):
         """The buffer and the generators of this rank; writes what has changed in the buffer."""
         generators = {"rng": self._rng.bit_generator.state, "shared_rng": self._shared_rng.bit_generator.state}
         noise = {"noise": self._noise.get_state(), "shared_noise": self._shared_noise.get_state()}
-        saved = {"world_size": self._strategy.world_size}
+        saved: dict[str, Any] = {"world_size": self._strategy.world_size}
+        if self._rescoring is not None:
+            saved["rescoring"] = self._rescoring.state_dict()
         return saved | {"memory": self.memory.save(), **generators, **noise}
 
     def checkpoint_written(self) -> None:
@@ -443,6 +464,8 @@ class SAC(Algorithm):
         if self.config.schedule.val_only:  # reading a buffer gives up what was saved of it later
             return
         self.memory.load(state["memory"])
+        if self._rescoring is not None and "rescoring" in state:
+            self._rescoring.load_state_dict(state["rescoring"], self.memory)
         self._rng.bit_generator.state = state["rng"]
         self._shared_rng.bit_generator.state = state["shared_rng"]
         self._noise.set_state(state["noise"])
