@@ -32,9 +32,9 @@ install_packages() {
   .venv/bin/python -m pip install --quiet -c constraints.txt torch numpy
   # pip shows setuptools' warning that an editable installation is one.
   DS_BUILD_OPS=0 PYTHONWARNINGS="ignore:Editable installation" .venv/bin/python -m pip install --quiet -c constraints.txt \
-    -e ".[robosuite,libero,vlm,video,lerobot,ray,dev]"
-  # With their dependencies these two would pull in torchvision and another torch.
-  .venv/bin/python -m pip install --quiet --no-deps -c constraints.txt hf-libero bddl
+    -e ".[robosuite,libero,metaworld,vlm,video,lerobot,ray,dev]"
+  # With their dependencies these would pull in torchvision and another torch, or another MuJoCo.
+  .venv/bin/python -m pip install --quiet --no-deps -c constraints.txt hf-libero bddl metaworld imageio
   touch "$stamp"
 }
 

@@ -71,6 +71,7 @@ _BUILTIN = {
     "toy_push": "rlvla.envs.toy_push",
     "robosuite": "rlvla.envs.robosuite",
     "robotwin": "rlvla.envs.robotwin",
+    "metaworld": "rlvla.envs.metaworld",
     **{f"libero_{name}": "rlvla.envs.libero" for name in ("spatial", "object", "goal", "10", "90")},
 }
 

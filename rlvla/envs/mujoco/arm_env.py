@@ -13,7 +13,9 @@ from rlvla.envs.options import SuiteOptions
 
 
 class MujocoArmEnv:
-    """Base of `RobosuiteEnv` and `LiberoEnv`, which add `reset`, `_advance`, `_proprio` and `privileged_state`.
+    """Base of `RobosuiteEnv`, `LiberoEnv` and `MetaWorldEnv`.
+
+    They add `reset`, `_advance`, `_proprio` and `privileged_state`.
 
     Args:
         task: the task, including the step limit.
@@ -21,7 +23,7 @@ class MujocoArmEnv:
         simulator: object with MuJoCo's `model` and `data`.
         cameras: camera name -> MuJoCo's name.
         hold_steps: consecutive successful steps that end an episode.
-        show_sites: whether to draw MuJoCo's sites.
+        drawing: how to draw, see `Renderer`.
 
     Raises:
         ConfigError: no working GL.
@@ -34,8 +36,7 @@ class MujocoArmEnv:
         simulator: Any,
         cameras: Mapping[str, str],
         hold_steps: int,
-        *,
-        show_sites: bool = False,
+        **drawing: Any,
     ):
         from rlvla.envs.mujoco.rendering import Renderer  # imports mujoco
 
@@ -44,9 +45,7 @@ class MujocoArmEnv:
         self._cameras = [simulator.model.camera(cameras[name]).id for name in options.cameras]
         self._renderer: Renderer | None = None
         if self._cameras:
-            self._renderer = Renderer(
-                simulator.model, options.image_size, options.render_quality, show_sites=show_sites
-            )
+            self._renderer = Renderer(simulator.model, options.image_size, options.render_quality, **drawing)
         self._runner = ChunkRunner(task.max_steps, hold_steps, plays_on=options.plays_on)
 
     def step_chunk(self, actions: np.ndarray, *, record_frames: bool = False) -> ChunkResult:

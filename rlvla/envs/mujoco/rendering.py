@@ -14,8 +14,7 @@ import numpy as np
 
 from rlvla.envs.mujoco.gl import make_current, make_gl_context
 
-# robosuite uses group 0 for collision geometry and group 1 for visual geometry.
-_COLLISION_GROUP, _VISUAL_GROUP = 0, 1
+_VISUAL_GROUP = 1  # of robosuite, whose collision geometry is in group 0
 _OUT_OF_VIEW_GROUP = 5  # MuJoCo's last group, never drawn here
 _MAX_GEOMS = 1000
 
@@ -77,6 +76,8 @@ class Renderer:
         image_size: height and width in pixels.
         quality: "fast" (no shadows, reflections, multisampling) or "full".
         show_sites: whether to draw the sites of the groups that MuJoCo shows by default.
+        groups: the groups of geoms that are drawn; by default robosuite's visual ones.
+        show_sky: whether "fast" draws skybox and haze.
 
     Raises:
         ConfigError: no working GL.
@@ -84,7 +85,16 @@ class Renderer:
 
     _gl: Any = None  # nothing to close before a context exists
 
-    def __init__(self, model: mujoco.MjModel, image_size: int, quality: str, *, show_sites: bool = False):
+    def __init__(
+        self,
+        model: mujoco.MjModel,
+        image_size: int,
+        quality: str,
+        *,
+        show_sites: bool = False,
+        groups: Sequence[int] = (_VISUAL_GROUP,),
+        show_sky: bool = True,
+    ):
         self._model, self._size = model, image_size
         model.vis.global_.offwidth = model.vis.global_.offheight = image_size
         if quality == "fast":
@@ -95,14 +105,16 @@ class Renderer:
         self._scene = mujoco.MjvScene(model, maxgeom=_MAX_GEOMS)
         self._option, self._perturb, self._camera = mujoco.MjvOption(), mujoco.MjvPerturb(), mujoco.MjvCamera()
         self._option.geomgroup[:] = 0
-        self._option.geomgroup[_VISUAL_GROUP] = 1
-        self._option.geomgroup[_COLLISION_GROUP] = 0
+        self._option.geomgroup[list(groups)] = 1
         if not show_sites:
             self._option.sitegroup[:] = 0
         self._camera.type = mujoco.mjtCamera.mjCAMERA_FIXED
         if quality == "fast":
             self._scene.flags[mujoco.mjtRndFlag.mjRND_SHADOW] = 0
             self._scene.flags[mujoco.mjtRndFlag.mjRND_REFLECTION] = 0
+            if not show_sky:
+                self._scene.flags[mujoco.mjtRndFlag.mjRND_SKYBOX] = 0
+                self._scene.flags[mujoco.mjtRndFlag.mjRND_HAZE] = 0
         # Geoms out of view may still cast visible shadows or reflections.
         self._culls = quality == "fast"
         self._groups = model.geom_group.copy()

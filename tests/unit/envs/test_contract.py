@@ -86,6 +86,17 @@ class TestRobosuiteWipe(TestRobosuiteLift):
     task_id = 5
 
 
+class TestMetaWorldPickPlace(EnvContract):
+    suite = "metaworld"
+    task_id = 30
+    options: ClassVar = {"image_size": 32}
+
+    @pytest.fixture(autouse=True, scope="class")
+    @classmethod
+    def _simulator(cls):
+        pytest.importorskip("metaworld", reason="metaworld is not installed")
+
+
 class TestLibero(EnvContract):
     suite = "libero_spatial"
     options: ClassVar = {"image_size": 32}

@@ -1,0 +1,17 @@
+"""The Meta-World suite: fifty tasks. Registering it imports neither metaworld nor MuJoCo."""
+
+from rlvla.envs.metaworld.env import CAMERAS, SUITE, MetaWorldOptions, list_tasks, make
+from rlvla.envs.metaworld.expert import metaworld_expert
+from rlvla.envs.registry import Suite, register_suite
+
+register_suite(
+    SUITE,
+    Suite(
+        list_tasks=list_tasks,
+        make=make,
+        cameras=tuple(CAMERAS),
+        options=MetaWorldOptions,
+        requires=("metaworld", "mujoco"),
+        expert=metaworld_expert,
+    ),
+)

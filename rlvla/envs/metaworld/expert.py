@@ -1,0 +1,49 @@
+"""The scripted policies of the package `metaworld`, which reads their state from the package's observation."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+
+from rlvla.envs.base import TaskSpec
+from rlvla.envs.experts.base import ExpertConfig, disturb, draw_offset
+from rlvla.envs.metaworld.tasks import TASKS
+
+_ARM = slice(0, 3)
+_HAND = slice(0, 3)  # of the observation
+
+
+class MetaWorldExpert:
+    """A scripted policy of the package.
+
+    Args:
+        env_name: the package's name of the task.
+        config: deviations from the best behavior. An offset moves where the policy believes its hand to be.
+    """
+
+    def __init__(self, env_name: str, config: ExpertConfig):
+        from metaworld.policies import ENV_POLICY_MAP
+
+        policies: dict[str, Any] = ENV_POLICY_MAP
+        self._policy, self.config = policies[env_name](), config
+        self.reset(np.random.default_rng(0))
+
+    def reset(self, rng: np.random.Generator) -> None:
+        """Start an episode and draw its offset."""
+        self._rng, self._offset = rng, draw_offset(self.config, rng)
+
+    def act(self, state: dict[str, np.ndarray]) -> np.ndarray:
+        """One action [4] float32 in [-1, 1]: displacement, fingers."""
+        observation = state["observation"].copy()
+        observation[_HAND][:2] -= self._offset
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of actions beyond 1, which are clipped
+            action = self._policy.get_action(observation)
+        return disturb(np.clip(action, -1.0, 1.0), _ARM, self.config, self._rng)
+
+
+def metaworld_expert(task: TaskSpec, config: ExpertConfig) -> MetaWorldExpert:
+    """The expert of a task."""
+    return MetaWorldExpert(TASKS[task.task_id].env_name, config)

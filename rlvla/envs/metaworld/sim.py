@@ -1,0 +1,110 @@
+"""One task of the package `metaworld`, with initial states by number."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mujoco
+import numpy as np
+
+from rlvla.utils.errors import MissingExtraError
+
+_FINGERS = (("rightpad", "rightclaw"), ("leftpad", "leftclaw"))
+# Cameras that stand on their heads, and the turn about the axis of view that sets them upright.
+_ROLLED = ("corner", "corner2", "corner3", "corner4")
+_HALF_ROLL = np.array([0.0, 0.0, 0.0, 1.0])
+
+
+class MetaWorldSim:
+    """A task whose objects and goal are drawn anew for each initial state.
+
+    Attributes:
+        env: the package's environment.
+        model: the compiled model.
+        data: its state.
+        observation: [39] of the package: hand, fingers, objects, the same one step before, goal.
+        reward: dense reward of the last step, in [0, 10].
+        info: what the package tells of the last step.
+
+    Args:
+        name: the package's name of the task.
+
+    Raises:
+        MissingExtraError: metaworld is not installed.
+    """
+
+    def __init__(self, name: str):
+        try:
+            from metaworld.env_dict import ALL_V3_ENVIRONMENTS
+        except ImportError as error:
+            text = (
+                f"Meta-World is not usable here ({error}). Install it with: bash examples/scripts/install_metaworld.sh"
+            )
+            raise MissingExtraError(text) from error
+
+        self.env: Any = ALL_V3_ENVIRONMENTS[name]()
+        # The space was made while goals were hidden, and would clip them to 0.
+        self.env._partially_observable = False
+        self.env.__dict__.pop("sawyer_observation_space", None)
+        self.env._freeze_rand_vec, self.env.seeded_rand_vec, self.env._set_task_called = False, True, True
+        self.model: mujoco.MjModel = self.env.model
+        self.data: mujoco.MjData = self.env.data
+        self.observation, self.reward, self.info = np.zeros(39), 0.0, dict[str, Any]()
+        moves = np.zeros(self.model.nbody, dtype=bool)  # children come after their parents
+        for body in range(1, self.model.nbody):
+            moves[body] = self.model.body_dofnum[body] > 0 or moves[self.model.body_parentid[body]]
+        robot = self._below("right_hand") | self._below("base") | self._below("hand")
+        self._movable = (moves & ~robot)[self.model.geom_bodyid]
+        self._fingers = [
+            self._below(pad)[self.model.geom_bodyid] | self._below(claw)[self.model.geom_bodyid]
+            for pad, claw in _FINGERS
+        ]
+        self._hand = self._below("hand")[self.model.geom_bodyid]
+        for name in _ROLLED:
+            camera = self.model.camera(name).id
+            mujoco.mju_mulQuat(self.model.cam_quat[camera], self.model.cam_quat[camera].copy(), _HALF_ROLL)
+
+    def _below(self, name: str) -> np.ndarray:
+        """[nbody] bool: a body and all that hang on it; none if there is no such body."""
+        found = np.zeros(self.model.nbody, dtype=bool)
+        first = mujoco.mj_name2id(self.model, mujoco.mjtObj.mjOBJ_BODY, name)
+        if first >= 0:
+            found[first] = True
+            for body in range(first + 1, self.model.nbody):
+                found[body] = found[self.model.body_parentid[body]]
+        return found
+
+    def reset(self, number: int) -> None:
+        """Start from an initial state."""
+        self.env.seed(number)
+        self.observation, _ = self.env.reset()
+        self._start = self._objects().copy()
+
+    def step(self, action: np.ndarray) -> None:
+        """Execute an action [4]."""
+        self.observation, reward, _, _, self.info = self.env.step(action)
+        self.reward = float(np.clip(reward, 0.0, 10.0))
+
+    @property
+    def success(self) -> bool:
+        """What the package says of the last step."""
+        return bool(self.info["success"] > 0.5)
+
+    def touching(self) -> list[bool]:
+        """Whether the hand touches something that can move, and whether each of the two fingers does."""
+        first, second = self.data.contact.geom.T
+        parts = (self._hand, *self._fingers)
+        hits = [(part[first] & self._movable[second]) | (self._movable[first] & part[second]) for part in parts]
+        return [bool(hit.any()) for hit in hits]
+
+    def distance(self) -> float:
+        """From the center of the fingers to the nearest object or handle, in meters."""
+        return float(np.linalg.norm(self._objects() - self.env.tcp_center, axis=1).min())
+
+    def displacement(self) -> float:
+        """The largest distance of an object from where it was at first, in meters."""
+        return float(np.linalg.norm(self._objects() - self._start, axis=1).max())
+
+    def _objects(self) -> np.ndarray:
+        """[N, 3] positions."""
+        return np.asarray(self.env._get_pos_objects(), dtype=np.float64).reshape(-1, 3)
