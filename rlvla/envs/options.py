@@ -87,6 +87,10 @@ class SuiteOptions:
         if self.plays_on and not self.can_play_on:
             text = "--after_success continue: the episodes of this suite end with success"
             problems.append(Problem("after_success", "unavailable", text))
+        for name in self.privileged_options:
+            if getattr(self, name) and not self.use_proprio:
+                text = f"--{name} is a part of proprio: give --use_proprio as well"
+                problems.append(Problem(name, "needs_flag", text))
         return problems + _choice_problems(self) + range_problems(self)
 
 

@@ -58,9 +58,6 @@ class MetaWorldOptions(SuiteOptions):
     def problems(self) -> list[Problem]:
         """All problems of the values."""
         problems = super().problems()
-        if self.object_state and not self.use_proprio:
-            text = "--object_state is a part of proprio: give --use_proprio as well"
-            problems.append(Problem("object_state", "needs_flag", text))
         if self.max_steps is not None and self.max_steps > MAX_STEPS:
             text = f"--max_steps {self.max_steps}: the package ends episodes after {MAX_STEPS} steps"
             problems.append(Problem("max_steps", "out_of_range", text))

@@ -75,9 +75,6 @@ class RobosuiteOptions(SuiteOptions):
     def problems(self) -> list[Problem]:
         """All problems of the values."""
         problems = super().problems()
-        if self.object_state and not self.use_proprio:
-            text = "--object_state is a part of proprio: give --use_proprio as well"
-            problems.append(Problem("object_state", "needs_flag", text))
         known = [name for name, _ in PRIMITIVES]
         unknown = [name for name in self.primitives if name not in known]
         if unknown:

@@ -49,15 +49,12 @@ class Rescoring:
         Returns:
             Number of decisions asked about.
         """
-        asked, seen, buffer = 0, set[int](), memory.buffer
-        for row in buffer.due(now, self._interval, self._budget):
+        asked, due = 0, memory.buffer.due(now, self._interval, self._budget)
+        for number in dict.fromkeys(memory.buffer.gather(due, ["episode"])["episode"].tolist()):
             if asked >= self._budget:
                 break
-            number = int(buffer.gather(row, ["episode"])["episode"])
-            if number not in seen:
-                seen.add(number)
-                self._asked.append(self._question(memory, number))
-                asked += len(self._asked[-1].steps)
+            self._asked.append(self._question(memory, number))
+            asked += len(self._asked[-1].steps)
         return asked
 
     def _question(self, memory: Memory, number: int) -> _Question:
