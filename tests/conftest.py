@@ -29,6 +29,7 @@ def pytest_collection_finish() -> None:
     """What was imported by now stays: the collector need not look through it again and again."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000, 20, 20)  # seldom: else a twentieth of the time of all tests
     gc.enable()
 
 

@@ -181,8 +181,10 @@ def test_a_killed_launcher_then_a_frozen_rank(policy_folder: Path, tmp_path: Pat
         process.wait()
         process = start(launch_command(PPO_SCRIPT, *flags, "--load_checkpoint", "--rank_timeout", 10), second)
         assert wait_for(lambda: f"iteration {iteration + 1}/" in second.read_text()), second.read_text()
-        frozen = max(pid for pid in running(PPO_SCRIPT, process.pid) if is_python(pid, PPO_SCRIPT))
+        frozen = max(trainers_of(process))
         os.kill(frozen, signal.SIGSTOP)
+        assert wait_for(lambda: trainers_of(process) == {frozen}), second.read_text()
+        os.kill(frozen, signal.SIGKILL)  # as the launcher does after half a minute
         assert process.wait(300) != 0
         assert wait_for(lambda: not running("", str(tmp_path))), running("", str(tmp_path))
         text = second.read_text()
@@ -205,14 +207,15 @@ def saved_and_said(text: str, folder: Path) -> int:
 def dies_with_one_rank(process: subprocess.Popen, ranks: int, mark: str) -> None:
     """SIGKILL of one training process: its workers end with it, and the launcher ends the other rank."""
     assert len(running("rlvla.envs.workers.worker", mark)) == 2 * ranks
-    trainers = {pid for pid in running(PPO_SCRIPT, process.pid) if is_python(pid, PPO_SCRIPT)}
+    trainers = trainers_of(process)
     assert len(trainers) == ranks
     os.kill(min(trainers), signal.SIGKILL)
     assert process.wait(300) != 0
     assert wait_for(lambda: not running("", mark)), running("", mark)
 
 
-def is_python(pid: int, script: str) -> bool:
-    """Whether that process itself runs the script (and does not merely name it, as the launcher does)."""
-    words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
-    return script in words[1:3]
+def trainers_of(launcher: subprocess.Popen) -> set[int]:
+    """The processes that run the script themselves (and do not merely name it, as the launcher does)."""
+    found = running(PPO_SCRIPT, launcher.pid)
+    words = {pid: Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0") for pid in found}
+    return {pid for pid in found if PPO_SCRIPT in words[pid][1:3]}

@@ -79,7 +79,8 @@ class JudgeServer:
 @contextmanager
 def judge_server() -> Iterator[JudgeServer]:
     server = JudgeServer()
-    thread = threading.Thread(target=server.http.serve_forever, daemon=True)
+    # It looks this often whether it is to end: by default every half second, which is longer than most tests take.
+    thread = threading.Thread(target=server.http.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     try:
         yield server
