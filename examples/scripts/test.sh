@@ -9,6 +9,11 @@ if [ -d ../shared/libero_assets ]; then
 fi
 ruff check .
 ruff format --check .
-mypy
+# Types are checked while the tests are collected, which leaves a core idle.
+mypy &
+types=$!
 # Tests of a file share fixtures and stay together, in order, since the longest come first.
-exec python -m pytest -n 2 --dist loadfile --no-loadscope-reorder "$@"
+failed=0
+python -m pytest -n 2 --dist loadfile --no-loadscope-reorder "$@" || failed=$?
+wait "$types" || failed=1
+exit "$failed"

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from rlvla.algorithms.columns import LEVEL_ORDER
 from rlvla.commands.policy_checks import wandb_problems
 from rlvla.commands.problem_texts import problem, unread
 from rlvla.commands.runs.checks import length_problems, rank_problems
+from rlvla.envs.base import TaskSpec
+from rlvla.envs.config import SplitConfig
 from rlvla.rewards.config import OVERLONG, REWARD_MODEL
+from rlvla.rollout.config import TaskSamplingConfig
+from rlvla.trainer.algorithm import make_sampler
 from rlvla.trainer.algorithm_config import ONE_ADVANTAGE_PER_EPISODE, AlgorithmConfig, learner_scores
-from rlvla.trainer.config import ScheduleConfig
+from rlvla.trainer.config import BatchConfig, ScheduleConfig
 from rlvla.trainer.group_collector import EPISODE_METRICS
 from rlvla.trainer.guards import EARLY_STOP_EPISODES
 from rlvla.utils.cli.flags import as_typed
 from rlvla.utils.deepspeed.strategy import has_accelerator
-from rlvla.utils.errors import Problem
+from rlvla.utils.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
     from rlvla.commands.ppo_flags import PPORun
@@ -73,13 +77,34 @@ _IS_FLAGS = ("rollout_is_level", "rollout_is_low", "rollout_is_high", "rollout_i
 _RS_FLAGS = ("rollout_rs_level", "rollout_rs_low", "rollout_rs_high")
 
 
-def early_stopping_problems(schedule: ScheduleConfig, num_tasks: int, *, own_sampler: bool = False) -> list[Problem]:
+def sampler_problems(batch: BatchConfig, tasks: Sequence[TaskSpec], split: SplitConfig, seed: int) -> list[Problem]:
+    """Settings of the task sampler without effect or that contradict, weights that do not fit, an unusable class."""
+    own, curriculum, problems = batch.task_sampler is not None, batch.task_sampling != "uniform", []
+    if own and batch.task_weights:
+        problems.append(problem("task_weights", "contradiction"))
+    if own and curriculum:
+        problems.append(problem("task_sampling", "contradiction", value=batch.task_sampling))
+    for name in () if curriculum else ("task_sampling_floor", "task_success_horizon"):
+        if (value := getattr(batch, name)) != getattr(TaskSamplingConfig(), name):
+            problems.append(unread(name, as_typed(name, value), "curriculum"))
+    if curriculum and len(tasks) == 1:
+        problems.append(unread("task_sampling", as_typed("task_sampling", batch.task_sampling), "one task"))
+    try:
+        make_sampler(batch, tasks, split, seed)
+    except ConfigError as error:
+        problems += error.problems
+    return problems
+
+
+def early_stopping_problems(
+    schedule: ScheduleConfig, num_tasks: int, sampling: TaskSamplingConfig | None = None
+) -> list[Problem]:
     """Settings with which early stopping can never happen, or that have no effect, and a window without a spread.
 
     Args:
         schedule: the settings.
         num_tasks: number of tasks that are evaluated.
-        own_sampler: whether --task_sampler chooses the states, by whose difficulty success is not to be judged.
+        sampling: how tasks and states are chosen; sampled success is not to be judged by the difficulty of those.
     """
     problems = [problem("plateau_iterations", "too_few")] if schedule.plateau_iterations == 1 else []
 
@@ -95,8 +120,9 @@ def early_stopping_problems(schedule: ScheduleConfig, num_tasks: int, *, own_sam
     other = {"evaluations": "early_stop_iterations", "sampled": "early_stop_evaluations"}
     given = changed(other[by]) if by in other else {}
     problems += [unread(name, typed, "other early end", by=by) for name, typed in given.items()]
-    if by != "evaluations" and own_sampler:
-        problems.append(problem("early_stop_by", "contradiction", value=by))
+    if by != "evaluations" and sampling is not None and sampling.favours_some:
+        how = "--task_sampler" if sampling.task_sampler is not None else f"--task_sampling {sampling.task_sampling}"
+        problems.append(problem("early_stop_by", "contradiction", value=by, how=how))
     if by == "sampled":
         return problems
     if not schedule.eval_steps:

@@ -173,7 +173,7 @@ def run_check(
         ConfigError: there are mistakes in the flags.
         EnvWorkerError: the worker process cannot be started.
     """
-    if not env.task_ids and env.task_suite_name is not None:  # all tasks, not only the defaults of training
+    if not (env.task_ids or env.task_names or env.task_suite_name is None):  # all, not only the defaults of training
         try:
             all_tasks = tuple(task.task_id for task in env.suite_tasks({}))
             env = replace(env, task_ids=all_tasks)

@@ -159,7 +159,7 @@ def _merged(of_suites: Mapping[str | None, Sequence[Problem]], suites: int) -> l
     lists = list(of_suites.values())
     common = [p for p in lists[0] if len(lists) == suites and all(p in more for more in lists)] if lists else []
     named = [(suite, p) for suite, more in of_suites.items() for p in more if p not in common]
-    plain = ("task_suite_name", "task_ids")  # their texts already name the suite
+    plain = ("task_suite_name", "task_ids", "task_names")  # their texts already name the suite
     return [*common, *(p if suite is None or p.flag in plain else p.prefixed(f"{suite}: ") for suite, p in named)]
 
 

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from rlvla.commands.algorithm_checks import algorithm_problems, batch_problems, early_stopping_problems
+from rlvla.commands.algorithm_checks import (
+    algorithm_problems,
+    batch_problems,
+    early_stopping_problems,
+    sampler_problems,
+)
 from rlvla.commands.model_checks import mismatch_with_policy, value_model_problems
 from rlvla.commands.policy_checks import density_problems, quantity_problems, score_problems
 from rlvla.commands.ppo_flags import PPORun
@@ -10,7 +15,6 @@ from rlvla.commands.problem_texts import problem
 from rlvla.commands.runs.checks import changed_flags, dump_problems, flag_problems, writable
 from rlvla.commands.setup import CheckedRun, check_run
 from rlvla.data.reading import read_demonstrations
-from rlvla.trainer.algorithm import make_sampler
 from rlvla.trainer.algorithm_config import learner_scores
 from rlvla.trainer.reward_sources import reward_problems
 from rlvla.utils.errors import ConfigError, Problem
@@ -27,33 +31,23 @@ def check(flags: PPORun) -> CheckedRun:
     scores = learner_scores(flags.algorithm)
     setting, more = check_run(flags.policy, flags.env, flags.split, flags.schedule.eval_episodes, *judged, scores)
     problems += more + value_model_problems(flags, setting)
-    own_sampler, num_tasks = flags.batch.task_sampler is not None, len(setting.tasks) if setting is not None else 0
-    problems += early_stopping_problems(flags.schedule, num_tasks, own_sampler=own_sampler)
+    num_tasks = len(setting.tasks) if setting is not None else 0
+    problems += early_stopping_problems(flags.schedule, num_tasks, flags.batch)
     problems += reward_problems(
         flags.rewards, flags.algorithm, setting.tasks if setting is not None else [], flags.success
     )
     if setting is not None:
         problems += score_problems(setting.spec, flags.algorithm)
         problems += quantity_problems(setting.spec, flags.algorithm) + density_problems(setting.spec, flags)
-        problems += _sampler_problems(flags, setting) + dump_problems(flags, setting.env)
+        problems += sampler_problems(flags.batch, setting.tasks, flags.split, flags.run.seed) + dump_problems(
+            flags, setting.env
+        )
         problems += changed_flags(flags, setting) if writable(problems) else []
         problems += setting.checkpoint.option_problems(flags.actor)
         problems += _token_problems(flags, setting) + _demonstration_problems(flags, setting)
     if problems or setting is None:
         raise ConfigError(dict.fromkeys(problems))
     return setting
-
-
-def _sampler_problems(flags: PPORun, setting: CheckedRun) -> list[Problem]:
-    """Weights that do not fit the tasks, and a sampler that cannot be created."""
-    problems = []
-    if flags.batch.task_sampler is not None and flags.batch.task_weights:
-        problems.append(problem("task_weights", "contradiction"))
-    try:
-        make_sampler(flags.batch, setting.tasks, flags.split, flags.run.seed)
-    except ConfigError as error:
-        problems += error.problems
-    return problems
 
 
 def _token_problems(flags: PPORun, setting: CheckedRun) -> list[Problem]:
@@ -78,4 +72,5 @@ def _demonstration_problems(flags: PPORun, setting: CheckedRun) -> list[Problem]
         return [p.of_flag("ptx_demos") for p in error.problems]
     problems = mismatch_with_policy(demos, path, setting.spec, flags.policy.pretrain)
     problems += flags.split.problems(setting.tasks, flags.schedule.eval_episodes, demos.states_learned_from)
+    problems += flags.split.heldout_problems(setting.env, (), demos.states_learned_from, path)
     return [p.of_flag("ptx_demos") for p in problems]

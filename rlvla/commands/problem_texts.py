@@ -94,8 +94,8 @@ _TEXTS: dict[tuple[str | None, str], str] = {
     ("sft_loss", "mismatch"): "--sft_loss does not work with this policy: {why}; leave it out",
     # early stopping
     ("early_stop_by", "contradiction"): (
-        "--early_stop_by {value}: with --task_sampler sampled success depends on the states that the sampler chooses; "
-        "end by evaluations instead"
+        "--early_stop_by {value}: with {how} sampled success depends on what is chosen to be played; end by "
+        "evaluations instead"
     ),
     ("plateau_iterations", "too_few"): (
         "--plateau_iterations 1: one iteration has no spread to compare with; give at least 2, or 0 for no report"
@@ -215,6 +215,9 @@ _TEXTS: dict[tuple[str | None, str], str] = {
     ),
     ("task_weights", "contradiction"): (
         "--task_weights: --task_sampler chooses the tasks by itself; leave one of them out"
+    ),
+    ("task_sampling", "contradiction"): (
+        "--task_sampling {value}: --task_sampler chooses the tasks by itself; leave one of them out"
     ),
     ("save_hf_ckpt", "needs_flag"): "--save_hf_ckpt exports policies with the checkpoints; give --save_steps",
     ("lora_dropout", "needs_flag"): "--lora_dropout {value} has no effect without adapters; give --lora_rank",
@@ -386,6 +389,8 @@ _UNREAD = {
     "no lonely episode": "no group has a single episode",
     "no filter": "no filter is on",
     "other source of success": "--success_source {source} does not use it",
+    "curriculum": "--task_sampling is uniform",
+    "one task": "there is only one task",
     "other early end": "--early_stop_by {by} does not use it",
     "another model": "it describes a new {kind} model, and --pretrain is {pretrain}",
     "no LeRobot policy": "it is for policies in LeRobot's format, and --pretrain is {pretrain}",

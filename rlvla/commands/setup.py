@@ -115,7 +115,10 @@ def check_run(
         # A checkpoint that is not there cannot tell the suite: one problem, not two.
         if env.task_suite_name is not None or checkpoint is not None:
             tasks = env.tasks()
-            problems += split.problems(tasks, eval_episodes, learned_states(recorded) or ())
+            learned_from = learned_states(recorded) or ()
+            problems += split.problems(tasks, eval_episodes, learned_from)
+            trained = () if rewards is None else tasks
+            problems += split.heldout_problems(env, trained, learned_from, f"the policy {folder}")
     except ConfigError as error:
         problems += error.problems
     state_input = None

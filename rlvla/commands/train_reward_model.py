@@ -17,7 +17,7 @@ from rlvla.commands.run_policies import policy_folder
 from rlvla.data.demonstrations import Demonstrations
 from rlvla.data.frames import read_outcomes, split_episodes
 from rlvla.data.pairs import ranked_pairs
-from rlvla.envs.config import EnvConfig
+from rlvla.envs.config import EnvConfig, heldout_problems
 from rlvla.models.families import Checkpoint, check_checkpoint, checkpoint_overrides
 from rlvla.trainer.supervised.config import NewModelConfig, RewardModelConfig, RewardRunConfig
 from rlvla.trainer.supervised.reward_model_trainer import RewardModelTrainer
@@ -52,6 +52,8 @@ def run_reward_model(
     try:
         demos = read_outcomes(run.demos, run.cameras or None)
         problems += _data_problems(demos, config, run)
+        env = EnvConfig().completed(demos.env_args)
+        problems += heldout_problems(run.heldout_tasks, env, (), demos.states_learned_from, " ".join(run.demos))
         if is_new(run.pretrain):
             problems += new_model_problems(run, tiny, demos)
         else:

@@ -34,7 +34,7 @@ from rlvla.commands.setup import start_workers
 from rlvla.data.demonstrations import Demonstrations
 from rlvla.data.reading import read_several
 from rlvla.envs.base import TaskSpec
-from rlvla.envs.config import EnvConfig
+from rlvla.envs.config import EnvConfig, heldout_problems
 from rlvla.envs.splits import LearnedStates, UnseenStates
 from rlvla.models.config import ActorConfig
 from rlvla.models.families import Checkpoint, check_checkpoint, checkpoint_overrides
@@ -99,7 +99,7 @@ def run_sft(
     episodes = None
     try:
         if demos is not None:
-            problems += _heldout_problems(validation, demos, run.seed)
+            problems += _heldout_problems(validation, demos, run.seed) + _unseen_problems(run, demos)
             episodes = _episodes(validation, run, demos) if validation.eval_epochs else None
     except ConfigError as error:
         problems += error.problems
@@ -217,6 +217,15 @@ class _Episodes:
             return check_checkpoint(folder, run.unnorm_key).load_policy().eval()
 
         return Playing(rollout, self.tasks, self.states, validation.eval_episodes, validation.eval_samples, load)
+
+
+def _unseen_problems(run: SFTRunConfig, demos: Demonstrations) -> list[Problem]:
+    """Tasks of --heldout_tasks that the demonstrations hold, or that the initial policy has learned from."""
+    env, sources = EnvConfig().completed(demos.env_args), {" ".join(run.demos): demos.states_learned_from}
+    if not is_new(run.pretrain):
+        sources[f"the policy {run.pretrain}"] = learned_states(recorded_environment(run.pretrain)) or []
+    found = [p for name, seen in sources.items() for p in heldout_problems(run.heldout_tasks, env, (), seen, name)]
+    return list(dict.fromkeys(found))
 
 
 def _episodes(validation: ValidationConfig, run: SFTRunConfig, demos: Demonstrations) -> _Episodes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,13 @@ class EnvConfig:
     )
     task_ids: tuple[int, ...] = arg(
         (), "tasks of the suite (default: all; robosuite: 0, Lift)", minimum=0, metavar="ID"
+    )
+    task_names: tuple[str, ...] = arg(
+        (),
+        "tasks of the suite by name, and groups of tasks that it has (metaworld: MT10, MT50, ML10, ML10-test, ML45, "
+        "ML45-test), instead of --task_ids",
+        metavar="NAME",
+        recorded=False,
     )
     cameras: tuple[str, ...] = arg(
         (),
@@ -107,6 +115,8 @@ class EnvConfig:
         only settings of the observations are taken.
         """
         options: dict[str, Any] = {}
+        if self.task_names:
+            recorded = {name: value for name, value in recorded.items() if name != "task_ids"}
         if self.task_suite_name not in (None, recorded.get("task_suite_name")):
             recorded = {name: value for name, value in recorded.items() if name not in _OF_THE_SUITE}
         else:
@@ -121,11 +131,16 @@ class EnvConfig:
     def as_dict(self) -> dict[str, Any]:
         """Flat dict for JSON, read back by `completed`. Machine-dependent values are omitted.
 
-        Options of the suite that are not given are None.
+        Options of the suite that are not given are None. Tasks given by name are named by their ids.
+
+        Raises:
+            ConfigError: as `tasks`, if tasks are given by name.
         """
         flags = suite_flags()
         given = {name: value for name, value in self.options.items() if name not in flags or flags[name].recorded}
         common = {name: getattr(self, name) for name in RECORDED_FLAGS}
+        if self.task_names:
+            common["task_ids"] = tuple(task.task_id for task in self.tasks())
         return common | recorded_options(self.task_suite_name, given) | given
 
     def with_ordinary_actions(self) -> EnvConfig:
@@ -186,18 +201,27 @@ class EnvConfig:
                 specs = self.suite_tasks({})  # so that the task ids can still be checked
             except ConfigError:  # tasks cannot be listed without the invalid option
                 raise ConfigError(problems) from None
+        chosen, unknown = self._select(specs)
+        problems += [*unknown, *self._proprio_problems(chosen)]
+        if problems:
+            raise ConfigError(problems)
+        return chosen
+
+    def _select(self, specs: Sequence[TaskSpec]) -> tuple[list[TaskSpec], list[Problem]]:
+        """The selected tasks among all of the suite, and problems of the selection."""
+        if self.task_names and self.task_ids:
+            text = "--task_names and --task_ids both choose the tasks; give one of them"
+            return [], [Problem("task_names", "contradiction", text)]
+        if self.task_names:
+            return tasks_by_name(self.suite, specs, self.task_names)
         tasks = {task.task_id: task for task in specs}
-        unknown = [i for i in self.task_ids if i not in tasks]
+        problems, unknown = [], [i for i in self.task_ids if i not in tasks]
         if unknown:
             known = ", ".join(f"{task.task_id} ({task.name})" for task in tasks.values())
             text = f"{self.suite} has no task {', '.join(map(str, unknown))}; its tasks: {known}"
             problems.append(Problem("task_ids", "unknown_name", text))
         wanted = self.task_ids or get_suite(self.suite).default_tasks or sorted(tasks)
-        chosen = [tasks[i] for i in wanted if i in tasks]
-        problems += self._proprio_problems(chosen)
-        if problems:
-            raise ConfigError(problems)
-        return chosen
+        return [tasks[i] for i in wanted if i in tasks], problems
 
     def _proprio_problems(self, tasks: Sequence[TaskSpec]) -> list[Problem]:
         without = [task.name for task in tasks if not task.proprio_dim]
@@ -232,9 +256,75 @@ _COMMON = tuple(f.name for f in fields(EnvConfig) if f.name != "options")
 RECORDED_FLAGS = tuple(f.name for f in fields(EnvConfig) if f.name in _COMMON and f.metadata.get("recorded", True))
 
 
+def tasks_by_name(
+    suite: str, tasks: Sequence[TaskSpec], names: Sequence[str], flag: str = "task_names"
+) -> tuple[list[TaskSpec], list[Problem]]:
+    """The tasks of these names and groups, each once, in that order; and a problem of `flag` for each unknown name."""
+    groups = get_suite(suite).groups
+    known = {task.name: task for task in tasks}
+    chosen: dict[str, TaskSpec] = {}
+    problems = []
+    for name in names:
+        members = [member for member in groups.get(name, (name,)) if member in known]
+        chosen |= {member: known[member] for member in members}
+        if members:
+            continue
+        everything = [*groups, *known]
+        spelled = {word.lower(): word for word in everything}
+        near = [spelled[word] for word in get_close_matches(name.lower(), spelled, n=4, cutoff=0.5)]
+        others = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(everything)}"
+        problems.append(Problem(flag, "unknown_name", f"--{flag}: {suite} has no task {name}; {others}"))
+    return list(chosen.values()), problems
+
+
 def without_checkpoint(help_text: str) -> str:
     """The help text of an `EnvConfig` flag for a command that does not start from a checkpoint."""
     return help_text.replace("the checkpoint's, else ", "").replace(" (default: that of the checkpoint)", "")
+
+
+def heldout_tasks_flag() -> Any:
+    """The field of `--heldout_tasks`."""
+    return arg(
+        (),
+        "tasks that must stay unseen, by name or group: an error if they are trained on or recorded as demonstrations, "
+        "or if the policy has learned from them before",
+        metavar="NAME",
+        recorded=False,
+    )
+
+
+def heldout_problems(
+    names: Sequence[str],
+    env: EnvConfig,
+    trained: Sequence[TaskSpec],
+    learned_from: Sequence[LearnedStates] = (),
+    of: str = "",
+) -> list[Problem]:
+    """Problems if tasks that are to stay unseen are trained on, or were before.
+
+    Args:
+        names: values of `--heldout_tasks`.
+        env: the environment, whose suite the tasks belong to.
+        trained: tasks that are going to be trained on.
+        learned_from: states that a policy or demonstrations were made from.
+        of: what `learned_from` belongs to, for the message.
+
+    Raises:
+        ConfigError: the tasks of the suite cannot be listed.
+    """
+    if not names:
+        return []
+    heldout, problems = tasks_by_name(env.suite, env.suite_tasks({}), names, "heldout_tasks")
+    wanted = {(task.suite, task.task_id) for task in trained}
+    again = [task.name for task in heldout if (task.suite, task.task_id) in wanted]
+    if again:
+        text = f"--heldout_tasks: {', '.join(again)} would be trained on; leave them out of --task_names or --task_ids"
+        problems.append(Problem("heldout_tasks", "contradiction", text))
+    seen = [task.name for task in heldout if any(states.of(task) for states in learned_from)]
+    if seen:
+        text = f"--heldout_tasks: {of} learned from {', '.join(seen)}, which are no longer unseen; take another"
+        problems.append(Problem("heldout_tasks", "mismatch", text))
+    return problems
 
 
 @dataclass(frozen=True)
@@ -258,6 +348,8 @@ class SplitConfig:
         "YAML or JSON file with the initial states to evaluate on: a list for all tasks, or task name: list",
         metavar="FILE",
     )
+
+    heldout_tasks: tuple[str, ...] = heldout_tasks_flag()
 
     @property
     def protocol_name(self) -> str:
@@ -287,6 +379,12 @@ class SplitConfig:
             text = f"--eval_init_states {states.start} {states.stop} holds {len(states)} initial states, fewer than {n}"
             raise ConfigError.of("eval_init_states", "too_few", text)
         return list(states[:n])
+
+    def heldout_problems(
+        self, env: EnvConfig, trained: Sequence[TaskSpec], learned_from: Sequence[LearnedStates] = (), of: str = ""
+    ) -> list[Problem]:
+        """Problems if tasks that are to stay unseen are trained on, or were before; see `heldout_problems`."""
+        return heldout_problems(self.heldout_tasks, env, trained, learned_from, of)
 
     def problems(self, tasks: Sequence[TaskSpec], n: int, learned_from: Sequence[LearnedStates] = ()) -> list[Problem]:
         """Problems of the split for these tasks and n evaluation states.

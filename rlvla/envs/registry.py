@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +34,7 @@ class Suite:
         requires: importable names of the modules that the simulator needs.
         default_tasks: tasks used if none are selected; empty means all.
         expert: `(task, config) -> Expert`, a scripted expert for `cli/collect_demos.py`, or None.
+        groups: names of groups of tasks and the names of their members, for `--task_names`.
         make_batched: `(task_id, num_slots, **kw) -> BatchedEnv`, one simulator for several episodes, used by workers
             with several slots (`--envs_per_worker`); None builds one environment per slot.
     """
@@ -47,6 +48,7 @@ class Suite:
     expert: Callable[[TaskSpec, ExpertConfig], Expert] | None = None
     options: type[SuiteOptions] | None = None
     make_batched: Callable[..., BatchedEnv] | None = None
+    groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def default_cameras(self) -> tuple[str, ...]:

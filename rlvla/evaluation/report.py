@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from rlvla.checkpoints.run_folder import RUN_FILE
 from rlvla.evaluation.comparison import MEAN_OF_SUITES
 from rlvla.evaluation.findings import EvaluationReport, PolicyEvaluation, SuiteEvaluation, SuitesResult
@@ -15,6 +17,7 @@ from rlvla.evaluation.pages import COLORS, INK, Chart, new_figure, render, svg
 from rlvla.evaluation.results import EvalResult
 from rlvla.evaluation.statistics import interval_of_metrics
 from rlvla.rewards.base import reward_names, source_of
+from rlvla.rollout.stats import OF_TASKS
 from rlvla.utils.cli.config_file import command_line
 from rlvla.utils.files import read_metrics, write_atomic
 from rlvla.utils.video import video_size
@@ -23,6 +26,7 @@ REPORT_FILE = "report.html"
 _RUN_FILES = (RUN_FILE, "totals.json")  # files of the training run of the policy
 # Source that is registered only when a model is loaded.
 _LATE_SOURCE = "rm_model"
+_COLUMNS = 40  # of the matrix of tasks by training episodes
 
 
 def write_report(folder: Path, findings: EvaluationReport, stages: Sequence[Sequence[str]] = ()) -> Path:
@@ -177,7 +181,7 @@ def _span(states: Sequence[int]) -> str:
 
 
 def learning_charts(records: Sequence[dict[str, float]]) -> list[Chart]:
-    """Success, reward components, entropy, KL and clip fraction, gradient norm over training episodes.
+    """Success, of each task too, reward components, entropy, size of updates, gradient norm over training episodes.
 
     Args:
         records: result of `read_metrics`; charts without data are omitted.
@@ -189,6 +193,7 @@ def learning_charts(records: Sequence[dict[str, float]]) -> list[Chart]:
         charts.append(_success_chart(played, evaluated))
     if not played:
         return charts
+    charts += _task_charts(played)
     series = _reward_series(played)
     for title, unit, wanted in (
         ("reward per episode, by source", "", series),
@@ -241,6 +246,29 @@ def _success_chart(played: Sequence[dict[str, float]], evaluated: Sequence[dict[
         )
     axes.set_ylim(0, 1.03)
     return Chart("success at end", svg(figure, axes))
+
+
+def _task_charts(played: Sequence[dict[str, float]]) -> list[Chart]:
+    """A matrix of tasks by training episodes, coloured by the success of the rollouts; none with a single task."""
+    names = list(dict.fromkeys(name for record in played for name in record if name.startswith(OF_TASKS)))
+    if not names:
+        return []
+    episodes = np.array([record["total/episodes"] for record in played])
+    column = np.minimum((_COLUMNS * episodes / episodes[-1]).astype(int), _COLUMNS - 1)
+    matrix = np.full((len(names), _COLUMNS), np.nan)
+    for row, name in enumerate(names):
+        for at in range(_COLUMNS):
+            found = [record[name] for record, where in zip(played, column) if where == at and name in record]
+            matrix[row, at] = np.mean(found) if found else np.nan
+    figure, axes = new_figure("training episodes")
+    figure.set_figheight(1.0 + 0.17 * len(names))
+    axes.grid(visible=False)
+    shape = (0.0, episodes[-1], len(names) - 0.5, -0.5)
+    image = axes.imshow(matrix, aspect="auto", interpolation="nearest", vmin=0, vmax=1, cmap="viridis", extent=shape)
+    axes.set_yticks(range(len(names)), [name.removeprefix(OF_TASKS) for name in names], fontsize=6.5)
+    bar = figure.colorbar(image, ax=axes, pad=0.02, fraction=0.05)
+    bar.ax.tick_params(colors=INK, labelsize=6.5)
+    return [Chart("success at end of each task (rollout, sampled)", svg(figure, axes, legend=False))]
 
 
 def _line_chart(title: str, unit: str, lines: dict[str, tuple[list[float], list[float]]]) -> Chart:

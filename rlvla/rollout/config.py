@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rlvla.algorithms.curricula import list_task_samplings
 from rlvla.utils.cli.flags import arg
 
 
@@ -34,3 +35,35 @@ class RolloutConfig:
         minimum=0,
         maximum=1,
     )
+
+
+@dataclass(frozen=True)
+class TaskSamplingConfig:
+    """Which task instances are played in training."""
+
+    task_sampling: str = arg(
+        "uniform",
+        "how the tasks of groups are drawn: uniform (every initial state equally often), inverse_success (by their "
+        "share of failures), learning_progress (by how far their success has moved), or a curriculum of your own",
+        choices=list_task_samplings,
+    )
+    task_sampling_floor: float = arg(
+        0.2, "share of the groups that all tasks have in equal parts, whatever the curriculum", above=0, maximum=1
+    )
+    task_success_horizon: float = arg(
+        64.0, "episodes of a task over which the curriculum averages its success", above=0, maximum=1e6
+    )
+    task_weights: tuple[str, ...] = arg(
+        (),
+        "weights by which the tasks of groups are drawn, 1 for tasks not named; factors of what a curriculum gives "
+        "(default: every initial state equally often)",
+        metavar="TASK_ID:WEIGHT",
+    )
+    task_sampler: str | None = arg(
+        None, "a class of your own that chooses task and initial state of each group", metavar="FILE.py:CLASS"
+    )
+
+    @property
+    def favours_some(self) -> bool:
+        """Whether tasks or states are chosen by how they go, so that success over all episodes says little."""
+        return self.task_sampler is not None or self.task_sampling != "uniform"

@@ -10,6 +10,7 @@ from rlvla.envs.workers.pool import EnvWorkerError
 from rlvla.rollout.episode import EpisodeRequest
 from rlvla.utils.errors import RunEnded
 
+OF_TASKS = "rollout_tasks/"  # before the name of a task, of several: success at end of its episodes
 SUMMED = (
     "rollout/env_steps",
     "rollout/env_steps_per_s",

@@ -61,6 +61,11 @@ class UserSampler:
         self._check_state()
         self._has_observed = False
 
+    @property
+    def observes(self) -> bool:
+        """Whether it wants the finished episodes."""
+        return hasattr(self._sampler, "observe")
+
     def at(self, positions: range) -> list[EpisodeRequest]:
         """The episodes of the groups at these positions.
 
@@ -86,7 +91,7 @@ class UserSampler:
 
     def observe(self, episodes: Sequence[FinishedEpisode]) -> None:
         """Pass on the finished episodes of an iteration."""
-        if hasattr(self._sampler, "observe"):
+        if self.observes:
             self._call("observe", list(episodes))
             if not self._has_observed:
                 self._check_state()

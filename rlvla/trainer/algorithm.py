@@ -16,9 +16,9 @@ from rlvla.data.demonstrations import Demonstrations
 from rlvla.envs.base import TaskSpec
 from rlvla.envs.config import SplitConfig
 from rlvla.experience import Sample
-from rlvla.rollout import EpisodeRequest
-from rlvla.rollout.task_sampler import TaskSampler, parse_task_weights
-from rlvla.rollout.user_sampler import UserSampler
+from rlvla.rollout import EpisodeRequest, task_sampler
+from rlvla.rollout.episode import FinishedEpisode
+from rlvla.rollout.task_sampler import Sampler
 from rlvla.trainer.algorithm_config import LEARNERS
 from rlvla.trainer.config import BatchConfig, PPOConfig
 from rlvla.trainer.metrics import Metrics
@@ -84,19 +84,22 @@ class AlgorithmSetup:
             small=small,
         )
 
-    def sampler(self) -> TaskSampler | UserSampler:
+    def sampler(self) -> Sampler:
         """A sampler of the training instances (task and initial state), in the order of the run."""
         return make_sampler(self.config.batch, self.tasks, self.config.split, self.strategy.seed)
 
 
-def make_sampler(
-    batch: BatchConfig, tasks: Sequence[TaskSpec], split: SplitConfig, seed: int
-) -> TaskSampler | UserSampler:
+def make_sampler(batch: BatchConfig, tasks: Sequence[TaskSpec], split: SplitConfig, seed: int) -> Sampler:
     """The sampler of the training instances; ConfigError if its flags do not fit the tasks."""
-    instances = (tasks, [split.train_states(task) for task in tasks], batch.n_samples_per_prompt, seed)
-    if batch.task_sampler is not None:
-        return UserSampler(batch.task_sampler, *instances)
-    return TaskSampler(*instances, parse_task_weights(batch.task_weights, tasks))
+    states = [split.train_states(task) for task in tasks]
+    return task_sampler.make_sampler(batch, tasks, states, batch.n_samples_per_prompt, seed)
+
+
+def show_sampler(sampler: Sampler, samples: Sequence[Sample], strategy: DeepspeedStrategy) -> None:
+    """Tell a sampler about the finished episodes of all ranks, if it wants to know; called on every rank."""
+    if sampler.observes:
+        finished = strategy.gather_objects([FinishedEpisode.of(sample) for sample in samples])
+        sampler.observe([episode for part in finished for episode in part])
 
 
 class Algorithm:

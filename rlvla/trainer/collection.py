@@ -8,9 +8,8 @@ from typing import Any
 import torch
 
 from rlvla.experience import Experience, Sample
-from rlvla.rollout import EpisodeRequest, FinishedEpisode
-from rlvla.rollout.user_sampler import UserSampler
-from rlvla.trainer.algorithm import AlgorithmSetup, Plan
+from rlvla.rollout import EpisodeRequest
+from rlvla.trainer.algorithm import AlgorithmSetup, Plan, show_sampler
 from rlvla.trainer.experience_maker import ExperienceMaker
 from rlvla.trainer.group_collector import Collected, GroupCollector, reshard_if_any_empty
 from rlvla.trainer.measurements import Stopwatch
@@ -83,9 +82,7 @@ class Collection:
         assert collected is not None
         self._collected = self._greedy = None
         self.collector.commit()
-        if isinstance(self._sampler, UserSampler):
-            played = self._setup.strategy.gather_objects([FinishedEpisode.of(sample) for sample in collected.played])
-            self._sampler.observe([episode for part in played for episode in part])
+        show_sampler(self._sampler, collected.played, self._setup.strategy)
         baselines, scaling = None, self.maker.reward_scaling
         self.maker.update_reward_scale(collected.samples)
         if greedy is not None:
@@ -154,13 +151,12 @@ class Collection:
 
     # ------------------------------------------------------------------ state
     def state_dict(self) -> dict[str, Any]:
-        """The running moments of returns and rewards, and the state of a sampler of the user's."""
+        """The running moments of returns and rewards, and the state of the task sampler."""
         normalizer = self.maker.value_normalizer
         moments = None if normalizer is None else normalizer.state_dict()
         state = {"value_normalizer": moments, "reward_scaling": self.maker.reward_scaling.state_dict()}
-        if isinstance(self._sampler, UserSampler):
-            state["task_sampler"] = self._sampler.state_dict()
-        return state
+        sampler = self._sampler.state_dict()
+        return state if sampler is None else state | {"task_sampler": sampler}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a `state_dict`."""
@@ -168,8 +164,7 @@ class Collection:
             self.maker.value_normalizer.load_state_dict(state["value_normalizer"])
         if "reward_scaling" in state:  # checkpoints before 0.2 have none
             self.maker.reward_scaling.load_state_dict(state["reward_scaling"])
-        if isinstance(self._sampler, UserSampler):
-            self._sampler.load_state_dict(state.get("task_sampler"))
+        self._sampler.load_state_dict(state.get("task_sampler"))
 
     def rank_state_dict(self) -> dict[str, Any]:
         """The groups carried over."""

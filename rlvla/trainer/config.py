@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rlvla.envs.config import EnvConfig, SplitConfig
+from rlvla.rollout.config import TaskSamplingConfig
 from rlvla.trainer.algorithm_config import AlgorithmConfig, CorrectionConfig, FilterConfig
 from rlvla.utils.cli.flags import MAX_SEED, arg
 from rlvla.utils.deepspeed.config import SCHEDULERS
@@ -102,7 +103,7 @@ class RunConfig(BasicRunConfig):
 
 
 @dataclass(frozen=True)
-class BatchConfig:
+class BatchConfig(TaskSamplingConfig):
     """How many episodes are collected, and in what batches they are trained on."""
 
     num_episodes: int = arg(
@@ -111,15 +112,6 @@ class BatchConfig:
     rollout_batch_size: int = arg(64, "groups (task instances) per iteration, over all ranks", minimum=1)
     n_samples_per_prompt: int = arg(
         1, "episodes per group, all from the same initial state (group methods need at least 2)", minimum=1
-    )
-    task_weights: tuple[str, ...] = arg(
-        (),
-        "weights by which the tasks of groups are drawn, 1 for tasks not named (default: every initial state equally "
-        "often)",
-        metavar="TASK_ID:WEIGHT",
-    )
-    task_sampler: str | None = arg(
-        None, "a class of your own that chooses task and initial state of each group", metavar="FILE.py:CLASS"
     )
     micro_rollout_batch_size: int = arg(
         256, "decisions per forward pass when computing log-probs and values", minimum=1

@@ -16,8 +16,7 @@ import torch
 from rlvla.algorithms.filtering import filter_groups, groups_to_sample
 from rlvla.experience import Prepare, Sample
 from rlvla.rollout import EpisodeRequest
-from rlvla.rollout.task_sampler import TaskSampler
-from rlvla.rollout.user_sampler import UserSampler
+from rlvla.rollout.task_sampler import Sampler
 from rlvla.trainer.algorithm_config import FilterConfig
 from rlvla.trainer.config import BatchConfig
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
@@ -141,9 +140,7 @@ class GroupCollector:
         filters: which groups are kept.
     """
 
-    def __init__(
-        self, sampler: TaskSampler | UserSampler, strategy: DeepspeedStrategy, batch: BatchConfig, filters: FilterConfig
-    ):
+    def __init__(self, sampler: Sampler, strategy: DeepspeedStrategy, batch: BatchConfig, filters: FilterConfig):
         self._sampler, self._strategy, self._batch, self._filters = sampler, strategy, batch, filters
         self._quota = batch.rollout_batch_size // strategy.world_size
         self._position = 0  # groups drawn so far, over all ranks

@@ -13,10 +13,11 @@ from pathlib import Path
 import torch
 from torch.profiler import profile, record_function, supported_activities
 
+from rlvla.envs.base import TaskSpec
 from rlvla.experience import Sample
 from rlvla.models.policy import Policy
 from rlvla.rewards.success_source import SIMULATOR
-from rlvla.rollout.stats import SUMMED, RolloutStats
+from rlvla.rollout.stats import OF_TASKS, SUMMED, RolloutStats
 from rlvla.trainer.metrics import Metrics
 from rlvla.trainer.observers import Observer, OptimizerStep, Rollout
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
@@ -49,9 +50,13 @@ _LONG_WAIT = 1.0  # seconds
 
 
 def measure_rollout(
-    samples: Sequence[Sample], stats: RolloutStats, metrics: Metrics, strategy: DeepspeedStrategy
+    samples: Sequence[Sample],
+    stats: RolloutStats,
+    metrics: Metrics,
+    strategy: DeepspeedStrategy,
+    tasks: Sequence[TaskSpec] = (),
 ) -> None:
-    """Add metrics of all episodes played, including those that are not trained on."""
+    """Add metrics of all episodes played, those that are not trained on too; of each task if there are several."""
     measured = stats.as_metrics()
     metrics.total({name: measured.pop(name) for name in SUMMED})
     metrics.mean(measured, 1.0)
@@ -84,6 +89,10 @@ def measure_rollout(
         of_rewards = dict.fromkeys(part[0], 0.0) | of_rewards
         reported = {name: [] for name in part[1]} | reported
     metrics.mean({name: value / max(1, n) for name, value in (sums | of_rewards).items()}, n)
+    if len(tasks) > 1:
+        for task in tasks:
+            outcomes = [s.success_at_end for s in samples if (s.suite, s.task_id) == (task.suite, task.task_id)]
+            metrics.mean({f"{OF_TASKS}{task.name}": sum(outcomes) / max(1, len(outcomes))}, len(outcomes))
     for name, numbers in reported.items():
         metrics.mean({name: float(sum(numbers)) / max(1, len(numbers))}, len(numbers))
 

@@ -467,7 +467,7 @@ class Trainer:
     def _report(self, rollout: Rollout, values: dict[str, float], metrics: Metrics, elapsed: float) -> None:
         """Count the iteration, log its metrics, and print a line."""
         self._look_after_folder()
-        measure_rollout(rollout.samples, rollout.stats, metrics, self.strategy)
+        measure_rollout(rollout.samples, rollout.stats, metrics, self.strategy, self.tasks)
         metrics.total({"episodes": rollout.num_episodes})
         metrics.mean({"timing_s/iteration": elapsed}, 1.0)
         self._throughput.measure_memory(metrics)

@@ -247,7 +247,8 @@ def test_the_example_learner_is_the_one_that_is_tested() -> None:
 
 
 def test_the_example_environment_keeps_the_contract(tmp_path: Path) -> None:
-    text = (ROOT / "docs" / "environments.md").read_text(encoding="utf-8")
+    pages = [ROOT / "docs" / "environments" / f"{name}.md" for name in ("index", "own")]
+    text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
     for block in blocks(text, "python"):
         title = re.match(r"# (\w+\.py)\n", block)
         (tmp_path / (title[1] if title else "first_steps.py")).write_text(block, encoding="utf-8")

@@ -53,7 +53,7 @@ NOT_RUN = {
     "python benchmarks/memory_plan.py": "minutes; tests/unit/commands/test_dry_run.py compares the same",
     "deepspeed -q --num_accelerators 2 benchmarks/memory_plan.py": "as above",
     "python benchmarks/lift_overlap.py": "plays with the policy of the quickstart",
-    "python benchmarks/lock_step.py --task_suite_name libero_spatial": "the same on another simulator as before",
+    "python benchmarks/lock_step.py": "many simulators; tests/unit/envs/workers/test_slots.py compares the same",
     "python benchmarks/share_backbone.py": "six learning runs",
     "python benchmarks/learning.py": "18 learning runs",
     "python benchmarks/flow_ablation.py": "eight learning runs",
@@ -93,7 +93,6 @@ SMALLER = {
     # Both outcomes are needed, in what is learned from and in what is held out.
     "runs/mixed": "--num_demos 16 --max_steps 25",
     "rollout": "--episodes 8 --env_ms 4 --workers 2",
-    "lock_step": "--episodes 1 --max_steps 4 --workers 1",
     "train_step": "--size '0.3 M' --rows 4 --micro 2 --repeats 1",
     "policy_families": "--tasks toy_reach --repeats 1",
     "flow_speed": "--repeats 1",
@@ -177,7 +176,9 @@ GIVEN: dict[str, list[Provider]] = {
     "docs/algorithms/off-policy.md": [expert_on_state, recipes],
     "docs/commands.md": [copies("demos_file", "runs/toy/demos"), recipes],
     "docs/does_it_learn.md": [recipes],
-    "docs/environments.md": [libero_demonstrations, robotwin_checkout, recipes],
+    "docs/environments/libero.md": [libero_demonstrations],
+    "docs/environments/own.md": [recipes],
+    "docs/environments/robotwin.md": [robotwin_checkout],
     "docs/first_hour.md": [toy_run, recipes],
     "docs/models.md": [
         copies("demos_file", "runs/demos"),

@@ -42,7 +42,7 @@ def change(after: dict[str, torch.Tensor], before: dict[str, torch.Tensor]) -> t
 
 @pytest.fixture(scope="module")
 def runs(policy_folder: Path, demos_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All runs on two ranks that end by themselves: SFT, GRPO, and GAE under every ZeRO stage.
+    """All runs on two ranks that end by themselves: SFT, GRPO, and GAE under ZeRO 0, 2 and 3 (1: test_exact_resume.py).
 
     The run of stage 3 is also stopped after one iteration and continued. What was printed is in `printed`.
     """
@@ -51,10 +51,10 @@ def runs(policy_folder: Path, demos_file: Path, tmp_path_factory: pytest.TempPat
     def ppo(name: str, *flags: str) -> list[str]:
         return ["ppo", "--pretrain", str(policy_folder), "--save_path", str(folder / name), *PPO_FLAGS, *flags]
 
-    stages = {f"zero{stage}": ["--zero_stage", str(stage)] for stage in range(4)}
+    stages = {f"zero{stage}": ["--zero_stage", str(stage)] for stage in (0, 2, 3)}
     stages["zero3 lora"] = ["--zero_stage", "3", "--lora_rank", "4", "--actor_learning_rate", "1e-2"]
     # A ZeRO-3 engine replaces torch's linear function for the rest of the process, which moves last bits: last of all.
-    order = ["zero0", "zero1", "zero2", "zero3", "zero3 parts", "zero3 lora"]
+    order = ["zero0", "zero2", "zero3", "zero3 parts", "zero3 lora"]
     sequence = [
         ["sft", *SFT_FLAGS, "--demos", str(demos_file), "--save_path", str(folder / "sft")],
         ppo("grpo", *GRPO_FLAGS, "--custom_module", str(ROOT / "tests" / "support" / "own_algorithm.py")),
@@ -94,7 +94,7 @@ def test_grpo_with_an_own_loss_on_two_ranks(runs: Path) -> None:
     Actor.from_pretrained(runs / "grpo" / "policy")
 
 
-@pytest.mark.parametrize("name", ["zero0", "zero1", "zero2", "zero3", "zero3 lora"])
+@pytest.mark.parametrize("name", ["zero0", "zero2", "zero3", "zero3 lora"])
 def test_zero_stages_train_and_export(runs: Path, policy_folder: Path, name: str) -> None:
     after, start = weights(runs / name / "policy"), weights(policy_folder)
     moved = change(after, start)

@@ -40,6 +40,8 @@ HYBRID = [
 RELABELLED = [*HYBRID, "--her_ratio", "1.5", "--rm_formula", "X X X X F reached"]
 STATE = ["--task_suite_name", "hidden_reach", "--use_proprio", "--disc_state", "--read_images", "--image_size", "16"]
 ASYMMETRIC = [*RELABELLED, *STATE, "--critic_state", "--utd_ratio", "0.5"]
+TASKS = ["--task_suite_name", "toy_push", "--task_names", "red_to_green", "blue_to_yellow", "--use_proprio"]
+CURRICULUM = [*TASKS, "--max_steps", "12", "--task_sampling", "inverse_success", "--task_success_horizon", "4"]
 SEEING = ["--read_images", "--image_size", "16", "--image_shift", "2", "--replay_priority", "td", "--utd_ratio", "0.5"]
 
 
@@ -53,7 +55,9 @@ def metrics(folder: Path) -> list[dict[str, float]]:
 
 
 @pytest.mark.parametrize(
-    "options", [HYBRID, SEEING, RELABELLED, ASYMMETRIC], ids=["hybrid", "images", "hindsight", "state"]
+    "options",
+    [HYBRID, SEEING, RELABELLED, ASYMMETRIC, CURRICULUM],
+    ids=["hybrid", "images", "hindsight", "state", "tasks"],
 )
 def test_a_run_resumes_to_the_bit(options: list[str], tmp_path: Path) -> None:
     options = [*options, "--save_steps", "1", "--max_ckpt_num", "4"]
@@ -63,10 +67,13 @@ def test_a_run_resumes_to_the_bit(options: list[str], tmp_path: Path) -> None:
     parts = load_file(resumed / "model.safetensors")
     assert all(torch.equal(value, parts[name]) for name, value in whole.items())
     last, again = metrics(tmp_path / "whole")[-2], metrics(tmp_path / "parts")[-2]
-    same = [name for name in last if name.startswith(("actor/", "critic/", "replay/", "rollout/success"))]
+    same = [name for name in last if name.startswith(("actor/", "critic/", "replay/", "rollout"))]
+    same = [name for name in same if not name.endswith("_per_s")]
     assert {name: last[name] for name in same} == {name: again[name] for name in same} and len(same) > 10
     assert last["critic/updates"] > 0 and last["replay/rows"] > 0
     assert 0 < last.get("replay/relabelled", 1) < last["replay/rows"]
+    of_tasks = {name for record in metrics(tmp_path / "parts") for name in record if name.startswith("rollout_tasks/")}
+    assert len(of_tasks) == (2 if options[: len(CURRICULUM)] == CURRICULUM else 0)
 
 
 def test_a_policy_is_evaluated_in_its_environment(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

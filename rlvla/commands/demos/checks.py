@@ -48,6 +48,7 @@ def checked_player(
         else:
             player = policy_player(policy, env, config, split)
         problems += split.problems(player.env.tasks(), 1) + player.problems()
+        problems += split.heldout_problems(player.env, player.env.tasks())
     except ConfigError as error:
         problems += error.problems
     if problems or player is None:

@@ -189,7 +189,9 @@ def _other_tasks(asked: EnvConfig, record: dict[str, Any], folder: str) -> list[
     if asked.task_suite_name not in (None, suite):
         return [problem("policy", "other_suite", value=folder, suite=suite, asked=asked.task_suite_name)]
     known = {task.task_id: task.name for task in EnvConfig(env_python=asked.env_python).completed(record).tasks()}
-    others = [str(task_id) for task_id in asked.task_ids if task_id not in known]
+    wanted = replace(asked, task_suite_name=suite).tasks() if asked.task_names else ()
+    ids = [*asked.task_ids, *(task.task_id for task in wanted)]
+    others = [str(task_id) for task_id in ids if task_id not in known]
     if not others:
         return []
     trained = ", ".join(f"{task_id} ({name})" for task_id, name in known.items())

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rlvla.commands.algorithm_checks import early_stopping_problems
+from rlvla.commands.algorithm_checks import early_stopping_problems, sampler_problems
 from rlvla.commands.model_checks import mismatch_with_policy
 from rlvla.commands.off_policy.dsrl import check_base, noise_problems
 from rlvla.commands.off_policy.flags import SACRun
@@ -27,7 +27,6 @@ from rlvla.models.soft_actor.policy import soft_actor_spec
 from rlvla.rewards import StateInput
 from rlvla.rewards.base import component_of, parse_rewards, source_of
 from rlvla.rewards.machine_source import MachineSource
-from rlvla.trainer.algorithm import make_sampler
 from rlvla.trainer.algorithm_config import AlgorithmConfig
 from rlvla.trainer.off_policy.config import DSRL
 from rlvla.trainer.reward_sources import reward_problems
@@ -65,7 +64,7 @@ def check(flags: SACRun) -> CheckedSAC:
     setting, more = _check_environment(flags)
     problems += more
     tasks = setting.run.tasks if setting is not None else []
-    problems += early_stopping_problems(flags.schedule, len(tasks)) + wandb_problems(flags.schedule)
+    problems += early_stopping_problems(flags.schedule, len(tasks), flags.batch) + wandb_problems(flags.schedule)
     problems += reward_problems(flags.rewards, learner_of(flags), tasks, flags.success)
     if setting is not None:
         problems += changed_flags(flags, setting.run) + dump_problems(flags, setting.run.env)
@@ -97,12 +96,13 @@ def _check_environment(flags: SACRun) -> tuple[CheckedSAC | None, list[Problem]]
     try:
         tasks, shown_tasks = env.tasks(), shown.tasks()
         found += flags.split.problems(tasks, flags.schedule.eval_episodes)
+        found += flags.split.heldout_problems(env, tasks)
     except ConfigError as error:
         return None, error.problems
     found += _task_problems(flags, shown, shown_tasks) + _view_problems(flags, env, privileged)
     found += success_problems(flags.env, env, flags.success.success_source)
+    found += sampler_problems(flags.batch, tasks, flags.split, flags.run.seed)
     try:
-        make_sampler(flags.batch, tasks, flags.split, flags.run.seed)
         asked = StateInput.from_config(flags.rewards, tasks)
     except ConfigError as error:
         return None, as_problems([*found, *error.problems])
@@ -159,10 +159,7 @@ def _check_with_base(flags: SACRun) -> tuple[CheckedSAC | None, list[Problem]]:
     run, found = check_base(flags)
     if run is None:
         return None, found
-    try:
-        make_sampler(flags.batch, run.tasks, flags.split, flags.run.seed)
-    except ConfigError as error:
-        found += error.problems
+    found += sampler_problems(flags.batch, run.tasks, flags.split, flags.run.seed)
     found += _capacity_problems(flags, run.tasks, run.spec.action_chunk_len)
     return (None, found) if found else (CheckedSAC(run, None), [])
 
@@ -256,6 +253,7 @@ def _demonstrations(
         return None, [p.of_flag("demos") for p in error.problems]
     found = mismatch_with_policy(demos, path, soft_actor_spec(config), "the policy")
     found += flags.split.problems(tasks, flags.schedule.eval_episodes, demos.states_learned_from)
+    found += flags.split.heldout_problems(env, (), demos.states_learned_from, path)
     if len(demos.actions) < launched_world_size():
         text = f"--demos {path}: {len(demos.actions)} episodes are fewer than the {launched_world_size()} ranks"
         found.append(Problem("demos", "too_few", text))

@@ -2,6 +2,7 @@
 
 from rlvla.envs.metaworld.env import CAMERAS, SUITE, MetaWorldOptions, list_tasks, make
 from rlvla.envs.metaworld.expert import metaworld_expert
+from rlvla.envs.metaworld.tasks import GROUPS
 from rlvla.envs.registry import Suite, register_suite
 
 register_suite(
@@ -13,5 +14,6 @@ register_suite(
         options=MetaWorldOptions,
         requires=("metaworld", "mujoco"),
         expert=metaworld_expert,
+        groups=GROUPS,
     ),
 )

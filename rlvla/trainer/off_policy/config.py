@@ -11,6 +11,7 @@ from rlvla.models.config import CAMERA_MAP_HELP, MAX_FLOW_STEPS, PLATFORM_HELP
 from rlvla.models.vla.platforms import PLATFORMS
 from rlvla.replay.priorities import PrioritySettings, priority_names
 from rlvla.rewards.machine_source import MachineSource
+from rlvla.rollout.config import TaskSamplingConfig
 from rlvla.trainer.config import BasicRunConfig, PPOConfig, max_bad_steps_flag
 from rlvla.utils.cli.flags import arg
 from rlvla.utils.deepspeed.config import StrategyConfig
@@ -43,13 +44,12 @@ class SACRunConfig(BasicRunConfig):
 
 
 @dataclass(frozen=True)
-class SACBatchConfig:
+class SACBatchConfig(TaskSamplingConfig):
     """How much is played, and how much is learned from it."""
 
     n_samples_per_prompt: ClassVar[int] = 1
     temperature: ClassVar[float] = 1.0
     flow_noise_level_end: ClassVar[None] = None
-    task_sampler: ClassVar[None] = None
 
     num_episodes: int = arg(2048, "total number of episodes to play", minimum=1)
     rollout_batch_size: int = arg(16, "episodes per iteration, over all ranks", minimum=1)
@@ -58,12 +58,6 @@ class SACBatchConfig:
         "begin with this many episodes of random actions, over all ranks; learning starts after them, and so does the "
         "normalisation of proprio, which is theirs",
         minimum=0,
-    )
-    task_weights: tuple[str, ...] = arg(
-        (),
-        "weights by which the tasks of episodes are drawn, 1 for tasks not named (default: every initial state equally "
-        "often)",
-        metavar="TASK_ID:WEIGHT",
     )
     train_batch_size: int = arg(256, "decisions per update, over all ranks", minimum=2)
     utd_ratio: float | None = arg(

@@ -34,7 +34,7 @@ from rlvla.models.soft_actor.network import SoftCritic, stored_actions
 from rlvla.models.soft_actor.policy import SoftActorPolicy
 from rlvla.replay.buffer import Drawn
 from rlvla.replay.sampling import linear_schedule
-from rlvla.trainer.algorithm import Algorithm, AlgorithmSetup, Plan, register_algorithm
+from rlvla.trainer.algorithm import Algorithm, AlgorithmSetup, Plan, register_algorithm, show_sampler
 from rlvla.trainer.measurements import Stopwatch
 from rlvla.trainer.metrics import Metrics
 from rlvla.trainer.off_policy.config import OffPolicyConfig, ReplayConfig
@@ -118,8 +118,8 @@ class SAC(Algorithm):
         self._policy.choice_at_random = self._episodes < self._sac.choice_exploration
         everywhere = self.config.batch.rollout_batch_size
         share = everywhere // self._strategy.world_size
-        first = share * self._strategy.rank
-        return Plan(self._sampler.draw(iteration, range(first, first + share), everywhere))
+        first = iteration * everywhere + share * self._strategy.rank
+        return Plan(self._sampler.at(range(first, first + share)))
 
     def interrupt(self) -> None:
         """The iteration is planned again."""
@@ -144,6 +144,7 @@ class SAC(Algorithm):
         if self._hindsight is not None:
             relabel = partial(self._hindsight.copies, weights=self.config.reward_weights(), scale=scale, rng=self._rng)
         self.memory.append(samples, scale=scale, version=self.updates, now=self.updates, relabel=relabel)
+        show_sampler(self._sampler, samples, self._strategy)
         counts = {"episodes": float(len(samples)), "decisions": float(sum(s.num_decisions for s in samples))}
         counts = self._strategy.all_reduce(counts, "sum")
         self._episodes += int(counts["episodes"])
@@ -417,10 +418,10 @@ class SAC(Algorithm):
 
     # ------------------------------------------------------------------------------------------------ state
     def state_dict(self) -> dict[str, Any]:
-        """Counters."""
+        """Counters, and the state of the task sampler."""
         counters = {"updates": self.updates, "episodes": self._episodes, "owed": self._owed}
         counters |= {"normalized": self._normalized, "bad_steps": self._bad_steps}
-        return {"sac": counters | {"base_files": self._policy.base_files}}
+        return {"sac": counters | {"base_files": self._policy.base_files}, "task_sampler": self._sampler.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a `state_dict`; ConfigError if the files that the policy depends on have changed."""
@@ -432,6 +433,7 @@ class SAC(Algorithm):
             raise ConfigError.of("pretrain", "changed", f"--pretrain: {text}: {', '.join(changed)}; restore the files")
         self.updates, self._episodes, self._owed = counters["updates"], counters["episodes"], counters["owed"]
         self._normalized, self._bad_steps = counters["normalized"], dict(counters["bad_steps"])
+        self._sampler.load_state_dict(state.get("task_sampler"))
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """The target critics and the temperatures."""

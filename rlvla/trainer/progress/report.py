@@ -129,7 +129,7 @@ class Progress(Observer):
         """A plateau that was not announced before, looked for at the end of every window."""
         window, frozen = self._window, self._config.optimization.freezing_actor_steps
         # A sampler of one's own may make the states harder as the policy improves.
-        if not window or self._announced or self._config.batch.task_sampler is not None or self._counted % window:
+        if not window or self._announced or self._config.batch.favours_some or self._counted % window:
             return None
         looks = (self._config.batch.iterations - frozen) // window - 1
         plateau = find_plateau(list(map(_counts, self._history))[-2 * window :], window, looks)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rlvla.envs.config import heldout_tasks_flag
 from rlvla.models.compact.config import HEADS as COMPACT_HEADS
 from rlvla.models.compact.config import CompactConfig
 from rlvla.models.config import (
@@ -44,6 +45,7 @@ class SupervisedRunConfig:
     fallback_path: str | None = fallback_path_flag("the result")
     cameras: tuple[str, ...] = arg((), "cameras of the file to use (default: all)", metavar="NAME")
     use_proprio: bool = arg(True, "a new model takes proprioception if the demonstrations have it")
+    heldout_tasks: tuple[str, ...] = heldout_tasks_flag()
     center_crop: bool | None = arg(None, "crop images to 90 % of their area (default: the checkpoint's, else no)")
     unnorm_key: str | None = arg(None, "entry of the dataset statistics (default: the only one)", metavar="KEY")
     seed: int = arg(0, "seed of weights, batches and what is held out", minimum=0, maximum=MAX_SEED)

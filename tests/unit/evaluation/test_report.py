@@ -171,6 +171,17 @@ def test_curves_are_reproducible_and_show_what_there_is() -> None:
     assert [c.title for c in only_evaluated] == ["success at end"] and "evaluation" in only_evaluated[0].svg
 
 
+def test_tasks_by_episodes_are_a_matrix() -> None:
+    played = [{"step": i, "rollout/success_at_end": 0.5, "total/episodes": 8.0 * i} for i in (1, 2, 3)]
+    assert [c.title for c in learning_charts(played)] == ["success at end"]
+    of_tasks = [record | {"rollout_tasks/push": 0.5} for record in played]
+    of_tasks[1]["rollout_tasks/reach"] = 1.0
+    (_, matrix) = learning_charts(of_tasks)
+    assert "each task" in matrix.title and "push" in matrix.svg and "reach" in matrix.svg
+    of_tasks[1]["rollout_tasks/reach"] = 0.0
+    assert learning_charts(of_tasks)[1].svg != matrix.svg
+
+
 def test_the_curve_shows_intervals_clustered_by_state() -> None:
     record = {"step": 0, "eval/success_at_end": 0.5, "eval/n": 40.0, "total/episodes": 0.0}
     clustered = record | {"eval/success_at_end_low": 0.1, "eval/success_at_end_high": 0.9}

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections import Counter
 
 import pytest
 
 from rlvla.envs import list_tasks
-from rlvla.rollout import EpisodeRequest
-from rlvla.rollout.task_sampler import TaskSampler, parse_task_weights
+from rlvla.rollout import EpisodeRequest, FinishedEpisode
+from rlvla.rollout.config import TaskSamplingConfig
+from rlvla.rollout.task_sampler import CurriculumSampler, TaskSampler, make_sampler, parse_task_weights
 from rlvla.utils.errors import ConfigError
 
-TASKS = [*list_tasks("toy_reach"), *list_tasks("robosuite")]
+TASKS = [*list_tasks("toy_reach"), list_tasks("robosuite")[0]]
 STATES = [range(5), range(10, 13)]  # 8 instances
 
 
@@ -20,12 +22,18 @@ def sampler(n: int = 1, seed: int = 0) -> TaskSampler:
     return TaskSampler(TASKS, STATES, n, seed)
 
 
+def draw(sampler: TaskSampler, iteration: int, groups: range, number: int) -> list[EpisodeRequest]:
+    """Some of the `number` groups of an iteration."""
+    first = iteration * number
+    return sampler.at(range(first + groups.start, first + groups.stop))
+
+
 def instances(requests: list[EpisodeRequest]) -> list[tuple[str, int]]:
     return [(r.suite, r.init_state_id) for r in requests]
 
 
 def test_every_instance_comes_once_before_any_comes_again() -> None:
-    drawn = [i for it in range(8) for i in instances(sampler().draw(it, range(3), 3))]
+    drawn = [i for it in range(8) for i in instances(draw(sampler(), it, range(3), 3))]
     everything = {("toy_reach", s) for s in range(5)} | {("robosuite", s) for s in range(10, 13)}
     for epoch in range(3):
         assert set(drawn[8 * epoch : 8 * epoch + 8]) == everything
@@ -33,7 +41,7 @@ def test_every_instance_comes_once_before_any_comes_again() -> None:
 
 
 def test_groups_share_the_instance_and_the_uid_and_differ_in_the_seed() -> None:
-    requests = sampler(n=4).draw(2, range(3), 3)
+    requests = draw(sampler(n=4), 2, range(3), 3)
     assert len(requests) == 12
     for group in range(3):
         members = requests[4 * group : 4 * group + 4]
@@ -43,8 +51,8 @@ def test_groups_share_the_instance_and_the_uid_and_differ_in_the_seed() -> None:
 
 
 def test_ranks_share_out_the_groups_of_one_rank() -> None:
-    whole = sampler(n=2).draw(1, range(6), 6)
-    first, second = (sampler(n=2).draw(1, groups, 6) for groups in (range(3), range(3, 6)))
+    whole = draw(sampler(n=2), 1, range(6), 6)
+    first, second = (draw(sampler(n=2), 1, groups, 6) for groups in (range(3), range(3, 6)))
     assert first + second == whole
     assert not {r.uid for r in first} & {r.uid for r in second}
 
@@ -52,13 +60,13 @@ def test_ranks_share_out_the_groups_of_one_rank() -> None:
 def test_an_iteration_depends_on_seed_and_number_alone() -> None:
     walked = sampler()
     for iteration in range(7):
-        last = walked.draw(iteration, range(3), 3)
-    assert sampler().draw(6, range(3), 3) == last
-    assert sampler(seed=1).draw(6, range(3), 3) != last
+        last = draw(walked, iteration, range(3), 3)
+    assert draw(sampler(), 6, range(3), 3) == last
+    assert draw(sampler(seed=1), 6, range(3), 3) != last
 
 
 def test_seeds_and_uids_never_repeat_in_a_run() -> None:
-    requests = [r for it in range(20) for r in sampler(n=2).draw(it, range(4), 4)]
+    requests = [r for it in range(20) for r in draw(sampler(n=2), it, range(4), 4)]
     assert len({r.seed for r in requests}) == len(requests)
     assert set(Counter(r.uid for r in requests).values()) == {2}
 
@@ -91,3 +99,58 @@ def test_parsing_weights() -> None:
         with pytest.raises(ConfigError) as error:
             parse_task_weights(specs, tasks)
         assert [(p.flag, p.reason) for p in error.value.problems] == [("task_weights", r) for r in reasons]
+
+
+# ------------------------------------------------------------------------------------------------------- curricula
+PAIR = list_tasks("toy_push")[:2]
+
+
+def curriculum(**settings: object) -> CurriculumSampler:
+    config = TaskSamplingConfig(**{"task_sampling": "inverse_success", **settings})
+    made = make_sampler(config, PAIR, STATES, 2, seed=3)
+    assert isinstance(made, CurriculumSampler)
+    return made
+
+
+def finished(task: int, outcomes: list[bool]) -> list[FinishedEpisode]:
+    spec = PAIR[task]
+    return [FinishedEpisode(spec.suite, spec.task_id, 0, 1, "u", True, end, 5, 0) for end in outcomes]
+
+
+def share_of_the_first(made: CurriculumSampler, groups: int = 1500) -> float:
+    drawn = made.at(range(groups))[::2]
+    assert all(r.init_state_id in STATES[0 if r.task_id == PAIR[0].task_id else 1] for r in drawn)
+    return sum(r.task_id == PAIR[0].task_id for r in drawn) / groups
+
+
+def test_without_a_curriculum_nothing_changes() -> None:
+    made = make_sampler(TaskSamplingConfig(), TASKS, STATES, 1, seed=0)
+    assert made.at(range(8)) == sampler().at(range(8)) and not made.observes and made.state_dict() is None
+
+
+def test_tasks_that_fail_are_drawn_more_often() -> None:
+    made = curriculum(task_sampling_floor=0.2)
+    assert share_of_the_first(made) == pytest.approx(0.5, abs=0.05), "nothing is known yet"
+    made.observe([*finished(0, [True] * 9 + [False]), *finished(1, [False] * 9 + [True])])
+    # 0.8 x (0.1, 0.9) + 0.2 x (1/2, 1/2)
+    assert share_of_the_first(made) == pytest.approx(0.18, abs=0.05)
+
+
+def test_weights_are_factors_of_a_curriculum() -> None:
+    made = curriculum(task_weights=(f"{PAIR[0].task_id}:1",))
+    plain = share_of_the_first(made)
+    config = TaskSamplingConfig(task_sampling="inverse_success")
+    heavy = CurriculumSampler(PAIR, STATES, 2, 3, [3.0, 1.0], config)
+    assert plain == pytest.approx(0.5, abs=0.05) and share_of_the_first(heavy) == pytest.approx(0.75, abs=0.03)
+
+
+def test_a_curriculum_goes_on_from_its_state_and_ranks_agree() -> None:
+    made, other = curriculum(task_sampling="learning_progress"), curriculum(task_sampling="learning_progress")
+    for end in (False, True, True):
+        made.observe([*finished(0, [end] * 6), *finished(1, [False] * 6)])
+    state = json.loads(json.dumps(made.state_dict()))
+    assert other.at(range(50)) != made.at(range(50))
+    other.load_state_dict(state)
+    assert other.at(range(50)) == made.at(range(50)) == [*made.at(range(20)), *made.at(range(20, 50))]
+    assert other.state_dict() == state
+    assert share_of_the_first(made) > 0.8, "the other task does not move"

@@ -6,6 +6,7 @@ import pytest
 
 from rlvla.commands.algorithm_checks import early_stopping_problems
 from rlvla.evaluation.results import EvalResult, Rate
+from rlvla.rollout.config import TaskSamplingConfig
 from rlvla.trainer.config import ScheduleConfig
 from rlvla.trainer.guards import good_enough
 
@@ -63,7 +64,8 @@ def test_settings_with_which_it_cannot_happen(options: dict, problems: list[tupl
     assert [(p.flag, p.reason) for p in listed] == problems
 
 
-def test_sampled_success_is_not_judged_by_states_that_a_sampler_chooses() -> None:
+@pytest.mark.parametrize("how", [{"task_sampler": "mine.py:Mine"}, {"task_sampling": "inverse_success"}])
+def test_sampled_success_is_not_judged_by_states_that_a_sampler_chooses(how: dict) -> None:
     schedule = ScheduleConfig(early_stopping=True, early_stop_by="sampled")
-    (problem,) = early_stopping_problems(schedule, num_tasks=2, own_sampler=True)
+    (problem,) = early_stopping_problems(schedule, 2, TaskSamplingConfig(**how))
     assert (problem.flag, problem.reason) == ("early_stop_by", "contradiction")

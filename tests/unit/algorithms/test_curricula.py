@@ -1,0 +1,87 @@
+"""Curricula over tasks: the means of success, and the shares made of them."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from rlvla.algorithms import curricula
+from rlvla.algorithms.curricula import TaskSuccess, list_task_samplings, register_task_sampling, task_shares
+
+
+def slow_means(blocks: list[list[bool]], horizon: float) -> float:
+    """The exponential mean of block means, outcome by outcome."""
+    mean = None
+    for block in blocks:
+        average = sum(block) / len(block)
+        if mean is None:
+            mean = average
+            continue
+        for _ in block:  # each draws the mean towards that of its block
+            mean = average + math.exp(-1.0 / horizon) * (mean - average)
+    return mean
+
+
+def test_means_forget_what_is_long_ago() -> None:
+    rng = np.random.default_rng(0)
+    blocks = [(rng.random(rng.integers(1, 9)) < 0.1 * i).tolist() for i in range(10)]
+    success = TaskSuccess.unknown(3, horizon=8.0)
+    for block in blocks:
+        success.observe(1, block)
+    assert success.recent[1] == pytest.approx(slow_means(blocks, 8.0), abs=1e-12)
+    assert success.earlier[1] == pytest.approx(slow_means(blocks, 32.0), abs=1e-12)
+    assert success.recent[1] > success.earlier[1], "it has been rising"
+    assert success.episodes.tolist() == [0, sum(map(len, blocks)), 0] and success.recent[[0, 2]].tolist() == [0, 0]
+
+
+def known(*recent: float, earlier: tuple[float, ...] | None = None) -> TaskSuccess:
+    made = TaskSuccess.unknown(len(recent), 10.0)
+    made.recent[:], made.earlier[:], made.episodes[:] = recent, earlier or recent, 5
+    return made
+
+
+def shares(name: str, success: TaskSuccess, floor: float = 0.1, factors: list[float] | None = None) -> list[float]:
+    return task_shares(name, success, np.array(factors or [1.0] * len(success.recent)), floor).tolist()
+
+
+def test_shares_of_failures() -> None:
+    found = shares("inverse_success", known(0.0, 0.5, 1.0))
+    assert found == pytest.approx([0.9 * 2 / 3 + 0.1 / 3, 0.9 / 3 + 0.1 / 3, 0.1 / 3]) and sum(found) == pytest.approx(
+        1
+    )
+    assert shares("inverse_success", known(1.0, 1.0)) == [0.5, 0.5], "all weights are 0"
+    assert shares("inverse_success", known(0.0, 1.0), factors=[0.0, 2.0]) == [0.0, 1.0]
+
+
+def test_progress_counts_in_both_directions() -> None:
+    found = shares("learning_progress", known(0.5, 0.2, 0.9, earlier=(0.3, 0.4, 0.9)))
+    assert found == pytest.approx([0.45 + 0.1 / 3, 0.45 + 0.1 / 3, 0.1 / 3])
+
+
+def test_a_task_that_was_never_played_weighs_as_much_as_the_heaviest() -> None:
+    success = known(0.9, 0.6, 0.0)
+    success.episodes[2] = 0
+    first, second, unknown = shares("inverse_success", success, floor=1e-9)
+    assert unknown == pytest.approx(second) and second == pytest.approx(4 * first)
+
+
+def test_one_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(curricula._CURRICULA, "_functions", dict(curricula._CURRICULA._functions))
+
+    @register_task_sampling("hardest")
+    def hardest(success: TaskSuccess) -> np.ndarray:
+        return (success.recent == success.recent.min()).astype(float)
+
+    assert list_task_samplings()[0] == "uniform" and "hardest" in list_task_samplings()
+    assert shares("hardest", known(0.4, 0.1), floor=0.2) == pytest.approx([0.1, 0.9])
+
+    @register_task_sampling("broken")
+    def broken(success: TaskSuccess) -> np.ndarray:
+        return np.array([1.0, -1.0])
+
+    with pytest.raises(ValueError, match="2 finite weights"):
+        shares("broken", known(0.4, 0.1))
+    with pytest.raises(ValueError, match="unknown task sampling"):
+        shares("none", known(0.4, 0.1))
