@@ -11,7 +11,7 @@ import numpy as np
 from rlvla.envs.base import ChunkResult, Observation, TaskSpec, check_init_state_id, task_of
 from rlvla.envs.metaworld.tasks import TASKS
 from rlvla.envs.mujoco.arm_env import MujocoArmEnv
-from rlvla.envs.options import SuiteOptions
+from rlvla.envs.perturbations import PerturbedOptions, Surface, levels
 from rlvla.utils.cli.flags import arg
 from rlvla.utils.errors import Problem
 
@@ -34,11 +34,12 @@ PROPOSITIONS = ("near", "grasped", "contact", "moved", "success")
 REWARD_RANGE = (0.0, 10.0)
 _NEAR, _MOVED = 0.06, 0.02  # meters between hand and object, and by which an object has to be displaced
 # The goals of many tasks are sites.
+_TABLE = Surface((-0.35, 0.45), (0.35, 0.90), 0.0)
 _DRAWING = {"show_sites": True, "groups": (0, 1, 2), "show_sky": False}
 
 
 @dataclass(frozen=True)
-class MetaWorldOptions(SuiteOptions):
+class MetaWorldOptions(PerturbedOptions):
     """Options of the suite.
 
     Without cameras, nothing is rendered and no GL is needed. An episode ends at the first successful step, as in
@@ -109,9 +110,11 @@ class MetaWorldEnv(MujocoArmEnv):
     def __init__(self, spec: TaskSpec, options: MetaWorldOptions):
         from rlvla.envs.metaworld.sim import MetaWorldSim
 
-        simulator = MetaWorldSim(TASKS[spec.task_id].env_name)
+        task = TASKS[spec.task_id]
+        simulator = MetaWorldSim(task.env_name, spread=1.0 + levels(options.perturb).get("initial_state", 0.0))
         hold_steps = options.success_hold_steps or 1
-        super().__init__(spec, options, simulator, CAMERAS, hold_steps, **_DRAWING)
+        perturbed = _TABLE, task.paraphrases
+        super().__init__(spec, options, simulator, CAMERAS, hold_steps, perturbed, **_DRAWING)
         self._shows_objects = options.object_state
 
     def reset(self, init_state_id: int, seed: int) -> Observation:
@@ -119,8 +122,7 @@ class MetaWorldEnv(MujocoArmEnv):
         self._require_open()
         check_init_state_id(self.task, init_state_id)
         self._sim.reset(init_state_id)
-        self._runner.begin()
-        return self._observe()
+        return self._begin(init_state_id)
 
     def _play(self, actions: np.ndarray, frame: Callable[[], np.ndarray] | None) -> ChunkResult:
         return self._runner.play(actions, self._advance, self._observe, frame, reward=lambda: self._sim.reward)

@@ -28,12 +28,13 @@ class MetaWorldSim:
 
     Args:
         name: the package's name of the task.
+        spread: factor of the ranges that objects and goal are drawn from.
 
     Raises:
         MissingExtraError: metaworld is not installed.
     """
 
-    def __init__(self, name: str):
+    def __init__(self, name: str, spread: float = 1.0):
         try:
             from metaworld.env_dict import ALL_V3_ENVIRONMENTS
         except ImportError as error:
@@ -47,6 +48,10 @@ class MetaWorldSim:
         self.env._partially_observable = False
         self.env.__dict__.pop("sawyer_observation_space", None)
         self.env._freeze_rand_vec, self.env.seeded_rand_vec, self.env._set_task_called = False, True, True
+        if spread != 1.0:
+            space: Any = self.env._random_reset_space
+            middle, half = (space.low + space.high) / 2, spread * (space.high - space.low) / 2
+            self.env._random_reset_space = type(space)(middle - half, middle + half, dtype=space.dtype)
         self.model: mujoco.MjModel = self.env.model
         self.data: mujoco.MjData = self.env.data
         self.observation, self.reward, self.info = np.zeros(39), 0.0, dict[str, Any]()

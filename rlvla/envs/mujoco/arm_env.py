@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rlvla.envs.base import ChunkResult, Observation, TaskSpec, check_chunk
 from rlvla.envs.chunks import ChunkRunner
 from rlvla.envs.options import SuiteOptions
+from rlvla.envs.perturbations import PerturbedOptions, Surface, levels
+
+if TYPE_CHECKING:
+    from rlvla.envs.mujoco.perturbation import Perturbation
 
 
 class MujocoArmEnv:
@@ -23,6 +27,7 @@ class MujocoArmEnv:
         simulator: object with MuJoCo's `model` and `data`.
         cameras: camera name -> MuJoCo's name.
         hold_steps: consecutive successful steps that end an episode.
+        perturbed: if the suite can be perturbed: surface for distractors, and paraphrases of the instruction.
         drawing: how to draw, see `Renderer`.
 
     Raises:
@@ -36,17 +41,38 @@ class MujocoArmEnv:
         simulator: Any,
         cameras: Mapping[str, str],
         hold_steps: int,
+        perturbed: tuple[Surface, Sequence[str]] | None = None,
         **drawing: Any,
     ):
         from rlvla.envs.mujoco.rendering import Renderer  # imports mujoco
 
         self.task, self.options = task, options
+        self._instruction = task.instruction
+        self._perturbation: Perturbation | None = None
         self._sim = simulator
         self._cameras = [simulator.model.camera(cameras[name]).id for name in options.cameras]
         self._renderer: Renderer | None = None
         if self._cameras:
             self._renderer = Renderer(simulator.model, options.image_size, options.render_quality, **drawing)
         self._runner = ChunkRunner(task.max_steps, hold_steps, plays_on=options.plays_on)
+        if perturbed is not None and isinstance(options, PerturbedOptions) and options.perturb:
+            self._perturb(levels(options.perturb), *perturbed)
+
+    def _perturb(self, asked: Mapping[str, float], surface: Surface, paraphrases: Sequence[str]) -> None:
+        from rlvla.envs.mujoco.perturbation import Perturbation
+
+        self._perturbation = Perturbation(self._sim.model, asked, self._cameras, surface, self.task.name)
+        if self._renderer is not None:
+            self._renderer.decorate = self._perturbation.decorate
+        if "instruction" in asked:
+            self._instruction = paraphrases[int(asked["instruction"]) - 1]
+
+    def _begin(self, init_state_id: int) -> Observation:
+        """Begin an episode whose initial state is set; returns the first observation."""
+        self._runner.begin()
+        if self._perturbation is not None:
+            self._perturbation.begin(self._sim.data, init_state_id)
+        return self._observe()
 
     def step_chunk(self, actions: np.ndarray, *, record_frames: bool = False) -> ChunkResult:
         """Execute actions [A, D] until done; see `Env.step_chunk`."""
@@ -88,4 +114,4 @@ class MujocoArmEnv:
 
     def _observe(self) -> Observation:
         proprio = self._proprio() if self.options.use_proprio else None
-        return Observation(self._images(self._cameras), proprio, self.task.instruction)
+        return Observation(self._images(self._cameras), proprio, self._instruction)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import weakref
 import xml.etree.ElementTree as ET
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -79,6 +79,9 @@ class Renderer:
         groups: the groups of geoms that are drawn; by default robosuite's visual ones.
         show_sky: whether "fast" draws skybox and haze.
 
+    Attributes:
+        decorate: adds geoms to each scene before it is drawn.
+
     Raises:
         ConfigError: no working GL.
     """
@@ -118,6 +121,7 @@ class Renderer:
         # Geoms out of view may still cast visible shadows or reflections.
         self._culls = quality == "fast"
         self._groups = model.geom_group.copy()
+        self.decorate: Callable[[mujoco.MjvScene], None] | None = None
         self._viewport = mujoco.MjrRect(0, 0, image_size, image_size)
         self._pixels = np.empty((image_size, image_size, 3), dtype=np.uint8)
         # Contexts that outlive the GL library's exit handler print errors; handlers run in reverse order.
@@ -137,6 +141,8 @@ class Renderer:
             mujoco.mjv_updateScene(
                 self._model, data, self._option, self._perturb, self._camera, mujoco.mjtCatBit.mjCAT_ALL, self._scene
             )
+            if self.decorate is not None:
+                self.decorate(self._scene)
             mujoco.mjr_render(self._viewport, self._scene, self._context)
             mujoco.mjr_readPixels(self._pixels, None, self._viewport, self._context)
             image[:] = self._pixels[::-1]  # GL's first row is the lowest

@@ -13,7 +13,7 @@ import numpy as np
 from rlvla.envs.base import ChunkResult, Observation, TaskSpec, check_init_state_id, task_of
 from rlvla.envs.chunks import SUCCESS_REWARD
 from rlvla.envs.mujoco.arm_env import MujocoArmEnv
-from rlvla.envs.options import SuiteOptions
+from rlvla.envs.perturbations import PerturbedOptions, Surface, levels
 from rlvla.envs.robosuite.affordance import AFFORDANCE, affordance
 from rlvla.envs.robosuite.importing import import_robosuite
 from rlvla.envs.robosuite.primitives import EPISODE_SECONDS, PRIMITIVES, PrimitiveController, action_dim, macro_steps
@@ -36,11 +36,12 @@ ACTION_DIM, PROPRIO_DIM = 7, 6  # one less without a gripper
 NUM_INIT_STATES = 10_000
 HOLD_SECONDS = 0.25  # how long success must last to end an episode
 ACTION_SPACES = ("osc", "primitives")
+_TABLE_HEIGHT = 0.8  # meters
 _PHYSICS_FREQ = 500.0  # robosuite's physics steps per second
 
 
 @dataclass(frozen=True)
-class RobosuiteOptions(SuiteOptions):
+class RobosuiteOptions(PerturbedOptions):
     """Options of the suite.
 
     Without cameras, nothing is rendered and no GL is needed. By default, `max_steps` follows from the task's time
@@ -164,9 +165,12 @@ class RobosuiteEnv(MujocoArmEnv):
             return lighten_visual_meshes(xml) if options.render_quality == "fast" and options.cameras else xml
 
         simulator = RobosuiteSim(build_robosuite(spec.name, options.control_freq, edit_xml))
+        if "initial_state" in (asked := levels(options.perturb)):
+            simulator.spread_objects(1.0 + asked["initial_state"])
         hold_steps = options.success_hold_steps or math.ceil(HOLD_SECONDS * options.control_freq)
         self._facts, self._shows_objects = task.facts(simulator), options.object_state
-        super().__init__(spec, options, simulator, CAMERAS, hold_steps)
+        table = Surface(task.workspace.low[:2], task.workspace.high[:2], _TABLE_HEIGHT)
+        super().__init__(spec, options, simulator, CAMERAS, hold_steps, (table, task.paraphrases))
         self._primitives: PrimitiveController | None = None
         if spec.primitives:
             self._primitives = PrimitiveController(
@@ -179,10 +183,9 @@ class RobosuiteEnv(MujocoArmEnv):
         self._require_open()
         check_init_state_id(self.task, init_state_id)
         self._sim.reset(np.random.default_rng((self._task_hash, init_state_id)))
-        self._runner.begin()
         if self._primitives is not None:
             self._primitives.reset()
-        return self._observe()
+        return self._begin(init_state_id)
 
     def _play(self, actions: np.ndarray, frame: Callable[[], np.ndarray] | None) -> ChunkResult:
         if self._primitives is None:

@@ -17,6 +17,7 @@ import numpy as np
 from rlvla.envs.robosuite.arm import arm_parts, has_composite_controllers, osc_pose_config
 from rlvla.envs.robosuite.importing import import_robosuite
 from rlvla.envs.robosuite.osc import OscController
+from rlvla.utils.errors import ConfigError
 
 ARM = "Panda"
 # Seed for the randomness in model construction (object sizes), so that all processes build the same model.
@@ -191,6 +192,22 @@ class RobosuiteSim:
         self._gripper_command = np.zeros_like(self._gripper_init)
         mujoco.mj_forward(model, data)
         self.osc.reset()
+
+    def spread_objects(self, factor: float) -> None:
+        """Multiply the ranges of positions that objects are placed in by a factor, about their middle.
+
+        Raises:
+            ConfigError: the task places no objects (Wipe).
+        """
+        sampler = getattr(self.env, "placement_initializer", None)
+        if sampler is None or hasattr(self.env, "wiped_markers"):
+            text = "--perturb initial_state: this task places no objects; choose others with --task_ids"
+            raise ConfigError.of("perturb", "unavailable", text)
+        for part in getattr(sampler, "samplers", {"": sampler}).values():
+            for name in ("x_range", "y_range"):
+                low, high = getattr(part, name)
+                middle, half = (low + high) / 2, factor * (high - low) / 2
+                setattr(part, name, (middle - half, middle + half))
 
     def restore(self, state: np.ndarray) -> None:
         """Set a flat state [1 + nq + nv] (time, positions, velocities), as `set_init_state` of LIBERO does.

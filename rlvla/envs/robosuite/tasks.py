@@ -35,6 +35,7 @@ class RobosuiteTask:
     Attributes:
         name: robosuite's name of the environment.
         instruction: instruction for the policy.
+        paraphrases: the same in other words, for evaluation.
         seconds: time limit in simulated seconds.
         facts: computes propositions and privileged state.
         machine: its reward machine, see `TaskSpec.machine`.
@@ -46,6 +47,7 @@ class RobosuiteTask:
 
     name: str
     instruction: str
+    paraphrases: tuple[str, str]
     seconds: float
     facts: type[TaskFacts]
     machine: str
@@ -64,6 +66,7 @@ TASKS = (
     RobosuiteTask(
         name="Lift",
         instruction="lift the red cube",
+        paraphrases=("pick up the red block", "raise the small red cube off the table"),
         seconds=2.0,
         facts=LiftFacts,
         machine="lift",
@@ -73,6 +76,7 @@ TASKS = (
     RobosuiteTask(
         name="Stack",
         instruction="stack the red cube on the green cube",
+        paraphrases=("put the red block on top of the green one", "place the small red cube onto the green cube"),
         seconds=10.0,
         facts=StackFacts,
         machine="stack",
@@ -81,6 +85,7 @@ TASKS = (
     RobosuiteTask(
         name="Door",
         instruction="open the door",
+        paraphrases=("pull the door open", "turn the handle and swing the door open"),
         seconds=15.0,
         facts=DoorFacts,
         machine="door",
@@ -92,6 +97,7 @@ TASKS = (
     RobosuiteTask(
         name="PickPlaceCan",
         instruction="place the can in its bin",
+        paraphrases=("put the can into the bin where it belongs", "pick up the can and drop it into its compartment"),
         seconds=20.0,
         facts=PickPlaceCanFacts,
         machine="pick_place",
@@ -104,6 +110,7 @@ TASKS = (
     RobosuiteTask(
         name="NutAssemblyRound",
         instruction="put the round nut on the round peg",
+        paraphrases=("slide the ring over the round post", "fit the round nut onto the cylindrical peg"),
         seconds=20.0,
         facts=NutAssemblyRoundFacts,
         machine="nut",
@@ -115,6 +122,7 @@ TASKS = (
     RobosuiteTask(
         name="Wipe",
         instruction="wipe the table clean",
+        paraphrases=("clean the dirt off the table", "sweep the marks from the table with the sponge"),
         seconds=25.0,
         facts=WipeFacts,
         machine="wipe",

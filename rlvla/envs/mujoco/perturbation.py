@@ -1,0 +1,112 @@
+"""Perturbations drawn by MuJoCo: cameras, lights, colors of what does not move, and objects that are only seen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import mujoco
+import numpy as np
+
+from rlvla.envs.perturbations import Surface
+from rlvla.utils.seeding import derive_rng
+
+_FAR, _NEAR_HAND, _TURN = 0.10, 0.02, 10.0  # meters, meters of a camera that moves along, degrees
+_BRIGHTNESS, _TINT = 0.7, 0.3
+_FREE = 0.08  # meters between a distractor and any body
+_SHAPES = (mujoco.mjtGeom.mjGEOM_BOX, mujoco.mjtGeom.mjGEOM_SPHERE, mujoco.mjtGeom.mjGEOM_CYLINDER)
+# Neither red nor green, by which instructions name objects.
+_COLORS = ((0.1, 0.2, 0.8), (0.9, 0.8, 0.1), (0.5, 0.1, 0.6), (0.1, 0.7, 0.8), (0.05, 0.05, 0.05), (0.85, 0.85, 0.85))
+# The fields of a model that are changed.
+_FIELDS = ("cam_pos", "cam_quat", "light_diffuse", "light_ambient", "geom_rgba")
+
+
+class Perturbation:
+    """Changes how a model looks, anew for each initial state.
+
+    Args:
+        model: the compiled model.
+        levels: kind -> level, see `rlvla.envs.perturbations`; kinds that are not drawn are left to the environment.
+        cameras: ids of the cameras that are used.
+        surface: where distractors stand.
+        task: name of the task, on which the draws depend.
+    """
+
+    def __init__(
+        self, model: mujoco.MjModel, levels: Mapping[str, float], cameras: Sequence[int], surface: Surface, task: str
+    ):
+        self._model, self._levels, self._cameras, self._surface, self._task = model, levels, cameras, surface, task
+        self._original = {name: getattr(model, name).copy() for name in _FIELDS}
+        self._headlight = model.vis.headlight.diffuse.copy(), model.vis.headlight.ambient.copy()
+        self._static = np.flatnonzero(model.body_weldid[model.geom_bodyid] == 0)
+        self._objects: list[tuple[int, np.ndarray, np.ndarray, np.ndarray]] = []
+
+    def begin(self, data: mujoco.MjData, init_state_id: int) -> None:
+        """Draw for an initial state whose objects are in place."""
+        for name, values in self._original.items():
+            getattr(self._model, name)[:] = values
+        self._model.vis.headlight.diffuse[:], self._model.vis.headlight.ambient[:] = self._headlight
+        self._objects = []
+        for kind, change in (
+            ("camera", self._move_cameras),
+            ("light", self._change_lights),
+            ("texture", self._color),
+            ("distractor", lambda level, rng: self._place(round(level), rng, data)),
+        ):
+            if kind in self._levels:
+                change(self._levels[kind], derive_rng(f"perturbation {kind}", self._task, init_state_id))
+        mujoco.mj_camlight(self._model, data)
+
+    def decorate(self, scene: mujoco.MjvScene) -> None:
+        """Add the distractors to a scene that is about to be drawn."""
+        for shape, size, position, color in self._objects:
+            if scene.ngeom < scene.maxgeom:
+                mujoco.mjv_initGeom(scene.geoms[scene.ngeom], shape, size, position, np.eye(3).ravel(), color)
+                scene.ngeom += 1
+
+    def _move_cameras(self, level: float, rng: np.random.Generator) -> None:
+        for camera in self._cameras:
+            moves = self._model.body_weldid[self._model.cam_bodyid[camera]] != 0
+            step, axis = rng.standard_normal((2, 3))
+            length, angle = rng.random(2)
+            distance = level * (_NEAR_HAND if moves else _FAR) * length
+            self._model.cam_pos[camera] += distance * step / np.linalg.norm(step)
+            turn, turned = np.empty(4), np.empty(4)
+            mujoco.mju_axisAngle2Quat(turn, axis / np.linalg.norm(axis), np.radians(level * _TURN * angle))
+            mujoco.mju_mulQuat(turned, self._model.cam_quat[camera], turn)
+            self._model.cam_quat[camera] = turned
+
+    def _change_lights(self, level: float, rng: np.random.Generator) -> None:
+        brightness = 1.0 + level * _BRIGHTNESS * rng.uniform(-1.0, 1.0)
+        factor = brightness * (1.0 + level * _TINT * rng.uniform(-1.0, 1.0, 3))
+        lights = [self._model.light_diffuse, self._model.light_ambient]
+        for values in [*lights, self._model.vis.headlight.diffuse, self._model.vis.headlight.ambient]:
+            values[:] = np.clip(values * factor, 0.0, 1.0)
+
+    def _color(self, level: float, rng: np.random.Generator) -> None:
+        """One color for all geoms of a material, so that what belongs together stays together."""
+        model, of_material = self._model, dict[int, np.ndarray]()
+        for geom in self._static:
+            material = int(model.geom_matid[geom])
+            own = model.geom_rgba[geom].copy()
+            if material >= 0 and (own == 0.5 + 0.5 * (np.arange(4) == 3)).all():  # MuJoCo takes the material's
+                own = model.mat_rgba[material].copy()
+            color = of_material.setdefault(material, rng.random(3)) if material >= 0 else rng.random(3)
+            model.geom_rgba[geom] = [*((1.0 - level) * own[:3] + level * color), own[3]]
+
+    def _place(self, count: int, rng: np.random.Generator, data: mujoco.MjData) -> None:
+        low, high = np.array(self._surface.low), np.array(self._surface.high)
+        taken = [position[:2] for position in data.xpos[1:][self._model.body_weldid[1:] != 0]]
+        for _ in range(count):
+            shape, (width, depth, height) = _SHAPES[int(rng.integers(len(_SHAPES)))], rng.uniform(0.015, 0.03, 3)
+            spots = rng.uniform(low, high, (50, 2))
+            free = [spot for spot in spots if all(np.linalg.norm(spot - other) > _FREE for other in taken)]
+            spot = free[0] if free else spots[0]
+            taken.append(spot)
+            size = [width, depth, height]
+            if shape == mujoco.mjtGeom.mjGEOM_SPHERE:
+                height = width
+            elif shape == mujoco.mjtGeom.mjGEOM_CYLINDER:
+                size = [width, height, 0.0]
+            position = np.array([*spot, self._surface.height + height])
+            color = np.array([*_COLORS[int(rng.integers(len(_COLORS)))], 1.0], dtype=np.float32)
+            self._objects.append((int(shape), np.array(size), position, color))
