@@ -134,20 +134,23 @@ def check(
     problems += [problem("compare", "duplicate", value=name) for name in folders if folders.count(name) > 1]
     suites = config.task_suite_name or (env.task_suite_name,)
     problems += [problem("task_suite_name", "duplicate", value=suite) for suite in suites if suites.count(suite) > 1]
+    if config.each_perturbation and not env.options.get("perturb"):
+        problems.append(problem("each_perturbation", "needs_flag"))
     plans: dict[str, SuitePlan] = {}
     of_suites: dict[str | None, list[Problem]] = {}
     for suite in dict.fromkeys(suites):
-        try:
-            plan = _plan(policy, replace(env, task_suite_name=suite), split, config, success)
-            plans[plan.policies[0].setting.env.suite] = plan
-        except ConfigError as error:
-            of_suites[suite] = error.problems
+        for condition in _conditions(replace(env, task_suite_name=suite), config):
+            try:
+                name, plan = _plan(policy, condition, split, config, success)
+                plans[name] = plan
+            except ConfigError as error:
+                of_suites[suite] = list(dict.fromkeys([*of_suites.get(suite, ()), *error.problems]))
     if len(plans) > 1:  # --allow_unpaired would put the results of another suite into a suite's row
         problems += [
             problem("compare", "mismatch", value=name, suite=earlier.suite)
             for suite, plan in plans.items()
             for name, earlier in plan.earlier.items()
-            if earlier.suite != suite
+            if earlier.suite != plan.policies[0].setting.env.suite
         ]
     if problems or of_suites:
         raise ConfigError(dict.fromkeys([*problems, *_merged(of_suites, len(set(suites)))]))
@@ -163,20 +166,35 @@ def _merged(of_suites: Mapping[str | None, Sequence[Problem]], suites: int) -> l
     return [*common, *(p if suite is None or p.flag in plain else p.prefixed(f"{suite}: ") for suite, p in named)]
 
 
+def _conditions(env: EnvConfig, config: EvalConfig) -> list[EnvConfig]:
+    """What a suite is evaluated under: as the flags say, or without any perturbation and with each of them alone."""
+    if not config.each_perturbation:
+        return [env]
+    return [
+        replace(env, options={**env.options, "perturb": words})
+        for words in [(), *((word,) for word in env.options.get("perturb", ()))]
+    ]
+
+
 def _plan(
     policy: PolicyConfig, env: EnvConfig, split: SplitConfig, config: EvalConfig, success: JudgedSuccess
-) -> SuitePlan:
-    """The checked policies of a suite; raises a ConfigError with all problems."""
+) -> tuple[str, SuitePlan]:
+    """Name of the suite, with its perturbations, and its checked policies; raises a ConfigError with all problems."""
     problems: list[Problem] = []
     policies: list[EvaluatedPolicy] = []
     earlier: dict[str, PolicyEvaluation] = {}
+    words = env.options.get("perturb", ()) if config.each_perturbation else ()
+
+    def called(suite: str) -> str:
+        return ", ".join([suite, *words])
+
     for name in dict.fromkeys([policy.pretrain, *config.compare]):
         label = "" if name == policy.pretrain else f"--compare {name}: "
         try:
             if label and Path(name).is_file():
                 suite = policies[0].setting.env.suite if policies else env.task_suite_name
                 if suite is not None:  # otherwise the policy itself is missing, which is already reported
-                    earlier[name] = PolicyEvaluation.read(Path(name), suite)
+                    earlier[name] = PolicyEvaluation.read(Path(name), called(suite))
                 continue
             setting, more = check_run(
                 replace(policy, pretrain=name), env, split, config.eval_episodes, success=success.config
@@ -195,7 +213,7 @@ def _plan(
         problems += [p for name, protocols in others.items() for p in _pairing_problems(name, first, protocols, config)]
     if problems:
         raise ConfigError(problems)
-    return SuitePlan(tuple(policies), earlier)
+    return called(policies[0].setting.env.suite), SuitePlan(tuple(policies), earlier)
 
 
 def output_of(policy: PolicyConfig, config: EvalConfig) -> Path:
@@ -218,10 +236,9 @@ def _protocols(
 ) -> dict[str, dict[str, Any]]:
     hold, after = setting.env.success_hold_steps, setting.env.after_success
     parts = (setting.tasks, split, config.eval_episodes, config.seed)
+    further = {"success_source": success.description, "perturb": setting.env.options.get("perturb", ())}
     return {
-        mode: describe_protocol(
-            *parts, temperature, hold, after, samples_of(config, temperature), success_source=success.description
-        )
+        mode: describe_protocol(*parts, temperature, hold, after, samples_of(config, temperature), **further)
         for mode, temperature in modes_of(config).items()
     }
 

@@ -80,7 +80,7 @@ def _problem_of(kind: str, text: str) -> tuple[str, str] | None:
     except ValueError:
         return "malformed", f"write KIND=LEVEL, e.g. {kind}={1 if kind in COUNTED else 0.5}"
     most = COUNTED.get(kind)
-    if most is not None and not (level == int(level) and 1 <= level <= most):
+    if most is not None and level not in range(1, most + 1):
         return "out_of_range", f"the level must be a whole number from 1 to {most}"
     if most is None and not 0.0 < level <= 1.0:
         return "out_of_range", "the level must be above 0 and at most 1"

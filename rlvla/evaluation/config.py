@@ -29,6 +29,11 @@ class EvalConfig:
     allow_unpaired: bool = arg(
         False, "allow baselines with another protocol; such differences are marked and not tested"
     )
+    each_perturbation: bool = arg(
+        False,
+        "evaluate without a perturbation, and with each of --perturb alone, instead of with all of them at once; each "
+        "is listed like a suite",
+    )
     eval_episodes: int = arg(100, "episodes per task, each from a different initial state", minimum=1)
     sampled: bool = arg(False, "also sample actions, on the same initial states")
     temperature: float = arg(1.0, "sampling temperature (with --sampled)", above=0)

@@ -56,11 +56,13 @@ def describe_protocol(
     samples: int = 1,
     *,
     success_source: str | None = None,
+    perturb: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Everything two evaluations must have in common to be paired; `temperature` is None if greedy.
 
     `success_hold_steps` is given only if it differs from the suite's, `after_success` only if episodes go on after it,
-    `success_source` (a description) only if it is not the simulator; `samples` are the episodes per initial state.
+    `success_source` (a description) only if it is not the simulator; `samples` are the episodes per initial state,
+    `perturb` the perturbations of the environment.
     """
     described: dict[str, Any] = {"suite": tasks[0].suite, "name": split.protocol_name, "seed": seed}
     if temperature is not None:
@@ -73,6 +75,8 @@ def describe_protocol(
         described["samples"] = samples
     if success_source is not None:
         described["success_source"] = success_source
+    if perturb:
+        described["perturb"] = sorted(perturb)
     described["tasks"] = [
         {
             "task_id": task.task_id,
@@ -89,8 +93,8 @@ def describe_protocol(
 def describe_differences(policy: dict[str, Any], base: dict[str, Any]) -> list[str]:
     """Differences between two protocols (see `describe_protocol`), one phrase each."""
     differences = []
-    named = ("suite", "name", "seed", "temperature", "success_hold_steps", "after_success", "samples", "success_source")
-    for name in named:
+    named = ["suite", "name", "seed", "temperature", "success_hold_steps", "after_success", "samples", "success_source"]
+    for name in [*named, "perturb"]:
         if policy.get(name) != base.get(name):
             differences.append(f"{name} {policy.get(name)} and {base.get(name)}")
     tasks = [{task["task_id"]: task for task in side.get("tasks", [])} for side in (policy, base)]

@@ -67,6 +67,8 @@ NOT_RUN = {
     "tests/integration/test_sac_training.py runs a smaller one",
     "python cli/train_sac_vla.py --policy dsrl": "needs a flow policy; "
     "tests/integration/test_dsrl_training.py makes one",
+    "python cli/eval_vla.py --pretrain runs/quickstart/ppo/policy": "needs the quickstart; "
+    "tests/integration/test_eval_suites.py evaluates under perturbations",
     "lerobot-eval": "needs LeRobot",
     "python benchmarks/lerobot_agreement.py": "needs LeRobot; its results are test vectors",
 }

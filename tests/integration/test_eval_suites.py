@@ -18,6 +18,8 @@ from rlvla.evaluation.protocol import describe_protocol
 from rlvla.evaluation.results import EpisodeOutcome, summarize
 from rlvla.evaluation.statistics import mcnemar_exact, tango_interval, wilson_interval
 from rlvla.rollout import RolloutEngine
+from tests.support.robosuite_primitives import soft_actor_of_primitives
+from tests.support.robosuite_reference import require_simulator
 
 MODULE = str(Path(__file__).resolve().parents[1] / "support" / "mirrored_reach.py")
 ARGS = ["--num_envs", "1", "--eval_episodes", "4", "--custom_module", MODULE]
@@ -207,3 +209,29 @@ def test_only_states_of_the_same_suite_were_trained_on(
     assert "are used for training and for evaluation" in refused(capsys, *argv)
     main([str(word) for word in [*argv, "--task_suite_name", "mirrored_reach"]])
     assert "no initial state of these tasks was trained on" in capsys.readouterr().out
+
+
+def test_each_perturbation_is_listed_like_a_suite(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    require_simulator()
+    soft_actor_of_primitives(tmp_path / "policy")
+    argv = ["--pretrain", tmp_path / "policy", "--num_envs", 1, "--eval_episodes", 2, "--max_steps", 6]
+    argv += ["--perturb", "initial_state=1", "instruction=2"]
+    main([str(w) for w in [*argv, "--each_perturbation", "--output", tmp_path / "each.json"]])
+    content = json.loads((tmp_path / "each.json").read_text())["suites"]
+    assert list(content) == ["robosuite", "robosuite, initial_state=1", "robosuite, instruction=2"]
+    protocols = [found["protocols"]["greedy"] for found in content.values()]
+    assert [protocol.get("perturb") for protocol in protocols] == [None, ["initial_state=1"], ["instruction=2"]]
+    assert "robosuite, instruction=2" in capsys.readouterr().out
+    main([str(w) for w in [*argv, "--output", tmp_path / "both.json"]])
+    both = json.loads((tmp_path / "both.json").read_text())
+    assert both["protocols"]["greedy"]["perturb"] == ["initial_state=1", "instruction=2"]
+    other = [*argv[:-3], "--compare", tmp_path / "both.json", "--output", tmp_path / "plain.json"]
+    assert "perturb None and ['initial_state=1', 'instruction=2']" in refused(capsys, *other)
+    assert "there is none; give --perturb" in refused(capsys, *argv[:-3], "--each_perturbation")
+    text = refused(capsys, *argv[:-3], "--perturb", "fog=1", "distractor=9", "--each_perturbation")
+    assert "fog" in text and "whole number from 1 to 8" in text
+
+
+def test_a_suite_that_cannot_be_perturbed(policy_folder: Path, capsys: pytest.CaptureFixture) -> None:
+    text = refused(capsys, "--pretrain", policy_folder, "--perturb", "camera=1", "--each_perturbation")
+    assert "perturb" in text and "robosuite" in text

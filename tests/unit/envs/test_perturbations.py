@@ -1,0 +1,135 @@
+"""Perturbations: what changes, what stays, and that it is drawn for each initial state alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlvla.envs.base import Env
+from rlvla.envs.perturbations import KINDS, levels, perturbation_problems
+from rlvla.envs.registry import get_suite, list_tasks, make_env
+from rlvla.utils.errors import ConfigError
+from tests.support.robosuite_reference import require_simulator
+
+LOOKS = ["camera=1", "light=1", "texture=1", "distractor=8"]
+TASKS = {"robosuite": 0, "metaworld": [t.name for t in list_tasks("metaworld")].index("pick-place")}  # 0: Lift
+
+
+@contextmanager
+def made(suite: str, *words: str, **options: Any) -> Iterator[Env]:
+    env = make_env(suite, TASKS[suite], **{"image_size": 64, "use_proprio": True, "perturb": words, **options})
+    try:
+        yield env
+    finally:
+        env.close()
+
+
+@pytest.fixture(params=list(TASKS))
+def suite(request: pytest.FixtureRequest) -> str:
+    require_simulator()
+    for module in get_suite(request.param).requires:
+        pytest.importorskip(module)
+    return request.param
+
+
+def played(env: Env, state: int) -> tuple[np.ndarray, np.ndarray]:
+    """First image, and proprio after 20 actions."""
+    image = env.reset(state, 0).images[0].copy()
+    actions = np.random.default_rng(state).uniform(-1, 1, (20, env.task.action_dim)).astype(np.float32)
+    return image, env.step_chunk(actions).observation.proprio
+
+
+def test_what_is_seen_changes_and_physics_does_not(suite: str) -> None:
+    with made(suite) as plain:
+        image, proprio = played(plain, 3)
+    for word in LOOKS:
+        with made(suite, word) as env:
+            first, again = env.reset(4, 0).images[0].copy(), played(env, 3)
+            assert np.array_equal(again[1], proprio), word
+            assert (again[0] != image).mean() > 0.003, f"{word} shows"
+            assert np.array_equal(env.reset(4, 1).images[0], first), "neither the seed nor what was played counts"
+            assert env.task.instruction == env.reset(4, 0).instruction
+
+
+def test_each_state_is_perturbed_in_a_way_of_its_own(suite: str) -> None:
+    with made(suite, "light=1") as env:
+        brightness = [float(env.reset(state, 0).images.mean()) for state in range(6)]
+    assert np.std(brightness) > 3.0 and len({round(b, 3) for b in brightness}) == 6
+
+
+def test_a_higher_level_changes_more(suite: str) -> None:
+    distance = []
+    with made(suite) as plain:
+        image = plain.reset(2, 0).images[0].astype(int)
+    for level in (0.05, 0.5):
+        with made(suite, f"texture={level}") as env:
+            distance.append(np.abs(env.reset(2, 0).images[0].astype(int) - image).mean())
+    assert 0 < 3 * distance[0] < distance[1]
+
+
+def test_other_words(suite: str) -> None:
+    said = set()
+    for number in (1, 2):
+        with made(suite, f"instruction={number}", cameras=()) as env:
+            said.add(env.reset(0, 0).instruction)
+            assert env.task.instruction not in said
+    assert len(said) == 2
+
+
+def placed(env: Env) -> np.ndarray:
+    """Where the object stands."""
+    state = env.privileged_state()
+    return state["cube_pos"][:2] if "cube_pos" in state else state["observation"][4:6]
+
+
+def test_objects_stand_in_wider_ranges(suite: str) -> None:
+    spread = []
+    for words in ((), ("initial_state=1",)):
+        with made(suite, *words, cameras=()) as env:
+            places = []
+            for state in range(40):
+                env.reset(state, 0)
+                places.append(placed(env))
+        spread.append(np.ptp(places, axis=0))
+    assert (spread[1] > 1.5 * spread[0]).all(), spread
+
+
+def test_every_task_has_two_paraphrases() -> None:
+    from rlvla.envs.metaworld.tasks import TASKS as METAWORLD
+    from rlvla.envs.robosuite.tasks import TASKS as ROBOSUITE
+
+    for task in (*METAWORLD, *ROBOSUITE):
+        assert len({task.instruction, *task.paraphrases}) == 3
+
+
+@pytest.mark.parametrize(
+    ("word", "reason"),
+    [
+        ("fog=1", "unknown_name"),
+        ("=1", "unknown_name"),
+        ("camera", "malformed"),
+        ("camera=much", "malformed"),
+        ("camera=0", "out_of_range"),
+        ("camera=nan", "out_of_range"),
+        ("light=1.1", "out_of_range"),
+        ("distractor=2.5", "out_of_range"),
+        ("distractor=inf", "out_of_range"),
+        ("instruction=3", "out_of_range"),
+    ],
+)
+def test_mistakes(word: str, reason: str) -> None:
+    (problem,) = perturbation_problems([word, "texture=0.5"])
+    assert (problem.flag, problem.reason) == ("perturb", reason) and word in str(problem)
+    with pytest.raises(ConfigError):
+        list_tasks("metaworld", perturb=(word,))
+
+
+def test_one_level_of_each_kind() -> None:
+    assert levels(["camera=0.5", "distractor=3"]) == {"camera": 0.5, "distractor": 3.0}
+    (problem,) = perturbation_problems(["camera=0.5", "camera=1"])
+    assert problem.reason == "duplicate"
+    assert all(not perturbation_problems([f"{kind}=1"]) for kind in KINDS)
