@@ -30,7 +30,7 @@ RUN python -m venv .venv \
 
 COPY . .
 RUN .venv/bin/pip install -c constraints.txt -e ".[robosuite,libero,metaworld,vlm,video,lerobot,ray,dev]" \
-    && .venv/bin/pip install --no-deps -c constraints.txt hf-libero bddl metaworld imageio \
+    && .venv/bin/pip install --no-deps -c constraints.txt hf-libero bddl metaworld imageio gymnasium-robotics pettingzoo \
     && touch ".venv/.installed-$(cat setup.py constraints.txt rlvla/version.py | sha256sum | cut -c1-16)"
 
 RUN useradd --uid 1000 --create-home rlvla && mkdir -p runs && chown -R 1000:1000 /rlvla

@@ -34,7 +34,8 @@ install_packages() {
   DS_BUILD_OPS=0 PYTHONWARNINGS="ignore:Editable installation" .venv/bin/python -m pip install --quiet -c constraints.txt \
     -e ".[robosuite,libero,metaworld,vlm,video,lerobot,ray,dev]"
   # With their dependencies these would pull in torchvision and another torch, or another MuJoCo.
-  .venv/bin/python -m pip install --quiet --no-deps -c constraints.txt hf-libero bddl metaworld imageio
+  .venv/bin/python -m pip install --quiet --no-deps -c constraints.txt hf-libero bddl metaworld imageio \
+    gymnasium-robotics pettingzoo
   touch "$stamp"
 }
 

@@ -50,6 +50,7 @@ class ChunkRunner:
         frame: Callable[[], np.ndarray] | None = None,
         reward: Callable[[], float] | None = None,
         done: Callable[[], bool] | None = None,
+        failed: Callable[[], bool] | None = None,
     ) -> ChunkResult:
         """Execute validated actions [A, D] until the end of the chunk or episode.
 
@@ -60,6 +61,7 @@ class ChunkRunner:
             frame: renders [H, W, 3] uint8 after each step; None records no frames.
             reward: native reward of the last step; by default 1 once success has lasted long enough.
             done: whether the rest of the chunk is left out although the episode goes on: a primitive has ended.
+            failed: whether the simulator has ended the episode, which is then truncated unless success is held.
         """
         self.require_episode()
         rewards, successes = np.zeros(len(actions), dtype=np.float32), np.zeros(len(actions), dtype=bool)
@@ -75,6 +77,8 @@ class ChunkRunner:
             rewards[index] = float(held) if reward is None else reward()
             if frame is not None:
                 frames.append(frame())
+            if failed is not None and failed():
+                self._steps_left = 0
             if held or self._steps_left == 0 or (done is not None and done()):
                 break
         truncated = self._steps_left == 0 and not held

@@ -67,6 +67,7 @@ class Suite:
 
 
 _SUITES: dict[str, Suite] = {}
+_GYM = "gym:"  # before the id of a Gymnasium environment
 # Suites that ship with rlvla, imported on first use.
 _BUILTIN = {
     "toy_reach": "rlvla.envs.toy_reach",
@@ -74,6 +75,7 @@ _BUILTIN = {
     "robosuite": "rlvla.envs.robosuite",
     "robotwin": "rlvla.envs.robotwin",
     "metaworld": "rlvla.envs.metaworld",
+    "gym:ENV_ID": "rlvla.envs.gymnasium",
     **{f"libero_{name}": "rlvla.envs.libero" for name in ("spatial", "object", "goal", "10", "90")},
 }
 
@@ -85,11 +87,16 @@ def register_suite(name: str, suite: Suite) -> None:
 
 def ships_with_rlvla(name: str) -> bool:
     """Whether the suite is available without a custom module."""
-    return name in _BUILTIN
+    return name in _BUILTIN or name.startswith(_GYM)
+
+
+def is_known(name: str) -> bool:
+    """Whether `get_suite` finds it."""
+    return name in _SUITES or ships_with_rlvla(name)
 
 
 def suite_names() -> list[str]:
-    """All names that `get_suite` accepts, sorted."""
+    """All names that `get_suite` accepts, sorted; "gym:ENV_ID" stands for any Gymnasium environment."""
     return sorted({*_SUITES, *_BUILTIN})
 
 
@@ -102,6 +109,8 @@ def get_suite(name: str) -> Suite:
     """The suite registered under `name`; ConfigError listing the known ones otherwise."""
     if name not in _SUITES and name in _BUILTIN:
         importlib.import_module(_BUILTIN[name])
+    if name not in _SUITES and name.startswith(_GYM):
+        importlib.import_module(_BUILTIN["gym:ENV_ID"]).register_environment(name)
     if name not in _SUITES:
         raise ConfigError.of(
             "task_suite_name",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlvla.envs.options import own_flags
-from rlvla.envs.registry import get_suite, known_options, suite_names
+from rlvla.envs.registry import get_suite, is_known, known_options, suite_names
 from rlvla.utils.cli.flags import NONE, Parser, argument
 from rlvla.utils.data_files import field_types
 from rlvla.utils.errors import ConfigError, Problem
@@ -150,7 +150,7 @@ def recorded_options(suite: str | None, record: Mapping[str, Any]) -> dict[str, 
     """
     if suite is None:
         return {}
-    if suite not in suite_names():
+    if not is_known(suite):
         simple, flags = (bool, int, float, str), suite_flags()
         kept = {name: value for name, value in record.items() if isinstance(value, simple)}
         return {name: value for name, value in kept.items() if name not in flags or flags[name].recorded}

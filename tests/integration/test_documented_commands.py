@@ -69,6 +69,7 @@ NOT_RUN = {
     "tests/integration/test_dsrl_training.py makes one",
     "python cli/eval_vla.py --pretrain runs/quickstart/ppo/policy": "needs the quickstart; "
     "tests/integration/test_eval_suites.py evaluates under perturbations",
+    "pip install": "needs the network",
     "lerobot-eval": "needs LeRobot",
     "python benchmarks/lerobot_agreement.py": "needs LeRobot; its results are test vectors",
 }

@@ -57,3 +57,9 @@ def make_current(context: Any) -> None:
     if _current is None or _current() is not context:
         context.make_current()
         _current = weakref.ref(context)
+
+
+def forget_current() -> None:
+    """Say that another library may have made a context of its own current."""
+    global _current
+    _current = None

@@ -1,0 +1,273 @@
+"""Gymnasium environments as suites: `gym:FetchReach-v4`, or `gym:my_module:MyEnv-v0` for a module that registers it."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+import numpy as np
+
+from rlvla.envs.base import ChunkResult, Observation, TaskSpec, check_chunk, check_init_state_id, task_of
+from rlvla.envs.chunks import ChunkRunner
+from rlvla.envs.mujoco.gl import forget_current
+from rlvla.envs.options import SuiteOptions
+from rlvla.envs.registry import Suite, register_suite
+from rlvla.utils.cli.flags import arg
+from rlvla.utils.errors import ConfigError, MissingExtraError, Problem
+
+PREFIX = "gym:"
+CAMERA = "render"
+NUM_INIT_STATES = 10_000
+STEPS = 200  # where the environment has no limit of its own
+SUCCESS_KEYS = ("is_success", "success")
+TERMINATED = "terminated"
+
+
+@dataclass(frozen=True)
+class GymOptions(SuiteOptions):
+    """Options of the suites.
+
+    Attributes:
+        gym_success: what tells success: an entry of `info`, or "terminated"; None: `is_success` or `success` of `info`.
+        gym_instruction: what the policy is told; None: made of the name.
+    """
+
+    known_cameras: ClassVar[tuple[str, ...]] = (CAMERA,)
+    can_play_on: ClassVar[bool] = True
+
+    cameras: tuple[str, ...] = (CAMERA,)
+    gym_success: str | None = arg(
+        None,
+        "what tells success: an entry of the environment's `info`, or `terminated` where an episode ends only by "
+        "success (default: its `is_success` or `success`)",
+        metavar="KEY",
+    )
+    gym_instruction: str | None = arg(
+        None, "what the policy is told (default: the words of the environment's name)", metavar="TEXT"
+    )
+
+
+def _gymnasium() -> Any:
+    try:
+        import gymnasium
+    except ImportError as error:
+        text = "Gymnasium is not installed: pip install gymnasium, and the package of the environment"
+        raise MissingExtraError(text) from error
+    try:  # registers its environments
+        import gymnasium_robotics  # type: ignore[import-not-found]
+
+        gymnasium.register_envs(gymnasium_robotics)
+    except ImportError:
+        pass
+    return gymnasium
+
+
+def _make(suite: str, **options: Any) -> Any:
+    """The environment of a suite; ConfigError if it cannot be made."""
+    env_id = suite.removeprefix(PREFIX)
+    if env_id == "ENV_ID":
+        text = "--task_suite_name gym:ENV_ID: name an environment in its place, e.g. gym:FetchReach-v4"
+        raise ConfigError.of("task_suite_name", "malformed", text)
+    gymnasium = _gymnasium()
+    try:
+        return gymnasium.make(env_id, **options)
+    except Exception as error:  # of gymnasium's registry, or whatever the environment raises
+        text = f"--task_suite_name {suite}: Gymnasium cannot make it ({type(error).__name__}: {error})"
+        raise ConfigError.of("task_suite_name", "unknown_name", text) from error
+
+
+@dataclass(frozen=True)
+class _Facts:
+    """What a suite's environment is: step limit, dimensions of actions and state, steps per second."""
+
+    steps: int
+    action_dim: int
+    state_dim: int
+    frequency: float
+
+
+@functools.cache
+def _facts(suite: str) -> _Facts:
+    """Made once, without rendering; ConfigError if its spaces cannot be used."""
+    env = _make(suite)
+    try:
+        actions, state_dim = env.action_space, len(_state(env.observation_space, env.observation_space.sample()))
+        bounded = hasattr(actions, "low") and np.isfinite(actions.low).all() and np.isfinite(actions.high).all()
+        if not bounded or len(actions.shape) != 1:
+            text = f"--task_suite_name {suite}: its actions must be a bounded vector (Box), not {actions}"
+            raise ConfigError.of("task_suite_name", "action_dims", text)
+        dt = getattr(env.unwrapped, "dt", None)
+        steps = (env.spec.max_episode_steps if env.spec is not None else None) or STEPS
+        return _Facts(steps, actions.shape[0], state_dim, 1.0 / float(dt) if dt else 20.0)
+    finally:
+        env.close()
+
+
+def _state(space: Any, observation: Any) -> np.ndarray:
+    """[P] float32: the vectors of an observation, by name; images are left out."""
+    if isinstance(observation, Mapping):
+        parts = [_state(space[name], observation[name]) for name in sorted(observation)]
+        return np.concatenate(parts) if parts else np.zeros(0, np.float32)
+    values = np.asarray(observation)
+    if values.dtype == np.uint8 and values.ndim == 3 or values.dtype.kind not in "fiub":
+        return np.zeros(0, np.float32)
+    return values.astype(np.float32).ravel()
+
+
+def list_tasks(suite: str, **kw: Any) -> list[TaskSpec]:
+    """The one task of a suite; `kw` are the fields of `GymOptions`. The environment is made, and nothing is drawn."""
+    options, facts = GymOptions(**kw), _facts(suite)
+    name = suite.removeprefix(PREFIX).rpartition(":")[2]
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", re.sub(r"-v\d+$", "", name).rpartition("/")[2])
+    return [
+        TaskSpec(
+            suite=suite,
+            task_id=0,
+            name=name,
+            instruction=options.gym_instruction or words.replace("_", " ").replace("-", " ").lower(),
+            max_steps=options.max_steps or facts.steps,
+            num_init_states=NUM_INIT_STATES,
+            action_dim=facts.action_dim,
+            proprio_dim=facts.state_dim,
+            control_freq=facts.frequency,
+            propositions=("success",),
+            machine="F(success)",
+        )
+    ]
+
+
+class GymEnv:
+    """One Gymnasium environment.
+
+    Actions [D] in [-1, 1] are scaled to the bounds of its action space. Proprio is its observation, without images; its
+    images are what it renders. The initial state of a number is that of `reset(seed=number)`. Rewards are its own. An
+    episode that it ends without success is truncated.
+
+    Privileged state: `observation` [P].
+
+    Args:
+        spec: the task, including the step limit.
+        options: validated options.
+
+    Raises:
+        ConfigError: it cannot be made, or cannot draw.
+    """
+
+    def __init__(self, spec: TaskSpec, options: GymOptions):
+        self.task, self.options = spec, options
+        drawing = {"render_mode": "rgb_array"} if options.cameras else {}
+        self._env = _make(spec.suite, max_episode_steps=spec.max_steps + 1, **drawing)
+        space = self._env.action_space
+        self._middle, self._half = (space.high + space.low) / 2.0, (space.high - space.low) / 2.0
+        self._runner = ChunkRunner(spec.max_steps, options.success_hold_steps or 1, plays_on=options.plays_on)
+        self._seen: np.ndarray | None = None
+        self._reward, self._over = 0.0, False
+
+    def reset(self, init_state_id: int, seed: int) -> Observation:
+        """Start an episode. Raises ValueError for an `init_state_id` outside [0, num_init_states)."""
+        self._require_open()
+        check_init_state_id(self.task, init_state_id)
+        observation, _ = self._env.reset(seed=init_state_id)
+        self._seen, self._over = _state(self._env.observation_space, observation), False
+        self._runner.begin()
+        return self._observe()
+
+    def step_chunk(self, actions: np.ndarray, *, record_frames: bool = False) -> ChunkResult:
+        """Execute actions [A, D] until done; see `Env.step_chunk`."""
+        self._require_open()
+        actions = check_chunk(actions, self.task)
+        if record_frames and not self.options.cameras:
+            raise ValueError("frames cannot be recorded: the environment was made without cameras")
+        frame: Callable[[], np.ndarray] | None = self._picture if record_frames else None
+        parts = (self._advance, self._observe, frame)
+        return self._runner.play(actions, *parts, reward=lambda: self._reward, failed=lambda: self._over)
+
+    def privileged_state(self) -> dict[str, np.ndarray]:
+        """`observation` [P], for scripted experts."""
+        self._require_open()
+        if self._seen is None:
+            raise RuntimeError("no episode was started: call reset first")
+        return {"observation": self._seen.copy()}
+
+    def close(self) -> None:
+        """Release the simulator. Safe to call twice."""
+        if self._env is not None:
+            self._env.close()
+        self._env = None
+
+    def _require_open(self) -> None:
+        if self._env is None:
+            raise RuntimeError("the environment has been closed")
+
+    def _advance(self, action: np.ndarray) -> tuple[bool, frozenset[str]]:
+        space = self._env.action_space
+        played = np.clip(self._middle + self._half * action, space.low, space.high).astype(space.dtype)
+        observation, reward, terminated, truncated, info = self._env.step(played)
+        self._seen = _state(self._env.observation_space, observation)
+        success = self._success(bool(terminated), info)
+        self._reward, self._over = float(reward), bool(terminated or truncated)
+        return success, frozenset({"success"} if success else ())
+
+    def _success(self, terminated: bool, info: Mapping[str, Any]) -> bool:
+        asked = self.options.gym_success
+        if asked == TERMINATED:
+            return terminated
+        found = [key for key in ((asked,) if asked else SUCCESS_KEYS) if key in info]
+        if not found:
+            wanted = asked or " or ".join(SUCCESS_KEYS)
+            has = ", ".join(map(str, info)) or "nothing"
+            text = (
+                f"{self.task.suite} does not tell success: its info has {has} and no {wanted}; name another entry with "
+                f"--gym_success, or `{TERMINATED}` if an episode ends only by success"
+            )
+            raise ConfigError([Problem("gym_success", "mismatch", text)])
+        return bool(info[found[0]])
+
+    def _observe(self) -> Observation:
+        size, drawn = self.options.image_size, bool(self.options.cameras)
+        images = self._picture()[None] if drawn else np.empty((0, size, size, 3), np.uint8)
+        assert self._seen is not None
+        return Observation(images, self._seen.copy() if self.options.use_proprio else None, self.task.instruction)
+
+    def _take_context(self) -> None:
+        """Gymnasium's MuJoCo viewers draw into whatever GL context is current: with two of them, black frames."""
+        viewers = getattr(getattr(self._env.unwrapped, "mujoco_renderer", None), "_viewers", {})
+        for viewer in viewers.values():
+            viewer.make_context_current()
+        forget_current()
+
+    def _picture(self) -> np.ndarray:
+        """[H, W, 3] uint8, scaled to a square of `image_size` pixels."""
+        self._take_context()
+        pixels, size = np.asarray(self._env.render()), self.options.image_size
+        if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3:
+            text = f"{self.task.suite} draws {pixels.dtype} {list(pixels.shape)}, not an image [H, W, 3] uint8"
+            raise ConfigError.of("cameras", "unavailable", text)
+        if pixels.shape[:2] == (size, size):
+            return pixels.copy()
+        import cv2
+
+        return np.asarray(cv2.resize(pixels, (size, size), interpolation=cv2.INTER_AREA), np.uint8)
+
+
+def make(suite: str, task_id: int, **kw: Any) -> GymEnv:
+    """Create the environment of a suite; `kw` are the fields of `GymOptions`."""
+    return GymEnv(task_of(suite, list_tasks(suite, **kw), task_id), GymOptions(**kw))
+
+
+def register_environment(suite: str) -> None:
+    """Register a suite `gym:ENV_ID`."""
+    register_suite(
+        suite,
+        Suite(
+            list_tasks=partial(list_tasks, suite),
+            make=partial(make, suite),
+            cameras=(CAMERA,),
+            options=GymOptions,
+            requires=("gymnasium",),
+        ),
+    )

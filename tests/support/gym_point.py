@@ -1,0 +1,49 @@
+"""A Gymnasium environment of the tests' own: a point is steered to the middle; bounds that are not [-1, 1]."""
+
+import gymnasium
+import numpy as np
+
+
+class Point(gymnasium.Env):
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 10}
+    action_space = gymnasium.spaces.Box(np.array([0.0, -2.0]), np.array([1.0, 2.0]), dtype=np.float64)
+    observation_space = gymnasium.spaces.Dict(
+        {
+            "place": gymnasium.spaces.Box(-9, 9, (2,), np.float64),
+            "pixels": gymnasium.spaces.Box(0, 255, (8, 6, 3), np.uint8),
+        }
+    )
+
+    def __init__(self, render_mode=None, ends="success", tells=True):
+        self.render_mode, self._ends, self._tells = render_mode, ends, tells
+
+    def _seen(self):
+        return {"place": self.place.copy(), "pixels": np.zeros((8, 6, 3), np.uint8)}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.place = self.np_random.uniform(-1.0, 1.0, 2)
+        return self._seen(), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action), action
+        self.place = self.place + 0.1 * (action - [0.5, 0.0])
+        distance = float(np.linalg.norm(self.place))
+        success = distance < 0.2
+        ended = {"success": success, "failure": distance > 1.0, "never": False}[self._ends]
+        return (
+            self._seen(),
+            -distance,
+            ended,
+            False,
+            {"reached": success} | ({"success": success} if self._tells else {}),
+        )
+
+    def render(self):
+        picture = np.full((30, 40, 3), 60, np.uint8)
+        row, column = np.clip(((self.place + 1) / 2 * [29, 39]).astype(int), 0, [29, 39])
+        picture[row, column] = 255
+        return picture
+
+
+gymnasium.register("rlvla/Point-v0", entry_point=Point, max_episode_steps=25)

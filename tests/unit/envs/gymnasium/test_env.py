@@ -1,0 +1,131 @@
+"""Suites `gym:ENV_ID`: the contract, the scaling of actions, success, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlvla.envs import list_tasks, make_env
+from rlvla.envs.registry import get_suite, is_known, load_custom_module, suite_names
+from rlvla.envs.testing import EnvContract
+from rlvla.utils.errors import ConfigError
+
+MODULE = Path(__file__).resolve().parents[3] / "support" / "gym_point.py"
+POINT = "gym:rlvla/Point-v0"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def registered() -> None:
+    pytest.importorskip("gymnasium")
+    load_custom_module(str(MODULE))
+
+
+class TestPoint(EnvContract):
+    suite = POINT
+    options = {"image_size": 16}
+
+    @pytest.fixture(autouse=True, scope="class")
+    @classmethod
+    def _registered(cls, registered: None) -> None:
+        pass
+
+
+class TestFetchReach(EnvContract):
+    suite = "gym:FetchReach-v4"
+    options = {"image_size": 32}
+
+    @pytest.fixture(autouse=True, scope="class")
+    @classmethod
+    def _package(cls) -> None:
+        pytest.importorskip("gymnasium_robotics")
+
+
+def test_what_a_suite_knows_of_its_environment() -> None:
+    (task,) = list_tasks(POINT)
+    assert (task.name, task.instruction, task.max_steps) == ("Point-v0", "point", 25) or task.name == "rlvla/Point-v0"
+    assert (task.action_dim, task.proprio_dim) == (2, 2), "images are no state"
+    (other,) = list_tasks(POINT, gym_instruction="go to the middle", max_steps=9)
+    assert other.instruction == "go to the middle" and other.max_steps == 9
+    assert "gym:ENV_ID" in suite_names() and is_known(POINT) and not is_known("gim:Point")
+    assert get_suite(POINT).options is get_suite("gym:ENV_ID").options
+
+
+def test_two_environments_of_a_process_draw_each_their_own() -> None:
+    pytest.importorskip("gymnasium_robotics")
+    envs = [make_env("gym:FetchPickAndPlace-v4", 0, image_size=48) for _ in range(2)]
+    alone = [envs[0].reset(state, 0).images for state in (1, 2)]
+    for _ in range(2):
+        assert np.array_equal(envs[0].reset(1, 0).images, alone[0])
+        assert np.array_equal(envs[1].reset(2, 0).images, alone[1])
+    assert all(image.mean() > 20 for image in alone), "not black"
+    for env in envs:
+        env.close()
+
+
+def test_actions_are_scaled_and_states_are_seeds() -> None:
+    env = make_env(POINT, 0, use_proprio=True, cameras=())
+    start = env.reset(7, 0).proprio
+    result = env.step_chunk(np.array([[1.0, -1.0], [0.0, 0.0], [-3.0, 1.0]]))
+    moved = 0.1 * (np.array([1.0, -2.0]) + [0.5, 0.0] + [0.0, 2.0] - 3 * np.array([0.5, 0.0]))
+    np.testing.assert_allclose(result.observation.proprio - start, moved, atol=1e-6)
+    assert result.rewards[-1] == pytest.approx(-np.linalg.norm(start + moved), abs=1e-6)
+    assert np.array_equal(env.reset(7, 5).proprio, start) and not np.array_equal(env.reset(8, 0).proprio, start)
+
+
+def towards_the_middle(env: object, state: int) -> list[object]:
+    place, results = env.reset(state, 0).proprio, []
+    while not results or not (results[-1].terminated or results[-1].truncated):
+        results.append(env.step_chunk(np.clip([-np.array(place) * [20.0, 5.0]], -1, 1)))
+        place = results[-1].observation.proprio
+    return results
+
+
+def test_success_ends_an_episode() -> None:
+    env = make_env(POINT, 0, use_proprio=True, cameras=())
+    last = towards_the_middle(env, 3)[-1]
+    assert last.terminated and last.success_at_end and last.events[-1] == {"success"}
+
+
+def test_an_episode_that_the_environment_ends_without_success_is_truncated() -> None:
+    import gymnasium
+
+    gymnasium.register(
+        "rlvla/Edge-v0", entry_point=gymnasium.spec("rlvla/Point-v0").entry_point, kwargs={"ends": "failure"}
+    )
+    env = make_env("gym:rlvla/Edge-v0", 0, cameras=())
+    env.reset(3, 0)
+    result = env.step_chunk(np.ones((30, 2)))
+    assert result.truncated and not result.terminated and result.steps_executed < 30
+    with pytest.raises(RuntimeError):
+        env.step_chunk(np.ones((1, 2)))
+
+
+def test_success_may_have_another_name_or_must_be_told() -> None:
+    import gymnasium
+
+    point = gymnasium.spec("rlvla/Point-v0").entry_point
+    gymnasium.register("rlvla/Silent-v0", entry_point=point, kwargs={"tells": False})
+    for key in ("reached", "terminated"):
+        env = make_env("gym:rlvla/Silent-v0", 0, use_proprio=True, cameras=(), gym_success=key)
+        assert towards_the_middle(env, 3)[-1].success_at_end
+    env = make_env("gym:rlvla/Silent-v0", 0, cameras=())
+    env.reset(3, 0)
+    with pytest.raises(ConfigError, match="--gym_success"):
+        env.step_chunk(np.zeros((1, 2)))
+
+
+@pytest.mark.parametrize(
+    ("suite", "words"),
+    [
+        ("gym:ENV_ID", "name an environment in its place"),
+        ("gym:Nothing-v0", "cannot make it"),
+        ("gym:no_such_module:Nothing-v0", "cannot make it"),
+        ("gym:CartPole-v1", "bounded vector"),
+    ],
+)
+def test_what_cannot_be_a_suite(suite: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words) as error:
+        list_tasks(suite)
+    assert error.value.problems[0].flag == "task_suite_name"
