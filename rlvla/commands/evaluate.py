@@ -138,7 +138,9 @@ def _evaluate_policy(
     rollout = RolloutEngine(pool, setting.played_env.env_kwargs(), *parts)
     if evaluation.rewards.success is not None and hasattr(evaluation.rewards.success.judge, "device"):
         evaluation.rewards.success.judge.device = strategy.device
-    trained_on = learned_from_words(setting.tasks, learned_states(recorded_environment(policy.folder)))
+    learned_from = learned_states(recorded_environment(policy.folder))
+    trained_on = learned_from_words(setting.tasks, learned_from)
+    unseen = tuple(t.task_id for t in setting.tasks if not any(seen.of(t) for seen in learned_from or ()))
     results: list[EvalResult] = []
     videos: dict[str, list[Path]] = {}
     for mode, temperature in modes_of(config).items():
@@ -166,6 +168,8 @@ def _evaluate_policy(
             description=f"evaluate {mode}, {suite}" if evaluation.several else f"evaluate {mode}",
             journal=EpisodeJournal(journal_folder(output), identity, strategy.rank),
         )
+        if learned_from is not None and len(unseen) < len(setting.tasks):
+            result = replace(result, unseen_tasks=unseen)
         evaluation.rewards.check(strategy.all_reduce(evaluation.rewards.metrics(), "sum"))
         results.append(result)
         if config.num_videos:

@@ -56,7 +56,8 @@ class Comparison:
         policy, baseline: checkpoint folders.
         mode: "greedy" or "sampled".
         protocol_differences: differences between the protocols; empty if paired.
-        differences: one per measure and task, "all" last.
+        differences: one per measure and task, then those over the tasks that the policy has learned from and over those
+            that it has not, if there are both, "all" last.
         lost_states: (task id, initial state id) of episodes that only the baseline solved at the end.
     """
 
@@ -133,17 +134,15 @@ def compare(
     pairs = _pairs(result, base_result)
     if not pairs and not protocol_differences:
         protocol_differences = ["no initial state from which both could be played"]
-    scopes: list[tuple[str, int | None]] = [(name, i) for i, name in names.items()] if len(names) > 1 else []
-    scopes += [("all", None)]
+    scopes = [(name, frozenset([i])) for i, name in names.items()] if len(names) > 1 else []
+    scopes += [*result.task_groups.items(), ("all", frozenset(names))]
     differences: list[Difference | None] = []
     for measure in MEASURES:
-        for task, task_id in scopes:
+        for task, ids in scopes:
             if protocol_differences:
-                differences.append(_unpaired(task, task_id, measure, result, base_result))
+                differences.append(_unpaired(task, ids, measure, result, base_result))
             else:
-                differences.append(
-                    _paired(task, measure, [pair for pair in pairs if task_id in (None, pair[0].task_id)])
-                )
+                differences.append(_paired(task, measure, [pair for pair in pairs if pair[0].task_id in ids]))
     lost = [(own.task_id, own.init_state_id) for own, base in pairs if _sign(MEASURES[0], own, base) < 0]
     kept = tuple(d for d in differences if d is not None)
     return Comparison(
@@ -216,13 +215,13 @@ def _paired(task: str, measure: str, pairs: Sequence[tuple[EpisodeOutcome, Episo
 
 
 def _unpaired(
-    task: str, task_id: int | None, measure: str, result: EvalResult, base_result: EvalResult
+    task: str, ids: frozenset[int], measure: str, result: EvalResult, base_result: EvalResult
 ) -> Difference | None:
     rates = []
     for side in (result, base_result):
-        entries = [side] if task_id is None else [t for t in side.tasks if t.task_id == task_id]
+        entries = [side] if task == "all" else [t for t in side.tasks if {t.task_id} == ids]
         if not entries:
-            return None  # the baseline does not have this task
+            return None  # the baseline does not have this task, or they are several
         rates.append(getattr(entries[0], measure))
     own, base = rates
     low, high = newcombe_interval(round(own.rate * own.n), own.n, round(base.rate * base.n), base.n)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -135,6 +135,8 @@ class EvalResult:
         pass_at_k: share of the initial states of which at least one of k = `samples` episodes succeeded at the end (of
             states with all their episodes); None with one episode per state.
         success_source: what told success, see `--success_source`.
+        unseen_tasks: ids of the tasks that the policy has not learned from, where it has learned from the others; ()
+            if it knows all or none of them, or if that is not recorded.
     """
 
     protocol: str
@@ -149,6 +151,24 @@ class EvalResult:
     samples: int = 1
     pass_at_k: Rate | None = None
     success_source: str = SIMULATOR
+    unseen_tasks: tuple[int, ...] = ()
+
+    @property
+    def task_groups(self) -> dict[str, frozenset[int]]:
+        """Name -> ids of the tasks that the policy has learned from, and of those that it has not; {} if alike."""
+        unseen = frozenset(self.unseen_tasks)
+        seen = frozenset(task.task_id for task in self.tasks) - unseen
+        return {"seen tasks": seen, "unseen tasks": unseen} if seen and unseen else {}
+
+    def of_tasks(self, name: str, ids: Collection[int]) -> TaskResult:
+        """Results over some of the tasks; the intervals are over tasks, not over episodes."""
+        parts = [[e for e in self.episodes if e.task_id == task_id] for task_id in sorted(ids)]
+        rates = [
+            Rate.of_clusters([[getattr(episode, measure) for episode in part] for part in parts])
+            for measure in ("success_at_end", "success_once")
+        ]
+        episodes = [episode for part in parts for episode in part]
+        return TaskResult(-1, name, *rates, *_counts(episodes))
 
     @property
     def mode(self) -> str:
@@ -162,6 +182,8 @@ class EvalResult:
             del content["samples"], content["pass_at_k"]
             for episode in content["episodes"]:
                 del episode["sample"]
+        if not self.unseen_tasks:
+            del content["unseen_tasks"]
         agreement = self.agreement
         return content if agreement is None else content | {"agreement": agreement.as_dict()}
 
@@ -198,6 +220,7 @@ class EvalResult:
             for task in content["tasks"]
         ]
         episodes = tuple(EpisodeOutcome(**episode) for episode in content.get("episodes", ()))
+        content["unseen_tasks"] = tuple(content.get("unseen_tasks", ()))
         if content.get("pass_at_k") is not None:
             rates["pass_at_k"] = Rate(**content["pass_at_k"])
         return cls(**{**content, **rates, "tasks": tuple(tasks), "episodes": episodes})
@@ -231,8 +254,9 @@ class EvalResult:
         return metrics
 
     def rows(self) -> list[tuple[str, int, str, str, str, str]]:
-        """Table rows for `HEADERS`, one per task; with several tasks the last row is the total."""
-        entries: list[TaskResult | EvalResult] = [*self.tasks, *([self] if len(self.tasks) > 1 else [])]
+        """Table rows for `HEADERS`, one per task; with several tasks seen and unseen ones, and the total, follow."""
+        groups = [self.of_tasks(f"{name} ({len(ids)})", ids) for name, ids in self.task_groups.items()]
+        entries: list[TaskResult | EvalResult] = [*self.tasks, *groups, *([self] if len(self.tasks) > 1 else [])]
         return [
             (
                 entry.name if isinstance(entry, TaskResult) else "all",
@@ -250,6 +274,7 @@ class EvalResult:
     def as_table(self, note: str = "") -> str:
         """For the terminal, followed by mode, protocol and the note."""
         notes = [f"{self.mode}, protocol {self.protocol}", self.told_by, *filter(None, [note, self.about_samples])]
+        notes += ["intervals of seen and unseen tasks are over tasks"] if self.task_groups else []
         notes += [f"{self.dropped} EPISODES COULD NOT BE PLAYED and are in no figure"] if self.dropped else []
         agreement = self.agreement
         beside = "" if agreement is None else f"\n\n{agreement.as_table(self.success_source)}"
@@ -314,10 +339,13 @@ def _rate(outcomes: Sequence[EpisodeOutcome], success: Callable[[EpisodeOutcome]
 
 
 def _averages(outcomes: Sequence[EpisodeOutcome]) -> tuple[Rate, Rate, float, float]:
-    n = len(outcomes)
     return (
         _rate(outcomes, lambda outcome: outcome.success_at_end),
         _rate(outcomes, lambda outcome: outcome.success_once),
-        sum(o.length for o in outcomes) / n,
-        sum(o.regressions for o in outcomes) / n,
+        *_counts(outcomes),
     )
+
+
+def _counts(outcomes: Sequence[EpisodeOutcome]) -> tuple[float, float]:
+    """Mean length and regressions."""
+    return sum(o.length for o in outcomes) / len(outcomes), sum(o.regressions for o in outcomes) / len(outcomes)

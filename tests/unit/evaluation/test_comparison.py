@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from dataclasses import replace
 
 import pytest
@@ -13,6 +14,7 @@ from rlvla.envs.config import SplitConfig
 from rlvla.evaluation.comparison import compare
 from rlvla.evaluation.protocol import describe_differences, describe_protocol
 from rlvla.evaluation.results import EpisodeOutcome, EvalResult, summarize
+from rlvla.evaluation.statistics import wilson_interval
 
 TOY = list_tasks("toy_reach")[0]
 TWO = [TOY, replace(TOY, task_id=1, name="reach again")]
@@ -95,3 +97,30 @@ def test_every_difference_between_protocols_is_named() -> None:
     assert describe_differences(own, longer) == ["success_hold_steps None and 5"]
     other = describe_protocol([TOY], SplitConfig(), 10, 0, 1.0) | {"tasks": []}
     assert describe_differences(own, other) == ["tasks [0] and []"]
+
+
+def over_tasks(solved: dict[int, int], unseen: tuple[int, ...] = ()) -> EvalResult:
+    """Five tasks of ten states each, of which the first so many are solved."""
+    tasks = list_tasks("metaworld")[:5]
+    outcomes = [EpisodeOutcome(t.task_id, s, s < solved[t.task_id], True, 9) for t in tasks for s in range(10)]
+    return replace(summarize(outcomes, tasks, "heldout", True), unseen_tasks=unseen)
+
+
+def test_seen_and_unseen_tasks_stand_apart() -> None:
+    seen, unseen = {0: 9, 1: 10, 2: 8}, {3: 1, 4: 5}
+    result = over_tasks(seen | unseen, unseen=(3, 4))
+    assert result.task_groups == {"seen tasks": frozenset({0, 1, 2}), "unseen tasks": frozenset({3, 4})}
+    rows = {row[0]: row for row in result.rows()}
+    assert list(rows)[-3:] == ["seen tasks (3)", "unseen tasks (2)", "all"]
+    groups = [result.of_tasks(name, ids).success_at_end for name, ids in result.task_groups.items()]
+    assert [(group.rate, group.n) for group in groups] == [(0.9, 30), (0.3, 20)]
+    wilson = wilson_interval(6, 20)
+    assert groups[1].low < wilson[0] and groups[1].high > wilson[1], "two tasks that differ say little of others"
+    assert EvalResult.from_dict(json.loads(json.dumps(result.as_dict()))) == result
+    base = over_tasks({0: 9, 1: 9, 2: 9, 3: 5, 4: 5})
+    assert "unseen_tasks" not in base.as_dict() and not base.task_groups
+    found = {d.task: d for d in compare("own", result, "base", base).differences if d.measure == "success_at_end"}
+    assert (found["unseen tasks"].gained, found["unseen tasks"].lost, found["unseen tasks"].n) == (0, 4, 20)
+    assert (found["seen tasks"].gained, found["seen tasks"].lost) == (1, 1) and list(found)[-1] == "all"
+    unpaired = compare("own", result, "base", base, ["seed 0 and 1"]).differences
+    assert "unseen tasks" not in {d.task for d in unpaired} and unpaired[-1].task == "all"
