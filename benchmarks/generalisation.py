@@ -24,7 +24,7 @@ sys.path.insert(0, str(ROOT))
 from rlvla.evaluation.results import EvalResult, Rate
 from rlvla.utils.terminal import table
 
-PERTURBATIONS = (*("camera=0.25", "light=0.5", "texture=0.25", "distractor=4", "instruction=1", "initial_state=0.5"),)
+PERTURBATIONS = (*("camera=0.25", "light=0.5", "texture=0.75", "distractor=4", "instruction=1", "initial_state=0.5"),)
 NAMES = ("PPO", "supervised", "more supervision")
 RECIPE = ROOT / "recipes" / "quickstart.yaml"
 
