@@ -72,13 +72,13 @@ class ChunkRunner:
             success, happened = advance(action)
             successes[index] = success
             self._steps_left -= 1
+            if failed is not None and failed():
+                self._steps_left = 0
             held = self._tracker.update(bool(success)) and not (self._plays_on and self._steps_left)
             events.append(happened)
             rewards[index] = float(held) if reward is None else reward()
             if frame is not None:
                 frames.append(frame())
-            if failed is not None and failed():
-                self._steps_left = 0
             if held or self._steps_left == 0 or (done is not None and done()):
                 break
         truncated = self._steps_left == 0 and not held

@@ -125,6 +125,8 @@ def given_options(namespace: argparse.Namespace) -> dict[str, Any]:
         value = getattr(namespace, name)
         if value not in (None, NONE):
             given[name] = tuple(value) if isinstance(value, list) else value
+            if given[name] == (NONE,):  # nothing, whatever a checkpoint records
+                given[name] = ()
     return given
 
 

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -217,5 +218,8 @@ def dies_with_one_rank(process: subprocess.Popen, ranks: int, mark: str) -> None
 def trainers_of(launcher: subprocess.Popen) -> set[int]:
     """The processes that run the script themselves (and do not merely name it, as the launcher does)."""
     found = running(PPO_SCRIPT, launcher.pid)
-    words = {pid: Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0") for pid in found}
-    return {pid for pid in found if PPO_SCRIPT in words[pid][1:3]}
+    words: dict[int, list[str]] = {}
+    for pid in found:
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+            words[pid] = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
+    return {pid for pid in words if PPO_SCRIPT in words[pid][1:3]}

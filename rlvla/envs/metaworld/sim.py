@@ -51,6 +51,7 @@ class MetaWorldSim:
         if spread != 1.0:
             space: Any = self.env._random_reset_space
             middle, half = (space.low + space.high) / 2, spread * (space.high - space.low) / 2
+            half[2::3] /= spread  # heights stay, or goals would lie below the table
             self.env._random_reset_space = type(space)(middle - half, middle + half, dtype=space.dtype)
         self.model: mujoco.MjModel = self.env.model
         self.data: mujoco.MjData = self.env.data

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -129,3 +131,12 @@ def test_what_cannot_be_a_suite(suite: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words) as error:
         list_tasks(suite)
     assert error.value.problems[0].flag == "task_suite_name"
+
+
+def test_workers_import_the_module_that_registers_it(tmp_path: Path) -> None:
+    """In a process of its own: here the module has been imported before."""
+    root = MODULE.parents[2]
+    command = [sys.executable, root / "cli/check_env.py", POINT, "--custom_module", MODULE, "--output", "point.png"]
+    done = subprocess.run(list(map(str, command)), cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "point.png").is_file()
