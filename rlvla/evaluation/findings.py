@@ -258,8 +258,9 @@ class EvaluationReport:
 
     Attributes:
         suites: suite -> evaluation, in command-line order.
-        results: results over all suites per policy and mode, the policy before its baselines; () for a single suite.
-        comparisons: comparisons over all suites; () for a single suite.
+        results: results over all suites per policy and mode, the policy before its baselines; () for one suite, and for
+            conditions of one.
+        comparisons: comparisons over all suites; likewise.
     """
 
     suites: Mapping[str, SuiteEvaluation]
@@ -268,8 +269,11 @@ class EvaluationReport:
 
     @classmethod
     def of(cls, suites: Mapping[str, SuiteEvaluation]) -> EvaluationReport:
-        """Combine suites; modes or comparisons that are missing in any suite are left out."""
-        if len(suites) == 1:
+        """Combine suites; modes or comparisons that are missing in any suite are left out.
+
+        Conditions of one suite share their initial states: they are not pooled.
+        """
+        if len({suite.own.suite for suite in suites.values()}) < len(suites) or len(suites) == 1:
             return cls(suites, (), ())
         return cls(suites, tuple(_results(suites)), tuple(_comparisons(suites)))
 
