@@ -38,7 +38,7 @@ from rlvla.rewards.config import JudgeConfig
 from rlvla.rollout import RolloutConfig, RolloutEngine
 from rlvla.utils.deepspeed.config import StrategyConfig
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
-from rlvla.utils.terminal import passing_note, quiet_libraries
+from rlvla.utils.terminal import passing_note, quiet_libraries, table
 
 
 @dataclass(frozen=True)
@@ -210,6 +210,8 @@ def _finish(report: EvaluationReport, evaluation: _Evaluation) -> None:
     """Print the tables over several suites and write the files."""
     for overall in [*report.results, *report.comparisons]:
         print(f"{overall.as_table()}\n")
+    if report.conditions:
+        print(f"{table(report.conditions[0], report.conditions[1:])}\n(success at end, 95 % intervals)\n")
     output = evaluation.output
     markdown = write_figures(output, report)
     remove_journals(output)

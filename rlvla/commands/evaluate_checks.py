@@ -145,12 +145,12 @@ def check(
                 plans[name] = plan
             except ConfigError as error:
                 of_suites[suite] = list(dict.fromkeys([*of_suites.get(suite, ()), *error.problems]))
-    if len(plans) > 1:  # --allow_unpaired would put the results of another suite into a suite's row
+    if len(plans) > 1:  # --allow_unpaired would put the results of another suite or condition into a row
         problems += [
-            problem("compare", "mismatch", value=name, suite=earlier.suite)
-            for suite, plan in plans.items()
+            problem("compare", "mismatch", value=name, suite=", ".join(_condition(earlier.protocols)))
+            for plan in plans.values()
             for name, earlier in plan.earlier.items()
-            if earlier.suite != plan.policies[0].setting.env.suite
+            if _condition(earlier.protocols) != _condition(plan.policies[0].protocols)
         ]
     if problems or of_suites:
         raise ConfigError(dict.fromkeys([*problems, *_merged(of_suites, len(set(suites)))]))
@@ -174,6 +174,12 @@ def _conditions(env: EnvConfig, config: EvalConfig) -> list[EnvConfig]:
         replace(env, options={**env.options, "perturb": words})
         for words in [(), *((word,) for word in env.options.get("perturb", ()))]
     ]
+
+
+def _condition(protocols: Mapping[str, dict[str, Any]]) -> list[str]:
+    """The suite and the perturbations of an evaluation."""
+    first = next(iter(protocols.values()))
+    return [first["suite"], *first.get("perturb", ())]
 
 
 def _plan(

@@ -15,6 +15,7 @@ from rlvla.commands.problem_texts import problem
 from rlvla.commands.runs.checks import changed_flags, dump_problems, flag_problems, writable
 from rlvla.commands.setup import CheckedRun, check_run
 from rlvla.data.reading import read_demonstrations
+from rlvla.envs.config import heldout_problems
 from rlvla.trainer.algorithm_config import learner_scores
 from rlvla.trainer.reward_sources import reward_problems
 from rlvla.utils.errors import ConfigError, Problem
@@ -72,5 +73,5 @@ def _demonstration_problems(flags: PPORun, setting: CheckedRun) -> list[Problem]
         return [p.of_flag("ptx_demos") for p in error.problems]
     problems = mismatch_with_policy(demos, path, setting.spec, flags.policy.pretrain)
     problems += flags.split.problems(setting.tasks, flags.schedule.eval_episodes, demos.states_learned_from)
-    problems += flags.split.heldout_problems(setting.env, (), demos.states_learned_from, path)
+    problems += heldout_problems(flags.split.heldout_tasks, setting.env, (), demos.states_learned_from, path)
     return [p.of_flag("ptx_demos") for p in problems]

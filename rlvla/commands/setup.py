@@ -13,7 +13,7 @@ from typing import Any
 from rlvla.checkpoints.policy_folder import MACHINE_STATE, learned_states, recorded_environment
 from rlvla.commands.problem_texts import problem, unread
 from rlvla.envs.base import Observation, TaskSpec
-from rlvla.envs.config import EnvConfig, SplitConfig
+from rlvla.envs.config import EnvConfig, SplitConfig, heldout_problems
 from rlvla.envs.registry import get_suite
 from rlvla.envs.workers.answer_checks import AnswerChecker, BadAnswerError
 from rlvla.envs.workers.config import WorkerConfig, start_pool
@@ -115,10 +115,11 @@ def check_run(
         # A checkpoint that is not there cannot tell the suite: one problem, not two.
         if env.task_suite_name is not None or checkpoint is not None:
             tasks = env.tasks()
+            env = env.numbered(tasks)
             learned_from = learned_states(recorded) or ()
             problems += split.problems(tasks, eval_episodes, learned_from)
             trained = () if rewards is None else tasks
-            problems += split.heldout_problems(env, trained, learned_from, f"the policy {folder}")
+            problems += heldout_problems(split.heldout_tasks, env, trained, learned_from, f"the policy {folder}")
     except ConfigError as error:
         problems += error.problems
     state_input = None

@@ -131,17 +131,18 @@ class EnvConfig:
     def as_dict(self) -> dict[str, Any]:
         """Flat dict for JSON, read back by `completed`. Machine-dependent values are omitted.
 
-        Options of the suite that are not given are None. Tasks given by name are named by their ids.
-
-        Raises:
-            ConfigError: as `tasks`, if tasks are given by name.
+        Options of the suite that are not given are None. Names of tasks are left out, see `numbered`.
         """
         flags = suite_flags()
         given = {name: value for name, value in self.options.items() if name not in flags or flags[name].recorded}
         common = {name: getattr(self, name) for name in RECORDED_FLAGS}
-        if self.task_names:
-            common["task_ids"] = tuple(task.task_id for task in self.tasks())
         return common | recorded_options(self.task_suite_name, given) | given
+
+    def numbered(self, tasks: Sequence[TaskSpec]) -> EnvConfig:
+        """With the numbers of the chosen `tasks` in place of names, if they were given by name."""
+        if not self.task_names:
+            return self
+        return replace(self, task_ids=tuple(task.task_id for task in tasks), task_names=())
 
     def with_ordinary_actions(self) -> EnvConfig:
         """The environment in which `ChunkResult.step_actions` are actions; this one where there are no primitives.
@@ -203,6 +204,7 @@ class EnvConfig:
                 raise ConfigError(problems) from None
         chosen, unknown = self._select(specs)
         problems += [*unknown, *self._proprio_problems(chosen)]
+        problems += [] if problems else get_suite(self.suite).task_problems(chosen, self.options)
         if problems:
             raise ConfigError(problems)
         return chosen
@@ -289,7 +291,6 @@ def heldout_tasks_flag() -> Any:
         "tasks that must stay unseen, by name or group: an error if they are trained on or recorded as demonstrations, "
         "or if the policy has learned from them before",
         metavar="NAME",
-        recorded=False,
     )
 
 
@@ -379,12 +380,6 @@ class SplitConfig:
             text = f"--eval_init_states {states.start} {states.stop} holds {len(states)} initial states, fewer than {n}"
             raise ConfigError.of("eval_init_states", "too_few", text)
         return list(states[:n])
-
-    def heldout_problems(
-        self, env: EnvConfig, trained: Sequence[TaskSpec], learned_from: Sequence[LearnedStates] = (), of: str = ""
-    ) -> list[Problem]:
-        """Problems if tasks that are to stay unseen are trained on, or were before; see `heldout_problems`."""
-        return heldout_problems(self.heldout_tasks, env, trained, learned_from, of)
 
     def problems(self, tasks: Sequence[TaskSpec], n: int, learned_from: Sequence[LearnedStates] = ()) -> list[Problem]:
         """Problems of the split for these tasks and n evaluation states.

@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlvla.envs.base import BatchedEnv, Env, TaskSpec
 from rlvla.envs.options import SuiteOptions
-from rlvla.utils.errors import ConfigError
+from rlvla.utils.errors import ConfigError, Problem
 from rlvla.utils.modules import load_file
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ class Suite:
         requires: importable names of the modules that the simulator needs.
         default_tasks: tasks used if none are selected; empty means all.
         expert: `(task, config) -> Expert`, a scripted expert for `cli/collect_demos.py`, or None.
+        task_problems: `(tasks, options) -> problems` of options that some of the chosen tasks do not have.
         groups: names of groups of tasks and the names of their members, for `--task_names`.
         make_batched: `(task_id, num_slots, **kw) -> BatchedEnv`, one simulator for several episodes, used by workers
             with several slots (`--envs_per_worker`); None builds one environment per slot.
@@ -49,6 +50,7 @@ class Suite:
     options: type[SuiteOptions] | None = None
     make_batched: Callable[..., BatchedEnv] | None = None
     groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    task_problems: Callable[[Sequence[TaskSpec], Mapping[str, Any]], list[Problem]] = lambda tasks, options: []
 
     @property
     def default_cameras(self) -> tuple[str, ...]:

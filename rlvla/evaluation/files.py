@@ -67,6 +67,8 @@ def as_markdown(findings: EvaluationReport) -> str:
             f"{markdown_text(note[0].upper() + note[1:])}.",
             markdown_table(over_all.HEADERS, over_all.rows()),
         ]
+    if findings.conditions:
+        parts += ["## Success at end by condition", markdown_table(findings.conditions[0], findings.conditions[1:])]
     parts += _comparisons(findings.comparisons, "")
     for name, suite in findings.suites.items():
         where = f"{name}: " if len(findings.suites) > 1 else ""

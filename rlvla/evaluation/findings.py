@@ -278,6 +278,18 @@ class EvaluationReport:
         return cls(suites, tuple(_results(suites)), tuple(_comparisons(suites)))
 
     @property
+    def conditions(self) -> list[tuple[str, ...]]:
+        """Where conditions of a suite are not pooled: a header, and success at end of all policies in each; else []."""
+        if self.results or len(self.suites) == 1:
+            return []
+        header = [f"{e.policy}, {result.mode}" for e in self.first.everyone for result in e.results]
+        rows = [
+            (name, *(str(result.success_at_end) for e in suite.everyone for result in e.results))
+            for name, suite in self.suites.items()
+        ]
+        return [("condition", *header), *rows]
+
+    @property
     def first(self) -> SuiteEvaluation:
         """The first suite."""
         return next(iter(self.suites.values()))

@@ -26,7 +26,7 @@ REPORT_FILE = "report.html"
 _RUN_FILES = (RUN_FILE, "totals.json")  # files of the training run of the policy
 # Source that is registered only when a model is loaded.
 _LATE_SOURCE = "rm_model"
-_COLUMNS = 40  # of the matrix of tasks by training episodes
+_COLUMNS = 40  # of the matrix of tasks by training episodes, at most
 
 
 def write_report(folder: Path, findings: EvaluationReport, stages: Sequence[Sequence[str]] = ()) -> Path:
@@ -57,6 +57,7 @@ def render_report(findings: EvaluationReport, stages: Sequence[Sequence[str]] = 
         seed=next(iter(own.protocols.values()))["seed"],
         heads=heads,
         head_comparisons=findings.comparisons or findings.first.comparisons,
+        conditions=findings.conditions,
         over_all={
             "results": findings.results,
             "bars": _bars_of_suites(findings.results),
@@ -254,10 +255,11 @@ def _task_charts(played: Sequence[dict[str, float]]) -> list[Chart]:
     if not names:
         return []
     episodes = np.array([record["total/episodes"] for record in played])
-    column = np.minimum((_COLUMNS * episodes / episodes[-1]).astype(int), _COLUMNS - 1)
-    matrix = np.full((len(names), _COLUMNS), np.nan)
+    columns = min(_COLUMNS, len(played))
+    column = np.ceil(columns * episodes / episodes[-1] - 1e-9).astype(int) - 1
+    matrix = np.full((len(names), columns), np.nan)
     for row, name in enumerate(names):
-        for at in range(_COLUMNS):
+        for at in range(columns):
             found = [record[name] for record, where in zip(played, column) if where == at and name in record]
             matrix[row, at] = np.mean(found) if found else np.nan
     figure, axes = new_figure("training episodes")
@@ -265,10 +267,16 @@ def _task_charts(played: Sequence[dict[str, float]]) -> list[Chart]:
     axes.grid(visible=False)
     shape = (0.0, episodes[-1], len(names) - 0.5, -0.5)
     image = axes.imshow(matrix, aspect="auto", interpolation="nearest", vmin=0, vmax=1, cmap="viridis", extent=shape)
-    axes.set_yticks(range(len(names)), [name.removeprefix(OF_TASKS) for name in names], fontsize=6.5)
+    axes.set_yticks(range(len(names)), [_shortened_name(name) for name in names], fontsize=6.5)
     bar = figure.colorbar(image, ax=axes, pad=0.02, fraction=0.05)
     bar.ax.tick_params(colors=INK, labelsize=6.5)
     return [Chart("success at end of each task (rollout, sampled)", svg(figure, axes, legend=False))]
+
+
+def _shortened_name(metric: str) -> str:
+    """The task's name, which is a sentence in LIBERO."""
+    name = metric.removeprefix(OF_TASKS)
+    return name if len(name) <= 28 else f"{name[:14]}…{name[-13:]}"
 
 
 def _line_chart(title: str, unit: str, lines: dict[str, tuple[list[float], list[float]]]) -> Chart:

@@ -200,13 +200,14 @@ class EvalResult:
     @property
     def kind_of_intervals(self) -> str:
         """How the intervals of success rates were computed."""
-        return "Wilson intervals" if self.samples == 1 else "intervals clustered by initial state"
+        kind = "Wilson intervals" if self.samples == 1 else "intervals clustered by initial state"
+        return f"{kind}, those of seen and unseen tasks over tasks" if self.task_groups else kind
 
     @property
     def about_samples(self) -> str:
-        """Number of episodes per initial state, pass@k and the kind of intervals; "" with one episode per state."""
+        """Episodes per initial state, pass@k, kind of intervals; "" with one episode per state of tasks alike."""
         if self.samples == 1:
-            return ""
+            return f"95 % {self.kind_of_intervals}" if self.task_groups else ""
         passed = "" if self.pass_at_k is None else f", pass@{self.samples} {self.pass_at_k}"
         return f"{self.samples} episodes per initial state{passed}; 95 % {self.kind_of_intervals}"
 
@@ -274,7 +275,6 @@ class EvalResult:
     def as_table(self, note: str = "") -> str:
         """For the terminal, followed by mode, protocol and the note."""
         notes = [f"{self.mode}, protocol {self.protocol}", self.told_by, *filter(None, [note, self.about_samples])]
-        notes += ["intervals of seen and unseen tasks are over tasks"] if self.task_groups else []
         notes += [f"{self.dropped} EPISODES COULD NOT BE PLAYED and are in no figure"] if self.dropped else []
         agreement = self.agreement
         beside = "" if agreement is None else f"\n\n{agreement.as_table(self.success_source)}"

@@ -221,7 +221,10 @@ def test_each_perturbation_is_listed_like_a_suite(tmp_path: Path, capsys: pytest
     assert list(content) == ["robosuite", "robosuite, initial_state=1", "robosuite, instruction=2"]
     protocols = [found["protocols"]["greedy"] for found in content.values()]
     assert [protocol.get("perturb") for protocol in protocols] == [None, ["initial_state=1"], ["instruction=2"]]
-    assert "robosuite, instruction=2" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "condition" in printed and "robosuite, instruction=2" in printed
+    assert not json.loads((tmp_path / "each.json").read_text())["mean_of_suites"], "they share their states"
+    assert "Success at end by condition" in (tmp_path / "each.md").read_text()
     main([str(w) for w in [*argv, "--output", tmp_path / "both.json"]])
     both = json.loads((tmp_path / "both.json").read_text())
     assert both["protocols"]["greedy"]["perturb"] == ["initial_state=1", "instruction=2"]

@@ -72,6 +72,11 @@ def test_a_run_resumes_to_the_bit(options: list[str], tmp_path: Path) -> None:
     assert {name: last[name] for name in same} == {name: again[name] for name in same} and len(same) > 10
     assert last["critic/updates"] > 0 and last["replay/rows"] > 0
     assert 0 < last.get("replay/relabelled", 1) < last["replay/rows"]
+    record = json.loads((resumed / "rlvla_environment.json").read_text())
+    assert (
+        record["task_ids"] == ([0, 3] if options[: len(CURRICULUM)] == CURRICULUM else [])
+        and "task_names" not in record
+    )
     of_tasks = {name for record in metrics(tmp_path / "parts") for name in record if name.startswith("rollout_tasks/")}
     assert len(of_tasks) == (2 if options[: len(CURRICULUM)] == CURRICULUM else 0)
 

@@ -10,7 +10,7 @@ from rlvla.commands.demos.config import CollectConfig
 from rlvla.commands.demos.expert import ExpertPlayer
 from rlvla.commands.demos.policy import PolicyPlayer, policy_player
 from rlvla.commands.problem_texts import problem, unread
-from rlvla.envs.config import EnvConfig, SplitConfig
+from rlvla.envs.config import EnvConfig, SplitConfig, heldout_problems
 from rlvla.envs.experts import ExpertConfig
 from rlvla.envs.workers.config import WorkerConfig
 from rlvla.models.config import PolicyConfig
@@ -48,7 +48,7 @@ def checked_player(
         else:
             player = policy_player(policy, env, config, split)
         problems += split.problems(player.env.tasks(), 1) + player.problems()
-        problems += split.heldout_problems(player.env, player.env.tasks())
+        problems += heldout_problems(split.heldout_tasks, player.env, player.env.tasks())
     except ConfigError as error:
         problems += error.problems
     if problems or player is None:

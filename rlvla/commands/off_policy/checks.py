@@ -19,7 +19,7 @@ from rlvla.commands.setup import CheckedRun, state_input_of, success_problems
 from rlvla.data.demonstrations import Demonstrations
 from rlvla.data.reading import read_demonstrations
 from rlvla.envs.base import TaskSpec
-from rlvla.envs.config import EnvConfig
+from rlvla.envs.config import EnvConfig, heldout_problems
 from rlvla.envs.registry import get_suite
 from rlvla.models.soft_actor.config import CriticView, SoftActorConfig
 from rlvla.models.soft_actor.family import SoftActorCheckpoint
@@ -95,8 +95,9 @@ def _check_environment(flags: SACRun) -> tuple[CheckedSAC | None, list[Problem]]
     env, privileged = _seen_by_policy(flags, shown)
     try:
         tasks, shown_tasks = env.tasks(), shown.tasks()
+        env, shown = env.numbered(tasks), shown.numbered(tasks)
         found += flags.split.problems(tasks, flags.schedule.eval_episodes)
-        found += flags.split.heldout_problems(env, tasks)
+        found += heldout_problems(flags.split.heldout_tasks, env, tasks)
     except ConfigError as error:
         return None, error.problems
     found += _task_problems(flags, shown, shown_tasks) + _view_problems(flags, env, privileged)
@@ -253,7 +254,7 @@ def _demonstrations(
         return None, [p.of_flag("demos") for p in error.problems]
     found = mismatch_with_policy(demos, path, soft_actor_spec(config), "the policy")
     found += flags.split.problems(tasks, flags.schedule.eval_episodes, demos.states_learned_from)
-    found += flags.split.heldout_problems(env, (), demos.states_learned_from, path)
+    found += heldout_problems(flags.split.heldout_tasks, env, (), demos.states_learned_from, path)
     if len(demos.actions) < launched_world_size():
         text = f"--demos {path}: {len(demos.actions)} episodes are fewer than the {launched_world_size()} ranks"
         found.append(Problem("demos", "too_few", text))

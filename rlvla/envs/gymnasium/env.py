@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -51,18 +52,18 @@ class GymOptions(SuiteOptions):
     )
 
 
-def _gymnasium() -> Any:
+def _gymnasium(env_id: str) -> Any:
+    """The package; the environments of gymnasium-robotics are registered when one is asked for that is not known."""
     try:
         import gymnasium
     except ImportError as error:
         text = "Gymnasium is not installed: pip install gymnasium, and the package of the environment"
         raise MissingExtraError(text) from error
-    try:  # registers its environments
-        import gymnasium_robotics  # type: ignore[import-not-found]
+    if ":" not in env_id and env_id not in gymnasium.registry:
+        with suppress(ImportError):
+            import gymnasium_robotics  # type: ignore[import-not-found]
 
-        gymnasium.register_envs(gymnasium_robotics)
-    except ImportError:
-        pass
+            gymnasium.register_envs(gymnasium_robotics)
     return gymnasium
 
 
@@ -72,7 +73,7 @@ def _make(suite: str, **options: Any) -> Any:
     if env_id == "ENV_ID":
         text = "--task_suite_name gym:ENV_ID: name an environment in its place, e.g. gym:FetchReach-v4"
         raise ConfigError.of("task_suite_name", "malformed", text)
-    gymnasium = _gymnasium()
+    gymnasium = _gymnasium(env_id)
     try:
         return gymnasium.make(env_id, **options)
     except Exception as error:  # of gymnasium's registry, or whatever the environment raises

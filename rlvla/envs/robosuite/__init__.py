@@ -1,7 +1,7 @@
 """The robosuite suite: six tasks with a Panda arm. Registering it imports neither robosuite nor MuJoCo."""
 
 from rlvla.envs.registry import Suite, register_suite
-from rlvla.envs.robosuite.env import CAMERAS, SUITE, RobosuiteOptions, list_tasks, make
+from rlvla.envs.robosuite.env import CAMERAS, SUITE, RobosuiteOptions, list_tasks, make, task_problems
 from rlvla.envs.robosuite.expert import robosuite_expert
 
 # Only Lift by default: the tasks differ in episode length and action dimension.
@@ -15,5 +15,6 @@ register_suite(
         default_tasks=(0,),
         requires=("robosuite", "mujoco", "numba"),
         expert=robosuite_expert,
+        task_problems=task_problems,
     ),
 )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -96,6 +96,15 @@ def list_tasks(**kw) -> list[TaskSpec]:
     """The tasks of the suite; `kw` are the fields of `RobosuiteOptions`."""
     options = RobosuiteOptions(**kw)
     return [_spec(task_id, task, options) for task_id, task in enumerate(TASKS)]
+
+
+def task_problems(tasks: Sequence[TaskSpec], options: Mapping[str, Any]) -> list[Problem]:
+    """Tasks whose objects cannot be placed from wider ranges."""
+    fixed = [task.name for task in tasks if not TASKS[task.task_id].can_spread]
+    if not fixed or "initial_state" not in levels(options.get("perturb", ())):
+        return []
+    text = f"--perturb initial_state: the objects of {', '.join(fixed)} cannot be placed further apart; leave these out"
+    return [Problem("perturb", "unavailable", text)]
 
 
 def _spec(task_id: int, task: RobosuiteTask, options: RobosuiteOptions) -> TaskSpec:

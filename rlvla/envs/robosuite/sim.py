@@ -17,7 +17,6 @@ import numpy as np
 from rlvla.envs.robosuite.arm import arm_parts, has_composite_controllers, osc_pose_config
 from rlvla.envs.robosuite.importing import import_robosuite
 from rlvla.envs.robosuite.osc import OscController
-from rlvla.utils.errors import ConfigError
 
 ARM = "Panda"
 # Seed for the randomness in model construction (object sizes), so that all processes build the same model.
@@ -194,15 +193,8 @@ class RobosuiteSim:
         self.osc.reset()
 
     def spread_objects(self, factor: float) -> None:
-        """Multiply the ranges of positions that objects are placed in by a factor, about their middle.
-
-        Raises:
-            ConfigError: the task places no objects (Wipe).
-        """
-        sampler = getattr(self.env, "placement_initializer", None)
-        if sampler is None or hasattr(self.env, "wiped_markers"):
-            text = "--perturb initial_state: this task places no objects; choose others with --task_ids"
-            raise ConfigError.of("perturb", "unavailable", text)
+        """Multiply the ranges of positions that objects are placed in by a factor, about their middle."""
+        sampler = self.env.placement_initializer
         for part in getattr(sampler, "samplers", {"": sampler}).values():
             for name in ("x_range", "y_range"):
                 low, high = getattr(part, name)

@@ -42,6 +42,7 @@ class RobosuiteTask:
         closeup: placement of the camera `closeup`, whose image is filled by the objects and the gripper's workspace.
         workspace: the box of its action primitives.
         has_gripper: False (Wipe) shortens actions and proprio by one dimension.
+        can_spread: whether its objects can be placed from wider ranges and still be reached where they belong.
         missing_cameras: cameras of the suite that the task's arena lacks.
     """
 
@@ -54,6 +55,7 @@ class RobosuiteTask:
     closeup: CameraPlacement
     workspace: Workspace = TABLE
     has_gripper: bool = True
+    can_spread: bool = True
     missing_cameras: tuple[str, ...] = ()
 
     @property
@@ -106,6 +108,7 @@ TASKS = (
             low=(-0.10, -0.50, 0.80), high=(0.30, 0.50, 1.10), object_height=0.95, lift_height=1.00, time_scale=1.5
         ),
         missing_cameras=("sideview",),
+        can_spread=False,  # out of its bin
     ),
     RobosuiteTask(
         name="NutAssemblyRound",
@@ -131,5 +134,6 @@ TASKS = (
             low=(-0.10, -0.40, 0.88), high=(0.40, 0.40, 1.10), object_height=0.95, lift_height=1.00, time_scale=1.5
         ),
         has_gripper=False,
+        can_spread=False,  # there are none
     ),
 )

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from rlvla.envs.base import Env
+from rlvla.envs.config import EnvConfig
 from rlvla.envs.perturbations import KINDS, levels, perturbation_problems
 from rlvla.envs.registry import get_suite, list_tasks, make_env
 from rlvla.utils.errors import ConfigError
@@ -133,3 +134,14 @@ def test_one_level_of_each_kind() -> None:
     (problem,) = perturbation_problems(["camera=0.5", "camera=1"])
     assert problem.reason == "duplicate"
     assert all(not perturbation_problems([f"{kind}=1"]) for kind in KINDS)
+
+
+def test_tasks_whose_objects_cannot_be_spread_are_refused_before_anything_starts() -> None:
+    def chosen(*words: str, **tasks: object) -> object:
+        return EnvConfig(task_suite_name="robosuite", options={"perturb": words}, **tasks).tasks()
+
+    names = ("Lift", "PickPlaceCan", "Wipe")
+    assert len(chosen("initial_state=1", task_ids=(0, 1, 2, 4))) == 4 and len(chosen("light=1", task_names=names)) == 3
+    with pytest.raises(ConfigError, match="PickPlaceCan, Wipe cannot") as error:
+        chosen("initial_state=0.5", task_names=names)
+    assert [(p.flag, p.reason) for p in error.value.problems] == [("perturb", "unavailable")]

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from rlvla.envs.config import EnvConfig, SplitConfig
+from rlvla.envs.config import EnvConfig, heldout_problems
 from rlvla.envs.registry import get_suite, list_tasks
 from rlvla.envs.splits import LearnedStates
 from rlvla.utils.errors import ConfigError
@@ -44,7 +44,7 @@ def test_unknown_names_come_with_the_nearest() -> None:
 
 def test_a_record_holds_the_numbers() -> None:
     named = EnvConfig(task_suite_name="metaworld", task_names=("push", "reach"))
-    record = named.as_dict()
+    record = named.numbered(named.tasks()).as_dict()
     ids = [NAMES.index("push"), NAMES.index("reach")]
     assert list(record["task_ids"]) == ids and "task_names" not in record
     assert [task.task_id for task in EnvConfig().completed(record).tasks()] == ids
@@ -53,14 +53,14 @@ def test_a_record_holds_the_numbers() -> None:
 
 
 def test_tasks_that_must_stay_unseen() -> None:
-    split, env = SplitConfig(heldout_tasks=("ML10-test", "reach")), EnvConfig(task_suite_name="metaworld")
+    names, env = ("ML10-test", "reach"), EnvConfig(task_suite_name="metaworld")
     tasks = dataclasses.replace(env, task_names=("push", "door-close")).tasks()
     seen = [LearnedStates("metaworld", NAMES.index("reach"), 0, 8), LearnedStates("robosuite", 0, 0, 8)]
-    assert not split.heldout_problems(env, tasks[:1]) and not SplitConfig().heldout_problems(env, tasks, seen)
-    (trained,) = split.heldout_problems(env, tasks)
+    assert not heldout_problems(names, env, tasks[:1]) and not heldout_problems((), env, tasks, seen)
+    (trained,) = heldout_problems(names, env, tasks)
     assert (trained.flag, trained.reason) == ("heldout_tasks", "contradiction") and "door-close" in str(trained)
     assert "push" not in str(trained)
-    (learned,) = split.heldout_problems(env, tasks[:1], seen, "demos.hdf5")
+    (learned,) = heldout_problems(names, env, tasks[:1], seen, "demos.hdf5")
     assert learned.reason == "mismatch" and "demos.hdf5 learned from reach," in str(learned)
-    (unknown,) = SplitConfig(heldout_tasks=("ML11",)).heldout_problems(env, tasks)
+    (unknown,) = heldout_problems(("ML11",), env, tasks)
     assert unknown.reason == "unknown_name" and "ML10" in str(unknown)
