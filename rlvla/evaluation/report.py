@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping, Sequence
+from os.path import commonprefix
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ _RUN_FILES = (RUN_FILE, "totals.json")  # files of the training run of the polic
 # Source that is registered only when a model is loaded.
 _LATE_SOURCE = "rm_model"
 _COLUMNS = 40  # of the matrix of tasks by training episodes, at most
+_LABEL = 34  # letters of the name of a task there
 
 
 def write_report(folder: Path, findings: EvaluationReport, stages: Sequence[Sequence[str]] = ()) -> Path:
@@ -267,16 +269,19 @@ def _task_charts(played: Sequence[dict[str, float]]) -> list[Chart]:
     axes.grid(visible=False)
     shape = (0.0, episodes[-1], len(names) - 0.5, -0.5)
     image = axes.imshow(matrix, aspect="auto", interpolation="nearest", vmin=0, vmax=1, cmap="viridis", extent=shape)
-    axes.set_yticks(range(len(names)), [_shortened_name(name) for name in names], fontsize=6.5)
+    axes.set_yticks(range(len(names)), _short_names([name.removeprefix(OF_TASKS) for name in names]), fontsize=6.5)
     bar = figure.colorbar(image, ax=axes, pad=0.02, fraction=0.05)
     bar.ax.tick_params(colors=INK, labelsize=6.5)
     return [Chart("success at end of each task (rollout, sampled)", svg(figure, axes, legend=False))]
 
 
-def _shortened_name(metric: str) -> str:
-    """The task's name, which is a sentence in LIBERO."""
-    name = metric.removeprefix(OF_TASKS)
-    return name if len(name) <= 28 else f"{name[:14]}…{name[-13:]}"
+def _short_names(names: Sequence[str]) -> list[str]:
+    """Names of tasks that fit beside a chart: those of LIBERO are sentences that differ in their middle."""
+    if max(map(len, names)) <= _LABEL:
+        return list(names)
+    start, end = len(commonprefix(names)), len(commonprefix([name[::-1] for name in names]))
+    middles = [name[start : max(start, len(name) - end)] or name for name in names]
+    return [m if len(m) <= _LABEL else f"{m[: _LABEL // 2]}…{m[-(_LABEL // 2 - 1) :]}" for m in middles]
 
 
 def _line_chart(title: str, unit: str, lines: dict[str, tuple[list[float], list[float]]]) -> Chart:

@@ -19,7 +19,7 @@ from rlvla.envs.splits import LearnedStates, learned_from_words
 from rlvla.evaluation.files import as_markdown
 from rlvla.evaluation.findings import EvaluationReport, PolicyEvaluation, SuiteEvaluation
 from rlvla.evaluation.protocol import describe_protocol
-from rlvla.evaluation.report import _reward_series, _reward_sources, learning_charts, write_report
+from rlvla.evaluation.report import _reward_series, _reward_sources, _short_names, learning_charts, write_report
 from rlvla.evaluation.results import EpisodeOutcome, summarize
 from rlvla.evaluation.statistics import interval_of_metrics, wilson_interval
 
@@ -180,6 +180,15 @@ def test_tasks_by_episodes_are_a_matrix() -> None:
     assert "each task" in matrix.title and "push" in matrix.svg and "reach" in matrix.svg
     of_tasks[1]["rollout_tasks/reach"] = 0.0
     assert learning_charts(of_tasks)[1].svg != matrix.svg
+
+
+def test_names_of_tasks_fit_and_stay_apart() -> None:
+    assert _short_names(["push", "reach"]) == ["push", "reach"]
+    places = ("_next_to_the_ramekin", "_in_the_top_drawer_of_the_wooden_cabinet", "_on_the_stove", "")
+    names = [f"pick_up_the_black_bowl{place}_and_place_it_on_the_plate" for place in places]
+    short = _short_names(names)
+    assert len(set(short)) == len(names) and max(map(len, short)) <= 34
+    assert len(set(_short_names(["a" * 40 + c for c in "xyz"] + ["a" * 40]))) == 4
 
 
 def test_the_curve_shows_intervals_clustered_by_state() -> None:
