@@ -140,6 +140,31 @@ def whiten_rows(row_values: Tensor, counts: Tensor, process_group: Any = None) -
     return (row_values - _exact(mean, constant)) * torch.rsqrt(variance + EPSILON)
 
 
+def whiten_per_task(
+    values: Tensor, mask: Tensor, tasks: Tensor, num_tasks: int, process_group: Any = None
+) -> Tensor:
+    """`masked_whiten` of the rows of each task by themselves; 0 outside the mask.
+
+    Args:
+        values, mask: [B, T]; mask is bool.
+        tasks: [B] int, from 0 to num_tasks - 1; every rank means the same tasks by them.
+        num_tasks: the same on all ranks.
+        process_group: the moments are taken over all ranks, see `all_reduce_sum`.
+
+    Returns:
+        [B, T]; 0 for a task with fewer than 2 valid entries, which has no variance.
+
+    Raises:
+        ValueError: mask not bool, or shapes differ.
+    """
+    result = torch.zeros_like(values, dtype=working_dtype(values))
+    for task in range(num_tasks):
+        of_task = mask & (tasks == task)[:, None]
+        if all_reduce_sum(count_valid(of_task), process_group) > 1:
+            result = torch.where(of_task, masked_whiten(values, of_task, process_group=process_group), result)
+    return result
+
+
 def masked_moments(
     values: Tensor, mask: Tensor, unbiased: bool = True, process_group: Any = None
 ) -> tuple[Tensor, Tensor]:

@@ -96,6 +96,13 @@ def sampler_problems(batch: BatchConfig, tasks: Sequence[TaskSpec], split: Split
     return problems
 
 
+def task_problems(algorithm: AlgorithmConfig, tasks: Sequence[TaskSpec]) -> list[Problem]:
+    """Settings that need several tasks."""
+    if algorithm.whiten_per_task and len(tasks) == 1:
+        return [unread("whiten_per_task", "--whiten_per_task", "one task")]
+    return []
+
+
 def early_stopping_problems(
     schedule: ScheduleConfig, num_tasks: int, sampling: TaskSamplingConfig | None = None
 ) -> list[Problem]:

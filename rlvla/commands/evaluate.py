@@ -117,7 +117,9 @@ def _evaluate_suite(suite: str, plan: SuitePlan, evaluation: _Evaluation) -> Sui
         config.num_envs, first.played_env, first.tasks[0], evaluation.modules, evaluation.workers
     ) as pool:
         strategy = DeepspeedStrategy(StrategyConfig(rank_timeout=config.rank_timeout), seed=config.seed)
-        evaluations = [_evaluate_policy(suite, policy, pool, strategy, evaluation) for policy in plan.policies]
+        evaluations = [
+            _evaluate_policy(suite, policy, plan.instructions, pool, strategy, evaluation) for policy in plan.policies
+        ]
     by_name = {policy.folder: result for policy, result in zip(plan.policies, evaluations)} | dict(plan.earlier)
     result = SuiteEvaluation.of(evaluations[0], [by_name[name] for name in config.compare])
     if strategy.is_main:
@@ -127,9 +129,14 @@ def _evaluate_suite(suite: str, plan: SuitePlan, evaluation: _Evaluation) -> Sui
 
 
 def _evaluate_policy(
-    suite: str, policy: EvaluatedPolicy, pool: WatchedPool, strategy: DeepspeedStrategy, evaluation: _Evaluation
+    suite: str,
+    policy: EvaluatedPolicy,
+    instructions: str,
+    pool: WatchedPool,
+    strategy: DeepspeedStrategy,
+    evaluation: _Evaluation,
 ) -> PolicyEvaluation:
-    """Evaluate a policy in a suite, in all modes."""
+    """Evaluate a policy in a suite, in all modes; `instructions` as in `SuitePlan`."""
     setting, config, split, output = policy.setting, evaluation.config, evaluation.split, evaluation.output
     with passing_note(f"loading {policy.folder}"):
         actor = setting.checkpoint.load_policy().eval()
@@ -152,6 +159,8 @@ def _evaluate_policy(
         samples = samples_of(config, temperature)
         if samples > 1:
             identity["samples"] = samples
+        if instructions != "own":
+            identity["instructions"] = instructions
         if evaluation.judged.description is not None:
             identity["success"] = evaluation.judged.description
         result = evaluate(
@@ -165,6 +174,7 @@ def _evaluate_policy(
             greedy=temperature is None,
             temperature=temperature or 1.0,
             samples=samples,
+            instructions=instructions,
             description=f"evaluate {mode}, {suite}" if evaluation.several else f"evaluate {mode}",
             journal=EpisodeJournal(journal_folder(output), identity, strategy.rank),
         )
@@ -183,6 +193,7 @@ def _evaluate_policy(
                 count=config.num_videos,
                 seed=config.seed,
                 temperature=temperature or 1.0,
+                instructions=instructions,
                 machines=machines_of_run(Path(policy.folder)),
             )
             evaluation.rewards.metrics()  # questions about videos count in no mode

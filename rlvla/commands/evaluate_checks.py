@@ -15,7 +15,7 @@ from rlvla.envs.config import EnvConfig, SplitConfig
 from rlvla.envs.workers.config import WorkerConfig
 from rlvla.evaluation.config import EvalConfig
 from rlvla.evaluation.findings import PolicyEvaluation
-from rlvla.evaluation.protocol import describe_differences, describe_protocol
+from rlvla.evaluation.protocol import describe_differences, describe_protocol, known_instructions
 from rlvla.models.config import PolicyConfig
 from rlvla.models.vla.checkpoint import EVALUATION_FILE
 from rlvla.rewards import RewardPlan, SuccessConfig, make_success_source
@@ -50,10 +50,12 @@ class SuitePlan:
     Attributes:
         policies: the policies to evaluate, --pretrain first.
         earlier: results of earlier evaluations by file name.
+        instructions: what the policies are told, see `rlvla.evaluation.config.INSTRUCTIONS`.
     """
 
     policies: tuple[EvaluatedPolicy, ...]
     earlier: Mapping[str, PolicyEvaluation]
+    instructions: str
 
 
 @dataclass(frozen=True)
@@ -134,14 +136,16 @@ def check(
     problems += [problem("compare", "duplicate", value=name) for name in folders if folders.count(name) > 1]
     suites = config.task_suite_name or (env.task_suite_name,)
     problems += [problem("task_suite_name", "duplicate", value=suite) for suite in suites if suites.count(suite) > 1]
+    kinds = config.instructions
+    problems += [problem("instructions", "duplicate", value=kind) for kind in kinds if kinds.count(kind) > 1]
     if config.each_perturbation and not env.options.get("perturb"):
         problems.append(problem("each_perturbation", "needs_flag"))
     plans: dict[str, SuitePlan] = {}
     of_suites: dict[str | None, list[Problem]] = {}
     for suite in dict.fromkeys(suites):
-        for condition in _conditions(replace(env, task_suite_name=suite), config):
+        for condition, kind in _conditions(replace(env, task_suite_name=suite), config):
             try:
-                name, plan = _plan(policy, condition, split, config, success)
+                name, plan = _plan(policy, condition, split, config, success, kind)
                 plans[name] = plan
             except ConfigError as error:
                 of_suites[suite] = list(dict.fromkeys([*of_suites.get(suite, ()), *error.problems]))
@@ -166,30 +170,38 @@ def _merged(of_suites: Mapping[str | None, Sequence[Problem]], suites: int) -> l
     return [*common, *(p if suite is None or p.flag in plain else p.prefixed(f"{suite}: ") for suite, p in named)]
 
 
-def _conditions(env: EnvConfig, config: EvalConfig) -> list[EnvConfig]:
-    """What a suite is evaluated under: as the flags say, or without any perturbation and with each of them alone."""
-    if not config.each_perturbation:
-        return [env]
-    return [
-        replace(env, options={**env.options, "perturb": words})
-        for words in [(), *((word,) for word in env.options.get("perturb", ()))]
-    ]
+def _conditions(env: EnvConfig, config: EvalConfig) -> list[tuple[EnvConfig, str]]:
+    """What a suite is evaluated under, and what the policy is told: all combinations.
+
+    Perturbations are as the flags say, or none and each of them alone.
+    """
+    perturbed = [env]
+    if config.each_perturbation:
+        words = [(), *((word,) for word in env.options.get("perturb", ()))]
+        perturbed = [replace(env, options={**env.options, "perturb": these}) for these in words]
+    return [(condition, kind) for condition in perturbed for kind in dict.fromkeys(config.instructions)]
 
 
 def _condition(protocols: Mapping[str, dict[str, Any]]) -> list[str]:
-    """The suite and the perturbations of an evaluation."""
+    """The suite, the perturbations and the instructions of an evaluation."""
     first = next(iter(protocols.values()))
-    return [first["suite"], *first.get("perturb", ())]
+    return [first["suite"], *first.get("perturb", ()), *_told(first.get("instructions", "own"))]
+
+
+def _told(kind: str) -> list[str]:
+    """How a condition is called by what the policy is told."""
+    return [] if kind == "own" else [f"instructions={kind}"]
 
 
 def _plan(
-    policy: PolicyConfig, env: EnvConfig, split: SplitConfig, config: EvalConfig, success: JudgedSuccess
+    policy: PolicyConfig, env: EnvConfig, split: SplitConfig, config: EvalConfig, success: JudgedSuccess, kind: str
 ) -> tuple[str, SuitePlan]:
-    """Name of the suite, with its perturbations, and its checked policies; raises a ConfigError with all problems."""
+    """Name of the suite, with its condition, and its checked policies; raises a ConfigError with all problems."""
     problems: list[Problem] = []
     policies: list[EvaluatedPolicy] = []
     earlier: dict[str, PolicyEvaluation] = {}
-    words = env.options.get("perturb", ()) if config.each_perturbation else ()
+    words = [*(env.options.get("perturb", ()) if config.each_perturbation else ())]
+    words += _told(kind) if len(config.instructions) > 1 else []
 
     def called(suite: str) -> str:
         return ", ".join([suite, *words])
@@ -210,7 +222,9 @@ def _plan(
                 of_model = success.model_problems(setting)
                 problems += [p for p in of_model if p not in problems]
             if setting is not None and not more:
-                policies.append(EvaluatedPolicy(name, setting, _protocols(setting, split, config, success)))
+                policies.append(EvaluatedPolicy(name, setting, _protocols(setting, split, config, success, kind)))
+                if kind == "shuffled" and len(known_instructions(setting.tasks)) == 1:
+                    problems.append(problem("instructions", "too_few", text=setting.tasks[0].instruction))
         except ConfigError as error:
             problems += [p.prefixed(label) for p in error.problems]
     if not problems:
@@ -219,7 +233,7 @@ def _plan(
         problems += [p for name, protocols in others.items() for p in _pairing_problems(name, first, protocols, config)]
     if problems:
         raise ConfigError(problems)
-    return called(policies[0].setting.env.suite), SuitePlan(tuple(policies), earlier)
+    return called(policies[0].setting.env.suite), SuitePlan(tuple(policies), earlier, kind)
 
 
 def output_of(policy: PolicyConfig, config: EvalConfig) -> Path:
@@ -238,11 +252,12 @@ def samples_of(config: EvalConfig, temperature: float | None) -> int:
 
 
 def _protocols(
-    setting: CheckedRun, split: SplitConfig, config: EvalConfig, success: JudgedSuccess
+    setting: CheckedRun, split: SplitConfig, config: EvalConfig, success: JudgedSuccess, kind: str
 ) -> dict[str, dict[str, Any]]:
     hold, after = setting.env.success_hold_steps, setting.env.after_success
     parts = (setting.tasks, split, config.eval_episodes, config.seed)
     further = {"success_source": success.description, "perturb": setting.env.options.get("perturb", ())}
+    further["instructions"] = kind
     return {
         mode: describe_protocol(*parts, temperature, hold, after, samples_of(config, temperature), **further)
         for mode, temperature in modes_of(config).items()

@@ -7,6 +7,7 @@ from rlvla.commands.algorithm_checks import (
     batch_problems,
     early_stopping_problems,
     sampler_problems,
+    task_problems,
 )
 from rlvla.commands.model_checks import mismatch_with_policy, value_model_problems
 from rlvla.commands.policy_checks import density_problems, quantity_problems, score_problems
@@ -44,7 +45,7 @@ def check(flags: PPORun) -> CheckedRun:
             flags, setting.env
         )
         problems += changed_flags(flags, setting) if writable(problems) else []
-        problems += setting.checkpoint.option_problems(flags.actor)
+        problems += task_problems(flags.algorithm, setting.tasks) + setting.checkpoint.option_problems(flags.actor)
         problems += _token_problems(flags, setting) + _demonstration_problems(flags, setting)
     if problems or setting is None:
         raise ConfigError(dict.fromkeys(problems))

@@ -206,6 +206,10 @@ _TEXTS: dict[tuple[str | None, str], str] = {
         "--critic_from rm_model: the run has no reward model; give --reward_pretrain, or --reward rm_model with "
         "--rm_model_path"
     ),
+    ("instructions", "duplicate"): "--instructions: {value} is given twice",
+    ("instructions", "too_few"): (
+        "--instructions shuffled: all evaluated tasks have one instruction, '{text}'; evaluate several tasks"
+    ),
     ("each_perturbation", "needs_flag"): "--each_perturbation: there is none; give --perturb KIND=LEVEL ...",
     ("eval_samples", "needs_flag"): (
         "--eval_samples {value}: greedy episodes of an initial state are all alike; give {switch}"

@@ -49,6 +49,7 @@ class TaskSpec:
         step_action_dim: E, length of the ordinary actions that primitives consist of (`ChunkResult.step_actions`); 0
             for ordinary actions, and where primitives do not tell.
         reward_components: names of the terms in `ChunkResult.components`.
+        instructions: all instructions of the task, if `instruction` is a template.
     """
 
     suite: str
@@ -71,6 +72,7 @@ class TaskSpec:
     macro_steps: int = 0
     step_action_dim: int = 0
     reward_components: tuple[str, ...] = ()
+    instructions: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():

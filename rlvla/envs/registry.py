@@ -36,6 +36,8 @@ class Suite:
         expert: `(task, config) -> Expert`, a scripted expert for `cli/collect_demos.py`, or None.
         task_problems: `(tasks, options) -> problems` of options that some of the chosen tasks do not have.
         groups: names of groups of tasks and the names of their members, for `--task_names`.
+        kept: how many environments a slot keeps of those it played before (one simulator for each), instead of building
+            them again when it returns to their task; for simulators that take longer to build than memory is worth.
         make_batched: `(task_id, num_slots, **kw) -> BatchedEnv`, one simulator for several episodes, used by workers
             with several slots (`--envs_per_worker`); None builds one environment per slot.
     """
@@ -50,6 +52,7 @@ class Suite:
     options: type[SuiteOptions] | None = None
     make_batched: Callable[..., BatchedEnv] | None = None
     groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    kept: int = 0
     task_problems: Callable[[Sequence[TaskSpec], Mapping[str, Any]], list[Problem]] = lambda tasks, options: []
 
     @property

@@ -8,6 +8,9 @@ from rlvla.envs.registry import suite_names
 from rlvla.utils.cli.flags import MAX_SEED, arg
 from rlvla.utils.deepspeed.config import rank_timeout_flag
 
+# What a policy can be told: the instruction of the episode, that of another evaluated one, or nothing.
+INSTRUCTIONS = ("own", "shuffled", "none")
+
 
 @dataclass(frozen=True)
 class EvalConfig:
@@ -33,6 +36,13 @@ class EvalConfig:
         False,
         "evaluate without a perturbation, and with each of --perturb alone, instead of with all of them at once; each "
         "is listed like a suite",
+    )
+    instructions: tuple[str, ...] = arg(
+        ("own",),
+        "what the policy is told: own, the instruction of the episode; shuffled, that of another evaluated task or "
+        "initial state; none, nothing. Each is listed like a suite",
+        nargs="+",
+        choices=INSTRUCTIONS,
     )
     eval_episodes: int = arg(100, "episodes per task, each from a different initial state", minimum=1)
     sampled: bool = arg(False, "also sample actions, on the same initial states")

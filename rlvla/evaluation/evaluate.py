@@ -41,19 +41,20 @@ def evaluate(
     greedy: bool = True,
     temperature: float = 1.0,
     samples: int = 1,
+    instructions: str = "own",
     description: str = "evaluate",
     journal: Journal | None = None,
     attempt: Callable[[Callable[[], list[Sample]]], list[Sample] | None] = lambda work: work(),
 ) -> EvalResult:
     """Play the first `episodes_per_task` evaluation states of each task, each `samples` times, on all ranks together.
 
-    Policies evaluated with equal arguments get equal initial states and random numbers. Episodes in the `journal` are
+    `instructions` is what the policy is told, see `INSTRUCTIONS`. Policies evaluated with equal arguments get equal initial states and random numbers. Episodes in the `journal` are
     not played again. If most proprioception lies outside of the policy's dataset statistics, a warning says so.
 
     Raises:
         BrokenOff: on all ranks, if `attempt`, which runs the rollout, was interrupted on any rank.
     """
-    requests = eval_requests(tasks, split, episodes_per_task, seed, samples=samples)
+    requests = eval_requests(tasks, split, episodes_per_task, seed, samples=samples, instructions=instructions)
     done: list[EpisodeOutcome] = []
     if journal is not None:
         # One rank reads for all: others may already be writing when the slowest rank reads.

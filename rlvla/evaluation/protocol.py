@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from rlvla.envs.base import TaskSpec
@@ -10,7 +11,7 @@ from rlvla.envs.config import SplitConfig
 from rlvla.envs.splits import EvalStates
 from rlvla.evaluation.results import eval_uid
 from rlvla.rollout import EpisodeRequest
-from rlvla.utils.seeding import derive_seed
+from rlvla.utils.seeding import derive_rng, derive_seed
 
 
 def eval_requests(
@@ -21,18 +22,34 @@ def eval_requests(
     *,
     chosen: Callable[[int, int], bool] = lambda task_id, state: True,
     samples: int = 1,
+    instructions: str = "own",
 ) -> list[EpisodeRequest]:
     """The episodes of an evaluation, task by task; `chosen(task_id, init_state_id)` selects a subset.
 
-    With several `samples` each initial state is played that often; the first episodes are those of `samples=1`.
+    With several `samples` each initial state is played that often; the first episodes are those of `samples=1`. What
+    the policy is told (`rlvla.evaluation.config.INSTRUCTIONS`) depends on the task and the initial state alone.
     """
     return [
-        eval_request(task, state, seed, sample)
+        replace(eval_request(task, state, seed, sample), told=told(instructions, task, state, tasks))
         for task in tasks
         for state in split.eval_states(task, episodes_per_task)
         if chosen(task.task_id, state)
         for sample in range(samples)
     ]
+
+
+def told(instructions: str, task: TaskSpec, state: int, tasks: Sequence[TaskSpec]) -> tuple[str, ...]:
+    """`EpisodeRequest.told` for one of `INSTRUCTIONS`; `tasks` are all that are evaluated."""
+    if instructions != "shuffled":
+        return ("",) if instructions == "none" else ()
+    texts = known_instructions(tasks)
+    order = derive_rng("shuffled instructions", task.suite, task.task_id, state).permutation(len(texts))
+    return tuple(texts[number] for number in order)
+
+
+def known_instructions(tasks: Sequence[TaskSpec]) -> list[str]:
+    """All distinct instructions of some tasks, sorted."""
+    return sorted({text for task in tasks for text in task.instructions or (task.instruction,)})
 
 
 def eval_request(
@@ -57,12 +74,13 @@ def describe_protocol(
     *,
     success_source: str | None = None,
     perturb: Sequence[str] = (),
+    instructions: str = "own",
 ) -> dict[str, Any]:
     """Everything two evaluations must have in common to be paired; `temperature` is None if greedy.
 
     `success_hold_steps` is given only if it differs from the suite's, `after_success` only if episodes go on after it,
     `success_source` (a description) only if it is not the simulator; `samples` are the episodes per initial state,
-    `perturb` the perturbations of the environment.
+    `perturb` the perturbations of the environment, `instructions` one of `INSTRUCTIONS`.
     """
     described: dict[str, Any] = {"suite": tasks[0].suite, "name": split.protocol_name, "seed": seed}
     if temperature is not None:
@@ -77,6 +95,8 @@ def describe_protocol(
         described["success_source"] = success_source
     if perturb:
         described["perturb"] = sorted(perturb)
+    if instructions != "own":
+        described["instructions"] = instructions
     described["tasks"] = [
         {
             "task_id": task.task_id,
@@ -94,7 +114,7 @@ def describe_differences(policy: dict[str, Any], base: dict[str, Any]) -> list[s
     """Differences between two protocols (see `describe_protocol`), one phrase each."""
     differences = []
     named = ["suite", "name", "seed", "temperature", "success_hold_steps", "after_success", "samples", "success_source"]
-    for name in [*named, "perturb"]:
+    for name in [*named, "perturb", "instructions"]:
         if policy.get(name) != base.get(name):
             differences.append(f"{name} {policy.get(name)} and {base.get(name)}")
     tasks = [{task["task_id"]: task for task in side.get("tasks", [])} for side in (policy, base)]

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from rlvla.checkpoints.run_folder import RUN_FILE
 from rlvla.envs.base import TaskSpec
-from rlvla.evaluation.protocol import eval_request
+from rlvla.evaluation.protocol import eval_request, told
 from rlvla.evaluation.results import EpisodeOutcome, EvalResult
 from rlvla.experience import Sample
 from rlvla.rewards import RewardConfig, StepInfo
@@ -84,6 +84,7 @@ def record_videos(
     count: int,
     seed: int,
     temperature: float,
+    instructions: str = "own",
     machines: MachineSource | None = None,
 ) -> list[EvalVideo]:
     """Replay selected episodes of an evaluation and write them as mp4; to be called on all ranks.
@@ -98,6 +99,7 @@ def record_videos(
         count: maximum number of videos.
         seed: as in the evaluation.
         temperature: as in the evaluation (ignored if greedy).
+        instructions: as in the evaluation.
         machines: reward machines whose states are shown; default: those of the engine's rewards, if any.
 
     Returns:
@@ -105,7 +107,13 @@ def record_videos(
     """
     by_id = {task.task_id: task for task in tasks}
     chosen = sorted({(e.task_id, e.init_state_id) for e in choose_episodes(result, count)})
-    requests = [eval_request(by_id[task_id], state, seed, record_frames=True) for task_id, state in chosen]
+    requests = [
+        replace(
+            eval_request(by_id[task_id], state, seed, record_frames=True),
+            told=told(instructions, by_id[task_id], state, tasks),
+        )
+        for task_id, state in chosen
+    ]
     assigned = requests[strategy.rank :: strategy.world_size]
     try:
         samples = engine.run(assigned, policy, temperature=temperature, greedy=result.greedy, success_only=True)

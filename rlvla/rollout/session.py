@@ -202,7 +202,9 @@ class RolloutSession:
         self.stats.waiting_s += time.perf_counter() - now
         for slot, result in results:
             running = self._running[slot]
-            self.stats.env_busy_s += time.perf_counter() - running.since
+            took = time.perf_counter() - running.since
+            self.stats.env_busy_s += took
+            self.stats.building_s += took if running.episode.phase is Phase.CREATING else 0.0
             if isinstance(result, ConfigError):
                 raise result
             error = result if isinstance(result, EnvWorkerError) else self._accept(slot, running, result)

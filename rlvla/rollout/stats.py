@@ -38,6 +38,7 @@ class RolloutStats:
         waiting_s: seconds spent waiting for the workers.
         rewards_s: seconds spent waiting for late rewards.
         env_busy_s: seconds from command to answer, summed over all slots.
+        building_s: those of them in which environments were built.
         policy_calls: number of forward passes.
         decisions: number of decisions of the policy.
         env_steps: environment steps of the finished episodes.
@@ -51,6 +52,7 @@ class RolloutStats:
     policy_s: float = 0.0
     waiting_s: float = 0.0
     env_busy_s: float = 0.0
+    building_s: float = 0.0
     rewards_s: float = 0.0
     policy_calls: int = 0
     decisions: int = 0

@@ -66,6 +66,11 @@ class AlgorithmConfig:
     norm_adv_by_std: bool = arg(
         True, "grpo, grpo_passk, gdpo: divide by the standard deviation of the group (off with grpo: Dr. GRPO)"
     )
+    whiten_per_task: bool = arg(
+        False,
+        "whiten the advantages of each task by themselves: all tasks weigh alike, however their rewards and successes "
+        "are spread",
+    )
     singleton: str = arg(
         "raw", "rloo with --n_samples_per_prompt 1: the advantage is the score (raw) or 0", choices=("raw", "zero")
     )

@@ -11,6 +11,7 @@ from torch import Tensor
 from rlvla.algorithms.advantages import get_advantage_estimator
 from rlvla.algorithms.columns import Columns, EpisodeGrid
 from rlvla.algorithms.kl import kl_penalty
+from rlvla.algorithms.masking import whiten_per_task
 from rlvla.algorithms.reward_scaling import RewardScaling
 from rlvla.algorithms.value_normalization import ValueNormalizer
 from rlvla.experience import Experience, Sample
@@ -155,11 +156,22 @@ class ExperienceMaker:
                 else self._device(grid.pack(values))
             )
         estimate = get_advantage_estimator(algorithm.advantage_estimator)
-        advantages, returns = estimate(self._device(packed_rewards), self._device(packed_mask), **options)
+        packed_mask = self._device(packed_mask)
+        advantages, returns = estimate(self._device(packed_rewards), packed_mask, **options)
+        if algorithm.whiten_per_task:
+            advantages = self._whitened_per_task(advantages, packed_mask, samples)
         return rows.with_fields(
             advantages=columns.spread(grid.unpack(advantages.cpu(), columns.count)),
             returns=columns.spread(grid.unpack(returns.cpu(), columns.count)),
         )
+
+    def _whitened_per_task(self, advantages: Tensor, mask: Tensor, samples: Sequence[Sample]) -> Tensor:
+        """Advantages [episodes, T], whitened over the episodes of each task on all ranks."""
+        own = [(sample.suite, sample.task_id) for sample in samples]
+        known = sorted({task for part in self._strategy.gather_objects(own) for task in part})
+        numbers = {task: number for number, task in enumerate(known)}
+        tasks = self._device(torch.tensor([numbers[task] for task in own]))
+        return whiten_per_task(advantages, mask, tasks, len(known), self._process_group)
 
     def _device(self, tensor: Tensor) -> Tensor:
         return tensor.to(self._strategy.device)  # collective operations need tensors on the accelerator

@@ -435,6 +435,7 @@ GRPO = ["--advantage_estimator", "grpo", *GROUPS_OF_4]
         (["--share_backbone", "--vf_coef", "0"], "vf_coef", "out_of_range"),
         (["--share_backbone", "--critic_learning_rate", "1e-3"], "critic_learning_rate", "no_effect"),
         (["--share_backbone", "--freezing_actor_steps", "1"], "freezing_actor_steps", "no_effect"),
+        (["--whiten_per_task"], "whiten_per_task", "no_effect"),
         (["--no-norm_adv_by_std"], "norm_adv_by_std", "no_effect"),
         (["--f_norm", "2"], "f_norm", "no_effect"),
         (["--advantage_estimator", "rloo", *GROUPS_OF_4, "--singleton", "zero"], "singleton", "no_effect"),

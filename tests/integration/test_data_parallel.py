@@ -4,7 +4,7 @@ import torch
 
 from rlvla.algorithms import get_advantage_estimator
 from rlvla.algorithms.losses import explained_variance
-from rlvla.algorithms.masking import masked_mean, masked_var, masked_whiten
+from rlvla.algorithms.masking import masked_mean, masked_var, masked_whiten, whiten_per_task
 from rlvla.algorithms.reward_scaling import RewardScaling
 from rlvla.algorithms.rollout_correction import rollout_correction_weights
 from rlvla.algorithms.value_normalization import ValueNormalizer
@@ -21,6 +21,7 @@ def batch():
     b["equal"] = torch.full_like(b["rewards"], 2.3, dtype=torch.float32)
     b["equal_on_each_rank"] = b["equal"] + 0.2 * (torch.arange(14) < SPLIT).unsqueeze(-1)
     b["ids"] = [0] * SPLIT + [1 + i % 3 for i in range(14 - SPLIT)]  # no group crosses the ranks
+    b["tasks"] = torch.tensor([i % 3 for i in range(SPLIT)] + [i % 2 for i in range(14 - SPLIT)])  # but tasks do
     return b
 
 
@@ -45,6 +46,7 @@ def everything(b, process_group):
     for values in ("rewards", "equal", "equal_on_each_rank"):
         whitened = masked_whiten(b[values], mask, process_group=process_group)
         results[f"whitened {values}"] = torch.where(mask, whitened, 0.0)
+    results["per task"] = whiten_per_task(b["rewards"], mask, b["tasks"], 4, process_group)
     for level in ("token", "sequence"):
         results[level], _ = rollout_correction_weights(
             b["new"], b["old"], mask, level=level, batch_normalize=True, process_group=process_group

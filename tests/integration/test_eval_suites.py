@@ -235,6 +235,24 @@ def test_each_perturbation_is_listed_like_a_suite(tmp_path: Path, capsys: pytest
     assert "fog" in text and "whole number from 1 to 8" in text
 
 
+def test_what_the_policy_is_told_is_listed_like_a_suite(
+    policy_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    argv = ["--pretrain", policy_folder, "--num_envs", 1, "--eval_episodes", 3, "--instructions"]
+    main([str(w) for w in [*argv, "own", "shuffled", "none", "--output", tmp_path / "told.json"]])
+    content = json.loads((tmp_path / "told.json").read_text())["suites"]
+    assert list(content) == ["toy_reach", "toy_reach, instructions=shuffled", "toy_reach, instructions=none"]
+    protocols = [found["protocols"]["greedy"] for found in content.values()]
+    assert [protocol.get("instructions") for protocol in protocols] == [None, "shuffled", "none"]
+    assert "condition" in capsys.readouterr().out
+    other = [*argv, "none", "--compare", tmp_path / "plain.json", "--output", tmp_path / "none.json"]
+    main([str(w) for w in [*argv, "own", "--output", tmp_path / "plain.json"]])
+    assert "instructions none and None" in refused(capsys, *other)
+    assert "none is given twice" in refused(capsys, *argv, "none", "none")
+    push = ["--task_suite_name", "toy_push", "--task_ids", 1]
+    assert "have one instruction, 'push the red disc into the yellow zone'" in refused(capsys, *argv, "shuffled", *push)
+
+
 def test_a_suite_that_cannot_be_perturbed(policy_folder: Path, capsys: pytest.CaptureFixture) -> None:
     text = refused(capsys, "--pretrain", policy_folder, "--perturb", "camera=1", "--each_perturbation")
     assert "perturb" in text and "robosuite" in text

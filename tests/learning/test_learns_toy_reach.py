@@ -1,4 +1,4 @@
-"""PPO learns toy_reach: one seed, through the script a newcomer runs; `benchmarks/learning.py` has more of both."""
+"""PPO learns toy_reach, and to read: one seed, through the script a newcomer runs; `benchmarks/learning.py` has more of both."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
+
+from cli.eval_vla import main as evaluate
 
 ROOT = Path(__file__).resolve().parents[2]
 SEED = 0
@@ -29,3 +31,9 @@ def test_reaches_90_percent_on_held_out_states(tmp_path: Path) -> None:
     assert start["success_at_end"]["n"] == end["success_at_end"]["n"] == 200
     assert 0.2 <= start["success_at_end"]["rate"] <= 0.6, "the supervised start is not the one this test is about"
     assert end["success_at_end"]["rate"] >= 0.9, done.stdout[-3000:]
+    told = ["--instructions", "own", "shuffled", "--eval_episodes", "60", "--output", str(tmp_path / "told.json")]
+    evaluate(["--pretrain", str(tmp_path / "ppo"), *told])
+    own, shuffled = json.loads((tmp_path / "told.json").read_text())["suites"].values()
+    assert own["results"][0]["success_at_end"]["rate"] >= 0.9
+    rate = shuffled["results"][0]["success_at_end"]["rate"]
+    assert rate <= 1 / 3, "without the instruction one disc in three is the right one"

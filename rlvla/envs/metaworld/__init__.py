@@ -15,5 +15,6 @@ register_suite(
         requires=("metaworld", "mujoco"),
         expert=metaworld_expert,
         groups=GROUPS,
+        kept=9,  # with the current one, those of MT10
     ),
 )

@@ -26,6 +26,7 @@ COLORS: dict[str, tuple[int, int, int]] = {
 }
 LANES = {"red": -0.6, "green": 0.0, "blue": 0.6}
 CAMERAS = ("top",)
+TEMPLATE = "reach the {color} disc"
 DISC_RADIUS = 0.2
 STEP_SIZE = 0.25
 HOLD_STEPS = 3
@@ -217,7 +218,7 @@ def list_tasks(**kw) -> list[TaskSpec]:
             suite="toy_reach",
             task_id=0,
             name="reach",
-            instruction="reach the {color} disc",
+            instruction=TEMPLATE,
             max_steps=options.max_steps,
             num_init_states=10_000,
             action_dim=2,
@@ -226,6 +227,7 @@ def list_tasks(**kw) -> list[TaskSpec]:
             propositions=("near", "reached"),
             machine="chain",
             reward_range=SUCCESS_REWARD,
+            instructions=tuple(TEMPLATE.format(color=color) for color in COLORS),
         )
     ]
 

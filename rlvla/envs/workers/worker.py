@@ -75,7 +75,7 @@ class _Built:
 
 
 class Worker:
-    """Executes commands in its slots. Environments are built on demand.
+    """Executes commands in its slots. Environments are built on demand, and some kept for later (`Suite.kept`).
 
     With several slots, they share a batched environment if the suite supports it; otherwise each has its own.
 
@@ -91,6 +91,7 @@ class Worker:
         self.phase = "import"
         self._to_import = list(custom_modules)
         self._slots: list[_Built | None] = [None] * num_slots
+        self._kept: list[list[_Built]] = [[] for _ in range(num_slots)]  # the one played last at the end
 
     @property
     def is_batched(self) -> bool:
@@ -130,7 +131,9 @@ class Worker:
 
     def close(self) -> None:
         """Close all environments, ignoring exceptions."""
-        self._discard([held for held in self._slots if held is not None])
+        kept = [built for of_slot in self._kept for built in of_slot]
+        self._kept = [[] for _ in self._slots]
+        self._discard([held for held in self._slots if held is not None] + kept)
 
     def _import(self) -> None:
         while self._to_import:
@@ -213,14 +216,25 @@ class Worker:
         return len(self._slots) > 1 and get_suite(spec.suite).make_batched is not None
 
     def _ensure(self, slot: int, spec: EnvSpec) -> _Built:
-        """The environment of the slot; built if the slot has none or another one."""
+        """The environment of the slot; built if the slot has none or another one, and did not keep it."""
         self.phase = "make"
         held = self._slots[slot]
         if held is not None and held.spec == spec:
             return held
         self._slots[slot] = None
-        if held is not None and held not in self._slots:
+        kept = self._kept[slot]
+        if held is not None and held.env is not None:
+            kept.append(held)
+        elif held is not None and held not in self._slots:
             held.close()
+        built = next((other for other in kept if other.spec == spec), None)
+        if built is not None:
+            kept.remove(built)
+        while len(kept) > get_suite(spec.suite).kept:
+            kept.pop(0).close()
+        if built is not None:
+            self._slots[slot] = built
+            return built
         if self._offers_batch(spec):
             shared = (other for other in self._slots if other is not None and other.batch is not None)
             built = next((other for other in shared if other.spec == spec), None)

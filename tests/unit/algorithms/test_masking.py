@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from rlvla.algorithms.masking import masked_mean, masked_sum, masked_var, masked_whiten, whiten_rows
+from rlvla.algorithms.masking import masked_mean, masked_sum, masked_var, masked_whiten, whiten_per_task, whiten_rows
 from tests.support import slow_reference as slow
 from tests.support.algorithm_cases import random_batch
 
@@ -22,6 +22,21 @@ def test_equals_the_slow_reference(garbage):
     torch.testing.assert_close(unshifted[b["mask"]] - mean, white[b["mask"]])
     sums = [sum(v for v, m in zip(vs, ms) if m) for vs, ms in zip(values, mask)]
     torch.testing.assert_close(masked_sum(b["adv"], b["mask"], 1), torch.tensor(sums, dtype=torch.float64))
+
+
+def test_each_task_is_whitened_by_itself():
+    b = random_batch(1, rows=7, garbage=float("nan"))
+    tasks = torch.tensor([0, 2, 0, 1, 2, 2, 0])  # of task 1 there is one row, of task 3 none
+    b["mask"][3] = False
+    b["mask"][3, 0] = True
+    white = whiten_per_task(b["adv"], b["mask"], tasks, 4)
+    for task in (0, 2):
+        rows = tasks == task
+        expected = slow.whiten(slow.rows_of(b["adv"][rows]), slow.masks_of(b["mask"][rows]))
+        torch.testing.assert_close(white[rows], torch.tensor(expected, dtype=torch.float64))
+    assert not white[3].any(), "one entry has no spread"
+    alone = whiten_per_task(b["adv"], b["mask"], torch.zeros(7, dtype=torch.long), 1)
+    assert torch.equal(alone[b["mask"]], masked_whiten(b["adv"], b["mask"])[b["mask"]])
 
 
 def test_rows_without_valid_entries_have_mean_zero():

@@ -13,6 +13,7 @@ from cli.eval_vla import main
 from rlvla.envs import list_tasks
 from rlvla.envs.config import SplitConfig
 from rlvla.evaluation.evaluate import evaluate
+from rlvla.evaluation.protocol import told
 from rlvla.evaluation.results import EpisodeOutcome, EvalResult, Rate, sample_of, summarize
 from rlvla.evaluation.statistics import clustered_interval, wilson_interval
 from rlvla.rollout import EpisodeRequest
@@ -100,6 +101,20 @@ def test_held_out_states_of_every_task_each_once() -> None:
     assert shared.requests[0].init_state_id == 0 and result.protocol == "shared"
     own, result = run(Rank(), SplitConfig(eval_init_states=(50, 60)))
     assert own.requests[0].init_state_id == 50 and result.protocol == "states 50..59, trained on heldout"
+
+
+def test_shuffled_instructions_are_those_of_other_tasks_or_states() -> None:
+    """Each other one for about as many initial states, whatever the seed; tasks may have one or several."""
+    push = [task for task in list_tasks("toy_push") if task.task_id != 3]
+    states = range(300)
+    first = [told("shuffled", push[0], state, push) for state in states]
+    assert {tuple(sorted(texts)) for texts in first} == {tuple(sorted(task.instruction for task in push))}
+    heard = [next(text for text in texts if text != push[0].instruction) for texts in first]
+    assert 110 < heard.count(push[1].instruction) < 190
+    assert len(told("shuffled", TOY, 0, [TOY])) == 3 and told("own", TOY, 0, [TOY]) == ()
+    engines = [run(Rank(), seed=seed, instructions="shuffled")[0] for seed in (0, 1)]
+    assert [r.told for r in engines[0].requests] == [r.told for r in engines[1].requests]
+    assert {r.told for r in run(Rank(), instructions="none")[0].requests} == {("",)}
 
 
 def test_two_policies_meet_the_same_episodes() -> None:

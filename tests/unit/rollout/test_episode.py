@@ -26,13 +26,26 @@ def begin(
     *,
     video: bool = False,
     seed: int = 0,
+    told: tuple[str, ...] = (),
     **options,
 ) -> Episode:
     """An episode that has been reset."""
-    request = EpisodeRequest("toy_reach", 0, 0, seed, "u", record_frames=video)
+    request = EpisodeRequest("toy_reach", 0, 0, seed, "u", record_frames=video, told=told)
     episode = Episode(request, list_tasks("toy_reach")[0], plan, policy, **options)
     episode.on_observation(first)
     return episode
+
+
+@pytest.mark.parametrize(
+    ("told", "heard"), [((), "reach"), (("reach", "push", "pull"), "push"), (("",), ""), (("reach",), "reach")]
+)
+def test_the_policy_is_told_another_instruction(told: tuple[str, ...], heard: str) -> None:
+    """In each decision; the sample keeps the instruction of the task, by which others judge it."""
+    episode = begin(RewardPlan({"success": 1.0}), told=told)
+    assert episode.observation.instruction == heard
+    decide(episode, 1)
+    episode.on_chunk(ChunkResult(OBSERVATION, 1, np.zeros(1, np.float32), np.array([False]), False, True, False))
+    assert episode.observation.instruction == heard and episode.to_sample().instruction == "reach"
 
 
 def decide(episode: Episode, actions: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -161,3 +162,17 @@ def test_rewards_are_scaled_before_advantages_and_metrics_are_not(models) -> Non
     assert float(rows.returns[0, 0]) == pytest.approx(1.0 / deviation)
     assert measured["reward/total"] == pytest.approx(0.4)
     assert measured["reward/normalizer_std"] == pytest.approx(deviation)
+
+
+@pytest.mark.parametrize("estimator", ["gae", "grpo", "reinforce"])
+def test_advantages_of_each_task_are_whitened_by_themselves(models, estimator: str) -> None:
+    samples = [dataclasses.replace(s, task_id=number % 2) for number, s in enumerate(SAMPLES)]
+    rows, _ = make(models, AlgorithmConfig(advantage_estimator=estimator), samples=samples)
+    white, _ = make(models, AlgorithmConfig(advantage_estimator=estimator, whiten_per_task=True), samples=samples)
+    tasks = torch.tensor([s.task_id for s in samples for _ in range(s.num_decisions)])
+    for task in (0, 1):
+        first = Columns("action", A * D, D).starts(rows.action_mask) & (tasks == task)[:, None]
+        expected = (rows.advantages[first] - rows.advantages[first].mean()) / (rows.advantages[first].var() + 1e-8).sqrt()
+        assert expected.std() > 0.9
+        torch.testing.assert_close(white.advantages[first], expected, atol=1e-5, rtol=1e-5)
+    assert torch.equal(white.returns, rows.returns)
