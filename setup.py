@@ -38,7 +38,7 @@ EXTRAS = {
     ],
     # What Meta-World needs; metaworld and imageio themselves come with --no-deps, because metaworld pins an older
     # MuJoCo: examples/scripts/install_metaworld.sh.
-    "metaworld": ["mujoco>=3.0,<3.10", "gymnasium>=1.1", "scipy>=1.4.1"],
+    "metaworld": ["mujoco>=3.0,<3.10", "gymnasium>=1.1", "scipy>=1.4.1", "fast-simplification>=0.1.7"],
     # fastapi, uvicorn, openai: `transformers serve`, which tests of the VLM reward start.
     "dev": [
         "fastapi",

@@ -7,32 +7,24 @@ pixels for each chunk, as in training. "building" is the share of the workers' t
 "seconds" the mean time of a round after the first one, which builds all of them. Both kinds take turns.
 """
 
-# Every worker process loads this file: what brings torch is imported where it is used.
-
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import sys
 from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
 
-from rlvla.envs.registry import get_suite, list_tasks, register_suite
+from rlvla.envs.registry import get_suite, list_tasks
+from rlvla.envs.workers.pool import EnvPool
+from rlvla.rollout import EpisodeRequest, RolloutEngine
 from rlvla.utils.terminal import table
+from tests.support.policies import ScriptedPolicy
 
-REBUILT = "metaworld_rebuilt"
 OPTIONS = {"image_size": 64, "use_proprio": True}
-_SUITE = get_suite("metaworld")
-
-
-def _renamed(**options) -> list:
-    return [dataclasses.replace(task, suite=REBUILT) for task in _SUITE.list_tasks(**options)]
-
-
-register_suite(REBUILT, dataclasses.replace(_SUITE, list_tasks=_renamed, kept=0))
 
 
 def main() -> None:
@@ -42,33 +34,30 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="after the first one")
     args = parser.parse_args()
 
-    from rlvla.envs.workers.pool import EnvPool
-    from rlvla.rollout import EpisodeRequest, RolloutEngine
-    from tests.support.policies import ScriptedPolicy
-
     class Random(ScriptedPolicy):
         def actions(self, images, proprio, noise):
             return rng.uniform(-1, 1, (len(images), 5, 4))
 
     rng = np.random.default_rng(0)
-    group = _SUITE.groups["MT10"]
-    found: dict[str, list[tuple[float, float]]] = {}
-    with EnvPool(args.num_envs, custom_modules=[__file__]) as kept, EnvPool(args.num_envs, custom_modules=[__file__]) as rebuilt:
-        pools = {"metaworld": kept, REBUILT: rebuilt}
-        engines = {name: RolloutEngine(pool, OPTIONS, {"success": 1.0}) for name, pool in pools.items()}
-        tasks = [task.task_id for task in list_tasks("metaworld") if task.name in group]
+    group = get_suite("metaworld").groups["MT10"]
+    tasks = [task.task_id for task in list_tasks("metaworld") if task.name in group]
+    found: dict[str, list[tuple[float, float]]] = {"kept": [], "built again": []}
+    modules = [str(ROOT / "benchmarks/suites/metaworld_rebuilt.py")]
+    with EnvPool(args.num_envs) as keeping, EnvPool(args.num_envs, custom_modules=modules) as rebuilding:
+        pools = zip(found, (keeping, rebuilding))
+        engines = {name: RolloutEngine(pool, OPTIONS, {"success": 1.0}) for name, pool in pools}
         for number in range(args.rounds + 1):
             order = rng.permutation(np.resize(tasks, args.episodes)).tolist()
+            requests = [EpisodeRequest("metaworld", task, i, i, str(i)) for i, task in enumerate(order)]
             for name, engine in engines.items():
-                wanted = [EpisodeRequest(name, task, i, i, str(i)) for i, task in enumerate(order)]
-                engine.run(wanted, Random(5, 4))
+                engine.run(requests, Random(5, 4), temperature=1.0)
                 if number:
-                    busy = engine.stats.building_s / (args.num_envs * engine.stats.wall_s)
-                    found.setdefault(name, []).append((engine.stats.wall_s, busy))
+                    building = engine.stats.building_s / (args.num_envs * engine.stats.wall_s)
+                    found[name].append((engine.stats.wall_s, building))
     rows = []
-    for name, label in (("metaworld", "kept"), (REBUILT, "built again")):
-        seconds, shares = np.mean(found[name], 0)
-        rows.append((label, f"{seconds:.1f}", f"{100 * shares:.1f} %"))
+    for name, rounds in found.items():
+        seconds, building = np.mean(rounds, 0)
+        rows.append((name, f"{seconds:.1f}", f"{100 * building:.1f} %"))
     print(table(("environments", "seconds", "building"), rows))
 
 

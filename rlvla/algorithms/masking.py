@@ -140,13 +140,12 @@ def whiten_rows(row_values: Tensor, counts: Tensor, process_group: Any = None) -
     return (row_values - _exact(mean, constant)) * torch.rsqrt(variance + EPSILON)
 
 
-def whiten_per_task(
-    values: Tensor, mask: Tensor, tasks: Tensor, num_tasks: int, process_group: Any = None
-) -> Tensor:
+def whiten_per_task(values: Tensor, mask: Tensor, tasks: Tensor, num_tasks: int, process_group: Any = None) -> Tensor:
     """`masked_whiten` of the rows of each task by themselves; 0 outside the mask.
 
     Args:
-        values, mask: [B, T]; mask is bool.
+        values: [B, T].
+        mask: [B, T] bool.
         tasks: [B] int, from 0 to num_tasks - 1; every rank means the same tasks by them.
         num_tasks: the same on all ranks.
         process_group: the moments are taken over all ranks, see `all_reduce_sum`.

@@ -48,7 +48,9 @@ def evaluate(
 ) -> EvalResult:
     """Play the first `episodes_per_task` evaluation states of each task, each `samples` times, on all ranks together.
 
-    `instructions` is what the policy is told, see `INSTRUCTIONS`. Policies evaluated with equal arguments get equal initial states and random numbers. Episodes in the `journal` are
+    `instructions` is what the policy is told, see `rlvla.evaluation.config.INSTRUCTIONS`.
+
+    Policies evaluated with equal arguments get equal initial states and random numbers. Episodes in the `journal` are
     not played again. If most proprioception lies outside of the policy's dataset statistics, a warning says so.
 
     Raises:

@@ -1,4 +1,7 @@
-"""PPO learns toy_reach, and to read: one seed, through the script a newcomer runs; `benchmarks/learning.py` has more of both."""
+"""PPO learns toy_reach, and to read, with one seed, through the script a newcomer runs.
+
+`benchmarks/learning.py` has more of both.
+"""
 
 from __future__ import annotations
 

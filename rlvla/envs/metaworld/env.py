@@ -35,7 +35,7 @@ REWARD_RANGE = (0.0, 10.0)
 _NEAR, _MOVED = 0.06, 0.02  # meters between hand and object, and by which an object has to be displaced
 # The goals of many tasks are sites.
 _TABLE = Surface((-0.35, 0.45), (0.35, 0.90), 0.0)
-_DRAWING = {"show_sites": True, "groups": (0, 1, 2), "show_sky": False}
+_DRAWING = {"show_sites": True, "groups": (0, 1, 2), "show_sky": False, "light_meshes": True}
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,8 @@ import os
 import tempfile
 import xml.etree.ElementTree as ET
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import mujoco
@@ -87,11 +89,54 @@ def reduced_mesh(file: Path, folder: Path) -> Path:
     if len(faces) <= MIN_FACES:
         write_atomic(small, b"")
         return file
-    simplifier = require("fast_simplification", extra="robosuite")
-    kept = max(MIN_FACES, int(len(faces) * KEPT_FRACTION))
-    vertices, faces = simplifier.simplify(vertices, faces, target_reduction=1.0 - kept / len(faces))
+    vertices, faces = _simplified(vertices, faces)
     write_atomic(target, _binary_stl(vertices[faces]))
     return target
+
+
+_DRAWN = (
+    *("mesh_vertnum", "mesh_normalnum", "mesh_facenum"),
+    *("mesh_vert", "mesh_normal", "mesh_face", "mesh_facenormal"),
+)
+
+
+@contextmanager
+def lightly_drawn(model: mujoco.MjModel) -> Iterator[None]:
+    """Inside the block the meshes of a compiled model are simplified, those without textures.
+
+    For the time in which a drawing context copies them: collisions, which use the same arrays, must not be computed.
+    """
+    saved = {name: getattr(model, name).copy() for name in _DRAWN}
+    try:
+        for mesh in np.flatnonzero((model.mesh_facenum > MIN_FACES) & (model.mesh_texcoordnum == 0)):
+            _lighten(model, int(mesh))
+        yield
+    finally:
+        for name, values in saved.items():
+            getattr(model, name)[:] = values
+
+
+def _lighten(model: mujoco.MjModel, mesh: int) -> None:
+    """Put a simplified mesh, with smooth normals, in the place of a mesh of a compiled model."""
+    first, face = model.mesh_vertadr[mesh], model.mesh_faceadr[mesh]
+    number, faces = model.mesh_vertnum[mesh], model.mesh_facenum[mesh]
+    points = model.mesh_vert[first : first + number]
+    distinct, triangles = _welded(points, model.mesh_face[face : face + faces])
+    vertices, triangles = _simplified(points[distinct], triangles)
+    if len(vertices) > min(number, model.mesh_normalnum[mesh]):
+        return
+    corners = vertices[triangles]
+    weighted = np.cross(corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0])  # by area
+    normals = np.zeros_like(vertices)
+    for corner in range(3):
+        np.add.at(normals, triangles[:, corner], weighted)
+    normals /= np.maximum(np.linalg.norm(normals, axis=1, keepdims=True), 1e-12)
+    model.mesh_vertnum[mesh] = model.mesh_normalnum[mesh] = len(vertices)
+    model.mesh_facenum[mesh] = len(triangles)
+    model.mesh_vert[first : first + len(vertices)] = vertices
+    normal = model.mesh_normaladr[mesh]
+    model.mesh_normal[normal : normal + len(vertices)] = normals
+    model.mesh_face[face : face + len(triangles)] = model.mesh_facenormal[face : face + len(triangles)] = triangles
 
 
 def _read_mesh(file: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -104,9 +149,20 @@ def _read_mesh(file: Path) -> tuple[np.ndarray, np.ndarray]:
     rotation = np.empty(9)
     mujoco.mju_quat2Mat(rotation, model.mesh_quat[0])
     vertices = (model.mesh_vert @ rotation.reshape(3, 3).T + model.mesh_pos[0]).astype(np.float32)
-    # Weld duplicate vertices: faces without shared vertices would be simplified one by one and come apart.
-    _, first, welded = np.unique(model.mesh_vert, axis=0, return_index=True, return_inverse=True)
-    return vertices[first], welded.reshape(-1)[model.mesh_face].astype(np.int32)
+    first, faces = _welded(model.mesh_vert, model.mesh_face)
+    return vertices[first], faces
+
+
+def _welded(vertices: np.ndarray, faces: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Numbers of distinct vertices, and the faces by them: those that share none would be simplified one by one."""
+    _, first, welded = np.unique(vertices, axis=0, return_index=True, return_inverse=True)
+    return first, welded.reshape(-1)[faces].astype(np.int32)
+
+
+def _simplified(vertices: np.ndarray, faces: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    simplifier = require("fast_simplification", extra="robosuite")
+    kept = max(MIN_FACES, int(len(faces) * KEPT_FRACTION))
+    return simplifier.simplify(vertices, faces, target_reduction=1.0 - kept / len(faces))
 
 
 def _binary_stl(triangles: np.ndarray) -> bytes:

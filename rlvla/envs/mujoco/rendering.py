@@ -6,6 +6,7 @@ import atexit
 import weakref
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -13,6 +14,7 @@ import mujoco
 import numpy as np
 
 from rlvla.envs.mujoco.gl import make_current, make_gl_context
+from rlvla.envs.mujoco.light_meshes import lightly_drawn
 
 _VISUAL_GROUP = 1  # of robosuite, whose collision geometry is in group 0
 _OUT_OF_VIEW_GROUP = 5  # MuJoCo's last group, never drawn here
@@ -78,6 +80,7 @@ class Renderer:
         show_sites: whether to draw the sites of the groups that MuJoCo shows by default.
         groups: the groups of geoms that are drawn; by default robosuite's visual ones.
         show_sky: whether "fast" draws skybox and haze.
+        light_meshes: whether "fast" draws simplified meshes; the model keeps its own.
 
     Attributes:
         decorate: adds geoms to each scene before it is drawn.
@@ -97,13 +100,15 @@ class Renderer:
         show_sites: bool = False,
         groups: Sequence[int] = (_VISUAL_GROUP,),
         show_sky: bool = True,
+        light_meshes: bool = False,
     ):
         self._model, self._size = model, image_size
         model.vis.global_.offwidth = model.vis.global_.offheight = image_size
         if quality == "fast":
             simplify_visuals(model)
         self._gl = make_gl_context(image_size, image_size)
-        self._context = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_50)
+        with lightly_drawn(model) if light_meshes and quality == "fast" else nullcontext():
+            self._context = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_50)
         mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._context)
         self._scene = mujoco.MjvScene(model, maxgeom=_MAX_GEOMS)
         self._option, self._perturb, self._camera = mujoco.MjvOption(), mujoco.MjvPerturb(), mujoco.MjvCamera()
