@@ -28,8 +28,13 @@ install_packages() {
   echo "installing Python packages into .venv (once, about 2 minutes)"
   .venv/bin/python -m pip install --quiet --upgrade pip "setuptools<81" wheel
   local -x PIP_NO_COMPILE=1  # most of what is installed is never imported; the rest is compiled when it is
+  # What is large and needs no torch is installed meanwhile, at pinned versions; what that needs comes with the rest.
+  .venv/bin/python -m pip install --quiet --no-deps -c constraints.txt ray pyarrow scipy numba matplotlib opencv-python \
+    mujoco robosuite transformers tokenizers mypy ruff &
+  local without_torch=$!
   # torch first: DeepSpeed looks for it while it is built.
-  .venv/bin/python -m pip install --quiet -c constraints.txt torch numpy
+  .venv/bin/python -m pip install --quiet --no-warn-conflicts -c constraints.txt torch numpy
+  wait "$without_torch"
   # pip shows setuptools' warning that an editable installation is one.
   DS_BUILD_OPS=0 PYTHONWARNINGS="ignore:Editable installation" .venv/bin/python -m pip install --quiet -c constraints.txt \
     -e ".[robosuite,libero,metaworld,vlm,video,lerobot,ray,dev]"

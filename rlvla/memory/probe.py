@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
@@ -47,15 +47,6 @@ class Probe:
     decision_bytes: int = 0
 
 
-class _NothingPadded(TorchDispatchMode):
-    """Answers the only data-dependent question of a forward pass: whether all prompts have the same length."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.aten._local_scalar_dense.default:
-            return True
-        return func(*args, **(kwargs or {}))
-
-
 def probe(
     build: Callable[[], Sketch],
     *,
@@ -73,12 +64,12 @@ def probe(
         forward_rows: decisions per pass without gradients.
         play_rows: observations that a policy answers at once; 0 if it does not act.
     """
-    live = LiveBytes()
+    live = _NothingPadded()
     with torch.device("meta"):
         sketch = build()
     model = sketch.module
     with ExitStack() as modes:
-        for mode in (FakeTensorMode(), live, _NothingPadded()):
+        for mode in (FakeTensorMode(), live):
             modes.enter_context(mode)
         _place(model, torch.bfloat16 if bf16 else torch.float32)
         live.see(list(model.parameters()), list(model.buffers()))
@@ -156,8 +147,11 @@ class LiveBytes(TorchDispatchMode):
     def see(self, *values: Any) -> None:
         """Count tensors (in any nested structure) that no operation has used yet."""
         for value in tree_iter(values):
-            if isinstance(value, torch.Tensor) and value.device.type != "meta":  # shapes only, no memory
-                self._add(value.untyped_storage())
+            if isinstance(value, torch.Tensor):
+                # A fake tensor's own attribute: asking for its device is another operation, which takes long.
+                device = value.fake_device if isinstance(value, FakeTensor) else value.device
+                if device.type != "meta":  # shapes only, no memory
+                    self._add(value.untyped_storage())
         self.peak = max(self.peak, self.now)
 
     def _add(self, storage: torch.UntypedStorage) -> None:
@@ -177,3 +171,12 @@ class LiveBytes(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         self.see(args, kwargs, result)
         return result
+
+
+class _NothingPadded(LiveBytes):
+    """Also answers the only data-dependent question of a forward pass: whether all prompts have the same length."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default:
+            return True
+        return super().__torch_dispatch__(func, types, args, kwargs)

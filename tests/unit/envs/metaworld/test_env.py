@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -95,3 +96,11 @@ class TestWithThePackage:
         changed = (np.abs(shown - hidden).max(-1) > 40).sum((1, 2))
         assert shown.shape == (len(CAMERAS), 64, 64, 3) and (changed[:4] > 0).all()
         env.close()
+
+    def test_simplified_meshes_look_alike(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        pytest.importorskip("fast_simplification")
+        options = {"cameras": ("corner4", "behind"), "image_size": 64}
+        light = self.make("drawer-open", **options).reset(0, seed=0).images.astype(int)
+        monkeypatch.setattr("rlvla.envs.mujoco.rendering.lightly_drawn", lambda model: nullcontext())
+        whole = self.make("drawer-open", **options).reset(0, seed=0).images.astype(int)
+        assert (light != whole).any() and np.abs(light - whole).mean() < 3

@@ -3,6 +3,7 @@
 import os
 from concurrent.futures import ThreadPoolExecutor
 
+import mujoco
 import numpy as np
 import pytest
 
@@ -98,3 +99,25 @@ def test_cache_folder_follows_the_environment(monkeypatch, tmp_path):
     assert mesh_cache.cache_dir() == tmp_path / "rlvla"
     monkeypatch.setenv("RLVLA_CACHE_DIR", str(tmp_path / "mine"))
     assert mesh_cache.cache_dir() == tmp_path / "mine"
+
+
+@pytest.mark.parametrize("name", ["sphere.stl", "sphere.obj"])
+def test_a_compiled_model_is_lighter_while_it_is_copied_and_then_itself(tmp_path, name):
+    faces = sphere(tmp_path / name, 60)
+    sphere(tmp_path / "small.stl", 10)
+    model = mujoco.MjModel.from_xml_string(
+        f"""<mujoco><asset><mesh name="large" file="{tmp_path / name}"/><mesh name="small" file="{tmp_path}/small.stl"/>
+        </asset><worldbody><geom type="mesh" mesh="large"/><geom type="mesh" mesh="small"/></worldbody></mujoco>"""
+    )
+    before = {field: getattr(model, field).copy() for field in mesh_cache._DRAWN}
+    with mesh_cache.lightly_drawn(model):
+        assert mesh_cache.MIN_FACES <= model.mesh_facenum[0] <= faces * mesh_cache.KEPT_FRACTION * 1.1
+        assert model.mesh_facenum[1] == before["mesh_facenum"][1]
+        points, normals = model.mesh_vert[: model.mesh_vertnum[0]], model.mesh_normal[: model.mesh_normalnum[0]]
+        corners = model.mesh_face[: model.mesh_facenum[0]]
+        assert corners.max() < len(points) == len(normals)
+        radii = np.linalg.norm(points, axis=1)  # MuJoCo moves a mesh to its center of mass
+        assert radii.min() > 0.95 and radii.max() < 1.05
+        assert ((points / radii[:, None]) * normals).sum(1).min() > 0.9, "normals point outward"
+    for field, values in before.items():
+        assert np.array_equal(getattr(model, field), values), field
