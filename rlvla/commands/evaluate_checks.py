@@ -17,7 +17,7 @@ from rlvla.evaluation.config import EvalConfig
 from rlvla.evaluation.findings import PolicyEvaluation
 from rlvla.evaluation.protocol import describe_differences, describe_protocol, known_instructions
 from rlvla.models.config import PolicyConfig
-from rlvla.models.vla.checkpoint import EVALUATION_FILE
+from rlvla.models.vla.checkpoint_files import EVALUATION_FILE
 from rlvla.rewards import RewardPlan, SuccessConfig, make_success_source
 from rlvla.rewards.config import JudgeConfig, ScoringModelConfig
 from rlvla.rewards.vlm.config import VLMServerConfig

@@ -18,7 +18,6 @@ from rlvla.models.lerobot.cameras import read_camera_map
 from rlvla.models.lerobot.choices import TINY_FAMILIES
 from rlvla.models.lerobot.new import NewPolicyFacts, NewPolicySizes, build_new_policy, new_policy_problems
 from rlvla.models.vla.choices import REGRESSION
-from rlvla.models.vla.tiny import LLM_HEAD_WIDTH, build_tiny, default_heads
 from rlvla.trainer.supervised.config import NEW_MODELS, NewModelConfig, SFTRunConfig, SupervisedRunConfig
 from rlvla.utils.cli.flags import as_typed
 from rlvla.utils.errors import Problem
@@ -198,6 +197,8 @@ def _compact_problems(run: SupervisedRunConfig, sizes: NewModelConfig, demos: De
 
 
 def _tiny_problems(run: SupervisedRunConfig, tiny: NewModelConfig, demos: Demonstrations | None) -> list[Problem]:
+    from rlvla.models.vla.tiny import LLM_HEAD_WIDTH, default_heads
+
     problems = []
     if tiny.tiny_vision_dim % 4:
         problems.append(problem("tiny_vision_dim", "not_divisible", value=tiny.tiny_vision_dim))
@@ -234,6 +235,8 @@ def _new_tiny(
     tiny: NewModelConfig,
     model_variant: str | None,
 ) -> None:
+    from rlvla.models.vla.tiny import build_tiny
+
     with_proprio = run.use_proprio and demos.proprio is not None
     build_tiny(
         folder,

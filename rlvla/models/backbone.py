@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from rlvla.models.config import ActorConfig
-from rlvla.models.vla.openvla import OpenVLAForActionPrediction
+
+if TYPE_CHECKING:
+    from rlvla.models.vla.openvla import OpenVLAForActionPrediction
 
 
 def prepare_backbone(vla: OpenVLAForActionPrediction, config: ActorConfig) -> None:

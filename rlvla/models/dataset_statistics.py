@@ -1,4 +1,4 @@
-"""Checks of `dataset_statistics.json`: dataset -> "action" and "proprio" -> mean, std, min, max, q01, q99, mask."""
+"""The file `dataset_statistics.json`: dataset -> "action" and "proprio" -> mean, std, min, max, q01, q99, mask."""
 
 from __future__ import annotations
 
@@ -6,8 +6,32 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from rlvla.utils.errors import ConfigError
+
+STATISTICS_FILE = "dataset_statistics.json"
 RANGES = (("q01", "q99"), ("min", "max"))
 _NUMBERS = ("mean", "std", "min", "max", "q01", "q99")
+
+
+def resolve_statistics_key(statistics: dict[str, Any], suite: str | None) -> str:
+    """Key of the statistics to use: the suite's name, else `{suite}_no_noops`; optional if there is only one key.
+
+    Raises:
+        ConfigError: the key is missing or ambiguous; the message lists the keys.
+    """
+    if not statistics:
+        raise ConfigError(f"the checkpoint has no action statistics; copy its {STATISTICS_FILE}")
+    if suite is None:
+        if len(statistics) == 1:
+            return next(iter(statistics))
+        raise ConfigError(f"the checkpoint has statistics for {sorted(statistics)}; say which one to use")
+    for key in (suite, f"{suite}_no_noops"):
+        if key in statistics:
+            return key
+    raise ConfigError(
+        f"the checkpoint has no action statistics for {suite!r} (nor {suite + '_no_noops'!r}); "
+        f"it has {sorted(statistics)}"
+    )
 
 
 def statistics_problems(statistics: Any, dims: Mapping[str, int]) -> list[str]:

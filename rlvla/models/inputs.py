@@ -17,8 +17,9 @@ from transformers import PreTrainedTokenizerBase
 
 from rlvla.experience import Experience
 from rlvla.models.codec import StatisticsCodec
+from rlvla.models.dataset_statistics import resolve_statistics_key
 from rlvla.models.vla.action_tokenizer import ActionTokenizer
-from rlvla.models.vla.checkpoint import complete_config, read_config, read_statistics, resolve_statistics_key
+from rlvla.models.vla.checkpoint import complete_config, read_config, read_statistics
 from rlvla.models.vla.checkpoint_files import find_tensors
 from rlvla.models.vla.configuration_openvla import OpenVLAConfig
 from rlvla.models.vla.image_processing import center_crop, libero_image, to_pixel_values

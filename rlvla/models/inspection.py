@@ -11,11 +11,10 @@ from typing import Any
 
 import torch
 
-from rlvla.models.dataset_statistics import value_problems
+from rlvla.models.dataset_statistics import STATISTICS_FILE, value_problems
 from rlvla.models.families import check_checkpoint, checkpoint_overrides, policy_families, start_warnings, type_of
 from rlvla.models.finite_weights import check_finite
 from rlvla.models.vla.checkpoint import (
-    STATISTICS_FILE,
     check_tensors,
     complete_config,
     complete_tensors,

@@ -8,16 +8,18 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from rlvla.models.vla.checkpoint_files import ADAPTER_CONFIG_FILE, ADAPTER_WEIGHTS_FILE, merged_weight
 from rlvla.models.vla.head_files import HEAD_PREFIX
-from rlvla.models.vla.openvla import OpenVLAForActionPrediction
 from rlvla.utils.errors import ConfigError, require
 from rlvla.utils.files import write_atomic
+
+if TYPE_CHECKING:
+    from rlvla.models.vla.openvla import OpenVLAForActionPrediction
 
 LANGUAGE, ALL_LINEAR = "language", "all-linear"
 # Fields of adapter_config.json in every version of peft.

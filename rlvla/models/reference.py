@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from rlvla.experience import Experience
-from rlvla.models.actor import Actor
 from rlvla.models.config import ActorConfig
 from rlvla.models.policy import parameters_of
+
+if TYPE_CHECKING:
+    from rlvla.models.actor import Actor
 
 
 class ReferenceModel(nn.Module):
@@ -37,6 +39,8 @@ class ReferenceModel(nn.Module):
         cls, path: str | Path, unnorm_key: str | None = None, config: ActorConfig | None = None, **overrides: Any
     ) -> ReferenceModel:
         """Load a checkpoint folder; arguments and errors as in `Actor.from_pretrained`."""
+        from rlvla.models.actor import Actor
+
         return cls(Actor.from_pretrained(path, config, unnorm_key, **overrides))
 
     def log_probs(self, batch: Experience, temperature: float) -> Tensor:

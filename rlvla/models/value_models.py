@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -13,9 +13,11 @@ from torch import nn
 from rlvla.experience import Experience
 from rlvla.models.backbone import prepare_backbone
 from rlvla.models.config import ActorConfig
-from rlvla.models.inputs import VLAInputs
-from rlvla.models.vla.openvla import OpenVLAForActionPrediction
 from rlvla.utils.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rlvla.models.inputs import VLAInputs
+    from rlvla.models.vla.openvla import OpenVLAForActionPrediction
 
 VALUE_HEAD_FILE = "value_head.safetensors"
 REWARD_HEAD_FILE = "reward_head.safetensors"
@@ -84,6 +86,9 @@ class _ScalarHead(nn.Module):
 def _load(
     path: str | Path, unnorm_key: str | None, config: ActorConfig | None = None, **overrides: Any
 ) -> tuple[OpenVLAForActionPrediction, VLAInputs]:
+    from rlvla.models.inputs import VLAInputs
+    from rlvla.models.vla.openvla import OpenVLAForActionPrediction
+
     vla = OpenVLAForActionPrediction.from_pretrained(path, body_only=True, **overrides)
     prepare_backbone(vla, config or ActorConfig())
     return vla, VLAInputs.from_pretrained(path, config=vla.config, unnorm_key=unnorm_key)

@@ -13,7 +13,7 @@ from rlvla.envs.config import EnvConfig, SplitConfig
 from rlvla.rollout.config import TaskSamplingConfig
 from rlvla.trainer.algorithm_config import AlgorithmConfig, CorrectionConfig, FilterConfig
 from rlvla.utils.cli.flags import MAX_SEED, arg
-from rlvla.utils.deepspeed.config import SCHEDULERS
+from rlvla.utils.deepspeed.schedules import SCHEDULERS
 
 if TYPE_CHECKING:
     from rlvla.checkpoints.policy_folder import PolicyRecord

@@ -6,18 +6,20 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from rlvla.models.actor import Actor
 from rlvla.models.reference import ReferenceModel
-from rlvla.models.value_models import Critic
 from rlvla.trainer.config import BatchConfig
 from rlvla.trainer.observers import Observer, OptimizerStep
 from rlvla.utils.deepspeed.engine import Engine
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
+
+if TYPE_CHECKING:
+    from rlvla.models.actor import Actor
+    from rlvla.models.value_models import Critic
 
 HOST = torch.device("cpu")
 

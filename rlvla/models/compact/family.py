@@ -16,7 +16,7 @@ from rlvla.models.compact.policy import WEIGHTS_FILE, CompactPolicy, compact_cod
 from rlvla.models.compact.sketch import CompactRowShape, CompactSketch
 from rlvla.models.compact.text import encode_sentence, stack_sentences
 from rlvla.models.config import ActorConfig
-from rlvla.models.dataset_statistics import entry_problems
+from rlvla.models.dataset_statistics import STATISTICS_FILE, entry_problems, resolve_statistics_key
 from rlvla.models.families import (
     CONFIG_FILE,
     SETTINGS,
@@ -37,7 +37,6 @@ from rlvla.models.feature_models import (
 from rlvla.models.flow.settings import ASKED_SCORES, FLOW_SETTINGS
 from rlvla.models.policy import Policy
 from rlvla.models.stored_heads import read_tensors, stored_head_problems, tensor_problems
-from rlvla.models.vla.checkpoint import STATISTICS_FILE, resolve_statistics_key
 from rlvla.utils.data_files import check_types, read_json
 from rlvla.utils.errors import ConfigError, Problem
 

@@ -24,13 +24,13 @@ from rlvla.models.compact.config import CompactConfig
 from rlvla.models.compact.network import CompactNetwork
 from rlvla.models.compact.text import SentenceCache, Sentences, words_of
 from rlvla.models.compact.velocity import VelocityNetwork
+from rlvla.models.dataset_statistics import STATISTICS_FILE
 from rlvla.models.families import CONFIG_FILE
 from rlvla.models.flow.head import FlowHead, flow_spec
 from rlvla.models.network_policy import NetworkPolicy
 from rlvla.models.policy import PolicySpec
 from rlvla.models.value_models import scalar_head
 from rlvla.models.vla.action_tokenizer import ActionTokenizer
-from rlvla.models.vla.checkpoint import STATISTICS_FILE
 from rlvla.models.vla.regression_head import ActionStd, OutputLayer
 from rlvla.utils.files import write_json
 

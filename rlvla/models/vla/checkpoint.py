@@ -10,10 +10,12 @@ from typing import Any, Protocol, TypeVar, get_type_hints
 import torch
 from torch import Tensor
 
+from rlvla.models.dataset_statistics import STATISTICS_FILE
 from rlvla.models.finite_weights import check_finite
 from rlvla.models.vla.checkpoint_files import (
     ADAPTER_CONFIG_FILE,
     CONFIG_FILE,
+    EVALUATION_FILE,
     INDEX_FILE,
     PROPRIO_PREFIX,
     FolderTensors,
@@ -30,11 +32,8 @@ from rlvla.models.vla.variants import detect_variant
 from rlvla.utils.data_files import check_types, read_json
 from rlvla.utils.errors import ConfigError
 
-STATISTICS_FILE = "dataset_statistics.json"
 # Small files copied along with a checkpoint; code files are neither copied nor run.
 COMPANION_SUFFIXES = (".json", ".model", ".txt", ".jinja", ".md")
-# Evaluation results of the weights in the folder; they do not apply to weights trained from them.
-EVALUATION_FILE = "eval.json"
 _MANY_LAYERS = 1000
 # Variant of the backbone for a network without a policy head (critic, reward model).
 BODY_OF = {"oft_regression": "oft"}
@@ -238,27 +237,6 @@ def read_statistics(folder: Path, raw_config: dict[str, Any]) -> dict[str, Any]:
     """Dataset statistics by key: `norm_stats` of config.json, updated with dataset_statistics.json."""
     path = find_file(folder, STATISTICS_FILE)
     return {**(raw_config.get("norm_stats") or {}), **(read_json(path, allow_nan=True) if path.is_file() else {})}
-
-
-def resolve_statistics_key(statistics: dict[str, Any], suite: str | None) -> str:
-    """Key of the statistics to use: the suite's name, else `{suite}_no_noops`; optional if there is only one key.
-
-    Raises:
-        ConfigError: the key is missing or ambiguous; the message lists the keys.
-    """
-    if not statistics:
-        raise ConfigError(f"the checkpoint has no action statistics; copy its {STATISTICS_FILE}")
-    if suite is None:
-        if len(statistics) == 1:
-            return next(iter(statistics))
-        raise ConfigError(f"the checkpoint has statistics for {sorted(statistics)}; say which one to use")
-    for key in (suite, f"{suite}_no_noops"):
-        if key in statistics:
-            return key
-    raise ConfigError(
-        f"the checkpoint has no action statistics for {suite!r} (nor {suite + '_no_noops'!r}); "
-        f"it has {sorted(statistics)}"
-    )
 
 
 def shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:

@@ -23,6 +23,8 @@ from rlvla.utils.torch_files import read_torch_file
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+# Evaluation results of the weights in the folder; they do not apply to weights trained from them.
+EVALUATION_FILE = "eval.json"
 ADAPTER_CONFIG_FILE = "adapter_config.json"
 ADAPTER_WEIGHTS_FILE = "adapter_model.safetensors"
 ADAPTER_FOLDER = "lora_adapter"

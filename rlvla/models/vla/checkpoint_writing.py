@@ -12,7 +12,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from rlvla.models.vla.checkpoint import STATISTICS_FILE, CheckpointFolder, CheckpointModel, check_tensors, shapes_of
+from rlvla.models.dataset_statistics import STATISTICS_FILE
+from rlvla.models.vla.checkpoint import CheckpointFolder, CheckpointModel, check_tensors, shapes_of
 from rlvla.models.vla.checkpoint_files import CONFIG_FILE, INDEX_FILE, WEIGHTS_FILE
 from rlvla.models.vla.configuration_openvla import OpenVLAConfig
 from rlvla.models.vla.head_files import with_head_files

@@ -15,7 +15,7 @@ from rlvla.models.action_heads import policy_spec
 from rlvla.models.actor import Actor
 from rlvla.models.actor_critic import ActorCritic
 from rlvla.models.config import ActorConfig
-from rlvla.models.dataset_statistics import entry_problems
+from rlvla.models.dataset_statistics import STATISTICS_FILE, entry_problems, resolve_statistics_key
 from rlvla.models.families import (
     SETTINGS,
     Checkpoint,
@@ -34,11 +34,9 @@ from rlvla.models.policy import Policy
 from rlvla.models.value_models import Critic, RewardModel
 from rlvla.models.vla.attention import require_flash_attention
 from rlvla.models.vla.checkpoint import (
-    STATISTICS_FILE,
     check_weights,
     read_config,
     read_statistics,
-    resolve_statistics_key,
 )
 from rlvla.models.vla.configuration_openvla import OpenVLAConfig
 from rlvla.models.vla.openvla import OpenVLAForActionPrediction

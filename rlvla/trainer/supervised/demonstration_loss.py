@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from rlvla.algorithms.losses import aggregate_loss
 from rlvla.data.demonstrations import Demonstrations
 from rlvla.data.rows import DemonstrationRows
-from rlvla.models.actor import Actor
 from rlvla.trainer.metrics import Metrics
 from rlvla.trainer.replay import micro_batches
 from rlvla.utils.deepspeed.engine import Engine
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
 from rlvla.utils.seeding import derive_rng
+
+if TYPE_CHECKING:
+    from rlvla.models.actor import Actor
 
 
 class DemonstrationLoss:

@@ -9,14 +9,13 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlvla.algorithms.losses import aggregate_loss
 from rlvla.checkpoints.policy_folder import PolicyRecord, export_policy
 from rlvla.data.demonstrations import Demonstrations
 from rlvla.data.rows import DemonstrationRows
 from rlvla.experience import Experience
-from rlvla.models.actor import Actor
 from rlvla.models.policy import Policy
 from rlvla.trainer.guards import BadSteps
 from rlvla.trainer.measurements import Stopwatch, Throughput
@@ -41,6 +40,9 @@ from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
 from rlvla.utils.errors import SaveError
 from rlvla.utils.files import put_in_place
 from rlvla.utils.terminal import log, progress_bar
+
+if TYPE_CHECKING:
+    from rlvla.models.actor import Actor
 
 COOL_DOWN = 0.1  # of the steps taken when nothing improves any more, in which the learning rate falls to 0
 

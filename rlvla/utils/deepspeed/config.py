@@ -11,9 +11,6 @@ from typing import Any
 from rlvla.utils.cli.flags import arg
 from rlvla.utils.errors import Problem
 
-# Schedule after the warm-up -> its name in transformers, whose plain "constant" has no warm-up.
-SCHEDULERS = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}
-
 
 def rank_timeout_flag() -> Any:
     """The field `rank_timeout` of every command that runs on several ranks."""

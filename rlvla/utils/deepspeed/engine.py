@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import nn
 
 from rlvla.utils.deepspeed.config import StrategyConfig
+from rlvla.utils.deepspeed.schedules import falling
 from rlvla.utils.files import flushed_file
 from rlvla.utils.torch_files import restricted_loading
 
@@ -103,7 +104,7 @@ class Engine:
         """From here on let the learning rate fall linearly to 0 over so many steps, instead of its schedule."""
         scheduler = self.engine.lr_scheduler
         now = scheduler.last_epoch
-        scheduler.lr_lambdas = [partial(_falling, factor(now), now, steps) for factor in scheduler.lr_lambdas]
+        scheduler.lr_lambdas = [partial(falling, factor(now), now, steps) for factor in scheduler.lr_lambdas]
 
     @contextmanager
     def full_parameters(self) -> Iterator[nn.Module]:
@@ -257,11 +258,6 @@ class ReplicatedEngine(Engine):
             self.engine.lr_scheduler.step()
         self.engine.optimizer.zero_grad()
         return norm
-
-
-def _falling(factor: float, start: int, steps: int, step: int) -> float:
-    """A factor of the learning rate that falls linearly to 0."""
-    return factor * max(0.0, 1.0 - (step - start) / steps)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ import threading
 import time
 import warnings
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,9 +22,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.rendezvous import rendezvous
 
-from rlvla.utils.deepspeed.config import SCHEDULERS, StrategyConfig, taken_port
+from rlvla.utils.deepspeed.config import StrategyConfig, taken_port
 from rlvla.utils.deepspeed.engine import Engine, OptimConfig, ReplicatedEngine, bucket_elements
 from rlvla.utils.deepspeed.heartbeat import Heartbeat, accept, connect, listen
+from rlvla.utils.deepspeed.schedules import scheduled
 from rlvla.utils.errors import RunEnded, require
 from rlvla.utils.terminal import log
 
@@ -161,8 +163,6 @@ class DeepspeedStrategy:
             optim: optimizer and schedule.
             small: without ZeRO make it a `ReplicatedEngine`.
         """
-        from transformers import get_scheduler
-
         settings = self._deepspeed_config(sum(p.numel() for p in model.parameters() if p.requires_grad))
         self._place(model, settings)
         replicated = small and self.config.engine_stage == 0
@@ -171,12 +171,9 @@ class DeepspeedStrategy:
         if replicated:
             options["fused"] = True
         optimizer = torch.optim.AdamW(trainable, lr=optim.learning_rate, **options)
-        scheduler = get_scheduler(
-            SCHEDULERS[optim.scheduler],
-            optimizer,
-            num_warmup_steps=int(optim.warmup_ratio * optim.total_steps),
-            num_training_steps=optim.total_steps,
-        )
+        warmup = int(optim.warmup_ratio * optim.total_steps)
+        factor = partial(scheduled, optim.scheduler, warmup, optim.total_steps)
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
         engine, *_ = self._deepspeed.initialize(
             model=model, optimizer=optimizer, lr_scheduler=scheduler, config=settings
         )

@@ -164,9 +164,9 @@ def test_rewards_are_scaled_before_advantages_and_metrics_are_not(models) -> Non
     assert measured["reward/normalizer_std"] == pytest.approx(deviation)
 
 
-@pytest.mark.parametrize("estimator", ["gae", "grpo", "reinforce"])
+@pytest.mark.parametrize("estimator", ["gae", "reinforce"])
 def test_advantages_of_each_task_are_whitened_by_themselves(models, estimator: str) -> None:
-    samples = [dataclasses.replace(s, task_id=number % 2) for number, s in enumerate(SAMPLES)]
+    samples = [dataclasses.replace(s, task_id=int(number > 1)) for number, s in enumerate(SAMPLES)]
     rows, _ = make(models, AlgorithmConfig(advantage_estimator=estimator), samples=samples)
     white, _ = make(models, AlgorithmConfig(advantage_estimator=estimator, whiten_per_task=True), samples=samples)
     tasks = torch.tensor([s.task_id for s in samples for _ in range(s.num_decisions)])

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from rlvla.models.vla.checkpoint import resolve_statistics_key
+from rlvla.models.dataset_statistics import resolve_statistics_key
 from rlvla.models.vla.openvla import OpenVLAForActionPrediction
 from rlvla.utils.errors import ConfigError
 
