@@ -26,7 +26,7 @@ def scheduled(scheduler: str, warmup: int, total: int, step: int) -> float:
     decay = max(1, total - warmup)
     if scheduler == "linear":
         return max(0.0, (total - step) / decay)
-    return max(0.0, 0.5 * (1.0 + math.cos(math.pi * (step - warmup) / decay)))
+    return max(0.0, 0.5 * (1.0 + math.cos(math.pi * ((step - warmup) / decay))))
 
 
 def falling(factor: float, start: int, steps: int, step: int) -> float:
