@@ -223,6 +223,8 @@ def _finish(report: EvaluationReport, evaluation: _Evaluation) -> None:
         print(f"{overall.as_table()}\n")
     if report.conditions:
         print(f"{table(report.conditions[0], report.conditions[1:])}\n(success at end, 95 % intervals)\n")
+    if report.categories:
+        print(f"{table(report.categories[0], report.categories[1:])}\n(success at end, 95 % intervals over tasks)\n")
     output = evaluation.output
     markdown = write_figures(output, report)
     remove_journals(output)

@@ -50,6 +50,7 @@ class TaskSpec:
             for ordinary actions, and where primitives do not tell.
         reward_components: names of the terms in `ChunkResult.components`.
         instructions: all instructions of the task, if `instruction` is a template.
+        category: what a benchmark counts the task under, e.g. the axis of its perturbation; "" if under nothing.
     """
 
     suite: str
@@ -73,6 +74,7 @@ class TaskSpec:
     step_action_dim: int = 0
     reward_components: tuple[str, ...] = ()
     instructions: tuple[str, ...] = ()
+    category: str = ""
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():

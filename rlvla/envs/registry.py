@@ -82,6 +82,11 @@ _BUILTIN = {
     "metaworld": "rlvla.envs.metaworld",
     "gym:ENV_ID": "rlvla.envs.gymnasium",
     **{f"libero_{name}": "rlvla.envs.libero" for name in ("spatial", "object", "goal", "10", "90")},
+    **{
+        f"libero_{base}_{axis}": "rlvla.envs.libero"  # LIBERO-PRO
+        for base in ("spatial", "object", "goal", "10")
+        for axis in ("object", "swap", "lan", "task")
+    },
 }
 
 

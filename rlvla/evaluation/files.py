@@ -69,6 +69,9 @@ def as_markdown(findings: EvaluationReport) -> str:
         ]
     if findings.conditions:
         parts += ["## Success at end by condition", markdown_table(findings.conditions[0], findings.conditions[1:])]
+    if findings.categories:
+        title = "## Success at end by category, 95 % intervals over tasks"
+        parts += [title, markdown_table(findings.categories[0], findings.categories[1:])]
     parts += _comparisons(findings.comparisons, "")
     for name, suite in findings.suites.items():
         where = f"{name}: " if len(findings.suites) > 1 else ""

@@ -290,6 +290,34 @@ class EvaluationReport:
         return [("condition", *header), *rows]
 
     @property
+    def categories(self) -> list[tuple[str, ...]]:
+        """Over all suites, by `TaskSpec.category`: a header, and success at end of all policies in each; else [].
+
+        Intervals are over tasks. Every task counts under one category, once.
+        """
+        names = dict.fromkeys(task.category for suite in self.suites.values() for task in suite.own.results[0].tasks)
+        if not any(names):
+            return []
+        columns = [(p, m) for p, policy in enumerate(self.first.everyone) for m in range(len(policy.results))]
+        rows = []
+        for name in names:
+            found = [self._clusters(name, *column) for column in columns]
+            counts = str(len(found[0])), str(sum(map(len, found[0])))
+            rows.append((name or "-", *counts, *(str(Rate.of_clusters(clusters)) for clusters in found)))
+        header = [f"{e.policy}, {result.mode}" for e in self.first.everyone for result in e.results]
+        return [("category", "tasks", "episodes", *header), *rows]
+
+    def _clusters(self, category: str, policy: int, mode: int) -> list[list[bool]]:
+        """Success at end of the episodes of each task of a category."""
+        results = [suite.everyone[policy].results[mode] for suite in self.suites.values()]
+        return [
+            [e.success_at_end for e in result.episodes if e.task_id == task.task_id]
+            for result in results
+            for task in result.tasks
+            if task.category == category
+        ]
+
+    @property
     def first(self) -> SuiteEvaluation:
         """The first suite."""
         return next(iter(self.suites.values()))

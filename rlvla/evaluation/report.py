@@ -60,6 +60,7 @@ def render_report(findings: EvaluationReport, stages: Sequence[Sequence[str]] = 
         heads=heads,
         head_comparisons=findings.comparisons or findings.first.comparisons,
         conditions=findings.conditions,
+        categories=findings.categories,
         over_all={
             "results": findings.results,
             "bars": _bars_of_suites(findings.results),

