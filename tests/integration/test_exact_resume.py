@@ -94,7 +94,7 @@ def test_another_number_of_ranks_goes_on_from_the_same_state(runs: Path, name: s
 
 @pytest.mark.parametrize("name", resume_cases.CASES)
 def test_the_policy_of_a_checkpoint_of_two_ranks_is_read_by_one_process(runs: Path, name: str, tmp_path: Path) -> None:
-    """Every ZeRO stage, adapters, bf16, a shared backbone: the same files as the run exported itself."""
+    """ZeRO stages, adapters, bf16: the same files as the run exported itself."""
     export_checkpoint(runs / name / "whole", tmp_path / "policy")
     ours, theirs = tmp_path / "policy", runs / name / "whole" / "policy"
     names = {str(path.relative_to(theirs)) for path in theirs.rglob("*") if path.is_file()}

@@ -14,12 +14,12 @@ from cli.train_sac_vla import main as train
 
 LEARNING = [
     *("--custom_module", "tests/support/state_reach.py", "--task_suite_name", "state_reach", "--num_envs", "1"),
-    *("--num_episodes", "208", "--random_episodes", "64", "--action_chunk_len", "3", "--gamma", "0.95"),
+    *("--num_episodes", "144", "--random_episodes", "64", "--action_chunk_len", "3", "--gamma", "0.95"),
     *("--utd_ratio", "2", "--train_batch_size", "128", "--hidden_sizes", "64", "64", "--init_temperature", "0.02"),
     *("--actor_learning_rate", "1e-3", "--temperature_learning_rate", "1e-3", "--eval_episodes", "100"),
     *("--critic_learning_rate", "1e-3", "--no-val_before_train", "--no-use_tensorboard", "--quiet"),
 ]
-# Seed 0, greedy on 100 held-out states after 208 episodes, success once: 0.45 alone, 1.00 with the machine.
+# Seed 0, greedy on 100 held-out states after 144 episodes, success once: 0.25 alone, 0.78 with the machine.
 CLEAR = 0.3
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

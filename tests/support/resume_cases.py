@@ -41,11 +41,10 @@ GRPO = [
     *("--filter_zero_variance", "--oversample_factor", "3", "--max_group_staleness", "3"),
 ]
 LORA = ["--lora_rank", "4"]
-# Each sharded stage (tests/integration/test_checkpoints.py has whole ones on one rank), PPO and GRPO, all weights and
-# adapters, a critic of its own and a shared backbone, a frozen reference.
+# Sharded stages (tests/integration/test_checkpoints.py has whole ones, test_share_backbone.py a shared one, on one rank),
+# PPO and GRPO, all weights and adapters, a critic of its own, a frozen reference.
 CASES = {
     "ppo zero2 lora": [*PPO, "--zero_stage", "2", *LORA],
-    "ppo zero1 shared": [*PPO, "--zero_stage", "1", "--share_backbone", "--vf_coef", "0.2"],
     "grpo zero2 bf16": [*GRPO, "--zero_stage", "2", "--bf16"],
     # Last of all: its engine replaces torch's linear function for the rest of the process, which moves last bits.
     "grpo zero3": [*GRPO, "--zero_stage", "3", "--init_kl_coef", "0.1"],
