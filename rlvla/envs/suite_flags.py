@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,6 +53,11 @@ class SuiteFlag:
         defaults = [f"{value} ({', '.join(names)})" if several else value for value, names in suites_of.items()]
         first = "the checkpoint's, else " if self.recorded else ""
         return f"{text} (default: {first}{', '.join(defaults)})"
+
+
+def _without_variants(suites: Collection[str]) -> list[str]:
+    """The suites without those whose names only add a word to another's, such as libero_goal_swap."""
+    return [suite for suite in suites if suite.rpartition("_")[0] not in suites]
 
 
 def _as_text(default: Any) -> str:
@@ -112,7 +117,8 @@ def add_suite_flags(parser: Parser, reword: Callable[[str], str] = str) -> None:
     if problems:
         raise ConfigError(problems)
     for suites in groups:
-        group = parser.add_argument_group(f"suite{'s' if len(suites) > 1 else ''} {', '.join(suites)}")
+        shown = _without_variants(suites)
+        group = parser.add_argument_group(f"suite{'s' if len(shown) > 1 else ''} {', '.join(shown)}")
         for name, flag in flags.items():
             if tuple(flag.fields) == suites:
                 group.add_argument(f"--{name}", **argument(flag.field, flag.hint, reword(flag.help()), default=None))
@@ -136,7 +142,7 @@ def option_problems(suite: str, options: Mapping[str, Any]) -> list[Problem]:
     found = []
     for name in options:
         if known is not None and name not in known:
-            owners = f", it belongs to {', '.join(flags[name].fields)}" if name in flags else ""
+            owners = f", it belongs to {', '.join(_without_variants(flags[name].fields))}" if name in flags else ""
             text = f"--{name}: {suite} has no option {name}{owners}; leave it out"
             found.append(Problem(name, "no_effect", text))
     return found

@@ -72,7 +72,7 @@ NOT_RUN = {
     "pip install": "needs the network",
     "python -m venv .venv-libero-pro": "needs the network",
     ".venv-libero-pro/bin/pip install": "needs the network",
-    "python cli/eval_vla.py --pretrain runs/libero/sft --platform libero --env_python .venv-libero-pro": "needs that "
+    "python cli/eval_vla.py --pretrain runs/libero/sft --platform libero --env_python": "needs that "
     "installation; tests/unit/envs/libero/test_pro.py reads files of its layout",
     "python cli/eval_vla.py --pretrain runs/toy_reach/ppo/policy": "needs that run; "
     "tests/learning/test_learns_toy_reach.py evaluates it so",

@@ -41,8 +41,8 @@ GRPO = [
     *("--filter_zero_variance", "--oversample_factor", "3", "--max_group_staleness", "3"),
 ]
 LORA = ["--lora_rank", "4"]
-# Sharded stages (tests/integration/test_checkpoints.py has whole ones, test_share_backbone.py a shared one, on one rank),
-# PPO and GRPO, all weights and adapters, a critic of its own, a frozen reference.
+# Sharded stages, PPO and GRPO, all weights and adapters, a critic of its own, a frozen reference. Without ranks: whole
+# ones in tests/integration/test_checkpoints.py, a shared backbone in test_share_backbone.py.
 CASES = {
     "ppo zero2 lora": [*PPO, "--zero_stage", "2", *LORA],
     "grpo zero2 bf16": [*GRPO, "--zero_stage", "2", "--bf16"],
