@@ -87,6 +87,7 @@ _BUILTIN = {
         for base in ("spatial", "object", "goal", "10")
         for axis in ("object", "swap", "lan", "task")
     },
+    **{f"libero_plus_{name}": "rlvla.envs.libero" for name in ("spatial", "object", "goal", "10")},
 }
 
 

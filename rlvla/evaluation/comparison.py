@@ -134,7 +134,7 @@ def compare(
     pairs = _pairs(result, base_result)
     if not pairs and not protocol_differences:
         protocol_differences = ["no initial state from which both could be played"]
-    scopes = [(name, frozenset([i])) for i, name in names.items()] if len(names) > 1 else []
+    scopes = [*result.listed] if len(names) > 1 else []
     scopes += [*result.task_groups.items(), ("all", frozenset(names))]
     differences: list[Difference | None] = []
     for measure in MEASURES:

@@ -90,16 +90,15 @@ def _bars(own: PolicyEvaluation, baselines: Sequence[PolicyEvaluation]) -> list[
     groups = []
     for result in own.results:
         tasks = []
-        for task in [*result.tasks, *([None] if len(result.tasks) > 1 else [])]:
+        for name, ids in [*result.listed, *([("all tasks", None)] if len(result.tasks) > 1 else [])]:
             bars = []
             for evaluation in [own, *baselines]:
                 other = evaluation.result(result.mode)
-                entries: list[Any] = [] if other is None else [other] if task is None else list(other.tasks)
-                entries = [e for e in entries if task is None or e.task_id == task.task_id]
-                bars += [
-                    {"policy": evaluation.policy, "own": evaluation is own, "rate": e.success_at_end} for e in entries
-                ]
-            tasks.append({"name": "all tasks" if task is None else task.name, "bars": bars})
+                entry: Any = other if other is None or ids is None else other.of_listed(name, ids)
+                if entry is not None:
+                    rate = entry.success_at_end
+                    bars.append({"policy": evaluation.policy, "own": evaluation is own, "rate": rate})
+            tasks.append({"name": name, "bars": bars})
         everyone = [evaluation.result(result.mode) for evaluation in [own, *baselines]]
         groups.append({"mode": result.mode, "tasks": tasks, "intervals": _kinds_of_intervals(everyone)})
     return groups

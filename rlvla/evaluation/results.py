@@ -14,6 +14,9 @@ from rlvla.rewards.success_source import SIMULATOR
 from rlvla.rollout import FinishedEpisode
 from rlvla.utils.terminal import table
 
+# Of more tasks than these, categories are listed instead, if tasks have some.
+LISTED = 100
+
 
 @dataclass(frozen=True)
 class Rate:
@@ -155,6 +158,19 @@ class EvalResult:
     unseen_tasks: tuple[int, ...] = ()
 
     @property
+    def listed(self) -> list[tuple[str, frozenset[int]]]:
+        """What tables and charts list, by name: the tasks, or what they count under if they are more than `LISTED`."""
+        categories = dict.fromkeys(task.category for task in self.tasks)
+        if len(self.tasks) <= LISTED or not any(categories):
+            return [(task.name, frozenset([task.task_id])) for task in self.tasks]
+        return [(c or "-", frozenset(t.task_id for t in self.tasks if t.category == c)) for c in categories]
+
+    def of_listed(self, name: str, ids: frozenset[int]) -> TaskResult | None:
+        """The results of an entry of `listed`, of these or other results; None if its tasks are not here."""
+        found = [task for task in self.tasks if task.task_id in ids]
+        return None if not found else found[0] if len(ids) == 1 else self.of_tasks(f"{name} ({len(ids)})", ids)
+
+    @property
     def task_groups(self) -> dict[str, frozenset[int]]:
         """Name -> ids of the tasks that the policy has learned from, and of those that it has not; {} if alike."""
         unseen = frozenset(self.unseen_tasks)
@@ -163,7 +179,11 @@ class EvalResult:
 
     def of_tasks(self, name: str, ids: Collection[int]) -> TaskResult:
         """Results over some of the tasks; the intervals are over tasks, not over episodes."""
-        parts = [[e for e in self.episodes if e.task_id == task_id] for task_id in sorted(ids)]
+        of_task: dict[int, list[EpisodeOutcome]] = {task_id: [] for task_id in sorted(ids)}
+        for episode in self.episodes:
+            if episode.task_id in of_task:
+                of_task[episode.task_id].append(episode)
+        parts = list(of_task.values())
         rates = [
             Rate.of_clusters([[getattr(episode, measure) for episode in part] for part in parts])
             for measure in ("success_at_end", "success_once")
@@ -259,9 +279,10 @@ class EvalResult:
         return metrics
 
     def rows(self) -> list[tuple[str, int, str, str, str, str]]:
-        """Table rows for `HEADERS`, one per task; with several tasks seen and unseen ones, and the total, follow."""
+        """Table rows for `HEADERS`, one per `listed`; with several tasks seen and unseen ones, and the total, follow."""
         groups = [self.of_tasks(f"{name} ({len(ids)})", ids) for name, ids in self.task_groups.items()]
-        entries: list[TaskResult | EvalResult] = [*self.tasks, *groups, *([self] if len(self.tasks) > 1 else [])]
+        listed = [self.of_listed(*entry) for entry in self.listed]
+        entries = [*filter(None, listed), *groups, *([self] if len(self.tasks) > 1 else [])]
         return [
             (
                 entry.name if isinstance(entry, TaskResult) else "all",

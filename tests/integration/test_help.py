@@ -143,7 +143,8 @@ def test_flags_of_a_suite_stand_under_its_name(command: object, capsys: pytest.C
     with pytest.raises(SystemExit):
         command.build_parser().parse_args(["--help"])
     groups = dict(re.findall(r"\n(suites? .*):\n((?:  .*\n?)+)", capsys.readouterr().out))
-    libero = "suites libero_10, libero_90, libero_goal, libero_object, libero_spatial"
+    libero = "suites libero_10, libero_90, libero_goal, libero_object, libero_plus_10, libero_plus_goal, "
+    libero += "libero_plus_object, libero_plus_spatial, libero_spatial"
     flags = {title: re.findall(r"--(\w+)", text) for title, text in groups.items()}
     assert flags["suite robosuite"] == ["control_freq", "action_space", "primitives"]
     assert flags["suites metaworld, robosuite"] == ["perturb", "object_state", "no"]

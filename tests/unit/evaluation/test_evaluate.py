@@ -12,6 +12,7 @@ import torch
 from cli.eval_vla import main
 from rlvla.envs import list_tasks
 from rlvla.envs.config import SplitConfig
+from rlvla.evaluation.comparison import compare
 from rlvla.evaluation.evaluate import evaluate
 from rlvla.evaluation.protocol import told
 from rlvla.evaluation.results import EpisodeOutcome, EvalResult, Rate, sample_of, summarize
@@ -101,6 +102,21 @@ def test_held_out_states_of_every_task_each_once() -> None:
     assert shared.requests[0].init_state_id == 0 and result.protocol == "shared"
     own, result = run(Rank(), SplitConfig(eval_init_states=(50, 60)))
     assert own.requests[0].init_state_id == 50 and result.protocol == "states 50..59, trained on heldout"
+
+
+def test_of_many_tasks_tables_list_what_they_count_under() -> None:
+    kinds = ["view" if number % 3 == 0 else "light" for number in range(102)]
+    tasks = [replace(TOY, task_id=i, name=f"t{i}", category=kind) for i, kind in enumerate(kinds)]
+    outcomes = [EpisodeOutcome(task.task_id, 0, task.task_id % 2 == 0, True, 5) for task in tasks]
+    result = summarize(outcomes, tasks, "heldout", True)
+    assert [row[0] for row in result.rows()] == ["view (34)", "light (68)", "all"]
+    assert result.rows()[0][2].startswith("50.0% [") and len(result.as_dict()["tasks"]) == 102
+    other = summarize([replace(o, success_at_end=True) for o in outcomes], tasks, "heldout", True)
+    found = compare("a", result, "b", other).differences
+    assert [d.task for d in found if d.measure == "success_at_end"] == ["view", "light", "all"]
+    assert [d.n for d in found if d.measure == "success_at_end"] == [34, 68, 102]
+    few = summarize(outcomes[:100], tasks[:100], "heldout", True)
+    assert len(few.rows()) == 101
 
 
 def test_shuffled_instructions_are_those_of_other_tasks_or_states() -> None:
