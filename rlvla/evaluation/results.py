@@ -279,7 +279,7 @@ class EvalResult:
         return metrics
 
     def rows(self) -> list[tuple[str, int, str, str, str, str]]:
-        """Table rows for `HEADERS`, one per `listed`; with several tasks seen and unseen ones, and the total, follow."""
+        """Table rows for `HEADERS`, one per `listed`; with several tasks seen and unseen ones and the total follow."""
         groups = [self.of_tasks(f"{name} ({len(ids)})", ids) for name, ids in self.task_groups.items()]
         listed = [self.of_listed(*entry) for entry in self.listed]
         entries = [*filter(None, listed), *groups, *([self] if len(self.tasks) > 1 else [])]

@@ -127,7 +127,7 @@ class RolloutSession:
             if slot in self._running or not self._pool.between_episodes(slot, self._running):
                 continue
             current = self._pool.holds(slot)
-            index = self._pending.take((current.suite, current.task_id) if current else None)
+            index = self._pending.take([(env.suite, env.task_id) for env in self._pool.keeps(slot)])
             request = self._requests[index]
             task = self._tasks[request.suite, request.task_id]
             env = EnvSpec(request.suite, request.task_id, self._env_kwargs)

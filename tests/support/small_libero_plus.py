@@ -48,7 +48,9 @@ def write_package(folder: Path) -> None:
     for end in ("", "_table_3", "_light_12", "_language_2", "_moved_level2_sample4"):
         language = "Light the   Burner" if "language" in end else "Turn on the stove"
         (definitions / f"{BASE}{end}.bddl").write_text(DEFINITION.format(language=language))
-    write_states(folder / f"init_files/libero_goal/{BASE}.pruned_init", np.full((50, SIZE), 0.25))
+    write_states(
+        folder / f"init_files/libero_goal/{BASE}.pruned_init", 0.25 + 0.001 * np.arange(50)[:, None].repeat(SIZE, 1)
+    )
     write_states(
         folder / f"init_files/libero_newobj/libero_goal/{BASE}_moved_level2_sample4.pruned_init", np.full(SIZE, 0.75)
     )
@@ -62,7 +64,7 @@ def write_states(path: Path, states: np.ndarray) -> None:
 
 
 class OffScreenRenderEnv:
-    """The interface that evaluations use. The stove is on while the sixth number of an action is above .5."""
+    """The interface that evaluations use. The stove is on while the sixth number of an action is above .99."""
 
     def __init__(
         self, bddl_file_name: str, camera_names: list[str], camera_heights: int = 128, camera_widths: int = 128
@@ -88,7 +90,7 @@ class OffScreenRenderEnv:
     def step(self, action: np.ndarray) -> tuple[dict[str, Any], float, bool, dict]:
         """Moves each joint a little."""
         self.sim.data.qpos[:7] += 0.01 * np.asarray(action)
-        self._on, self._noise = bool(action[5] > 0.5), np.random.uniform()
+        self._on, self._noise = bool(action[5] > 0.99), np.random.uniform()
         return self._observe(), float(self._on), self._on, {}
 
     def check_success(self) -> bool:
@@ -100,7 +102,7 @@ class OffScreenRenderEnv:
 
     def _observe(self) -> dict[str, Any]:
         qpos = self.sim.data.qpos
-        shade = np.uint8(255 * abs(np.sin(qpos.sum() + (self._noise if "_noise_" in self.file else 0.0))))
-        pictures = {f"{name}_image": np.full(self._size, shade + i, np.uint8) for i, name in enumerate(self._cameras)}
+        shade = np.uint8(200 * abs(np.sin(qpos.sum() + (self._noise if "_noise_" in self.file else 0.0))))
+        pictures = {f"{name}_image": np.full(self._size, shade + len(name), np.uint8) for name in self._cameras}
         state = {"robot0_eef_pos": qpos[:3].copy(), "robot0_gripper_qpos": qpos[7:].copy()}
         return pictures | state | {"robot0_eef_quat": np.array([0.0, 0.0, 0.0, 1.0])}

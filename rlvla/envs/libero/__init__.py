@@ -1,4 +1,7 @@
-"""The five LIBERO suites, and those of LIBERO-PRO and LIBERO-plus. Registering them imports neither LIBERO nor robosuite."""
+"""The five LIBERO suites, and those of LIBERO-PRO and LIBERO-plus.
+
+Registering them imports neither LIBERO nor robosuite.
+"""
 
 from functools import partial
 

@@ -1,7 +1,7 @@
 """LIBERO-plus: suites `libero_plus_spatial`, `_object`, `_goal` and `_10`, 10,030 perturbed tasks of LIBERO.
 
-Tasks and what is perturbed in them are those of the package's `task_classification.json`, each once. Scenes, cameras and
-noise come from its own environment, which renders every step.
+Tasks and what is perturbed in them are those of the package's `task_classification.json`, each once. Scenes, cameras
+and noise come from its own environment, which renders every step.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, ClassVar
@@ -25,6 +25,7 @@ from rlvla.envs.libero.env import (
     CONTROL_FREQ,
     MAX_STEPS,
     NOOP,
+    NUM_INIT_STATES,
     PROPRIO_DIM,
     LiberoOptions,
     TaskFacts,
@@ -37,9 +38,7 @@ from rlvla.utils.errors import ConfigError
 from rlvla.utils.seeding import derive_seed
 
 # Suite -> what the package calls it; its LIBERO-90 has no perturbed tasks.
-SUITES = {
-    f"libero_plus_{name}": f"libero_{name}" for name in ("spatial", "object", "goal", "10")
-}
+SUITES = {f"libero_plus_{name}": f"libero_{name}" for name in ("spatial", "object", "goal", "10")}
 CLASSIFICATION = "benchmark/task_classification.json"
 # How a name says what is perturbed: at its end, a view perhaps after another wording.
 _VIEW = re.compile(r"_view(?:_-?\d+){5}_initstate_(?P<robot>\d+)(?:_noise_(?P<noise>\d+))?$")
@@ -111,8 +110,8 @@ def _specs(suite: str) -> tuple[TaskSpec, ...]:
         raise ConfigError.of(
             "task_suite_name",
             "unavailable",
-            f"--task_suite_name {suite}: the installed LIBERO is not LIBERO-plus, {CLASSIFICATION} is missing. It needs an "
-            "interpreter of its own: see docs/environments/libero.md, and name it with --env_python",
+            f"--task_suite_name {suite}: the installed LIBERO is not LIBERO-plus, {CLASSIFICATION} is missing. It "
+            "needs an interpreter of its own: see docs/environments/libero.md, and name it with --env_python",
         )
     folder, limit = SUITES[suite], MAX_STEPS[SUITES[suite]]
     entries = sorted(read_json(path)[folder], key=lambda entry: entry["id"])
@@ -131,7 +130,7 @@ def _specs(suite: str) -> tuple[TaskSpec, ...]:
                 name=variant.name,
                 instruction=language if variant.retold else instruction_of(variant.base),
                 max_steps=limit,
-                num_init_states=1,
+                num_init_states=1 if variant.own_layout else NUM_INIT_STATES,
                 action_dim=ACTION_DIM,
                 proprio_dim=PROPRIO_DIM,
                 control_freq=CONTROL_FREQ,
@@ -146,19 +145,19 @@ def _specs(suite: str) -> tuple[TaskSpec, ...]:
     return tuple(specs)
 
 
-def initial_state(suite: str, variant: Variant) -> np.ndarray:
-    """The initial state [1 + nq + nv] of the benchmark's single episode of a task."""
+def initial_states(suite: str, variant: Variant) -> np.ndarray:
+    """The initial states [M, 1 + nq + nv] of a task: the only one of its layout, or those of the task of LIBERO."""
     folder = SUITES[suite]
     if variant.own_layout:
-        return install.init_states(f"libero_newobj/{folder}", variant.name).reshape(-1)
-    return install.init_states(folder, variant.base)[0]
+        return install.init_states(f"libero_newobj/{folder}", variant.name).reshape(1, -1)
+    return install.init_states(folder, variant.base)
 
 
 class LiberoPlusEnv:
     """One perturbed task, in the package's environment.
 
-    Actions, images and proprio are those of `LiberoEnv`. Noise depends on the task alone. Where the arm starts in another
-    posture, it keeps it: the stored initial state, which the package's own evaluation writes over it, has LIBERO's.
+    Actions, images and proprio are those of `LiberoEnv`. Noise depends on the initial state alone. An arm that starts
+    in another posture keeps it: the stored state, which the package's own evaluation writes over it, has LIBERO's.
 
     Args:
         spec: the task, including the step limit.
@@ -168,7 +167,7 @@ class LiberoPlusEnv:
     def __init__(self, spec: TaskSpec, options: LiberoPlusOptions):
         self.task, self._options = spec, options
         self._variant = Variant.of(spec.name)
-        self._state = initial_state(spec.suite, self._variant)
+        self._states = initial_states(spec.suite, self._variant)
         self._simulator: Any = _simulator_class(options)(
             bddl_file_name=str(install.bddl_file(SUITES[spec.suite], spec.name)),
             camera_names=[CAMERAS[name] for name in options.cameras],
@@ -177,21 +176,22 @@ class LiberoPlusEnv:
         )
         self._runner = ChunkRunner(spec.max_steps, options.success_hold_steps, plays_on=options.plays_on)
         self._seen: Mapping[str, Any] = {}
+        self._random = np.random.RandomState()
 
     def reset(self, init_state_id: int, seed: int) -> Observation:
-        """Start the episode; `seed` has no effect. ValueError for an `init_state_id` other than 0."""
+        """Start an episode; `seed` has no effect. ValueError for an `init_state_id` outside [0, num_init_states)."""
         self._require_open()
         check_init_state_id(self.task, init_state_id)
-        np.random.seed(derive_seed("LIBERO-plus", self.task.suite, self.task.task_id) % 2**32)
-        with contextlib.redirect_stdout(io.StringIO()):
+        self._random = np.random.RandomState(derive_seed(self.task.suite, self.task.task_id, init_state_id) % 2**32)
+        with self._own_randomness(), contextlib.redirect_stdout(io.StringIO()):
             self._simulator.reset()
-        state = self._state.copy()
+        state = self._states[init_state_id].copy()
         if self._variant.robot:
             joints = np.asarray(self._simulator.robots[0]._ref_joint_pos_indexes)
             state[1 + joints] = self._simulator.sim.data.qpos[joints]
         self._seen = self._simulator.set_init_state(state)
         for _ in range(self._options.settle_steps):
-            self._seen = self._simulator.step(NOOP)[0]
+            self._step(NOOP)
         self._runner.begin()
         return self._observe()
 
@@ -222,11 +222,26 @@ class LiberoPlusEnv:
             raise RuntimeError("the environment has been closed")
 
     def _advance(self, action: np.ndarray) -> tuple[bool, frozenset[str]]:
-        self._seen = self._simulator.step(action)[0]
+        self._step(action)
         inner = self._simulator.env
         goal = inner.parsed_problem["goal_state"]
         held = frozenset(proposition_of(state) for state in goal if inner._eval_predicate(state))
         return bool(self._simulator.check_success()), held
+
+    def _step(self, action: np.ndarray) -> None:
+        with self._own_randomness():
+            self._seen = self._simulator.step(action)[0]
+
+    @contextlib.contextmanager
+    def _own_randomness(self) -> Iterator[None]:
+        """Inside the block numpy's global generator, from which noise is drawn, is this episode's."""
+        before = np.random.get_state()
+        np.random.set_state(self._random.get_state())
+        try:
+            yield
+        finally:
+            self._random.set_state(np.random.get_state())
+            np.random.set_state(before)
 
     def _images(self) -> np.ndarray:
         """[N, H, W, 3] uint8, bottom row first."""

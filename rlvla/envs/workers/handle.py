@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 
 from rlvla.envs.base import ChunkResult, Observation, TaskSpec
-from rlvla.envs.registry import get_suite
+from rlvla.envs.registry import get_suite, registered_suites
 from rlvla.envs.workers.backend import Channel
 from rlvla.envs.workers.codec import UnreadableError
 from rlvla.envs.workers.messages import (
@@ -126,6 +126,7 @@ class _Slot:
         # Environment and episode, for error messages.
         self.spec: EnvSpec | None = None
         self.built: EnvSpec | None = None  # the environment it is known to have
+        self.kept: list[EnvSpec] = []  # those that it keeps besides, the one played last at the end
         self.init_state_id: int | None = None
         self.seed: int | None = None
         self.sent = 0.0  # when the command was sent to the worker
@@ -134,6 +135,15 @@ class _Slot:
     @property
     def phase(self) -> str:
         return "start" if self.command is None else PHASES[type(self.command)]
+
+    def now_has(self, spec: EnvSpec | None) -> None:
+        """It has this environment, and keeps others as workers do."""
+        if spec is not None and spec != self.built:
+            suite = registered_suites().get(spec.suite)
+            others = [*self.kept, *([] if self.built is None else [self.built])]
+            others = [other for other in others if other != spec]
+            self.kept = others[max(0, len(others) - (suite.kept if suite is not None else 0)) :]
+        self.built = spec
 
     def note(self, command: Command) -> None:
         """Record the command, its environment and its episode."""
@@ -244,7 +254,7 @@ class WorkerHandle:
         known = self.slots[slot]
         lost, known.lost = known.lost, False
         if not isinstance(answer, Failure):
-            known.built = known.spec
+            known.now_has(known.spec)
             return answer
         known.built = None  # the worker discards the environment
         for closed in answer.closed:

@@ -135,6 +135,12 @@ class EnvPool:
         worker, local = self._locate(slot)
         return worker.slots[local].built
 
+    def keeps(self, slot: int) -> list[EnvSpec]:
+        """The environments that a slot need not build, that which it `holds` first."""
+        worker, local = self._locate(slot)
+        known = worker.slots[local]
+        return [*([] if known.built is None else [known.built]), *reversed(known.kept)]
+
     def rss_bytes(self, slot: int) -> int:
         """Resident memory in bytes of a slot's worker; 0 if unknown or ended."""
         return self._locate(slot)[0].channel.rss_bytes()

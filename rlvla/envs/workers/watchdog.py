@@ -73,6 +73,8 @@ class Pool(Protocol):
 
     def holds(self, slot: int) -> EnvSpec | None: ...  # noqa: D102
 
+    def keeps(self, slot: int) -> list[EnvSpec]: ...  # noqa: D102
+
     def busy_seconds(self, slot: int) -> float: ...  # noqa: D102
 
     def rss_bytes(self, slot: int) -> int: ...  # noqa: D102
@@ -140,6 +142,10 @@ class WatchedPool:
     def holds(self, slot: int) -> EnvSpec | None:
         """The environment a slot is known to have."""
         return self._pool.holds(slot)
+
+    def keeps(self, slot: int) -> list[EnvSpec]:
+        """The environments that a slot need not build, that which it `holds` first."""
+        return self._pool.keeps(slot)
 
     def idle(self) -> list[int]:
         """Slots that can accept a command. Dead workers are restarted."""

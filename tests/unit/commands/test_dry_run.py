@@ -295,20 +295,14 @@ def test_what_waits_on_the_host_while_episodes_are_played(policy_folder: Path, s
     assert plan.at_playing == playing + away, "a reward model is where it was: it sees to itself"
 
 
-# (strategy, actor, decisions of a step, of a micro-batch, with reference and reward model)
-VARIANTS = {
-    "ZeRO 2": ({"zero_stage": 2}, {}, 8, 8, True),
-    "bf16, offload, recomputing, several micro-batches": (
-        *({"zero_stage": 2, "bf16": True, "adam_offload": True}, {"gradient_checkpointing": True}, 4, 2, False),
-    ),
-}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("name", VARIANTS)
-def test_plan_is_within_a_tenth_of_what_is_measured(name: str, tmp_path: Path) -> None:
-    """Bytes of live tensors on one rank (ZeRO-3 on two, below); `benchmarks/memory_plan.py` has a model of 31 M too."""
-    found = compare_variant(wide_policy(tmp_path), *VARIANTS[name])
+def test_plan_is_within_a_tenth_of_what_is_measured(tmp_path: Path) -> None:
+    """Bytes of live tensors on one rank (ZeRO-3 on two, below); `benchmarks/memory_plan.py` has more of both.
+
+    In bf16 with offloaded optimizer states, recomputing, several micro-batches, a reference and a reward model.
+    """
+    options = {"zero_stage": 2, "bf16": True, "adam_offload": True}, {"gradient_checkpointing": True}
+    found = compare_variant(wide_policy(tmp_path), *options, 4, 2, True)
     assert found == pytest.approx(dict.fromkeys(found, 1.0), abs=0.1)
 
 

@@ -42,9 +42,16 @@ def test_nobody_is_waited_for_who_cannot_come() -> None:
 
 def test_a_worker_keeps_to_the_task_whose_environment_it_has() -> None:
     pending = PendingEpisodes([("s", 0), ("s", 1), ("s", 1), ("s", 0), ("s", 1)])
-    assert pending.take(("s", 0)) == 0
-    assert pending.take(None) == 1  # most are left of task 1
-    assert pending.take(("s", 0)) == 3
-    assert pending.take(("s", 0)) == 2  # none left of task 0
+    assert pending.take([("s", 0)]) == 0
+    assert pending.take() == 1  # most are left of task 1
+    assert pending.take([("s", 0)]) == 3
+    assert pending.take([("s", 0)]) == 2  # none left of task 0
     pending.put_back(3)
-    assert len(pending) == 2 and pending.take(("s", 0)) == 3 and pending.take(("other", 9)) == 4
+    assert len(pending) == 2 and pending.take([("s", 0)]) == 3 and pending.take([("other", 9)]) == 4
+
+
+def test_a_worker_turns_to_tasks_whose_environments_it_has_kept() -> None:
+    """Before others of which more is left; to the one with the most episodes left."""
+    pending = PendingEpisodes([("s", task) for task in (0, 1, 2, 2, 3, 3, 3)])
+    assert [pending.take([("s", 0), ("s", 1), ("s", 2)]) for _ in range(4)] == [0, 2, 1, 3]
+    assert pending.take([("s", 0), ("s", 1), ("s", 2)]) == 4

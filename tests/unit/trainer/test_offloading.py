@@ -31,14 +31,13 @@ FLAGS = [
 ]
 
 
-@pytest.mark.parametrize("stage", ["2", "3"])
-def test_a_run_is_the_same_to_the_bit(
-    policy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
-) -> None:
+@pytest.mark.slow
+def test_a_run_is_the_same_to_the_bit(policy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With ZeRO-3, whose moments are moved here; below those of each stage."""
     monkeypatch.setattr(ppo_checks, "has_accelerator", lambda: True)
     for name, more in (("stays", []), ("offloaded", ["--offload_during_rollout"])):
         folder = str(tmp_path / name)
-        train(["--pretrain", str(policy_folder), "--save_path", folder, *FLAGS, "--zero_stage", stage, *more])
+        train(["--pretrain", str(policy_folder), "--save_path", folder, *FLAGS, "--zero_stage", "3", *more])
     runs = tmp_path / "stays", tmp_path / "offloaded"
     one, other = (load_file(run / "policy" / "model.safetensors") for run in runs)
     assert all(torch.equal(one[key], other[key]) for key in one)

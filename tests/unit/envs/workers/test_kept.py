@@ -6,6 +6,7 @@ import pytest
 
 from rlvla.envs.base import TaskSpec
 from rlvla.envs.registry import Suite, get_suite, register_suite
+from rlvla.envs.workers.handle import _Slot
 from rlvla.envs.workers.messages import EnvSpec, Failure, Make, Reset
 from rlvla.envs.workers.worker import Worker
 from tests.support import fake_suites
@@ -69,6 +70,17 @@ def test_one_that_failed_is_not_kept(log: list[str]) -> None:
     assert isinstance(played(worker, 2, make="raise"), Failure)
     played(worker, 0)
     assert log == ["+0", "+1", "-1"]
+
+
+def test_the_pool_knows_what_its_workers_keep() -> None:
+    get_suite("metaworld")  # of which a slot keeps nine
+    known = _Slot()
+    for task in (*range(12), 3):
+        known.now_has(EnvSpec("metaworld", task, {}))
+    assert known.built == EnvSpec("metaworld", 3, {})
+    assert [spec.task_id for spec in known.kept] == [2, 4, 5, 6, 7, 8, 9, 10, 11]
+    known.now_has(EnvSpec("toy_reach", 0, {}))
+    assert known.kept == []
 
 
 def test_meta_world_keeps_those_of_mt10() -> None:
