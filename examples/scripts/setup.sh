@@ -33,8 +33,10 @@ install_packages() {
     mujoco robosuite transformers tokenizers mypy ruff &
   local without_torch=$!
   # torch first: DeepSpeed looks for it while it is built.
+  trap 'kill "$without_torch" 2>/dev/null' EXIT
   .venv/bin/python -m pip install --quiet --no-warn-conflicts -c constraints.txt torch numpy
   wait "$without_torch"
+  trap - EXIT
   # pip shows setuptools' warning that an editable installation is one.
   DS_BUILD_OPS=0 PYTHONWARNINGS="ignore:Editable installation" .venv/bin/python -m pip install --quiet -c constraints.txt \
     -e ".[robosuite,libero,metaworld,vlm,video,lerobot,ray,dev]"

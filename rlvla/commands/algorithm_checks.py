@@ -164,7 +164,7 @@ def nft_problems(flags: PPORun) -> list[Problem]:
         return unread_flags.problems
     for group, names in _NOT_OF_NFT.items():
         unread_flags.check(group, names, True, "learner", **learner)
-    unread_flags.check("algorithm", ["nft_clip"], algorithm.nft_reward == "success", "success alone")
+    unread_flags.check("algorithm", ["nft_clip", "whiten_per_task"], algorithm.nft_reward == "success", "success alone")
     unread_flags.check("optimization", ("ema_beta", "use_ema"), True, "own average", **learner)
     problems = unread_flags.problems
     if algorithm.needs_critic:

@@ -200,7 +200,10 @@ def _evaluate_policy(
             videos[mode] = [video.path for video in recorded]
         if strategy.is_main:
             heading = [suite] * evaluation.several + [policy.folder] * bool(config.compare)
-            print("\n".join([*([", ".join(heading)] if heading else []), f"{result.as_table(trained_on)}\n"]))
+            note = "; ".join(
+                filter(None, [trained_on, "" if instructions == "own" else f"instructions: {instructions}"])
+            )
+            print("\n".join([*([", ".join(heading)] if heading else []), f"{result.as_table(note)}\n"]))
     versions = package_versions(setting.env.simulator_versions())
     environment = setting.env.as_dict()
     return PolicyEvaluation(policy.folder, environment, policy.protocols, results, videos, versions, trained_on)

@@ -293,8 +293,10 @@ class EvaluationReport:
     def categories(self) -> list[tuple[str, ...]]:
         """Over all suites, by `TaskSpec.category`: a header, and success at end of all policies in each; else [].
 
-        Intervals are over tasks. Every task counts under one category, once.
+        Intervals are over tasks. Every task counts under one category, once: there is none for conditions of a suite.
         """
+        if self.conditions:
+            return []
         names = dict.fromkeys(task.category for suite in self.suites.values() for task in suite.own.results[0].tasks)
         if not any(names):
             return []
@@ -303,7 +305,7 @@ class EvaluationReport:
         for name in names:
             found = [self._clusters(name, *column) for column in columns]
             counts = str(len(found[0])), str(sum(map(len, found[0])))
-            rows.append((name or "-", *counts, *(str(Rate.of_clusters(clusters)) for clusters in found)))
+            rows.append((name or "-", *counts, *(str(Rate.of_clusters(c)) if c else "-" for c in found)))
         header = [f"{e.policy}, {result.mode}" for e in self.first.everyone for result in e.results]
         return [("category", "tasks", "episodes", *header), *rows]
 

@@ -29,8 +29,9 @@ def eval_requests(
     With several `samples` each initial state is played that often; the first episodes are those of `samples=1`. What
     the policy is told (`rlvla.evaluation.config.INSTRUCTIONS`) depends on the task and the initial state alone.
     """
+    heard = Instructions(instructions, tasks)
     return [
-        replace(eval_request(task, state, seed, sample), told=told(instructions, task, state, tasks))
+        replace(eval_request(task, state, seed, sample), told=heard.of(task, state))
         for task in tasks
         for state in split.eval_states(task, episodes_per_task)
         if chosen(task.task_id, state)
@@ -38,13 +39,29 @@ def eval_requests(
     ]
 
 
-def told(instructions: str, task: TaskSpec, state: int, tasks: Sequence[TaskSpec]) -> tuple[str, ...]:
-    """`EpisodeRequest.told` for one of `INSTRUCTIONS`; `tasks` are all that are evaluated."""
-    if instructions != "shuffled":
-        return ("",) if instructions == "none" else ()
-    texts = known_instructions(tasks)
-    order = derive_rng("shuffled instructions", task.suite, task.task_id, state).permutation(len(texts))
-    return tuple(texts[number] for number in order)
+class Instructions:
+    """What the policy is told in the episodes of an evaluation.
+
+    Args:
+        kind: one of `rlvla.evaluation.config.INSTRUCTIONS`.
+        tasks: all tasks that are evaluated.
+    """
+
+    def __init__(self, kind: str, tasks: Sequence[TaskSpec]):
+        self._kind, self._tasks = kind, tasks
+        self._others: dict[str, list[str]] = {}
+
+    def of(self, task: TaskSpec, state: int) -> tuple[str, ...]:
+        """`EpisodeRequest.told` for an initial state of a task."""
+        if self._kind != "shuffled":
+            return ("",) if self._kind == "none" else ()
+        if task.instruction not in self._others:
+            # Its own must not come back where the policy would be told the task in other words.
+            others = [t for t in self._tasks if t.instructions or t.instruction != task.instruction]
+            self._others[task.instruction] = known_instructions(others)
+        texts = self._others[task.instruction]
+        order = derive_rng("shuffled instructions", task.suite, task.task_id, state).permutation(len(texts))
+        return tuple(texts[number] for number in order[:2])  # one of them may be the episode's
 
 
 def known_instructions(tasks: Sequence[TaskSpec]) -> list[str]:
@@ -115,8 +132,9 @@ def describe_differences(policy: dict[str, Any], base: dict[str, Any]) -> list[s
     differences = []
     named = ["suite", "name", "seed", "temperature", "success_hold_steps", "after_success", "samples", "success_source"]
     for name in [*named, "perturb", "instructions"]:
+        default = "own" if name == "instructions" else None
         if policy.get(name) != base.get(name):
-            differences.append(f"{name} {policy.get(name)} and {base.get(name)}")
+            differences.append(f"{name} {policy.get(name, default)} and {base.get(name, default)}")
     tasks = [{task["task_id"]: task for task in side.get("tasks", [])} for side in (policy, base)]
     if list(tasks[0]) != list(tasks[1]):
         differences.append(f"tasks {sorted(tasks[0])} and {sorted(tasks[1])}")

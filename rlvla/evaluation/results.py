@@ -168,7 +168,9 @@ class EvalResult:
     def of_listed(self, name: str, ids: frozenset[int]) -> TaskResult | None:
         """The results of an entry of `listed`, of these or other results; None if its tasks are not here."""
         found = [task for task in self.tasks if task.task_id in ids]
-        return None if not found else found[0] if len(ids) == 1 else self.of_tasks(f"{name} ({len(ids)})", ids)
+        if len(ids) == 1 or not found:
+            return found[0] if found else None
+        return self.of_tasks(f"{name} ({len(found)})", {task.task_id for task in found})
 
     @property
     def task_groups(self) -> dict[str, frozenset[int]]:
@@ -332,6 +334,8 @@ def summarize(
     results = []
     for task in tasks:
         of_task = [outcome for outcome in outcomes if outcome.task_id == task.task_id]
+        if not of_task and task.category and outcomes:
+            continue  # one of very many, with a single episode; it is counted among the dropped ones
         if not of_task:
             raise RuntimeError(f"no evaluation episode of {task.name} could be played to its end")
         results.append(TaskResult(task.task_id, task.name, *_averages(of_task), task.category))

@@ -15,7 +15,7 @@ import numpy as np
 
 from rlvla.checkpoints.run_folder import RUN_FILE
 from rlvla.envs.base import TaskSpec
-from rlvla.evaluation.protocol import eval_request, told
+from rlvla.evaluation.protocol import Instructions, eval_request
 from rlvla.evaluation.results import EpisodeOutcome, EvalResult
 from rlvla.experience import Sample
 from rlvla.rewards import RewardConfig, StepInfo
@@ -107,10 +107,11 @@ def record_videos(
     """
     by_id = {task.task_id: task for task in tasks}
     chosen = sorted({(e.task_id, e.init_state_id) for e in choose_episodes(result, count)})
+    heard = Instructions(instructions, tasks)
     requests = [
         replace(
             eval_request(by_id[task_id], state, seed, record_frames=True),
-            told=told(instructions, by_id[task_id], state, tasks),
+            told=heard.of(by_id[task_id], state),
         )
         for task_id, state in chosen
     ]

@@ -275,7 +275,7 @@ def test_what_the_policy_is_told_is_listed_like_a_suite(
     assert "condition" in capsys.readouterr().out
     other = [*argv, "none", "--compare", tmp_path / "plain.json", "--output", tmp_path / "none.json"]
     main([str(w) for w in [*argv, "own", "--output", tmp_path / "plain.json"]])
-    assert "instructions none and None" in refused(capsys, *other)
+    assert "instructions none and own" in refused(capsys, *other)
     assert "none is given twice" in refused(capsys, *argv, "none", "none")
     push = ["--task_suite_name", "toy_push", "--task_ids", 1]
     assert "have one instruction, 'push the red disc into the yellow zone'" in refused(capsys, *argv, "shuffled", *push)

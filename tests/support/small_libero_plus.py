@@ -105,4 +105,5 @@ class OffScreenRenderEnv:
         shade = np.uint8(200 * abs(np.sin(qpos.sum() + (self._noise if "_noise_" in self.file else 0.0))))
         pictures = {f"{name}_image": np.full(self._size, shade + len(name), np.uint8) for name in self._cameras}
         state = {"robot0_eef_pos": qpos[:3].copy(), "robot0_gripper_qpos": qpos[7:].copy()}
+        pictures["agentview_image"] += 0  # noise is made in it
         return pictures | state | {"robot0_eef_quat": np.array([0.0, 0.0, 0.0, 1.0])}

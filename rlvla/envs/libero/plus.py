@@ -170,7 +170,8 @@ class LiberoPlusEnv:
         self._states = initial_states(spec.suite, self._variant)
         self._simulator: Any = _simulator_class(options)(
             bddl_file_name=str(install.bddl_file(SUITES[spec.suite], spec.name)),
-            camera_names=[CAMERAS[name] for name in options.cameras],
+            # Noise is made in the picture of the first one, whether it is shown or not.
+            camera_names=list(dict.fromkeys(["agentview", *(CAMERAS[name] for name in options.cameras)])),
             camera_heights=options.image_size,
             camera_widths=options.image_size,
         )

@@ -12,7 +12,7 @@ register_suite(
         make=make,
         cameras=tuple(CAMERAS),
         options=MetaWorldOptions,
-        requires=("metaworld", "mujoco"),
+        requires=("metaworld", "mujoco", "fast_simplification"),
         expert=metaworld_expert,
         groups=GROUPS,
         kept=9,  # with the current one, those of MT10

@@ -14,7 +14,7 @@ from rlvla.envs import list_tasks
 from rlvla.envs.config import SplitConfig
 from rlvla.evaluation.comparison import compare
 from rlvla.evaluation.evaluate import evaluate
-from rlvla.evaluation.protocol import told
+from rlvla.evaluation.protocol import Instructions
 from rlvla.evaluation.results import EpisodeOutcome, EvalResult, Rate, sample_of, summarize
 from rlvla.evaluation.statistics import clustered_interval, wilson_interval
 from rlvla.rollout import EpisodeRequest
@@ -122,12 +122,13 @@ def test_of_many_tasks_tables_list_what_they_count_under() -> None:
 def test_shuffled_instructions_are_those_of_other_tasks_or_states() -> None:
     """Each other one for about as many initial states, whatever the seed; tasks may have one or several."""
     push = [task for task in list_tasks("toy_push") if task.task_id != 3]
-    states = range(300)
-    first = [told("shuffled", push[0], state, push) for state in states]
-    assert {tuple(sorted(texts)) for texts in first} == {tuple(sorted(task.instruction for task in push))}
-    heard = [next(text for text in texts if text != push[0].instruction) for texts in first]
-    assert 110 < heard.count(push[1].instruction) < 190
-    assert len(told("shuffled", TOY, 0, [TOY])) == 3 and told("own", TOY, 0, [TOY]) == ()
+    heard = Instructions("shuffled", push)
+    first = [heard.of(push[0], state) for state in range(300)]
+    others = {task.instruction for task in push[1:]}
+    assert {frozenset(texts) for texts in first} == {frozenset(others)}, "never its own, even if told in other words"
+    assert 110 < [texts[0] for texts in first].count(push[1].instruction) < 190
+    assert set(Instructions("shuffled", [TOY]).of(TOY, 0)) < set(TOY.instructions), "the episode chooses another"
+    assert Instructions("own", [TOY]).of(TOY, 0) == ()
     engines = [run(Rank(), seed=seed, instructions="shuffled")[0] for seed in (0, 1)]
     assert [r.told for r in engines[0].requests] == [r.told for r in engines[1].requests]
     assert {r.told for r in run(Rank(), instructions="none")[0].requests} == {("",)}

@@ -81,6 +81,10 @@ def test_noise_depends_on_the_initial_state_alone() -> None:
     np.testing.assert_array_equal(env.reset(0, seed=1).images, first)
 
 
+def test_noise_without_the_camera_that_has_it() -> None:
+    assert make("Sensor Noise", cameras=("wrist",)).reset(0, seed=0).images.shape == (1, 8, 8, 3)
+
+
 def test_another_libero(package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(install, "package_folder", lambda: tmp_path)
     plus._specs.cache_clear()
