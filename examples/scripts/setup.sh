@@ -33,7 +33,7 @@ install_packages() {
     mujoco robosuite transformers tokenizers mypy ruff &
   local without_torch=$!
   # torch first: DeepSpeed looks for it while it is built.
-  trap 'kill "$without_torch" 2>/dev/null' EXIT
+  trap "kill $without_torch 2>/dev/null || true" EXIT # by number: an interrupted function has no variables
   .venv/bin/python -m pip install --quiet --no-warn-conflicts -c constraints.txt torch numpy
   wait "$without_torch"
   trap - EXIT
