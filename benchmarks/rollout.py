@@ -134,6 +134,9 @@ class InstantPool:
     def holds(self, worker):
         return self._held[worker]
 
+    def keeps(self, worker):
+        return [spec for spec in [self._held[worker]] if spec is not None]
+
     def submit_all(self, commands):
         for worker, command in commands:
             self._submit(worker, command)
