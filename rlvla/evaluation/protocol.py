@@ -31,7 +31,7 @@ def eval_requests(
     """
     heard = Instructions(instructions, tasks)
     return [
-        replace(eval_request(task, state, seed, sample), told=heard.of(task, state))
+        replace(eval_request(task, state, seed, sample), other_instructions=heard.of(task, state))
         for task in tasks
         for state in split.eval_states(task, episodes_per_task)
         if chosen(task.task_id, state)
@@ -52,7 +52,7 @@ class Instructions:
         self._others: dict[str, list[str]] = {}
 
     def of(self, task: TaskSpec, state: int) -> tuple[str, ...]:
-        """`EpisodeRequest.told` for an initial state of a task."""
+        """`EpisodeRequest.other_instructions` for an initial state of a task."""
         if self._kind != "shuffled":
             return ("",) if self._kind == "none" else ()
         if task.instruction not in self._others:

@@ -111,7 +111,7 @@ def record_videos(
     requests = [
         replace(
             eval_request(by_id[task_id], state, seed, record_frames=True),
-            told=heard.of(by_id[task_id], state),
+            other_instructions=heard.of(by_id[task_id], state),
         )
         for task_id, state in chosen
     ]

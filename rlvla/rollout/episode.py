@@ -26,7 +26,7 @@ class EpisodeRequest:
         seed: seeds the environment and the sampling of actions; equal requests and policies give equal episodes.
         uid: id of the group that the episode belongs to.
         record_frames: keep a frame of every step, for videos.
-        told: instead of its instruction the policy is told the first of these that is another; (): its instruction.
+        other_instructions: the policy gets the first of these that is not the instruction, instead of it; (): it.
     """
 
     suite: str
@@ -35,7 +35,7 @@ class EpisodeRequest:
     seed: int
     uid: str
     record_frames: bool = False
-    told: tuple[str, ...] = ()
+    other_instructions: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class Episode:
         self._undecided: ChunkResult | None = None
         self._decided = False  # success of that chunk is known
         self._instruction = ""
-        self._told: str | None = None
+        self._other_instruction: str | None = None
         self._rng = derive_rng(request.seed, "sampling")
         self._policy, self._keep_observed = policy, keep_observed or request.record_frames
         self._as_rendered = True  # the policy sees just what the environment shows
@@ -155,8 +155,8 @@ class Episode:
     def on_observation(self, observation: Observation) -> None:
         """The environment was reset."""
         self._instruction = observation.instruction
-        others = [text for text in self.request.told if text != observation.instruction]
-        self._told = others[0] if others else None
+        others = [text for text in self.request.other_instructions if text != observation.instruction]
+        self._other_instruction = others[0] if others else None
         self._store(observation)
         start = EpisodeStart(observation, self.request.init_state_id, self.request.seed)
         self._rewards = self._plan.begin(self._task, start)
@@ -164,8 +164,8 @@ class Episode:
 
     def _store(self, observation: Observation) -> None:
         """Preprocess an observation and store it."""
-        if self._told is not None:
-            observation = replace(observation, instruction=self._told)
+        if self._other_instruction is not None:
+            observation = replace(observation, instruction=self._other_instruction)
         if self._state is not None:
             observation = self._state.observe(observation)
         images, proprio = self._policy.prepare(observation.images, observation.proprio)

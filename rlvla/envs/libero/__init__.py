@@ -12,27 +12,20 @@ from rlvla.envs.libero.plus import list_tasks as list_plus_tasks
 from rlvla.envs.libero.plus import make as make_plus
 from rlvla.envs.registry import Suite, register_suite
 
-for _suite in (*MAX_STEPS, *PRO_SUITES):
-    register_suite(
-        _suite,
-        Suite(
-            list_tasks=partial(list_tasks, _suite),
-            make=partial(make, _suite),
-            cameras=tuple(CAMERAS),
-            options=LiberoOptions,
-            image_size=IMAGE_SIZE,
-            requires=("libero", "robosuite", "mujoco", "numba"),
-        ),
-    )
-for _suite in PLUS_SUITES:
-    register_suite(
-        _suite,
-        Suite(
-            list_tasks=partial(list_plus_tasks, _suite),
-            make=partial(make_plus, _suite),
-            cameras=tuple(CAMERAS),
-            options=LiberoPlusOptions,
-            image_size=IMAGE_SIZE,
-            requires=("libero", "robosuite", "mujoco", "numba"),
-        ),
-    )
+_KINDS = (
+    ((*MAX_STEPS, *PRO_SUITES), list_tasks, make, LiberoOptions),
+    (PLUS_SUITES, list_plus_tasks, make_plus, LiberoPlusOptions),
+)
+for _suites, _list_tasks, _make, _options in _KINDS:
+    for _suite in _suites:
+        register_suite(
+            _suite,
+            Suite(
+                list_tasks=partial(_list_tasks, _suite),
+                make=partial(_make, _suite),
+                cameras=tuple(CAMERAS),
+                options=_options,
+                image_size=IMAGE_SIZE,
+                requires=("libero", "robosuite", "mujoco", "numba"),
+            ),
+        )

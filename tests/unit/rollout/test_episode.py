@@ -30,7 +30,7 @@ def begin(
     **options,
 ) -> Episode:
     """An episode that has been reset."""
-    request = EpisodeRequest("toy_reach", 0, 0, seed, "u", record_frames=video, told=told)
+    request = EpisodeRequest("toy_reach", 0, 0, seed, "u", record_frames=video, other_instructions=told)
     episode = Episode(request, list_tasks("toy_reach")[0], plan, policy, **options)
     episode.on_observation(first)
     return episode
