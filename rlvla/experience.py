@@ -62,6 +62,7 @@ class Sample:
         uid: the group: episodes of one uid started from the same task instance.
         suite, task_id, init_state_id, seed: where the episode came from.
         images_flipped_vertically: see `TaskSpec`.
+        versions: [S] int64, iterations of training behind the weights that made each decision; None: not counted.
     """
 
     images: torch.Tensor
@@ -100,6 +101,7 @@ class Sample:
     prompted_instructions: list[str] | None = None
     state_width: int = 0
     images_flipped_vertically: bool = False
+    versions: torch.Tensor | None = None
 
     @property
     def action_tokens(self) -> torch.Tensor:
@@ -248,6 +250,8 @@ class Experience:
         rollout_log_probs: [B, K] at sampling time.
         ref_log_probs: [B, K] of the reference model.
         rollout_weights: [B, K] factors on the policy loss that correct for the gap between rollout and training.
+        staleness: [B] int64, versions between the policy that decided and the one before the update, where
+            `old_log_probs` are still those at sampling time.
         values: [B, K] of the critic before the update.
         advantages: [B, K].
         returns: [B, K].
@@ -266,6 +270,7 @@ class Experience:
     rollout_log_probs: torch.Tensor = _step()
     ref_log_probs: torch.Tensor | None = _step()
     rollout_weights: torch.Tensor | None = _step()
+    staleness: torch.Tensor | None = _decision()
     values: torch.Tensor | None = _step()
     advantages: torch.Tensor = _step()
     returns: torch.Tensor = _step()

@@ -80,6 +80,30 @@ def rollout_correction_weights(
     return weights, metrics
 
 
+def interpolated_log_probs(behaviour: Tensor, current: Tensor, staleness: Tensor) -> Tensor:
+    """Log-probs of a policy between the one that decided and the one in training (decoupled PPO, Fu et al. 2025).
+
+    behaviour + alpha (current - behaviour) with alpha = s / (s + 1): the policy before an update lies s of s + 1
+    versions on the way from the one that decided to the one after the update.
+
+    Args:
+        behaviour: [B, T], recorded while sampling.
+        current: [B, T], of the policy in training; no gradient flows through it.
+        staleness: [B], s, versions between the policy that decided and the one before the update; 0: they are the same.
+
+    Returns:
+        [B, T]; `behaviour` where s is 0.
+
+    Raises:
+        ValueError: shapes differ.
+    """
+    if behaviour.shape != current.shape or staleness.shape != behaviour.shape[:1]:
+        shapes = [tuple(x.shape) for x in (behaviour, current, staleness)]
+        raise ValueError(f"shapes of behaviour, current and staleness do not fit: {shapes}")
+    alpha = (staleness / (staleness + 1)).to(behaviour.dtype)[:, None]
+    return torch.where(alpha > 0, behaviour + alpha * (current.detach() - behaviour), behaviour)
+
+
 @torch.no_grad()
 def rejection_mask(
     old_log_probs: Tensor,

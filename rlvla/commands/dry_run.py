@@ -111,6 +111,7 @@ def ppo_memory(flags: PPORun, setting: CheckedRun) -> MemoryPlan | None:
         {name: engine_memory(p, strategy, world, accumulates=accumulates) for name, p in probes.items()},
         {name: _frozen(name, p, flags) for name, p in frozen.items()},
         average=4 * probes["actor"].trainable if averages else 0,
+        copies=flags.asynchronous.copies * probes["actor"].weight_bytes,
         passes={name: p.forward_bytes for name, p in {**probes, **frozen}.items()},
         decision=probes["actor"].decision_bytes,
         offloads=optimization.offload_during_rollout,

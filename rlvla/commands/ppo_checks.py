@@ -9,6 +9,7 @@ from rlvla.commands.algorithm_checks import (
     sampler_problems,
     task_problems,
 )
+from rlvla.commands.asynchronous import async_problems
 from rlvla.commands.model_checks import mismatch_with_policy, value_model_problems
 from rlvla.commands.policy_checks import density_problems, quantity_problems, score_problems
 from rlvla.commands.ppo_flags import PPORun
@@ -28,7 +29,8 @@ def check(flags: PPORun) -> CheckedRun:
     Raises:
         ConfigError: with all problems.
     """
-    problems = flag_problems(flags, batch_problems(flags), algorithm_problems(flags))
+    of_algorithm = [*algorithm_problems(flags), *async_problems(flags)]
+    problems = flag_problems(flags, batch_problems(flags), of_algorithm)
     judged = flags.rewards, flags.success
     scores = learner_scores(flags.algorithm)
     setting, more = check_run(flags.policy, flags.env, flags.split, flags.schedule.eval_episodes, *judged, scores)

@@ -12,7 +12,14 @@ from rlvla.models.config import ActorConfig, PolicyConfig
 from rlvla.rewards import RewardConfig, SuccessConfig
 from rlvla.rollout import RolloutConfig
 from rlvla.trainer.algorithm_config import AlgorithmConfig, CorrectionConfig, FilterConfig
-from rlvla.trainer.config import BatchConfig, GuardConfig, OptimizationConfig, RunConfig, ScheduleConfig
+from rlvla.trainer.config import (
+    AsyncConfig,
+    BatchConfig,
+    GuardConfig,
+    OptimizationConfig,
+    RunConfig,
+    ScheduleConfig,
+)
 from rlvla.utils.deepspeed.config import StrategyConfig
 
 
@@ -37,6 +44,7 @@ class PPORun(TrainingRun):
     workers: WorkerConfig = WorkerConfig()
     rollout: RolloutConfig = RolloutConfig()
     guards: GuardConfig = GuardConfig()
+    asynchronous: AsyncConfig = AsyncConfig()
     custom: CustomConfig = CustomConfig()
     given: frozenset[str] = frozenset()
 

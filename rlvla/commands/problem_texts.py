@@ -154,6 +154,24 @@ _TEXTS: dict[tuple[str | None, str], str] = {
         "--reward_clip_range: {estimator} uses the components of the reward rather than their sum, which would be "
         "clipped; leave it out"
     ),
+    ("async_rollout", "unsupported"): (
+        "--async_rollout: --algorithm {value} does not say what to play ahead (`Algorithm.plan_ahead`); leave it out"
+    ),
+    ("async_rollout", "contradiction"): (
+        "--async_rollout plays and trains at the same time, and {other} takes turns; leave one out"
+    ),
+    ("reward_schedule", "contradiction"): (
+        "--reward_schedule changes the weights while episodes of other iterations are trained on, and {estimator} "
+        "divides by them; leave out --async_rollout or the schedule"
+    ),
+    ("deterministic_rollout", "contradiction"): (
+        "--deterministic_rollout: with {other} it depends on timing which weights decide; leave one out"
+    ),
+    ("proximal", "unsupported"): "--proximal {value}: {loss} takes no ratio of log-probs; leave it out",
+    ("proximal", "contradiction"): (
+        "--proximal {value} knows the weights of decisions only within a step, and {other} needs those of all; leave "
+        "one out"
+    ),
     ("rollout_is", "contradiction"): (
         "--rollout_is seq_mask_tis weighs tokens and masks decisions; leave out --rollout_is_level"
     ),
@@ -401,6 +419,7 @@ _UNREAD = {
     "no LeRobot policy": "it is for policies in LeRobot's format, and --pretrain is {pretrain}",
     "public checkpoint": "it describes public checkpoints, and --pretrain is {kind}",
     "by tokens": "--use_dynamic_batch splits by tokens",
+    "not ahead": "with --max_staleness 0 nothing is played ahead",
 }
 
 

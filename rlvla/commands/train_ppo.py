@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 
 from rlvla.checkpoints.checks import check_first_decisions
+from rlvla.commands.asynchronous import with_correction
 from rlvla.commands.dry_run import ppo_report
 from rlvla.commands.load_models import load_models
 from rlvla.commands.ppo_checks import check
@@ -31,7 +32,7 @@ def run_ppo(flags: PPORun) -> PPOTrainer | None:
     Returns:
         The trainer after the run; None for a dry run.
     """
-    flags = with_policy_folder(flags)
+    flags = with_correction(with_policy_folder(flags))
     setting = check(flags)
     if flags.run.dry_run:
         if launched_rank() == 0:
@@ -61,6 +62,7 @@ def run_ppo(flags: PPORun) -> PPOTrainer | None:
             flags.correction,
             plan.weights,
             flags.guards,
+            flags.asynchronous,
         )
         folders = (save_path, flags.ckpt_path)
         trainer = PPOTrainer(models, strategy, rollout, setting.tasks, config, *folders, signals, demos)
@@ -80,6 +82,9 @@ def header(flags: PPORun, setting: CheckedRun, trainer: PPOTrainer) -> str:
     if method == "ppo":
         method = f"{algorithm.advantage_estimator} advantages, {algorithm.policy_loss} loss"
     method += f", KL {algorithm.init_kl_coef:g} to the start" if learner_needs_reference(algorithm) else ""
+    ahead = flags.asynchronous
+    if ahead.plays_ahead:
+        method += f", episodes played up to {ahead.max_staleness} iteration{'s'[: ahead.max_staleness > 1]} ahead"
     names = [task.name for task in setting.tasks]
     tasks = names[0] if len(names) == 1 else f"{len(names)} tasks"
     states = sum(len(flags.split.train_states(task)) for task in setting.tasks)

@@ -225,6 +225,7 @@ class MemoryPlan:
         engines: trained models by name.
         frozen: frozen models by name.
         average: moving average of the actor's weights.
+        copies: copies of the actor's weights that play while it is trained.
         passes: peak of a forward pass without gradients beyond the weights, by name of the model.
         decision: peak of the actor beyond its weights while it answers a batch of observations.
         offloads: whether --offload_during_rollout moves to the host what a rollout does not need.
@@ -235,6 +236,7 @@ class MemoryPlan:
     engines: dict[str, EngineMemory]
     frozen: dict[str, FrozenMemory] = field(default_factory=dict)
     average: int = 0
+    copies: int = 0
     passes: dict[str, int] = field(default_factory=dict)
     decision: int = 0
     offloads: bool = False
@@ -247,7 +249,7 @@ class MemoryPlan:
 
     @property
     def _base(self) -> int:
-        return sum(model.at_rest - model.on_host for model in self._models.values()) + self.average
+        return sum(model.at_rest - model.on_host for model in self._models.values()) + self.average + self.copies
 
     @property
     def away(self) -> int:
@@ -330,6 +332,7 @@ class MemoryPlan:
             entries.append((f"{name}: gathered parameters", model.gathered))
             entries.append((f"{name}: buffer of the gathering", model.gathering))
         entries.append(("moving average of the actor", self.average))
+        entries.append(("actor that plays ahead", self.copies))
         entries.append(("answer to a batch of observations", self.decision))
         entries += [(f"{name}: pass without gradients", size) for name, size in self.passes.items()]
         entries.append(("away while episodes are played", self.away))

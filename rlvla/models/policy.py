@@ -125,11 +125,13 @@ class Decision:
         actions: [B, A, D] float32, for the environment.
         log_probs: [B, K] float32.
         trace: see `PolicyOutput`; name -> [B, ...].
+        version: iterations of training behind the weights that decided; None: not counted.
     """
 
     actions: np.ndarray
     log_probs: np.ndarray
     trace: dict[str, np.ndarray]
+    version: int | None = None
 
 
 class RolloutPolicy(Protocol):

@@ -73,6 +73,7 @@ class RolloutEngine:
         greedy: bool = False,
         success_only: bool = False,
         on_episode: Callable[[FinishedEpisode], None] | None = None,
+        cancelled: Callable[[], bool] | None = None,
     ) -> list[Sample]:
         """Play all episodes and return their samples in the order of the requests, rewards included.
 
@@ -86,6 +87,7 @@ class RolloutEngine:
             greedy: take the most likely actions.
             success_only: count success but run no reward sources, as in evaluations.
             on_episode: called after each episode in order of completion, e.g. for progress bars.
+            cancelled: looked at again and again; once it is true, the rollout ends with RolloutCancelledError.
 
         Raises:
             ConfigError: reported by a worker.
@@ -98,7 +100,7 @@ class RolloutEngine:
         plan = self._success_only if success_only else self.rewards
         parts = (self._tasks, self._env_kwargs, plan, self._config, policy, self._state_input)
         keep_observed = self.keep_observed and not (success_only or greedy)
-        session = RolloutSession(self._pool, requests, *parts, keep_observed)
+        session = RolloutSession(self._pool, requests, *parts, keep_observed, cancelled)
         self.stats = session.stats
         try:
             return session.play(temperature=temperature, greedy=greedy, on_episode=on_episode)

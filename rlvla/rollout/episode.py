@@ -123,6 +123,7 @@ class Episode:
         self._actions: list[np.ndarray] = []
         self._log_probs: list[np.ndarray] = []
         self._decision_traces: list[dict[str, np.ndarray]] = []
+        self._versions: list[int] = []
         self._executed: list[int] = []
         self._step_actions: list[np.ndarray] = []
         self._frames: list[np.ndarray] = []
@@ -177,8 +178,15 @@ class Episode:
             self._observed_proprio.append(observation.proprio)
         self._observations.append(replace(observation, images=images, proprio=proprio))
 
-    def on_decision(self, actions: np.ndarray, log_probs: np.ndarray, trace: dict[str, np.ndarray]) -> None:
-        """The policy chose actions [A, D] with log-probs [K]; `trace` is needed to score them again."""
+    def on_decision(
+        self, actions: np.ndarray, log_probs: np.ndarray, trace: dict[str, np.ndarray], version: int | None = None
+    ) -> None:
+        """The policy chose actions [A, D] with log-probs [K]; `trace` is needed to score them again.
+
+        `version` is that of the weights, see `Decision`.
+        """
+        if version is not None:
+            self._versions.append(version)
         self._actions.append(actions)
         self._log_probs.append(log_probs)
         self._decision_traces.append(trace)
@@ -307,6 +315,7 @@ class Episode:
             prompted_instructions=None if self._state is None else [o.instruction for o in self._observations],
             state_width=0 if self._state is None else self._state.width,
             images_flipped_vertically=self._task.images_flipped_vertically,
+            versions=torch.tensor(self._versions) if self._versions else None,
         )
 
 

@@ -30,6 +30,11 @@ log = logging.getLogger(__name__)
 
 _FOREVER_S = 1e6  # finite, as the OS requires
 _JUDGES_EVERY_S = 0.01  # between looks at the answers of judges while workers simulate
+_CANCELLED_EVERY_S = 0.1  # between looks at whether the rollout is cancelled
+
+
+class RolloutCancelledError(Exception):
+    """The caller of a rollout no longer wants it."""
 
 
 @dataclass
@@ -65,8 +70,10 @@ class RolloutSession:
         policy: RolloutPolicy,
         state_input: StateInput | None = None,
         keep_observed: bool = False,
+        cancelled: Callable[[], bool] | None = None,
     ):
         self._pool, self._requests, self._tasks = pool, requests, tasks
+        self._cancelled = cancelled
         self._env_kwargs, self._plan = env_kwargs, plan
         self._config, self._policy, self._state_input = config, policy, state_input
         self._keep_observed = keep_observed
@@ -95,6 +102,8 @@ class RolloutSession:
         start = time.perf_counter()
         try:
             while len(self._pending) or self._running:
+                if self._cancelled is not None and self._cancelled():
+                    raise RolloutCancelledError("the rollout was cancelled")
                 self._advance(temperature, greedy, on_episode)
         finally:
             self._plan.rollout_over()  # before other reward models score the episodes
@@ -190,7 +199,7 @@ class RolloutSession:
             )
         for row, (slot, episode) in enumerate(zip(slots, episodes)):
             trace = {name: values[row] for name, values in decision.trace.items()}
-            episode.on_decision(decision.actions[row], decision.log_probs[row], trace)
+            episode.on_decision(decision.actions[row], decision.log_probs[row], trace, decision.version)
             chunk = StepChunk(decision.actions[row], episode.request.record_frames)
             self._command(slot, self._running[slot], chunk)
         self._send()
@@ -198,7 +207,10 @@ class RolloutSession:
     def _listen(self, on_episode: Callable[[FinishedEpisode], None] | None) -> None:
         """Process answers; waits for the first one, but not longer than until a batch is due."""
         now = time.perf_counter()
-        results = self._wait(self._batcher.time_until_due(now))
+        until_due = self._batcher.time_until_due(now)
+        if self._cancelled is not None:
+            until_due = _CANCELLED_EVERY_S if until_due is None else min(until_due, _CANCELLED_EVERY_S)
+        results = self._wait(until_due)
         self.stats.waiting_s += time.perf_counter() - now
         for slot, result in results:
             running = self._running[slot]

@@ -138,6 +138,14 @@ class Algorithm:
         """The next episodes to play, or None (on all ranks alike) if there are enough for an update."""
         raise NotImplementedError
 
+    def plan_ahead(self, iteration: int) -> Sequence[EpisodeRequest]:
+        """The first episodes of a later iteration, which its first `plan` names again (`--async_rollout`).
+
+        Asked in the order of the iterations, and again after a resume; checkpoints hold the answers until that `plan`.
+        An algorithm without this method cannot play ahead.
+        """
+        raise NotImplementedError
+
     def ingest(self, samples: Sequence[Sample]) -> None:
         """Receive the episodes of the last plan, without those whose environment kept failing."""
         raise NotImplementedError

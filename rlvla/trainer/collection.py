@@ -40,7 +40,8 @@ class Collection:
         config = setup.config
         self._setup, self._sampler = setup, setup.sampler()
         parts = (config.algorithm, config.correction, config.reward_weights)
-        self.maker = ExperienceMaker(networks, setup.strategy, config.batch, *parts)
+        interpolates = config.asynchronous.interpolates
+        self.maker = ExperienceMaker(networks, setup.strategy, config.batch, *parts, interpolates=interpolates)
         self.collector = GroupCollector(self._sampler, setup.strategy, config.batch, config.filters)
         self.replay, self.groups = ReplayList(), 0
         self._prepare = networks.actor.module.prepare
@@ -128,7 +129,7 @@ class Collection:
         values: dict[str, float] = {}
         if samples:
             with watch.phase("make_experience"):
-                experience, measured = self.maker.make(samples, kl_coef, baselines)
+                experience, measured = self.maker.make(samples, kl_coef, baselines, self._iteration)
             self.replay.append(experience if adapt is None else adapt(experience, samples))
             with watch.phase("update"):
                 phase.run(self._iteration, self.replay, kl_coef, measured)

@@ -31,6 +31,7 @@ __all__ = [
     "max_bad_steps_flag",
 ]
 CRITIC_STARTS = ("policy", "rm_model")
+PROXIMAL = ("recompute", "interpolate")
 EARLY_STOP_BY = ("evaluations", "sampled", "either")
 RANK_BALANCES = ("none", "tokens", "rows")
 
@@ -148,6 +149,52 @@ class BatchConfig(TaskSamplingConfig):
     def iterations(self) -> int:
         """Iterations of the run."""
         return max(1, self.num_episodes // self.episodes_per_iteration)
+
+    def progress(self, iteration: int) -> float:
+        """0 for the first iteration (number 0), 1 for the last."""
+        return iteration / max(1, self.iterations - 1)
+
+
+@dataclass(frozen=True)
+class AsyncConfig:
+    """Playing the next episodes while the policy is trained."""
+
+    async_rollout: bool = arg(
+        False,
+        "play the episodes of the next iterations while the policy is trained, with a copy of its weights; with ppo, "
+        "--rollout_is is icepop with bounds 0.2 and 5 then, unless you give it",
+    )
+    max_staleness: int = arg(
+        1,
+        "iterations of training that the weights of a decision may lack when it is trained on; 0: none, so that "
+        "nothing is played ahead",
+        minimum=0,
+        maximum=1000,
+    )
+    partial_rollout: bool = arg(
+        False, "episodes that are being played go on with new weights as soon as there are some"
+    )
+    proximal: str = arg(
+        "recompute",
+        "log-probs to which the ratio of the loss is taken: recompute, by a pass of the policy before the update; "
+        "interpolate, between those of the rollout and of the policy in training, without a pass",
+        choices=PROXIMAL,
+    )
+
+    @property
+    def plays_ahead(self) -> bool:
+        """Whether any episode is."""
+        return self.async_rollout and self.max_staleness > 0
+
+    @property
+    def copies(self) -> int:
+        """Copies of the policy's weights: the one that plays, and one that waits while that finishes its episodes."""
+        return (1 + (self.max_staleness > 1 and not self.partial_rollout)) * self.plays_ahead
+
+    @property
+    def interpolates(self) -> bool:
+        """Whether old log-probs are interpolated."""
+        return self.plays_ahead and self.proximal == "interpolate"
 
 
 @dataclass(frozen=True)
@@ -301,6 +348,7 @@ class PPOConfig:
         correction: correction of the mismatch between rollout and training.
         reward_weights: returns the current weight of each reward source.
         guards: early termination of runs that cannot learn.
+        asynchronous: playing while training.
         shown_env: the environment of training, where it shows more than that of the record; None: it does not.
     """
 
@@ -314,4 +362,5 @@ class PPOConfig:
     correction: CorrectionConfig = field(default_factory=CorrectionConfig)
     reward_weights: Callable[[], dict[str, float]] = dict
     guards: GuardConfig = GuardConfig()
+    asynchronous: AsyncConfig = AsyncConfig()
     shown_env: EnvConfig | None = None

@@ -35,6 +35,8 @@ class ExperienceMaker:
         algorithm: advantage estimator, levels and KL.
         correction: correction of the mismatch between rollout and training policy.
         reward_weights: returns the weight of each reward source, by which `gdpo` divides its component.
+        interpolates: old log-probs are found during the update (`Interpolation`); until then they are those at sampling
+            time.
 
     Attributes:
         value_normalizer: running moments of the returns, with --normalize_values; saved in checkpoints.
@@ -49,6 +51,8 @@ class ExperienceMaker:
         algorithm: AlgorithmConfig,
         correction: CorrectionConfig | None = None,
         reward_weights: Callable[[], dict[str, float]] = dict,
+        *,
+        interpolates: bool = False,
     ):
         self._passes = ModelPasses(networks, strategy, batch, algorithm)
         self._policy: Policy = networks.actor.module
@@ -58,13 +62,13 @@ class ExperienceMaker:
         self._strategy = strategy
         self._algorithm = algorithm
         self._correction = correction or CorrectionConfig()
-        self._reward_weights = reward_weights
+        self._reward_weights, self._interpolates = reward_weights, interpolates
         self.value_normalizer = ValueNormalizer() if algorithm.normalize_values else None
         self.reward_scaling = RewardScaling(algorithm.normalize_reward, algorithm.reward_clip)
         self._process_group = "world" if strategy.world_size > 1 else None
 
     def make(
-        self, samples: Sequence[Sample], kl_coef: float, reward_baselines: Tensor | None = None
+        self, samples: Sequence[Sample], kl_coef: float, reward_baselines: Tensor | None = None, version: int = 0
     ) -> tuple[Experience, Metrics]:
         """One row per decision in the order of the samples, and metrics of rewards and advantages.
 
@@ -73,10 +77,13 @@ class ExperienceMaker:
             kl_coef: current KL coefficient; used here only if the KL is subtracted from the reward.
             reward_baselines: [episodes], score of the greedy episode from the same initial state, for `remax`; scaled
                 like the rewards.
+            version: of the policy before the update, see `Sample.versions`.
         """
         metrics = Metrics()
         rows = self._rows(samples)
-        scores = self._passes.scores(rows)
+        if self._interpolates:
+            rows = rows.with_fields(staleness=_staleness(samples, version))
+        scores = self._passes.scores(rows, known=self._interpolates)
         rows = rows.with_fields(
             old_log_probs=scores.old_log_probs,
             ref_log_probs=scores.ref_log_probs,
@@ -84,7 +91,8 @@ class ExperienceMaker:
             values=None if scores.values is None else self._denormalized(scores.values),
         )
         kl = self._kl(rows, scores)
-        rows = correct_rollout(rows, self._correction, self._log_prob_columns, metrics, self._strategy)
+        if not self._interpolates:
+            rows = correct_rollout(rows, self._correction, self._log_prob_columns, metrics, self._strategy)
         penalty = kl * (kl_coef if self._algorithm.kl_in_reward else 0.0)
         rows = self._advantages(rows, samples, penalty, scores.sum_pi_squared, reward_baselines)
         self._measure(rows, samples, kl, metrics)
@@ -258,3 +266,9 @@ class ExperienceMaker:
             metrics.distribution("critic/values", rows.values[columns])
             metrics.distribution("_error", (rows.returns - rows.values)[columns])
             metrics.derived("critic/vf_explained_var", explained_variance("critic/returns", "_error"))
+
+
+def _staleness(samples: Sequence[Sample], version: int) -> Tensor:
+    """[decisions] int64: versions between the weights that decided and `version`; 0 where they were not counted."""
+    blank = [torch.full((sample.num_decisions,), version) for sample in samples]
+    return torch.cat([version - (b if s.versions is None else s.versions) for s, b in zip(samples, blank)])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
 import torch
@@ -147,7 +147,9 @@ class GroupCollector:
         self._carried: list[Group] = []
         self._has_seen_metric = filters.filter_metric is None  # on any rank, since the run was started or resumed
         self._round: _Round | None = None
-        self._before: tuple[int, list[Group]] | None = None  # position and carried groups before the iteration
+        self._ahead: dict[int, list[EpisodeRequest]] = {}  # iteration -> its first round, planned before it begins
+        # Position, carried groups and rounds planned ahead before the iteration.
+        self._before: tuple[int, list[Group], dict[int, list[EpisodeRequest]]] | None = None
 
     def plan(self, iteration: int) -> list[EpisodeRequest] | None:
         """The next round of episodes of an iteration (counted from 0), or None on all ranks once there are enough.
@@ -159,12 +161,14 @@ class GroupCollector:
             self._begin(iteration)
         work = self._round
         assert work is not None
+        if not work.rounds and iteration in self._ahead:
+            work.rounds = 1
+            return self._ahead.pop(iteration)
         if not self._filters.active:
             if work.rounds:
                 return None
             work.rounds = 1
-            first = iteration * self._batch.rollout_batch_size + self._strategy.rank * self._quota
-            return self._sampler.at(range(first, first + self._quota))
+            return self._all_groups(iteration)
         work.missing = self._missing(work)
         if not work.missing:
             self._has_seen_metric = True
@@ -173,7 +177,26 @@ class GroupCollector:
             self._check_metric(work)
             return None
         work.rounds += 1
-        count = groups_to_sample(work.missing, self._filters.oversample_factor)
+        return self._next_groups(work.missing)
+
+    def plan_ahead(self, iteration: int) -> list[EpisodeRequest]:
+        """The first round of a later iteration, which `plan` returns when that begins.
+
+        With filters it does not count on groups that will be carried over.
+        """
+        if iteration not in self._ahead:
+            planned = self._next_groups(self._quota) if self._filters.active else self._all_groups(iteration)
+            self._ahead = self._ahead | {iteration: planned}
+        return self._ahead[iteration]
+
+    def _all_groups(self, iteration: int) -> list[EpisodeRequest]:
+        """The groups of this rank in an iteration without filters."""
+        first = iteration * self._batch.rollout_batch_size + self._strategy.rank * self._quota
+        return self._sampler.at(range(first, first + self._quota))
+
+    def _next_groups(self, missing: int) -> list[EpisodeRequest]:
+        """Further groups, enough that so many may pass the filters on each rank."""
+        count = groups_to_sample(missing, self._filters.oversample_factor)
         start = self._position + self._strategy.rank * count
         self._position += count * self._strategy.world_size
         return self._sampler.at(range(start, start + count))
@@ -206,11 +229,11 @@ class GroupCollector:
     def abandon(self) -> None:
         """Discard the iteration in progress, unless it was committed; groups carried over into it are kept."""
         if self._before is not None:
-            self._position, self._carried = self._before
+            self._position, self._carried, self._ahead = self._before
         self._round = self._before = None
 
     def _begin(self, iteration: int) -> None:
-        self._before = (self._position, self._carried)
+        self._before = (self._position, self._carried, dict(self._ahead))
         self._round = work = _Round(iteration)
         for group in self._carried:
             self._keep_if_fresh(group, iteration, work)
@@ -294,10 +317,11 @@ class GroupCollector:
         return Collected(samples, work.played, counts, total)
 
     def state_dict(self) -> dict[str, Any]:
-        """State of this rank for a checkpoint: position of the sampler, and groups carried over."""
+        """State of this rank for a checkpoint: position of the sampler, groups carried over, rounds planned ahead."""
         # The key "born" is part of the checkpoint format.
         carried = [{"born": group.created_iteration, "samples": group.samples} for group in self._carried]
-        return {"position": self._position, "carried": carried}
+        ahead = {iteration: [asdict(r) for r in requests] for iteration, requests in self._ahead.items()}
+        return {"position": self._position, "carried": carried} | ({"ahead": ahead} if ahead else {})
 
     def share_out(self, states: Sequence[dict[str, Any]], prepare: Prepare | None = None) -> int:
         """Restore the `state_dict`s of a different number of ranks, re-sharding the groups carried over.
@@ -305,9 +329,15 @@ class GroupCollector:
         Returns:
             Number of groups carried over, over all ranks.
         """
+        mine = slice(self._strategy.rank, None, self._strategy.world_size)
         carried = [entry for state in states for entry in state["carried"]]
-        shard = carried[self._strategy.rank :: self._strategy.world_size]
-        self.load_state_dict({"position": states[0]["position"], "carried": shard}, prepare)
+        ahead = {}
+        for iteration in states[0].get("ahead", {}):
+            requests = [request for state in states for request in state["ahead"][iteration]]
+            uids = list(dict.fromkeys(request["uid"] for request in requests))[mine]
+            ahead[iteration] = [request for request in requests if request["uid"] in uids]
+        state = {"position": states[0]["position"], "carried": carried[mine], "ahead": ahead}
+        self.load_state_dict(state, prepare)
         return len(carried)
 
     def load_state_dict(self, state: dict[str, Any], prepare: Prepare | None = None) -> None:
@@ -317,3 +347,7 @@ class GroupCollector:
             Group(entry["born"], [s if prepare is None else s.prepared(prepare) for s in entry["samples"]])
             for entry in state["carried"]
         ]
+        self._ahead = {
+            iteration: [EpisodeRequest(**request) for request in requests]
+            for iteration, requests in state.get("ahead", {}).items()
+        }

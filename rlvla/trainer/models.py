@@ -151,5 +151,5 @@ def anneal_noise(actor: Engine, batch: BatchConfig, iteration: int) -> dict[str,
     """
     if batch.flow_noise_level_end is None:
         return {}
-    progress = iteration / max(1, batch.iterations - 1)
+    progress = batch.progress(iteration)
     return {"actor/noise_level": actor.module.anneal_noise(batch.flow_noise_level_end, progress)}

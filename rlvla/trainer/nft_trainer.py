@@ -15,6 +15,7 @@ from rlvla.algorithms.flow import mirrored_loss, nft_reward
 from rlvla.algorithms.losses import aggregate_loss
 from rlvla.experience import Experience, Sample
 from rlvla.models.policy import Policy
+from rlvla.rollout import EpisodeRequest
 from rlvla.trainer.algorithm import Algorithm, AlgorithmSetup, Plan, register_algorithm
 from rlvla.trainer.collection import Collection, demonstration_loss
 from rlvla.trainer.guards import advantages_vanish
@@ -61,6 +62,10 @@ class NFT(Algorithm):
     def plan(self, iteration: int) -> Plan | None:
         """See `Collection.plan`."""
         return self.collection.plan(iteration)
+
+    def plan_ahead(self, iteration: int) -> Sequence[EpisodeRequest]:
+        """See `GroupCollector.plan_ahead`."""
+        return self.collection.collector.plan_ahead(iteration)
 
     def ingest(self, samples: Sequence[Sample]) -> None:
         """See `Collection.ingest`."""

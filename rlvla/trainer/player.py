@@ -1,15 +1,21 @@
-"""Playing the episodes of a plan with a progress bar, interruptible by a signal."""
+"""Playing the episodes of a plan with a progress bar, interruptible by a signal, before or during training."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields
+from typing import Any
 
 from rlvla.evaluation.evaluate import SuccessOnBar
 from rlvla.experience import Sample
 from rlvla.models.policy import RolloutPolicy
-from rlvla.rollout import EpisodeRequest, RolloutEngine
+from rlvla.rollout import EpisodeRequest, FinishedEpisode, RolloutEngine
 from rlvla.rollout.stats import RolloutStats
+from rlvla.trainer.ahead import RolloutAhead
+from rlvla.trainer.algorithm import Algorithm
+from rlvla.trainer.config import AsyncConfig, BatchConfig
+from rlvla.trainer.measurements import Stopwatch
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
 from rlvla.utils.stopping import BrokenOff, StopSignals
 from rlvla.utils.terminal import progress_bar
@@ -25,17 +31,18 @@ class Player:
         temperature: sampling temperature.
 
     Attributes:
-        stats: statistics of all episodes since `reset`.
+        stats: statistics of all episodes of the iteration.
+        waited_s: seconds spent waiting for them.
     """
 
     def __init__(self, rollout: RolloutEngine, strategy: DeepspeedStrategy, signals: StopSignals, temperature: float):
         self._rollout, self._strategy, self._signals = rollout, strategy, signals
         self._temperature = temperature
-        self.stats = RolloutStats()
+        self.begin(0)
 
-    def reset(self) -> None:
-        """Reset the statistics."""
-        self.stats = RolloutStats()
+    def begin(self, iteration: int) -> None:
+        """Begin an iteration, counted from 0."""
+        self._iteration, self.stats, self.waited_s = iteration, RolloutStats(), 0.0
 
     def play(
         self, requests: Sequence[EpisodeRequest], policy: RolloutPolicy, description: str, *, greedy: bool = False
@@ -45,16 +52,89 @@ class Player:
         Raises:
             BrokenOff: a signal was received on any rank.
         """
+        watch = Stopwatch()
         with progress_bar(len(requests), description, enabled=self._strategy.is_main) as bar:
             on_episode = SuccessOnBar(bar)
-            samples = self._signals.attempt(
-                lambda: self._rollout.run(
-                    requests, policy, temperature=self._temperature, greedy=greedy, on_episode=on_episode
-                )
-            )
-        if self._strategy.any(samples is None):
+            played = self._signals.attempt(lambda: self._played(requests, policy, on_episode, greedy))
+        if self._strategy.any(played is None):
             raise BrokenOff("a signal interrupted the rollout")
-        assert samples is not None
+        assert played is not None
+        samples, stats = played
+        self.waited_s += watch.elapsed
         for part in fields(RolloutStats):
-            setattr(self.stats, part.name, getattr(self.stats, part.name) + getattr(self._rollout.stats, part.name))
+            setattr(self.stats, part.name, getattr(self.stats, part.name) + getattr(stats, part.name))
         return samples
+
+    def _played(
+        self,
+        requests: Sequence[EpisodeRequest],
+        policy: Any,
+        on_episode: Callable[[FinishedEpisode], None],
+        greedy: bool,
+    ) -> tuple[list[Sample], RolloutStats]:
+        options = {"temperature": self._temperature, "greedy": greedy, "on_episode": on_episode}
+        return self._rollout.run(requests, policy, **options), self._rollout.stats
+
+    def play_ahead(self, algorithm: Algorithm, policy: RolloutPolicy) -> None:
+        """All episodes of the iteration are there: the next ones may be played while it is trained on."""
+
+    def idle(self) -> AbstractContextManager[None]:
+        """Inside the block no episodes are played ahead, so that the workers are free."""
+        return nullcontext()
+
+    def close(self) -> None:
+        """Give up what is played ahead."""
+
+
+class AsyncPlayer(Player):
+    """Plays all episodes on a thread, those of later iterations ahead of time.
+
+    Args:
+        ahead: the thread.
+        batch: number of iterations, and sampling temperature.
+        config: how many iterations to play ahead, and when new weights are offered.
+        rollout, strategy, signals: as for `Player`.
+    """
+
+    def __init__(
+        self,
+        ahead: RolloutAhead,
+        batch: BatchConfig,
+        config: AsyncConfig,
+        rollout: RolloutEngine,
+        strategy: DeepspeedStrategy,
+        signals: StopSignals,
+    ):
+        self._ahead, self._config, self._iterations = ahead, config, batch.iterations
+        super().__init__(rollout, strategy, signals, batch.temperature)
+
+    def _played(
+        self,
+        requests: Sequence[EpisodeRequest],
+        policy: Any,
+        on_episode: Callable[[FinishedEpisode], None],
+        greedy: bool,
+    ) -> tuple[list[Sample], RolloutStats]:
+        number = self._iteration
+        if self._ahead.holds(number):
+            if self._config.partial_rollout:
+                self._ahead.publish(policy, number)
+            return self._ahead.take(number, on_episode)
+        self._ahead.publish(policy, number)
+        return self._ahead.play(number, requests, on_episode, greedy=greedy)
+
+    def play_ahead(self, algorithm: Algorithm, policy: Any) -> None:
+        """Have the first episodes of the next iterations played by the weights that begin this one, or newer ones."""
+        self._ahead.publish(policy, self._iteration)
+        last = min(self._iteration + self._config.max_staleness, self._iterations - 1)
+        for iteration in range(self._iteration + 1, last + 1):
+            if not self._ahead.holds(iteration):
+                self._ahead.submit(iteration, algorithm.plan_ahead(iteration))
+
+    def idle(self) -> AbstractContextManager[None]:
+        """Finishes the episodes that are being played, unless a signal asks to stop."""
+        return self._ahead.idle(lambda: self._signals.received != 0)
+
+    def close(self) -> None:
+        """End the thread."""
+        self._ahead.close()

@@ -10,7 +10,7 @@ from rlvla.algorithms.kl import AdaptiveKLController, FixedKLController
 from rlvla.data.demonstrations import Demonstrations
 from rlvla.envs.base import TaskSpec
 from rlvla.experience import Sample
-from rlvla.rollout import RolloutEngine
+from rlvla.rollout import EpisodeRequest, RolloutEngine
 from rlvla.trainer.algorithm import Algorithm, AlgorithmSetup, Plan, register_algorithm
 from rlvla.trainer.algorithm_config import OF_POLICY_LOSS, AlgorithmConfig
 from rlvla.trainer.collection import Collection, demonstration_loss
@@ -18,6 +18,7 @@ from rlvla.trainer.config import PPOConfig
 from rlvla.trainer.guards import advantages_vanish
 from rlvla.trainer.metrics import Metrics
 from rlvla.trainer.models import Models
+from rlvla.trainer.rollout_correction import Interpolation
 from rlvla.trainer.scoring import Networks
 from rlvla.trainer.trainer import Trainer
 from rlvla.trainer.updater import UpdatePhase, Updater
@@ -54,7 +55,8 @@ class PPO(Algorithm):
         networks = Networks(self.actor, critic, models.reference)
         self.collection = Collection(setup, networks)
         self.kl = kl_controller(config.algorithm)
-        updater = Updater(strategy, batch, config.algorithm, models.actor)
+        interpolation = Interpolation(config.correction) if config.asynchronous.interpolates else None
+        updater = Updater(strategy, batch, config.algorithm, models.actor, interpolation)
         parts = (updater, self.actor, self.critic, self.after_step, demonstration_loss(setup))
         self._phase = UpdatePhase(strategy, batch, optimization, *parts)
 
@@ -67,6 +69,10 @@ class PPO(Algorithm):
     def plan(self, iteration: int) -> Plan | None:
         """See `Collection.plan`."""
         return self.collection.plan(iteration)
+
+    def plan_ahead(self, iteration: int) -> Sequence[EpisodeRequest]:
+        """See `GroupCollector.plan_ahead`."""
+        return self.collection.collector.plan_ahead(iteration)
 
     def ingest(self, samples: Sequence[Sample]) -> None:
         """See `Collection.ingest`."""

@@ -5,11 +5,18 @@ Log-ratios are taken per column of `--log_prob_level`, as in the policy loss; a 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from rlvla.algorithms.columns import Columns
-from rlvla.algorithms.rollout_correction import mismatch_metrics, rejection_mask, rollout_correction_weights
+from rlvla.algorithms.rollout_correction import (
+    interpolated_log_probs,
+    mismatch_metrics,
+    rejection_mask,
+    rollout_correction_weights,
+)
 from rlvla.experience import Experience
 from rlvla.trainer.algorithm_config import CorrectionConfig
 from rlvla.trainer.metrics import Metrics
@@ -50,6 +57,42 @@ def correct_rollout(
         metrics.maximum({f"{PREFIX}/rollout_rs_max": measured["rollout_rs_max"]})
         rows = rows.with_fields(policy_mask=rows.policy_mask & columns.spread(kept))
     return rows if weights is None else rows.with_fields(rollout_weights=columns.spread(weights))
+
+
+@dataclass(frozen=True)
+class Interpolation:
+    """Old log-probs and weights from those of rollout and training, without a pass of the policy before the update.
+
+    Attributes:
+        correction: the importance weights.
+    """
+
+    correction: CorrectionConfig
+
+    def __call__(
+        self, new: Tensor, behaviour: Tensor, staleness: Tensor, mask: Tensor, metrics: Metrics
+    ) -> tuple[Tensor, Tensor | None]:
+        """Old log-probs [B, L], and their importance weights to the policy that sampled, if they are on.
+
+        Args:
+            new: [B, L] of the policy in training.
+            behaviour: [B, L] at sampling time.
+            staleness: [B] versions.
+            mask: [B, L] bool.
+            metrics: receives rollout_corr/ess and metrics of the weights.
+        """
+        old = interpolated_log_probs(behaviour, new, staleness)
+        _effective_share((old - behaviour).clamp(-20.0, 20.0).exp(), mask, f"{PREFIX}/ess", metrics)
+        config = self.correction
+        if config.rollout_is == "none":
+            return old, None
+        bounds = {"low": config.rollout_is_low, "high": config.rollout_is_high}
+        weights, measured = rollout_correction_weights(
+            old, behaviour, mask, level=config.rollout_is_level, mode=config.rollout_is, **bounds
+        )
+        names = ("mean", "fraction_low", "fraction_high")
+        metrics.mean({f"{PREFIX}/rollout_is_{n}": measured[f"rollout_is_{n}"] for n in names}, float(mask.sum()))
+        return old, weights
 
 
 def column_weights(

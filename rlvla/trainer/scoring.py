@@ -70,10 +70,15 @@ class ModelPasses:
         self.networks = networks
         self._strategy, self._batch, self._algorithm = strategy, batch, algorithm
 
-    def scores(self, rows: Experience) -> Scores:
-        """Run all networks over the rows."""
+    def scores(self, rows: Experience, *, known: bool = False) -> Scores:
+        """Run all networks over the rows; the actor only where it has to, if its log-probs are those of the rollout."""
         self.networks.actor.train(False)
-        outputs = self._passes(rows, self._policies)
+        needed = (
+            self.networks.shared or self.networks.reference or "sum_pi_squared" in self._algorithm.estimator_options
+        )
+        outputs = {} if known and not needed else self._passes(rows, self._policies)
+        if known:
+            outputs["log_probs"] = rows.rollout_log_probs
         reference = parameters_of(outputs) or None
         values = outputs.get("values")
         if values is None and self.networks.critic is not None:

@@ -23,6 +23,7 @@ from rlvla.evaluation.results import EvalResult
 from rlvla.evaluation.videos import record_videos
 from rlvla.models.policy import Policy, RolloutPolicy
 from rlvla.rollout import RolloutEngine
+from rlvla.trainer.ahead import RolloutAhead, Staleness
 from rlvla.trainer.algorithm import Algorithm, AlgorithmSetup
 from rlvla.trainer.algorithm_config import LEARNERS
 from rlvla.trainer.guards import Guards
@@ -31,7 +32,7 @@ from rlvla.trainer.metrics import Metrics
 from rlvla.trainer.metrics_writer import PPO_OVERVIEW, MetricsLogger, ppo_layout
 from rlvla.trainer.models import Offloading, WeightAverage, anneal_noise
 from rlvla.trainer.observers import Observer, RewardCheck, Rollout, RolloutDumps
-from rlvla.trainer.player import Player
+from rlvla.trainer.player import AsyncPlayer, Player
 from rlvla.trainer.progress.report import Progress, start_evaluation
 from rlvla.utils.deepspeed.engine import Engine
 from rlvla.utils.errors import SaveError, TrainingHalted
@@ -71,6 +72,9 @@ class Trainer:
         config, strategy = setup.config, setup.strategy
         self.config, self.strategy, self.rollout, self.tasks = config, strategy, rollout, setup.tasks
         self._save_path, self._ckpt_path = save_path, ckpt_path
+        ahead = None
+        if config.asynchronous.plays_ahead:  # copies the policy before DeepSpeed changes it
+            ahead = RolloutAhead(rollout, setup.models.actor, config.asynchronous, config.batch)
         self.algorithm: Algorithm = LEARNERS.get(config.algorithm.algorithm)(setup)
         actor, optimization = self.algorithm.actor, config.optimization
         self._offloading = Offloading(
@@ -80,7 +84,10 @@ class Trainer:
         replayed = {"temperature": config.batch.temperature, "overrides": dict(setup.models.overrides)}
         self._guards = Guards(config.guards, strategy, save_path, replayed, self.algorithm.is_idle)
         self._signals = signals or StopSignals()
-        self._player = Player(rollout, strategy, self._signals, config.batch.temperature)
+        parts = (rollout, strategy, self._signals)
+        self._player = Player(*parts, config.batch.temperature)
+        if ahead is not None:
+            self._player = AsyncPlayer(ahead, config.batch, config.asynchronous, *parts)
         self._profiler = IterationProfiler(config.schedule.profile_steps, save_path, strategy)
         self._throughput = Throughput(strategy, setup.models.actor)
         densities = "probabilities" in actor.module.spec.missing
@@ -88,7 +95,7 @@ class Trainer:
             config, strategy, save_path, actor.module, rollout.success_source, densities=densities
         )
         self.observers: list[Observer] = [RewardCheck(rollout.rewards, strategy), self._throughput]
-        self.observers += [self._progress, self._guards]
+        self.observers += [self._progress, self._guards, *([] if ahead is None else [Staleness()])]
         if config.schedule.dump_rollouts:  # first, because the other observers may end the run
             rollout.keep_observed = True
             shown = config.shown_env or config.record.env
@@ -176,6 +183,12 @@ class Trainer:
                 saved.
             SaveError: the last checkpoint, or the policy, could not be written; everything else is done.
         """
+        try:
+            return self._fit()
+        finally:
+            self._player.close()
+
+    def _fit(self) -> dict[str, float]:
         self._evaluate_if_due()
         try:
             self._train()
@@ -360,7 +373,7 @@ class Trainer:
         """
         schedule, watch = self.config.schedule, Stopwatch()
         try:
-            with self._evaluated_weights(), self._policy() as policy:
+            with self._player.idle(), self._evaluated_weights(), self._policy() as policy:
                 result = evaluate(
                     self.rollout,
                     policy,
@@ -436,7 +449,8 @@ class Trainer:
         watch, metrics = Stopwatch(), Metrics()
         # So that library code that draws from global generators depends on the iteration only, even after a resume.
         seed_everything(self.strategy.seed + 1000 * self.iteration + self.strategy.rank)
-        self.rollout.rewards.start_iteration(self.iteration, self.config.batch.iterations)
+        if not self.config.asynchronous.plays_ahead:  # else the thread that plays does it
+            self.rollout.rewards.start_iteration(self.iteration, self.config.batch.iterations)
         try:
             with record_function("rollout"):
                 rollout = self._play()
@@ -453,7 +467,7 @@ class Trainer:
     def _play(self) -> Rollout:
         """Play the episodes that the algorithm plans for an iteration, and pass them to it."""
         rollout = Rollout(self.iteration, start_evaluation=start_evaluation(self.evaluations))
-        self._player.reset()
+        self._player.begin(self.iteration)
         with self.algorithm.rollout_weights(), self._policy() as policy:
             while (plan := self.algorithm.plan(self.iteration)) is not None:
                 bar = self._progress.bar(self.iteration + 1) + (" greedy baselines" if plan.greedy else " rollout")
@@ -461,6 +475,7 @@ class Trainer:
                 self.algorithm.ingest(samples)
                 rollout.num_episodes += len(samples)
                 rollout.samples += [] if plan.greedy else samples
+            self._player.play_ahead(self.algorithm, policy)
         rollout.stats = self._player.stats
         return rollout
 
@@ -469,7 +484,7 @@ class Trainer:
         self._look_after_folder()
         measure_rollout(rollout.samples, rollout.stats, metrics, self.strategy, self.tasks)
         metrics.total({"episodes": rollout.num_episodes})
-        metrics.mean({"timing_s/iteration": elapsed}, 1.0)
+        metrics.mean({"timing_s/iteration": elapsed, "timing_s/wait_for_rollout": self._player.waited_s}, 1.0)
         self._throughput.measure_memory(metrics)
         values |= metrics.reduce(self.strategy) | anneal_noise(self.algorithm.actor, self.config.batch, self.iteration)
         self.iteration += 1

@@ -26,6 +26,7 @@ from rlvla.trainer.config import BatchConfig, OptimizationConfig
 from rlvla.trainer.metrics import Metrics
 from rlvla.trainer.observers import OptimizerStep
 from rlvla.trainer.replay import MicroBatchPlanner, ReplayList, step_sizes
+from rlvla.trainer.rollout_correction import Interpolation
 from rlvla.trainer.scoring import critic_values
 from rlvla.trainer.step_normalizer import StepNormalizer, choose_over_ranks
 from rlvla.trainer.supervised.demonstration_loss import DemonstrationLoss
@@ -51,6 +52,7 @@ class Updater:
         batch: micro-batch sizes and sampling temperature.
         algorithm: losses and their coefficients.
         policy: gives the number of log-probs per decision and of tokens per row.
+        interpolation: finds the old log-probs during the update; None: they are known before.
     """
 
     def __init__(
@@ -59,8 +61,9 @@ class Updater:
         batch: BatchConfig,
         algorithm: AlgorithmConfig,
         policy: Policy,
+        interpolation: Interpolation | None = None,
     ):
-        self._strategy = strategy
+        self._strategy, self._interpolation = strategy, interpolation
         self._batch = batch
         self._algorithm = algorithm
         self._columns = Columns(algorithm.log_prob_level, policy.spec.columns, policy.spec.columns_per_action)
@@ -108,10 +111,13 @@ class Updater:
         for micro, rows, count, last in self._micro_batches(step):
             outputs = self._forward(engine, micro)
             new, old, advantages, column_mask = self._on_columns(micro, outputs["log_probs"])
-            if check_ratio:
+            weights = None if micro.rollout_weights is None else columns.first(micro.rollout_weights)
+            if self._interpolation is not None:
+                assert micro.staleness is not None
+                old, weights = self._interpolation(new.detach(), old, micro.staleness, column_mask, metrics)
+            elif check_ratio:
                 self._check_ratio(new, old, column_mask, next(actor.parameters()).dtype)
                 check_ratio = False
-            weights = None if micro.rollout_weights is None else columns.first(micro.rollout_weights)
             loss, measured = self._policy_loss(
                 new,
                 old,

@@ -137,7 +137,7 @@ def test_a_worker_with_several_slots_is_replaced_when_none_of_them_plays(monkeyp
     check_scores(samples)
 
 
-@pytest.mark.parametrize(("fault", "most"), [("raise", 1), ("kill", 3), ("sleep", 3), ("nan", 3), ("past_slot", 3)])
+@pytest.mark.parametrize(("fault", "most"), [("raise", 1), ("kill", 3), ("nan", 3), ("past_slot", 3)])
 def test_a_fault_costs_at_most_the_episodes_of_its_worker(tmp_path: Path, fault: str, most: int) -> None:
     """Three slots to a worker. An exception costs its own episode alone, since environments are separate."""
     kwargs = write_plan(tmp_path, {"1005": [["step", fault]]})
@@ -152,7 +152,7 @@ def test_a_fault_costs_at_most_the_episodes_of_its_worker(tmp_path: Path, fault:
         check_scores(samples)
 
 
-@pytest.mark.parametrize("fault", ["kill", "nan", pytest.param("sleep", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("fault", ["kill", "nan"])
 def test_an_episode_that_keeps_failing_takes_no_other_with_it(tmp_path: Path, fault: str) -> None:
     """Of four slots of a worker it is dropped alone, as with a worker for itself, and takes as many attempts."""
     for envs_per_worker in (1, 4):

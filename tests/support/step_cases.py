@@ -39,10 +39,10 @@ ONE_MICRO_BATCH = 100
 
 
 def settings() -> dict[str, Setting]:
-    """Every mode, stage and accumulation; then levels, losses and ways to share out the rows."""
+    """Every mode with each stage and accumulation; then levels, losses and ways to share out the rows."""
     found: dict[str, Setting] = {}
     # Rank 0 has 8 rows, so 1 or 4 micro-batches; rank 1 has 2, and blank ones where these are used up.
-    for mode, stage, (steps, size) in itertools.product(AGGREGATION_MODES, (0, 2), ((1, 8), (4, 2))):
+    for mode, (stage, steps, size) in itertools.product(AGGREGATION_MODES, ((0, 1, 8), (2, 4, 2))):
         found[f"{mode}, ZeRO {stage}, {steps} micro-batches"] = (stage, size, {"loss_agg_mode": mode}, {})
     for level in ("action", "chunk"):
         found[f"{level} level"] = (0, 2, {"log_prob_level": level, "loss_agg_mode": "traj-mean-token-mean"}, {})

@@ -43,6 +43,7 @@ _TITLES = {
     "schedule": "evaluation, checkpoints, logging (in iterations)",
     "guards": "early termination of failing runs",
     "rollout": "rollout engine",
+    "asynchronous": "playing while training",
     "workers": "environment workers",
     "custom": "own code",
 }

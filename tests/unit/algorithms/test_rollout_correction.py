@@ -3,7 +3,12 @@ import math
 import pytest
 import torch
 
-from rlvla.algorithms.rollout_correction import mismatch_metrics, rejection_mask, rollout_correction_weights
+from rlvla.algorithms.rollout_correction import (
+    interpolated_log_probs,
+    mismatch_metrics,
+    rejection_mask,
+    rollout_correction_weights,
+)
 from tests.support import slow_reference as slow
 from tests.support.algorithm_cases import random_batch
 
@@ -148,3 +153,21 @@ def test_bad_input():
         mismatch_metrics(b["new"], b["old"], b["mask"].float())
     with pytest.raises(ValueError, match="rollout_log_probs has shape"):
         mismatch_metrics(b["new"], b["old"][:2], b["mask"])
+
+
+def test_interpolation_equals_the_slow_reference():
+    """log_b + alpha (log - log_b) with alpha = (v - 1 - v_b) / (v - v_b), v the version after the update."""
+    b = random_batch(4)
+    rows, after = len(b["new"]), 7
+    decided_by = [6 - row % 4 for row in range(rows)]
+    staleness = torch.tensor([after - 1 - version for version in decided_by])
+    found = interpolated_log_probs(b["old"], b["new"].requires_grad_(), staleness)
+    assert not found.requires_grad
+    for row, version in enumerate(decided_by):
+        alpha = (after - 1 - version) / (after - version)
+        for token, (old, new) in enumerate(zip(b["old"][row].tolist(), b["new"][row].tolist())):
+            assert found[row, token].item() == pytest.approx(old + alpha * (new - old), abs=1e-6, nan_ok=True)
+    fresh = [row for row, version in enumerate(decided_by) if version == 6]
+    assert fresh and torch.equal(found[fresh], b["old"][fresh]), "to the bit"
+    with pytest.raises(ValueError, match="do not fit"):
+        interpolated_log_probs(b["old"], b["new"][:, 1:], staleness)

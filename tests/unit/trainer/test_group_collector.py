@@ -315,3 +315,47 @@ def test_ranks_end_together_if_none_has_the_number(successful_rank: int | None) 
 def test_numbers_that_every_episode_has(name: str, value: float) -> None:
     (request,) = TaskSampler(list_tasks("toy_reach"), [range(50)], 1, seed=0).at(range(1))
     assert episode_metric(played(request, True), name) == value
+
+
+@pytest.mark.parametrize("filters", [FilterConfig(), FilterConfig(filter_accuracy=True, max_rollout_rounds=9)])
+def test_what_was_planned_ahead_is_the_first_round(filters: FilterConfig) -> None:
+    """Also after a break, and after an iteration that is repeated; no group is lost or played twice."""
+    world, groups = World(lambda p: 2 if p % 3 else 0), collector(filters, groups=4)
+    collect(groups, 0, world)
+    groups.commit()
+    first, second = groups.plan_ahead(1), groups.plan_ahead(2)
+    assert groups.plan_ahead(2) == second
+    state = groups.state_dict()
+    assert groups.plan(1) == first
+    groups.abandon()  # a signal; the iteration is repeated
+    assert groups.state_dict() == state
+    resumed = collector(filters, groups=4)
+    resumed.load_state_dict(state)
+    for later in (groups, resumed):
+        played_before = list(world.rounds)
+        for iteration, planned in ((1, first), (2, second)):
+            rounds = len(world.rounds)
+            got = collect(later, iteration, world)
+            later.commit()
+            assert world.rounds[rounds] == list(dict.fromkeys(map(position, planned)))
+            assert len(got.samples) == 4 * GROUP
+        assert "ahead" not in later.state_dict()
+        asked = [p for r in world.rounds for p in r] if later is groups else []
+        assert len(asked) == len(set(asked)), "no group is played twice"
+        world.rounds[:] = played_before
+
+
+def test_rounds_planned_ahead_go_to_other_ranks() -> None:
+    ranks = [collector(FilterConfig(), groups=4, strategy=strategy) for strategy in map(ManyRanks(2).of, range(2))]
+    planned = [position(r) for rank in ranks for r in rank.plan_ahead(1)[::GROUP]]
+    alone = collector(FilterConfig(), groups=4)
+    alone.share_out([rank.state_dict() for rank in ranks])
+    requests = alone.plan(1)
+    assert requests is not None and [position(r) for r in requests[::GROUP]] == planned == [4, 5, 6, 7]
+    back = [collector(FilterConfig(), groups=4, strategy=strategy) for strategy in map(ManyRanks(2).of, range(2))]
+    again = collector(FilterConfig(), groups=4)
+    again.plan_ahead(1)
+    for rank in back:
+        rank.share_out([again.state_dict()])
+    dealt = [[position(r) for r in (rank.plan(1) or [])[::GROUP]] for rank in back]
+    assert dealt == [[4, 6], [5, 7]]
