@@ -154,7 +154,11 @@ class RolloutAhead:
             self._changed.notify_all()
 
     def submit(self, iteration: int, requests: Sequence[EpisodeRequest]) -> None:
-        """Have the first episodes of a later iteration played as soon as the weights are new enough."""
+        """Have the first episodes of a later iteration played, after all that wait, by the newest weights there are.
+
+        The caller sees to it that these are new enough: it submits iteration k + max_staleness after publishing version
+        k, at the earliest.
+        """
         self._ahead[iteration] = job = _Job(iteration, requests)
         self._enqueue(job, len(self._waiting))
 
@@ -235,18 +239,13 @@ class RolloutAhead:
     def _next(self) -> _Job | None:
         """Wait for episodes that may be played; None once it is closed."""
         with self._changed:
-            while not self._closed and (self._paused or not self._may_begin()):
+            while not self._closed and (self._paused or not self._waiting):
                 self._changed.wait()
             if self._closed:
                 return None
             self._running = self._waiting.pop(0)
             self._policy.renew()
             return self._running
-
-    def _may_begin(self) -> bool:
-        if not self._waiting or self._policy.newest == _NONE:
-            return False
-        return self._waiting[0].iteration - self._policy.newest <= self._config.max_staleness
 
     def _played(self, job: _Job) -> tuple[list[Sample], RolloutStats]:
         self._rollout.rewards.start_iteration(job.iteration, self._batch.iterations)

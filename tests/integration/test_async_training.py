@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,11 @@ import torch
 from cli.train_ppo_vla import build_parser
 from rlvla.commands.ppo_flags import PPORun
 from rlvla.commands.train_ppo import run_ppo
-from rlvla.experience import Sample
+from rlvla.experience import Experience, Sample
 from rlvla.rollout.engine import RolloutEngine
 from rlvla.trainer import ahead
 from rlvla.trainer.ppo_trainer import PPOTrainer
+from rlvla.trainer.scoring import ModelPasses
 from rlvla.utils.errors import RunEnded
 from rlvla.utils.files import read_metrics
 from rlvla.utils.stopping import StopRequested
@@ -58,8 +60,6 @@ class Watched:
         largest = 0.0
         for row, version in enumerate(sample.versions.tolist()):
             policy = self.weights[version]
-            from rlvla.experience import Experience
-
             one = Experience(
                 images=sample.images[row : row + 1],
                 proprio=None if sample.proprio is None else sample.proprio[row : row + 1],
@@ -97,8 +97,9 @@ def versions(seen: Watched) -> list[list[int]]:
 
 
 def test_without_staleness_it_is_the_synchronous_run_to_the_bit(policy_folder: Path, tmp_path: Path) -> None:
-    run(policy_folder, tmp_path / "plain", "--deterministic_rollout")
-    run(policy_folder, tmp_path / "async", "--deterministic_rollout", "--async_rollout", "--max_staleness", "0")
+    flags = ("--deterministic_rollout", "--num_episodes", "16")
+    run(policy_folder, tmp_path / "plain", *flags)
+    run(policy_folder, tmp_path / "async", *flags, "--async_rollout", "--max_staleness", "0")
     assert_equal_to_the_bit(tmp_path / "async", tmp_path / "plain")
 
 
@@ -148,7 +149,7 @@ def test_an_episode_goes_on_with_new_weights(
             published.wait(60)
         return act(self, *arguments, **options)
 
-    def told(self: ahead.PolicyCopy, policy: Any, version: int) -> None:
+    def loaded(self: ahead.PolicyCopy, policy: Any, version: int) -> None:
         load(self, policy, version)
         if version == 1:
             published.set()
@@ -160,9 +161,9 @@ def test_an_episode_goes_on_with_new_weights(
         submit(self, *arguments)
 
     monkeypatch.setattr(ahead.PolicyCopy, "act", slow)
-    monkeypatch.setattr(ahead.PolicyCopy, "load", told)
+    monkeypatch.setattr(ahead.PolicyCopy, "load", loaded)
     monkeypatch.setattr(ahead.RolloutAhead, "submit", submitted)
-    run(policy_folder, tmp_path / "run", "--async_rollout", "--partial_rollout")
+    run(policy_folder, tmp_path / "run", "--async_rollout", "--partial_rollout", "--num_episodes", "16")
     assert 1 in versions(watched)[1], "weights of iteration 1 have decided in iteration 1"
     assert max(watched.deviation(sample) for part in watched.iterations.values() for sample in part) < 1e-5
 
@@ -170,12 +171,15 @@ def test_an_episode_goes_on_with_new_weights(
 FILTERS = ("--filter_metric", "episode_length", "--filter_metric_range", "0", "99", "--oversample_factor", "1.5")
 
 
-@pytest.mark.parametrize("more", [(), (*FILTERS, "--max_group_staleness", "2")], ids=["plain", "filtered"])
-@pytest.mark.parametrize("staleness", ["1", "2"])
+@pytest.mark.parametrize(
+    ("staleness", "more"),
+    [("1", ()), ("2", (*FILTERS, "--max_group_staleness", "2"))],
+    ids=["one ahead", "two ahead, filtered"],
+)
 def test_a_run_that_was_broken_off_plays_each_group_once(
-    more: tuple[str, ...], staleness: str, policy_folder: Path, tmp_path: Path, watched: Watched
+    staleness: str, more: tuple[str, ...], policy_folder: Path, tmp_path: Path, watched: Watched
 ) -> None:
-    flags = ("--async_rollout", "--max_staleness", staleness, *more)
+    flags = ("--async_rollout", "--max_staleness", staleness, "--num_episodes", "32", *more)
     whole = run(policy_folder, tmp_path / "whole", *flags)
     expected = {k: [s.uid for s in samples] for k, samples in watched.iterations.items()}
     watched.iterations.clear()
@@ -237,21 +241,33 @@ def test_an_error_of_the_thread_ends_the_run(
     assert sorted(watched.iterations) == [0, 1]
 
 
-def test_evaluations_wait_for_what_is_played_ahead(policy_folder: Path, tmp_path: Path, watched: Watched) -> None:
-    trainer = run(policy_folder, tmp_path / "run", "--async_rollout", "--max_staleness", "2", "--eval_steps", "1")
-    assert [iteration for iteration, _ in trainer.evaluations] == [1, 2, 3, 4, 5]
+def test_evaluations_wait_for_what_is_played_ahead(
+    policy_folder: Path, tmp_path: Path, watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    play, workers = RolloutEngine.run, threading.Lock()
+
+    def alone(self: RolloutEngine, *arguments: Any, **options: Any) -> Any:
+        assert workers.acquire(blocking=False), "two rollouts at a time"
+        try:
+            time.sleep(0.2)
+            return play(self, *arguments, **options)
+        finally:
+            workers.release()
+
+    monkeypatch.setattr(RolloutEngine, "run", alone)
+    flags = ("--async_rollout", "--max_staleness", "2", "--eval_steps", "1", "--num_episodes", "24")
+    trainer = run(policy_folder, tmp_path / "run", *flags)
+    assert [iteration for iteration, _ in trainer.evaluations] == [1, 2, 3]
 
 
 def test_interpolated_log_probs_need_no_pass(
     policy_folder: Path, tmp_path: Path, watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rlvla.trainer.scoring import ModelPasses
-
     def no_pass(self: ModelPasses, *_: Any) -> Any:
         raise AssertionError("the policy was asked")
 
     monkeypatch.setattr(ModelPasses, "_policies", no_pass)
-    run(policy_folder, tmp_path / "run", "--async_rollout", "--proximal", "interpolate")
+    run(policy_folder, tmp_path / "run", "--async_rollout", "--proximal", "interpolate", "--num_episodes", "24")
     found = [r for r in read_metrics(tmp_path / "run") if "actor/entropy" in r]
     assert found[0]["rollout_corr/ess"] == 1.0 and found[-1]["rollout_corr/ess"] < 1.0
     assert np.isfinite([r["actor/pg_loss"] for r in found]).all()

@@ -42,7 +42,8 @@ def change(after: dict[str, torch.Tensor], before: dict[str, torch.Tensor]) -> t
 
 @pytest.fixture(scope="module")
 def runs(policy_folder: Path, demos_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All runs on two ranks that end by themselves: SFT, GRPO, and GAE under ZeRO 0, 2 and 3 (1: test_exact_resume.py).
+    """All runs on two ranks that end by themselves: SFT, GRPO, and GAE under ZeRO 0, 2 and 3 (1: test_exact_resume.py), and
+    with episodes played ahead.
 
     The run of stage 3 is also stopped after one iteration and continued. What was printed is in `printed`.
     """
@@ -53,8 +54,9 @@ def runs(policy_folder: Path, demos_file: Path, tmp_path_factory: pytest.TempPat
 
     stages = {f"zero{stage}": ["--zero_stage", str(stage)] for stage in (0, 2, 3)}
     stages["zero3 lora"] = ["--zero_stage", "3", "--lora_rank", "4", "--actor_learning_rate", "1e-2"]
+    stages["zero3 ahead"] = ["--zero_stage", "3", "--async_rollout"]
     # A ZeRO-3 engine replaces torch's linear function for the rest of the process, which moves last bits: last of all.
-    order = ["zero0", "zero2", "zero3", "zero3 parts", "zero3 lora"]
+    order = ["zero0", "zero2", "zero3", "zero3 parts", "zero3 lora", "zero3 ahead"]
     sequence = [
         ["sft", *SFT_FLAGS, "--demos", str(demos_file), "--save_path", str(folder / "sft")],
         ppo("grpo", *GRPO_FLAGS, "--custom_module", str(ROOT / "tests" / "support" / "own_algorithm.py")),
@@ -92,6 +94,15 @@ def test_grpo_with_an_own_loss_on_two_ranks(runs: Path) -> None:
     (evaluation,) = json.loads((runs / "grpo" / "evaluations.json").read_text())
     assert evaluation["success_at_end"]["n"] == 4
     Actor.from_pretrained(runs / "grpo" / "policy")
+
+
+def test_playing_while_two_ranks_train_shared_out_weights(runs: Path, policy_folder: Path) -> None:
+    """Each rank has a whole copy of them, which plays the second iteration; the first is that of any other run."""
+    records = [r for r in read_metrics(runs / "zero3 ahead") if "critic/vf_loss" in r]
+    assert [r["async/staleness_max"] for r in records] == [0, 1]
+    plain = [r for r in read_metrics(runs / "zero3") if "critic/vf_loss" in r]
+    assert records[0]["actor/pg_loss"] == pytest.approx(plain[0]["actor/pg_loss"], abs=1e-4)
+    assert float(change(weights(runs / "zero3 ahead" / "policy"), weights(policy_folder)).abs().max()) > 5e-4
 
 
 @pytest.mark.parametrize("name", ["zero0", "zero2", "zero3", "zero3 lora"])
