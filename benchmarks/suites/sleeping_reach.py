@@ -1,6 +1,7 @@
 """`sleeping_reach`: toy_reach in which every chunk takes time and no CPU, as on a simulator host or a GPU of its own.
 
-The milliseconds per action are read from SLEEPING_REACH_MS.
+The mean milliseconds per action are read from SLEEPING_REACH_MS, the spread of their logarithm from
+SLEEPING_REACH_SIGMA (0: always the same).
 """
 
 from __future__ import annotations
@@ -16,20 +17,22 @@ from rlvla.envs.base import ChunkResult, TaskSpec
 from rlvla.envs.registry import get_suite, list_tasks, make_env, register_suite
 
 _SECONDS = float(os.environ.get("SLEEPING_REACH_MS", "0")) / 1000
+_SIGMA = float(os.environ.get("SLEEPING_REACH_SIGMA", "0"))
 
 
 class SleepingReach:
     """Passes everything on to toy_reach."""
 
     def __init__(self, env: Any, task: TaskSpec):
-        self.task, self._env = task, env
+        self.task, self._env, self._rng = task, env, np.random.default_rng()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._env, name)
 
     def step_chunk(self, actions: np.ndarray, *, record_frames: bool = False) -> ChunkResult:
         """Sleep as long as the actions take, then execute them."""
-        time.sleep(_SECONDS * len(actions))
+        factor = float(np.exp(self._rng.normal(-(_SIGMA**2) / 2, _SIGMA))) if _SIGMA else 1.0
+        time.sleep(_SECONDS * len(actions) * factor)
         return self._env.step_chunk(actions, record_frames=record_frames)
 
 

@@ -42,8 +42,9 @@ def change(after: dict[str, torch.Tensor], before: dict[str, torch.Tensor]) -> t
 
 @pytest.fixture(scope="module")
 def runs(policy_folder: Path, demos_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All runs on two ranks that end by themselves: SFT, GRPO, and GAE under ZeRO 0, 2 and 3 (1: test_exact_resume.py), and
-    with episodes played ahead.
+    """All runs on two ranks that end by themselves: SFT, GRPO, and GAE under ZeRO 0, 2 and 3 (1: test_exact_resume.py).
+
+    One plays episodes ahead.
 
     The run of stage 3 is also stopped after one iteration and continued. What was printed is in `printed`.
     """
