@@ -8,7 +8,7 @@ chunks of random length, fail now and then and are played again; all ranks wait 
 amounts are per GPU (weak scaling). "efficiency" is the episodes per second and GPU, to those of one GPU.
 
 `validate` compares it with real runs of this machine, synchronous and asynchronous, whose simulators sleep (some with a
-heavy tail): the times of single steps are read off one run, the iterations of the others are predicted from them.
+heavy tail): the times of single steps are read off the first run, the iterations of the others are predicted from them.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Load:
 
     Attributes:
         episodes: per iteration.
-        decisions: of an episode, at most.
+        decisions: of an episode that does not end early; 2.5: two as often as three.
         success: share of episodes that end early, at a uniformly drawn decision.
         slots: episodes at the same time.
         steps: optimizer steps per iteration.
@@ -81,7 +81,7 @@ class Load:
     """
 
     episodes: int = 64
-    decisions: int = 40
+    decisions: float = 40
     success: float = 0.5
     slots: int = 16
     steps: int = 4
@@ -97,8 +97,8 @@ def rollout(times: Times, load: Load, rng: np.random.Generator) -> tuple[float, 
     mu = math.log(times.chunk_s) - times.chunk_sigma**2 / 2 if times.chunk_s else -math.inf
 
     def begin(slot: int) -> None:
-        early = rng.random() < load.success
-        left[slot] = int(rng.integers(1, load.decisions + 1)) if early else load.decisions
+        whole = int(load.decisions + rng.random())
+        left[slot] = int(rng.integers(1, whole + 1)) if rng.random() < load.success else whole
         heapq.heappush(events, (now + times.reset_s, slot, False))
 
     for slot in range(min(load.slots, pending)):
@@ -167,7 +167,7 @@ def predict(times: Times, load: Load, gpus: list[int], count: int) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------- validation
-EPISODES, DECISIONS = 64, 4  # toy_reach with chunks of three and the time limit of 12 steps
+EPISODES, CHUNK = 64, 3
 
 
 def real(policy: Path, folder: Path, milliseconds: float, sigma: float, slots: int, ahead: bool) -> dict[str, float]:
@@ -188,14 +188,13 @@ def real(policy: Path, folder: Path, milliseconds: float, sigma: float, slots: i
 def validate(output: Path) -> None:
     """The table of `validate`."""
     policy = start(output / "start_0", 0)
-    first = real(policy, output / "measured", 10.0, 0.0, 4, ahead=False)
-    decisions = first["rollout/env_steps"] / 3
+    first = real(policy, output / "real_10_0_4_sync", 10.0, 0.0, 4, ahead=False)
+    decisions = first["rollout/env_steps"] / CHUNK
     calls = decisions / first["rollout/policy_batch"]
     learning = first["timing_s/update"] + first["timing_s/make_experience"]
-    load = Load(EPISODES, DECISIONS, success=0.0, slots=4, steps=4)
-    load = replace(load, decisions=round(decisions / EPISODES))
+    load = Load(EPISODES, decisions / EPISODES, success=0.0, slots=4, steps=4)
     times = Times(
-        chunk_s=0.03,
+        chunk_s=0.01 * CHUNK,
         reset_s=0.0,
         decision_s=first["timing_s/rollout_policy"] / calls,
         decision_row_s=0.0,
@@ -210,9 +209,9 @@ def validate(output: Path) -> None:
         for ahead in (False, True):
             folder = output / f"real_{milliseconds:g}_{sigma:g}_{slots}_{'ahead' if ahead else 'sync'}"
             wanted = real(policy, folder, milliseconds, sigma, slots, ahead)
-            setting = replace(times, chunk_s=3 * milliseconds / 1000, chunk_sigma=sigma)
+            setting = replace(times, chunk_s=CHUNK * milliseconds / 1000, chunk_sigma=sigma)
             found = iterations(setting, replace(load, slots=slots), 1, int(ahead), 30)
-            name = f"{3 * milliseconds:g} ms a chunk{', heavy tail' if sigma else ''}, {slots} slots"
+            name = f"{CHUNK * milliseconds:g} ms a chunk{', heavy tail' if sigma else ''}, {slots} slots"
             measured = wanted["timing_s/iteration"]
             row = (name, "one ahead" if ahead else "synchronous", f"{measured:.2f}", f"{found:.2f}")
             rows.append((*row, f"{100 * (found / measured - 1):+.0f} %"))

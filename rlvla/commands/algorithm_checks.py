@@ -379,8 +379,9 @@ def _unread_in_other_groups(flags: PPORun, unread_flags: _Unread) -> None:
     bounds = ("accuracy_lower_bound", "accuracy_upper_bound")
     check("filters", bounds, not filters.filter_accuracy, "switch", switch="filter_accuracy")
     check("filters", ["filter_metric_range"], not filters.filter_metric, "missing", switch="filter_metric")
-    check("correction", _IS_FLAGS, correction.rollout_is == "none", "none", switch="rollout_is")
-    check("correction", _RS_FLAGS, correction.rollout_rs == "none", "none", switch="rollout_rs")
+    without = {"switch": "rollout_is", "value": correction.rollout_is}
+    check("correction", _IS_FLAGS, not correction.weighs, "value", **without)
+    check("correction", _RS_FLAGS, correction.rollout_rs == "none", "value", switch="rollout_rs", value="none")
     dynamic = flags.batch.use_dynamic_batch
     check("batch", ["train_max_tokens_per_gpu"], not dynamic, "switch", switch="use_dynamic_batch")
     check("batch", ["micro_train_batch_size"], dynamic, "by tokens")

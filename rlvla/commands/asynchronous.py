@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from rlvla.algorithms.policy_losses.covariance import TOKEN_CHOICES
 from rlvla.commands.problem_texts import problem, unread
 from rlvla.trainer.algorithm import Algorithm
-from rlvla.trainer.algorithm_config import LEARNERS, learner_scores
+from rlvla.trainer.algorithm_config import AUTO, LEARNERS, CorrectionConfig, learner_scores
 from rlvla.trainer.config import AsyncConfig
 from rlvla.utils.cli.flags import as_typed
 from rlvla.utils.errors import Problem
@@ -15,23 +16,20 @@ from rlvla.utils.errors import Problem
 if TYPE_CHECKING:
     from rlvla.commands.ppo_flags import PPORun
 
-# Decisions of other weights than those before the update: ignored where they have become 5 times more or less likely.
-WEIGHTS = {"rollout_is": "icepop", "rollout_is_low": 0.2, "rollout_is_high": 5.0}
 
-
-def with_correction(flags: PPORun) -> PPORun:
-    """The flags with the importance weights that fit decisions of older weights, unless --rollout_is is given."""
-    weighted = learner_scores(flags.algorithm) in ("log_probs", "step_log_probs")
-    if not flags.asynchronous.plays_ahead or not weighted or "rollout_is" in flags.given:
-        return flags
-    chosen = {name: value for name, value in WEIGHTS.items() if name not in flags.given}
-    return replace(flags, correction=replace(flags.correction, **chosen))
+def correction_of(flags: PPORun) -> CorrectionConfig:
+    """The correction with what --rollout_is auto stands for: with decisions of older weights icepop, else none."""
+    if flags.correction.rollout_is != AUTO:
+        return flags.correction
+    weighted = flags.asynchronous.plays_ahead and learner_scores(flags.algorithm) in ("log_probs", "step_log_probs")
+    chosen = {"rollout_is": "icepop", "rollout_is_low": 0.2, "rollout_is_high": 5.0} if weighted else {}
+    return replace(flags.correction, **({"rollout_is": "none"} | chosen))
 
 
 def async_problems(flags: PPORun) -> list[Problem]:
     """Settings that have no effect, or with which nothing can be played while the policy is trained."""
     config, problems = flags.asynchronous, []
-    given = {name: getattr(config, name) for name in ("max_staleness", "partial_rollout", "proximal")}
+    given = {name: getattr(config, name) for name in ("max_staleness", "partial_rollout", "proximal", "min_ess")}
     typed = {name: as_typed(name, v) for name, v in given.items() if v != getattr(AsyncConfig(), name)}
     if not config.async_rollout:
         return [unread(name, text, "switch", switch="async_rollout") for name, text in typed.items()]
@@ -54,13 +52,19 @@ def async_problems(flags: PPORun) -> list[Problem]:
 
 
 def _interpolation_problems(flags: PPORun) -> list[Problem]:
-    if learner_scores(flags.algorithm) not in ("log_probs", "step_log_probs"):
-        name = flags.algorithm.algorithm
-        loss = f"--policy_loss {flags.algorithm.policy_loss}" if name == "ppo" else f"--algorithm {name}"
-        return [problem("proximal", "unsupported", value=flags.asynchronous.proximal, loss=loss)]
-    reasons = {
-        "--rollout_is_batch_normalize": flags.correction.rollout_is_batch_normalize,
-        "--rollout_rs": flags.correction.rollout_rs != "none",
+    """What needs log-probs of the policy before the update, over all decisions of the iteration."""
+    algorithm, correction, value = flags.algorithm, flags.correction, flags.asynchronous.proximal
+    if learner_scores(algorithm) not in ("log_probs", "step_log_probs"):
+        loss = f"--policy_loss {algorithm.policy_loss}" if algorithm.algorithm == "ppo" else "--algorithm nft"
+        return [problem("proximal", "unsupported", value=value, loss=loss)]
+    options = {"rollout_weights", "sum_pi_squared", "old_log_probs"} & set(algorithm.estimator_options)
+    needs = {
+        f"--advantage_estimator {algorithm.advantage_estimator}": bool(options),
+        f"--policy_loss {algorithm.policy_loss}": algorithm.policy_loss in TOKEN_CHOICES,
+        "--share_backbone": algorithm.share_backbone,
+        "--init_kl_coef": bool(algorithm.init_kl_coef),
+        "--target_kl": flags.optimization.target_kl is not None,
+        "--rollout_is_batch_normalize": correction.rollout_is_batch_normalize,
+        "--rollout_rs": correction.rollout_rs != "none",
     }
-    value = flags.asynchronous.proximal
-    return [problem("proximal", "contradiction", value=value, other=flag) for flag, given in reasons.items() if given]
+    return [problem("proximal", "contradiction", value=value, other=flag) for flag, wanted in needs.items() if wanted]

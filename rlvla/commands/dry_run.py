@@ -115,7 +115,7 @@ def ppo_memory(flags: PPORun, setting: CheckedRun) -> MemoryPlan | None:
         passes={name: p.forward_bytes for name, p in {**probes, **frozen}.items()},
         decision=probes["actor"].decision_bytes,
         offloads=optimization.offload_during_rollout,
-        episodes=episodes * decisions * decision_bytes,
+        episodes=episodes * decisions * decision_bytes * (1 + flags.asynchronous.iterations_ahead),
         demonstrations=_demonstration_bytes(flags, setting),
     )
 

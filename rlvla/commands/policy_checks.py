@@ -71,7 +71,7 @@ def density_problems(spec: PolicySpec, flags: PPORun) -> list[Problem]:
     needed = [
         ("kl_estimator", "densities", algorithm.kl_estimator, estimated_kl),
         ("target_kl", "densities", flags.optimization.target_kl, flags.optimization.target_kl is not None),
-        ("rollout_is", "densities", correction.rollout_is, correction.rollout_is != "none"),
+        ("rollout_is", "densities", correction.rollout_is, correction.weighs),
         ("rollout_rs", "densities", correction.rollout_rs, correction.rollout_rs != "none"),
         ("temperature", "temperature", flags.batch.temperature, flags.batch.temperature != 1.0),
     ]

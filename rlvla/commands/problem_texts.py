@@ -169,8 +169,7 @@ _TEXTS: dict[tuple[str | None, str], str] = {
     ),
     ("proximal", "unsupported"): "--proximal {value}: {loss} takes no ratio of log-probs; leave it out",
     ("proximal", "contradiction"): (
-        "--proximal {value} knows the weights of decisions only within a step, and {other} needs those of all; leave "
-        "one out"
+        "--proximal {value} makes no pass of the policy before the update, and {other} needs one; leave one out"
     ),
     ("rollout_is", "contradiction"): (
         "--rollout_is seq_mask_tis weighs tokens and masks decisions; leave out --rollout_is_level"
@@ -406,7 +405,7 @@ _UNREAD = {
     "not given": "it belongs to --{switch}, which is not given",
     "missing": "there is no --{switch}",
     "no expert": "--policy plays, not the scripted expert",
-    "none": "--{switch} is none",
+    "value": "--{switch} is {value}",
     "no KL": "there is no KL with --init_kl_coef 0",
     "mode": "no such mode is chosen",
     "no lonely episode": "no group has a single episode",

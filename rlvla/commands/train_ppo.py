@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 
 from rlvla.checkpoints.checks import check_first_decisions
-from rlvla.commands.asynchronous import with_correction
+from rlvla.commands.asynchronous import correction_of
 from rlvla.commands.dry_run import ppo_report
 from rlvla.commands.load_models import load_models
 from rlvla.commands.ppo_checks import check
@@ -32,7 +32,7 @@ def run_ppo(flags: PPORun) -> PPOTrainer | None:
     Returns:
         The trainer after the run; None for a dry run.
     """
-    flags = with_correction(with_policy_folder(flags))
+    flags = with_policy_folder(flags)
     setting = check(flags)
     if flags.run.dry_run:
         if launched_rank() == 0:
@@ -59,7 +59,7 @@ def run_ppo(flags: PPORun) -> PPOTrainer | None:
             flags.split,
             policy_record(flags.policy.pretrain, flags.split, setting, demos),
             flags.filters,
-            flags.correction,
+            correction_of(flags),
             plan.weights,
             flags.guards,
             flags.asynchronous,

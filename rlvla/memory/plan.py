@@ -229,7 +229,7 @@ class MemoryPlan:
         passes: peak of a forward pass without gradients beyond the weights, by name of the model.
         decision: peak of the actor beyond its weights while it answers a batch of observations.
         offloads: whether --offload_during_rollout moves to the host what a rollout does not need.
-        episodes: episodes of an iteration, in host memory.
+        episodes: episodes of an iteration, and of those played ahead, in host memory.
         demonstrations: demonstrations of the supervised loss, in host memory.
     """
 
@@ -287,12 +287,21 @@ class MemoryPlan:
                 most = max(most, kept + self._pass(name))
             if name in self.engines:
                 kept += model.gathered
-        return self._base + most
+        return self._base + most + self._played_meanwhile
 
     @property
     def at_update(self) -> int:
         """Most bytes on the device while the models are updated, one after the other."""
-        return self._base + max((engine.update_peak - engine.at_rest for engine in self.engines.values()), default=0)
+        most = max((engine.update_peak - engine.at_rest for engine in self.engines.values()), default=0)
+        return self._base + most + self._played_meanwhile
+
+    @property
+    def _played_meanwhile(self) -> int:
+        """Most bytes of a rollout beyond weights while the models score or are updated."""
+        if not self.copies:
+            return 0
+        sources = [self._pass(name) for name, model in self.frozen.items() if model.source]
+        return max(self.decision, *sources, 0)
 
     @property
     def on_host(self) -> int:
@@ -336,5 +345,5 @@ class MemoryPlan:
         entries.append(("answer to a batch of observations", self.decision))
         entries += [(f"{name}: pass without gradients", size) for name, size in self.passes.items()]
         entries.append(("away while episodes are played", self.away))
-        entries += [("episodes of an iteration (host)", self.episodes), ("demonstrations (host)", self.demonstrations)]
+        entries += [("episodes (host)", self.episodes), ("demonstrations (host)", self.demonstrations)]
         return [(name, size) for name, size in entries if size]

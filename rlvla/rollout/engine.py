@@ -18,7 +18,7 @@ from rlvla.models.policy import RolloutPolicy
 from rlvla.rewards import RewardPlan, StateInput
 from rlvla.rollout.config import RolloutConfig
 from rlvla.rollout.episode import EpisodeRequest, FinishedEpisode
-from rlvla.rollout.session import RolloutSession
+from rlvla.rollout.session import RolloutCancelledError, RolloutSession
 from rlvla.rollout.stats import RolloutStats
 
 
@@ -87,7 +87,8 @@ class RolloutEngine:
             greedy: take the most likely actions.
             success_only: count success but run no reward sources, as in evaluations.
             on_episode: called after each episode in order of completion, e.g. for progress bars.
-            cancelled: looked at again and again; once it is true, the rollout ends with RolloutCancelledError.
+            cancelled: polled; once it is true, the rollout ends with RolloutCancelledError, and the pool can only be
+                closed.
 
         Raises:
             ConfigError: reported by a worker.
@@ -104,6 +105,8 @@ class RolloutEngine:
         self.stats = session.stats
         try:
             return session.play(temperature=temperature, greedy=greedy, on_episode=on_episode)
+        except RolloutCancelledError:  # the workers are no longer needed
+            raise
         except Exception:
             self._pool.abandon()  # answers of this run must not reach the next one
             raise

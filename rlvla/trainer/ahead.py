@@ -24,11 +24,10 @@ from rlvla.rollout import EpisodeRequest, RolloutEngine
 from rlvla.rollout.episode import FinishedEpisode
 from rlvla.rollout.stats import RolloutStats
 from rlvla.trainer.config import AsyncConfig, BatchConfig
-from rlvla.trainer.metrics import Metrics
-from rlvla.trainer.observers import Observer, Rollout
 
-_LOOK_EVERY_S = 0.05  # at the episodes that have ended meanwhile
-_NONE = -1
+_POLL_S = 0.05
+CPU = torch.device("cpu")
+_END_S = 30.0  # for what cannot be cancelled: late answers of judges
 
 
 class PolicyCopy(RolloutPolicy):
@@ -39,14 +38,15 @@ class PolicyCopy(RolloutPolicy):
 
     Attributes:
         version: iterations of training behind the weights; -1 before the first `load`.
+        newest: the same of staged weights, if there are newer ones.
     """
 
     def __init__(self, policy: nn.Module):
         self._policy: Any = copy.deepcopy(policy).requires_grad_(False)
         self._policy.eval()
         self._lock = threading.Lock()
-        self._staged: tuple[int, list[Tensor]] | None = None
-        self.version = _NONE
+        self._staged: list[Tensor] = []
+        self.version = self.newest = -1
 
     @property
     def spec(self) -> PolicySpec:
@@ -75,39 +75,46 @@ class PolicyCopy(RolloutPolicy):
     def load(self, policy: nn.Module, version: int) -> None:
         """Take over weights, complete on this rank, at once."""
         with self._lock:
-            self._put(_tensors(policy), version)
+            self._put(_tensors(self._policy), _tensors(policy))
+            self.version = self.newest = version
 
     def stage(self, policy: nn.Module, version: int) -> None:
         """Keep weights for the next `renew`."""
         with self._lock:
-            self._staged = version, [tensor.detach().clone() for tensor in _tensors(policy)]
+            if not self._staged:
+                self._staged = [torch.empty_like(tensor) for tensor in _tensors(policy)]
+            self._put(self._staged, _tensors(policy))
+            self.newest = version
 
     def renew(self) -> None:
         """Take over what was staged since the last call, if anything."""
         with self._lock:
-            if self._staged is not None:
-                version, tensors = self._staged
-                self._put(tensors, version)
-                self._staged = None
+            if self.newest > self.version:
+                self._put(_tensors(self._policy), self._staged)
+                self.version = self.newest
 
+    @staticmethod
     @torch.no_grad()
-    def _put(self, tensors: Sequence[Tensor], version: int) -> None:
-        for own, new in zip(_tensors(self._policy), tensors, strict=True):
+    def _put(tensors: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+        for own, new in zip(tensors, values, strict=True):
             if (own.dtype, own.device) == (new.dtype, new.device):
                 own.copy_(new)
             else:  # DeepSpeed has chosen them since the copy was made
                 own.data = new.detach().clone()
-        self.version = version
-
-    @property
-    def newest(self) -> int:
-        """The newest version it has, staged or in use."""
-        return self.version if self._staged is None else self._staged[0]
 
 
 def _tensors(module: nn.Module) -> list[Tensor]:
     """Parameters and buffers, in the same order for every copy of a module."""
     return [*module.parameters(), *module.buffers()]
+
+
+@dataclass
+class Played:
+    """Episodes that were played, statistics of their rollout, and metrics of their rewards."""
+
+    samples: list[Sample]
+    stats: RolloutStats
+    reward_metrics: dict[str, float]
 
 
 @dataclass
@@ -118,7 +125,7 @@ class _Job:
     requests: Sequence[EpisodeRequest]
     greedy: bool = False
     finished: list[FinishedEpisode] = field(default_factory=list)
-    outcome: Future[tuple[list[Sample], RolloutStats]] = field(default_factory=Future)
+    outcome: Future[Played] = field(default_factory=Future)
 
 
 class RolloutAhead:
@@ -129,10 +136,18 @@ class RolloutAhead:
         policy: the policy, not yet under DeepSpeed.
         config: how far rollouts may run ahead.
         batch: sampling temperature, noise and number of iterations.
+        device: of the policy.
     """
 
-    def __init__(self, rollout: RolloutEngine, policy: nn.Module, config: AsyncConfig, batch: BatchConfig):
-        self._rollout, self._config, self._batch = rollout, config, batch
+    def __init__(
+        self,
+        rollout: RolloutEngine,
+        policy: nn.Module,
+        config: AsyncConfig,
+        batch: BatchConfig,
+        device: torch.device = CPU,
+    ):
+        self._rollout, self._config, self._batch, self._device = rollout, config, batch, device
         self._policy = PolicyCopy(policy)
         self._changed = threading.Condition()
         self._waiting: list[_Job] = []
@@ -143,7 +158,10 @@ class RolloutAhead:
 
     # --------------------------------------------------------- used by the trainer
     def publish(self, policy: nn.Module, version: int) -> None:
-        """Offer new weights, complete on this rank, to the episodes to come; with `partial`, to all decisions."""
+        """Offer new weights, complete on this rank, to the episodes of jobs that have not begun.
+
+        With `partial_rollout` all decisions to come are made by them.
+        """
         with self._changed:
             if version <= self._policy.newest:
                 return
@@ -166,7 +184,7 @@ class RolloutAhead:
         """Whether first episodes of an iteration were submitted and not yet taken."""
         return iteration in self._ahead
 
-    def take(self, iteration: int, on_episode: Callable[[FinishedEpisode], None]) -> tuple[list[Sample], RolloutStats]:
+    def take(self, iteration: int, on_episode: Callable[[FinishedEpisode], None]) -> Played:
         """Wait for the episodes submitted for an iteration; exceptions of the rollout are raised here."""
         found = self._wait(self._ahead[iteration], on_episode)
         del self._ahead[iteration]
@@ -179,7 +197,7 @@ class RolloutAhead:
         on_episode: Callable[[FinishedEpisode], None],
         *,
         greedy: bool = False,
-    ) -> tuple[list[Sample], RolloutStats]:
+    ) -> Played:
         """Play episodes of the current iteration before all others that wait."""
         job = _Job(iteration, requests, greedy)
         self._enqueue(job, 0)
@@ -192,7 +210,7 @@ class RolloutAhead:
             self._paused = True
             while self._running is not None:
                 self._cancelled |= asked_to_stop()
-                self._changed.wait(_LOOK_EVERY_S)
+                self._changed.wait(_POLL_S)
         try:
             yield
         finally:
@@ -201,25 +219,27 @@ class RolloutAhead:
                 self._changed.notify_all()
 
     def close(self) -> None:
-        """End the thread; episodes that run are given up."""
+        """End the thread; episodes that run are given up, and nothing can be played afterwards."""
         with self._changed:
             self._closed = self._cancelled = True
             self._changed.notify_all()
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(_END_S)
 
     def _enqueue(self, job: _Job, place: int) -> None:
         with self._changed:
+            if self._closed:
+                raise RuntimeError("episodes cannot be played after the end of the run")
             self._waiting.insert(place, job)
             self._changed.notify_all()
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, name="rollout", daemon=True)
             self._thread.start()
 
-    def _wait(self, job: _Job, on_episode: Callable[[FinishedEpisode], None]) -> tuple[list[Sample], RolloutStats]:
+    def _wait(self, job: _Job, on_episode: Callable[[FinishedEpisode], None]) -> Played:
         shown, over = 0, False
         while not over:
-            over = bool(wait([job.outcome], _LOOK_EVERY_S).done)
+            over = bool(wait([job.outcome], _POLL_S).done)
             for episode in job.finished[shown:]:
                 on_episode(episode)
                 shown += 1
@@ -228,13 +248,18 @@ class RolloutAhead:
     # -------------------------------------------------------------- on the thread
     def _serve(self) -> None:
         while (job := self._next()) is not None:
+            played, error = None, None
             try:
-                job.outcome.set_result(self._played(job))
-            except BaseException as error:  # raised where the episodes are waited for
-                job.outcome.set_exception(error)
+                played = self._played(job)
+            except BaseException as raised:  # again where the episodes are waited for
+                error = raised
             with self._changed:
                 self._running = None
                 self._changed.notify_all()
+            if played is None:
+                job.outcome.set_exception(error)
+            else:
+                job.outcome.set_result(played)
 
     def _next(self) -> _Job | None:
         """Wait for episodes that may be played; None once it is closed."""
@@ -244,10 +269,12 @@ class RolloutAhead:
             if self._closed:
                 return None
             self._running = self._waiting.pop(0)
-            self._policy.renew()
             return self._running
 
-    def _played(self, job: _Job) -> tuple[list[Sample], RolloutStats]:
+    def _played(self, job: _Job) -> Played:
+        if self._device.type != "cpu":  # each thread has a device of its own
+            torch.get_device_module(self._device).set_device(self._device)
+        self._policy.renew()
         self._rollout.rewards.start_iteration(job.iteration, self._batch.iterations)
         self._policy.anneal_noise(self._batch, job.iteration)
         samples = self._rollout.run(
@@ -258,16 +285,4 @@ class RolloutAhead:
             on_episode=job.finished.append,
             cancelled=lambda: self._cancelled,
         )
-        return samples, self._rollout.stats
-
-
-class Staleness(Observer):
-    """Measures by how many versions the decisions of an iteration are older than the policy they train."""
-
-    def after_rollout(self, rollout: Rollout, metrics: Metrics) -> None:
-        """Add async/staleness_mean and async/staleness_max."""
-        found = [sample.versions for sample in rollout.samples if sample.versions is not None]
-        ages = rollout.iteration - torch.cat(found) if found else torch.zeros(0)
-        mean = ages.float().mean() if len(ages) else torch.zeros(())
-        metrics.mean({"async/staleness_mean": mean}, len(ages))
-        metrics.maximum({"async/staleness_max": ages.max() if len(ages) else 0.0})
+        return Played(samples, self._rollout.stats, self._rollout.rewards.metrics())

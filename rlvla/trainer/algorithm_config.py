@@ -20,6 +20,7 @@ from rlvla.utils.cli.flags import arg
 LEARNERS: Registry = Registry(
     "algorithm", {"rlvla.trainer.ppo_trainer": ("ppo",), "rlvla.trainer.nft_trainer": ("nft",)}
 )
+AUTO = "auto"
 NFT_REWARDS = ("advantage", "success")
 LEVELS = ("token", "action", "chunk")
 # `Algorithm.scores` of learners that train with any policy loss.
@@ -269,10 +270,11 @@ class CorrectionConfig:
     """Correction of the mismatch between the rollout policy and the trained policy."""
 
     rollout_is: str = arg(
-        "none",
+        AUTO,
         "importance weights exp(old - rollout log-prob): tis clamps them, icepop zeroes those outside the bounds, "
-        "seq_mask_tis zeroes decisions whose mean is outside the bounds",
-        choices=("none", *CORRECTION_MODES),
+        "seq_mask_tis zeroes decisions whose mean is outside the bounds; auto: icepop with bounds 0.2 and 5 if "
+        "episodes are played ahead (--async_rollout), else none",
+        choices=(AUTO, "none", *CORRECTION_MODES),
     )
     rollout_is_level: str = arg(
         "token", "weights per column of --log_prob_level, or per decision", choices=CORRECTION_LEVELS
@@ -288,3 +290,8 @@ class CorrectionConfig:
     rollout_rs_level: str = arg("sequence", "reject single columns or whole decisions", choices=CORRECTION_LEVELS)
     rollout_rs_low: float = arg(0.0, "smallest statistic to keep", minimum=0)
     rollout_rs_high: float = arg(0.01, "largest statistic to keep", minimum=0)
+
+    @property
+    def weighs(self) -> bool:
+        """Whether there are importance weights."""
+        return self.rollout_is in CORRECTION_MODES

@@ -161,8 +161,7 @@ class AsyncConfig:
 
     async_rollout: bool = arg(
         False,
-        "play the episodes of the next iterations while the policy is trained, with a copy of its weights; with ppo, "
-        "--rollout_is is icepop with bounds 0.2 and 5 then, unless you give it",
+        "play the episodes of the next iterations while the policy is trained, with a copy of its weights",
     )
     max_staleness: int = arg(
         1,
@@ -172,7 +171,7 @@ class AsyncConfig:
         maximum=1000,
     )
     partial_rollout: bool = arg(
-        False, "episodes that are being played go on with new weights as soon as there are some"
+        False, "new weights take over in the middle of episodes, not with the next iteration of episodes"
     )
     proximal: str = arg(
         "recompute",
@@ -181,10 +180,23 @@ class AsyncConfig:
         choices=PROXIMAL,
     )
 
+    min_ess: float = arg(
+        0.05,
+        "end the run once the effective sample size, as a share of the tokens (rollout_corr/ess), is below this in 3 "
+        "iterations in a row; 0: never",
+        minimum=0,
+        below=1,
+    )
+
     @property
     def plays_ahead(self) -> bool:
-        """Whether any episode is."""
+        """Whether episodes are played before their iteration."""
         return self.async_rollout and self.max_staleness > 0
+
+    @property
+    def iterations_ahead(self) -> int:
+        """Iterations whose episodes may be there before they are needed."""
+        return self.max_staleness if self.plays_ahead else 0
 
     @property
     def copies(self) -> int:

@@ -81,9 +81,13 @@ class ExperienceMaker:
         """
         metrics = Metrics()
         rows = self._rows(samples)
+        staleness = _staleness(samples, version)
+        if staleness is not None:
+            metrics.mean({"async/staleness_mean": staleness.float().mean()}, len(staleness))
+            metrics.maximum({"async/staleness_max": staleness.max()})
         if self._interpolates:
-            rows = rows.with_fields(staleness=_staleness(samples, version))
-        scores = self._passes.scores(rows, known=self._interpolates)
+            rows = rows.with_fields(staleness=staleness)
+        scores = self._passes.scores_of_rollout(rows) if self._interpolates else self._passes.scores(rows)
         rows = rows.with_fields(
             old_log_probs=scores.old_log_probs,
             ref_log_probs=scores.ref_log_probs,
@@ -268,7 +272,7 @@ class ExperienceMaker:
             metrics.derived("critic/vf_explained_var", explained_variance("critic/returns", "_error"))
 
 
-def _staleness(samples: Sequence[Sample], version: int) -> Tensor:
-    """[decisions] int64: versions between the weights that decided and `version`; 0 where they were not counted."""
-    blank = [torch.full((sample.num_decisions,), version) for sample in samples]
-    return torch.cat([version - (b if s.versions is None else s.versions) for s, b in zip(samples, blank)])
+def _staleness(samples: Sequence[Sample], version: int) -> Tensor | None:
+    """[decisions] int64: versions by which the weights that decided are older than `version`; None if not counted."""
+    found = [sample.versions for sample in samples if sample.versions is not None]
+    return version - torch.cat(found) if len(found) == len(samples) else None

@@ -106,6 +106,15 @@ class _Round:
     rounds: int = 0
 
 
+@dataclass(frozen=True)
+class _State:
+    """What an iteration changes, as it was before."""
+
+    position: int
+    carried: list[Group]
+    ahead: dict[int, list[EpisodeRequest]]
+
+
 def reshard_if_any_empty(samples: Sequence[Sample], strategy: DeepspeedStrategy) -> tuple[list[Sample], int]:
     """The samples of this rank and the total number of groups; all groups are re-sharded if any rank has none.
 
@@ -148,8 +157,7 @@ class GroupCollector:
         self._has_seen_metric = filters.filter_metric is None  # on any rank, since the run was started or resumed
         self._round: _Round | None = None
         self._ahead: dict[int, list[EpisodeRequest]] = {}  # iteration -> its first round, planned before it begins
-        # Position, carried groups and rounds planned ahead before the iteration.
-        self._before: tuple[int, list[Group], dict[int, list[EpisodeRequest]]] | None = None
+        self._before: _State | None = None
 
     def plan(self, iteration: int) -> list[EpisodeRequest] | None:
         """The next round of episodes of an iteration (counted from 0), or None on all ranks once there are enough.
@@ -182,12 +190,19 @@ class GroupCollector:
     def plan_ahead(self, iteration: int) -> list[EpisodeRequest]:
         """The first round of a later iteration, which `plan` returns when that begins.
 
-        With filters it does not count on groups that will be carried over.
+        Empty if the groups carried over, which are counted unless other rounds are planned before it, will do.
         """
-        if iteration not in self._ahead:
-            planned = self._next_groups(self._quota) if self._filters.active else self._all_groups(iteration)
+        if iteration in self._ahead:
+            return self._ahead[iteration]
+        if not self._filters.active:
+            planned = self._all_groups(iteration)
+        else:
+            waiting = 0 if self._ahead else sum(self._is_fresh(group, iteration) for group in self._carried)
+            missing = self._most_of_ranks(self._quota - waiting)
+            planned = self._next_groups(missing) if missing else []
+        if planned:
             self._ahead = self._ahead | {iteration: planned}
-        return self._ahead[iteration]
+        return planned
 
     def _all_groups(self, iteration: int) -> list[EpisodeRequest]:
         """The groups of this rank in an iteration without filters."""
@@ -229,18 +244,22 @@ class GroupCollector:
     def abandon(self) -> None:
         """Discard the iteration in progress, unless it was committed; groups carried over into it are kept."""
         if self._before is not None:
-            self._position, self._carried, self._ahead = self._before
+            state = self._before
+            self._position, self._carried, self._ahead = state.position, state.carried, state.ahead
         self._round = self._before = None
 
     def _begin(self, iteration: int) -> None:
-        self._before = (self._position, self._carried, dict(self._ahead))
+        self._before = _State(self._position, self._carried, dict(self._ahead))
         self._round = work = _Round(iteration)
         for group in self._carried:
             self._keep_if_fresh(group, iteration, work)
 
     def _missing(self, work: _Round) -> int:
         """The largest number of groups that any rank still needs."""
-        return int(self._strategy.all_reduce({"n": max(0, self._quota - len(work.kept))}, "max")["n"])
+        return self._most_of_ranks(self._quota - len(work.kept))
+
+    def _most_of_ranks(self, number: int) -> int:
+        return int(self._strategy.all_reduce({"n": max(0, number)}, "max")["n"])
 
     def _check_metric(self, work: _Round) -> None:
         """End the run on all ranks if episodes have been played and none has had the number to filter by."""
@@ -258,10 +277,13 @@ class GroupCollector:
         raise UnknownMetricError(f"--filter_metric {name}: no episode has such a number; they have {known}")
 
     def _keep_if_fresh(self, group: Group, iteration: int, work: _Round) -> None:
-        if iteration - group.created_iteration <= self._filters.max_group_staleness:
+        if self._is_fresh(group, iteration):
             work.kept.append(group)
         else:
             work.dropped["stale"] += 1
+
+    def _is_fresh(self, group: Group, iteration: int) -> bool:
+        return iteration - group.created_iteration <= self._filters.max_group_staleness
 
     def _comparable(self, samples: Sequence[Sample]) -> tuple[list[Sample], float]:
         """The samples without groups reduced to a single episode by failing environments; and their number."""

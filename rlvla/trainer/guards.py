@@ -14,7 +14,7 @@ import torch
 from rlvla.evaluation.results import EvalResult
 from rlvla.experience import Experience, Sample
 from rlvla.rollout.proprio import foreign_proprio, saturated_proprio
-from rlvla.trainer.config import GuardConfig, ScheduleConfig
+from rlvla.trainer.config import AsyncConfig, GuardConfig, ScheduleConfig
 from rlvla.trainer.metrics import Metrics
 from rlvla.trainer.observers import Observer, OptimizerStep, Rollout
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
@@ -26,6 +26,7 @@ from rlvla.utils.torch_files import read_torch_file
 
 # With fewer episodes, the absence of a success is not conclusive.
 ENOUGH_EPISODES = 20
+TOO_FEW_IN_A_ROW = 3
 EARLY_STOP_EPISODES = 50  # smallest evaluation that early stopping relies on
 
 
@@ -184,6 +185,28 @@ class BadSteps:
         """The first unused file name, numbered from 1; existing files are kept."""
         paths = (self._folder / f"{start}_{number}_{end}" for number in itertools.count(1))
         return next(path for path in paths if not path.exists())
+
+
+class FewEffectiveSamples(Observer):
+    """Ends a run whose policy has moved so far from the one that sampled that hardly any decision counts.
+
+    Args:
+        config: the smallest effective sample size, as a share of the tokens.
+    """
+
+    def __init__(self, config: AsyncConfig):
+        self._config, self.count = config, 0
+
+    def after_iteration(self, values: dict[str, float]) -> None:
+        """Count an iteration; TrainingHalted after several in a row below the limit."""
+        share = values.get("rollout_corr/ess", 1.0)
+        self.count = self.count + 1 if share < self._config.min_ess else 0
+        if self.count >= TOO_FEW_IN_A_ROW:
+            raise TrainingHalted(
+                f"in {self.count} iterations in a row the effective sample size was below {self._config.min_ess:g} of "
+                f"the tokens, now {share:.3g}: the policy moves too far while episodes are played ahead. Take a "
+                "smaller --max_staleness, --actor_learning_rate or --max_epochs, or allow it with --min_ess"
+            )
 
 
 class Guards(Observer):

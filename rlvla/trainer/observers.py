@@ -27,6 +27,7 @@ class Rollout:
         stats: statistics of all episodes played, including baselines.
         num_episodes: number of all episodes played, including baselines.
         start_evaluation: success at end of the initial policy and number of episodes, if it was evaluated.
+        reward_metrics: what the reward sources report of these episodes on this rank, to be summed over ranks.
         values: metrics that are already reduced over ranks; observers may add to them.
     """
 
@@ -35,6 +36,7 @@ class Rollout:
     stats: RolloutStats = field(default_factory=RolloutStats)
     num_episodes: int = 0
     start_evaluation: tuple[float, int] | None = None
+    reward_metrics: dict[str, float] = field(default_factory=dict)
     values: dict[str, float] = field(default_factory=dict)
 
 
@@ -121,6 +123,6 @@ class RewardCheck(Observer):
 
     def after_rollout(self, rollout: Rollout, metrics: Metrics) -> None:
         """Add the metrics of the sources to the rollout; an error of a source is raised on all ranks."""
-        values = self._strategy.all_reduce(self._rewards.metrics(), "sum")
+        values = self._strategy.all_reduce(rollout.reward_metrics, "sum")
         self._rewards.check(values)
         rollout.values |= values

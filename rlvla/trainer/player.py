@@ -12,7 +12,7 @@ from rlvla.experience import Sample
 from rlvla.models.policy import RolloutPolicy
 from rlvla.rollout import EpisodeRequest, FinishedEpisode, RolloutEngine
 from rlvla.rollout.stats import RolloutStats
-from rlvla.trainer.ahead import RolloutAhead
+from rlvla.trainer.ahead import Played, RolloutAhead
 from rlvla.trainer.algorithm import Algorithm
 from rlvla.trainer.config import AsyncConfig, BatchConfig
 from rlvla.trainer.measurements import Stopwatch
@@ -32,6 +32,7 @@ class Player:
 
     Attributes:
         stats: statistics of all episodes of the iteration.
+        reward_metrics: what the reward sources report of them, to be summed over ranks.
         waited_s: seconds spent waiting for them.
     """
 
@@ -43,6 +44,7 @@ class Player:
     def begin(self, iteration: int) -> None:
         """Begin an iteration, counted from 0."""
         self._iteration, self.stats, self.waited_s = iteration, RolloutStats(), 0.0
+        self.reward_metrics: dict[str, float] = {}
 
     def play(
         self, requests: Sequence[EpisodeRequest], policy: RolloutPolicy, description: str, *, greedy: bool = False
@@ -59,11 +61,12 @@ class Player:
         if self._strategy.any(played is None):
             raise BrokenOff("a signal interrupted the rollout")
         assert played is not None
-        samples, stats = played
         self.waited_s += watch.elapsed
         for part in fields(RolloutStats):
-            setattr(self.stats, part.name, getattr(self.stats, part.name) + getattr(stats, part.name))
-        return samples
+            setattr(self.stats, part.name, getattr(self.stats, part.name) + getattr(played.stats, part.name))
+        for name, value in played.reward_metrics.items():
+            self.reward_metrics[name] = self.reward_metrics.get(name, 0.0) + value
+        return played.samples
 
     def _played(
         self,
@@ -71,9 +74,10 @@ class Player:
         policy: Any,
         on_episode: Callable[[FinishedEpisode], None],
         greedy: bool,
-    ) -> tuple[list[Sample], RolloutStats]:
-        options = {"temperature": self._temperature, "greedy": greedy, "on_episode": on_episode}
-        return self._rollout.run(requests, policy, **options), self._rollout.stats
+    ) -> Played:
+        rollout, options = self._rollout, {"temperature": self._temperature, "greedy": greedy}
+        samples = rollout.run(requests, policy, on_episode=on_episode, **options)
+        return Played(samples, rollout.stats, rollout.rewards.metrics())
 
     def play_ahead(self, algorithm: Algorithm, policy: RolloutPolicy) -> None:
         """All episodes of the iteration are there: the next ones may be played while it is trained on."""
@@ -114,7 +118,7 @@ class AsyncPlayer(Player):
         policy: Any,
         on_episode: Callable[[FinishedEpisode], None],
         greedy: bool,
-    ) -> tuple[list[Sample], RolloutStats]:
+    ) -> Played:
         number = self._iteration
         if self._ahead.holds(number):
             if self._config.partial_rollout:
@@ -128,8 +132,9 @@ class AsyncPlayer(Player):
         self._ahead.publish(policy, self._iteration)
         last = min(self._iteration + self._config.max_staleness, self._iterations - 1)
         for iteration in range(self._iteration + 1, last + 1):
-            if not self._ahead.holds(iteration):
-                self._ahead.submit(iteration, algorithm.plan_ahead(iteration))
+            requests = [] if self._ahead.holds(iteration) else algorithm.plan_ahead(iteration)
+            if requests:
+                self._ahead.submit(iteration, requests)
 
     def idle(self) -> AbstractContextManager[None]:
         """Finishes the episodes that are being played, unless a signal asks to stop."""

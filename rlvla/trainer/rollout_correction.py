@@ -84,7 +84,7 @@ class Interpolation:
         old = interpolated_log_probs(behaviour, new, staleness)
         _effective_share((old - behaviour).clamp(-20.0, 20.0).exp(), mask, f"{PREFIX}/ess", metrics)
         config = self.correction
-        if config.rollout_is == "none":
+        if not config.weighs:
             return old, None
         bounds = {"low": config.rollout_is_low, "high": config.rollout_is_high}
         weights, measured = rollout_correction_weights(
@@ -103,7 +103,7 @@ def column_weights(
     metrics: Metrics | None = None,
 ) -> Tensor | None:
     """Importance weights [B, L] of the columns; None if they are off."""
-    if config.rollout_is == "none":
+    if not config.weighs:
         return None
     old, rollout, mask = _columns(rows, columns)
     device = strategy.device  # collective operations need tensors on the accelerator

@@ -70,15 +70,10 @@ class ModelPasses:
         self.networks = networks
         self._strategy, self._batch, self._algorithm = strategy, batch, algorithm
 
-    def scores(self, rows: Experience, *, known: bool = False) -> Scores:
-        """Run all networks over the rows; the actor only where it has to, if its log-probs are those of the rollout."""
+    def scores(self, rows: Experience) -> Scores:
+        """Run all networks over the rows."""
         self.networks.actor.train(False)
-        needed = (
-            self.networks.shared or self.networks.reference or "sum_pi_squared" in self._algorithm.estimator_options
-        )
-        outputs = {} if known and not needed else self._passes(rows, self._policies)
-        if known:
-            outputs["log_probs"] = rows.rollout_log_probs
+        outputs = self._passes(rows, self._policies)
         reference = parameters_of(outputs) or None
         values = outputs.get("values")
         if values is None and self.networks.critic is not None:
@@ -91,6 +86,10 @@ class ModelPasses:
             outputs.get("sum_pi_squared"),
             values,
         )
+
+    def scores_of_rollout(self, rows: Experience) -> Scores:
+        """Log-probs as they were at sampling time, and values; the actor makes no pass."""
+        return Scores(rows.rollout_log_probs, values=None if self.networks.critic is None else self.values(rows))
 
     def _policies(self, micro: Experience) -> dict[str, Tensor]:
         """Run actor and reference on a micro-batch."""

@@ -23,10 +23,10 @@ from rlvla.evaluation.results import EvalResult
 from rlvla.evaluation.videos import record_videos
 from rlvla.models.policy import Policy, RolloutPolicy
 from rlvla.rollout import RolloutEngine
-from rlvla.trainer.ahead import RolloutAhead, Staleness
+from rlvla.trainer.ahead import RolloutAhead
 from rlvla.trainer.algorithm import Algorithm, AlgorithmSetup
 from rlvla.trainer.algorithm_config import LEARNERS
-from rlvla.trainer.guards import Guards
+from rlvla.trainer.guards import FewEffectiveSamples, Guards
 from rlvla.trainer.measurements import IterationProfiler, Stopwatch, Throughput, measure_rollout
 from rlvla.trainer.metrics import Metrics
 from rlvla.trainer.metrics_writer import PPO_OVERVIEW, MetricsLogger, ppo_layout
@@ -74,7 +74,8 @@ class Trainer:
         self._save_path, self._ckpt_path = save_path, ckpt_path
         ahead = None
         if config.asynchronous.plays_ahead:  # copies the policy before DeepSpeed changes it
-            ahead = RolloutAhead(rollout, setup.models.actor, config.asynchronous, config.batch)
+            parts = (config.asynchronous, config.batch, strategy.device)
+            ahead = RolloutAhead(rollout, setup.models.actor, *parts)
         self.algorithm: Algorithm = LEARNERS.get(config.algorithm.algorithm)(setup)
         actor, optimization = self.algorithm.actor, config.optimization
         self._offloading = Offloading(
@@ -84,10 +85,10 @@ class Trainer:
         replayed = {"temperature": config.batch.temperature, "overrides": dict(setup.models.overrides)}
         self._guards = Guards(config.guards, strategy, save_path, replayed, self.algorithm.is_idle)
         self._signals = signals or StopSignals()
-        parts = (rollout, strategy, self._signals)
-        self._player = Player(*parts, config.batch.temperature)
+        shared = (rollout, strategy, self._signals)
+        self._player = Player(*shared, config.batch.temperature)
         if ahead is not None:
-            self._player = AsyncPlayer(ahead, config.batch, config.asynchronous, *parts)
+            self._player = AsyncPlayer(ahead, config.batch, config.asynchronous, *shared)
         self._profiler = IterationProfiler(config.schedule.profile_steps, save_path, strategy)
         self._throughput = Throughput(strategy, setup.models.actor)
         densities = "probabilities" in actor.module.spec.missing
@@ -95,7 +96,11 @@ class Trainer:
             config, strategy, save_path, actor.module, rollout.success_source, densities=densities
         )
         self.observers: list[Observer] = [RewardCheck(rollout.rewards, strategy), self._throughput]
-        self.observers += [self._progress, self._guards, *([] if ahead is None else [Staleness()])]
+        self.observers += [
+            self._progress,
+            self._guards,
+            *([] if ahead is None else [FewEffectiveSamples(config.asynchronous)]),
+        ]
         if config.schedule.dump_rollouts:  # first, because the other observers may end the run
             rollout.keep_observed = True
             shown = config.shown_env or config.record.env
@@ -195,9 +200,11 @@ class Trainer:
         except TrainingHalted as error:
             if self.iteration == 0:
                 raise
+            self.algorithm.interrupt()  # an iteration that was played and not trained on is repeated after a resume
             kept = ", ".join(self._keep())
             self.logger.close()
             raise TrainingHalted(f"{error}\nKept after iteration {self.iteration}: {kept}") from error
+        self._player.close()
         if not self.config.schedule.val_only:
             if self._early_end is not None:
                 self._log(f"iteration {self.iteration}: {self._early_end}; the run ends")
@@ -476,7 +483,7 @@ class Trainer:
                 rollout.num_episodes += len(samples)
                 rollout.samples += [] if plan.greedy else samples
             self._player.play_ahead(self.algorithm, policy)
-        rollout.stats = self._player.stats
+        rollout.stats, rollout.reward_metrics = self._player.stats, self._player.reward_metrics
         return rollout
 
     def _report(self, rollout: Rollout, values: dict[str, float], metrics: Metrics, elapsed: float) -> None:

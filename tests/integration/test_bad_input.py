@@ -465,7 +465,8 @@ GRPO = ["--advantage_estimator", "grpo", *GROUPS_OF_4]
         ([*GRPO, "--filter_accuracy", "--accuracy_lower_bound", "0.95"], "accuracy_lower_bound", "bounds_crossed"),
         (["--rollout_is", "tis", "--rollout_is_low", "3"], "rollout_is_low", "bounds_crossed"),
         (["--rollout_is", "seq_mask_tis", "--rollout_is_level", "sequence"], "rollout_is", "contradiction"),
-        (["--async_rollout", "--offload_during_rollout"], "async_rollout", "contradiction"),
+        (["--async_rollout", "--rollout_is_high", "3"], "rollout_is_high", "no_effect"),
+        (["--async_rollout", "--proximal", "interpolate", "--share_backbone"], "proximal", "contradiction"),
         (["--async_rollout", "--deterministic_rollout", "--partial_rollout"], "deterministic_rollout", "contradiction"),
         (
             ["--async_rollout", "--deterministic_rollout", "--max_staleness", "2"],

@@ -37,8 +37,8 @@ class EnvPool:
             for slot, result in pool.wait():
                 ...
 
-    Use the pool from the thread that created it, which must outlive the pool: the kernel kills the workers when that
-    thread ends.
+    Use the pool from one thread at a time. The kernel kills workers that the main thread started when the process ends;
+    those started by another thread end when their connection is closed.
 
     Args:
         num_slots: number of slots, i.e. concurrent episodes.

@@ -14,7 +14,7 @@ from torch import nn
 from rlvla.models.policy import Decision
 from rlvla.rollout import EpisodeRequest
 from rlvla.rollout.session import RolloutCancelledError
-from rlvla.trainer.ahead import PolicyCopy, RolloutAhead
+from rlvla.trainer.ahead import Played, PolicyCopy, RolloutAhead
 from rlvla.trainer.config import AsyncConfig, BatchConfig
 
 
@@ -36,6 +36,7 @@ class SlowEngine:
     stats = "statistics"
 
     def __init__(self) -> None:
+        self.metrics = lambda: {"episodes": 1.0}
         self.rewards, self.begun, self.may_end = self, threading.Event(), threading.Event()
         self.played: list[str] = []
 
@@ -88,8 +89,9 @@ def test_new_weights_wait_for_the_end_of_the_episodes(make: Any, engine: SlowEng
     thread.submit(2, requests("second"))
     engine.may_end.set()
     seen: list[Any] = []
-    assert thread.take(1, seen.append) == ([(0, 0.5), (1, 1.5) if partial else (0, 0.5)], "statistics")
-    assert thread.take(2, seen.append)[0] == [(1, 1.5), (1, 1.5)] and seen == ["first", "second"]
+    first = thread.take(1, seen.append)
+    assert first == Played([(0, 0.5), (1, 1.5) if partial else (0, 0.5)], "statistics", {"episodes": 1.0})
+    assert thread.take(2, seen.append).samples == [(1, 1.5), (1, 1.5)] and seen == ["first", "second"]
     assert not thread.holds(1) and engine.iteration == 2
 
 
@@ -101,11 +103,11 @@ def test_weights_are_copied(make: Any, engine: SlowEngine) -> None:
     with torch.no_grad():
         policy.weight.fill_(9.0)
         policy.offset.fill_(9.0)
-    assert thread.play(0, requests("a"), print)[0] == [(0, 0.5)] * 2
+    assert thread.play(0, requests("a"), print).samples == [(0, 0.5)] * 2
     thread.publish(policy, 0)  # no new version
-    assert thread.play(0, requests("b"), print)[0] == [(0, 0.5)] * 2
+    assert thread.play(0, requests("b"), print).samples == [(0, 0.5)] * 2
     thread.publish(policy, 1)
-    assert thread.play(1, requests("c"), print)[0] == [(1, 18.0)] * 2
+    assert thread.play(1, requests("c"), print).samples == [(1, 18.0)] * 2
 
 
 def test_weights_in_another_precision_are_taken_over_as_they_are() -> None:
@@ -163,3 +165,21 @@ def test_closing_gives_up_what_runs(make: Any, engine: SlowEngine) -> None:
     assert engine.begun.wait(30)
     thread.close()
     assert not engine.played and not thread._thread.is_alive()
+    with pytest.raises(RuntimeError, match="after the end of the run"):
+        thread.play(0, requests("second"), print)
+
+
+def test_an_error_on_the_thread_is_raised_where_the_episodes_are_waited_for(
+    make: Any, engine: SlowEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: PolicyCopy) -> None:
+        raise MemoryError("no room for the weights")
+
+    thread = make()
+    thread.publish(Weight(0.5), 0)
+    monkeypatch.setattr(PolicyCopy, "renew", fail)
+    with pytest.raises(MemoryError):
+        thread.play(0, requests("first"), print)
+    monkeypatch.undo()
+    engine.may_end.set()
+    assert thread.play(0, requests("second"), print).samples, "the thread goes on"
