@@ -35,6 +35,9 @@ from rlvla.utils.files import read_metrics
 from rlvla.utils.terminal import table
 
 
+_ROLLOUTS = 500  # that are simulated; iterations draw from them
+
+
 @dataclass(frozen=True)
 class Times:
     """What single steps take, in seconds.
@@ -136,18 +139,15 @@ def iterations(times: Times, load: Load, gpus: int, staleness: int, count: int, 
     rng = np.random.default_rng(seed)
     reduction = 2 * (gpus - 1) / gpus * times.gradient_gb / times.link_gb_s * load.steps * load.epochs
     copy = times.weights_gb / (10 * times.link_gb_s) if staleness else 0.0
+    drawn = [rollout(times, load, rng) for _ in range(min(_ROLLOUTS, gpus * count))]
     free = np.zeros(gpus)  # when the rollout of each rank may go on
     trained = [0.0]  # when version k was there
     for k in range(count):
-        played = np.empty(gpus)
-        rows = 0
-        for rank in range(gpus):
-            seconds, decided = rollout(times, load, rng)
-            rows = max(rows, decided)
-            begin = max(free[rank], trained[max(0, k - staleness)] + copy)
-            played[rank] = free[rank] = begin + seconds
-        update = rows * load.epochs * times.update_row_s + reduction + times.iteration_s
-        trained.append(max(trained[-1], float(played.max())) + update)
+        seconds, decisions = np.array([drawn[i] for i in rng.integers(len(drawn), size=gpus)]).T
+        free = np.maximum(free, trained[max(0, k - staleness)] + copy) + seconds
+        # With --balance_ranks all ranks have as many decisions.
+        update = decisions.mean() * load.epochs * times.update_row_s + reduction + times.iteration_s
+        trained.append(max(trained[-1], float(free.max())) + update)
     warm = min(2 + staleness, count - 1)
     return (trained[-1] - trained[warm]) / (count - warm)
 

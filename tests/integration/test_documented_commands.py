@@ -104,6 +104,7 @@ SMALLER = {
     "rollout": "--episodes 8 --env_ms 4 --workers 2",
     "train_step": "--size '0.3 M' --rows 4 --micro 2 --repeats 1",
     "policy_families": "--tasks toy_reach --repeats 1",
+    "scale_model": "--gpus 1 2 --iterations 4",
     "flow_speed": "--repeats 1",
     "runs/profiled": "--profile_steps 2",
     # An actor that is frozen for two iterations is trained in the third, whose batch is replayed.
@@ -170,6 +171,12 @@ def recipes(folder: Path, request: pytest.FixtureRequest) -> None:
     (folder / "recipes").symlink_to(ROOT / "recipes")
 
 
+def times_of_7b(folder: Path, request: pytest.FixtureRequest) -> None:
+    """Those of the repository."""
+    (folder / "benchmarks").mkdir()
+    shutil.copy(ROOT / "benchmarks/scale_model_7b.json", folder / "benchmarks")
+
+
 def robotwin_checkout(folder: Path, request: pytest.FixtureRequest) -> None:
     """A small environment with the same interface."""
     (folder / "RoboTwin").symlink_to(ROOT / "tests/support/small_robotwin")
@@ -197,7 +204,7 @@ GIVEN: dict[str, list[Provider]] = {
     "docs/recipes.md": [recipes],
     "docs/performance.md": [copies("policy_folder", "runs/sft/policy")],
     "docs/rewards.md": [copies("policy_folder", "runs/sft/policy")],
-    "docs/scaling.md": [copies("policy_folder", "runs/sft/policy")],
+    "docs/scaling.md": [copies("policy_folder", "runs/sft/policy"), times_of_7b],
     "docs/simplevla_rl.md": [copies("libero_checkpoint", "runs/libero/sft")],
     "docs/troubleshooting.md": [copies("demos_file", "runs/demos")],
 }
