@@ -47,6 +47,10 @@ class Difference:
     p_value: float | None = None
     bootstrap: tuple[float, float] | None = None
 
+    def in_points(self) -> str:
+        """In percentage points, with its interval."""
+        return f"{100 * self.difference:+.1f} [{100 * self.low:+.1f}, {100 * self.high:+.1f}]"
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -79,6 +83,10 @@ class Comparison:
         """The difference over all tasks."""
         return [d for d in self.differences if d.measure == measure][-1]
 
+    def of_task(self, task: str, measure: str = MEASURES[0]) -> Difference | None:
+        """The difference of an entry of `differences`, or None."""
+        return next((d for d in self.differences if (d.task, d.measure) == (task, measure)), None)
+
     def rows(self) -> list[tuple[Any, ...]]:
         """Table rows for `HEADERS`, in percentage points."""
         return [
@@ -86,7 +94,7 @@ class Comparison:
                 d.task,
                 d.measure.replace("_", " "),
                 d.n,
-                f"{100 * d.difference:+.1f} [{100 * d.low:+.1f}, {100 * d.high:+.1f}]",
+                d.in_points(),
                 "-" if d.gained is None else d.gained,
                 "-" if d.lost is None else d.lost,
                 "-" if d.p_value is None else f"{d.p_value:.2g}",

@@ -147,6 +147,12 @@ class SuiteEvaluation:
         """The policy, followed by its baselines."""
         return (self.own, *self.baselines)
 
+    def rates(self, group: str) -> list[Rate]:
+        """Success at end of all policies in each mode, over "all" tasks or an entry of `EvalResult.task_groups`."""
+        ids = self.own.results[0].task_groups.get(group)
+        results = [result for evaluation in self.everyone for result in evaluation.results]
+        return [r.success_at_end if ids is None else r.of_tasks(group, ids).success_at_end for r in results]
+
     @property
     def comparisons(self) -> list[Comparison]:
         """All comparisons, ordered by baseline."""
@@ -279,15 +285,24 @@ class EvaluationReport:
 
     @property
     def conditions(self) -> list[tuple[str, ...]]:
-        """Where conditions of a suite are not pooled: a header, and success at end of all policies in each; else []."""
+        """Where conditions of a suite are not pooled: a header, and a row for each with success at end; else [].
+
+        A row has the success of all policies, and the paired differences of the policy to its baselines in points.
+        Where the policy has learned from some of the tasks only, seen and unseen tasks follow in rows of their own.
+        """
         if self.results or len(self.suites) == 1:
             return []
-        header = [f"{e.policy}, {result.mode}" for e in self.first.everyone for result in e.results]
-        rows = [
-            (name, *(str(result.success_at_end) for e in suite.everyone for result in e.results))
-            for name, suite in self.suites.items()
-        ]
-        return [("condition", *header), *rows]
+        names = [f"{e.policy}, {result.mode}" for e in self.first.everyone for result in e.results]
+        compared = list(self.first.compared)
+        names += [f"difference to {self.first.baselines[position].policy}, {mode}" for position, mode in compared]
+        rows = []
+        for name, suite in self.suites.items():
+            for group in ("all", *suite.own.results[0].task_groups):
+                found = suite.rates(group)
+                differences = [suite.compared[key].of_task(group) for key in compared if key in suite.compared]
+                cells = [*map(str, found), *("-" if d is None else d.in_points() for d in differences)]
+                rows.append((name if group == "all" else f"{name}: {group}", *cells))
+        return [("condition", *names), *rows]
 
     @property
     def categories(self) -> list[tuple[str, ...]]:

@@ -90,10 +90,12 @@ def outcome_of(stages: Sequence[Stage], state: State) -> Outcome:
 
 
 def _read(path: Path) -> dict[str, PolicyEvaluation]:
-    """Suite -> evaluation, from a file of `cli/eval_vla.py`."""
-    suites = read_json(path, allow_nan=True).get(SUITES_KEY)
-    evaluations = [PolicyEvaluation.read(path, suite) for suite in suites or [None]]
-    return {evaluation.suite: evaluation for evaluation in evaluations}
+    """Suite, or condition of one, -> evaluation, from a file of `cli/eval_vla.py`."""
+    names = read_json(path, allow_nan=True).get(SUITES_KEY)
+    if names:
+        return {name: PolicyEvaluation.read(path, name) for name in names}
+    evaluation = PolicyEvaluation.read(path)
+    return {evaluation.suite: evaluation}
 
 
 def _of_training(folder: Path) -> dict[str, dict[str, PolicyEvaluation]]:

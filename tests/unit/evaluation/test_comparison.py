@@ -12,6 +12,7 @@ from scipy.stats import binom
 from rlvla.envs import list_tasks
 from rlvla.envs.config import SplitConfig
 from rlvla.evaluation.comparison import compare
+from rlvla.evaluation.findings import EvaluationReport, PolicyEvaluation, SuiteEvaluation
 from rlvla.evaluation.protocol import describe_differences, describe_protocol
 from rlvla.evaluation.results import EpisodeOutcome, EvalResult, summarize
 from rlvla.evaluation.statistics import wilson_interval
@@ -124,3 +125,25 @@ def test_seen_and_unseen_tasks_stand_apart() -> None:
     assert (found["seen tasks"].gained, found["seen tasks"].lost) == (1, 1) and list(found)[-1] == "all"
     unpaired = compare("own", result, "base", base, ["seed 0 and 1"]).differences
     assert "unseen tasks" not in {d.task for d in unpaired} and unpaired[-1].task == "all"
+
+
+def test_conditions_of_a_suite_are_compared_in_one_table() -> None:
+    """Success of both policies and their paired difference, over all tasks and over seen and unseen ones."""
+    protocols = {"greedy": describe_protocol(list_tasks("metaworld")[:5], SplitConfig(), 10, 0, 1.0)}
+    solved = {"metaworld": {0: 9, 1: 10, 2: 8, 3: 1, 4: 5}, "metaworld, camera=1": {0: 2, 1: 2, 2: 2, 3: 0, 4: 0}}
+    start = {0: 9, 1: 9, 2: 9, 3: 5, 4: 5}
+    suites = {}
+    for name, own in solved.items():
+        policies = [
+            PolicyEvaluation("rl", {}, protocols, [over_tasks(own, unseen=(3, 4))]),
+            PolicyEvaluation("sft", {}, protocols, [over_tasks(start)]),
+        ]
+        suites[name] = SuiteEvaluation.of(policies[0], policies[1:])
+    header, *rows = EvaluationReport.of(suites).conditions
+    assert header == ("condition", "rl, greedy", "sft, greedy", "difference to sft, greedy")
+    names = [f"{name}{group}" for name in solved for group in ("", ": seen tasks", ": unseen tasks")]
+    assert [row[0] for row in rows] == names
+    assert [row[1].split()[0] for row in rows] == ["66.0%", "90.0%", "30.0%", "12.0%", "20.0%", "0.0%"]
+    assert [row[3].split()[0] for row in rows] == ["-8.0", "+0.0", "-20.0", "-62.0", "-70.0", "-50.0"]
+    alone = {name: SuiteEvaluation.of(suite.own) for name, suite in suites.items()}
+    assert [len(row) for row in EvaluationReport.of(alone).conditions] == [2] * 7
