@@ -80,6 +80,7 @@ _BUILTIN = {
     "robosuite": "rlvla.envs.robosuite",
     "robotwin": "rlvla.envs.robotwin",
     "metaworld": "rlvla.envs.metaworld",
+    "maniskill": "rlvla.envs.maniskill",
     "gym:ENV_ID": "rlvla.envs.gymnasium",
     **{f"libero_{name}": "rlvla.envs.libero" for name in ("spatial", "object", "goal", "10", "90")},
     **{

@@ -43,6 +43,8 @@ NOT_RUN = {
     "bash examples/scripts/toy_reach.sh": "run at full length by tests/learning/test_learns_toy_reach.py",
     "bash examples/scripts/install_robosuite15.sh": "installs packages from the network",
     "bash examples/scripts/install_openvla.sh": "as above",
+    "bash examples/scripts/install_maniskill.sh": "as above",
+    "python cli/check_env.py maniskill --env_python .venv-maniskill/bin/maniskill-python": "needs that installation",
     "python cli/check_env.py robosuite --env_python .venv-robosuite15/bin/python": "needs that installation; "
     "tests/integration/test_env_python.py runs commands with another interpreter",
     "python cli/collect_demos.py --task_suite_name robosuite --env_python .venv-robosuite15/bin/python": "as above",
