@@ -188,7 +188,7 @@ class BadSteps:
 
 
 class FewEffectiveSamples(Observer):
-    """Ends a run whose policy has moved so far from the one that sampled that hardly any decision counts.
+    """Ends a run that plays ahead and whose policy has moved so far from the one that sampled that little counts.
 
     Args:
         config: the smallest effective sample size, as a share of the tokens.
@@ -200,7 +200,8 @@ class FewEffectiveSamples(Observer):
     def after_iteration(self, values: dict[str, float]) -> None:
         """Count an iteration; TrainingHalted after several in a row below the limit."""
         share = values.get("rollout_corr/ess", 1.0)
-        self.count = self.count + 1 if share < self._config.min_ess else 0
+        few = self._config.plays_ahead and share < self._config.min_ess
+        self.count = self.count + 1 if few else 0
         if self.count >= TOO_FEW_IN_A_ROW:
             raise TrainingHalted(
                 f"in {self.count} iterations in a row the effective sample size was below {self._config.min_ess:g} of "

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields
-from typing import Any
+from typing import Any, Self
+
+from torch import nn
 
 from rlvla.evaluation.evaluate import SuccessOnBar
 from rlvla.experience import Sample
@@ -14,7 +16,7 @@ from rlvla.rollout import EpisodeRequest, FinishedEpisode, RolloutEngine
 from rlvla.rollout.stats import RolloutStats
 from rlvla.trainer.ahead import Played, RolloutAhead
 from rlvla.trainer.algorithm import Algorithm
-from rlvla.trainer.config import AsyncConfig, BatchConfig
+from rlvla.trainer.config import AsyncConfig, BatchConfig, PPOConfig
 from rlvla.trainer.measurements import Stopwatch
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
 from rlvla.utils.stopping import BrokenOff, StopSignals
@@ -28,7 +30,7 @@ class Player:
         rollout: the rollout engine.
         strategy: used to stop all ranks together.
         signals: interrupt the rollout.
-        temperature: sampling temperature.
+        batch: sampling temperature, and number of iterations.
 
     Attributes:
         stats: statistics of all episodes of the iteration.
@@ -36,13 +38,17 @@ class Player:
         waited_s: seconds spent waiting for them.
     """
 
-    def __init__(self, rollout: RolloutEngine, strategy: DeepspeedStrategy, signals: StopSignals, temperature: float):
+    def __init__(self, rollout: RolloutEngine, strategy: DeepspeedStrategy, signals: StopSignals, batch: BatchConfig):
         self._rollout, self._strategy, self._signals = rollout, strategy, signals
-        self._temperature = temperature
-        self.begin(0)
+        self._temperature, self._iterations = batch.temperature, batch.iterations
+        self._clear(0)
 
     def begin(self, iteration: int) -> None:
         """Begin an iteration, counted from 0."""
+        self._clear(iteration)
+        self._start_rewards(iteration)
+
+    def _clear(self, iteration: int) -> None:
         self._iteration, self.stats, self.waited_s = iteration, RolloutStats(), 0.0
         self.reward_metrics: dict[str, float] = {}
 
@@ -79,6 +85,9 @@ class Player:
         samples = rollout.run(requests, policy, on_episode=on_episode, **options)
         return Played(samples, rollout.stats, rollout.rewards.metrics())
 
+    def _start_rewards(self, iteration: int) -> None:
+        self._rollout.rewards.start_iteration(iteration, self._iterations)
+
     def play_ahead(self, algorithm: Algorithm, policy: RolloutPolicy) -> None:
         """All episodes of the iteration are there: the next ones may be played while it is trained on."""
 
@@ -88,6 +97,14 @@ class Player:
 
     def close(self) -> None:
         """Give up what is played ahead."""
+
+    def __enter__(self) -> Self:
+        """Closed at the end of the block."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """See `close`."""
+        self.close()
 
 
 class AsyncPlayer(Player):
@@ -109,8 +126,11 @@ class AsyncPlayer(Player):
         strategy: DeepspeedStrategy,
         signals: StopSignals,
     ):
-        self._ahead, self._config, self._iterations = ahead, config, batch.iterations
-        super().__init__(rollout, strategy, signals, batch.temperature)
+        self._ahead, self._config = ahead, config
+        super().__init__(rollout, strategy, signals, batch)
+
+    def _start_rewards(self, iteration: int) -> None:
+        """The thread does it, for each iteration that it plays."""
 
     def _played(
         self,
@@ -143,3 +163,14 @@ class AsyncPlayer(Player):
     def close(self) -> None:
         """End the thread."""
         self._ahead.close()
+
+
+def make_player(
+    config: PPOConfig, policy: nn.Module, rollout: RolloutEngine, strategy: DeepspeedStrategy, signals: StopSignals
+) -> Player:
+    """The player of a run; to play ahead it copies the policy, which DeepSpeed has not changed yet."""
+    shared = (rollout, strategy, signals)
+    if not config.asynchronous.plays_ahead:
+        return Player(*shared, config.batch)
+    ahead = RolloutAhead(rollout, policy, config.asynchronous, config.batch, strategy.device)
+    return AsyncPlayer(ahead, config.batch, config.asynchronous, *shared)

@@ -23,7 +23,6 @@ from rlvla.evaluation.results import EvalResult
 from rlvla.evaluation.videos import record_videos
 from rlvla.models.policy import Policy, RolloutPolicy
 from rlvla.rollout import RolloutEngine
-from rlvla.trainer.ahead import RolloutAhead
 from rlvla.trainer.algorithm import Algorithm, AlgorithmSetup
 from rlvla.trainer.algorithm_config import LEARNERS
 from rlvla.trainer.guards import FewEffectiveSamples, Guards
@@ -32,7 +31,7 @@ from rlvla.trainer.metrics import Metrics
 from rlvla.trainer.metrics_writer import PPO_OVERVIEW, MetricsLogger, ppo_layout
 from rlvla.trainer.models import Offloading, WeightAverage, anneal_noise
 from rlvla.trainer.observers import Observer, RewardCheck, Rollout, RolloutDumps
-from rlvla.trainer.player import AsyncPlayer, Player
+from rlvla.trainer.player import make_player
 from rlvla.trainer.progress.report import Progress, start_evaluation
 from rlvla.utils.deepspeed.engine import Engine
 from rlvla.utils.errors import SaveError, TrainingHalted
@@ -72,40 +71,27 @@ class Trainer:
         config, strategy = setup.config, setup.strategy
         self.config, self.strategy, self.rollout, self.tasks = config, strategy, rollout, setup.tasks
         self._save_path, self._ckpt_path = save_path, ckpt_path
-        ahead = None
-        if config.asynchronous.plays_ahead:  # copies the policy before DeepSpeed changes it
-            parts = (config.asynchronous, config.batch, strategy.device)
-            ahead = RolloutAhead(rollout, setup.models.actor, *parts)
+        self._signals = signals or StopSignals()
+        # First, as a copy of the policy that plays ahead is made before DeepSpeed changes it.
+        self._player = make_player(config, setup.models.actor, rollout, strategy, self._signals)
         self.algorithm: Algorithm = LEARNERS.get(config.algorithm.algorithm)(setup)
         actor, optimization = self.algorithm.actor, config.optimization
-        self._offloading = Offloading(
-            optimization.offload_during_rollout, self.algorithm.engines, setup.models, strategy
-        )
+        offloads = optimization.offload_during_rollout
+        self._offloading = Offloading(offloads, self.algorithm.engines, setup.models, strategy)
         self._average = WeightAverage(actor, optimization.ema_beta) if optimization.ema_beta else None
         replayed = {"temperature": config.batch.temperature, "overrides": dict(setup.models.overrides)}
         self._guards = Guards(config.guards, strategy, save_path, replayed, self.algorithm.is_idle)
-        self._signals = signals or StopSignals()
-        shared = (rollout, strategy, self._signals)
-        self._player = Player(*shared, config.batch.temperature)
-        if ahead is not None:
-            self._player = AsyncPlayer(ahead, config.batch, config.asynchronous, *shared)
         self._profiler = IterationProfiler(config.schedule.profile_steps, save_path, strategy)
         self._throughput = Throughput(strategy, setup.models.actor)
-        densities = "probabilities" in actor.module.spec.missing
-        self._progress = Progress(
-            config, strategy, save_path, actor.module, rollout.success_source, densities=densities
-        )
+        module, source = actor.module, rollout.success_source
+        densities = "probabilities" in module.spec.missing
+        self._progress = Progress(config, strategy, save_path, module, source, densities=densities)
         self.observers: list[Observer] = [RewardCheck(rollout.rewards, strategy), self._throughput]
-        self.observers += [
-            self._progress,
-            self._guards,
-            *([] if ahead is None else [FewEffectiveSamples(config.asynchronous)]),
-        ]
+        self.observers += [self._progress, self._guards, FewEffectiveSamples(config.asynchronous)]
         if config.schedule.dump_rollouts:  # first, because the other observers may end the run
             rollout.keep_observed = True
-            shown = config.shown_env or config.record.env
-            dumps = RolloutDumps(save_path / "rollouts", strategy.rank, shown, actor.module)
-            self.observers.insert(0, dumps)
+            parts = (save_path / "rollouts", strategy.rank, config.shown_env or config.record.env, module)
+            self.observers.insert(0, RolloutDumps(*parts))
         if self._average is not None:
             self.observers.append(self._average)
         self.algorithm.observers = self.observers
@@ -122,8 +108,7 @@ class Trainer:
         self.totals = {"episodes": 0.0, "env_steps": 0.0, "seconds": 0.0}
         self.evaluations: list[tuple[int, EvalResult]] = []
         self.exported = save_path / "policy"
-        self._saved = 0  # iteration of the newest checkpoint
-        self._saved_in = ckpt_path
+        self._saved, self._saved_in = 0, ckpt_path  # iteration of the newest checkpoint, and its folder
         self._unsaved = False
         self._best: dict[str, Any] | None = None  # iteration and success_at_end of the best evaluation
 
@@ -188,10 +173,8 @@ class Trainer:
                 saved.
             SaveError: the last checkpoint, or the policy, could not be written; everything else is done.
         """
-        try:
+        with self._player:
             return self._fit()
-        finally:
-            self._player.close()
 
     def _fit(self) -> dict[str, float]:
         self._evaluate_if_due()
@@ -364,8 +347,8 @@ class Trainer:
         elif self.iteration == 0:
             due = schedule.val_before_train
         else:
-            steps = schedule.eval_steps
-            due = steps and self.iteration % steps == 0 and self.iteration < self.config.batch.iterations
+            steps, last = schedule.eval_steps, self.config.batch.iterations
+            due = steps and self.iteration % steps == 0 and self.iteration < last
         if due:
             self.evaluate()
 
@@ -445,8 +428,7 @@ class Trainer:
         parts = (self.rollout, policy, self.tasks, self.strategy, result)
         folder = self._save_path / "videos" / f"iteration_{self.iteration:06d}"
         options = {"count": schedule.num_videos, "temperature": schedule.eval_temperature or 1.0}
-        videos = record_videos(*parts, folder, seed=self.strategy.seed, **options)
-        for video in videos:
+        for video in record_videos(*parts, folder, seed=self.strategy.seed, **options):
             name = f"videos/{video.task}/{'success' if video.success else 'failure'}_state{video.init_state_id}"
             self.logger.video(name, video.frames, video.fps, self.iteration)
 
@@ -456,8 +438,6 @@ class Trainer:
         watch, metrics = Stopwatch(), Metrics()
         # So that library code that draws from global generators depends on the iteration only, even after a resume.
         seed_everything(self.strategy.seed + 1000 * self.iteration + self.strategy.rank)
-        if not self.config.asynchronous.plays_ahead:  # else the thread that plays does it
-            self.rollout.rewards.start_iteration(self.iteration, self.config.batch.iterations)
         try:
             with record_function("rollout"):
                 rollout = self._play()
