@@ -221,8 +221,8 @@ def test_a_run_that_was_broken_off_plays_each_group_once(
     parts = run(policy_folder, tmp_path / "parts", *flags, "--load_checkpoint")
     found = {k: [s.uid for s in samples] for k, samples in watched.iterations.items()}
     for played in (expected, found) if more else ():  # what passes a filter depends on the weights
-        uids = [uid for k in sorted(played) for uid in played[k]]
-        assert uids == [f"group {n // 2}" for n in range(len(uids))], "none is lost, and none is played twice"
+        numbers = sorted(int(uid.removeprefix("group ")) for k in played for uid in played[k])
+        assert numbers == [n // 2 for n in range(len(numbers))], "none is lost, and none is played twice"
     assert more or found == expected
     assert more or parts.totals["episodes"] == whole.totals["episodes"]
     carried = 2 if more else 0
