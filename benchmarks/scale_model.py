@@ -34,7 +34,6 @@ from rlvla.rollout.batcher import Batcher
 from rlvla.utils.files import read_metrics
 from rlvla.utils.terminal import table
 
-
 _ROLLOUTS = 500  # that are simulated; iterations draw from them
 
 
