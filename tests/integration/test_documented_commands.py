@@ -191,6 +191,7 @@ GIVEN: dict[str, list[Provider]] = {
         [copies("policy_folder", "runs/sft/policy")],
     ),
     "docs/algorithms/flow-policies.md": [recipes],
+    "docs/asynchronous.md": [copies("policy_folder", "runs/sft/policy")],
     "docs/algorithms/off-policy.md": [expert_on_state, recipes],
     "docs/commands.md": [copies("demos_file", "runs/toy/demos"), recipes],
     "docs/does_it_learn.md": [recipes],
