@@ -227,7 +227,8 @@ class RobosuiteEnv(MujocoArmEnv):
 
     def _advance(self, action: np.ndarray) -> tuple[bool, frozenset[str]]:
         self._sim.step(action)
-        return self._sim.success(), self._facts.events()
+        events = self._facts.events()
+        return self._facts.success in events, events
 
     def privileged_state(self) -> dict[str, np.ndarray]:
         """Simulator state for scripted experts; see the class docstring for the keys."""

@@ -57,7 +57,7 @@ def test_physics_and_success_are_those_of_robosuite(make, name):
         env._sim.step(action)
         stock.step(action)
         np.testing.assert_allclose(env._sim.data.qpos, stock.data.qpos, rtol=0, atol=1e-8)
-        assert env._sim.success() == stock.success()
+        assert (env._facts.success in env._facts.events()) == env._sim.success() == stock.success()
         if name == "Wipe":
             assert len(env._sim.env.wiped_markers) == len(stock.env.wiped_markers)
     assert np.abs(env._sim.data.qpos[:7] - env._sim._arm_init).max() > 0.05
@@ -72,6 +72,7 @@ def test_stack_expert_passes_every_proposition_in_order_and_holds_success(make):
         first = {}
         for step in range(env.task.max_steps):
             result = env.step_chunk(expert.act(env.privileged_state())[None])
+            assert ("stacked" in result.events[0]) == env._sim.success()
             for name in result.events[0]:
                 first.setdefault(name, step)
             if result.terminated:
