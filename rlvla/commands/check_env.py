@@ -57,7 +57,7 @@ class TaskCheck:
         end: [N, H, W, 3] uint8, images after the chunk; None if it failed.
         instruction: the language instruction; None before the reset.
         steps: number of actions executed in the chunk.
-        problem: what went wrong, in one line, or None.
+        problems: everything that went wrong, a line each.
     """
 
     task: TaskSpec
@@ -66,7 +66,12 @@ class TaskCheck:
     end: np.ndarray | None = None
     instruction: str | None = None
     steps: int = 0
-    problem: str | None = None
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def problem(self) -> str | None:
+        """What went wrong, in one line, or None."""
+        return "; ".join(self.problems) or None
 
 
 def check_tasks(
@@ -93,8 +98,10 @@ def check_tasks(
         check = TaskCheck(task)
         try:
             _check(pool, check, options, init_state_id, steps)
-        except (EnvWorkerError, ConfigError, BadAnswerError) as error:
-            check.problem = _one_line(error)
+        except ConfigError as error:
+            check.problems += map(str, error.problems)
+        except EnvWorkerError as error:
+            check.problems.append(str(error).splitlines()[0])  # without the worker's traceback
         checks.append(check)
         if on_checked:
             on_checked(check)
@@ -104,25 +111,42 @@ def check_tasks(
 def _check(pool: WatchedPool, check: TaskCheck, options: dict[str, Any], init_state_id: int, steps: int) -> None:
     task, checker = check.task, AnswerChecker(check.task, options)
     spec = EnvSpec(task.suite, task.task_id, options)
-    checker.made(_timed(pool, check, "make", Make(spec)))
+    _judge(check, "make", checker.made, _timed(pool, check, "make", Make(spec)))
     first = _timed(pool, check, "reset", Reset(spec, init_state_id, seed=0))
-    checker.observation(first)
-    assert isinstance(first, Observation)
-    check.start, check.instruction = first.images, first.instruction
-    if first.images.size and first.images.min() == first.images.max():
-        raise BadAnswerError(f"nothing can be seen: every pixel is {first.images.min()}; is there a working GL?")
+    _judge(check, "reset", checker.observation, first)
+    if isinstance(first, Observation):
+        check.start, check.instruction = _images(first), str(first.instruction)
+    if check.start is not None and check.start.min() == check.start.max():
+        check.problems.append(f"nothing can be seen: every pixel is {check.start.min()}; is there a working GL?")
     rng = np.random.default_rng(0)
     length = task.macro_steps or steps
     actions = rng.uniform(-_ACTION_SIZE, _ACTION_SIZE, (length, task.action_dim)).astype(np.float32)
     # The first step is timed separately, since it may include compilation or loading.
     first_actions = actions[: task.macro_steps or 1]
-    checker.chunk(_timed(pool, check, "first_step", StepChunk(first_actions)), len(first_actions))
+    result = _timed(pool, check, "first_step", StepChunk(first_actions))
+    _judge(check, "step_chunk", checker.chunk, result, len(first_actions))
     _timed(pool, check, "reset", Reset(spec, init_state_id, seed=0))
     result = _timed(pool, check, "step_chunk", StepChunk(actions))
-    checker.chunk(result, length)
-    assert isinstance(result, ChunkResult)
-    check.steps = result.steps_executed
-    check.end = result.observation.images
+    _judge(check, "step_chunk", checker.chunk, result, length)
+    if isinstance(result, ChunkResult):
+        check.steps = result.steps_executed if isinstance(result.steps_executed, int) else 0
+        check.end = _images(result.observation)
+
+
+def _judge(check: TaskCheck, phase: str, judge: Callable[..., None], *answer: object) -> None:
+    """Note what breaks the contract in an answer; the check goes on, to find the rest."""
+    try:
+        judge(*answer)
+    except BadAnswerError as error:
+        known = {problem.partition(": ")[2] for problem in check.problems}  # of earlier phases
+        check.problems += [f"{phase}: {problem}" for problem in error.problems if problem not in known]
+
+
+def _images(observation: Observation) -> np.ndarray | None:
+    """The images of an observation, if they can be drawn."""
+    images = observation.images
+    drawable = isinstance(images, np.ndarray) and images.dtype == np.uint8 and images.ndim == 4 and images.size > 0
+    return images if drawable and images.shape[3] == 3 else None
 
 
 def _timed(pool: WatchedPool, check: TaskCheck, phase: str, command: Command) -> Result:
@@ -138,13 +162,6 @@ def _timed(pool: WatchedPool, check: TaskCheck, phase: str, command: Command) ->
         raise result
     check.seconds[phase] = time.perf_counter() - start
     return result
-
-
-def _one_line(error: Exception) -> str:
-    """The message of an error without the worker's traceback."""
-    if isinstance(error, ConfigError):
-        return "; ".join(map(str, error.problems))
-    return str(error).splitlines()[0]
 
 
 def problems_of(env: EnvConfig, config: CheckConfig, workers: WorkerConfig) -> list[Problem]:
@@ -189,11 +206,18 @@ def run_check(
             env.env_kwargs(),
             init_state_id=config.init_state_id,
             steps=config.check_steps,
-            on_checked=lambda check: log.info(f"{check.task.name}: {check.problem or 'ok'}"),
+            on_checked=lambda check: log.info(_lines(check)),
         )
     write_atomic(Path(config.output), contact_sheet(_pictures(checks, env.camera_names)))
     print(as_table(checks))
     return checks
+
+
+def _lines(check: TaskCheck) -> str:
+    """The result of a task: a line, or one for each of several problems."""
+    if len(check.problems) > 1:
+        return "\n  - ".join((f"{check.task.name}:", *check.problems))
+    return f"{check.task.name}: {check.problem or 'ok'}"
 
 
 def as_table(checks: Sequence[TaskCheck]) -> str:
@@ -222,7 +246,7 @@ def _pictures(checks: Sequence[TaskCheck], cameras: Sequence[str]) -> list[tuple
         seen = check.start if check.end is None else check.end
         for index, camera in enumerate(cameras):
             caption = f"{check.task.task_id} {camera}: {check.problem or check.instruction}"
-            pictures.append(
-                (caption, None if seen is None else upright(seen[index], check.task.images_flipped_vertically))
-            )
+            shown = None if seen is None or index >= len(seen) else seen[index]
+            flipped = check.task.images_flipped_vertically
+            pictures.append((caption, None if shown is None else upright(shown, flipped)))
     return pictures

@@ -5,6 +5,7 @@ Nothing in this package imports torch, so that worker processes start fast and s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
@@ -13,15 +14,22 @@ import numpy as np
 
 from rlvla.utils.errors import ConfigError
 
+_REQUIRED: Any = object()  # stands for the default of attributes that have none, between others that do
+# The lowest valid value of whole numbers in a `TaskSpec`.
+_LOWEST = {"task_id": 0, "max_steps": 1, "num_init_states": 1, "action_dim": 1, "proprio_dim": 0}
+
 
 @dataclass(frozen=True)
 class TaskSpec:
-    """One task of a suite. Sequences of any type become tuples, so that a task equals its copy from a worker.
+    """One task of a suite; write it with keywords.
+
+    `suite`, `instruction`, `max_steps` and `action_dim` are required. Sequences of any type become tuples, so that a
+    task equals its copy from a worker.
 
     Attributes:
         suite: registered name of the suite.
         task_id: index of the task inside the suite.
-        name: short identifier, e.g. `Lift`.
+        name: short identifier, e.g. `Lift`; by default the name of the suite.
         instruction: language instruction for the policy. If it depends on the initial state (`toy_reach`), this is a
             template and `Observation.instruction` is the actual one.
         max_steps: environment steps after which an episode is truncated.
@@ -51,17 +59,20 @@ class TaskSpec:
         reward_components: names of the terms in `ChunkResult.components`.
         instructions: all instructions of the task, if `instruction` is a template.
         category: what a benchmark counts the task under, e.g. the axis of its perturbation; "" if under nothing.
+
+    Raises:
+        TypeError: required attributes are missing; the message names all of them.
     """
 
-    suite: str
-    task_id: int
-    name: str
-    instruction: str
-    max_steps: int
-    num_init_states: int
-    action_dim: int
-    proprio_dim: int
-    control_freq: float
+    suite: str = _REQUIRED
+    task_id: int = 0
+    name: str = ""
+    instruction: str = _REQUIRED
+    max_steps: int = _REQUIRED
+    num_init_states: int = 1000
+    action_dim: int = _REQUIRED
+    proprio_dim: int = 0
+    control_freq: float = 10.0
     propositions: tuple[str, ...] = ()
     action_limit: float = 1.0
     images_flipped_vertically: bool = False
@@ -77,8 +88,32 @@ class TaskSpec:
     category: str = ""
 
     def __post_init__(self) -> None:
+        if missing := [name for name, value in vars(self).items() if value is _REQUIRED]:
+            raise TypeError(f"a TaskSpec needs {', '.join(missing)}")
+        object.__setattr__(self, "name", self.name or self.suite)
         for name, value in vars(self).items():
             object.__setattr__(self, name, _as_tuple(value))
+
+    def problems(self) -> list[str]:
+        """Everything wrong with the values, each with what is expected; [] for a valid task."""
+        found = [
+            f"{name} must be a text that is not empty, not {value!r}"
+            for name in ("suite", "name", "instruction")
+            if not isinstance(value := getattr(self, name), str) or not value
+        ]
+        for name, low in _LOWEST.items():
+            if type(value := getattr(self, name)) is not int or value < low:
+                found.append(f"{name} must be an int of at least {low}, not {value!r}")
+        for name in ("control_freq", "action_limit"):
+            if not isinstance(value := getattr(self, name), int | float) or not 0 < value < math.inf:
+                found.append(f"{name} must be a number greater than 0, not {value!r}")
+        if isinstance(self.propositions, str):
+            found.append(f"propositions must be a tuple of names, not {self.propositions!r}")
+        if type(self.action_dim) is int and (wrong := set(self.gripper_dims) - set(range(self.action_dim))):
+            found.append(f"gripper_dims must lie in 0..{self.action_dim - 1}, not {sorted(wrong)}")
+        if self.reward_range is not None and not self.reward_range[0] <= self.reward_range[1]:
+            found.append(f"reward_range must be (lowest, highest), not {self.reward_range}")
+        return found
 
 
 def _as_tuple(value: Any) -> Any:

@@ -134,8 +134,27 @@ def get_suite(name: str) -> Suite:
 
 
 def list_tasks(suite: str, **kw) -> list[TaskSpec]:
-    """The tasks of a suite, without starting a simulator. `kw` are those of `make_env`."""
-    return _call_with_options(suite, get_suite(suite).list_tasks, **kw)
+    """The tasks of a suite, without starting a simulator. `kw` are those of `make_env`.
+
+    Raises:
+        ConfigError: unknown suite or option, or the suite lists invalid tasks; all of their problems are reported.
+    """
+    tasks = _call_with_options(suite, get_suite(suite).list_tasks, **kw)
+    if problems := _task_problems(suite, tasks):
+        raise ConfigError(problems)
+    return tasks
+
+
+def _task_problems(suite: str, tasks: Sequence[TaskSpec]) -> list[Problem]:
+    """What is wrong with the tasks that a suite lists."""
+    found = [f"task {task.task_id}: {text}" for task in tasks for text in task.problems()]
+    found += [
+        f"task {task.task_id}: suite must be {suite!r}, not {task.suite!r}" for task in tasks if task.suite != suite
+    ]
+    ids = [task.task_id for task in tasks]
+    if len(set(ids)) < len(ids):
+        found.append(f"the task_id of each task must be another one, not {ids}")
+    return [Problem("task_suite_name", "invalid_task", f"suite {suite}, {text}") for text in found]
 
 
 def make_env(suite: str, task_id: int, **kw) -> Env:

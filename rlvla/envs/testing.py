@@ -9,6 +9,8 @@ Inherit from `EnvContract` in a test file and run it with pytest:
         suite = "my_suite"
         hold_steps = 5
 
+A test that fails says what is expected, and lists all that is wrong with an answer at once.
+
 For a suite with a batched environment, also inherit from `BatchedEnvContract`; where the options give a task action
 primitives, from `PrimitiveContract`.
 """
@@ -23,6 +25,7 @@ import numpy as np
 import pytest
 
 from rlvla.envs.base import BatchedEnv, ChunkResult, Env, Observation
+from rlvla.envs.expectations import differing_fields, expectations, problems_of, raises
 from rlvla.envs.experts import ExpertConfig, make_expert
 from rlvla.envs.experts.episode import play_expert_episode
 from rlvla.envs.registry import get_suite, list_tasks, make_batched_env, make_env
@@ -37,29 +40,30 @@ Solution = tuple[int, np.ndarray]
 
 def assert_same_observation(left: Observation, right: Observation) -> None:
     """Assert that observations are bitwise equal."""
-    np.testing.assert_array_equal(left.images, right.images)
-    assert (left.proprio is None) == (right.proprio is None)
+    np.testing.assert_array_equal(left.images, right.images, err_msg="images differ")
+    assert (left.proprio is None) == (right.proprio is None), "one observation has proprio, the other has none"
     if left.proprio is not None and right.proprio is not None:
-        np.testing.assert_array_equal(left.proprio, right.proprio)
-    assert left.instruction == right.instruction
+        np.testing.assert_array_equal(left.proprio, right.proprio, err_msg="proprio differs")
+    assert left.instruction == right.instruction, f"instructions differ: {left.instruction!r}, {right.instruction!r}"
 
 
 def assert_same_result(left: ChunkResult, right: ChunkResult) -> None:
     """Assert that results are bitwise equal, including recorded frames."""
     assert_same_observation(left.observation, right.observation)
     for name in ("steps_executed", "terminated", "truncated", "success_at_end", "events"):
-        assert getattr(left, name) == getattr(right, name), name
-    np.testing.assert_array_equal(left.rewards, right.rewards)
-    np.testing.assert_array_equal(left.successes, right.successes)
+        mine, other = getattr(left, name), getattr(right, name)
+        assert mine == other, f"{name} differs: {mine!r}, {other!r}"
+    np.testing.assert_array_equal(left.rewards, right.rewards, err_msg="rewards differ")
+    np.testing.assert_array_equal(left.successes, right.successes, err_msg="successes differ")
     assert_same_state(left.components, right.components)
-    assert (left.frames is None) == (right.frames is None)
+    assert (left.frames is None) == (right.frames is None), "one result has frames, the other has none"
     if left.frames is not None and right.frames is not None:
-        np.testing.assert_array_equal(left.frames, right.frames)
+        np.testing.assert_array_equal(left.frames, right.frames, err_msg="frames differ")
 
 
 def assert_same_state(left: dict[str, np.ndarray], right: dict[str, np.ndarray]) -> None:
     """Assert that privileged states are bitwise equal."""
-    assert left.keys() == right.keys()
+    assert left.keys() == right.keys(), f"names differ: {sorted(left)}, {sorted(right)}"
     for name in left:
         np.testing.assert_array_equal(left[name], right[name], err_msg=name)
 
@@ -129,21 +133,22 @@ class EnvContract:
         return np.full((env.task.macro_steps or count, env.task.action_dim), value, dtype=np.float32)
 
     def check_observation(self, env: Env, observation: Observation) -> None:
-        """Check shapes and dtypes."""
-        images = observation.images
-        assert isinstance(images, np.ndarray) and images.dtype == np.uint8 and images.ndim == 4
-        assert images.shape[1] == images.shape[2] and images.shape[3] == 3
-        assert isinstance(observation.instruction, str) and observation.instruction
-        if env.task.proprio_dim:
-            assert observation.proprio is not None and observation.proprio.dtype == np.float32
-            assert observation.proprio.shape == (env.task.proprio_dim,)
-            assert np.isfinite(observation.proprio).all()
+        """Check shapes, dtypes and values."""
+        with expectations("the observation") as expect:
+            for problem in problems_of(_checker(env, observation).observation, observation):
+                expect(False, problem)
+            expect(getattr(observation, "instruction", None) != "", "the instruction must not be empty")
 
     def test_offers_what_the_contract_names(self, env: Env) -> None:
-        assert isinstance(env, Env)
-        assert env.task == list_tasks(self.suite, **self.options)[self.task_id]
-        assert env.task.suite == self.suite and env.task.task_id == self.task_id
-        assert env.task.max_steps >= 1 and env.task.num_init_states >= 1 and env.task.action_dim >= 1
+        listed = {task.task_id: task for task in list_tasks(self.suite, **self.options)}
+        with expectations("the environment") as expect:
+            for name in ("task", "reset", "step_chunk", "privileged_state", "close"):
+                expect(hasattr(env, name), f"it must have `{name}`, see rlvla.envs.base.Env")
+            expect(self.task_id in listed, f"the suite must list task {self.task_id}; it lists {sorted(listed)}")
+            for difference in differing_fields(env.task, listed.get(self.task_id, env.task)):
+                expect(False, f"its task must equal the one that the suite lists: {difference}")
+            for problem in env.task.problems():
+                expect(False, f"its task: {problem}")
 
     def test_observation_after_reset(self, env: Env) -> None:
         self.check_observation(env, env.reset(0, seed=0))
@@ -152,19 +157,14 @@ class EnvContract:
         env.reset(0, seed=0)
         length = env.task.macro_steps or 3
         result = env.step_chunk(self.random_actions(env, 3))
-        self.check_observation(env, result.observation)
-        assert 1 <= result.steps_executed <= length and not result.terminated and not result.truncated
-        assert env.task.macro_steps or result.steps_executed == length, "only a primitive may end early"
-        assert result.rewards.shape == (length,) and result.rewards.dtype == np.float32
-        assert result.successes.shape == (length,) and result.successes.dtype == bool
-        assert type(result.terminated) is bool and type(result.truncated) is bool
-        assert len(result.events) == result.steps_executed and all(isinstance(e, frozenset) for e in result.events)
-        assert all(isinstance(name, str) for happened in result.events for name in happened)
-        assert result.frames is None and not result.success_at_end
-        assert result.components.keys() == set(env.task.reward_components)
-        told = None if result.step_actions is None else result.step_actions.shape
-        width = env.task.step_action_dim
-        assert told == ((result.steps_executed, width) if width else None)
+        with expectations(f"the result of {length} random actions") as expect:
+            for problem in problems_of(_checker(env, result.observation).chunk, result, length):
+                expect(False, problem)
+            expect(result.terminated is False, "terminated must be False: random actions do not succeed")
+            expect(result.truncated is False, "truncated must be False: the step limit is not reached")
+            expect(result.success_at_end is False, "success_at_end must be False")
+            count = len(result.events) if isinstance(result.events, list) else 0
+            expect(count == result.steps_executed, f"events: a frozenset for each executed step was due, not {count}")
 
     def test_answers_pass_the_check_of_rollouts(self, env: Env, solution: Solution) -> None:
         init_state_id, actions = solution
@@ -176,10 +176,16 @@ class EnvContract:
 
     def test_frames_on_request(self, env: Env) -> None:
         env.reset(0, seed=0)
-        result = env.step_chunk(self.random_actions(env, 2), record_frames=True)
-        assert result.frames is not None and result.frames.dtype == np.uint8
-        assert result.frames.shape == (result.steps_executed, *result.observation.images.shape[1:])
-        np.testing.assert_array_equal(result.frames[-1], result.observation.images[0])
+        actions = self.random_actions(env, 2)
+        result = env.step_chunk(actions, record_frames=True)
+        with expectations("step_chunk(actions, record_frames=True)") as expect:
+            for problem in problems_of(
+                _checker(env, result.observation).chunk, result, len(actions), record_frames=True
+            ):
+                expect(False, problem)
+        assert result.frames is not None
+        message = "the last frame must be the first camera's image after the last executed action"
+        np.testing.assert_array_equal(result.frames[-1], result.observation.images[0], err_msg=message)
 
     def test_actions_are_clipped(self, env: Env) -> None:
         limit = env.task.action_limit
@@ -194,34 +200,39 @@ class EnvContract:
         env.reset(0, seed=0)
         before = env.privileged_state()
         for shape in [(dim,), (0, dim), (2, dim + 1), (1, 2, dim)]:
-            with pytest.raises(ValueError, match="shape"):
+            with raises(ValueError, f"actions of shape {list(shape)}", naming=["shape"]):
                 env.step_chunk(np.zeros(shape, dtype=np.float32))
         for bad in (np.nan, np.inf):
             actions = self.equal_actions(env, 2)
             actions[1, -1] = bad
-            with pytest.raises(ValueError, match="NaN or inf"):
+            with raises(ValueError, f"actions with {bad}", naming=["NaN or inf"]):
                 env.step_chunk(actions)
         assert_same_state(before, env.privileged_state())
 
     def test_step_before_reset_is_refused(self) -> None:
         env = self.make()
-        with pytest.raises(RuntimeError):
+        with raises(RuntimeError, "step_chunk before reset"):
             env.step_chunk(self.equal_actions(env, 1))
         env.close()
 
     def test_step_limit_truncates_inside_the_chunk(self) -> None:
         env = self.make(max_steps=3)
-        assert env.task.max_steps == 3
+        assert env.task.max_steps == 3, f"the option max_steps=3 must reach the task, which has {env.task.max_steps}"
         noop = self.equal_actions(env, 5)
         env.reset(0, seed=0)
         result = env.step_chunk(noop)
-        assert result.steps_executed == 3 and len(result.events) == 3
-        assert result.truncated and not result.terminated and not result.success_at_end
-        assert np.isfinite(result.rewards).all() and not result.rewards[3:].any() and not result.successes[3:].any()
-        with pytest.raises(RuntimeError):
+        with expectations("a chunk that is longer than the 3 steps of max_steps") as expect:
+            for problem in problems_of(_checker(env, result.observation, proprio=False).chunk, result, len(noop)):
+                expect(False, problem)
+            expect(result.steps_executed == 3, f"steps_executed must be 3, not {result.steps_executed}")
+            expect(len(result.events) == 3, f"events must be those of 3 steps, not of {len(result.events)}")
+            expect(bool(result.truncated), "truncated must be True: the step limit was reached")
+            expect(not result.terminated, "terminated must be False: success was not held")
+        with raises(RuntimeError, "step_chunk after the end of an episode"):
             env.step_chunk(noop)
         env.reset(0, seed=0)
-        assert env.task.macro_steps or not env.step_chunk(noop[:2]).truncated
+        ended = not env.task.macro_steps and env.step_chunk(noop[:2]).truncated
+        assert not ended, "reset must start counting steps anew"
         env.close()
 
     def test_success_terminates_inside_the_chunk(self, env: Env, solution: Solution) -> None:
@@ -229,15 +240,20 @@ class EnvContract:
         steps, hold = len(actions), self.hold_steps
         env.reset(init_state_id, seed=0)
         result = env.step_chunk(np.concatenate([actions, self.random_actions(env, 4)]))
-        assert result.terminated and not result.truncated and result.success_at_end
-        assert result.steps_executed == steps and len(result.events) == steps
-        assert result.rewards.shape == result.successes.shape == (steps + 4,)
-        assert np.isfinite(result.rewards).all() and not result.rewards[steps:].any()
-        assert not result.successes[steps:].any()
-        assert result.successes[steps - hold : steps].all(), "terminated before success was held"
-        runs = "".join("x" if success else " " for success in result.successes[: steps - 1]).split()
-        assert all(len(run) < hold for run in runs), "success was held earlier without ending the episode"
-        with pytest.raises(RuntimeError):
+        with expectations("a chunk of the actions that succeed and four more") as expect:
+            for problem in problems_of(_checker(env, result.observation).chunk, result, steps + 4):
+                expect(False, problem)
+            expect(bool(result.terminated), f"terminated must be True: success was held for hold_steps={hold} steps")
+            expect(not result.truncated, "truncated must be False: an episode that terminates is not truncated")
+            expect(bool(result.success_at_end), "success_at_end must be True where terminated is")
+            expect(result.steps_executed == steps, f"steps_executed must be {steps}, not {result.steps_executed}")
+            expect(len(result.events) == steps, f"events must be those of {steps} steps, not of {len(result.events)}")
+            held = result.successes[steps - hold : steps].all()
+            expect(bool(held), f"terminated before success was held for hold_steps={hold} steps")
+            runs = "".join("x" if success else " " for success in result.successes[: steps - 1]).split()
+            early = any(len(run) >= hold for run in runs)
+            expect(not early, f"success was held for hold_steps={hold} steps earlier without ending the episode")
+        with raises(RuntimeError, "step_chunk after the end of an episode"):
             env.step_chunk(actions[:1])
 
     def test_success_at_the_step_limit_is_no_truncation(self, solution: Solution) -> None:
@@ -245,7 +261,8 @@ class EnvContract:
         env = self.make(max_steps=len(actions))
         env.reset(init_state_id, seed=0)
         result = env.step_chunk(actions)
-        assert result.terminated and not result.truncated
+        flags = f"terminated={result.terminated}, truncated={result.truncated}"
+        assert result.terminated and not result.truncated, f"success at the last step terminates, but: {flags}"
         env.close()
 
     def test_the_cut_into_chunks_does_not_matter(self, env: Env, solution: Solution) -> None:
@@ -255,9 +272,10 @@ class EnvContract:
         env.reset(init_state_id, seed=0)
         parts = [env.step_chunk(actions[i : i + 3]) for i in range(0, len(actions), 3)]
         assert_same_observation(whole.observation, parts[-1].observation)
-        np.testing.assert_array_equal(whole.successes, np.concatenate([part.successes for part in parts]))
-        np.testing.assert_array_equal(whole.rewards, np.concatenate([part.rewards for part in parts]))
-        assert whole.events == [happened for part in parts for happened in part.events]
+        for name in ("successes", "rewards"):
+            joined = np.concatenate([getattr(part, name) for part in parts])
+            np.testing.assert_array_equal(getattr(whole, name), joined, err_msg=f"{name} depend on the chunks")
+        assert whole.events == [happened for part in parts for happened in part.events], "events depend on the chunks"
 
     def test_equal_inputs_give_equal_trajectories_whatever_ran_before(self, env: Env) -> None:
         def play(env: Env) -> tuple[Observation, list[ChunkResult], dict[str, np.ndarray]]:
@@ -286,17 +304,21 @@ class EnvContract:
 
     def test_images_show_the_state(self, env: Env) -> None:
         if env.task.num_init_states > 1:
-            assert (env.reset(0, seed=0).images != env.reset(1, seed=0).images).any()
+            differ = (env.reset(0, seed=0).images != env.reset(1, seed=0).images).any()
+            assert differ, "initial states 0 and 1 look alike: init_state_id must decide where an episode starts"
         before = env.reset(0, seed=0)
         kept = before.images.copy()
         after = env.step_chunk(self.equal_actions(env, 3, 0.7)).observation
-        assert (after.images != kept).any()
+        assert (after.images != kept).any(), "the images must show what three actions of 0.7 have changed"
         np.testing.assert_array_equal(before.images, kept, err_msg="stepping changed an observation handed out earlier")
 
     def test_image_size_and_proprio_are_as_asked(self) -> None:
         env = self.make(image_size=48, use_proprio=False)
         observation = env.reset(0, seed=0)
-        assert observation.images.shape == (1, 48, 48, 3) and observation.proprio is None
+        with expectations("the observation with image_size=48 and use_proprio=False") as expect:
+            shape = observation.images.shape
+            expect(shape == (1, 48, 48, 3), f"images must be [1, 48, 48, 3] (one camera), not {list(shape)}")
+            expect(observation.proprio is None, "proprio must be None")
         env.close()
 
     def test_cameras_come_in_the_order_asked(self) -> None:
@@ -308,26 +330,26 @@ class EnvContract:
             env = self.make(cameras=cameras)
             pictures.append(env.reset(0, seed=0).images)
             env.close()
-        np.testing.assert_array_equal(pictures[0], pictures[1][::-1])
-        assert (pictures[0][0] != pictures[0][1]).any()
+        np.testing.assert_array_equal(pictures[0], pictures[1][::-1], err_msg="images must follow the order of cameras")
+        assert (pictures[0][0] != pictures[0][1]).any(), f"cameras {' and '.join(names)} show the same"
 
     def test_init_state_id_out_of_range_is_refused(self, env: Env) -> None:
         for bad in (-1, env.task.num_init_states):
-            with pytest.raises(ValueError, match=str(env.task.num_init_states - 1)):
+            text = f"reset({bad}): initial states are 0..{env.task.num_init_states - 1}"
+            with raises(ValueError, text, naming=[str(env.task.num_init_states - 1)]):
                 env.reset(bad, seed=0)
         env.reset(env.task.num_init_states - 1, seed=0)
 
     def test_unknown_names_are_refused_with_the_known_ones(self) -> None:
         suite = get_suite(self.suite)
-        with pytest.raises(ConfigError) as camera:
+        with raises(ConfigError, "an unknown camera", naming=["no_such_camera", *suite.cameras]):
             self.make(cameras=("no_such_camera",))
-        assert "no_such_camera" in str(camera.value) and all(name in str(camera.value) for name in suite.cameras)
-        with pytest.raises(ConfigError) as task:
+        names = [spec.name for spec in list_tasks(self.suite)]
+        with raises(ConfigError, "an unknown task", naming=names):
             make_env(self.suite, 10**6, **self.options)
-        assert all(spec.name in str(task.value) for spec in list_tasks(self.suite))
-        with pytest.raises(ConfigError, match="no_such_option"):
+        with raises(ConfigError, "an unknown option", naming=["no_such_option"]):
             self.make(no_such_option=1)
-        with pytest.raises(ConfigError, match="no_such_quality"):
+        with raises(ConfigError, "an unknown render_quality", naming=["no_such_quality"]):
             self.make(render_quality="no_such_quality")
 
     def test_close_twice(self) -> None:
@@ -335,8 +357,14 @@ class EnvContract:
         env.reset(0, seed=0)
         env.close()
         env.close()
-        with pytest.raises(RuntimeError):
+        with raises(RuntimeError, "step_chunk after close"):
             env.step_chunk(self.equal_actions(env, 1))
+
+
+def _checker(env: Env, observation: Observation, *, proprio: bool = True) -> AnswerChecker:
+    """What rollouts check answers with; a task without proprioception may leave it out when it is asked for."""
+    asked = proprio and env.task.proprio_dim > 0 or getattr(observation, "proprio", None) is not None
+    return AnswerChecker(env.task, {"use_proprio": asked})
 
 
 class PrimitiveContract(EnvContract):

@@ -55,6 +55,8 @@ class FakeEnv:
 
     def _observation(self):
         heavy = [name for name in ("torch", "deepspeed", "transformers") if name in sys.modules]
+        if self.options.get("careless"):
+            return Observation(np.full((1, 8, 8), 7, np.uint8), None, 3)
         text = f"built={FakeEnv.built} pid={os.getpid()} heavy={heavy} omp={os.environ.get('OMP_NUM_THREADS')}"
         return Observation(np.full((1, 8, 8, 3), 7, np.uint8), None, text)
 
@@ -66,9 +68,8 @@ class FakeEnv:
         actions = check_actions(actions, 2)
         self._fault("step")
         done = np.zeros(len(actions), dtype=bool)
-        return ChunkResult(
-            self._observation(), len(actions), done.astype(np.float32), done, False, False, False, [], None
-        )
+        rewards = done.astype(np.float64 if self.options.get("careless") else np.float32)
+        return ChunkResult(self._observation(), len(actions), rewards, done, False, False, False, [], None)
 
     def privileged_state(self):
         return {}

@@ -58,6 +58,18 @@ def test_what_goes_wrong_is_one_line_and_the_next_task_is_tried(pool: WatchedPoo
     assert check(pool, "toy_reach").problem is None
 
 
+def test_everything_that_breaks_the_contract_is_listed(pool: WatchedPool) -> None:
+    checked = check(pool, "fake", careless=True)
+    assert checked.problems == [
+        "reset: images must be [N, H, W, 3] uint8, not [1, 8, 8] uint8",
+        "reset: the instruction must be text, not int",
+        "step_chunk: rewards must be [1] float32, not [1] float64",
+        "step_chunk: rewards must be [3] float32, not [3] float64",
+    ]
+    assert checked.start is None and checked.steps == 3, "it went on to the end"
+    assert "failed" in as_table([checked])
+
+
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     sheet = tmp_path / "pictures" / "sheet.png"
     main(["toy_reach", "--output", str(sheet), "--check_steps", "1", "--quiet"])
