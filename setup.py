@@ -104,6 +104,7 @@ setup(
     package_data={
         "rlvla": ["py.typed"],
         "rlvla.rewards.vlm": ["prompts/*.txt"],
+        "rlvla.commands": ["templates/*.jinja"],
         "rlvla.evaluation": ["templates/*.jinja"],
     },
     install_requires=[

@@ -372,6 +372,12 @@ _TEXTS: dict[tuple[str | None, str], str] = {
     ("unnorm_key", "unknown_name"): "--unnorm_key {value}: {path} has statistics for {known}",
     # other commands
     ("init_state_id", "out_of_range"): "--init_state_id {value}: {task} has initial states 0..{last}",
+    ("name", "missing"): "give the new environment a name, e.g. my_robot",
+    ("name", "malformed"): (
+        "--name {value}: write lower-case letters, digits and underscores, beginning with a letter, e.g. my_robot"
+    ),
+    ("name", "duplicate"): "--name {value}: a suite of this name ships with rlvla; choose another",
+    ("output", "folder_in_use"): "--output {value}: there is something already; name a folder that is new or empty",
     ("output", "not_png"): "--output {value}: the contact sheet is a PNG; name a file that ends in .png",
     ("output", "not_writable"): "{why}; --output names another place for the results",
     ("control_freq", "unknown_name"): (

@@ -1,0 +1,57 @@
+"""Write a suite of your own that works as it is: environment, expert, contract tests, and a README of what to fill in.
+
+Launch: python cli/new_env.py my_robot
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+if not __package__:  # run as a file, not as part of the installed package
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from rlvla.utils.ending import begin
+
+begin(__name__)
+
+from rlvla.commands.new_env import NewEnvConfig, write_new_env
+from rlvla.utils.cli.command import command
+from rlvla.utils.cli.flags import Parser, add_arguments, fail, from_namespace
+from rlvla.utils.errors import ConfigError
+
+
+def build_parser() -> Parser:
+    """The command line."""
+    parser = Parser(__doc__ or "")
+    parser.usage = "%(prog)s NAME [--output FOLDER]"
+    parser.add_argument(
+        "name",
+        metavar="NAME",
+        nargs="?",
+        default=argparse.SUPPRESS,  # --name applies
+        help="name of the suite, e.g. my_robot; the same as --name",
+    )
+    add_arguments(parser, NewEnvConfig, "new environment")
+    return parser
+
+
+@command()
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry point."""
+    parser = build_parser()
+    config = from_namespace(NewEnvConfig, parser.parse_args(argv))
+    try:
+        suite, test, readme = write_new_env(config)
+    except ConfigError as error:
+        fail(parser.prog, error)
+    print(f"{suite}: the environment\n{test}: its tests\n{readme}: what to fill in")
+    print(f"next: python -m pytest {shlex.quote(str(test.parent))}")
+    print(f"      python cli/check_env.py {config.name} --custom_module {shlex.quote(str(suite))}")
+
+
+if __name__ == "__main__":
+    main()

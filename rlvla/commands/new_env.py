@@ -1,0 +1,81 @@
+"""`cli/new_env.py`: writes a suite of one's own that works, with its tests and a list of what to fill in."""
+
+from __future__ import annotations
+
+import keyword
+import re
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlvla.commands.problem_texts import problem
+from rlvla.envs.registry import is_known
+from rlvla.utils.cli.flags import arg
+from rlvla.utils.errors import ConfigError, Problem
+from rlvla.utils.files import target_problem, write_atomic
+
+_TEMPLATES = Path(__file__).parent / "templates"
+
+
+@dataclass(frozen=True)
+class NewEnvConfig:
+    """What the new suite is called, and where its files go."""
+
+    name: str | None = arg(
+        None, "name of the suite: lower-case letters, digits and underscores, e.g. my_robot (default: none)"
+    )
+    output: str | None = arg(
+        None, "folder for its files, new or empty (default: one of that name)", metavar="FOLDER", writes="folder"
+    )
+
+    @property
+    def folder(self) -> Path:
+        """Where the files go."""
+        return Path(self.output or self.name or ".")
+
+
+def problems_of(config: NewEnvConfig) -> list[Problem]:
+    """Everything wrong with the flags."""
+    found = []
+    if config.name is None:
+        found.append(problem("name", "missing"))
+    elif not re.fullmatch(r"[a-z][a-z0-9_]*", config.name) or keyword.iskeyword(config.name):
+        found.append(problem("name", "malformed", value=config.name))
+    elif is_known(config.name):
+        found.append(problem("name", "duplicate", value=config.name))
+    if config.output is None and found:
+        return found  # the folder is named after it
+    if why := target_problem(config.folder, folder=True):
+        found.append(problem("output", "not_writable", why=why))
+    elif config.folder.exists() and (not config.folder.is_dir() or any(config.folder.iterdir())):
+        found.append(problem("output", "folder_in_use", value=config.folder))
+    return found
+
+
+def write_new_env(config: NewEnvConfig) -> list[Path]:
+    """Write the files of a new suite; returns their paths, the suite's first.
+
+    Raises:
+        ConfigError: there are mistakes in the flags.
+    """
+    if problems := problems_of(config):
+        raise ConfigError(problems)
+    assert config.name is not None
+    import jinja2  # not needed for --help
+
+    templates = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_TEMPLATES), undefined=jinja2.StrictUndefined, keep_trailing_newline=True
+    )
+    suite, test, readme = (
+        config.folder / name for name in (f"{config.name}_suite.py", f"test_{config.name}_suite.py", "README.md")
+    )
+    words = {
+        "name": config.name,
+        "class_name": "".join(part.capitalize() for part in config.name.split("_")),
+        "folder": shlex.quote(str(config.folder)),
+        "suite_file": shlex.quote(str(suite)),
+    }
+    config.folder.mkdir(parents=True, exist_ok=True)
+    for path, template in ((suite, "suite.py"), (test, "test_suite.py"), (readme, "README.md")):
+        write_atomic(path, templates.get_template(f"{template}.jinja").render(words).encode())
+    return [suite, test, readme]
