@@ -1,5 +1,11 @@
-"""Package metadata of rlvla; the versions that are tested together are pinned in constraints.txt."""
+"""Package metadata of rlvla; the versions that are tested together are pinned in constraints.txt.
 
+A release is built with RLVLA_PROJECT_URL, the address of the repository, which links of the README then lead to.
+"""
+
+import os
+import re
+from email.parser import HeaderParser
 from pathlib import Path
 
 from setuptools import find_packages, setup
@@ -7,6 +13,46 @@ from setuptools import find_packages, setup
 ROOT = Path(__file__).parent
 VERSION = {}
 exec((ROOT / "rlvla" / "version.py").read_text(encoding="utf-8"), VERSION)
+# Label -> path in the repository.
+PROJECT_LINKS = {
+    "Documentation": "/blob/main/README.md#documentation",
+    "Changelog": "/blob/main/CHANGELOG.md",
+    "Issues": "/issues",
+    "Source": "",
+}
+
+
+def project_url() -> str:
+    """RLVLA_PROJECT_URL, or what a source distribution was built with; "" if there is none."""
+    if "RLVLA_PROJECT_URL" in os.environ or not (ROOT / "PKG-INFO").is_file():
+        return os.environ.get("RLVLA_PROJECT_URL", "").rstrip("/")
+    links = HeaderParser().parsestr((ROOT / "PKG-INFO").read_text(encoding="utf-8")).get_all("Project-URL", [])
+    return next((link.partition(", ")[2] for link in links if link.startswith("Source, ")), "")
+
+
+def description_page(readme: str, url: str) -> str:
+    """The README with absolute links, as a page that stands alone; without an address, words in their place.
+
+    Links within the page and to other sites stay as they are. Files are those of the version's tag.
+    """
+
+    def image(match: re.Match) -> str:
+        if re.match(r"\w+:", match["to"]):
+            return match[0]
+        return f"![{match['text']}]({url}/raw/{tag}/{match['to']})" if url else f"({match['text']})"
+
+    def link(match: re.Match) -> str:
+        if re.match(r"\w+:|#", match["to"]):
+            return match[0]
+        return f"[{match['text']}]({url}/blob/{tag}/{match['to']})" if url else match["text"]
+
+    tag = f"v{VERSION['__version__']}"
+    readme = re.sub(r"!\[(?P<text>[^\]]*)\]\((?P<to>[^)\s]+)\)", image, readme)
+    # The text of a link may be an image, such as a badge.
+    return re.sub(r"(?<!!)\[(?P<text>(?:!\[[^\]]*\]\([^)]*\)|[^\]])*)\]\((?P<to>[^)\s]+)\)", link, readme)
+
+
+URL = project_url()
 
 EXTRAS = {
     # LIBERO needs robosuite 1.4; 1.5 works as long as LIBERO is not used beside it.
@@ -39,33 +85,36 @@ EXTRAS = {
     # What Meta-World needs; metaworld and imageio themselves come with --no-deps, because metaworld pins an older
     # MuJoCo: examples/scripts/install_metaworld.sh.
     "metaworld": ["mujoco>=3.0,<3.10", "gymnasium>=1.1", "scipy>=1.4.1", "fast-simplification>=0.1.7"],
-    # fastapi, uvicorn, openai: `transformers serve`, which tests of the VLM reward start.
-    "dev": [
-        "fastapi",
-        "uvicorn",
-        "openai",
-        "pytest>=8",
-        "pytest-timeout>=2",
-        "pytest-xdist>=3",
-        "hypothesis>=6",
-        "ruff>=0.6",
-        "mypy>=1.10",
-        "pre-commit>=3",
-    ],
     "video": ["av>=12"],
     "lerobot": ["av>=12", "pyarrow>=15"],
     # Environment workers on other machines.
     "ray": ["ray>=2.40"],
     "wandb": ["wandb>=0.17"],
 }
+# For work on rlvla itself; not part of `all`.
+DEVELOPMENT = [
+    # `transformers serve`, which tests of the VLM reward start.
+    "fastapi",
+    "uvicorn",
+    "openai",
+    "pytest>=8",
+    "pytest-timeout>=2",
+    "pytest-xdist>=3",
+    "hypothesis>=6",
+    "ruff>=0.6",
+    "mypy>=1.10",
+    "pre-commit>=3",
+]
 
 setup(
     name="rlvla",
     version=VERSION["__version__"],
     description="Reinforcement-learning post-training of vision-language-action robot policies",
-    long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
+    long_description=description_page((ROOT / "README.md").read_text(encoding="utf-8"), URL),
     long_description_content_type="text/markdown",
     author="rlvla contributors",
+    url=URL or None,
+    project_urls={label: URL + path for label, path in PROJECT_LINKS.items()} if URL else {},
     license="Apache-2.0",
     license_files=["LICENSE"],
     keywords=[
@@ -88,6 +137,7 @@ setup(
         "Programming Language :: Python :: 3 :: Only",
         "Programming Language :: Python :: 3.10",
         "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
         "Typing :: Typed",
     ],
@@ -125,5 +175,9 @@ setup(
         "scipy>=1.11",
         "jinja2>=3",
     ],
-    extras_require={**EXTRAS, "all": sorted({p for extra in EXTRAS.values() for p in extra})},
+    extras_require={
+        **EXTRAS,
+        "all": sorted({package for extra in EXTRAS.values() for package in extra}),
+        "dev": DEVELOPMENT,
+    },
 )
