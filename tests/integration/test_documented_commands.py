@@ -52,6 +52,8 @@ NOT_RUN = {
     "python benchmarks/reward_machine_learning.py": "six learning runs of 6,144 episodes each",
     "python benchmarks/algorithm_curves.py": "84 learning runs",
     "git worktree add ../first_engine": "makes a folder beside the repository",
+    "python benchmarks/one_gpu.py": "minutes of planning networks of 7 billion parameters; "
+    "tests/unit/commands/test_dry_run.py plans small ones",
     "python benchmarks/memory_plan.py": "minutes; tests/unit/commands/test_dry_run.py compares the same",
     "deepspeed -q --num_accelerators 2 benchmarks/memory_plan.py": "as above",
     "python benchmarks/lift_overlap.py": "plays with the policy of the quickstart",
@@ -187,7 +189,10 @@ def robotwin_checkout(folder: Path, request: pytest.FixtureRequest) -> None:
 # The page's name below the repository -> what must lie in its folder.
 GIVEN: dict[str, list[Provider]] = {
     **dict.fromkeys(
-        [f"docs/algorithms/{name}.md" for name in ("filters", "gae", "grpo")],
+        [
+            f"docs/{name}.md"
+            for name in ("algorithms/choosing", "algorithms/filters", "algorithms/gae", "algorithms/grpo", "one_gpu")
+        ],
         [copies("policy_folder", "runs/sft/policy")],
     ),
     "docs/algorithms/flow-policies.md": [recipes],

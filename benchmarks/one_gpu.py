@@ -1,0 +1,162 @@
+"""What `--dry_run` plans for full-size policies on one GPU, without their weights.
+
+python benchmarks/one_gpu.py
+python benchmarks/one_gpu.py --models openvla --gib 48
+
+The folders have the configuration of the published models, and weights that are all zero and take no room: a plan
+reads sizes alone. GiB of one rank; kernel workspaces, fragmentation and the CUDA context come on top, for which one is
+added where the last column says what fits. Takes minutes of CPU time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import math
+import re
+import struct
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from cli.train_ppo_vla import main as train
+from rlvla.models.lerobot.features import Feature, Features
+from rlvla.models.pi0.checkpoint import file_shapes
+from rlvla.models.pi0.config import PI0, Pi0Config
+from rlvla.models.pi0.sizes import SIZES_FILE, Sizes
+from rlvla.models.pi0.tiny import build_tiny_pi0
+from rlvla.models.vla.configuration_openvla import OpenVLAConfig
+from rlvla.models.vla.openvla import OpenVLAForActionPrediction
+from rlvla.models.vla.tiny import build_tiny
+from rlvla.utils.terminal import table
+
+SUITE = "libero_spatial"
+ACTIONS = {"q01": [-1.0] * 7, "q99": [1.0] * 7, "min": [-1.0] * 7, "max": [1.0] * 7, "mask": [True] * 7}
+# As in docs/smolvla.md and examples/scripts/train_grpo_openvla_oft_libero_single_gpu.sh, with groups of eight.
+COMMON = (
+    "--bf16 --advantage_estimator grpo --n_samples_per_prompt 8 --rollout_batch_size 8 --train_batch_size 32 "
+    "--num_episodes 6400 --num_envs 8 --micro_rollout_batch_size 8 --eval_episodes 10"
+)
+OPENVLA = "--platform libero --model_variant oft --gradient_checkpointing"
+ADAPTERS = "--lora_rank 32 --lora_alpha 16 --lora_targets all-linear"
+LEROBOT = (
+    "--cameras agentview wrist --camera_map agentview=image wrist=image2 --platform libero --n_action_steps 10 "
+    "--flow_steps 5"
+)
+# Model, what is trained, flags.
+CASES = (
+    ("openvla", "adapters on all layers, 8 decisions", f"{OPENVLA} {ADAPTERS} --micro_train_batch_size 8"),
+    ("openvla", "adapters on all layers, 1 decision", f"{OPENVLA} {ADAPTERS} --micro_train_batch_size 1"),
+    (
+        "openvla",
+        "adapters on the language model, 1 decision",
+        f"{OPENVLA} --lora_rank 16 --lora_targets language --micro_train_batch_size 1",
+    ),
+    ("openvla", "all weights, 1 decision", f"{OPENVLA} --zero_stage 2 --micro_train_batch_size 1"),
+    (
+        "openvla",
+        "all weights, 1 decision, optimizer on the host",
+        f"{OPENVLA} --zero_stage 2 --adam_offload --micro_train_batch_size 1",
+    ),
+    ("pi0", "expert, 8 decisions", f"{LEROBOT} --train_expert_only --micro_train_batch_size 8"),
+    ("pi0", "expert, 1 decision", f"{LEROBOT} --train_expert_only --micro_train_batch_size 1"),
+    (
+        "pi0",
+        "adapters on the expert, 8 decisions",
+        f"{LEROBOT} --lora_rank 16 --lora_targets expert --micro_train_batch_size 8",
+    ),
+)
+TOTALS = ("while episodes are played", "while they are scored", "at update, at most")
+
+
+def openvla(folder: Path) -> Path:
+    """openvla-7b as OpenVLA-OFT decodes it."""
+    build_tiny(folder, sentences=["pick up the bowl"], dataset_statistics={SUITE: {"action": ACTIONS}})
+    full = OpenVLAConfig().to_dict()
+    names = ("text_config", "timm_model_ids", "image_sizes", "timm_model_kwargs", "pad_to_multiple_of")
+    raw = json.loads((folder / "config.json").read_text())
+    untold = ("image_preprocessing", "action_normalization", "gripper_convention", "model_variant", "action_chunk_len")
+    (folder / "config.json").write_text(json.dumps({name: raw[name] for name in raw if name not in untold}))
+    with torch.device("meta"):
+        model = OpenVLAForActionPrediction(OpenVLAConfig())
+    hollow(folder / "model.safetensors", {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()})
+    return change(folder / "config.json", {name: full[name] for name in names})
+
+
+def pi0(folder: Path) -> Path:
+    """lerobot/pi0_base with LIBERO's features."""
+    unit = {key: {"mean": [0.0] * n, "std": [1.0] * n} for key, n in (("observation.state", 8), ("action", 7))}
+    build_tiny_pi0(folder, sentences=["pick up the bowl"], statistics=unit, cameras=("image", "image2"))
+    (folder / SIZES_FILE).unlink()
+    features = json.loads((folder / "config.json").read_text())["input_features"]
+    for name, feature in features.items():
+        if ".images." in name:
+            feature["shape"] = [3, 224, 224]
+    sizes = {
+        "chunk_size": 50,
+        "n_action_steps": 50,
+        "max_state_dim": 32,
+        "max_action_dim": 32,
+        "image_resolution": [224, 224],
+    }
+    change(folder / "config.json", {**sizes, "input_features": features})
+    features_of_base = Features({"observation.state": Feature("STATE", (32,))}, {"action": Feature("ACTION", (32,))})
+    hollow(folder / "model.safetensors", file_shapes(Pi0Config(type=PI0, features=features_of_base), Sizes()))
+    return folder
+
+
+def hollow(path: Path, shapes: dict[str, tuple[int, ...]]) -> None:
+    """A safetensors file of these shapes in bfloat16, whose numbers take no room on a disk that knows sparse files."""
+    header, end = {}, 0
+    for name, shape in shapes.items():
+        begin, end = end, end + 2 * math.prod(shape)
+        header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        file.truncate(8 + len(text) + end)
+
+
+def change(path: Path, settings: dict[str, Any]) -> Path:
+    """Replace settings of a config.json; returns its folder."""
+    path.write_text(json.dumps({**json.loads(path.read_text()), **settings}))
+    return path.parent
+
+
+def planned(folder: Path, flags: str) -> dict[str, float]:
+    """GiB by row of the memory table."""
+    words = ["--pretrain", str(folder), "--task_suite_name", SUITE, "--save_path", str(folder / "run"), "--dry_run"]
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        train([*words, *COMMON.split(), *flags.split()])
+    rows = re.findall(r"^(.*?) {2,}([\d.]+)$", printed.getvalue(), re.MULTILINE)
+    return {name.strip(): float(value) / 1024 for name, value in rows}
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", default=["openvla", "pi0"])
+    parser.add_argument("--gib", type=float, default=24.0, help="memory of the GPU (default: 24)")
+    chosen = parser.parse_args()
+    rows = []
+    with tempfile.TemporaryDirectory() as place:
+        folders = {build.__name__: build(Path(place) / build.__name__) for build in (openvla, pi0)}
+        for model, what, flags in CASES:
+            if model not in chosen.models:
+                continue
+            plan = planned(folders[model], flags)
+            totals = [plan[f"total on the device {phase}"] for phase in TOTALS]
+            fits = "yes" if max(totals) + 1 < chosen.gib else "no"
+            rows.append((model, what, *(f"{total:.1f}" for total in totals), fits))
+    print(table(("model", "trained", "playing", "scoring", "update", f"fits in {chosen.gib:g} GiB"), rows))
+
+
+if __name__ == "__main__":
+    main()
