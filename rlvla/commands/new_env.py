@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rlvla.commands.problem_texts import problem
 from rlvla.envs.registry import is_known
-from rlvla.utils.cli.flags import arg
+from rlvla.utils.cli.flags import arg, range_problems
 from rlvla.utils.errors import ConfigError, Problem
 from rlvla.utils.files import target_problem, write_atomic
 
@@ -36,7 +36,7 @@ class NewEnvConfig:
 
 def problems_of(config: NewEnvConfig) -> list[Problem]:
     """Everything wrong with the flags."""
-    found = []
+    found = range_problems(config)  # whether anything can be written to --output, too
     if config.name is None:
         found.append(problem("name", "missing"))
     elif not re.fullmatch(r"[a-z][a-z0-9_]*", config.name) or keyword.iskeyword(config.name):
@@ -44,10 +44,11 @@ def problems_of(config: NewEnvConfig) -> list[Problem]:
     elif is_known(config.name):
         found.append(problem("name", "duplicate", value=config.name))
     if config.output is None and found:
-        return found  # the folder is named after it
-    if why := target_problem(config.folder, folder=True):
-        found.append(problem("output", "not_writable", why=why))
-    elif config.folder.exists() and (not config.folder.is_dir() or any(config.folder.iterdir())):
+        return found  # the folder would be named after it
+    why = target_problem(config.folder, folder=True)
+    if why and config.output is None:
+        found.append(problem("output", "not_writable", why=f"{config.folder}: {why}"))
+    elif not why and config.folder.exists() and (not config.folder.is_dir() or any(config.folder.iterdir())):
         found.append(problem("output", "folder_in_use", value=config.folder))
     return found
 
