@@ -25,8 +25,8 @@ PARSERS = {"check_env": check_parser, "collect_demos": collect_parser, "run_reci
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The new environment, in the working directory."""
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> Iterator[Path]:
+    """The new environment, in the working directory; what the command has printed can be read."""
     monkeypatch.chdir(tmp_path)
     main(["my_robot"])
     yield Path("my_robot")
