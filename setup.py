@@ -85,26 +85,27 @@ EXTRAS = {
     # What Meta-World needs; metaworld and imageio themselves come with --no-deps, because metaworld pins an older
     # MuJoCo: examples/scripts/install_metaworld.sh.
     "metaworld": ["mujoco>=3.0,<3.10", "gymnasium>=1.1", "scipy>=1.4.1", "fast-simplification>=0.1.7"],
+    # fastapi, uvicorn, openai: `transformers serve`, which tests of the VLM reward start.
+    "dev": [
+        "fastapi",
+        "uvicorn",
+        "openai",
+        "pytest>=8",
+        "pytest-timeout>=2",
+        "pytest-xdist>=3",
+        "hypothesis>=6",
+        "ruff>=0.6",
+        "mypy>=1.10",
+        "pre-commit>=3",
+    ],
     "video": ["av>=12"],
     "lerobot": ["av>=12", "pyarrow>=15"],
     # Environment workers on other machines.
     "ray": ["ray>=2.40"],
     "wandb": ["wandb>=0.17"],
 }
-# For work on rlvla itself; not part of `all`.
-DEVELOPMENT = [
-    # `transformers serve`, which tests of the VLM reward start.
-    "fastapi",
-    "uvicorn",
-    "openai",
-    "pytest>=8",
-    "pytest-timeout>=2",
-    "pytest-xdist>=3",
-    "hypothesis>=6",
-    "ruff>=0.6",
-    "mypy>=1.10",
-    "pre-commit>=3",
-]
+# What `all` leaves out: it is for work on rlvla itself.
+NOT_IN_ALL = {"dev"}
 
 setup(
     name="rlvla",
@@ -177,7 +178,6 @@ setup(
     ],
     extras_require={
         **EXTRAS,
-        "all": sorted({package for extra in EXTRAS.values() for package in extra}),
-        "dev": DEVELOPMENT,
+        "all": sorted({package for name in EXTRAS.keys() - NOT_IN_ALL for package in EXTRAS[name]}),
     },
 )
