@@ -12,7 +12,7 @@ from rlvla.envs.workers.answer_checks import BadAnswerError
 
 @contextmanager
 def expectations(of: str) -> Iterator[Callable[[bool, str], None]]:
-    """Collect expectations; AssertionError with all that do not hold.
+    """Collect expectations; AssertionError with all that do not hold, and with the error that ended the checks, if any.
 
     Args:
         of: what they are about, e.g. "the result of step_chunk".
@@ -26,7 +26,12 @@ def expectations(of: str) -> Iterator[Callable[[bool, str], None]]:
         if not holds:
             unmet.append(text)
 
-    yield expect
+    try:
+        yield expect
+    except Exception as error:
+        if not unmet:
+            raise
+        unmet.append(f"after which the checks ended: {type(error).__name__}: {error}")
     if unmet:
         raise AssertionError("\n  - ".join((f"{of}:", *unmet)))
 

@@ -158,11 +158,11 @@ class EnvContract:
         length = env.task.macro_steps or 3
         result = env.step_chunk(self.random_actions(env, 3))
         with expectations(f"the result of {length} random actions") as expect:
-            for problem in problems_of(_checker(env, result.observation).chunk, result, length):
+            for problem in problems_of(_checker(env, result).chunk, result, length):
                 expect(False, problem)
-            expect(result.terminated is False, "terminated must be False: random actions do not succeed")
-            expect(result.truncated is False, "truncated must be False: the step limit is not reached")
-            expect(result.success_at_end is False, "success_at_end must be False")
+            for name in ("terminated", "truncated", "success_at_end"):
+                value = getattr(result, name)
+                expect(value is False, f"{name} must be False after so few random actions, not {value!r}")
             count = len(result.events) if isinstance(result.events, list) else 0
             expect(count == result.steps_executed, f"events: a frozenset for each executed step was due, not {count}")
 
@@ -179,9 +179,7 @@ class EnvContract:
         actions = self.random_actions(env, 2)
         result = env.step_chunk(actions, record_frames=True)
         with expectations("step_chunk(actions, record_frames=True)") as expect:
-            for problem in problems_of(
-                _checker(env, result.observation).chunk, result, len(actions), record_frames=True
-            ):
+            for problem in problems_of(_checker(env, result).chunk, result, len(actions), record_frames=True):
                 expect(False, problem)
         assert result.frames is not None
         message = "the last frame must be the first camera's image after the last executed action"
@@ -222,7 +220,7 @@ class EnvContract:
         env.reset(0, seed=0)
         result = env.step_chunk(noop)
         with expectations("a chunk that is longer than the 3 steps of max_steps") as expect:
-            for problem in problems_of(_checker(env, result.observation, proprio=False).chunk, result, len(noop)):
+            for problem in problems_of(_checker(env, result, proprio=False).chunk, result, len(noop)):
                 expect(False, problem)
             expect(result.steps_executed == 3, f"steps_executed must be 3, not {result.steps_executed}")
             expect(len(result.events) == 3, f"events must be those of 3 steps, not of {len(result.events)}")
@@ -241,7 +239,7 @@ class EnvContract:
         env.reset(init_state_id, seed=0)
         result = env.step_chunk(np.concatenate([actions, self.random_actions(env, 4)]))
         with expectations("a chunk of the actions that succeed and four more") as expect:
-            for problem in problems_of(_checker(env, result.observation).chunk, result, steps + 4):
+            for problem in problems_of(_checker(env, result).chunk, result, steps + 4):
                 expect(False, problem)
             expect(bool(result.terminated), f"terminated must be True: success was held for hold_steps={hold} steps")
             expect(not result.truncated, "truncated must be False: an episode that terminates is not truncated")
@@ -361,10 +359,10 @@ class EnvContract:
             env.step_chunk(self.equal_actions(env, 1))
 
 
-def _checker(env: Env, observation: Observation, *, proprio: bool = True) -> AnswerChecker:
+def _checker(env: Env, answer: Observation | ChunkResult, *, proprio: bool = True) -> AnswerChecker:
     """What rollouts check answers with; a task without proprioception may leave it out when it is asked for."""
-    asked = proprio and env.task.proprio_dim > 0 or getattr(observation, "proprio", None) is not None
-    return AnswerChecker(env.task, {"use_proprio": asked})
+    given = getattr(getattr(answer, "observation", answer), "proprio", None) is not None
+    return AnswerChecker(env.task, {"use_proprio": given or (proprio and env.task.proprio_dim > 0)})
 
 
 class PrimitiveContract(EnvContract):

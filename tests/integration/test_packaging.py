@@ -128,9 +128,8 @@ def test_every_command_of_the_wheel_answers_in_an_empty_environment(wheel: Path,
     assert json.loads(done.stdout.splitlines()[-1]) == {path.name: 0 for path in programs}
     assert all(path.name in done.stdout for path in programs)
     clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    alone = subprocess.run(
-        [programs[0], "--help"], cwd=tmp_path, env=clean, capture_output=True, text=True, timeout=300
-    )
+    command = [str(home / "bin" / "rlvla-check-env"), "--help"]
+    alone = subprocess.run(command, cwd=tmp_path, env=clean, capture_output=True, text=True, timeout=300)
     assert alone.returncode == 0 and alone.stdout.startswith("usage: ")
 
 

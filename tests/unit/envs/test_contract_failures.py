@@ -90,8 +90,17 @@ def test_all_that_is_wrong_with_a_result_is_listed() -> None:
         "rewards must be [3] float32, not [3] float64",
         "successes must be [3] bool, not list",
         "events of a step must be a frozenset, not str",
-        "truncated must be False: the step limit is not reached",
+        "truncated must be False after so few random actions, not 'no'",
     ]
+
+
+def test_what_is_wrong_is_told_although_the_checks_cannot_go_on() -> None:
+    env = make_env(SUITE, 0, use_proprio=True)
+    env.spoil_result = lambda result: None
+    with pytest.raises(AssertionError) as error:
+        Contract().test_result_of_a_chunk(env)
+    lines = str(error.value).split("\n  - ")
+    assert lines[1] == "the result of a chunk was due, not NoneType" and "AttributeError" in lines[2]
 
 
 def test_the_message_of_an_answer_names_the_first_problems() -> None:
