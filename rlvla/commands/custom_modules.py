@@ -1,4 +1,4 @@
-"""User-defined estimators, losses, rewards and environments (`--custom_module`), loaded before flags are parsed.
+"""User-defined estimators, losses, rewards, environments and more (`--custom_module`), loaded before flags are parsed.
 
 What a module registers can then be selected like a built-in, and appears in `--help`, as do the flags of its suites.
 """

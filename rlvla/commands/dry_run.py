@@ -14,6 +14,7 @@ from rlvla.memory.probe import Probe, probe
 from rlvla.models.config import ActorConfig
 from rlvla.models.families import Checkpoint, RowShape, check_checkpoint
 from rlvla.rewards.config import REWARD_MODEL
+from rlvla.rollout.config import ROLLOUT_BACKENDS
 from rlvla.trainer.algorithm_config import LEARNERS, learner_needs_critic, learner_needs_reference
 from rlvla.trainer.reward_sources import waits_on_host
 from rlvla.utils.deepspeed.config import StrategyConfig, launched_world_size
@@ -25,13 +26,17 @@ if TYPE_CHECKING:
 
 _STAGE = "ZeRO stage (with --bf16 at least 2)"
 _JUDGE = "judge of success"
+NOT_COUNTED = "not counted: the policy of --rollout_backend {backend}, which is in other processes"
 NO_MEMORY = "the memory is not known: the policy's family offers no sketch of its networks"
 
 
 def ppo_report(flags: PPORun, setting: CheckedRun) -> str:
     """The tables of `cli/train_ppo_vla.py --dry_run`."""
     arithmetic, plan = ppo_arithmetic(flags, setting), ppo_memory(flags, setting)
-    return "\n\n".join((table(("amounts", ""), arithmetic), memory_table(plan) if plan else NO_MEMORY))
+    parts, backend = [table(("amounts", ""), arithmetic), memory_table(plan) if plan else NO_MEMORY], flags.backend
+    if not ROLLOUT_BACKENDS.get(backend.rollout_backend).in_process:
+        parts.append(NOT_COUNTED.format(backend=backend.rollout_backend))
+    return "\n\n".join(parts)
 
 
 def _rows_per_micro_batch(flags: PPORun, setting: CheckedRun) -> int:
@@ -111,13 +116,18 @@ def ppo_memory(flags: PPORun, setting: CheckedRun) -> MemoryPlan | None:
         {name: engine_memory(p, strategy, world, accumulates=accumulates) for name, p in probes.items()},
         {name: _frozen(name, p, flags) for name, p in frozen.items()},
         average=4 * probes["actor"].trainable if averages else 0,
-        copies=flags.asynchronous.copies * probes["actor"].weight_bytes,
+        copies=_copies(flags) * probes["actor"].weight_bytes,
         passes={name: p.forward_bytes for name, p in {**probes, **frozen}.items()},
         decision=probes["actor"].decision_bytes,
         offloads=optimization.offload_during_rollout,
         episodes=episodes * decisions * decision_bytes * (1 + flags.asynchronous.iterations_ahead),
         demonstrations=_demonstration_bytes(flags, setting),
     )
+
+
+def _copies(flags: PPORun) -> int:
+    """Copies of the policy's weights in this process."""
+    return flags.asynchronous.copies if ROLLOUT_BACKENDS.get(flags.backend.rollout_backend).in_process else 0
 
 
 def _frozen_probes(flags: PPORun, setting: CheckedRun, row: RowShape, amounts: dict[str, Any]) -> dict[str, Probe]:

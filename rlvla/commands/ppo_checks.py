@@ -14,6 +14,7 @@ from rlvla.commands.model_checks import mismatch_with_policy, value_model_proble
 from rlvla.commands.policy_checks import density_problems, quantity_problems, score_problems
 from rlvla.commands.ppo_flags import PPORun
 from rlvla.commands.problem_texts import problem
+from rlvla.commands.rollout_backends import backend_problems
 from rlvla.commands.runs.checks import changed_flags, dump_problems, flag_problems, writable
 from rlvla.commands.setup import CheckedRun, check_run
 from rlvla.data.reading import read_demonstrations
@@ -34,7 +35,7 @@ def check(flags: PPORun) -> CheckedRun:
     judged = flags.rewards, flags.success
     scores = learner_scores(flags.algorithm)
     setting, more = check_run(flags.policy, flags.env, flags.split, flags.schedule.eval_episodes, *judged, scores)
-    problems += more + value_model_problems(flags, setting)
+    problems += more + value_model_problems(flags, setting) + backend_problems(flags, setting)
     num_tasks = len(setting.tasks) if setting is not None else 0
     problems += early_stopping_problems(flags.schedule, num_tasks, flags.batch)
     problems += reward_problems(

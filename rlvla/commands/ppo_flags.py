@@ -10,7 +10,7 @@ from rlvla.envs.config import EnvConfig, SplitConfig
 from rlvla.envs.workers.config import WorkerConfig
 from rlvla.models.config import ActorConfig, PolicyConfig
 from rlvla.rewards import RewardConfig, SuccessConfig
-from rlvla.rollout import RolloutConfig
+from rlvla.rollout.config import ROLLOUT_BACKENDS, BackendConfig, RolloutConfig
 from rlvla.trainer.algorithm_config import AlgorithmConfig, CorrectionConfig, FilterConfig
 from rlvla.trainer.config import (
     AsyncConfig,
@@ -44,9 +44,15 @@ class PPORun(TrainingRun):
     workers: WorkerConfig = WorkerConfig()
     rollout: RolloutConfig = RolloutConfig()
     guards: GuardConfig = GuardConfig()
+    backend: BackendConfig = BackendConfig()
     asynchronous: AsyncConfig = AsyncConfig()
     custom: CustomConfig = CustomConfig()
     given: frozenset[str] = frozenset()
+
+    @property
+    def policies_on_ray(self) -> bool:
+        """Whether policies run on the cluster of --ray_address."""
+        return ROLLOUT_BACKENDS.get(self.backend.rollout_backend).uses_ray
 
     @property
     def critic_folder(self) -> str | None:

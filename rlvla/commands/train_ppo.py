@@ -10,6 +10,7 @@ from rlvla.commands.dry_run import ppo_report
 from rlvla.commands.load_models import load_models
 from rlvla.commands.ppo_checks import check
 from rlvla.commands.ppo_flags import PPORun
+from rlvla.commands.rollout_backends import backend_setup
 from rlvla.commands.run_policies import policy_record, with_policy_folder
 from rlvla.commands.runs.training import begin, run_folder, started, train
 from rlvla.commands.setup import CheckedRun, first_observations
@@ -63,9 +64,11 @@ def run_ppo(flags: PPORun) -> PPOTrainer | None:
             plan.weights,
             flags.guards,
             flags.asynchronous,
+            backend_setup(flags, setting),
         )
         folders = (save_path, flags.ckpt_path)
         trainer = PPOTrainer(models, strategy, rollout, setting.tasks, config, *folders, signals, demos)
+        stack.callback(trainer.player.close)  # also if the run fails before its first iteration
         begin(trainer, flags)
         if trainer.iteration == 0:
             check_first_decisions(setting.checkpoint, models.actor, first_observations(pool, setting))

@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rlvla.algorithms.curricula import list_task_samplings
+from rlvla.algorithms.registry import Registry
+from rlvla.models.config import ActorConfig
 from rlvla.utils.cli.flags import arg
+
+if TYPE_CHECKING:
+    import torch
+
+    from rlvla.models.families import Checkpoint
+
+# Where the policy of training episodes runs, by name; see `rlvla.rollout.backends`.
+ROLLOUT_BACKENDS: Registry = Registry("rollout backend", {"rlvla.rollout.backends.colocated": ("colocated",)})
+COLOCATED = "colocated"
 
 
 @dataclass(frozen=True)
@@ -35,6 +48,43 @@ class RolloutConfig:
         minimum=0,
         maximum=1,
     )
+
+
+@dataclass(frozen=True)
+class BackendConfig:
+    """Where the policy runs that plays the training episodes."""
+
+    rollout_backend: str = arg(
+        COLOCATED,
+        "where the policy runs that plays the training episodes: colocated (in this process), or a backend of your own",
+        choices=ROLLOUT_BACKENDS.names,
+    )
+
+
+@dataclass(frozen=True)
+class BackendSetup:
+    """What a rollout backend is told of the run.
+
+    Attributes:
+        config: its flags.
+        checkpoint: the folder that the policy was read from; None: it could not be read, which is reported elsewhere.
+        actor: adapters and memory options of the policy.
+        ray_address: Ray cluster, see `rlvla.envs.workers.ray_backend.RayBackend`.
+        custom_modules: the user's modules, which processes that load the policy must import first.
+        folder: run folder, for logs; None: there is none.
+        device: of the policy in training; None: the CPU.
+        rank, ranks: this process and the number of them; each has its own backend.
+    """
+
+    config: BackendConfig = BackendConfig()
+    checkpoint: Checkpoint | None = None
+    actor: ActorConfig = field(default_factory=ActorConfig)
+    ray_address: str = "auto"
+    custom_modules: tuple[str, ...] = ()
+    folder: Path | None = None
+    device: torch.device | None = None
+    rank: int = 0
+    ranks: int = 1
 
 
 @dataclass(frozen=True)

@@ -6,21 +6,18 @@ played by any version from k - max_staleness on. Only one thread at a time uses 
 
 from __future__ import annotations
 
-import copy
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from rlvla.experience import Sample
-from rlvla.models.policy import Decision, PolicySpec, RolloutPolicy
 from rlvla.rollout import EpisodeRequest, RolloutEngine
+from rlvla.rollout.backends import RolloutBackend
 from rlvla.rollout.episode import FinishedEpisode
 from rlvla.rollout.stats import RolloutStats
 from rlvla.trainer.config import AsyncConfig, BatchConfig
@@ -30,87 +27,9 @@ CPU = torch.device("cpu")
 _END_S = 30.0  # for what cannot be cancelled: late answers of judges
 
 
-class PolicyCopy(RolloutPolicy):
-    """A copy of a policy that plays while the policy itself is trained.
-
-    Args:
-        policy: the policy, not yet under DeepSpeed; its weights are replaced by `load`.
-
-    Attributes:
-        version: iterations of training behind the weights; -1 before the first `load`.
-        newest: the same of staged weights, if there are newer ones.
-    """
-
-    def __init__(self, policy: nn.Module):
-        self._policy: Any = copy.deepcopy(policy).requires_grad_(False)
-        self._policy.eval()
-        self._lock = threading.Lock()
-        self._staged: list[Tensor] = []
-        self.version = self.newest = -1
-
-    @property
-    def spec(self) -> PolicySpec:
-        """See `PolicySpec`."""
-        return self._policy.spec
-
-    def prepare(self, images: np.ndarray, proprio: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
-        """See `RolloutPolicy.prepare`."""
-        return self._policy.prepare(images, proprio)
-
-    def act(
-        self, images: np.ndarray, proprio: np.ndarray | None, instructions: Sequence[str], **options: Any
-    ) -> Decision:
-        """See `RolloutPolicy.act`; decisions bear the version of the weights."""
-        with self._lock:
-            decision = self._policy.act(images, proprio, instructions, **options)
-            decision.version = self.version
-        return decision
-
-    def anneal_noise(self, batch: BatchConfig, iteration: int) -> None:
-        """Set the noise level of an iteration, if it is annealed."""
-        if batch.flow_noise_level_end is not None:
-            with self._lock:
-                self._policy.anneal_noise(batch.flow_noise_level_end, batch.progress(iteration))
-
-    def load(self, policy: nn.Module, version: int) -> None:
-        """Take over weights, complete on this rank, at once."""
-        with self._lock:
-            self._put(_tensors(self._policy), _tensors(policy))
-            self.version = self.newest = version
-
-    def stage(self, policy: nn.Module, version: int) -> None:
-        """Keep weights for the next `renew`."""
-        with self._lock:
-            if not self._staged:
-                self._staged = [torch.empty_like(tensor) for tensor in _tensors(policy)]
-            self._put(self._staged, _tensors(policy))
-            self.newest = version
-
-    def renew(self) -> None:
-        """Take over what was staged since the last call, if anything."""
-        with self._lock:
-            if self.newest > self.version:
-                self._put(_tensors(self._policy), self._staged)
-                self.version = self.newest
-
-    @staticmethod
-    @torch.no_grad()
-    def _put(tensors: Sequence[Tensor], values: Sequence[Tensor]) -> None:
-        for own, new in zip(tensors, values, strict=True):
-            if (own.dtype, own.device) == (new.dtype, new.device):
-                own.copy_(new)
-            else:  # DeepSpeed has chosen them since the copy was made
-                own.data = new.detach().clone()
-
-
-def _tensors(module: nn.Module) -> list[Tensor]:
-    """Parameters and buffers, in the same order for every copy of a module."""
-    return [*module.parameters(), *module.buffers()]
-
-
 @dataclass
 class Played:
-    """Episodes that were played, statistics of their rollout, and metrics of their rewards."""
+    """Episodes that were played, statistics of their rollout, and metrics of their rewards and of the backend."""
 
     samples: list[Sample]
     stats: RolloutStats
@@ -133,7 +52,7 @@ class RolloutAhead:
 
     Args:
         rollout: the rollout engine of this rank.
-        policy: the policy, not yet under DeepSpeed.
+        policy: plays with weights of its own; the caller closes it.
         config: how far rollouts may run ahead.
         batch: sampling temperature, noise and number of iterations.
         device: of the policy.
@@ -142,13 +61,13 @@ class RolloutAhead:
     def __init__(
         self,
         rollout: RolloutEngine,
-        policy: nn.Module,
+        policy: RolloutBackend,
         config: AsyncConfig,
         batch: BatchConfig,
         device: torch.device = CPU,
     ):
         self._rollout, self._config, self._batch, self._device = rollout, config, batch, device
-        self._policy = PolicyCopy(policy)
+        self._policy = policy
         self._changed = threading.Condition()
         self._waiting: list[_Job] = []
         self._ahead: dict[int, _Job] = {}  # iteration -> its first episodes, until they are taken
@@ -276,7 +195,7 @@ class RolloutAhead:
             torch.get_device_module(self._device).set_device(self._device)
         self._policy.renew()
         self._rollout.rewards.start_iteration(job.iteration, self._batch.iterations)
-        self._policy.anneal_noise(self._batch, job.iteration)
+        set_noise(self._policy, self._batch, job.iteration)
         samples = self._rollout.run(
             job.requests,
             self._policy,
@@ -285,4 +204,10 @@ class RolloutAhead:
             on_episode=job.finished.append,
             cancelled=lambda: self._cancelled,
         )
-        return Played(samples, self._rollout.stats, self._rollout.rewards.metrics())
+        return Played(samples, self._rollout.stats, self._rollout.rewards.metrics() | self._policy.metrics())
+
+
+def set_noise(policy: RolloutBackend, batch: BatchConfig, iteration: int) -> None:
+    """Set the noise level of the decisions of an iteration, counted from 0, if it is annealed."""
+    if batch.flow_noise_level_end is not None:
+        policy.anneal_noise(batch.flow_noise_level_end, batch.progress(iteration))

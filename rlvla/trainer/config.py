@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rlvla.envs.config import EnvConfig, SplitConfig
-from rlvla.rollout.config import TaskSamplingConfig
+from rlvla.rollout.config import BackendSetup, TaskSamplingConfig
 from rlvla.trainer.algorithm_config import AlgorithmConfig, CorrectionConfig, FilterConfig
 from rlvla.utils.cli.flags import MAX_SEED, arg
 from rlvla.utils.deepspeed.schedules import SCHEDULERS
@@ -361,6 +361,7 @@ class PPOConfig:
         reward_weights: returns the current weight of each reward source.
         guards: early termination of runs that cannot learn.
         asynchronous: playing while training.
+        backend: where the policy runs that plays.
         shown_env: the environment of training, where it shows more than that of the record; None: it does not.
     """
 
@@ -375,4 +376,5 @@ class PPOConfig:
     reward_weights: Callable[[], dict[str, float]] = dict
     guards: GuardConfig = GuardConfig()
     asynchronous: AsyncConfig = AsyncConfig()
+    backend: BackendSetup = BackendSetup()
     shown_env: EnvConfig | None = None

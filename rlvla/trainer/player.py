@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, Self
 
 from torch import nn
@@ -13,8 +13,10 @@ from rlvla.evaluation.evaluate import SuccessOnBar
 from rlvla.experience import Sample
 from rlvla.models.policy import RolloutPolicy
 from rlvla.rollout import EpisodeRequest, FinishedEpisode, RolloutEngine
+from rlvla.rollout.backends import RolloutBackend
+from rlvla.rollout.config import COLOCATED, ROLLOUT_BACKENDS
 from rlvla.rollout.stats import RolloutStats
-from rlvla.trainer.ahead import Played, RolloutAhead
+from rlvla.trainer.ahead import Played, RolloutAhead, set_noise
 from rlvla.trainer.algorithm import Algorithm
 from rlvla.trainer.config import AsyncConfig, BatchConfig, PPOConfig
 from rlvla.trainer.measurements import Stopwatch
@@ -31,16 +33,24 @@ class Player:
         strategy: used to stop all ranks together.
         signals: interrupt the rollout.
         batch: sampling temperature, and number of iterations.
+        backend: decides with the weights that begin an iteration; None: the policy itself decides.
 
     Attributes:
         stats: statistics of all episodes of the iteration.
-        reward_metrics: what the reward sources report of them, to be summed over ranks.
+        reward_metrics: what the reward sources and the backend report of them, to be summed over ranks.
         waited_s: seconds spent waiting for them.
     """
 
-    def __init__(self, rollout: RolloutEngine, strategy: DeepspeedStrategy, signals: StopSignals, batch: BatchConfig):
+    def __init__(
+        self,
+        rollout: RolloutEngine,
+        strategy: DeepspeedStrategy,
+        signals: StopSignals,
+        batch: BatchConfig,
+        backend: RolloutBackend | None = None,
+    ):
         self._rollout, self._strategy, self._signals = rollout, strategy, signals
-        self._temperature, self._iterations = batch.temperature, batch.iterations
+        self._batch, self._backend = batch, backend
         self._clear(0)
 
     def begin(self, iteration: int) -> None:
@@ -81,12 +91,18 @@ class Player:
         on_episode: Callable[[FinishedEpisode], None],
         greedy: bool,
     ) -> Played:
-        rollout, options = self._rollout, {"temperature": self._temperature, "greedy": greedy}
-        samples = rollout.run(requests, policy, on_episode=on_episode, **options)
-        return Played(samples, rollout.stats, rollout.rewards.metrics())
+        rollout, backend = self._rollout, self._backend
+        if backend is not None:
+            if backend.version < self._iteration:
+                backend.load(policy, self._iteration)
+            set_noise(backend, self._batch, self._iteration)
+        options = {"temperature": self._batch.temperature, "greedy": greedy}
+        samples = rollout.run(requests, policy if backend is None else backend, on_episode=on_episode, **options)
+        of_backend = {} if backend is None else backend.metrics()
+        return Played(samples, rollout.stats, rollout.rewards.metrics() | of_backend)
 
     def _start_rewards(self, iteration: int) -> None:
-        self._rollout.rewards.start_iteration(iteration, self._iterations)
+        self._rollout.rewards.start_iteration(iteration, self._batch.iterations)
 
     def play_ahead(self, algorithm: Algorithm, policy: RolloutPolicy) -> None:
         """All episodes of the iteration are there: the next ones may be played while it is trained on."""
@@ -96,7 +112,9 @@ class Player:
         return nullcontext()
 
     def close(self) -> None:
-        """Give up what is played ahead."""
+        """Give up what is played ahead, and end the backend."""
+        if self._backend is not None:
+            self._backend.close()
 
     def __enter__(self) -> Self:
         """Closed at the end of the block."""
@@ -114,7 +132,7 @@ class AsyncPlayer(Player):
         ahead: the thread.
         batch: number of iterations, and sampling temperature.
         config: how many iterations to play ahead, and when new weights are offered.
-        rollout, strategy, signals: as for `Player`.
+        rollout, strategy, signals, backend: as for `Player`.
     """
 
     def __init__(
@@ -125,9 +143,10 @@ class AsyncPlayer(Player):
         rollout: RolloutEngine,
         strategy: DeepspeedStrategy,
         signals: StopSignals,
+        backend: RolloutBackend,
     ):
         self._ahead, self._config = ahead, config
-        super().__init__(rollout, strategy, signals, batch)
+        super().__init__(rollout, strategy, signals, batch, backend)
 
     def _start_rewards(self, iteration: int) -> None:
         """The thread does it, for each iteration that it plays."""
@@ -150,7 +169,7 @@ class AsyncPlayer(Player):
     def play_ahead(self, algorithm: Algorithm, policy: Any) -> None:
         """Have the first episodes of the next iterations played by the weights that begin this one, or newer ones."""
         self._ahead.publish(policy, self._iteration)
-        last = min(self._iteration + self._config.max_staleness, self._iterations - 1)
+        last = min(self._iteration + self._config.max_staleness, self._batch.iterations - 1)
         for iteration in range(self._iteration + 1, last + 1):
             requests = [] if self._ahead.holds(iteration) else algorithm.plan_ahead(iteration)
             if requests:
@@ -161,16 +180,22 @@ class AsyncPlayer(Player):
         return self._ahead.idle(lambda: self._signals.received != 0)
 
     def close(self) -> None:
-        """End the thread."""
+        """End the thread and the backend."""
         self._ahead.close()
+        super().close()
 
 
 def make_player(
     config: PPOConfig, policy: nn.Module, rollout: RolloutEngine, strategy: DeepspeedStrategy, signals: StopSignals
 ) -> Player:
-    """The player of a run; to play ahead it copies the policy, which DeepSpeed has not changed yet."""
-    shared = (rollout, strategy, signals)
-    if not config.asynchronous.plays_ahead:
+    """The player of a run; its backend is made of the policy before DeepSpeed has changed that."""
+    shared, ahead, setup = (rollout, strategy, signals), config.asynchronous, config.backend
+    name = setup.config.rollout_backend
+    if config.schedule.val_only or (name == COLOCATED and not ahead.plays_ahead):
         return Player(*shared, config.batch)
-    ahead = RolloutAhead(rollout, policy, config.asynchronous, config.batch, strategy.device)
-    return AsyncPlayer(ahead, config.batch, config.asynchronous, *shared)
+    setup = replace(setup, device=strategy.device, rank=strategy.rank, ranks=strategy.world_size)
+    backend = ROLLOUT_BACKENDS.get(name)(policy, setup)
+    if not ahead.plays_ahead:
+        return Player(*shared, config.batch, backend)
+    thread = RolloutAhead(rollout, backend, ahead, config.batch, strategy.device)
+    return AsyncPlayer(thread, config.batch, ahead, *shared, backend)

@@ -56,6 +56,7 @@ class Trainer:
         totals: episodes, env_steps and seconds of training so far.
         evaluations: (iteration, result) for each evaluated iteration.
         logger: writes the metrics.
+        player: plays the episodes; closed at the end of `fit`.
         observers: called after rollouts, optimizer steps, updates and iterations.
         exported: folder of the trained policy.
     """
@@ -73,7 +74,7 @@ class Trainer:
         self._save_path, self._ckpt_path = save_path, ckpt_path
         self._signals = signals or StopSignals()
         # First, as a copy of the policy that plays ahead is made before DeepSpeed changes it.
-        self._player = make_player(config, setup.models.actor, rollout, strategy, self._signals)
+        self.player = make_player(config, setup.models.actor, rollout, strategy, self._signals)
         self.algorithm: Algorithm = LEARNERS.get(config.algorithm.algorithm)(setup)
         actor, optimization = self.algorithm.actor, config.optimization
         offloads = optimization.offload_during_rollout
@@ -107,9 +108,8 @@ class Trainer:
         self.iteration = 0
         self.totals = {"episodes": 0.0, "env_steps": 0.0, "seconds": 0.0}
         self.evaluations: list[tuple[int, EvalResult]] = []
-        self.exported = save_path / "policy"
         self._saved, self._saved_in = 0, ckpt_path  # iteration of the newest checkpoint, and its folder
-        self._unsaved = False
+        self._unsaved, self.exported = False, save_path / "policy"
         self._best: dict[str, Any] | None = None  # iteration and success_at_end of the best evaluation
 
     # -------------------------------------------------------------------- run
@@ -173,7 +173,7 @@ class Trainer:
                 saved.
             SaveError: the last checkpoint, or the policy, could not be written; everything else is done.
         """
-        with self._player:
+        with self.player:
             return self._fit()
 
     def _fit(self) -> dict[str, float]:
@@ -187,7 +187,7 @@ class Trainer:
             kept = ", ".join(self._keep())
             self.logger.close()
             raise TrainingHalted(f"{error}\nKept after iteration {self.iteration}: {kept}") from error
-        self._player.close()
+        self.player.close()
         if not self.config.schedule.val_only:
             if self._early_end is not None:
                 self._log(f"iteration {self.iteration}: {self._early_end}; the run ends")
@@ -363,7 +363,7 @@ class Trainer:
         """
         schedule, watch = self.config.schedule, Stopwatch()
         try:
-            with self._player.idle(), self._evaluated_weights(), self._policy() as policy:
+            with self.player.idle(), self._evaluated_weights(), self._policy() as policy:
                 result = evaluate(
                     self.rollout,
                     policy,
@@ -454,16 +454,16 @@ class Trainer:
     def _play(self) -> Rollout:
         """Play the episodes that the algorithm plans for an iteration, and pass them to it."""
         rollout = Rollout(self.iteration, start_evaluation=start_evaluation(self.evaluations))
-        self._player.begin(self.iteration)
+        self.player.begin(self.iteration)
         with self.algorithm.rollout_weights(), self._policy() as policy:
             while (plan := self.algorithm.plan(self.iteration)) is not None:
                 bar = self._progress.bar(self.iteration + 1) + (" greedy baselines" if plan.greedy else " rollout")
-                samples = self._player.play(plan.requests, policy, bar, greedy=plan.greedy)
+                samples = self.player.play(plan.requests, policy, bar, greedy=plan.greedy)
                 self.algorithm.ingest(samples)
                 rollout.num_episodes += len(samples)
                 rollout.samples += [] if plan.greedy else samples
-            self._player.play_ahead(self.algorithm, policy)
-        rollout.stats, rollout.reward_metrics = self._player.stats, self._player.reward_metrics
+            self.player.play_ahead(self.algorithm, policy)
+        rollout.stats, rollout.reward_metrics = self.player.stats, self.player.reward_metrics
         return rollout
 
     def _report(self, rollout: Rollout, values: dict[str, float], metrics: Metrics, elapsed: float) -> None:
@@ -471,7 +471,7 @@ class Trainer:
         self._look_after_folder()
         measure_rollout(rollout.samples, rollout.stats, metrics, self.strategy, self.tasks)
         metrics.total({"episodes": rollout.num_episodes})
-        metrics.mean({"timing_s/iteration": elapsed, "timing_s/wait_for_rollout": self._player.waited_s}, 1.0)
+        metrics.mean({"timing_s/iteration": elapsed, "timing_s/wait_for_rollout": self.player.waited_s}, 1.0)
         self._throughput.measure_memory(metrics)
         values |= metrics.reduce(self.strategy) | anneal_noise(self.algorithm.actor, self.config.batch, self.iteration)
         self.iteration += 1

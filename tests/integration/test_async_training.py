@@ -19,6 +19,7 @@ from rlvla.commands.asynchronous import correction_of
 from rlvla.commands.ppo_flags import PPORun
 from rlvla.commands.train_ppo import run_ppo
 from rlvla.experience import Experience, Sample
+from rlvla.rollout.backends.colocated import PolicyCopy
 from rlvla.rollout.engine import RolloutEngine
 from rlvla.trainer import ahead
 from rlvla.trainer.ppo_trainer import PPOTrainer
@@ -159,16 +160,16 @@ def test_an_episode_goes_on_with_new_weights(
     policy_folder: Path, tmp_path: Path, watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first decision of iteration 1 is held back until the weights after iteration 0 are there."""
-    act, first = ahead.PolicyCopy.act, threading.Event()
+    act, first = PolicyCopy.act, threading.Event()
     published = threading.Event()
-    load = ahead.PolicyCopy.load
+    load = PolicyCopy.load
 
-    def slow(self: ahead.PolicyCopy, *arguments: Any, **options: Any) -> Any:
+    def slow(self: PolicyCopy, *arguments: Any, **options: Any) -> Any:
         if self.version == 0 and first.is_set():
             published.wait(60)
         return act(self, *arguments, **options)
 
-    def loaded(self: ahead.PolicyCopy, policy: Any, version: int) -> None:
+    def loaded(self: PolicyCopy, policy: Any, version: int) -> None:
         load(self, policy, version)
         if version == 1:
             published.set()
@@ -179,8 +180,8 @@ def test_an_episode_goes_on_with_new_weights(
         first.set()
         submit(self, *arguments)
 
-    monkeypatch.setattr(ahead.PolicyCopy, "act", slow)
-    monkeypatch.setattr(ahead.PolicyCopy, "load", loaded)
+    monkeypatch.setattr(PolicyCopy, "act", slow)
+    monkeypatch.setattr(PolicyCopy, "load", loaded)
     monkeypatch.setattr(ahead.RolloutAhead, "submit", submitted)
     run(policy_folder, tmp_path / "run", "--async_rollout", "--partial_rollout", "--num_episodes", "16")
     assert 1 in versions(watched)[1], "weights of iteration 1 have decided in iteration 1"

@@ -21,7 +21,7 @@ from rlvla.utils.errors import ConfigError, Problem, require
 from rlvla.utils.files import output_folder_problem
 
 # Flags that may change on resume: run length, batching that affects no result, evaluation and saving.
-_FREE_GROUPS = ("schedule", "workers", "rollout", "guards")
+_FREE_GROUPS = ("schedule", "workers", "rollout", "backend", "guards")
 _FREE_FLAGS = {
     *("num_episodes", "micro_rollout_batch_size", "micro_train_batch_size", "balance_ranks"),
     *("use_dynamic_batch", "train_max_tokens_per_gpu", "custom_module"),
@@ -38,7 +38,7 @@ def flag_problems(flags: TrainingRun, batch: list[Problem], learner: list[Proble
     """
     problems = [p for group in flags.groups.values() for p in range_problems(group)]
     out_of_range = {p.flag for p in problems}  # reported once is enough
-    problems += [*batch, *flags.workers.problems(flags.env.env_python), *flags.strategy.problems()]
+    problems += [*batch, *_worker_problems(flags), *flags.strategy.problems()]
     problems += [p for p in learner if p.flag not in out_of_range]
     if writable(problems):
         problems += folder_problems(flags) + resume_problems(flags)
@@ -47,6 +47,10 @@ def flag_problems(flags: TrainingRun, batch: list[Problem], learner: list[Proble
     if flags.schedule.use_wandb:
         require("wandb", extra="wandb")
     return problems
+
+
+def _worker_problems(flags: TrainingRun) -> list[Problem]:
+    return flags.workers.problems(flags.env.env_python, policies_on_ray=flags.policies_on_ray)
 
 
 def writable(problems: Iterable[Problem]) -> bool:

@@ -43,6 +43,7 @@ _TITLES = {
     "schedule": "evaluation, checkpoints, logging (in iterations)",
     "guards": "early termination of failing runs",
     "rollout": "rollout engine",
+    "backend": "where the policy plays",
     "asynchronous": "playing while training",
     "workers": "environment workers",
     "custom": "own code",
@@ -84,6 +85,11 @@ class TrainingRun:
         groups = {name: from_namespace(kind, namespace) for name, kind in cls.kinds().items()}
         groups["env"] = groups["env"].with_suite_flags(namespace)
         return cls(**groups, given=getattr(namespace, "given", frozenset()))
+
+    @property
+    def policies_on_ray(self) -> bool:
+        """Whether policies run on the cluster of --ray_address."""
+        return False
 
     @property
     def groups(self) -> dict[str, Any]:

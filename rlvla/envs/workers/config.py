@@ -31,7 +31,7 @@ class WorkerConfig:
     ray_address: str | None = arg(
         None,
         "Ray cluster: HOST:PORT of its head, auto (the one this machine belongs to), or local (started for this "
-        "command on this machine); --env_backend ray only (default: auto)",
+        "command on this machine); for --env_backend ray, and for policies that run there (default: auto)",
         metavar="ADDRESS",
     )
     ray_frames: str | None = arg(
@@ -62,18 +62,19 @@ class WorkerConfig:
             max_rss_gb=self.env_max_rss_gb,
         )
 
-    def problems(self, env_python: str | None) -> list[Problem]:
+    def problems(self, env_python: str | None, *, policies_on_ray: bool = False) -> list[Problem]:
         """Reasons why workers cannot be started, without starting any.
 
         Args:
             env_python: the requested interpreter; None: that of this process.
+            policies_on_ray: something else than the workers runs on the Ray cluster, too.
         """
         if self.env_backend == "ray":
             return ray_problems(self.ray_address or "auto", env_python)
         return [
             Problem(name, "needs_flag", f"--{name} {value} is for --env_backend ray; add that, or leave it out")
             for name, value in (("ray_address", self.ray_address), ("ray_frames", self.ray_frames))
-            if value is not None
+            if value is not None and not (policies_on_ray and name == "ray_address")
         ]
 
     def pool(self, num_envs: int, custom_modules: Sequence[str] = (), python: str | None = None) -> EnvPool:

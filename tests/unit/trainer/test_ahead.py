@@ -13,8 +13,9 @@ from torch import nn
 
 from rlvla.models.policy import Decision
 from rlvla.rollout import EpisodeRequest
+from rlvla.rollout.backends.colocated import PolicyCopy
 from rlvla.rollout.session import RolloutCancelledError
-from rlvla.trainer.ahead import Played, PolicyCopy, RolloutAhead
+from rlvla.trainer.ahead import Played, RolloutAhead
 from rlvla.trainer.config import AsyncConfig, BatchConfig
 
 
@@ -66,7 +67,7 @@ def make(engine: SlowEngine) -> Iterator[Callable[..., RolloutAhead]]:
 
     def create(**settings: Any) -> RolloutAhead:
         config = AsyncConfig(async_rollout=True, **settings)
-        made.append(RolloutAhead(engine, Weight(-1.0), config, BatchConfig()))  # type: ignore[arg-type]
+        made.append(RolloutAhead(engine, PolicyCopy(Weight(-1.0)), config, BatchConfig()))  # type: ignore[arg-type]
         return made[-1]
 
     yield create

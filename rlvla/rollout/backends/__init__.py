@@ -1,0 +1,7 @@
+"""Rollout backends: where the policy runs that plays the training episodes (`--rollout_backend`)."""
+
+from __future__ import annotations
+
+from rlvla.rollout.backends.base import RolloutBackend, register_rollout_backend
+
+__all__ = ["RolloutBackend", "register_rollout_backend"]

@@ -1,0 +1,98 @@
+"""A second copy of the weights in this process (`--rollout_backend colocated`)."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rlvla.models.policy import Decision, PolicySpec
+from rlvla.rollout.backends.base import RolloutBackend, register_rollout_backend
+from rlvla.rollout.config import COLOCATED, BackendSetup
+
+
+@register_rollout_backend(COLOCATED)
+class PolicyCopy(RolloutBackend):
+    """A copy of a policy that plays while the policy itself is trained; see `RolloutBackend`.
+
+    Without `--async_rollout` there is none, and the policy itself plays.
+    """
+
+    in_process: ClassVar[bool] = True
+
+    def __init__(self, policy: nn.Module, setup: BackendSetup | None = None):
+        self._policy: Any = copy.deepcopy(policy).requires_grad_(False)
+        self._policy.eval()
+        self._lock = threading.Lock()
+        self._staged: list[Tensor] = []
+        self.version = self.newest = -1
+        self._closed = False
+
+    @property
+    def spec(self) -> PolicySpec:
+        """See `PolicySpec`."""
+        return self._policy.spec
+
+    def prepare(self, images: np.ndarray, proprio: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
+        """See `RolloutPolicy.prepare`."""
+        return self._policy.prepare(images, proprio)
+
+    def act(
+        self, images: np.ndarray, proprio: np.ndarray | None, instructions: Sequence[str], **options: Any
+    ) -> Decision:
+        """See `RolloutPolicy.act`; decisions bear the version of the weights."""
+        if self._closed:
+            raise RuntimeError("the copy of the policy is closed")
+        with self._lock:
+            decision = self._policy.act(images, proprio, instructions, **options)
+            decision.version = self.version
+        return decision
+
+    def anneal_noise(self, end: float, progress: float) -> None:
+        """Set the noise level of the decisions to come."""
+        with self._lock:
+            self._policy.anneal_noise(end, progress)
+
+    def load(self, policy: nn.Module, version: int) -> None:
+        """Take over weights, complete on this rank, at once."""
+        with self._lock:
+            self._put(tensors_of(self._policy), tensors_of(policy))
+            self.version = self.newest = version
+
+    def stage(self, policy: nn.Module, version: int) -> None:
+        """Keep weights for the next `renew`."""
+        with self._lock:
+            if not self._staged:
+                self._staged = [torch.empty_like(tensor) for tensor in tensors_of(policy)]
+            self._put(self._staged, tensors_of(policy))
+            self.newest = version
+
+    def renew(self) -> None:
+        """Take over what was staged since the last call, if anything."""
+        with self._lock:
+            if self.newest > self.version:
+                self._put(tensors_of(self._policy), self._staged)
+                self.version = self.newest
+
+    def close(self) -> None:
+        """Decide no more."""
+        self._closed = True
+
+    @staticmethod
+    @torch.no_grad()
+    def _put(tensors: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+        for own, new in zip(tensors, values, strict=True):
+            if (own.dtype, own.device) == (new.dtype, new.device):
+                own.copy_(new)
+            else:  # DeepSpeed has chosen them since the copy was made
+                own.data = new.detach().clone()
+
+
+def tensors_of(module: nn.Module) -> list[Tensor]:
+    """Parameters and buffers, in the same order for every copy of a module."""
+    return [*module.parameters(), *module.buffers()]
