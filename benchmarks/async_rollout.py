@@ -2,6 +2,7 @@
 
     python benchmarks/async_rollout.py time --output runs/async
     python benchmarks/async_rollout.py learning --seeds 0 1 2 --output runs/async
+    python benchmarks/async_rollout.py lift --seeds 0 1 2 --output runs/async
 
 `time`: simulators that only sleep, as long for each iteration as the update takes. "ratio" is the wall time per
 iteration to that of the synchronous run, "to the longer" that to the larger of its rollout and update.
@@ -9,6 +10,8 @@ iteration to that of the synchronous run, "to the longer" that to the larger of 
 `learning`: the recipe of toy_reach from the same supervised policies, with 128 episodes per iteration. "to 90 %" is
 the number of training episodes until nine of ten sampled episodes of an iteration succeed. A run that is there already
 is not repeated.
+
+`lift`: the same for the recipe `quickstart` (robosuite Lift, two ranks), as it is, early stopping included.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -28,6 +32,7 @@ from rlvla.utils.files import read_metrics
 from rlvla.utils.terminal import table
 
 REACHED = 0.9
+HEADS = ("", "seed", "to 90 %", "success at end, %", "effective samples")
 SUITE = ["--custom_module", str(ROOT / "benchmarks/suites/sleeping_reach.py"), "--task_suite_name", "sleeping_reach"]
 UPDATE = [
     *("--advantage_estimator", "gae", "--share_backbone", "--rollout_batch_size", "64", "--train_batch_size", "16"),
@@ -127,12 +132,45 @@ def learning(output: Path, seeds: list[int], ways: list[str], episodes: int) -> 
                 settings = _rl_flags(episodes)
                 flags = ["--pretrain", str(policy), "--save_path", str(folder), "--seed", str(seed), *settings]
                 command("train_ppo_vla.py", *flags, *WAYS[way])
-            last = json.loads((folder / "evaluations.json").read_text())[-1]["success_at_end"]
-            found = effort(folder)
-            rate = f"{100 * last['rate']:.1f} [{100 * last['low']:.1f}, {100 * last['high']:.1f}]"
-            ess = [line["rollout_corr/ess"] for line in read_metrics(folder) if "rollout_corr/ess" in line]
-            rows.append((way, seed, "-" if found is None else found, rate, f"{statistics.median(ess):.3f}"))
-    print(table(("", "seed", "to 90 %", "success at end, %", "effective samples"), rows))
+            rows.append(outcome(way, seed, folder))
+    print(table(HEADS, rows))
+
+
+def outcome(way: str, seed: int, folder: Path) -> tuple[object, ...]:
+    """The row of a run."""
+    last = json.loads((folder / "evaluations.json").read_text())[-1]["success_at_end"]
+    found = effort(folder)
+    rate = f"{100 * last['rate']:.1f} [{100 * last['low']:.1f}, {100 * last['high']:.1f}]"
+    ess = [line["rollout_corr/ess"] for line in read_metrics(folder) if "rollout_corr/ess" in line]
+    return way, seed, "-" if found is None else found, rate, f"{statistics.median(ess):.3f}"
+
+
+def lift(output: Path, seeds: list[int], ways: list[str]) -> None:
+    """The table of `lift`; all runs of a seed start from the supervised policy of the first."""
+    recipe, rows = str(ROOT / "recipes/quickstart.yaml"), []
+    for way in ways:
+        for seed in seeds:
+            first, folder = (output / f"lift_{list(WAYS).index(name)}_{seed}" for name in ("synchronous", way))
+            settings = [f"all.seed={seed}", *_as_settings(WAYS[way])]
+            if not (first / "ppo/evaluations.json").exists():
+                command("run_recipe.py", recipe, "--output", str(first), "--set", f"all.seed={seed}")
+            if not (folder / "ppo/evaluations.json").exists():
+                shutil.copytree(first, folder, dirs_exist_ok=True)
+                shutil.rmtree(folder / "ppo")
+                command("run_recipe.py", recipe, "--output", str(folder), "--from", "rl", "--set", *settings)
+            rows.append(outcome(way, seed, folder / "ppo"))
+    print(table(HEADS, rows))
+
+
+def _as_settings(flags: list[str]) -> list[str]:
+    """Flags as settings of a recipe's stage `rl`; a flag without a value is a switch."""
+    settings: list[str] = []
+    for word in flags:
+        if word.startswith("--"):
+            settings.append(f"rl.{word[2:]}=true")
+        else:
+            settings[-1] = settings[-1].removesuffix("true") + word
+    return settings
 
 
 def _rl_flags(episodes: int) -> list[str]:
@@ -154,7 +192,7 @@ def _rl_flags(episodes: int) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("time", "learning"))
+    parser.add_argument("what", choices=("time", "learning", "lift"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("--num_episodes", type=int, default=4096)
@@ -165,6 +203,8 @@ def main() -> None:
     output = args.output.resolve()
     if args.what == "time":
         time_saved(output, args.iterations, args.num_envs)
+    elif args.what == "lift":
+        lift(output, args.seeds, args.ways)
     else:
         learning(output, args.seeds, args.ways, args.num_episodes)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rlvla.commands.problem_texts import unread
 from rlvla.commands.setup import CheckedRun
 from rlvla.rollout.config import ROLLOUT_BACKENDS, BackendSetup
 from rlvla.utils.deepspeed.config import launched_world_size
@@ -28,7 +29,13 @@ def backend_setup(flags: PPORun, setting: CheckedRun | None) -> BackendSetup:
 
 
 def backend_problems(flags: PPORun, setting: CheckedRun | None) -> list[Problem]:
-    """Why the chosen backend cannot play."""
+    """Why the chosen backend cannot play, and flags that it does not read."""
+    config, unread_flags = flags.backend, []
+    if config.rollout_actors is not None and config.rollout_backend != "actors":
+        typed = f"--rollout_actors {config.rollout_actors}"
+        why = {"switch": "rollout_backend", "value": config.rollout_backend}
+        unread_flags.append(unread("rollout_actors", typed, "value", **why))
     if flags.schedule.val_only:  # evaluations use the policy itself
-        return []
-    return ROLLOUT_BACKENDS.get(flags.backend.rollout_backend).problems(backend_setup(flags, setting))
+        return unread_flags
+    chosen = ROLLOUT_BACKENDS.get(config.rollout_backend)
+    return unread_flags + chosen.problems(backend_setup(flags, setting))

@@ -17,7 +17,10 @@ if TYPE_CHECKING:
     from rlvla.models.families import Checkpoint
 
 # Where the policy of training episodes runs, by name; see `rlvla.rollout.backends`.
-ROLLOUT_BACKENDS: Registry = Registry("rollout backend", {"rlvla.rollout.backends.colocated": ("colocated",)})
+ROLLOUT_BACKENDS: Registry = Registry(
+    "rollout backend",
+    {"rlvla.rollout.backends.colocated": ("colocated",), "rlvla.rollout.backends.actors": ("actors",)},
+)
 COLOCATED = "colocated"
 
 
@@ -56,8 +59,15 @@ class BackendConfig:
 
     rollout_backend: str = arg(
         COLOCATED,
-        "where the policy runs that plays the training episodes: colocated (in this process), or a backend of your own",
+        "where the policy runs that plays the training episodes: colocated (in this process), actors (copies of it on "
+        "a Ray cluster, see --ray_address), or a backend of your own",
         choices=ROLLOUT_BACKENDS.names,
+    )
+    rollout_actors: int | None = arg(
+        None,
+        "copies of the policy for each rank that --rollout_backend actors starts (default: 1)",
+        minimum=1,
+        maximum=1000,
     )
 
 

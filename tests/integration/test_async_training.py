@@ -22,12 +22,14 @@ from rlvla.experience import Experience, Sample
 from rlvla.rollout.backends.colocated import PolicyCopy
 from rlvla.rollout.engine import RolloutEngine
 from rlvla.trainer import ahead
+from rlvla.trainer.nft_trainer import NFTTrainer
 from rlvla.trainer.ppo_trainer import PPOTrainer
 from rlvla.trainer.scoring import ModelPasses
 from rlvla.utils.errors import RunEnded
 from rlvla.utils.files import read_metrics
 from rlvla.utils.stopping import StopRequested
 from tests.support.equality import assert_equal_to_the_bit
+from tests.support.flow_folders import QUICK, write_flow
 
 RUN = [
     *("--rollout_batch_size", "4", "--train_batch_size", "2", "--max_epochs", "2", "--num_episodes", "40"),
@@ -300,3 +302,33 @@ def test_interpolated_log_probs_need_no_pass(
     found = [r for r in read_metrics(tmp_path / "run") if "actor/entropy" in r]
     assert found[0]["rollout_corr/ess"] == 1.0 and found[-1]["rollout_corr/ess"] < 1.0
     assert np.isfinite([r["actor/pg_loss"] for r in found]).all()
+
+
+def test_nft_plays_ahead_with_its_moving_average(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    published: dict[int, dict[str, torch.Tensor]] = {}
+    averages: list[dict[str, torch.Tensor]] = []
+    trained: list[dict[str, torch.Tensor]] = []
+    load, update = PolicyCopy.load, NFTTrainer.update
+
+    def loaded(self: PolicyCopy, policy: Any, version: int) -> None:
+        published[version] = {name: p.detach().clone() for name, p in policy.named_parameters()}
+        load(self, policy, version)
+
+    def updated(self: NFTTrainer, metrics: Any) -> Any:
+        values = update(self, metrics)
+        averages.append({name: value.clone() for name, value in self.average.state_dict().items()})
+        trained.append({name: p.detach().clone() for name, p in self.actor.module.named_parameters()})
+        return values
+
+    monkeypatch.setattr(PolicyCopy, "load", loaded)
+    monkeypatch.setattr(NFTTrainer, "update", updated)
+    start = write_flow(tmp_path / "start")
+    flags = ["--pretrain", str(start), "--save_path", str(tmp_path / "run"), *QUICK, "--async_rollout"]
+    flags += ["--algorithm", "nft", "--nft_rollout_decay", "0.4", "--num_episodes", "24"]
+    run_ppo(PPORun.from_namespace(build_parser().parse_args(flags)))
+    assert sorted(published) == [0, 1, 2]
+    for version in (1, 2):
+        assert all(torch.equal(published[version][name], value) for name, value in averages[version - 1].items())
+        assert any(not torch.equal(published[version][name], p) for name, p in trained[version - 1].items())
+    ages = [r["async/staleness_max"] for r in read_metrics(tmp_path / "run") if "actor/pg_loss" in r]
+    assert ages == [0, 1, 1]

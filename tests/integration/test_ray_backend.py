@@ -26,6 +26,7 @@ from rlvla.rollout import EpisodeRequest, RolloutEngine
 from tests.support import faulty_suite
 from tests.support import pool_contract as contract
 from tests.support.policies import ScriptedPolicy
+from tests.support.ray_cluster import TwoNodes, two_nodes
 from tests.support.workers import FAKE_SUITES, TOY, fake, is_running, wait_until_gone
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -47,65 +48,10 @@ test_same_as_in_process = contract.test_worker_gives_what_the_environment_gives_
 test_workers_are_light = contract.test_workers_hold_no_deep_learning_library_and_one_thread
 
 
-CLUSTER = """
-    import sys, time, traceback
-    from ray.cluster_utils import Cluster
-
-    def add_node(**options):
-        for attempt in range(3):  # on a busy machine Ray's own patience of 30 s may not be enough
-            try:
-                return cluster.add_node(num_cpus=1, object_store_memory=80_000_000, **options)
-            except Exception:
-                if attempt == 2:
-                    raise
-                traceback.print_exc()
-                time.sleep(2)
-
-    cluster = Cluster()
-    try:
-        add_node(include_dashboard=False)
-        second = add_node()
-        print(cluster.address, second.node_id, flush=True)
-        if sys.stdin.readline():
-            cluster.remove_node(second, allow_graceful=False)
-            print("removed", flush=True)
-            sys.stdin.readline()
-    finally:
-        cluster.shutdown()
-"""
-
-
-class TwoNodes:
-    """A cluster on this machine, started by a small process: copying the big test process may fail."""
-
-    def __init__(self) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(CLUSTER)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"},
-        )
-        self.address, self.second_node = self.process.stdout.readline().split()
-
-    def lose_second_node(self) -> None:
-        print(file=self.process.stdin, flush=True)
-        assert self.process.stdout.readline() == "removed\n"
-
-
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[TwoNodes]:
-    ray = pytest.importorskip("ray", reason='Ray is not installed; pip install "rlvla[ray]"')
-    nodes = TwoNodes()
-    try:
+    with two_nodes() as nodes:
         yield nodes
-    finally:
-        ray.shutdown()
-        nodes.process.stdin.close()
-        try:
-            nodes.process.wait(timeout=300)
-        except subprocess.TimeoutExpired:
-            nodes.process.kill()
 
 
 @pytest.fixture(scope="module")

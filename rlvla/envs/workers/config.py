@@ -79,7 +79,7 @@ class WorkerConfig:
 
     def pool(self, num_envs: int, custom_modules: Sequence[str] = (), python: str | None = None) -> EnvPool:
         """Start the workers; see `EnvPool` for the arguments and errors."""
-        problems = self.problems(python)
+        problems = self.problems(python, policies_on_ray=True)  # whoever knows better has checked that
         if problems:
             raise ConfigError(problems)
         backend = None

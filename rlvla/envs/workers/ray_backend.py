@@ -9,13 +9,10 @@ from __future__ import annotations
 
 import io
 import json
-import logging
 import math
 import os
-import signal
 import socket
 import struct
-import threading
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -39,9 +36,10 @@ from rlvla.envs.workers.codec import (
 from rlvla.envs.workers.guardian import MARK, guard_this_process, new_mark
 from rlvla.envs.workers.messages import Hello, SlotAnswer, SlotCommand, dump_commands, load_commands
 from rlvla.envs.workers.processes import WORKER_ENVIRONMENT, resident_bytes, worker_environment
+from rlvla.envs.workers.ray_cluster import account_of, address_problem, connect, least_busy_node, ray_module
 from rlvla.envs.workers.slab import ArrayRef
 from rlvla.envs.workers.worker import Worker, answers_of, hello
-from rlvla.utils.errors import ConfigError, MissingExtraError, Problem, require
+from rlvla.utils.errors import ConfigError, MissingExtraError, Problem
 
 # Encodings of camera images in messages.
 FRAMES = ("raw", "png")
@@ -51,11 +49,8 @@ _FORWARDED = ("MUJOCO_", "PYOPENGL_", "LIBERO_", "ROBOTWIN_", "RLVLA_")
 _GRACE_SECONDS = 3.0
 # An announced answer is already on this machine, unless it was lost in transit.
 _FETCH_SECONDS = 10.0
-_CONNECT_SECONDS = 5.0
 _LENGTH = struct.Struct("!I")
 _LONGEST_ENVELOPE = 10_000
-# Ray's default for addresses without a port.
-_DEFAULT_PORT = 6379
 
 
 @dataclass(frozen=True)
@@ -259,12 +254,12 @@ class RayChannel:
 
     def receive(self) -> Hello | list[SlotAnswer]:
         """Read the result of the next pending call."""
-        ray = _ray()
+        ray = ray_module()
         try:
             data = ray.get(self._calls.popleft(), timeout=_FETCH_SECONDS)
         except ray.exceptions.RayError as error:
             self.ended = True
-            self._end = f"the process on {self.place} has ended: {_account(error)}"
+            self._end = f"the process on {self.place} has ended: {account_of(error)}"
             raise WorkerGoneError from error
         if not isinstance(data, bytes):
             raise UnreadableError(f"bytes were due, not {type(data).__name__}")
@@ -273,7 +268,7 @@ class RayChannel:
 
     def kill(self) -> None:
         """End the actor's process."""
-        _ray().kill(self.actor)
+        ray_module().kill(self.actor)
 
     def reap(self) -> str:
         """Ensure that the process has ended, if its machine can be reached."""
@@ -291,8 +286,7 @@ class RayBackend:
     """Starts workers on a Ray cluster, distributed over its machines.
 
     Args:
-        address: HOST:PORT of the cluster's head; "auto": the cluster that this machine belongs to; "local": a cluster
-            on this machine only, started now and ended with this process.
+        address: see `connect`.
         frames: encoding of camera images, one of `FRAMES`.
 
     Raises:
@@ -304,7 +298,7 @@ class RayBackend:
         if frames not in FRAMES:
             raise ConfigError(f"frames must be one of {', '.join(FRAMES)}, not {frames!r}")
         connect(address)
-        self._actor_class = _ray().remote(RayWorker)
+        self._actor_class = ray_module().remote(RayWorker)
         self._frames = frames
         self._placed: list[tuple[str, RayChannel]] = []  # node ids and workers
 
@@ -324,7 +318,7 @@ class RayBackend:
         settings: dict[str, Any] = {"max_restarts": 0, "runtime_env": {"env_vars": variables}}
         node = self._least_busy_node()
         if node is not None:
-            place = _ray().util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=True)
+            place = ray_module().util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=True)
             settings["scheduling_strategy"] = place
         actor_class = self._actor_class.options(**settings)
         channel = RayChannel(
@@ -335,25 +329,21 @@ class RayBackend:
         return channel
 
     def _least_busy_node(self) -> str | None:
-        """Node with the lowest ratio of our workers to cores; Ray's own scheduling uses delayed statistics."""
+        """See `least_busy_node`."""
         self._placed = [(node, channel) for node, channel in self._placed if not channel.ended]
-        taken = Counter(node for node, _ in self._placed)
-        known = [node for node in _ray().nodes() if node["Alive"]]
-        cores = {node["NodeID"]: node["Resources"].get("CPU", 0.0) for node in known}
-        fit = [node for node, number in cores.items() if number >= 1]
-        return min(fit, key=lambda node: (taken[node] + 1) / cores[node], default=None)
+        return least_busy_node(Counter(node for node, _ in self._placed))
 
     def wait(self, channels: Sequence[RayChannel], timeout: float | None) -> Sequence[RayChannel]:
         """Channels that answered or ended."""
         pending = {channel.pending: channel for channel in channels}
-        ready, others = _ray().wait(list(pending), num_returns=1, timeout=timeout)
+        ready, others = ray_module().wait(list(pending), num_returns=1, timeout=timeout)
         if ready and others:
-            ready += _ray().wait(others, num_returns=len(others), timeout=0)[0]
+            ready += ray_module().wait(others, num_returns=len(others), timeout=0)[0]
         return [pending[reference] for reference in ready]
 
     def close(self, idle: Sequence[RayChannel], busy: Sequence[RayChannel]) -> None:
         """Let idle workers close their environments; kill busy ones."""
-        ray = _ray()
+        ray = ray_module()
         if not ray.is_initialized():  # Ray has already shut down at process exit
             return
         for channel in busy:
@@ -363,68 +353,6 @@ class RayBackend:
             ray.wait(closing, num_returns=len(closing), timeout=_GRACE_SECONDS)
         for channel in idle:
             channel.kill()
-
-
-def connect(address: str) -> None:
-    """Connect this process to the cluster as a driver; no effect if it is connected.
-
-    Raises:
-        ConfigError: the cluster cannot be reached or runs another version of Ray or Python.
-    """
-    # For a cluster started here: no usage statistics, and workers with normal scheduling priority.
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_worker_niceness", "0")
-    ray = _ray()
-    if ray.is_initialized():
-        return
-    problem = address_problem(address)
-    if problem:
-        raise ConfigError(problem)
-    logging.getLogger("ray").setLevel(logging.ERROR)
-    # Hide log messages of other machines; relevant errors are part of the answers. Ray 2 has no setting for those that
-    # `log_to_driver` does not cover.
-    ray._private.worker._worker_logs_enabled = False
-    local: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
-    on_sigterm = signal.getsignal(signal.SIGTERM)
-    try:
-        ray.init(address=address, log_to_driver=False, configure_logging=False, **local)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        raise ConfigError(
-            f"--ray_address {address}: {_account(error)} (the same versions of Ray and Python, and the same token, are "
-            "needed on all machines: docs/scaling.md)"
-        ) from error
-    finally:
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, on_sigterm)  # Ray replaces the trainer's handler
-
-
-def address_problem(address: str) -> str | None:
-    """Why the address of a cluster is unusable, or None; does not connect to Ray.
-
-    Args:
-        address: cluster address, see `RayBackend`.
-    """
-    if address == "local":
-        return None
-    place = address
-    if address == "auto":
-        place = _address_of_this_machine() or ""
-        if not place:
-            return (
-                "--ray_address auto: no Ray cluster runs on this machine; start one with `ray start --head`, join one "
-                "with `ray start --address HOST:PORT`, or give --ray_address local"
-            )
-    host, _, port = place.rpartition(":") if ":" in place else (place, "", str(_DEFAULT_PORT))
-    if not port.isdigit() or not 0 < int(port) < 2**16 or not host:
-        return f"--ray_address {address}: '{place}' is no address; give HOST:PORT, auto or local"
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
-    except OSError as error:
-        return (
-            f"--ray_address {address}: nothing answers at {place} ({error}); start Ray there with "
-            f"`ray start --head --port {port}`, and on this machine with `ray start --address {place}`"
-        )
-    return None
 
 
 def ray_problems(address: str, env_python: str | None) -> list[Problem]:
@@ -437,31 +365,8 @@ def ray_problems(address: str, env_python: str | None) -> list[Problem]:
         )
         problems.append(Problem("env_python", "contradiction", text))
     try:
-        _ray()
+        ray_module()
     except MissingExtraError as error:
         return [*problems, Problem("env_backend", "unavailable", f"--env_backend ray: {error}")]
     problem = address_problem(address)
     return [*problems, Problem("ray_address", "unavailable", problem)] if problem else problems
-
-
-def _address_of_this_machine() -> str | None:
-    """Cluster address from $RAY_ADDRESS or from `ray start` on this machine."""
-    from ray._common.utils import get_ray_address_file
-
-    if os.environ.get("RAY_ADDRESS"):
-        return os.environ["RAY_ADDRESS"]
-    try:
-        with open(get_ray_address_file(None), encoding="utf-8") as file:
-            return file.read().strip()
-    except OSError:
-        return None
-
-
-def _ray() -> Any:
-    """The `ray` module; MissingExtraError if it is not installed."""
-    return require("ray", extra="ray")
-
-
-def _account(error: BaseException) -> str:
-    """Ray's error message in one line, without its list of common causes."""
-    return readable(" ".join(str(error).split()).partition(" Some common causes")[0], 1000)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from rlvla.models.policy import Decision, PolicySpec
 from rlvla.rollout.backends.base import RolloutBackend, register_rollout_backend
+from rlvla.rollout.backends.weights import tensors_of
 from rlvla.rollout.config import COLOCATED, BackendSetup
 
 
@@ -91,8 +92,3 @@ class PolicyCopy(RolloutBackend):
                 own.copy_(new)
             else:  # DeepSpeed has chosen them since the copy was made
                 own.data = new.detach().clone()
-
-
-def tensors_of(module: nn.Module) -> list[Tensor]:
-    """Parameters and buffers, in the same order for every copy of a module."""
-    return [*module.parameters(), *module.buffers()]

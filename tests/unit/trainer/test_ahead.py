@@ -118,6 +118,26 @@ def test_weights_in_another_precision_are_taken_over_as_they_are() -> None:
     assert (copied.version, float(copied.act(None, None, []).actions[0])) == (3, 0.25)
 
 
+def test_episodes_have_the_noise_level_of_their_iteration(engine: SlowEngine) -> None:
+    """Not of the one in which they are played."""
+
+    class Noisy(Weight):
+        def anneal_noise(self, end: float, progress: float) -> None:
+            self.offset.fill_(end * progress)
+
+    batch = BatchConfig(num_episodes=20, rollout_batch_size=4, flow_noise_level_end=0.2)
+    config = AsyncConfig(async_rollout=True, max_staleness=3)
+    thread = RolloutAhead(engine, PolicyCopy(Noisy(0.0)), config, batch)  # type: ignore[arg-type]
+    thread.publish(Noisy(0.0), 0)
+    engine.may_end.set()
+    for iteration in (3, 1):
+        thread.submit(iteration, requests("ahead"))
+    found = {iteration: thread.take(iteration, print).samples[0][1] for iteration in (1, 3)}
+    found[0] = thread.play(0, requests("now"), print).samples[0][1]
+    thread.close()
+    assert found == pytest.approx({0: 0.0, 1: 0.05, 3: 0.15})
+
+
 def test_episodes_of_the_current_iteration_come_first(make: Any, engine: SlowEngine) -> None:
     thread = make(max_staleness=3)
     thread.publish(Weight(0.5), 0)

@@ -19,10 +19,10 @@ from rlvla.envs.workers.ray_backend import (
     ArraysBehind,
     Envelope,
     RayBackend,
-    address_problem,
     read_reply,
     write_reply,
 )
+from rlvla.envs.workers.ray_cluster import address_problem
 from rlvla.utils.errors import ConfigError
 
 
