@@ -137,7 +137,7 @@ def test_a_run_is_the_same_wherever_the_policy_plays(ahead: tuple[str, ...], clu
     assert all(torch.equal(tensor, there[name]) for name, tensor in here.items())
     assert [record["async/staleness_mean"] for record in metrics] == ([0.0, 1.0] if ahead else [0.0, 0.0])
     assert all(record["rollout/replicas_replaced"] == 0 for record in metrics)
-    assert all(record["rollout/weights_mb"] > 0 for record in metrics)
+    assert metrics[0]["rollout/weights_mb"] > 0
 
 
 def test_a_run_whose_replica_is_killed_loses_nothing(

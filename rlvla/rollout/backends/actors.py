@@ -120,17 +120,19 @@ class RolloutActors(RolloutBackend):
     # ------------------------------------------------------------------ weights
     def load(self, policy: nn.Module, version: int) -> None:
         """Take over weights for all decisions to come; the first time it waits until all replicas have begun."""
+        self._require_open()
+        weights = self._put(policy)
         with self._lock:
-            self._require_open()
             if self.version < 0:
                 self._await_all()
-            self._hand_out(self._put(policy), version)
+            self._hand_out(weights, version)
 
     def stage(self, policy: nn.Module, version: int) -> None:
         """Keep weights in shared memory for the next `renew`."""
+        self._require_open()
+        weights = self._put(policy)
         with self._lock:
-            self._require_open()
-            self._staged, self.newest = self._put(policy), version
+            self._staged, self.newest = weights, version
 
     def renew(self) -> None:
         """Take over what was staged since the last call, if anything."""
@@ -139,7 +141,10 @@ class RolloutActors(RolloutBackend):
                 self._hand_out(self._staged, self.newest)
 
     def _put(self, policy: nn.Module) -> list[Any]:
-        """References to weights in the object store: what is trained is written anew, the rest the first time only."""
+        """References to weights in the object store: what is trained is written anew, the rest the first time only.
+
+        Meanwhile decisions are made by the weights before.
+        """
         tensors = tensors_of(policy)
         trained = {place for place, tensor in enumerate(policy.parameters()) if tensor.requires_grad}
         first, fixed = self._weights[:1], self._fixed
@@ -150,8 +155,10 @@ class RolloutActors(RolloutBackend):
         return [*first, self._written(pack(tensors, changing))]
 
     def _written(self, packed: list[Any]) -> Any:
-        self._counts["weights"] += num_bytes(packed)
-        return ray_module().put(packed)
+        written = ray_module().put(packed)
+        with self._lock:
+            self._counts["weights"] += num_bytes(packed)
+        return written
 
     def _hand_out(self, weights: list[Any], version: int) -> None:
         """Have all replicas load weights; each does it before its next decision."""

@@ -84,6 +84,26 @@ def test_ppo(policy_folder: Path, tmp_path: Path, nothing_starts: None, capsys: 
     assert rows["total on the device at update, at most"] >= held + gradients + activations - 0.5
 
 
+def test_copies_of_the_policy_count_where_they_are_in_this_process(
+    policy_folder: Path, tmp_path: Path, nothing_starts: None, capsys: pytest.CaptureFixture
+) -> None:
+    pytest.importorskip("ray")
+    flags = ["--pretrain", str(policy_folder), "--save_path", str(tmp_path / "run"), *AMOUNTS, "--dry_run"]
+    elsewhere, part = ["--rollout_backend", "actors", "--ray_address", "local"], "actor that plays ahead"
+    printed = []
+    for more in ([], ["--async_rollout"], ["--async_rollout", *elsewhere], elsewhere):
+        train([*flags, *more])
+        printed.append(capsys.readouterr().out)
+    plain, thread, *actors = map(numbers, printed)
+    weights = thread[part]
+    assert part not in plain and weights == pytest.approx(plain["actor: weights"], abs=0.11)
+    total = "total on the device while episodes are played"
+    assert thread[total] == pytest.approx(plain[total] + weights, abs=0.2)
+    assert [part in rows for rows in actors] == [False, False] and [r[total] for r in actors] == [plain[total]] * 2
+    note = "not counted: the policy of --rollout_backend actors"
+    assert [note in text for text in printed] == [False, False, True, True]
+
+
 def test_the_critic_is_planned_as_it_is_trained(
     policy_folder: Path, tmp_path: Path, nothing_starts: None, capsys: pytest.CaptureFixture
 ) -> None:
