@@ -22,7 +22,7 @@ from rlvla.experience import Experience, Sample
 from rlvla.rollout.backends.colocated import PolicyCopy
 from rlvla.rollout.engine import RolloutEngine
 from rlvla.trainer import ahead
-from rlvla.trainer.nft_trainer import NFTTrainer
+from rlvla.trainer.nft_trainer import NFT
 from rlvla.trainer.ppo_trainer import PPOTrainer
 from rlvla.trainer.scoring import ModelPasses
 from rlvla.utils.errors import RunEnded
@@ -308,20 +308,20 @@ def test_nft_plays_ahead_with_its_moving_average(tmp_path: Path, monkeypatch: py
     published: dict[int, dict[str, torch.Tensor]] = {}
     averages: list[dict[str, torch.Tensor]] = []
     trained: list[dict[str, torch.Tensor]] = []
-    load, update = PolicyCopy.load, NFTTrainer.update
+    load, update = PolicyCopy.load, NFT.update
 
     def loaded(self: PolicyCopy, policy: Any, version: int) -> None:
         published[version] = {name: p.detach().clone() for name, p in policy.named_parameters()}
         load(self, policy, version)
 
-    def updated(self: NFTTrainer, metrics: Any) -> Any:
+    def updated(self: NFT, metrics: Any) -> Any:
         values = update(self, metrics)
         averages.append({name: value.clone() for name, value in self.average.state_dict().items()})
         trained.append({name: p.detach().clone() for name, p in self.actor.module.named_parameters()})
         return values
 
     monkeypatch.setattr(PolicyCopy, "load", loaded)
-    monkeypatch.setattr(NFTTrainer, "update", updated)
+    monkeypatch.setattr(NFT, "update", updated)
     start = write_flow(tmp_path / "start")
     flags = ["--pretrain", str(start), "--save_path", str(tmp_path / "run"), *QUICK, "--async_rollout"]
     flags += ["--algorithm", "nft", "--nft_rollout_decay", "0.4", "--num_episodes", "24"]

@@ -43,6 +43,7 @@ OTHER_FLAGS = LAUNCHER_FLAGS | {
     "--script",
     "--out",
     *("--head", "--port", "--address", "--disable-usage-stats", "--include-dashboard", "--num-cpus", "--generate"),
+    "--object-store-memory",
 }
 # Pieces of messages that are not ours, or too short to be looked up.
 SHORTEST_PIECE = 6

@@ -15,8 +15,8 @@ class LowPrecision(PolicyCopy):
 
     @classmethod
     def problems(cls, setup):
-        if setup.checkpoint is not None and setup.checkpoint.spec.scores != "log_probs":
-            text = "--rollout_backend bf16: only for policies with log-probs, whose rounding --rollout_is corrects"
+        if setup.checkpoint is not None and setup.checkpoint.spec.noise != "uniform":
+            text = "--rollout_backend bf16 rounds sampled actions, unless they are tokens; choose such a policy"
             return [Problem("rollout_backend", "mismatch", text)]
         return []
 

@@ -288,7 +288,8 @@ class RolloutActors(RolloutBackend):
         while waiting := [member.begun for member in self._members if not self._has_begun(member)]:
             self._await_one(waiting)
         places = Counter(f"{m.place.host} ({m.place.device})" for m in self._members if m.place is not None)
-        log.info("the policy plays on %s", ", ".join(f"{place} x {number}" for place, number in places.items()))
+        if self._setup.rank == 0:
+            log.info("the policy plays on %s", ", ".join(f"{place} x {number}" for place, number in places.items()))
 
     def _await_one(self, begun: list[Any]) -> None:
         if not ray_module().wait(begun, num_returns=1, timeout=_START_S)[0]:
