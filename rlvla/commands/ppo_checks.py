@@ -9,12 +9,12 @@ from rlvla.commands.algorithm_checks import (
     sampler_problems,
     task_problems,
 )
-from rlvla.commands.asynchronous import async_problems
 from rlvla.commands.model_checks import mismatch_with_policy, value_model_problems
 from rlvla.commands.policy_checks import density_problems, quantity_problems, score_problems
 from rlvla.commands.ppo_flags import PPORun
 from rlvla.commands.problem_texts import problem
 from rlvla.commands.rollout_backends import backend_problems
+from rlvla.commands.runs.asynchronous import async_problems
 from rlvla.commands.runs.checks import changed_flags, dump_problems, flag_problems, writable
 from rlvla.commands.setup import CheckedRun, check_run
 from rlvla.data.reading import read_demonstrations

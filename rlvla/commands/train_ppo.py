@@ -5,13 +5,13 @@ from __future__ import annotations
 from contextlib import ExitStack
 
 from rlvla.checkpoints.checks import check_first_decisions
-from rlvla.commands.asynchronous import correction_of
 from rlvla.commands.dry_run import ppo_report
 from rlvla.commands.load_models import load_models
 from rlvla.commands.ppo_checks import check
 from rlvla.commands.ppo_flags import PPORun
 from rlvla.commands.rollout_backends import backend_setup
 from rlvla.commands.run_policies import policy_record, with_policy_folder
+from rlvla.commands.runs.asynchronous import correction_of
 from rlvla.commands.runs.training import begin, run_folder, started, train
 from rlvla.commands.setup import CheckedRun, first_observations
 from rlvla.data.reading import read_demonstrations

@@ -8,8 +8,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from rlvla.commands.algorithm_checks import algorithm_problems, batch_problems, early_stopping_problems
-from rlvla.commands.asynchronous import async_problems
 from rlvla.commands.ppo_flags import PPORun
+from rlvla.commands.rollout_backends import backend_problems
+from rlvla.commands.runs.asynchronous import async_problems
 from rlvla.recipes.recipe import Parsers, Stage
 from rlvla.recipes.stages import KINDS
 from rlvla.utils.errors import Problem
@@ -26,7 +27,12 @@ def _problems_of(stage: Stage, parsers: Parsers) -> Iterator[Problem]:
     namespace.given = frozenset(name for name, value in stage.settings.items() if value is not None)
     flags = PPORun.from_namespace(namespace)
     with _launched_on(stage.processes):
-        problems = [*batch_problems(flags), *algorithm_problems(flags), *async_problems(flags)]
+        problems = [
+            *batch_problems(flags),
+            *algorithm_problems(flags),
+            *async_problems(flags),
+            *backend_problems(flags, None),
+        ]
         problems += early_stopping_problems(flags.schedule, 0)
     yield from (
         Problem(f"{stage.name}.{p.flag}", p.reason, f"stage {stage.name}: {p}") for p in dict.fromkeys(problems)

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from cli.train_ppo_vla import build_parser
-from rlvla.commands.asynchronous import correction_of
 from rlvla.commands.ppo_flags import PPORun
+from rlvla.commands.runs.asynchronous import correction_of
 from rlvla.commands.train_ppo import run_ppo
 from rlvla.experience import Experience, Sample
 from rlvla.rollout.backends.colocated import PolicyCopy

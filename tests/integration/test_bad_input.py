@@ -466,6 +466,7 @@ GRPO = ["--advantage_estimator", "grpo", *GROUPS_OF_4]
         (["--rollout_is", "tis", "--rollout_is_low", "3"], "rollout_is_low", "bounds_crossed"),
         (["--rollout_is", "seq_mask_tis", "--rollout_is_level", "sequence"], "rollout_is", "contradiction"),
         (["--async_rollout", "--rollout_is_high", "3"], "rollout_is_high", "no_effect"),
+        (["--rollout_actors", "2"], "rollout_actors", "no_effect"),
         (["--async_rollout", "--proximal", "interpolate", "--share_backbone"], "proximal", "contradiction"),
         (["--async_rollout", "--deterministic_rollout", "--partial_rollout"], "deterministic_rollout", "contradiction"),
         (

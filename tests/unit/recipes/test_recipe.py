@@ -247,6 +247,7 @@ def test_settings_of_the_training_that_do_not_fit_are_said_before_the_demonstrat
     tmp_path: Path, parsers: dict[str, Parser]
 ) -> None:
     wrong = ["rl.rollout_batch_size=6", "rl.train_batch_size=4", "rl.num_episodes=60", "rl.use_kl_loss=true"]
+    wrong.append("rl.rollout_actors=2")
     stages = planned(tmp_path, parsers, assignments=[*wrong, "rl.processes=4", "rl.early_stopping=true"]).values()
     found = {(problem.flag, problem.reason) for problem in training_problems(list(stages), parsers)}
     assert {
@@ -254,6 +255,7 @@ def test_settings_of_the_training_that_do_not_fit_are_said_before_the_demonstrat
         ("rl.train_batch_size", "does_not_divide"),
         ("rl.early_stopping", "needs_flag"),
         ("rl.use_kl_loss", "no_effect"),
+        ("rl.rollout_actors", "no_effect"),
     } <= found
     assert training_problems(list(planned(tmp_path, parsers).values())[:3], parsers) == []
 
