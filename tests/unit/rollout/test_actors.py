@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import socket
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,8 @@ from rlvla.commands.ppo_flags import PPORun
 from rlvla.commands.rollout_backends import backend_problems
 from rlvla.models.config import ActorConfig
 from rlvla.models.families import check_checkpoint
-from rlvla.rollout.backends.actors import RolloutActors, _divided
+from rlvla.models.policy import Decision
+from rlvla.rollout.backends.actors import RolloutActors, _divided, _joined
 from rlvla.rollout.backends.weights import Vessel, num_bytes, pack, tensors_of, without_weights
 from rlvla.rollout.config import BackendSetup
 from rlvla.rollout.testing import assert_close, decide, other_weights
@@ -110,7 +112,7 @@ def test_what_cannot_work_is_said_before_anything_starts(monkeypatch: pytest.Mon
     assert backend_problems(flags(*nowhere, "--val_only"), None) == [], "an evaluation needs no replica"
     (problem,) = backend_problems(flags("--rollout_actors", "2"), None)
     assert (problem.flag, problem.reason) == ("rollout_actors", "no_effect")
-    monkeypatch.setitem(__import__("sys").modules, "ray", None)
+    monkeypatch.setitem(sys.modules, "ray", None)
     (problem,) = RolloutActors.problems(BackendSetup())
     assert (problem.flag, problem.reason) == ("rollout_backend", "unavailable") and "rlvla[ray]" in problem.text
 
@@ -123,9 +125,6 @@ def test_the_address_of_the_cluster_is_read_by_policies_as_well_as_by_workers() 
 
 
 def test_arrays_of_replicas_may_be_written_to() -> None:
-    from rlvla.models.policy import Decision
-    from rlvla.rollout.backends.actors import _joined
-
     one = Decision(np.zeros((2, 1, 1)), np.zeros((2, 1)), {"tokens": np.zeros((2, 1), dtype=np.int64)}, 3)
     for array in (one.actions, one.log_probs, one.trace["tokens"]):
         array.setflags(write=False)
