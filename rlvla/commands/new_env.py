@@ -49,7 +49,8 @@ def problems_of(config: NewEnvConfig) -> list[Problem]:
     if why and config.output is None:
         found.append(problem("output", "not_writable", why=f"{config.folder}: {why}"))
     elif not why and config.folder.exists() and (not config.folder.is_dir() or any(config.folder.iterdir())):
-        found.append(problem("output", "folder_in_use", value=config.folder))
+        why = f"{config.folder} has something in it; name a folder that is new or empty"
+        found.append(problem("output", "folder_in_use", why=why))
     return found
 
 

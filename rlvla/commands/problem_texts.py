@@ -377,7 +377,6 @@ _TEXTS: dict[tuple[str | None, str], str] = {
         "--name {value}: write lower-case letters, digits and underscores, beginning with a letter, e.g. my_robot"
     ),
     ("name", "duplicate"): "--name {value}: a suite of this name ships with rlvla; choose another",
-    ("output", "folder_in_use"): "--output {value}: there is something already; name a folder that is new or empty",
     ("output", "not_png"): "--output {value}: the contact sheet is a PNG; name a file that ends in .png",
     ("output", "not_writable"): "{why}; --output names another place for the results",
     ("control_freq", "unknown_name"): (

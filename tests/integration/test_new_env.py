@@ -74,11 +74,11 @@ def test_mistakes_are_told_at_once(folder: Path, capsys: pytest.CaptureFixture) 
         ([], ["give the new environment a name"]),
         (
             ["My-Robot", "--output", "my_robot"],
-            ["--name My-Robot: write lower-case", "--output my_robot: there is some"],
+            ["--name My-Robot: write lower-case", "--output: my_robot has something in it"],
         ),
         (["class"], ["--name class: write lower-case"]),
         (["toy_reach"], ["--name toy_reach: a suite of this name ships with rlvla"]),
-        (["my_robot"], ["--output my_robot: there is something already"]),
+        (["my_robot"], ["--output: my_robot has something in it"]),
     ):
         with pytest.raises(SystemExit) as stop:
             main(flags)
