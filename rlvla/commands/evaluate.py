@@ -19,6 +19,7 @@ from rlvla.commands.evaluate_checks import (
     samples_of,
 )
 from rlvla.commands.run_policies import policy_folder
+from rlvla.commands.scene_videos import scene_film
 from rlvla.commands.setup import start_workers
 from rlvla.envs.config import EnvConfig, SplitConfig
 from rlvla.envs.splits import learned_from_words
@@ -31,7 +32,7 @@ from rlvla.evaluation.findings import EvaluationReport, PolicyEvaluation, SuiteE
 from rlvla.evaluation.journal import EpisodeJournal, fingerprint, journal_folder, remove_journals
 from rlvla.evaluation.report import write_report
 from rlvla.evaluation.results import EvalResult
-from rlvla.evaluation.videos import machines_of_run, record_videos
+from rlvla.evaluation.videos import choose_episodes, machines_of_run, record_videos, recorded_state
 from rlvla.models.config import PolicyConfig
 from rlvla.rewards import RewardPlan, SuccessConfig
 from rlvla.rewards.config import JudgeConfig
@@ -117,8 +118,9 @@ def _evaluate_suite(suite: str, plan: SuitePlan, evaluation: _Evaluation) -> Sui
         config.num_envs, first.played_env, first.tasks[0], evaluation.modules, evaluation.workers
     ) as pool:
         strategy = DeepspeedStrategy(StrategyConfig(rank_timeout=config.rank_timeout), seed=config.seed)
+        filmed: dict[str, list[tuple[int, int]]] = {}
         evaluations = [
-            _evaluate_policy(suite, policy, plan.instructions, pool, strategy, evaluation) for policy in plan.policies
+            _evaluate_policy(suite, policy, plan, pool, strategy, evaluation, filmed) for policy in plan.policies
         ]
     by_name = {policy.folder: result for policy, result in zip(plan.policies, evaluations)} | dict(plan.earlier)
     result = SuiteEvaluation.of(evaluations[0], [by_name[name] for name in config.compare])
@@ -131,13 +133,25 @@ def _evaluate_suite(suite: str, plan: SuitePlan, evaluation: _Evaluation) -> Sui
 def _evaluate_policy(
     suite: str,
     policy: EvaluatedPolicy,
-    instructions: str,
+    plan: SuitePlan,
     pool: WatchedPool,
     strategy: DeepspeedStrategy,
     evaluation: _Evaluation,
+    filmed: dict[str, list[tuple[int, int]]],
 ) -> PolicyEvaluation:
-    """Evaluate a policy in a suite, in all modes; `instructions` as in `SuitePlan`."""
+    """Evaluate a policy in a suite, in all modes.
+
+    Args:
+        suite: name of the suite.
+        policy: the policy.
+        plan: that of the suite.
+        pool: environment workers.
+        strategy: distributes episodes over ranks.
+        evaluation: settings common to all suites.
+        filmed: mode -> (task, initial state) of the videos; the first policy chooses them for all.
+    """
     setting, config, split, output = policy.setting, evaluation.config, evaluation.split, evaluation.output
+    instructions = plan.instructions
     with passing_note(f"loading {policy.folder}"):
         actor = setting.checkpoint.load_policy().eval()
         actor.to(strategy.device)
@@ -183,6 +197,10 @@ def _evaluate_policy(
         evaluation.rewards.check(strategy.all_reduce(evaluation.rewards.metrics(), "sum"))
         results.append(result)
         if config.num_videos:
+            if mode not in filmed:
+                preferred = {recorded_state(path) for e in plan.earlier.values() for path in e.videos.get(mode, ())}
+                chosen = choose_episodes(result, config.num_videos, preferred)
+                filmed[mode] = [(e.task_id, e.init_state_id) for e in chosen]
             recorded = record_videos(
                 rollout,
                 actor,
@@ -195,6 +213,8 @@ def _evaluate_policy(
                 temperature=temperature or 1.0,
                 instructions=instructions,
                 machines=machines_of_run(Path(policy.folder)),
+                states=filmed[mode],
+                scene=scene_film(pool, setting, config.video_cameras),
             )
             evaluation.rewards.metrics()  # questions about videos count in no mode
             videos[mode] = [video.path for video in recorded]

@@ -10,6 +10,7 @@ from typing import Any
 
 from rlvla.commands.model_checks import ObservationSpec, folder_problems
 from rlvla.commands.problem_texts import problem, unread
+from rlvla.commands.scene_videos import scene_problems
 from rlvla.commands.setup import CheckedRun, check_run
 from rlvla.envs.config import EnvConfig, SplitConfig
 from rlvla.envs.workers.config import WorkerConfig
@@ -124,6 +125,8 @@ def check(
     folders = [policy.pretrain, *config.compare]
     if config.num_videos:
         require("av", extra="video")
+    if config.video_cameras and not config.num_videos:
+        problems.append(problem("video_cameras", "needs_flag"))
     if config.report and os.path.isfile(config.report):
         problems.append(problem("report", "invalid_file", value=config.report))
     if config.output is None:
@@ -221,6 +224,8 @@ def _plan(
             if setting is not None:
                 of_model = success.model_problems(setting)
                 problems += [p for p in of_model if p not in problems]
+            if setting is not None and not label:
+                problems += scene_problems(setting, config.video_cameras)
             if setting is not None and not more:
                 policies.append(EvaluatedPolicy(name, setting, _protocols(setting, split, config, success, kind)))
                 if kind == "shuffled" and len(known_instructions(setting.tasks)) == 1:

@@ -227,6 +227,7 @@ _TEXTS: dict[tuple[str | None, str], str] = {
     ("instructions", "too_few"): (
         "--instructions shuffled: all evaluated tasks have one instruction, '{text}'; evaluate several tasks"
     ),
+    ("video_cameras", "needs_flag"): "--video_cameras: no videos are recorded; give --num_videos as well",
     ("each_perturbation", "needs_flag"): "--each_perturbation: there is none; give --perturb KIND=LEVEL ...",
     ("eval_samples", "needs_flag"): (
         "--eval_samples {value}: greedy episodes of an initial state are all alike; give {switch}"

@@ -66,6 +66,12 @@ class EvalConfig:
         "every frame rendered",
         minimum=0,
     )
+    video_cameras: tuple[str, ...] = arg(
+        (),
+        "cameras of the scene that videos show beside what the policy sees, in a larger picture; their episodes are "
+        "played once more",
+        metavar="NAME",
+    )
     report: str | None = arg(
         None,
         "folder for report.html, a single file with tables, curves, videos and configuration",

@@ -13,7 +13,7 @@ import numpy as np
 
 from rlvla.data.demonstrations import Demonstrations
 from rlvla.data.quality import ActionFacts, Finding, action_facts, initial_states
-from rlvla.evaluation.pages import COLORS, INK, Chart, new_figure, render, svg
+from rlvla.evaluation.pages import COLORS, INK, LABEL_SIZE, Chart, new_figure, render, svg
 from rlvla.utils.video import upright
 
 T = TypeVar("T")
@@ -144,7 +144,7 @@ def _action_charts(demos: Demonstrations) -> list[Chart]:
     for dim in range(actions.shape[1]):
         figure, axes = new_figure("value")
         axes.hist(actions[:, dim], bins=_BINS, color=COLORS[0])
-        axes.set_ylabel("steps", color=INK, fontsize=8)
+        axes.set_ylabel("steps", color=INK, fontsize=LABEL_SIZE)
         charts.append(Chart(f"action dimension {dim}", svg(figure, axes, legend=False)))
     return charts
 
@@ -182,7 +182,7 @@ def _length_chart(demos: Demonstrations) -> Chart:
 
 
 def _count_episodes(axes: Any) -> None:
-    axes.set_ylabel("episodes", color=INK, fontsize=8)
+    axes.set_ylabel("episodes", color=INK, fontsize=LABEL_SIZE)
     axes.yaxis.get_major_locator().set_params(integer=True)
 
 

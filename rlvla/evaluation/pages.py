@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 COLORS = ("#2f7df6", "#e0563b", "#2f9e5b", "#b07cf0", "#d29a1f", "#1aa7b5")
-INK = "#7b8494"  # axes and text, readable on white and black
+INK = "#7b8494"  # axes and text of charts; on a page it becomes the color of the text around
+LABEL_SIZE, TICK_SIZE = 10.5, 10  # points, in a figure that is shown a little larger than drawn
 
 
 def render(template: str, **values: Any) -> str:
@@ -59,14 +60,14 @@ def new_figure(xlabel: str) -> tuple[Any, Any]:
     """An empty figure with axes, in the style of the pages."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(3.9, 2.5), layout="constrained")
+    figure = Figure(figsize=(4.4, 2.9), layout="constrained")
     axes = figure.add_subplot()
     axes.grid(alpha=0.25, color=INK, linewidth=0.6)
-    axes.tick_params(colors=INK, labelsize=8)
+    axes.tick_params(colors=INK, labelsize=TICK_SIZE)
     for side, spine in axes.spines.items():
         spine.set_visible(side in ("left", "bottom"))
         spine.set_color(INK)
-    axes.set_xlabel(xlabel, color=INK, fontsize=8)
+    axes.set_xlabel(xlabel, color=INK, fontsize=LABEL_SIZE)
     return figure, axes
 
 
@@ -76,7 +77,7 @@ def svg(figure: Any, axes: Any, *, legend: bool = True) -> Any:
     from markupsafe import Markup
 
     if legend:
-        axes.legend(fontsize=7.5, frameon=False, labelcolor=INK)
+        axes.legend(fontsize=TICK_SIZE, frameon=False, labelcolor=INK)
     buffer = io.StringIO()
     # Text instead of glyph outlines: a tenth of the size. The salt makes element ids reproducible.
     with matplotlib.rc_context(
@@ -84,5 +85,5 @@ def svg(figure: Any, axes: Any, *, legend: bool = True) -> Any:
     ):
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     drawing = buffer.getvalue()
-    drawing = drawing[drawing.index("<svg") :]
+    drawing = drawing[drawing.index("<svg") :].replace(INK, "currentColor")
     return Markup(re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", drawing)))

@@ -7,7 +7,7 @@ and that failures can be selected because all outcomes are known.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -28,9 +28,14 @@ from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
 from rlvla.utils.disk import Expendable
 from rlvla.utils.errors import ConfigError
 from rlvla.utils.terminal import log
-from rlvla.utils.video import caption_frames, upright, write_mp4
+from rlvla.utils.video import beside_each_other, caption_frames, upright, write_mp4
 
 _expendable = Expendable("a video")
+POLICY_VIEW = "seen by the policy"
+# Name of a camera -> its pictures [F, H, W, 3] uint8 of an episode, as rendered.
+SceneViews = Mapping[str, np.ndarray]
+# What further cameras show of recorded episodes; None of one that could not be filmed.
+SceneFilm = Callable[[Sequence[Sample]], Iterable[SceneViews | None]]
 
 
 @dataclass(frozen=True)
@@ -54,13 +59,34 @@ class EvalVideo:
     fps: float
 
 
-def choose_episodes(result: EvalResult, count: int) -> list[EpisodeOutcome]:
-    """Select up to `count` episodes, alternating tasks; half of them (rounded up) are failures if possible."""
+def choose_episodes(
+    result: EvalResult, count: int, preferred: Collection[tuple[str, int]] = ()
+) -> list[EpisodeOutcome]:
+    """Select up to `count` episodes, alternating tasks; half of them (rounded up) are failures if possible.
+
+    Args:
+        result: the evaluation.
+        count: how many.
+        preferred: (`recorded_name` of the task, initial state) of episodes that are chosen before others.
+    """
+    names = {task.task_id: recorded_name(task.name) for task in result.tasks}
     first = [episode for episode in result.episodes if not episode.sample]  # each initial state at most once
+    first.sort(key=lambda e: (names.get(e.task_id, ""), e.init_state_id) not in preferred)
     failures = _in_turn([e for e in first if not e.success_at_end])
     successes = _in_turn([e for e in first if e.success_at_end])
     from_failures = min(len(failures), max(-(-count // 2), count - len(successes)))
     return failures[:from_failures] + successes[: count - from_failures]
+
+
+def recorded_name(task: str) -> str:
+    """The name of a task in the file names of videos."""
+    return re.sub(r"[^\w.-]+", "_", task)
+
+
+def recorded_state(path: Path) -> tuple[str, int]:
+    """(`recorded_name` of the task, initial state) of a file written by `record_videos`; state -1 of any other file."""
+    match = re.fullmatch(r"(.+)_state(\d+)_(?:success|failure)", path.stem)
+    return (match[1], int(match[2])) if match else (path.stem, -1)
 
 
 def _in_turn(episodes: Sequence[EpisodeOutcome]) -> list[EpisodeOutcome]:
@@ -86,6 +112,8 @@ def record_videos(
     temperature: float,
     instructions: str = "own",
     machines: MachineSource | None = None,
+    states: Collection[tuple[int, int]] | None = None,
+    scene: SceneFilm | None = None,
 ) -> list[EvalVideo]:
     """Replay selected episodes of an evaluation and write them as mp4; to be called on all ranks.
 
@@ -96,17 +124,22 @@ def record_videos(
         strategy: distributes the episodes over the ranks.
         result: results of the evaluation.
         folder: output folder.
-        count: maximum number of videos.
+        count: number of videos, at most.
         seed: as in the evaluation.
         temperature: as in the evaluation (ignored if greedy).
         instructions: as in the evaluation.
         machines: reward machines whose states are shown; default: those of the engine's rewards, if any.
+        states: (task id, initial state id) of the episodes to record, instead of `count` chosen ones.
+        scene: what other cameras show beside what the policy sees.
 
     Returns:
         The videos of all ranks, on the main rank; [] on the others.
     """
     by_id = {task.task_id: task for task in tasks}
-    chosen = sorted({(e.task_id, e.init_state_id) for e in choose_episodes(result, count)})
+    if states is None:
+        states = [(e.task_id, e.init_state_id) for e in choose_episodes(result, count)]
+    played = {(e.task_id, e.init_state_id) for e in result.episodes}
+    chosen = sorted(played & set(states))
     heard = Instructions(instructions, tasks)
     requests = [
         replace(
@@ -124,18 +157,20 @@ def record_videos(
     of_rewards = engine.rewards.sources.get("rm")
     machines = machines or (of_rewards if getattr(of_rewards, "needs_events", False) else None)
     videos: list[EvalVideo] = []
-    for sample in samples:
-        task = by_id[sample.task_id]
-        _expendable.attempt(lambda sample=sample, task=task: videos.append(_write(folder, task, sample, machines)))
+    views = [None] * len(samples) if scene is None else scene(samples)
+    for sample, view in zip(samples, views):
+        parts = (folder, by_id[sample.task_id], sample, machines, view)
+        _expendable.attempt(lambda parts=parts: videos.append(_write(*parts)))
     gathered = [video for part in strategy.gather_objects(videos) for video in part]
     return gathered if strategy.is_main else []
 
 
-def _write(folder: Path, task: TaskSpec, sample: Sample, machines: MachineSource | None) -> EvalVideo:
-    frames = captioned(sample, machine_states(sample, task, machines), primitive_names(sample, task))
+def _write(
+    folder: Path, task: TaskSpec, sample: Sample, machines: MachineSource | None, view: SceneViews | None
+) -> EvalVideo:
+    frames = captioned(sample, machine_states(sample, task, machines), primitive_names(sample, task), view)
     outcome = "success" if sample.success_at_end else "failure"
-    name = re.sub(r"[^\w.-]+", "_", task.name)
-    path = folder / f"{name}_state{sample.init_state_id}_{outcome}.mp4"
+    path = folder / f"{recorded_name(task.name)}_state{sample.init_state_id}_{outcome}.mp4"
     write_mp4(path, frames, task.control_freq)
     return EvalVideo(path, task.name, sample.init_state_id, bool(sample.success_at_end), frames, task.control_freq)
 
@@ -175,7 +210,10 @@ def primitive_names(sample: Sample, task: TaskSpec) -> list[str] | None:
 
 
 def captioned(
-    sample: Sample, states: Sequence[str] | None = None, primitives: Sequence[str] | None = None
+    sample: Sample,
+    states: Sequence[str] | None = None,
+    primitives: Sequence[str] | None = None,
+    views: SceneViews | None = None,
 ) -> np.ndarray:
     """The captioned frames of a recorded episode, starting with its first observation.
 
@@ -183,11 +221,16 @@ def captioned(
         sample: the episode; without recorded frames only the first observation is shown.
         states: see `machine_states`.
         primitives: see `primitive_names`.
+        views: shown to the left of what the policy sees.
     """
     start = sample.env_images[0, :1].numpy()
     frames = np.concatenate([start, sample.frames]) if sample.frames is not None else start
+    frames = upright(frames, sample.images_flipped_vertically)
+    if views is not None:
+        shown = {name: upright(seen, sample.images_flipped_vertically) for name, seen in views.items()}
+        frames = beside_each_other(shown | {POLICY_VIEW: frames})
     return caption_frames(
-        upright(frames, sample.images_flipped_vertically),
+        frames,
         sample.instruction,
         success=[False, *(success for _, success in sample.step_events or ())],
         states=states,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import math
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,35 @@ _PAGE, _EMPTY = (24, 26, 30), (60, 34, 34)
 def upright(images: np.ndarray, flipped_vertically: bool) -> np.ndarray:
     """Images [..., H, W, 3] with the top of the scene first, as viewers and reward models expect them."""
     return np.ascontiguousarray(images[..., ::-1, :, :]) if flipped_vertically else images
+
+
+def beside_each_other(views: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Several views of an episode in one picture, from left to right, each with its name in a corner.
+
+    Args:
+        views: name -> frames [F, H, W, 3] uint8; the number of frames may differ by some at the end, where the last
+            one stays.
+
+    Returns:
+        [F, H, W', 3] uint8; smaller pictures are enlarged to the height of the tallest.
+    """
+    from PIL import Image, ImageDraw, ImageFont
+
+    font = ImageFont.load_default(size=12)
+    height = max(_SMALLEST_SIDE, *(frames.shape[1] for frames in views.values()))
+    columns = []
+    for name, frames in views.items():
+        width = round(frames.shape[2] * height / frames.shape[1])
+        how = Image.Resampling.NEAREST if 2 * frames.shape[1] <= height else Image.Resampling.BILINEAR
+        pictures = []
+        for frame in frames:
+            picture = Image.fromarray(np.ascontiguousarray(frame)).resize((width, height), how)
+            draw = ImageDraw.Draw(picture)
+            draw.text((_MARGIN, height - _LINE_HEIGHT - _MARGIN), name, _TEXT, font, stroke_width=2, stroke_fill=_BAND)
+            pictures.append(np.asarray(picture))
+        columns.append(pictures)
+    count = max(map(len, columns))
+    return np.stack([np.concatenate([c[min(i, len(c) - 1)] for c in columns], axis=1) for i in range(count)])
 
 
 def caption_frames(
@@ -175,6 +205,29 @@ def video_size(path: Path) -> tuple[int, int] | None:
             return stream.width, stream.height
     except (av.FFmpegError, IndexError):
         return None
+
+
+def video_poster(path: Path) -> bytes | None:
+    """The last frame as JPEG; None if the file is not a video or PyAV is not installed."""
+    from PIL import Image
+
+    try:
+        av = require("av", extra="video")
+    except MissingExtraError:
+        return None
+    try:
+        with av.open(str(path), format=_CONTAINER) as container:
+            stream = container.streams.video[0]
+            if stream.duration:
+                container.seek(stream.duration, stream=stream, backward=True)  # the last frame that is whole
+            last = next(iter(deque(container.decode(stream), maxlen=1)), None)
+    except (av.FFmpegError, IndexError):
+        return None
+    if last is None:
+        return None
+    buffer = io.BytesIO()
+    Image.fromarray(last.to_ndarray(format="rgb24")).save(buffer, "JPEG", quality=80)
+    return buffer.getvalue()
 
 
 def video_frames(path: Path) -> tuple[int | None, int, int]:

@@ -1,0 +1,80 @@
+"""Pictures of further cameras for videos: recorded actions are played again where these cameras are rendered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import groupby
+
+import numpy as np
+
+from rlvla.commands.demos.record import Attempt, complete_episodes
+from rlvla.commands.setup import CheckedRun
+from rlvla.envs.config import EnvConfig
+from rlvla.envs.workers.answer_checks import AnswerChecker
+from rlvla.envs.workers.messages import EnvSpec, PlayActions
+from rlvla.envs.workers.watchdog import WatchedPool
+from rlvla.evaluation.videos import SceneFilm, SceneViews
+from rlvla.experience import Sample
+from rlvla.rewards.success_source import SIMULATOR
+from rlvla.utils.errors import ConfigError, Problem
+
+_SIDE = 256  # pixels: side of the pictures, at least
+
+
+def scene_env(setting: CheckedRun, cameras: Sequence[str]) -> EnvConfig:
+    """The environment in which the actions of recorded episodes are played again.
+
+    Raises:
+        ConfigError: the primitives of the suite do not tell what they consist of.
+    """
+    played = setting.played_env
+    side = max(_SIDE, played.image_size or 0)
+    return replace(played.with_ordinary_actions(), cameras=tuple(cameras), image_size=side)
+
+
+def scene_problems(setting: CheckedRun, cameras: Sequence[str]) -> list[Problem]:
+    """Cameras that the suite does not have."""
+    if not cameras:
+        return []
+    try:
+        scene_env(setting, cameras).tasks()
+    except ConfigError as error:
+        return [p.of_flag("video_cameras", " ".join(cameras)) for p in error.problems]
+    return []
+
+
+def scene_film(pool: WatchedPool, setting: CheckedRun, cameras: Sequence[str]) -> SceneFilm | None:
+    """What these cameras show of recorded episodes, the state after the last action excepted; None without cameras."""
+    if not cameras:
+        return None
+    env = scene_env(setting, cameras)
+
+    def film(samples: Sequence[Sample]) -> Iterator[SceneViews | None]:
+        # Where a model tells success, the simulator does not know when the episode ended.
+        limited = setting.success_source != SIMULATOR
+        for _, part in groupby(samples, lambda s: (s.task_id, s.finish_step if limited else None)):
+            yield from _film(pool, env, list(part), limited=limited)
+
+    return film
+
+
+def _film(
+    pool: WatchedPool, env: EnvConfig, samples: Sequence[Sample], *, limited: bool
+) -> Iterator[SceneViews | None]:
+    """Play episodes of one task again; with `limited`, all of the same length, which is then the step limit."""
+    (task,) = (task for task in env.tasks() if task.task_id == samples[0].task_id)
+    options = env.env_kwargs()
+    if limited:
+        task = replace(task, max_steps=samples[0].finish_step)
+        options |= {"max_steps": task.max_steps}
+    spec, limit = EnvSpec(task.suite, task.task_id, options), task.action_limit
+    commands = (
+        PlayActions(spec, s.init_state_id, s.seed, np.clip(s.played_actions.numpy(), -limit, limit)) for s in samples
+    )
+    for attempt in complete_episodes(pool, commands, AnswerChecker(task, options), retries=0):
+        if isinstance(attempt, Attempt) and attempt.episode is not None:
+            images = attempt.episode["images"]
+            yield {camera: images[:, index] for index, camera in enumerate(env.cameras)}
+        else:
+            yield None
