@@ -103,6 +103,8 @@ EXTRAS = {
     # Environment workers on other machines.
     "ray": ["ray>=2.40"],
     "wandb": ["wandb>=0.17"],
+    # Recordings of episodes for the viewer of rerun.io.
+    "rerun": ["rerun-sdk>=0.23"],
 }
 # What `all` leaves out: it is for work on rlvla itself.
 NOT_IN_ALL = {"dev"}

@@ -6,7 +6,6 @@ The exit status is 0 if they can be used (warnings are printed), 1 if not, 2 for
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,30 +23,14 @@ from rlvla.commands.check_demos import CheckDemosConfig, run_check_demos
 from rlvla.commands.custom_modules import CustomConfig, parse_command_line
 from rlvla.utils.cli.command import command
 from rlvla.utils.cli.flags import Parser, add_arguments, fail, from_namespace
+from rlvla.utils.cli.words import add_words
 from rlvla.utils.errors import ConfigError, MissingExtraError
-
-
-class _Paths(argparse.Action):
-    """Paths without a flag replace those of `--demos`; they may stand before and behind other flags."""
-
-    def __call__(self, parser: object, namespace: argparse.Namespace, values: object, option_string: object = None):
-        if isinstance(values, list) and values:
-            namespace.paths = [*getattr(namespace, "paths", []), *values]
-            namespace.demos = namespace.paths
 
 
 def build_parser() -> Parser:
     """The command line."""
     parser = Parser(__doc__ or "")
-    parser.usage = "%(prog)s PATH [PATH ...] [--flag VALUE ...]"
-    parser.add_argument(
-        "demos",
-        metavar="PATH",
-        nargs="*",
-        action=_Paths,
-        default=argparse.SUPPRESS,  # --demos applies
-        help="demonstrations; the same as --demos",
-    )
+    add_words(parser, "demos", "PATH", "demonstrations")
     add_arguments(parser, CheckDemosConfig, "demonstrations")
     add_arguments(parser, CustomConfig, "own code")
     return parser

@@ -56,8 +56,12 @@ def beside_each_other(views: Mapping[str, np.ndarray]) -> np.ndarray:
             draw.text((_MARGIN, height - _LINE_HEIGHT - _MARGIN), name, _TEXT, font, stroke_width=2, stroke_fill=_BAND)
             pictures.append(np.asarray(picture))
         columns.append(pictures)
-    count = max(map(len, columns))
-    return np.stack([np.concatenate([c[min(i, len(c) - 1)] for c in columns], axis=1) for i in range(count)])
+    gap = np.full((height, _GAP, 3), _BAND, np.uint8)
+    rows = []
+    for index in range(max(map(len, columns))):
+        parts = [part for pictures in columns for part in (gap, pictures[min(index, len(pictures) - 1)])]
+        rows.append(np.concatenate(parts[1:], axis=1))
+    return np.stack(rows)
 
 
 def caption_frames(

@@ -1,0 +1,48 @@
+"""Compare training runs: seeds of the same settings are one group, and groups are compared with 95 % intervals.
+
+Launch: python cli/compare_runs.py runs/ppo_seed0 runs/ppo_seed1 runs/grpo_seed0 runs/grpo_seed1 --report runs/compared
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+if not __package__:  # run as a file, not as part of the installed package
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from rlvla.utils.ending import begin
+from rlvla.utils.threads import limit_threads
+
+begin(__name__)
+limit_threads()
+
+from rlvla.commands.compare_runs import CompareConfig, run_compare
+from rlvla.utils.cli.command import command
+from rlvla.utils.cli.flags import Parser, add_arguments, fail, from_namespace
+from rlvla.utils.cli.words import add_words
+from rlvla.utils.errors import ConfigError
+
+
+def build_parser() -> Parser:
+    """The command line."""
+    parser = Parser(__doc__ or "")
+    add_words(parser, "runs", "RUN", "folders of runs")
+    add_arguments(parser, CompareConfig, "comparison")
+    return parser
+
+
+@command()
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry point."""
+    parser = build_parser()
+    namespace = parser.parse_args(argv)
+    try:
+        run_compare(from_namespace(CompareConfig, namespace))
+    except ConfigError as error:
+        fail(parser.prog, error)
+
+
+if __name__ == "__main__":
+    main()

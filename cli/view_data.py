@@ -1,0 +1,49 @@
+"""Look at recorded episodes: writes a page with frames, actions over time, events and rewards.
+
+Launch: python cli/view_data.py runs/demos/demos.hdf5
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+if not __package__:  # run as a file, not as part of the installed package
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from rlvla.utils.ending import begin
+from rlvla.utils.threads import limit_threads
+
+begin(__name__)
+limit_threads()
+
+from rlvla.commands.custom_modules import CustomConfig, parse_command_line
+from rlvla.commands.view_data import ViewConfig, run_view
+from rlvla.utils.cli.command import command
+from rlvla.utils.cli.flags import Parser, add_arguments, fail, from_namespace
+from rlvla.utils.cli.words import add_words
+from rlvla.utils.errors import ConfigError, MissingExtraError
+
+
+def build_parser() -> Parser:
+    """The command line."""
+    parser = Parser(__doc__ or "")
+    add_words(parser, "demos", "FILE", "demonstrations or rollouts")
+    add_arguments(parser, ViewConfig, "episodes")
+    add_arguments(parser, CustomConfig, "own code")
+    return parser
+
+
+@command()
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry point."""
+    parser, namespace = parse_command_line(build_parser, argv)
+    try:
+        run_view(from_namespace(ViewConfig, namespace))
+    except (ConfigError, MissingExtraError) as error:
+        fail(parser.prog, error)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""A page to look at recorded episodes: frames, actions over time, events, rewards, on one time line."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rlvla.evaluation.pages import COLORS, render
+
+_SMALLEST, _LARGEST = 160, 256  # pixels: side of a picture on the page
+_HEIGHT = 100.0  # of a plot, in units of its own
+_MARGIN = 4.0
+
+
+@dataclass(frozen=True)
+class ViewedEpisode:
+    """A recorded episode of S environment steps.
+
+    Attributes:
+        name: its name in the file.
+        instruction: the language instruction.
+        success: whether it ended in success.
+        frames: camera -> [F, H, W, 3] uint8, top of the scene first.
+        frame_steps: [F] the steps before which the frames were seen; S for one after the last step.
+        actions: [S, D].
+        rewards: name -> [S].
+        events: name -> [S] bool, what held after each step.
+        state: (task id, initial state id); None if unknown.
+    """
+
+    name: str
+    instruction: str
+    success: bool
+    frames: Mapping[str, np.ndarray]
+    frame_steps: np.ndarray
+    actions: np.ndarray
+    rewards: Mapping[str, np.ndarray] = field(default_factory=dict)
+    events: Mapping[str, np.ndarray] = field(default_factory=dict)
+    state: tuple[int, int] | None = None
+
+
+def render_data_page(
+    title: str, subtitle: str, episodes: Sequence[ViewedEpisode], max_frames: int, control_freq: float | None = None
+) -> str:
+    """The page as HTML, with all pictures and its few lines of JavaScript in it.
+
+    Args:
+        title: heading.
+        subtitle: what is shown of how much.
+        episodes: the episodes.
+        max_frames: frames of an episode and camera, at most; they are evenly spaced.
+        control_freq: environment steps per second, at which the page plays; None: ten.
+    """
+    return render(
+        "view_data.html.jinja",
+        title=title,
+        subtitle=subtitle,
+        episodes=[_shown(episode, max_frames) for episode in episodes],
+        step_ms=round(1000 / (control_freq or 10.0)),
+    )
+
+
+def _shown(episode: ViewedEpisode, max_frames: int) -> dict[str, Any]:
+    """Template variables of an episode."""
+    steps = len(episode.actions)
+    count = len(episode.frame_steps)
+    rows = np.unique(np.linspace(0, count - 1, min(max_frames, count)).round().astype(int))
+    plots = [_plot("actions", {str(dim): column for dim, column in enumerate(episode.actions.T)}, steps)]
+    if episode.rewards:
+        plots.append(_plot("reward of each step", episode.rewards, steps))
+        sums = {name: values.cumsum() for name, values in episode.rewards.items()}
+        plots.append(_plot("reward so far", sums, steps))
+    return {
+        "episode": episode,
+        "steps": steps,
+        "frame_steps": [int(step) for step in episode.frame_steps[rows]],
+        "sprites": {camera: _sprite(frames[rows]) for camera, frames in episode.frames.items()},
+        "plots": plots,
+        "events": {name: _runs(held, steps) for name, held in episode.events.items()},
+    }
+
+
+def _sprite(frames: np.ndarray) -> dict[str, Any]:
+    """Frames [F, H, W, 3] side by side in one JPEG, and the size of one on the page."""
+    from PIL import Image
+
+    height, width = frames.shape[1:3]
+    side = max(height, width)
+    scale = -(-_SMALLEST // side) if side < _SMALLEST else min(1.0, _LARGEST / side)
+    shown = round(width * scale), round(height * scale)
+    if scale < 1:  # what is larger than it is shown is kept at that size; what is smaller is enlarged by the browser
+        frames = np.stack([np.asarray(Image.fromarray(frame).resize(shown)) for frame in frames])
+    sheet = Image.fromarray(np.ascontiguousarray(np.concatenate(frames, axis=1)))
+    buffer = io.BytesIO()
+    sheet.save(buffer, "JPEG", quality=88, subsampling=0)
+    data = base64.b64encode(buffer.getvalue()).decode()
+    return {"data": data, "width": shown[0], "height": shown[1], "count": len(frames), "small": scale > 1}
+
+
+def _plot(title: str, lines: Mapping[str, np.ndarray], steps: int) -> dict[str, Any]:
+    """A plot over the steps: value of step i from i to i + 1."""
+    values = np.stack([np.asarray(line, dtype=np.float64) for line in lines.values()])
+    finite = values[np.isfinite(values)]
+    low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
+    low, high = min(low, 0.0), max(high, 0.0)  # zero is always in sight
+    high = high if high > low else low + 1.0
+
+    def y(value: float) -> float:
+        return _HEIGHT - _MARGIN - (_HEIGHT - 2 * _MARGIN) * (value - low) / (high - low)
+
+    def path(line: np.ndarray) -> str:
+        points = [(i + end, y(v)) for i, v in enumerate(line) if np.isfinite(v) for end in (0, 1)]
+        return "M" + "L".join(f"{a:g} {b:.1f}" for a, b in points) if points else ""
+
+    return {
+        "title": title,
+        "low": f"{low:.3g}",
+        "high": f"{high:.3g}",
+        "zero": f"{y(0.0):.1f}",
+        "height": _HEIGHT,
+        "lines": [(name, COLORS[i % len(COLORS)], path(line)) for i, (name, line) in enumerate(zip(lines, values))],
+    }
+
+
+def _runs(held: np.ndarray, steps: int) -> list[tuple[str, str]]:
+    """Where an event holds: (left, width) of each stretch in percent of the time line."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], np.asarray(held, dtype=np.int8), [0]])))
+    return [(f"{100 * a / steps:.3f}", f"{100 * (b - a) / steps:.3f}") for a, b in zip(edges[::2], edges[1::2])]
