@@ -12,7 +12,7 @@ from rlvla.commands.problem_texts import problem
 from rlvla.data.demonstrations import UNKNOWN_STATE, Demonstrations
 from rlvla.data.reading import control_frequency, data_files, joined, read_parts, task_of
 from rlvla.data.replayed_episodes import play_again, replay_problem
-from rlvla.data.rollouts import recorded_rewards
+from rlvla.data.robomimic import recorded_rewards
 from rlvla.evaluation.data_page import ViewedEpisode, render_data_page
 from rlvla.evaluation.demos_page import shown_episodes
 from rlvla.evaluation.rerun_recording import write_recording
@@ -125,7 +125,7 @@ def _viewed(
         file, index, part = places[number]
         name = part.names[index] if part.names else f"demo_{index}"
         steps = len(part.actions[index])
-        sources = recorded_rewards(Path(file), [name]).get(name, {})
+        sources = recorded_rewards(Path(file), name)
         rewards = {source: values for source, values in sources.items() if len(values) == steps}
         if not rewards and part.rewards is not None:
             rewards = {_SUM: part.rewards[index]}

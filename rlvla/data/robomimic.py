@@ -19,7 +19,7 @@ import h5py
 import numpy as np
 
 from rlvla.data.demonstrations import STATISTICS_FILE, Demonstrations, dataset_entry
-from rlvla.data.hdf5 import attribute, episode_groups, hdf5_episode, member
+from rlvla.data.hdf5 import attribute, episode_groups, hdf5_episode, member, opened
 from rlvla.data.validation import Fact, Part, StoredEpisode, camera_problems, check_episodes, refuse
 from rlvla.envs.records import checked_record
 from rlvla.models.dataset_statistics import statistics_problems
@@ -28,7 +28,7 @@ from rlvla.utils.errors import ConfigError
 from rlvla.utils.files import write_json
 from rlvla.utils.stopping import interrupts_deferred
 
-LAST_OBS = "rollout/last_obs"
+LAST_OBS, REWARDS = "rollout/last_obs", "rollout/rewards"
 _PIXELS = "pixels"
 
 
@@ -162,6 +162,26 @@ def read_episodes(
         control_freq=control_freq,
         names=[episode.name for episode in episodes],
     )
+
+
+def recorded_rewards(path: Path, name: str) -> dict[str, np.ndarray]:
+    """Reward source -> reward of each step [S] of an episode, of which a dumped rollout has more than the sum.
+
+    Args:
+        path: an HDF5 file; in any other there is nothing.
+        name: the episode.
+    """
+    if path.suffix not in (".hdf5", ".h5"):
+        return {}
+    with opened(path) as file:
+        sources = member(file, f"data/{name}/{REWARDS}")
+        if not isinstance(sources, h5py.Group):
+            return {}
+        arrays = {source: member(sources, source) for source in sources}
+        numbers = {
+            n: a for n, a in arrays.items() if isinstance(a, h5py.Dataset) and a.ndim == 1 and a.dtype.kind in "fiu"
+        }
+        return {source: values[:] for source, values in numbers.items()}
 
 
 def _stored_episode(name: str, group: h5py.Group, cameras: Sequence[str]) -> StoredEpisode:

@@ -6,16 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 
-from rlvla.data.hdf5 import member, opened
-from rlvla.data.robomimic import LAST_OBS, DemonstrationWriter
+from rlvla.data.robomimic import LAST_OBS, REWARDS, DemonstrationWriter
 from rlvla.envs.config import EnvConfig
 from rlvla.experience import Sample
 from rlvla.models.policy import Policy
-
-_REWARDS = "rollout/rewards"
 
 
 def dump_rollouts(
@@ -53,24 +49,6 @@ def dump_rollouts(
     return path
 
 
-def recorded_rewards(path: Path, names: Sequence[str]) -> dict[str, dict[str, np.ndarray]]:
-    """Episode -> reward source -> reward of each step [S], of those that a dump has beside the sum of all sources.
-
-    Args:
-        path: an HDF5 file; of any other there is nothing.
-        names: episodes of the file.
-    """
-    if path.suffix not in (".hdf5", ".h5"):
-        return {}
-    found: dict[str, dict[str, np.ndarray]] = {}
-    with opened(path) as file:
-        for name in names:
-            group = member(file["data"][name], _REWARDS) if name in file["data"] else None
-            if isinstance(group, h5py.Group):
-                found[name] = {source: values[:] for source, values in group.items() if values.ndim == 1}
-    return found
-
-
 def as_episode(sample: Sample, cameras: Sequence[str]) -> dict[str, Any]:
     """An episode as `DemonstrationWriter.add` expects it, with one row per executed environment step."""
     executed = sample.executed.numpy()  # [S, A]
@@ -87,7 +65,7 @@ def as_episode(sample: Sample, cameras: Sequence[str]) -> dict[str, Any]:
     if proprio is not None:
         more[f"{LAST_OBS}/proprio"] = proprio[-1].numpy()
     for name, values in sample.reward_components.items():
-        more[f"{_REWARDS}/{name}"] = values.numpy()[executed]
+        more[f"{REWARDS}/{name}"] = values.numpy()[executed]
     for name, number in sample.reward_info.items():
         more[f"rollout/reward_info/{name}"] = np.asarray(number)
     return {

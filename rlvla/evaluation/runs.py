@@ -24,8 +24,17 @@ _EVALUATED = "eval/success_at_end"
 _WITHOUT_EFFECT = {
     *("save_path", "ckpt_path", "fallback_path", "load_checkpoint", "num_envs", "dry_run", "rank_timeout"),
     *("use_tensorboard", "use_wandb", "wandb_project", "wandb_group", "wandb_name", "logging_steps", "profile_steps"),
-    *("save_steps", "save_hf_ckpt", "save_value_network", "max_ckpt_num", "num_videos", "dump_rollouts", "live"),
-    *("plateau_iterations", "micro_rollout_batch_size", "micro_train_batch_size", "balance_ranks"),
+    *(
+        "save_steps",
+        "save_hf_ckpt",
+        "save_value_network",
+        "max_ckpt_num",
+        "num_videos",
+        "dump_rollouts",
+        "live",
+        "live_port",
+    ),
+    *("live", "live_port", "plateau_iterations", "micro_rollout_batch_size", "micro_train_batch_size", "balance_ranks"),
 }
 # Each seed may start from files of its own, which were made alike.
 _MADE_PER_SEED = ("pretrain", "critic_pretrain", "reward_pretrain", "rm_model_path", "ptx_demos", "demos")
@@ -213,7 +222,7 @@ def differences(groups: Sequence[Group]) -> list[GroupDifference]:
 
 GROUP_HEADERS = ("group", "runs", "success at end [95 %]", "interval over")
 RUN_HEADERS = ("run", "seed", "group", "start", "last [95 %]", "best", "episodes")
-DIFFERENCE_HEADERS = ("difference, percentage points", "[95 %]", "over")
+DIFFERENCE_HEADERS = ("difference", "percentage points [95 %]", "interval over")
 
 
 def group_rows(groups: Sequence[Group]) -> list[tuple[Any, ...]]:
@@ -242,8 +251,8 @@ def difference_rows(found: Sequence[GroupDifference]) -> list[tuple[str, str, st
     """Rows for `DIFFERENCE_HEADERS`."""
     return [
         (
-            f"{d.first} minus {d.second}: {100 * d.difference:+.1f}",
-            f"{100 * d.low:+.1f}, {100 * d.high:+.1f}",
+            f"{d.first} minus {d.second}",
+            f"{100 * d.difference:+.1f} [{100 * d.low:+.1f}, {100 * d.high:+.1f}]",
             "seeds" if d.over_seeds else "episodes",
         )
         for d in found

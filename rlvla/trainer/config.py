@@ -323,6 +323,13 @@ class ScheduleConfig(LoggingConfig):
     num_videos: int = arg(
         0, "episodes of each evaluation recorded as mp4 and shown in TensorBoard, half of them failures", minimum=0
     )
+    live: bool = arg(
+        False,
+        "serve a page that follows the run (metrics, newest videos, log) on this machine; its address is printed",
+    )
+    live_port: int = arg(
+        8765, "port of the page of --live; 0, or one that is taken: any free one", minimum=0, maximum=65_535
+    )
     dump_rollouts: bool = arg(
         False, "save all training episodes in rollouts/ in --save_path, as HDF5 files for SFT or conversion"
     )

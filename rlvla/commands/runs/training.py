@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from rlvla.checkpoints.run_folder import RUN_FILE, claimed_run_folder
@@ -14,6 +14,7 @@ from rlvla.commands.runs.flags import TrainingRun
 from rlvla.commands.setup import CheckedRun, start_workers
 from rlvla.envs.workers.watchdog import WatchedPool
 from rlvla.rewards import RewardPlan
+from rlvla.trainer.live import live_page
 from rlvla.trainer.trainer import Trainer
 from rlvla.utils.cli.config_file import write_config_file
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
@@ -69,18 +70,20 @@ def train(trainer: Trainer, flags: TrainingRun, plan: RewardPlan, header: str) -
     Raises:
         SaveError: the run has ended, and what it has learned could not be written.
     """
-    if trainer.strategy.is_main and not flags.schedule.val_only:
-        log.info(header)
-    plan.start()
-    unsaved = None
-    try:
-        trainer.fit()
-    except SaveError as error:
-        unsaved = error
-    finally:
-        plan.close()
-    if trainer.strategy.is_main:
-        conclude(trainer, flags, Path(flags.run.save_path))
+    folder, is_main, unsaved = Path(flags.run.save_path), trainer.strategy.is_main, None
+    followed = is_main and flags.schedule.live
+    with live_page(folder, flags.schedule.live_port) if followed else nullcontext():
+        if is_main and not flags.schedule.val_only:
+            log.info(header)
+        plan.start()
+        try:
+            trainer.fit()
+        except SaveError as error:
+            unsaved = error
+        finally:
+            plan.close()
+    if is_main:
+        conclude(trainer, flags, folder)
     trainer.strategy.barrier()
     if unsaved is not None:
         raise unsaved
