@@ -245,7 +245,7 @@ def _pictures(checks: Sequence[TaskCheck], cameras: Sequence[str]) -> list[tuple
     for check in checks:
         seen = check.start if check.end is None else check.end
         for index, camera in enumerate(cameras):
-            caption = f"{check.task.task_id} {camera}: {check.problem or check.instruction}"
+            caption = f"{check.task.task_id}, {camera}: {check.problem or check.instruction}"
             shown = None if seen is None or index >= len(seen) else seen[index]
             flipped = check.task.images_flipped_vertically
             pictures.append((caption, None if shown is None else upright(shown, flipped)))

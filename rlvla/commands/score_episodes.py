@@ -17,6 +17,7 @@ from rlvla.rewards import EpisodeStart, RewardPlan
 from rlvla.utils.video import upright
 
 _MOST_FRAMES = 10
+_SIDE = 0.6  # steps beside the first and the last one
 
 
 @dataclass
@@ -127,32 +128,35 @@ def draw_episode(episode: ScoredEpisode, path: Path) -> None:
     steps = len(episode.frames) - 1
     shown = np.unique(np.linspace(0, steps, min(_MOST_FRAMES, steps + 1)).round().astype(int))
     rows = bool(episode.states) + len(episode.components)
-    figure = plt.figure(figsize=(13, 1.9 + 1.5 * rows))
-    grid = figure.add_gridspec(rows + 1, len(shown), height_ratios=[1.2, *[1.0] * rows], hspace=0.35, wspace=0.04)
+    figure = plt.figure(figsize=(13, 2.0 + 1.7 * rows), layout="constrained")
+    pictures, plots = figure.subfigures(2, 1, height_ratios=[1.6, 1.7 * rows])
     for column, step in enumerate(shown):
-        axes = figure.add_subplot(grid[0, column])
+        axes = pictures.add_subplot(1, len(shown), column + 1)
         axes.imshow(episode.frames[step])
-        axes.set_title(f"step {step}", fontsize=8)
+        axes.set_title(f"step {step}", fontsize=9)
         axes.axis("off")
-    row = 1
+    below = plots.subplots(rows, 1, sharex=True, squeeze=False)[:, 0]
+    for axes in below:
+        axes.set_xlim(-_SIDE, steps + _SIDE)  # the bars of the first and the last step are whole
+        axes.grid(alpha=0.3)
     if episode.states:
-        axes = figure.add_subplot(grid[row, :])
+        axes, below = below[0], below[1:]
         names = sorted(set(episode.states))
         axes.step(range(steps + 1), [names.index(s) for s in episode.states], where="post", color="#333333")
         axes.set_yticks(range(len(names)), names, parse_math=False)
+        axes.margins(y=0.15)
         axes.set_ylabel("machine", fontsize=9)
-        axes.set_xlim(0, steps)
-        row += 1
-    for name, reward in episode.components.items():
-        axes = figure.add_subplot(grid[row, :])
-        axes.bar(np.arange(1, steps + 1), reward, width=1.0, color="#4878a8", label="per step")
-        axes.plot(np.arange(1, steps + 1), reward.cumsum(), color="#d0802a", label="sum so far")
+    after = np.arange(1, steps + 1)
+    for axes, (name, reward) in zip(below, episode.components.items()):
+        axes.bar(after, reward, width=0.8, color="#4878a8", label="per step")
+        axes.plot(after, reward.cumsum(), color="#d0802a", label="sum so far")
         axes.set_ylabel(name, fontsize=9, parse_math=False)
-        axes.set_xlim(0, steps)
-        axes.legend(loc="upper left", fontsize=7)
-        row += 1
-    axes.set_xlabel("environment step")
+        axes.margins(y=0.12)
+        # Beside the plot, where it covers nothing.
+        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=8, frameon=False)
+    plots.axes[-1].set_xlabel("environment step")
+    plots.axes[-1].xaxis.get_major_locator().set_params(integer=True)
     result = "success" if episode.success_at_end else "no success"
-    figure.suptitle(f"{episode.name}: {episode.instruction} ({result})", fontsize=10, parse_math=False)
-    figure.savefig(path, dpi=90, bbox_inches="tight")
+    figure.suptitle(f"{episode.name}: {episode.instruction} ({result})", fontsize=11, parse_math=False)
+    figure.savefig(path, dpi=90)
     plt.close(figure)

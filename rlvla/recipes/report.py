@@ -195,14 +195,15 @@ def conclude(stages: Sequence[Stage], state: State) -> str:
     outcome = outcome_of(stages, state)
     report, folder = build_report(outcome), state.folder
     write_json(folder / REPORT_FILE, report)
-    places = [str(folder / REPORT_FILE)]
+    places, page = [str(folder / REPORT_FILE)], None
     if outcome.findings is not None:
         rows = [
             (stage.name, duration(record.seconds), " ".join(stage.words))
             for stage in stages
             if (record := state.of(stage))
         ]
-        places.insert(0, str(write_report(folder, outcome.findings, rows)))
+        page = write_report(folder, outcome.findings, rows)
     curves = [stage.output / "learning_curve.png" for stage in stages if stage.name == END]
     places += [str(path) for path in curves if path.is_file()]
-    return f"{describe(report)}\nreport: {', '.join(places)}"
+    words = f"{describe(report)}\nfigures: {', '.join(places)}"
+    return words if page is None else f"{words}\nreport: {page} (in a browser: {page.resolve().as_uri()})"

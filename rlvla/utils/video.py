@@ -20,7 +20,12 @@ _CAPTION_LINES, _LINE_HEIGHT, _MARGIN = 3, 15, 6
 _BAND = (24, 26, 30)
 _TEXT, _SUCCESS, _FAILURE = (235, 235, 235), (112, 214, 122), (240, 128, 110)
 _PRIMITIVE = (130, 186, 240)
-_TILE, _GAP, _CAPTION = 192, 6, 30  # pixels: side of a picture, space between two, height of a two-line caption
+_TILE, _GAP, _CAPTION, _TITLE = (
+    224,
+    12,
+    38,
+    16,
+)  # pixels: side of a picture, space between two, a two-line caption, a line
 _MAX_COLUMNS = 8
 _CONTAINER = "mp4"  # named, because a playlist under any name could send FFmpeg to other files
 _PAGE, _EMPTY = (24, 26, 30), (60, 34, 34)
@@ -309,11 +314,11 @@ def contact_sheet(pictures: Sequence[tuple[str, np.ndarray | None]]) -> bytes:
     rows = max(1, math.ceil(len(pictures) / columns))
     width, height = _TILE + _GAP, _TILE + _CAPTION + _GAP
     page = Image.new("RGB", (columns * width + _GAP, rows * height + _GAP), _PAGE)
-    draw, font = ImageDraw.Draw(page), ImageFont.load_default(size=11)
+    draw, font = ImageDraw.Draw(page), ImageFont.load_default(size=13)
     for index, (caption, pixels) in enumerate(pictures):
         left, top = _GAP + index % columns * width, _GAP + index // columns * height
         for line, words in enumerate(two_lines(caption, _TILE, font)):
-            draw.text((left, top + 14 * line), words, fill=_TEXT, font=font)
+            draw.text((left, top + _TITLE * line), words, fill=_TEXT, font=font)
         top += _CAPTION
         if pixels is None:
             draw.rectangle((left, top, left + _TILE - 1, top + _TILE - 1), fill=_EMPTY)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvla.checkpoints.run_folder import CURVE_FILE
+from rlvla.evaluation.naming import run_name
 from rlvla.evaluation.statistics import interval_of_metrics, wilson_interval
 from rlvla.utils.disk import Expendable
 from rlvla.utils.files import read_metrics, write_atomic
@@ -62,7 +63,7 @@ def save_learning_curve(folder: Path) -> Path | None:
     import matplotlib.pyplot as plt
 
     figure, (left, right) = plt.subplots(1, 2, sharex=True, figsize=(11, 4))
-    figure.subplots_adjust(left=0.06, right=0.985, bottom=0.13, top=0.92, wspace=0.24)  # a layout engine draws twice
+    figure.subplots_adjust(left=0.06, right=0.985, bottom=0.13, top=0.86, wspace=0.24)  # a layout engine draws twice
     try:
         played = [r for r in records if "rollout/success_at_end" in r]
         if played:
@@ -89,6 +90,7 @@ def save_learning_curve(folder: Path) -> Path | None:
         left.legend(loc="best")
         right.set(xlabel="training episodes", ylabel="nats per token", title="entropy of the policy")
         right.grid(alpha=0.3)
+        figure.suptitle(run_name(str(folder.absolute())), fontweight="bold", parse_math=False)
         buffer = io.BytesIO()
         figure.savefig(buffer, format="png", dpi=110)
     finally:
