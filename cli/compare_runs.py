@@ -18,7 +18,7 @@ from rlvla.utils.threads import limit_threads
 begin(__name__)
 limit_threads()
 
-from rlvla.commands.compare_runs import CompareConfig, run_compare
+from rlvla.commands.runs.compare import CompareConfig, run_compare
 from rlvla.utils.cli.command import command
 from rlvla.utils.cli.flags import Parser, add_arguments, fail, from_namespace
 from rlvla.utils.cli.words import add_words

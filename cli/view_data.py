@@ -19,7 +19,7 @@ begin(__name__)
 limit_threads()
 
 from rlvla.commands.custom_modules import CustomConfig, parse_command_line
-from rlvla.commands.view_data import ViewConfig, run_view
+from rlvla.commands.demos.view import ViewConfig, run_view
 from rlvla.utils.cli.command import command
 from rlvla.utils.cli.flags import Parser, add_arguments, fail, from_namespace
 from rlvla.utils.cli.words import add_words

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rlvla.checkpoints.policy_folder import learned_states, recorded_environment
 from rlvla.commands.custom_modules import CustomConfig, modules_with_suites
+from rlvla.commands.demos.scene import scene_film
 from rlvla.commands.evaluate_checks import (
     EvaluatedPolicy,
     JudgedSuccess,
@@ -19,7 +20,6 @@ from rlvla.commands.evaluate_checks import (
     samples_of,
 )
 from rlvla.commands.run_policies import policy_folder
-from rlvla.commands.scene_videos import scene_film
 from rlvla.commands.setup import start_workers
 from rlvla.envs.config import EnvConfig, SplitConfig
 from rlvla.envs.splits import learned_from_words

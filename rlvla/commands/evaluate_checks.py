@@ -8,9 +8,9 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from rlvla.commands.demos.scene import scene_problems
 from rlvla.commands.model_checks import ObservationSpec, folder_problems
 from rlvla.commands.problem_texts import problem, unread
-from rlvla.commands.scene_videos import scene_problems
 from rlvla.commands.setup import CheckedRun, check_run
 from rlvla.envs.config import EnvConfig, SplitConfig
 from rlvla.envs.workers.config import WorkerConfig

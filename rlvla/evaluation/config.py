@@ -68,8 +68,8 @@ class EvalConfig:
     )
     video_cameras: tuple[str, ...] = arg(
         (),
-        "cameras of the scene that videos show beside what the policy sees, in a larger picture; their episodes are "
-        "played once more",
+        "cameras of the scene that videos show beside what the policy sees (with --num_videos); the recorded actions "
+        "are played once more for them",
         metavar="NAME",
     )
     report: str | None = arg(

@@ -12,7 +12,7 @@ import numpy as np
 
 from rlvla.evaluation.pages import COLORS, render
 
-_SMALLEST, _LARGEST = 160, 256  # pixels: side of a picture on the page
+_SMALLEST, _LARGEST = 160, 240  # pixels: side of a picture on the page
 _HEIGHT = 100.0  # of a plot, in units of its own
 _MARGIN = 4.0
 
@@ -86,7 +86,7 @@ def _shown(episode: ViewedEpisode, max_frames: int) -> dict[str, Any]:
 
 
 def _sprite(frames: np.ndarray) -> dict[str, Any]:
-    """Frames [F, H, W, 3] side by side in one JPEG, and the size of one on the page."""
+    """Frames [F, H, W, 3] side by side in one picture, and the size of one on the page."""
     from PIL import Image
 
     height, width = frames.shape[1:3]
@@ -97,8 +97,9 @@ def _sprite(frames: np.ndarray) -> dict[str, Any]:
         frames = np.stack([np.asarray(Image.fromarray(frame).resize(shown)) for frame in frames])
     sheet = Image.fromarray(np.ascontiguousarray(np.concatenate(frames, axis=1)))
     buffer = io.BytesIO()
-    sheet.save(buffer, "JPEG", quality=88, subsampling=0)
-    data = base64.b64encode(buffer.getvalue()).decode()
+    kind = "png" if scale > 1 else "jpeg"  # single pixels can be seen of what is enlarged
+    sheet.save(buffer, kind, quality=88)
+    data = f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode()}"
     return {"data": data, "width": shown[0], "height": shown[1], "count": len(frames), "small": scale > 1}
 
 

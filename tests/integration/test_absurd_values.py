@@ -17,6 +17,7 @@ from cli import (
     check_demos,
     check_env,
     collect_demos,
+    compare_runs,
     convert_demos,
     draw_reward_machine,
     eval_vla,
@@ -27,6 +28,7 @@ from cli import (
     train_ppo_vla,
     train_rm_vla,
     train_sft_vla,
+    view_data,
 )
 from rlvla.envs.options import own_flags
 from rlvla.envs.registry import get_suite, suite_names
@@ -40,6 +42,7 @@ COMMANDS = {
     for module in (
         *(check_demos, check_env, collect_demos, convert_demos, draw_reward_machine, eval_vla, inspect_vla),
         *(export_policy, replay_batch, score_episodes, train_ppo_vla, train_rm_vla, train_sft_vla),
+        *(compare_runs, view_data),
     )
 }
 OF_THE_LAUNCHER = {"local_rank"}

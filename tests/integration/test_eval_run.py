@@ -34,8 +34,9 @@ def test_baselines_play_the_same_episodes(
 ) -> None:
     output = tmp_path / "figures" / "new.json"
     argv = ["--pretrain", policy_folder, "--compare", other_policy, "--output", output, "--sampled"]
-    main([str(word) for word in [*argv, "--report", output.parent, "--num_videos", 1, *ARGS]])
-    assert "data:video/mp4" in (output.parent / "report.html").read_text()
+    main([str(word) for word in [*argv, "--report", output.parent, "--num_videos", 1, "--video_cameras", "top", *ARGS]])
+    page = (output.parent / "report.html").read_text()
+    assert page.count("data:video/mp4") == 4 and page.count('<div class="pair">') == 2, "each beside the other's"
     videos = list((output.parent / "new_videos").rglob("*.mp4"))
     assert len(videos) == 4 and {v.parent.name for v in videos} == {"greedy", "sampled"}
     assert {v.parent.parent.name for v in videos} == {

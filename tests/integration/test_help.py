@@ -14,6 +14,7 @@ from cli import (
     check_demos,
     check_env,
     collect_demos,
+    compare_runs,
     convert_demos,
     draw_reward_machine,
     eval_vla,
@@ -26,6 +27,7 @@ from cli import (
     train_rm_vla,
     train_sac_vla,
     train_sft_vla,
+    view_data,
 )
 from rlvla.commands.off_policy.flags import SACRun
 from rlvla.commands.ppo_flags import PPORun
@@ -45,6 +47,7 @@ COMMANDS = [
     check_demos,
     check_env,
     collect_demos,
+    compare_runs,
     convert_demos,
     draw_reward_machine,
     eval_vla,
@@ -57,6 +60,7 @@ COMMANDS = [
     train_rm_vla,
     train_sac_vla,
     train_sft_vla,
+    view_data,
 ]
 CONFIGS = [
     *PPORun.kinds().values(),
@@ -65,6 +69,7 @@ CONFIGS = [
     check_env.CheckConfig,
     convert_demos.ConvertConfig,
     *(export_policy.ExportConfig, new_env.NewEnvConfig, replay_batch.ReplayConfig, run_recipe.RecipeConfig),
+    *(compare_runs.CompareConfig, view_data.ViewConfig),
     *(draw_reward_machine.DrawConfig, score_episodes.ScoreConfig, train_rm_vla.RewardRunConfig, RewardModelConfig),
     *(collect_demos.CollectConfig, eval_vla.EvalConfig, train_sft_vla.SFTRunConfig, train_sft_vla.NewModelConfig),
     train_sft_vla.ValidationConfig,

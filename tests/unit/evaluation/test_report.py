@@ -18,8 +18,9 @@ from rlvla.envs.config import SplitConfig
 from rlvla.envs.splits import LearnedStates, learned_from_words
 from rlvla.evaluation.files import as_markdown
 from rlvla.evaluation.findings import EvaluationReport, PolicyEvaluation, SuiteEvaluation
+from rlvla.evaluation.learning_charts import _reward_series, _reward_sources, _short_names, learning_charts
 from rlvla.evaluation.protocol import describe_protocol
-from rlvla.evaluation.report import _reward_series, _reward_sources, _short_names, learning_charts, write_report
+from rlvla.evaluation.report import write_report
 from rlvla.evaluation.results import EpisodeOutcome, summarize
 from rlvla.evaluation.statistics import interval_of_metrics, wilson_interval
 
@@ -74,6 +75,8 @@ def test_everything_is_on_the_page_and_nothing_elsewhere(report: Path) -> None:
         "+45.0 ",
         ">points<",
         "reach, initial state 8003",
+        "States won and lost against base, greedy",
+        'title="initial state 8019: neither"',
         "Training of",
         "McNemar",
         "protocol heldout",
@@ -89,6 +92,43 @@ def test_everything_is_on_the_page_and_nothing_elsewhere(report: Path) -> None:
     loaded = re.findall(r'(?:src|href|srcset|poster|action|data)="([^"]*)"|url\(([^)]*)\)|@import', text)
     outside = [a or b for a, b in loaded if not (a or b).startswith(("data:", "#"))]
     assert outside == []
+
+
+def test_the_page_is_called_after_the_run_and_begins_with_its_contents(report: Path) -> None:
+    text = report.read_text()
+    name = "a &lt;run&gt; &amp; more"
+    assert f"/ {name}</h1>" in text and f"/ {name}: 75.0%" in text, "not the folder of the policy"
+    contents = re.findall(r'<a href="#(s\d+)">([^<]*)</a>', text)
+    assert contents == re.findall(r'<section id="(s\d+)">\s*<h2>([^<]*)</h2>', text)
+    assert len(contents) > 5 and text.index("<nav") < text.index("<section")
+
+
+def test_states_are_counted_as_won_and_lost(report: Path) -> None:
+    cells = re.findall(r'<i class="(\w+)" title="initial state (\d+)', report.read_text())
+    kinds = [kind for kind, _ in cells]
+    assert [state for _, state in cells] == [str(8000 + i) for i in range(20)]
+    assert kinds == ["both"] * 6 + ["won"] * 9 + ["neither"] * 5
+
+
+def test_the_same_state_is_shown_before_and_after(tmp_path: Path) -> None:
+    pytest.importorskip("av", reason="videos need PyAV: the extra rlvla[video]")
+    from rlvla.utils.video import write_mp4
+
+    def filmed(folder: str, *names: str) -> list[Path]:
+        paths = [tmp_path / folder / f"reach_state{name}.mp4" for name in names]
+        for path in paths:
+            path.parent.mkdir(exist_ok=True)
+            write_mp4(path, np.zeros((3, 64, 64, 3), np.uint8), 10)
+        return paths
+
+    own = evaluation("runs/new/policy", 15, filmed("new", "8001_success", "8016_failure"))
+    base = evaluation("runs/old/policy", 6, filmed("old", "8001_failure"))
+    text = write_report(tmp_path, EvaluationReport.of({"toy_reach": SuiteEvaluation.of(own, [base])})).read_text()
+    pair = text[text.index('<div class="pair">') :]
+    pair = pair[: pair.index("</section>")]
+    shown = re.findall(r'<div class="small">(\w+), <span class="\w+">(\w+)</span>', pair)
+    assert shown == [("old", "failure"), ("new", "success")] and text.count("<video") == 3
+    assert text.count('poster="data:image/jpeg;base64,') == 3 and "reach, initial state 8016, <span" in text
 
 
 def test_the_markup_is_whole(report: Path) -> None:

@@ -23,6 +23,8 @@ from rlvla.evaluation.videos import (
     machines_of_run,
     primitive_names,
     record_videos,
+    recorded_name,
+    recorded_state,
 )
 from rlvla.models.actor import Actor
 from rlvla.rewards import RewardConfig
@@ -52,9 +54,27 @@ def test_failures_are_always_among_them() -> None:
     assert len(chosen("01", 99)) == 4 and chosen("01", 0) == []
 
 
+def test_preferred_states_come_first_in_either_half() -> None:
+    outcomes = [EpisodeOutcome(0, i, i % 2 == 0, True, 5) for i in range(8)]
+    result = summarize(outcomes, [TOY], "heldout", True)
+    taken = choose_episodes(result, 4, preferred={("reach", 4), ("reach", 7), ("other", 1)})
+    assert [e.init_state_id for e in taken] == [7, 1, 4, 0]
+
+
+def test_file_names_tell_the_state() -> None:
+    assert recorded_state(Path("a/pick_it_state12_success.mp4")) == ("pick_it", 12)
+    assert recorded_state(Path("a/x_state1_y_state2_failure.mp4")) == ("x_state1_y", 2)
+    assert recorded_state(Path("mine.mp4")) == ("mine", -1)
+    assert recorded_name("open: the drawer/top") == "open_the_drawer_top"
+
+
 def too_many_dropped(requests: list, *args: object, **kw: object) -> None:
     error = EnvWorkerError("broken", worker_id=0, phase="step_chunk")
     raise TooManyDroppedError([DroppedEpisode(requests[0], error)], len(requests), 0.05)
+
+
+def dark_scene(samples: list) -> list[dict[str, np.ndarray]]:
+    return [{"above": np.zeros((s.finish_step, 128, 128, 3), np.uint8)} for s in samples]
 
 
 def test_the_evaluated_episodes_are_recorded(
@@ -70,10 +90,16 @@ def test_the_evaluated_episodes_are_recorded(
         del options["split"]
         more = replace(result, dropped=5000)  # of other tasks, or of this one: what there is can be played
         videos = record_videos(engine, actor, [TOY], strategy, more, tmp_path, count=3, **options)
+        wanted = [(0, result.episodes[4].init_state_id), (0, 77)]
+        more_options = options | {"count": 3, "states": wanted, "scene": dark_scene}
+        (one,) = record_videos(engine, actor, [TOY], strategy, result, tmp_path / "scene", **more_options)
         monkeypatch.setattr(engine, "run", too_many_dropped)
         assert record_videos(engine, actor, [TOY], strategy, result, tmp_path / "no", count=3, **options) == []
     assert "some videos are missing: 1 of 3" in caplog.text
     played = {e.init_state_id: e for e in result.episodes}
+    assert one.init_state_id == wanted[0][1] and len(one.frames) == played[one.init_state_id].length + 1
+    assert one.frames.shape[1:3] == (346, 588), "the scene, and what the policy sees"
+    assert one.frames[:, 100:200, :200].max() == 0 and one.frames[:, 100:200, -200:].max() > 100
     assert len(videos) == 3
     for video in videos:
         outcome = played[video.init_state_id]

@@ -19,7 +19,7 @@ from rlvla.experience import Sample
 from rlvla.rewards.success_source import SIMULATOR
 from rlvla.utils.errors import ConfigError, Problem
 
-_SIDE = 256  # pixels: side of the pictures, at least
+_SIDE = 240  # pixels: side of the pictures, at least
 
 
 def scene_env(setting: CheckedRun, cameras: Sequence[str]) -> EnvConfig:

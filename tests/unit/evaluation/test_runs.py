@@ -1,0 +1,114 @@
+"""Comparing runs: which are one group, intervals over seeds, the page and the command."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cli.compare_runs import main
+from rlvla.evaluation.runs import Group, Run, differences, grouped, read_runs
+from rlvla.evaluation.runs_page import _mean, render_runs_page
+from rlvla.evaluation.statistics import clustered_interval, newcombe_interval, wilson_interval
+from rlvla.utils.errors import ConfigError
+
+
+def run(folder: str = "run", successes: int | None = 10, n: int = 20, **flags: object) -> Run:
+    records: list[dict[str, float]] = [
+        {"step": i, "total/episodes": 10.0 * i, "rollout/success_at_end": 0.1 * i, "actor/entropy": 1.0 / i}
+        for i in (1, 2, 3)
+    ]
+    if successes is not None:
+        records.insert(0, {"step": 0, "eval/success_at_end": 0.05, "eval/n": n, "total/episodes": 0.0})
+        records[-1] |= {"eval/success_at_end": successes / n, "eval/n": n}
+    return Run(folder, {"seed": 0, "actor_learning_rate": 1e-3, "save_path": folder, **flags}, records)
+
+
+def test_runs_that_differ_in_seed_and_places_are_one_group() -> None:
+    runs = [
+        run("a", seed=0, pretrain="sft_0"),
+        run("b", seed=1, pretrain="sft_1", num_envs=7),
+        run("c", seed=0, pretrain="sft_0", actor_learning_rate=1e-4),
+        run("d", seed=1, pretrain="sft_1", actor_learning_rate=1e-4, gamma=0.9),
+    ]
+    groups = grouped(runs)
+    assert [[r.folder for r in group.runs] for group in groups] == [["a", "b"], ["c"], ["d"]]
+    assert [group.name for group in groups] == [
+        "actor_learning_rate 0.001, gamma default",
+        "actor_learning_rate 0.0001, gamma default",
+        "actor_learning_rate 0.0001, gamma 0.9",
+    ]
+    assert [group.name for group in grouped(runs[:2])] == ["all runs"]
+
+
+def test_another_start_is_another_group_unless_it_goes_with_the_seed() -> None:
+    assert len(grouped([run("a", seed=0, pretrain="x"), run("b", seed=0, pretrain="y")])) == 2
+    assert len(grouped([run("a", seed=0, pretrain="x"), run("b", seed=1, pretrain="x")])) == 1
+    assert len(grouped([run("a", seed=0, pretrain="x"), run("b", seed=1, pretrain="y")])) == 1
+
+
+def test_the_interval_of_a_group_is_over_seeds() -> None:
+    rate = Group("g", (run(successes=18), run(successes=12), run(successes=15))).rate
+    assert (rate.rate, rate.n) == (45 / 60, 60)
+    assert (rate.low, rate.high) == clustered_interval([(18, 20), (12, 20), (15, 20)])
+    alone = Group("g", (run(successes=15),)).rate
+    assert (alone.low, alone.high) == wilson_interval(15, 20) and rate.low < wilson_interval(45, 60)[0]
+    assert Group("g", (run(), run(successes=None))).rate is None
+
+
+def test_differences_are_newcombes_where_the_intervals_are_wilsons() -> None:
+    groups = [Group(name, (run(successes=good),)) for name, good in (("a", 8), ("b", 15), ("c", None))]
+    (d,) = differences(groups)
+    assert (d.first, d.second, d.over_seeds) == ("b", "a", False) and d.difference == pytest.approx(7 / 20)
+    assert (d.low, d.high) == pytest.approx(newcombe_interval(15, 20, 8, 20))
+
+
+def test_a_mean_curve_reaches_as_far_as_all_runs() -> None:
+    x, y = _mean([([0.0, 10.0], [0.0, 1.0]), ([2.0, 6.0], [1.0, 1.0])])
+    assert (x[0], x[-1]) == (2.0, 6.0) and (y[0], y[-1]) == pytest.approx((0.6, 0.8))
+
+
+def test_names_and_flags_add_no_markup() -> None:
+    nasty = "<script>alert(1)</script>"
+    page = render_runs_page(grouped([run(nasty, reward=[nasty]), run("b", reward=["x"])]))
+    assert "<script" not in page and "&lt;script" in page
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> Path:
+    for name, one in (("a", run("a", seed=0, successes=19)), ("b", run("b", seed=1, successes=17))):
+        folder = tmp_path / "runs" / name
+        folder.mkdir(parents=True)
+        (folder / "config.yaml").write_text(yaml.safe_dump(dict(one.flags)))
+        (folder / "run_config.json").write_text("{}")
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in one.records))
+    return tmp_path / "runs"
+
+
+def test_the_command_writes_tables_and_page(folders: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    main([str(folders), "--report", str(tmp_path / "out")])
+    out = capsys.readouterr().out
+    assert "runs / a" in out and "90.0%" in out and "seeds" in out
+    figures = json.loads((tmp_path / "out" / "compare_runs.json").read_text())
+    assert [r["seed"] for r in figures["groups"][0]["runs"]] == [0, 1] and figures["differences"] == []
+    page = (tmp_path / "out" / "compare_runs.html").read_text()
+    assert "90.0 %" in page and page.count("<svg") == 3 and "<script" not in page
+    assert not [link for link in re.findall(r'(?:src|href)="([^"]*)"', page) if not link.startswith("#")]
+
+
+def test_words_may_stand_before_and_behind_flags(folders: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    main([str(folders / "a"), "--report", str(tmp_path / "out"), str(folders / "b")])
+    assert len(json.loads((tmp_path / "out" / "compare_runs.json").read_text())["groups"][0]["runs"]) == 2
+
+
+def test_what_is_no_run_is_named(folders: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    (folders / "b" / "config.yaml").write_text("- 1\n")
+    with pytest.raises(ConfigError) as refused:
+        read_runs([str(tmp_path / "none"), str(folders / "b"), str(folders / "a")])
+    assert {problem.reason for problem in refused.value.problems} == {"missing_file", "invalid_file"}
+    with pytest.raises(SystemExit) as stop:
+        main([])
+    assert stop.value.code == 2 and "no run is named" in capsys.readouterr().err
