@@ -227,7 +227,6 @@ _TEXTS: dict[tuple[str | None, str], str] = {
     ("instructions", "too_few"): (
         "--instructions shuffled: all evaluated tasks have one instruction, '{text}'; evaluate several tasks"
     ),
-    ("rerun", "not_rrd"): "--rerun {value}: the name must end in .rrd",
     ("replay", "not_playable"): "--replay: {why}",
     ("video_cameras", "needs_flag"): "--video_cameras: no videos are recorded; give --num_videos as well",
     ("each_perturbation", "needs_flag"): "--each_perturbation: there is none; give --perturb KIND=LEVEL ...",

@@ -145,18 +145,25 @@ def read_runs(paths: Sequence[str]) -> list[Run]:
     runs: dict[Path, Run] = {}
     problems: list[Problem] = []
     for path in map(Path, paths):
-        folders = [path] if _is_run(path) else sorted(p for p in [*path.glob("*"), *path.glob("*/*")] if _is_run(p))
-        if not folders:
-            text = f"{path} holds no run of reinforcement learning ({RUN_FILE}, {RUN_CONFIG_FILE} and {METRICS_FILE})"
-            problems.append(Problem("runs", "missing_file", text))
-        for folder in folders:
-            try:
+        try:
+            for folder in _folders(path):
                 runs.setdefault(folder.resolve(), _read(folder))
-            except (ConfigError, ValueError, KeyError) as error:
-                problems.append(Problem("runs", "invalid_file", f"{folder}: {error}"))
+        except ConfigError as error:
+            problems += error.problems
+        except (OSError, ValueError, KeyError) as error:
+            problems.append(Problem("runs", "invalid_file", f"{path} is not the folder of a run ({error})"))
     if problems:
         raise ConfigError(problems)
     return list(runs.values())
+
+
+def _folders(path: Path) -> list[Path]:
+    """The folders of runs that a path stands for."""
+    folders = [path] if _is_run(path) else sorted(p for p in [*path.glob("*"), *path.glob("*/*")] if _is_run(p))
+    if not folders:
+        text = f"{path} holds no run of reinforcement learning ({RUN_FILE}, {RUN_CONFIG_FILE} and {METRICS_FILE})"
+        raise ConfigError.of("runs", "missing_file", text)
+    return folders
 
 
 def _is_run(folder: Path) -> bool:

@@ -73,12 +73,10 @@ def run_view(config: ViewConfig) -> Path:
     problems: list[Problem] = range_problems(config)
     if not config.demos:
         problems.append(Problem("demos", "too_few", "no data is named: give files or folders"))
-    if config.rerun is not None:
-        require("rerun", extra="rerun")
-        if Path(config.rerun).suffix != ".rrd":
-            problems.append(problem("rerun", "not_rrd", value=config.rerun))
     if problems:
         raise ConfigError(problems)
+    if config.rerun is not None:
+        require("rerun", extra="rerun")
     files = data_files(dict.fromkeys(config.demos))
     parts = read_parts(files, config.cameras or None)
     demos = joined(parts)

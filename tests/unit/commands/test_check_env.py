@@ -106,7 +106,7 @@ def test_all_mistakes_at_once(tmp_path: Path, capsys: pytest.CaptureFixture) -> 
 def test_contact_sheet_places_and_scales_pictures() -> None:
     red, wide = np.full((8, 8, 3), (255, 0, 0), np.uint8), np.full((300, 600, 3), (0, 0, 255), np.uint8)
     page = np.asarray(Image.open(io.BytesIO(contact_sheet([("red", red), ("wide", wide), ("missing", None)]))))
-    assert (page == (255, 0, 0)).all(-1).sum() == 192 * 192
-    assert (page == (0, 0, 255)).all(-1).sum() == 192 * 96
+    assert (page == (255, 0, 0)).all(-1).sum() == 224 * 224
+    assert (page == (0, 0, 255)).all(-1).sum() == 224 * 112
     columns = (page == (0, 0, 255)).all(-1).any(0).nonzero()[0]
     assert columns[0] > (page == (255, 0, 0)).all(-1).any(0).nonzero()[0][-1], "pictures of a row overlap"
