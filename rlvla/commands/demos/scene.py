@@ -13,11 +13,13 @@ from rlvla.commands.setup import CheckedRun
 from rlvla.envs.config import EnvConfig
 from rlvla.envs.workers.answer_checks import AnswerChecker
 from rlvla.envs.workers.messages import EnvSpec, PlayActions
+from rlvla.envs.workers.pool import EnvWorkerError
 from rlvla.envs.workers.watchdog import WatchedPool
 from rlvla.evaluation.videos import SceneFilm, SceneViews
 from rlvla.experience import Sample
 from rlvla.rewards.success_source import SIMULATOR
 from rlvla.utils.errors import ConfigError, Problem
+from rlvla.utils.terminal import log
 
 _SIDE = 240  # pixels: side of the pictures, at least
 
@@ -50,24 +52,35 @@ def scene_film(pool: WatchedPool, setting: CheckedRun, cameras: Sequence[str]) -
         return None
     env = scene_env(setting, cameras)
 
+    def _task_and_limit(sample: Sample) -> tuple[int, int]:
+        if setting.success_source != SIMULATOR:  # which does not know when a model has ended the episode
+            return sample.task_id, sample.finish_step
+        return sample.task_id, next(task.max_steps for task in setting.tasks if task.task_id == sample.task_id)
+
     def film(samples: Sequence[Sample]) -> Iterator[SceneViews | None]:
-        # Where a model tells success, the simulator does not know when the episode ended.
-        limited = setting.success_source != SIMULATOR
-        for _, part in groupby(samples, lambda s: (s.task_id, s.finish_step if limited else None)):
-            yield from _film(pool, env, list(part), limited=limited)
+        for (task_id, limit), part in groupby(samples, _task_and_limit):
+            together = list(part)
+            seen = _film(pool, env, task_id, limit, together)
+            for _ in together:
+                try:
+                    view = next(seen, None)
+                except (ConfigError, EnvWorkerError) as error:  # the evaluation itself is complete
+                    log.warning("videos without %s: %s", " ".join(cameras), error)
+                    view = None
+                yield view
 
     return film
 
 
 def _film(
-    pool: WatchedPool, env: EnvConfig, samples: Sequence[Sample], *, limited: bool
+    pool: WatchedPool, env: EnvConfig, task_id: int, max_steps: int, samples: Sequence[Sample]
 ) -> Iterator[SceneViews | None]:
-    """Play episodes of one task again; with `limited`, all of the same length, which is then the step limit."""
-    (task,) = (task for task in env.tasks() if task.task_id == samples[0].task_id)
+    """Play episodes of one task again, with this step limit."""
+    (task,) = (task for task in env.tasks() if task.task_id == task_id)
     options = env.env_kwargs()
-    if limited:
-        task = replace(task, max_steps=samples[0].finish_step)
-        options |= {"max_steps": task.max_steps}
+    if task.max_steps != max_steps:
+        task = replace(task, max_steps=max_steps)
+        options |= {"max_steps": max_steps}
     spec, limit = EnvSpec(task.suite, task.task_id, options), task.action_limit
     commands = (
         PlayActions(spec, s.init_state_id, s.seed, np.clip(s.played_actions.numpy(), -limit, limit)) for s in samples

@@ -62,6 +62,7 @@ def test_values_of_a_plot() -> None:
     assert (plot["low"], plot["high"], plot["zero"]) == ("0", "2", "96.0")
     assert plot["lines"][0][2] == "M0 96.0L1 96.0L1 4.0L2 4.0" and plot["lines"][1][2].startswith("M1 50.0")
     assert _plot("x", {"a": np.zeros(2)}, 2)["high"] == "1"
+    assert _plot("x", {"a": np.array([2.0, 3.0])}, 2)["low"] == "0", "zero is in sight"
     assert _runs(np.array([True, False, True]), 3) == [("0.000", "33.333"), ("66.667", "33.333")]
 
 
