@@ -42,13 +42,17 @@ def samples(setting: CheckedRun, pool: WatchedPool) -> list[Sample]:
     return engine.run(requests, setting.checkpoint.load_policy().eval(), temperature=1.0)
 
 
+def apart(view: np.ndarray, step: int, image: np.ndarray) -> float:
+    """Mean difference of what a camera shows before a step and what the policy saw, in gray levels."""
+    small = Image.fromarray(view[step]).resize(image.shape[:2], Image.Resampling.BOX)
+    return float(np.abs(np.asarray(small).astype(int) - image).mean())
+
+
 def same_scene(view: np.ndarray, sample: Sample) -> bool:
-    """Whether the first and the last decision were seen as this camera shows them."""
-    starts = np.concatenate([[0], sample.executed.sum(1).cumsum(0).numpy()[:-1]])
-    side = sample.images.shape[-2]
-    small = [np.asarray(Image.fromarray(view[step]).resize((side, side), Image.Resampling.BOX)) for step in starts]
-    apart = [np.abs(a.astype(int) - b.numpy()).mean() for a, b in zip(small, sample.images[:, 0])]
-    return max(apart[0], apart[-1]) < 6
+    """Whether the camera shows what was seen at the first and the last decision, and what moved in between."""
+    start = int(sample.executed[:-1].sum())  # of the last decision
+    first, last = (image.numpy() for image in sample.images[[0, -1], 0])
+    return apart(view, 0, first) < 4 and apart(view, start, last) < min(4, 0.6 * apart(view, 0, last))
 
 
 def test_the_scene_is_that_of_the_recorded_episode(
