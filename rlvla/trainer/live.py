@@ -52,12 +52,12 @@ class _LogLines(logging.Handler):
         self._lines.append(level + record.getMessage())
         self.count += 1
 
-    def since(self, number: int) -> list[str]:
-        """The lines from this number on, as far as they are kept."""
+    def since(self, number: int) -> tuple[list[str], int]:
+        """The lines from this number on, as far as they are kept, and the number of all."""
         self.acquire()
         try:
             kept = list(self._lines)
-            return kept[max(0, number - self.count + len(kept)) :] if number < self.count else []
+            return kept[max(0, number - self.count + len(kept)) :] if number < self.count else [], self.count
         finally:
             self.release()
 
@@ -89,12 +89,12 @@ class LiveRun:
             `log_to`; `videos`: names of the newest, the latest first.
         """
         begin, text = self._metrics_from(metrics)
-        count = self.log.count
+        said, count = self.log.since(lines)
         return {
             "from": begin,
             "metrics": text.decode("utf-8", errors="replace"),
             "to": begin + len(text),
-            "log": self.log.since(lines),
+            "log": said,
             "log_to": count,
             "videos": list(self.videos())[:_NEWEST],
         }

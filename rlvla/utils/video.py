@@ -20,12 +20,8 @@ _CAPTION_LINES, _LINE_HEIGHT, _MARGIN = 3, 15, 6
 _BAND = (24, 26, 30)
 _TEXT, _SUCCESS, _FAILURE = (235, 235, 235), (112, 214, 122), (240, 128, 110)
 _PRIMITIVE = (130, 186, 240)
-_TILE, _GAP, _CAPTION, _TITLE = (
-    224,
-    12,
-    38,
-    16,
-)  # pixels: side of a picture, space between two, a two-line caption, a line
+# Of contact sheets, in pixels: side of a picture, space between two, a caption of two lines, one of its lines.
+_TILE, _GAP, _CAPTION, _TITLE = 224, 12, 38, 16
 _MAX_COLUMNS = 8
 _CONTAINER = "mp4"  # named, because a playlist under any name could send FFmpeg to other files
 _PAGE, _EMPTY = (24, 26, 30), (60, 34, 34)
