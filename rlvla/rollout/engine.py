@@ -57,7 +57,7 @@ class RolloutEngine:
         self._config = config or RolloutConfig()
         self._state_input, self.keep_observed = state_input, keep_observed
         self._tasks = {(task.suite, task.task_id): task for task in tasks}
-        self.stats = RolloutStats()
+        self.stats, self._was_cancelled = RolloutStats(), False
 
     @property
     def success_source(self) -> str:
@@ -87,8 +87,7 @@ class RolloutEngine:
             greedy: take the most likely actions.
             success_only: count success but run no reward sources, as in evaluations.
             on_episode: called after each episode in order of completion, e.g. for progress bars.
-            cancelled: polled; once it is true, the rollout ends with RolloutCancelledError, and the pool can only be
-                closed.
+            cancelled: polled; once it is true, the rollout ends with RolloutCancelledError.
 
         Raises:
             ConfigError: reported by a worker.
@@ -103,9 +102,13 @@ class RolloutEngine:
         keep_observed = self.keep_observed and not (success_only or greedy)
         session = RolloutSession(self._pool, requests, *parts, keep_observed, cancelled)
         self.stats = session.stats
+        if self._was_cancelled:  # not at that moment: mostly the run is over, and new workers would be for nothing
+            self._pool.abandon()
+            self._was_cancelled = False
         try:
             return session.play(temperature=temperature, greedy=greedy, on_episode=on_episode)
-        except RolloutCancelledError:  # the workers are no longer needed
+        except RolloutCancelledError:
+            self._was_cancelled = True
             raise
         except Exception:
             self._pool.abandon()  # answers of this run must not reach the next one

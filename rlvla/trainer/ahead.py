@@ -81,14 +81,15 @@ class RolloutAhead:
 
         With `partial_rollout` all decisions to come are made by them.
         """
+        if version <= self._policy.newest:
+            return
         with self._changed:
-            if version <= self._policy.newest:
-                return
-            if self._running is None or self._config.partial_rollout:
-                self._policy.load(policy, version)
-            else:
-                self._policy.stage(policy, version)
-            self._changed.notify_all()
+            at_once = self._config.partial_rollout or (self._running is None and not self._waiting)
+        # Outside of the lock: it may take long to hand over weights, and meanwhile jobs end and begin.
+        if at_once:
+            self._policy.load(policy, version)
+        else:
+            self._policy.stage(policy, version)
 
     def submit(self, iteration: int, requests: Sequence[EpisodeRequest]) -> None:
         """Have the first episodes of a later iteration played, after all that wait, by the newest weights there are.

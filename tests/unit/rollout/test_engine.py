@@ -16,6 +16,7 @@ from rlvla.experience import Sample
 from rlvla.models.actor import Actor
 from rlvla.rewards import RewardPlan
 from rlvla.rollout import EpisodeRequest, FinishedEpisode, RolloutConfig, RolloutEngine
+from rlvla.rollout.session import RolloutCancelledError
 from rlvla.utils.errors import RunEnded
 from tests.support import faulty_suite
 from tests.support.policies import ScriptedPolicy
@@ -71,6 +72,15 @@ def test_a_deterministic_rollout_gives_the_same_bits_however_workers_are_filled(
     for one, other in zip(*found):
         assert same(one, other) and one.rollout_log_probs.equal(other.rollout_log_probs)
         assert one.proprio.equal(other.proprio) and one.last_images.equal(other.last_images)
+
+
+def test_answers_of_a_cancelled_rollout_do_not_reach_the_next_one(actor: Actor) -> None:
+    with EnvPool(2) as pool:
+        engine = RolloutEngine(pool, KWARGS, {"success": 5.0})
+        looks = iter((False, True))  # at the second look the workers have something to do
+        with pytest.raises(RolloutCancelledError):
+            engine.run(requests(6), actor, temperature=1.3, cancelled=lambda: next(looks))
+        assert all(same(a, b) for a, b in zip(engine.run(requests(6), actor, temperature=1.3), play(actor, 2)))
 
 
 def test_greedy_episodes_of_a_group_are_equal(actor: Actor) -> None:
