@@ -1,4 +1,8 @@
-"""Record demonstrations of a scripted expert or a trained policy as robomimic-style HDF5 with dataset statistics."""
+"""Record demonstrations of a scripted expert or a trained policy as robomimic-style HDF5 with dataset statistics.
+
+Example:
+  python cli/collect_demos.py --task_suite_name toy_reach --use_proprio --num_demos 300 --output runs/demos
+"""
 
 from __future__ import annotations
 

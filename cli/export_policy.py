@@ -1,6 +1,7 @@
 """Write the policy of a training checkpoint as a policy folder, with its record, without resuming the run.
 
-Launch: python cli/export_policy.py runs/ppo --load_checkpoint iteration_000010 --output runs/ppo_10
+Example:
+  python cli/export_policy.py runs/ppo --load_checkpoint iteration_000010 --output runs/ppo_10
 """
 
 from __future__ import annotations

@@ -12,9 +12,10 @@ from rlvla.evaluation.results import EpisodeOutcome, EvalResult, sample_of, summ
 from rlvla.experience import Sample
 from rlvla.rollout import FinishedEpisode, RolloutEngine, RolloutPolicy
 from rlvla.rollout.proprio import foreign_proprio, saturated_proprio
+from rlvla.utils.bars import progress_bar
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
 from rlvla.utils.stopping import BrokenOff
-from rlvla.utils.terminal import log, progress_bar
+from rlvla.utils.terminal import log
 
 
 class Journal(Protocol):

@@ -20,9 +20,9 @@ from rlvla.trainer.ahead import Played, RolloutAhead, set_noise
 from rlvla.trainer.algorithm import Algorithm
 from rlvla.trainer.config import AsyncConfig, BatchConfig, PPOConfig
 from rlvla.trainer.measurements import Stopwatch
+from rlvla.utils.bars import progress_bar
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
 from rlvla.utils.stopping import BrokenOff, StopSignals
-from rlvla.utils.terminal import progress_bar
 
 
 class Player:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from rlvla.utils.bars import progress_bar
 from rlvla.utils.errors import MissingExtraError, require
 from rlvla.utils.files import METRICS_FILE, open_lines, read_metrics
 from rlvla.utils.terminal import (
@@ -20,7 +21,6 @@ from rlvla.utils.terminal import (
     markdown_text,
     one_line,
     passing_note,
-    progress_bar,
     set_output,
     table,
 )
