@@ -17,7 +17,7 @@ from rlvla.recipes.state import DONE, RUNNING, State, locked
 from rlvla.utils.ending import SHELL_SIGNAL_BASE
 from rlvla.utils.errors import ConfigError, Problem
 from rlvla.utils.stopping import StopRequested
-from rlvla.utils.terminal import duration, log
+from rlvla.utils.terminal import duration, log, show, style
 
 _LITTLE = 60.0  # seconds as the recipe says that count beside the measured ones: short stages say little of others
 _LEAST_LEFT = 0.1  # of a stage that continues, however long it has taken before
@@ -137,7 +137,7 @@ def run_recipe(stages: Sequence[Stage], folder: Path, program: Program, first: s
         _run_stages(stages, state, program, lock)
         from rlvla.recipes.report import conclude  # loads torch
 
-        print(conclude(stages, state))
+        show(conclude(stages, state))
         if complete and first is None:
             print(f"{folder} is complete. To run it anew: --from {stages[0].name}, or another folder with --output")
 
@@ -150,7 +150,7 @@ def _run_stages(stages: Sequence[Stage], state: State, program: Program, lock: i
             continue
         own, rest = timing.words([stage]), timing.words(stages[number - 1 :])
         times = "" if not own else f", {own}" if number == len(stages) else f", {own}; {rest} for all that is left"
-        log.info(f"== {stage.name} ({number} of {len(stages)}){times}")
+        log.info(style(f"== {stage.name} ({number} of {len(stages)}){times}", "bold"))
         _run_stage(stage, state, program, lock)
 
 

@@ -71,7 +71,8 @@ class Player:
             BrokenOff: a signal was received on any rank.
         """
         watch = Stopwatch()
-        with progress_bar(len(requests), description, enabled=self._strategy.is_main) as bar:
+        total = int(self._strategy.all_reduce({"requests": len(requests)}, "sum")["requests"])
+        with progress_bar(total, description, enabled=self._strategy.is_main) as bar:
             on_episode = SuccessOnBar(bar)
             played = self._signals.attempt(lambda: self._played(requests, policy, on_episode, greedy))
         if self._strategy.any(played is None):

@@ -33,6 +33,7 @@ from rlvla.trainer.models import Offloading, WeightAverage, anneal_noise
 from rlvla.trainer.observers import Observer, RewardCheck, Rollout, RolloutDumps
 from rlvla.trainer.player import make_player
 from rlvla.trainer.progress.report import Progress, start_evaluation
+from rlvla.utils.bars import part_of_run
 from rlvla.utils.deepspeed.engine import Engine
 from rlvla.utils.errors import SaveError, TrainingHalted
 from rlvla.utils.seeding import seed_everything
@@ -173,7 +174,7 @@ class Trainer:
                 saved.
             SaveError: the last checkpoint, or the policy, could not be written; everything else is done.
         """
-        with self.player:
+        with self.player, part_of_run(lambda: self._progress.clock.countdown(self.iteration)):
             return self._fit()
 
     def _fit(self) -> dict[str, float]:
@@ -362,6 +363,7 @@ class Trainer:
             StopRequested: a signal asked the run to stop.
         """
         schedule, watch = self.config.schedule, Stopwatch()
+        self._progress.clock.begin_evaluation()
         try:
             with self.player.idle(), self._evaluated_weights(), self._policy() as policy:
                 result = evaluate(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from tqdm import tqdm
@@ -13,18 +14,24 @@ from rlvla.utils.terminal import duration, is_quiet
 
 _LOG_SECONDS = 30.0  # between two lines of progress where standard error is not a terminal
 
+_LONGEST_LINE = 1000  # characters of such a line
+
+_run_left: Callable[[], float | None] | None = None
+
+
+@contextmanager
+def part_of_run(left: Callable[[], float | None]) -> Iterator[None]:
+    """Inside the block bars show a part of a run, and with it `left()`: seconds until the run is over, if known."""
+    global _run_left
+    before, _run_left = _run_left, left
+    try:
+        yield
+    finally:
+        _run_left = before
+
 
 class Bar(tqdm):
-    """A tqdm bar whose figures come before the bar itself, which takes the room that is left.
-
-    Args:
-        left: returns the seconds until the whole run, of which the bar shows a part, is over; None: unknown.
-        options: those of tqdm.
-    """
-
-    def __init__(self, left: Callable[[], float | None], **options: Any):
-        self._left = left
-        super().__init__(**options)
+    """A tqdm bar whose figures come before the bar itself, which takes the room that is left."""
 
     @property
     def format_dict(self) -> dict[str, Any]:
@@ -38,22 +45,13 @@ class Bar(tqdm):
             figures.append(f"{rate:.3g}/s" if rate >= 1 else f"{1 / rate:.3g} s each")
         if self.postfix:
             figures.append(self.postfix)
-        if rate and done < total:
-            figures.append(f"{duration((total - done) / rate)} left")
-        run = self._left()
-        if run is not None:
-            figures.append(f"run {duration(run)} left")
+        rest = (total - done) / rate if rate else 0.0
+        run = (_run_left() if _run_left is not None else None) or 0.0
+        figures += [f"{what}{duration(s)} left" for what, s in (("", rest), ("run ", run)) if round(s)]
         return facts | {"figures": ", ".join(figures)}
 
 
-def progress_bar(
-    total: int,
-    description: str,
-    *,
-    enabled: bool = True,
-    initial: int = 0,
-    left: Callable[[], float | None] = lambda: None,
-) -> Any:
+def progress_bar(total: int, description: str, *, enabled: bool = True, initial: int = 0) -> Any:
     """A bar on standard error; none if disabled (on all ranks but the main one) or with --quiet.
 
     If standard error is not a terminal, a line of progress is printed now and then instead.
@@ -63,12 +61,11 @@ def progress_bar(
         description: shown in front of the bar.
         enabled: False on all ranks but the main one.
         initial: units done before this call (a resumed job); they do not count towards the speed.
-        left: see `Bar`.
     """
     options: dict[str, Any] = {"total": total, "desc": description, "initial": initial, "leave": False}
-    options |= {"left": left, "disable": not enabled or is_quiet(), "bar_format": "{desc}: {figures}"}
+    options |= {"disable": not enabled or is_quiet(), "bar_format": "{desc}: {figures}"}
     if not sys.stderr.isatty():
-        return Bar(**options, file=_LogLines(), delay=_LOG_SECONDS, mininterval=_LOG_SECONDS, ncols=0)
+        return Bar(**options, file=_LogLines(), delay=_LOG_SECONDS, mininterval=_LOG_SECONDS, ncols=_LONGEST_LINE)
     options["bar_format"] += " {bar}"
     return Bar(**options, mininterval=0.2, dynamic_ncols=True)
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any, TextIO
 
+from rlvla.utils.cli.programs import as_installed
 from rlvla.utils.ending import silence_closed_outputs
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -22,6 +23,7 @@ _MARKUP = re.compile(r"[\\`*|~$]|\](?=[(\[:])|(?<![^\W_])_|_(?![^\W_])")
 _CLEAR_LINE = "\r\x1b[K"
 _STYLES = {"bold": 1, "red": 31, "yellow": 33, "cyan": 36}
 _COMMAND = re.compile(r"\b(python|deepspeed|tensorboard|rlvla-\S+) .*--\w")  # to be copied in one piece
+_GAP = re.compile(r"\S {2,}(?=\S)")  # two of them make a row of a table
 _LABEL = re.compile(r"^ *\S+ {2,}| *")  # what later lines of a long line are indented by
 _BEFORE_FIGURE = re.compile(r"(?<=[A-Za-z]) (?=[-+]?\d)")
 _COLUMNS = 80  # where the width is unknown
@@ -33,7 +35,7 @@ class _StandardOutput(logging.Handler):
     """Prints messages to the current `sys.stdout`; warnings and errors go to `sys.stderr`, prefixed by their level."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        text, level = record.getMessage(), record.levelname.lower()
+        text, level = as_installed(record.getMessage()), record.levelname.lower()
         try:
             with _bars_out_of_the_way():
                 if record.levelno >= logging.WARNING:
@@ -106,7 +108,7 @@ def style(text: str, name: str, stream: TextIO | None = None) -> str:
 
 
 def fit(text: str, stream: TextIO | None = None) -> str:
-    """The text for a terminal: long lines are broken between words, not before a figure; commands stay in one piece.
+    """The text for a terminal: long lines are broken between words, not before a figure; commands and tables are not.
 
     Args:
         text: one or more lines.
@@ -119,8 +121,13 @@ def fit(text: str, stream: TextIO | None = None) -> str:
     return "\n".join(_broken(line, width) for line in text.split("\n"))
 
 
+def show(text: str) -> None:
+    """Print results, fitted to the terminal; commands in it are those that can be called here."""
+    print(fit(as_installed(text)))
+
+
 def _broken(line: str, width: int) -> str:
-    if len(line) <= width or _COMMAND.search(line):
+    if len(line) <= width or _COMMAND.search(line) or len(_GAP.findall(line)) > 1:
         return line
     label = _LABEL.match(line)
     indent = len(label[0]) if label and label[0].strip() else len(line) - len(line.lstrip()) + 2

@@ -95,9 +95,7 @@ class Progress(Observer):
     # --------------------------------------------------------------- reporting
     def bar(self, iteration: int) -> str:
         """The beginning of a progress bar during `iteration` (counted from 1)."""
-        left = self.clock.left(iteration - 1)
-        rest = "" if left is None else f" ({duration(left)} left)"
-        return f"iteration {iteration}/{self._config.batch.iterations}{rest}"
+        return f"iteration {iteration}/{self._config.batch.iterations}"
 
     def line(self, iteration: int, values: dict[str, float]) -> str:
         """The line printed after an iteration; see `iteration_line`."""

@@ -24,6 +24,7 @@ from rlvla.utils.cli.completion import complete
 from rlvla.utils.cli.config_file import config_file_of, words_of_config_file
 from rlvla.utils.cli.help import ShowHelp, everything
 from rlvla.utils.cli.other_tools import OTHER_TOOLS
+from rlvla.utils.cli.programs import as_installed
 from rlvla.utils.data_files import field_types
 from rlvla.utils.ending import note_failure
 from rlvla.utils.errors import ConfigError, MissingExtraError, Problem
@@ -449,8 +450,8 @@ def fail(prog: str, error: ConfigError | MissingExtraError) -> NoReturn:
     if one_rank:
         note_failure()
     if _is_first_on_machine() or one_rank:
-        lines = "\n".join(f"  - {problem}" for problem in problems)
-        print(fit(f"{prog}: the configuration cannot be used:\n{lines}", sys.stderr), file=sys.stderr)
+        text = "\n".join([f"{prog}: the configuration cannot be used:", *(f"  - {problem}" for problem in problems)])
+        print(fit(as_installed(text), sys.stderr), file=sys.stderr)
     raise SystemExit(2)
 
 

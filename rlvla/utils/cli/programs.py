@@ -15,7 +15,8 @@ _FILE = re.compile(r"(?:python )?\bcli/(\w+)\.py")
 def is_installed() -> bool:
     """Whether this process was started as an installed program (or module) rather than as a file of a checkout."""
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
-    return Path(sys.argv[0]).name.startswith(PREFIX) or getattr(spec, "name", "").startswith(f"{_MODULE}.")
+    called, module = Path(sys.argv[0]).name, getattr(spec, "name", "")
+    return called == PREFIX[:-1] or called.startswith(PREFIX) or module.startswith(f"{_MODULE}.")
 
 
 def as_installed(text: str) -> str:
