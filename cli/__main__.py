@@ -11,6 +11,7 @@ if not __package__:  # run as a folder, not as a package
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from rlvla.utils.cli.listing import listing
+from rlvla.utils.terminal import put
 from rlvla.version import __version__
 
 
@@ -20,7 +21,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("-h", "--help", action="store_true")
     parser.add_argument("--version", action="version", version=f"rlvla {__version__}")
     parser.parse_args(argv)
-    print(listing(Path(__file__).resolve().parent))
+    put(listing(Path(__file__).resolve().parent))
 
 
 if __name__ == "__main__":

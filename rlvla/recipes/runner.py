@@ -14,6 +14,7 @@ from rlvla.recipes.processes import Signals, command_words, run
 from rlvla.recipes.recipe import Stage
 from rlvla.recipes.stages import KINDS, REPORT, inputs_of
 from rlvla.recipes.state import DONE, RUNNING, State, locked
+from rlvla.utils.cli.programs import typed_command
 from rlvla.utils.ending import SHELL_SIGNAL_BASE
 from rlvla.utils.errors import ConfigError, Problem
 from rlvla.utils.stopping import StopRequested
@@ -193,14 +194,15 @@ def _command(stage: Stage) -> str:
 def command_again(argv: Sequence[str]) -> str:
     """The command that continues this one: without `--from`, which has been obeyed, and flags without values."""
     at = argv.index("--") if "--" in argv else len(argv)
-    words, passed_on, kept = list(argv[:at]), list(argv[at:]), ["python"]
+    words, passed_on = list(argv[:at]), list(argv[at:])
+    kept: list[str] = []
     for index, word in enumerate(words):
         alone = index + 1 == len(words) or words[index + 1].startswith("--")
         if word.startswith("--from=") or word == "--from" or words[max(0, index - 1)] == "--from":
             continue
         if not (word in _LISTS and alone):  # scripts give them where there is nothing to set
             kept.append(word)
-    return shlex.join(kept + (passed_on if len(passed_on) > 1 else []))
+    return shlex.join(typed_command(kept + (passed_on if len(passed_on) > 1 else [])))
 
 
 def _problem(flag: str, reason: str, **values: object) -> Problem:

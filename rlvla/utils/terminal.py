@@ -123,7 +123,15 @@ def fit(text: str, stream: TextIO | None = None) -> str:
 
 def show(text: str) -> None:
     """Print results, fitted to the terminal; commands in it are those that can be called here."""
-    print(fit(as_installed(text)))
+    put(fit(as_installed(text)))
+
+
+def put(text: str) -> None:
+    """Print; nothing happens if nobody reads it any more, as with `| head`."""
+    try:
+        print(text, flush=True)
+    except OSError:
+        silence_closed_outputs()
 
 
 def _broken(line: str, width: int) -> str:

@@ -239,6 +239,18 @@ def test_flags_of_other_tools_lead_to_flags_that_exist(capsys: pytest.CaptureFix
     assert train_sft_vla.build_parser().parse_args(["--lr", "0.5"]).learning_rate == 0.5
 
 
+def test_the_page_of_names_from_other_tools_is_complete() -> None:
+    rows = re.findall(r"^\| (`.*?`) \| (`.*?`) \|", (ROOT / "docs" / "other_tools.md").read_text(), re.MULTILINE)
+    told = {(name, flags.split("`")[1]) for names, flags in rows for name in re.findall(r"`(\w+)`", names)}
+    known = {(name, f"--{flag}") for name, (flag, _) in OTHER_TOOLS.items()}
+    for command in (train_ppo_vla, train_rm_vla, train_sft_vla):
+        parser = command.build_parser()
+        for option in parser.aliases - {"--n_action_steps"}:
+            if not option.startswith("--no-"):
+                known.add((option[2:], parser._option_string_actions[option].option_strings[0]))
+    assert told == known
+
+
 def test_names_of_other_tools_in_a_configuration_file(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     file = tmp_path / "run.yaml"
     file.write_text("dual_clip: 3.0\ntarget_modules: [q_proj, v_proj]\n")

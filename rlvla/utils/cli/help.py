@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from rlvla.utils.cli.programs import as_installed
-from rlvla.utils.terminal import columns, fold_command, style
+from rlvla.utils.terminal import columns, fold_command, put, style
 
 ALL = "all"
 SHORT = 40  # flags; a command with fewer shows all of them at once
@@ -47,7 +47,7 @@ class ShowHelp(argparse.Action):
         text = overview(parser) if not topic else everything(parser) if topic == ALL else about(parser, topic)
         if text is None:
             parser.error(_nothing_about(parser, topic))
-        print(text, end="")
+        put(text.rstrip("\n"))
         parser.exit()
 
 
