@@ -18,7 +18,7 @@ from rlvla.utils.cli.programs import typed_command
 from rlvla.utils.ending import SHELL_SIGNAL_BASE
 from rlvla.utils.errors import ConfigError, Problem
 from rlvla.utils.stopping import StopRequested
-from rlvla.utils.terminal import duration, log, show, style
+from rlvla.utils.terminal import duration, fit, log, show, style
 
 _LITTLE = 60.0  # seconds as the recipe says that count beside the measured ones: short stages say little of others
 _LEAST_LEFT = 0.1  # of a stage that continues, however long it has taken before
@@ -177,11 +177,8 @@ def _run_stage(stage: Stage, state: State, program: Program, lock: int) -> None:
         raise StopRequested(signals.received)
     if status:
         ended = f"exit status {status}" if status > 0 else f"signal {-status}"
-        print(
-            f"== {stage.name}: not finished ({ended}, see above); continue with: {command_again(sys.argv)}",
-            file=sys.stderr,
-            flush=True,
-        )
+        text = f"== {stage.name}: not finished ({ended}, see above); continue with: {command_again(sys.argv)}"
+        print(fit(text, sys.stderr), file=sys.stderr, flush=True)
         raise SystemExit(status if status > 0 else SHELL_SIGNAL_BASE - status)
 
 

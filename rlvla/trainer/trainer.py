@@ -33,7 +33,6 @@ from rlvla.trainer.models import Offloading, WeightAverage, anneal_noise
 from rlvla.trainer.observers import Observer, RewardCheck, Rollout, RolloutDumps
 from rlvla.trainer.player import make_player
 from rlvla.trainer.progress.report import Progress, start_evaluation
-from rlvla.utils.bars import part_of_run
 from rlvla.utils.deepspeed.engine import Engine
 from rlvla.utils.errors import SaveError, TrainingHalted
 from rlvla.utils.seeding import seed_everything
@@ -174,7 +173,7 @@ class Trainer:
                 saved.
             SaveError: the last checkpoint, or the policy, could not be written; everything else is done.
         """
-        with self.player, part_of_run(lambda: self._progress.clock.countdown(self.iteration)):
+        with self.player, self._progress.on_bars(lambda: self.iteration):
             return self._fit()
 
     def _fit(self) -> dict[str, float]:
@@ -388,8 +387,7 @@ class Trainer:
             self._stop_if_asked()
             raise
         self._progress.evaluated(self.iteration, result, watch.elapsed)
-        others = [entry for entry in self.evaluations if entry[0] != self.iteration]
-        self.evaluations = [*others, (self.iteration, result)]
+        self.evaluations = [e for e in self.evaluations if e[0] != self.iteration] + [(self.iteration, result)]
         rate = result.success_at_end.rate
         if not schedule.val_only and (self._best is None or rate > self._best["success_at_end"]):
             self._best = {"iteration": self.iteration, "success_at_end": rate}

@@ -22,7 +22,7 @@ _quiet = False
 _MARKUP = re.compile(r"[\\`*|~$]|\](?=[(\[:])|(?<![^\W_])_|_(?![^\W_])")
 _CLEAR_LINE = "\r\x1b[K"
 _STYLES = {"bold": 1, "red": 31, "yellow": 33, "cyan": 36}
-_COMMAND = re.compile(r"\b(python|deepspeed|tensorboard|rlvla-\S+) .*--\w")  # to be copied in one piece
+_COMMAND = re.compile(r"(?:^|: )(python|deepspeed|tensorboard|rlvla-\S+) .*--\w")  # at the end of a line, to be copied
 _GAP = re.compile(r"\S {2,}(?=\S)")  # two of them make a row of a table
 _LABEL = re.compile(r"^ *\S+ {2,}| *")  # what later lines of a long line are indented by
 _BEFORE_FIGURE = re.compile(r"(?<=[A-Za-z]) (?=[-+]?\d)")
@@ -108,11 +108,11 @@ def style(text: str, name: str, stream: TextIO | None = None) -> str:
 
 
 def fit(text: str, stream: TextIO | None = None) -> str:
-    """The text for a terminal: long lines are broken between words, not before a figure; commands and tables are not.
+    """The text for a terminal: long lines are broken between words, not before a figure, and commands as in a script.
 
     Args:
         text: one or more lines.
-        stream: where it is printed (standard output); if that is no terminal, the text stays as it is.
+        stream: where it is printed (standard output); if that is no terminal, the text stays as it is. So do tables.
     """
     stream = stream or sys.stdout
     if not stream.isatty():
@@ -135,8 +135,10 @@ def put(text: str) -> None:
 
 
 def _broken(line: str, width: int) -> str:
-    if len(line) <= width or _COMMAND.search(line) or len(_GAP.findall(line)) > 1:
+    if len(line) <= width or len(_GAP.findall(line)) > 1:
         return line
+    if _COMMAND.search(line):
+        return "\n".join(fold_command(line, width))
     label = _LABEL.match(line)
     indent = len(label[0]) if label and label[0].strip() else len(line) - len(line.lstrip()) + 2
     tied = _BEFORE_FIGURE.sub(_TIED, line)

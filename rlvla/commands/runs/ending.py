@@ -79,9 +79,8 @@ def closing_words(trainer: Trainer, save_path: Path) -> str:
             evaluations,
             f"({how}, protocol {protocol}; {totals['episodes']:.0f} episodes, {totals['env_steps']:.0f} env steps, "
             f"{duration(totals['seconds'])} of training)",
-            f"curves: tensorboard --logdir {save_path} (picture: {save_path / CURVE_FILE})"
-            if trainer.config.schedule.use_tensorboard
-            else f"curves: {save_path / CURVE_FILE}",
+            f"curves: {save_path / CURVE_FILE}",
+            *([f"more curves: tensorboard --logdir {save_path}"] if trainer.config.schedule.use_tensorboard else []),
             f"next: python cli/eval_vla.py --pretrain {trainer.exported} --report {save_path / 'report'}"
             + words_for_later_commands(),
         ]

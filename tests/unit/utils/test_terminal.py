@@ -110,7 +110,9 @@ def test_lines_are_broken_between_words_on_a_terminal(monkeypatch: pytest.Monkey
         "iteration 1/4: success 0.09,",  # "signal" would fit, but not with its figure
         "  signal 0.09 (rollout 2.1 s,",  # nor "update"
         "  update 0.9 s; 20s left)",
-        COMMAND,
+        "next: python cli/eval_vla.py \\",
+        "  --pretrain runs/toy/ppo/policy \\",
+        "  --report runs/toy/ppo/report",
         ROW,
         "  folder  a place with a very long",
         "          description of it",
