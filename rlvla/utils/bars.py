@@ -13,9 +13,7 @@ from tqdm import tqdm
 from rlvla.utils.terminal import duration, is_quiet
 
 _LOG_SECONDS = 30.0  # between two lines of progress where standard error is not a terminal
-
 _LONGEST_LINE = 1000  # characters of such a line
-
 _run_left: Callable[[], float | None] | None = None
 
 

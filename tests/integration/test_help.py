@@ -256,10 +256,11 @@ def test_names_of_other_tools_in_a_configuration_file(tmp_path: Path, capsys: py
     file.write_text("dual_clip: 3.0\ntarget_modules: [q_proj, v_proj]\n")
     parsed = train_ppo_vla.build_parser().parse_args(["--config", str(file)])
     assert (parsed.eps_clip_dual, parsed.lora_targets) == (3.0, ["q_proj", "v_proj"])
-    file.write_text("flash_attn: true\n")
-    with pytest.raises(SystemExit):
-        train_ppo_vla.build_parser().parse_args(["--config", str(file)])
-    assert "run.yaml: unknown flag --flash_attn; similar is --attn_implementation:" in capsys.readouterr().err
+    for value, flag in (("true", "--flash_attn"), ("false", "--no-flash_attn")):
+        file.write_text(f"flash_attn: {value}\n")
+        with pytest.raises(SystemExit):
+            train_ppo_vla.build_parser().parse_args(["--config", str(file)])
+        assert f"run.yaml: unknown flag {flag}; similar is --attn_implementation:" in capsys.readouterr().err
 
 
 def attribute_reads() -> set[str]:

@@ -193,7 +193,7 @@ class Parser(argparse.ArgumentParser):
         """The message for an unknown flag: what sets ours apart from another tool's, or which may have been meant."""
         typed = word.partition("=")[0]
         name = typed.lstrip("-").rpartition(".")[2]  # verl's names are paths
-        flag, difference = OTHER_TOOLS.get(name, ("", ""))
+        flag, difference = OTHER_TOOLS.get(name.removeprefix("no-"), ("", ""))
         if f"--{flag}" in self._option_string_actions:
             return f"unknown flag {_one_line(word)}; similar is --{flag}: {difference}"
         near = self._similar(f"--{name}", negative=typed.startswith("--no-"))
