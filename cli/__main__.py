@@ -22,6 +22,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--version", action="version", version=f"rlvla {__version__}")
     parser.parse_args(argv)
     put(listing(Path(__file__).resolve().parent))
+    parser.exit()
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from rlvla.commands.new_models import is_new, new_model, new_model_problems, siz
 from rlvla.commands.policy_checks import wandb_problems
 from rlvla.commands.problem_texts import problem, unread
 from rlvla.commands.run_policies import policy_folder
-from rlvla.commands.supervised_header import supervised_header
+from rlvla.commands.runs.supervised_header import supervised_header
 from rlvla.data.demonstrations import Demonstrations
 from rlvla.data.frames import read_outcomes, split_episodes
 from rlvla.data.pairs import ranked_pairs

@@ -30,8 +30,8 @@ from rlvla.commands.new_models import (
 from rlvla.commands.policy_checks import supervision_problems, wandb_problems
 from rlvla.commands.problem_texts import problem, unread
 from rlvla.commands.run_policies import policy_folder
+from rlvla.commands.runs.supervised_header import supervised_header
 from rlvla.commands.setup import start_workers
-from rlvla.commands.supervised_header import supervised_header
 from rlvla.data.demonstrations import Demonstrations
 from rlvla.data.reading import read_several
 from rlvla.envs.base import TaskSpec

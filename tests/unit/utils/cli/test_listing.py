@@ -16,7 +16,9 @@ def test_all_commands_are_listed_with_their_purpose(
     capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    main([])
+    with pytest.raises(SystemExit) as stop:
+        main([])
+    assert stop.value.code == 0
     text = capsys.readouterr().out
     assert max(map(len, text.splitlines())) <= 80
     flat, at = " ".join(text.split()), 0
