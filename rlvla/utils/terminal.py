@@ -22,9 +22,7 @@ _quiet = False
 _MARKUP = re.compile(r"[\\`*|~$]|\](?=[(\[:])|(?<![^\W_])_|_(?![^\W_])")
 _CLEAR_LINE = "\r\x1b[K"
 _STYLES = {"bold": 1, "red": 31, "yellow": 33, "cyan": 36}
-_COMMAND = re.compile(
-    r"(?:^ *|: )(python|deepspeed|tensorboard|rlvla-\S+) .*--\w"
-)  # at the end of a line, to be copied
+_COMMAND = re.compile(r"(?:^ *|: )(python|deepspeed|tensorboard|rlvla-\S+) .*--\w")  # ends a line; to be copied
 _GAP = re.compile(r"\S {2,}(?=\S)")  # two of them make a row of a table
 _LABEL = re.compile(r"^ *\S+ {2,}| *")  # what later lines of a long line are indented by
 _BEFORE_FIGURE = re.compile(r"(?<=[A-Za-z]) (?=[-+]?\d)")

@@ -175,7 +175,8 @@ class Parser(argparse.ArgumentParser):
             try:
                 _, unknown = self.parse_known_args(part, namespace)
             except argparse.ArgumentError as error:
-                problems.append(f"{error.argument_name}: {_one_line(error.message)}")
+                typed = part[0].partition("=")[0] if self._is_flag(part[0]) else error.argument_name
+                problems.append(f"{typed}: {_one_line(error.message)}")
                 continue
             if unknown and unknown[0].startswith("-"):
                 problems.append(self._unknown(unknown[0]))
