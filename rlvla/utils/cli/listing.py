@@ -11,9 +11,9 @@ from rlvla.utils.terminal import columns, style
 
 # In the order in which one meets them; others come last, by name.
 _ORDER = (
-    *("run_recipe", "check_env", "new_env", "collect_demos", "check_demos", "convert_demos", "inspect_vla"),
-    *("train_sft_vla", "train_ppo_vla", "train_sac_vla", "train_rm_vla", "score_episodes", "draw_reward_machine"),
-    *("eval_vla", "export_policy", "replay_batch"),
+    *("run_recipe", "check_env", "new_env", "collect_demos", "view_data", "check_demos", "convert_demos"),
+    *("inspect_vla", "train_sft_vla", "train_ppo_vla", "train_sac_vla", "train_rm_vla", "score_episodes"),
+    *("draw_reward_machine", "eval_vla", "compare_runs", "export_policy", "replay_batch"),
 )
 _HEAD = """Reinforcement-learning post-training of vision-language-action robot policies: a program for each task.
 Each has --help (what matters), --help all (every flag) and --version."""
