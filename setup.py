@@ -150,8 +150,11 @@ setup(
     package_dir={"rlvla.cli": "cli"},
     entry_points={
         "console_scripts": [
-            f"rlvla-{path.stem.replace('_', '-')} = rlvla.cli.{path.stem}:main"
-            for path in sorted(ROOT.glob("cli/[a-z]*.py"))
+            "rlvla = rlvla.cli.__main__:main",  # lists the others
+            *(
+                f"rlvla-{path.stem.replace('_', '-')} = rlvla.cli.{path.stem}:main"
+                for path in sorted(ROOT.glob("cli/[a-z]*.py"))
+            ),
         ]
     },
     package_data={

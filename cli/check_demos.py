@@ -1,7 +1,9 @@
 """Can one learn from these demonstrations? Lists what is wrong, plays some again, and writes a page to look at.
 
-Launch: python cli/check_demos.py runs/demos --output runs/check_demos
 The exit status is 0 if they can be used (warnings are printed), 1 if not, 2 for a mistake in the flags.
+
+Example:
+  python cli/check_demos.py runs/demos --output runs/check_demos
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """Build, reset and step each task of a suite; prints a table and writes a contact sheet of the camera images.
 
-Launch: python cli/check_env.py robosuite
 The exit status is 0 if all tasks work, 1 if a task fails, 2 for a mistake in the flags.
+
+Example:
+  python cli/check_env.py robosuite
 """
 
 from __future__ import annotations

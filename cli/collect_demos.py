@@ -1,4 +1,8 @@
-"""Record demonstrations of a scripted expert or a trained policy as robomimic-style HDF5 with dataset statistics."""
+"""Record demonstrations of a scripted expert or a trained policy as robomimic-style HDF5 with dataset statistics.
+
+Example:
+  python cli/collect_demos.py --task_suite_name toy_reach --use_proprio --num_demos 300 --output runs/demos
+"""
 
 from __future__ import annotations
 
@@ -30,6 +34,7 @@ from rlvla.models.config import PolicyConfig
 from rlvla.utils.cli.command import command, heavy_imports
 from rlvla.utils.cli.flags import Parser, add_arguments, fail, from_namespace
 from rlvla.utils.errors import ConfigError, MissingExtraError
+from rlvla.utils.terminal import show
 
 _OWN_NAME = ("pretrain",)  # of `PolicyConfig`: here the flag is --policy
 
@@ -69,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         path = collect_demonstrations(player, workers, modules_with_suites(custom))
     except (ConfigError, MissingExtraError) as error:
         fail(parser.prog, error)
-    print(f"next: python cli/train_sft_vla.py --demos {path} --save_path runs/sft{words_for_later_commands()}")
+    show(f"next: python cli/train_sft_vla.py --demos {path} --save_path runs/sft{words_for_later_commands()}")
 
 
 if __name__ == "__main__":

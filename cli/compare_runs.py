@@ -1,6 +1,7 @@
 """Compare training runs: seeds of the same settings are one group, and groups are compared with 95 % intervals.
 
-Launch: python cli/compare_runs.py runs/ppo_seed0 runs/ppo_seed1 runs/grpo_seed0 runs/grpo_seed1 --report runs/compared
+Example:
+  python cli/compare_runs.py runs/ppo_0 runs/ppo_1 runs/grpo_0 runs/grpo_1 --report runs/compared
 """
 
 from __future__ import annotations

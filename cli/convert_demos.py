@@ -1,4 +1,8 @@
-"""Convert demonstrations or rollouts between robomimic-style HDF5 and LeRobot folders (reads v2.1, writes v3.0)."""
+"""Convert demonstrations or rollouts between robomimic-style HDF5 and LeRobot folders (reads v2.1, writes v3.0).
+
+Example:
+  python cli/convert_demos.py --demos runs/demos/demos.hdf5 --format lerobot-v3.0 --output runs/lerobot
+"""
 
 from __future__ import annotations
 

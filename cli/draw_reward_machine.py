@@ -1,7 +1,8 @@
 """Draw a reward machine as an image (PNG, SVG, PDF) or export it as Graphviz text (DOT).
 
-Launch: python cli/draw_reward_machine.py --machine stack --output stack.png
-or for a formula: python cli/draw_reward_machine.py --formula 'G(!collision) & F(grasped & F lifted)' --output lift.dot
+Example:
+  python cli/draw_reward_machine.py --machine stack --output stack.png
+  python cli/draw_reward_machine.py --formula 'G(!collision) & F(grasped & F lifted)' --output lift.dot
 """
 
 from __future__ import annotations

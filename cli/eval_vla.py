@@ -1,8 +1,9 @@
 """Evaluate the success rate of a VLA policy, with 95 % intervals, on initial states it has not been trained on.
 
-Launch: python cli/eval_vla.py --pretrain runs/ppo/policy
-several suites: python cli/eval_vla.py --pretrain runs/ppo/policy --task_suite_name libero_spatial libero_object
-or with several ranks: deepspeed -q --num_accelerators 2 cli/eval_vla.py ...
+Example:
+  python cli/eval_vla.py --pretrain runs/ppo/policy --report runs/ppo/report
+in several suites, with two ranks:
+  deepspeed -q --num_accelerators 2 cli/eval_vla.py --pretrain runs/ppo/policy --task_suite_name libero_10 libero_90
 """
 
 from __future__ import annotations

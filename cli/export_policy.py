@@ -1,6 +1,7 @@
 """Write the policy of a training checkpoint as a policy folder, with its record, without resuming the run.
 
-Launch: python cli/export_policy.py runs/ppo --load_checkpoint iteration_000010 --output runs/ppo_10
+Example:
+  python cli/export_policy.py runs/ppo --load_checkpoint iteration_000010 --output runs/ppo_10
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from rlvla.commands.custom_modules import CustomConfig, parse_command_line, word
 from rlvla.utils.cli.command import command, heavy_imports
 from rlvla.utils.cli.flags import Parser, add_arguments, arg, fail, from_namespace, range_problems
 from rlvla.utils.errors import ConfigError, MissingExtraError
+from rlvla.utils.terminal import show
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     except (ConfigError, MissingExtraError) as error:
         fail(parser.prog, error)
     print(f"policy of {checkpoint}: {output}")
-    print(f"next: python cli/eval_vla.py --pretrain {output}{words_for_later_commands()}")
+    show(f"next: python cli/eval_vla.py --pretrain {output}{words_for_later_commands()}")
 
 
 if __name__ == "__main__":

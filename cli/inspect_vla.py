@@ -1,6 +1,7 @@
 """Describe a checkpoint folder and whether it can be trained, without loading its weights.
 
-Launch: python cli/inspect_vla.py --pretrain checkpoints/openvla-7b
+Example:
+  python cli/inspect_vla.py --pretrain checkpoints/openvla-7b
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Write a suite of your own that works as it is: environment, expert, contract tests, and a README of what to fill in.
 
-Launch: python cli/new_env.py my_robot
+Example:
+  python cli/new_env.py my_robot
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from rlvla.commands.new_env import NewEnvConfig, write_new_env
 from rlvla.utils.cli.command import command
 from rlvla.utils.cli.flags import Parser, add_arguments, fail, from_namespace
 from rlvla.utils.errors import ConfigError
+from rlvla.utils.terminal import show
 
 
 def build_parser() -> Parser:
@@ -48,9 +50,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         suite, test, readme = write_new_env(config)
     except ConfigError as error:
         fail(parser.prog, error)
-    print(f"{suite}: the environment\n{test}: its tests\n{readme}: what to fill in")
-    print(f"next: python -m pytest {shlex.quote(str(test.parent))}")
-    print(f"      python cli/check_env.py {config.name} --custom_module {shlex.quote(str(suite))}")
+    show(f"{suite}: the environment\n{test}: its tests\n{readme}: what to fill in")
+    show(f"next: python -m pytest {shlex.quote(str(test.parent))}")
+    show(f"      python cli/check_env.py {config.name} --custom_module {shlex.quote(str(suite))}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Find the rows of a batch that caused NaN or infinity, for an optimizer step that was skipped.
 
-python cli/replay_batch.py --batch runs/ppo/bad_batches/iteration_000003_actor_1_rank0.pt --pretrain runs/ppo/policy
+Example:
+  python cli/replay_batch.py --batch runs/ppo/bad_batches/iteration_000003_actor_1_rank0.pt --pretrain runs/ppo/policy
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
 """Run a recipe: demonstrations, supervised training, reinforcement learning and evaluations, from one YAML file.
 
-Launch: python cli/run_recipe.py recipes/toy_reach.yaml
-or in an environment of your own:
-python cli/run_recipe.py recipes/own_task.yaml --task_suite_name NAME --custom_module FILE.py --output runs/NAME
 The same command continues after an interrupt and skips what is done. What follows `--` are flags of the stage rl.
+
+Example:
+  python cli/run_recipe.py recipes/toy_reach.yaml
+in an environment of your own:
+  python cli/run_recipe.py recipes/own_task.yaml --task_suite_name NAME --custom_module FILE.py --output runs/NAME
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Inspect a reward before training on it: score recorded episodes and plot the reward components over time.
 
-Launch: python cli/score_episodes.py --demos runs/demos/demos.hdf5 --reward success:1.0 rm:0.5 --output runs/scores
+Example:
+  python cli/score_episodes.py --demos runs/demos/demos.hdf5 --reward success:1.0 rm:0.5 --output runs/scores
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """Reinforcement-learning post-training of a VLA policy in a simulator (PPO, GRPO and their relatives).
 
-Launch: deepspeed -q --num_accelerators 2 cli/train_ppo_vla.py --pretrain runs/sft/policy --save_path runs/ppo
-or without a launcher: python cli/train_ppo_vla.py ...
+Example:
+  python cli/train_ppo_vla.py --pretrain runs/sft/policy --advantage_estimator grpo --n_samples_per_prompt 8
+with two ranks:
+  deepspeed -q --num_accelerators 2 cli/train_ppo_vla.py --pretrain runs/sft/policy --save_path runs/ppo
 """
 
 from __future__ import annotations

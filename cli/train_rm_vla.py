@@ -1,7 +1,9 @@
 """Train a reward model that predicts success and progress from frames, on recorded successes and failures.
 
-Launch: deepspeed -q --num_accelerators 2 cli/train_rm_vla.py --demos runs/demos/demos.hdf5 --save_path runs/rm
-or without a launcher: python cli/train_rm_vla.py ...
+Example:
+  python cli/train_rm_vla.py --demos runs/demos/demos.hdf5 --save_path runs/rm
+with two ranks:
+  deepspeed -q --num_accelerators 2 cli/train_rm_vla.py --demos runs/demos/demos.hdf5 --save_path runs/rm
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """Off-policy reinforcement learning in a simulator: soft actor-critic with prioritised replay.
 
-Launch: deepspeed -q --num_accelerators 2 cli/train_sac_vla.py --task_suite_name robosuite --save_path runs/sac
-or without a launcher: python cli/train_sac_vla.py ...
+Example:
+  python cli/train_sac_vla.py --task_suite_name robosuite --use_proprio --save_path runs/sac
+with two ranks:
+  deepspeed -q --num_accelerators 2 cli/train_sac_vla.py --task_suite_name robosuite --use_proprio --save_path runs/sac
 """
 
 from __future__ import annotations

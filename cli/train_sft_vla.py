@@ -1,7 +1,9 @@
 """Supervised fine-tuning of a VLA policy on demonstrations.
 
-Launch: deepspeed -q --num_accelerators 2 cli/train_sft_vla.py --demos runs/demos/demos.hdf5 --save_path runs/sft
-or without a launcher: python cli/train_sft_vla.py ...
+Example:
+  python cli/train_sft_vla.py --demos runs/demos/demos.hdf5 --pretrain compact --save_path runs/sft
+with two ranks:
+  deepspeed -q --num_accelerators 2 cli/train_sft_vla.py --demos runs/demos/demos.hdf5 --save_path runs/sft
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Look at recorded episodes: writes a page with frames, actions over time, events and rewards.
 
-Launch: python cli/view_data.py runs/demos/demos.hdf5
+Example:
+  python cli/view_data.py runs/demos/demos.hdf5
 """
 
 from __future__ import annotations

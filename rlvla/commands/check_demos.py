@@ -23,10 +23,11 @@ from rlvla.data.validation import DataError
 from rlvla.envs.base import TaskSpec
 from rlvla.envs.splits import train_init_states
 from rlvla.evaluation.demos_page import DemosPage, render_demos_page, spread
+from rlvla.utils.bars import progress_bar
 from rlvla.utils.cli.flags import arg, range_problems
 from rlvla.utils.errors import ConfigError, MissingExtraError, Problem
 from rlvla.utils.files import write_atomic, write_json
-from rlvla.utils.terminal import log, progress_bar, table
+from rlvla.utils.terminal import log, table
 
 PAGE_FILE, FINDINGS_FILE = "check_demos.html", "check_demos.json"
 HEADERS = ("file", "suite", "episodes", "steps", "success", "actions", "proprio", "pictures", "cameras")
@@ -137,7 +138,7 @@ def run_check_demos(config: CheckDemosConfig) -> Check:
 
 def _read(paths: Sequence[str], cameras: Sequence[str]) -> Check:
     check = Check()
-    with progress_bar(len(paths), "reading", unit="file") as bar:
+    with progress_bar(len(paths), "reading") as bar:
         for path in paths:
             try:
                 check.parts.append(read_demonstrations(path, cameras or None))

@@ -24,7 +24,7 @@ from rlvla.trainer.progress.signal import trainable_and_all
 from rlvla.trainer.reward_sources import tie_to_learner, waits_on_host
 from rlvla.utils.deepspeed.config import launched_rank
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
-from rlvla.utils.terminal import count, passing_note
+from rlvla.utils.terminal import count, header, passing_note
 
 
 def run_ppo(flags: PPORun) -> PPOTrainer | None:
@@ -72,11 +72,11 @@ def run_ppo(flags: PPORun) -> PPOTrainer | None:
         begin(trainer, flags)
         if trainer.iteration == 0:
             check_first_decisions(setting.checkpoint, models.actor, first_observations(pool, setting))
-        train(trainer, flags, plan, header(flags, setting, trainer))
+        train(trainer, flags, plan, describe_run(flags, setting, trainer))
     return trainer
 
 
-def header(flags: PPORun, setting: CheckedRun, trainer: PPOTrainer) -> str:
+def describe_run(flags: PPORun, setting: CheckedRun, trainer: PPOTrainer) -> str:
     """What is trained, from where, on what, for how long, and what ends the run."""
     batch, schedule, algorithm = flags.batch, flags.schedule, flags.algorithm
     trained, all_weights = trainable_and_all(trainer.algorithm.actor.module)
@@ -108,6 +108,7 @@ def header(flags: PPORun, setting: CheckedRun, trainer: PPOTrainer) -> str:
         "episodes": f"{batch.episodes_per_iteration * batch.iterations:,} = {batch.iterations} iterations of {groups}",
         "evaluation": f"{start}{every}, on {held}",
         "end": f"{end}; the duration is known after the first iteration",
+        "ranks": f"{trainer.strategy.described}, with {flags.run.num_envs} environments each",
         "folder": flags.run.save_path,
     }
-    return "training\n" + "\n".join(f"  {name:<10} {text}" for name, text in rows.items())
+    return header("training", rows)

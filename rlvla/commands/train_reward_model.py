@@ -14,6 +14,7 @@ from rlvla.commands.new_models import is_new, new_model, new_model_problems, siz
 from rlvla.commands.policy_checks import wandb_problems
 from rlvla.commands.problem_texts import problem, unread
 from rlvla.commands.run_policies import policy_folder
+from rlvla.commands.runs.supervised_header import supervised_header
 from rlvla.data.demonstrations import Demonstrations
 from rlvla.data.frames import read_outcomes, split_episodes
 from rlvla.data.pairs import ranked_pairs
@@ -29,7 +30,7 @@ from rlvla.utils.disk import Expendable
 from rlvla.utils.errors import ConfigError, Problem, require
 from rlvla.utils.files import output_folder_problem, write_json
 from rlvla.utils.seeding import seed_everything
-from rlvla.utils.terminal import quiet_libraries, table
+from rlvla.utils.terminal import log, quiet_libraries, show, table
 
 
 def run_reward_model(
@@ -94,12 +95,14 @@ def _train(
     record = PolicyRecord(env, tuple(demos.states_learned_from))
     trainer = RewardModelTrainer(model, demos, strategy, config, save_path, record, run.fallback_path)
     trainer.logger.describe(parts, outcomes=("reward_model/auroc",))
+    if strategy.is_main:
+        log.info(supervised_header("reward model", run, config, model, demos, strategy))
     metrics = trainer.fit()
     result = trainer.exported
     if strategy.is_main:
         Expendable("metrics.json").attempt(lambda: write_json(save_path / "metrics.json", metrics))
         print(table(("held-out episodes", "value"), [(n.split("/")[1], f"{v:.4g}") for n, v in metrics.items()]))
-        print(f"{result}\nnext: python cli/train_ppo_vla.py --reward_pretrain {result} ...")
+        show(f"saved {result}\nnext: python cli/train_ppo_vla.py --reward_pretrain {result} ...")
     return result
 
 

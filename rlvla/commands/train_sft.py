@@ -30,6 +30,7 @@ from rlvla.commands.new_models import (
 from rlvla.commands.policy_checks import supervision_problems, wandb_problems
 from rlvla.commands.problem_texts import problem, unread
 from rlvla.commands.run_policies import policy_folder
+from rlvla.commands.runs.supervised_header import supervised_header
 from rlvla.commands.setup import start_workers
 from rlvla.data.demonstrations import Demonstrations
 from rlvla.data.reading import read_several
@@ -55,7 +56,7 @@ from rlvla.utils.disk import Expendable
 from rlvla.utils.errors import ConfigError, Problem, require
 from rlvla.utils.files import output_folder_problem, write_json
 from rlvla.utils.seeding import seed_everything
-from rlvla.utils.terminal import duration, passing_note, quiet_libraries, table
+from rlvla.utils.terminal import duration, log, passing_note, quiet_libraries, show, table
 
 VERDICT_FILE = "verdict.json"
 
@@ -159,17 +160,19 @@ def _train(
     record = _record(demos, run, actor, learned_states(recorded_environment(pretrain)) or [])
     trainer = SFTTrainer(actor, demos, strategy, config, save_path, record, run.fallback_path, validation, playing)
     trainer.logger.describe(parts, outcomes=("sft/accuracy",))
+    if strategy.is_main:
+        log.info(supervised_header("supervised training", run, config, actor, demos, strategy))
     metrics = trainer.fit()
     policy = trainer.exported
     if strategy.is_main:
         rows = [(name, f"{value:.4g}") for name, value in metrics.items()]
         print(table(("metric (last steps)", "value"), rows))
         assert trainer.verdict is not None
-        print("\n".join(trainer.verdict.sentences))
+        show("\n".join(trainer.verdict.sentences))
         content = {"sentences": trainer.verdict.sentences, "missing": trainer.verdict.missing, "rl": trainer.verdict.rl}
         Expendable(VERDICT_FILE).attempt(lambda: write_json(save_path / VERDICT_FILE, content))
-        print(f"{policy} ({duration(time.perf_counter() - start)})")
-        print(f"next: {_next_command(trainer.verdict, policy, run, config, demos)}{words_for_later_commands()}")
+        show(f"saved {policy} after {duration(time.perf_counter() - start)}")
+        show(f"next: {_next_command(trainer.verdict, policy, run, config, demos)}{words_for_later_commands()}")
     return policy
 
 

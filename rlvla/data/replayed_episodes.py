@@ -12,8 +12,8 @@ from rlvla.data.pictures import TURNS
 from rlvla.envs import make_env
 from rlvla.envs.base import ChunkResult, Env, Observation, TaskSpec
 from rlvla.envs.config import EnvConfig
+from rlvla.utils.bars import progress_bar
 from rlvla.utils.errors import ConfigError
-from rlvla.utils.terminal import progress_bar
 
 # Mean difference of two images in gray levels up to which they show the same scene. OpenGL drivers differ by less,
 # different scenes by far more.

@@ -11,7 +11,7 @@ from typing import Any
 
 from rlvla.envs.base import TaskSpec
 from rlvla.envs.options import AFTER_SUCCESS
-from rlvla.envs.registry import get_suite, list_tasks, ships_with_rlvla, suite_names
+from rlvla.envs.registry import get_suite, list_tasks, ships_with_rlvla, suite_names_in_short
 from rlvla.envs.splits import (
     EVAL_PROTOCOLS,
     LearnedStates,
@@ -46,10 +46,16 @@ class EnvConfig:
     """
 
     task_suite_name: str | None = arg(
-        None, lambda: f"task suite (default: that of the checkpoint); known: {', '.join(suite_names())}"
+        None,
+        lambda: f"task suite (default: that of the checkpoint); known: {suite_names_in_short()}",
+        essential=True,
     )
     task_ids: tuple[int, ...] = arg(
-        (), "tasks of the suite (default: all; robosuite: 0, Lift)", minimum=0, metavar="ID"
+        (),
+        "tasks of the suite (default: all; robosuite: 0, Lift)",
+        minimum=0,
+        metavar="ID",
+        essential=True,
     )
     task_names: tuple[str, ...] = arg(
         (),

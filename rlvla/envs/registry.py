@@ -112,6 +112,19 @@ def suite_names() -> list[str]:
     return sorted({*_SUITES, *_BUILTIN})
 
 
+def suite_names_in_short() -> str:
+    """All names for a help text; variants of a suite stand behind it, as in libero_10[_lan|_swap]."""
+    names = suite_names()
+    base = {name: name.rpartition("_")[0] for name in names}
+    variants = {name: [other for other in names if base[other] == name] for name in names}
+    shown = [
+        name + (f"[{'|'.join(other.removeprefix(name) for other in variants[name])}]" if variants[name] else "")
+        for name in names
+        if base[name] not in names
+    ]
+    return ", ".join(shown)
+
+
 def registered_suites() -> dict[str, Suite]:
     """The suites registered so far; those of rlvla are included once they have been used."""
     return dict(_SUITES)

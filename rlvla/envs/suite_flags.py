@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlvla.envs.options import own_flags
-from rlvla.envs.registry import get_suite, is_known, known_options, suite_names
+from rlvla.envs.registry import get_suite, is_known, known_options, ships_with_rlvla, suite_names
 from rlvla.utils.cli.flags import NONE, Parser, argument
 from rlvla.utils.data_files import field_types
 from rlvla.utils.errors import ConfigError, Problem
@@ -106,7 +106,7 @@ def add_suite_flags(parser: Parser, reword: Callable[[str], str] = str) -> None:
     Raises:
         ConfigError: an option has the name of another flag of the command.
     """
-    taken = {option for action in parser._actions for option in action.option_strings}
+    taken = {option for action in parser.flags for option in action.option_strings} - parser.aliases
     flags = suite_flags()
     groups = dict.fromkeys(tuple(flag.fields) for flag in flags.values())
     problems = [
@@ -118,9 +118,12 @@ def add_suite_flags(parser: Parser, reword: Callable[[str], str] = str) -> None:
         raise ConfigError(problems)
     for suites in groups:
         shown = _without_variants(suites)
-        group = parser.add_argument_group(f"suite{'s' if len(shown) > 1 else ''} {', '.join(shown)}")
+        group = parser.group("suite", shown)
         for name, flag in flags.items():
             if tuple(flag.fields) == suites:
+                parser.give_up_alias(f"--{name}")
+                if not all(map(ships_with_rlvla, suites)):
+                    parser.essential.add(name)
                 group.add_argument(f"--{name}", **argument(flag.field, flag.hint, reword(flag.help()), default=None))
 
 

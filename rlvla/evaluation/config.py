@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlvla.envs.registry import suite_names
+from rlvla.envs.registry import suite_names_in_short
 from rlvla.utils.cli.flags import MAX_SEED, arg
 from rlvla.utils.deepspeed.config import rank_timeout_flag
 
@@ -20,14 +20,16 @@ class EvalConfig:
         (),
         lambda: (
             "one or more task suites; --task_ids and all other flags apply to each of them "
-            f"(default: that of the checkpoint); known: {', '.join(suite_names())}"
+            f"(default: that of the checkpoint); known: {suite_names_in_short()}"
         ),
         metavar="SUITE",
+        essential=True,
     )
     compare: tuple[str, ...] = arg(
         (),
         "baselines: checkpoint folders, which play the same episodes, or JSON files of earlier evaluations",
         metavar="DIR_OR_FILE",
+        essential=True,
     )
     allow_unpaired: bool = arg(
         False, "allow baselines with another protocol; such differences are marked and not tested"
@@ -44,8 +46,8 @@ class EvalConfig:
         nargs="+",
         choices=INSTRUCTIONS,
     )
-    eval_episodes: int = arg(100, "episodes per task, each from a different initial state", minimum=1)
-    sampled: bool = arg(False, "also sample actions, on the same initial states")
+    eval_episodes: int = arg(100, "episodes per task, each from a different initial state", minimum=1, essential=True)
+    sampled: bool = arg(False, "also sample actions, on the same initial states", essential=True)
     temperature: float = arg(1.0, "sampling temperature (with --sampled)", above=0)
     eval_samples: int = arg(
         1,
@@ -53,18 +55,20 @@ class EvalConfig:
         minimum=1,
         maximum=10_000,
     )
-    num_envs: int = arg(4, "environment processes per rank", minimum=1, maximum=10_000)
+    num_envs: int = arg(4, "environment processes per rank", minimum=1, maximum=10_000, essential=True)
     output: str | None = arg(
         None,
         "JSON file for the results, with a Markdown file next to it (default: eval.json in the checkpoint folder)",
         metavar="FILE",
         writes="file",
+        essential=True,
     )
     num_videos: int = arg(
         0,
         "episodes per policy and mode to record as mp4, half of them failures if there are any; they are replayed with "
         "every frame rendered",
         minimum=0,
+        essential=True,
     )
     video_cameras: tuple[str, ...] = arg(
         (),
@@ -77,7 +81,8 @@ class EvalConfig:
         "folder for report.html, a single file with tables, curves, videos and configuration",
         metavar="DIR",
         writes="folder",
+        essential=True,
     )
-    seed: int = arg(0, "seed of the episodes", minimum=0, maximum=MAX_SEED)
+    seed: int = arg(0, "seed of the episodes", minimum=0, maximum=MAX_SEED, essential=True)
     rank_timeout: float = rank_timeout_flag()
     local_rank: int = arg(-1, "set by the deepspeed launcher")

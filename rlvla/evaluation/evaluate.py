@@ -12,9 +12,11 @@ from rlvla.evaluation.results import EpisodeOutcome, EvalResult, sample_of, summ
 from rlvla.experience import Sample
 from rlvla.rollout import FinishedEpisode, RolloutEngine, RolloutPolicy
 from rlvla.rollout.proprio import foreign_proprio, saturated_proprio
+from rlvla.utils.bars import progress_bar
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
+from rlvla.utils.deepspeed.tally import Tally
 from rlvla.utils.stopping import BrokenOff
-from rlvla.utils.terminal import log, progress_bar
+from rlvla.utils.terminal import log
 
 
 class Journal(Protocol):
@@ -68,8 +70,7 @@ def evaluate(
     assigned = open_requests[strategy.rank :: strategy.world_size]
     if done and strategy.is_main:
         log.info(f"{description}: {len(done)} of {len(requests)} episodes are those of the interrupted evaluation")
-    resumed = len(done) // strategy.world_size  # the progress bar shows one rank
-    with progress_bar(resumed + len(assigned), description, enabled=strategy.is_main, initial=resumed) as bar:
+    with progress_bar(len(requests), description, enabled=strategy.is_main, initial=len(done)) as bar:
         show = SuccessOnBar(bar, [outcome.success_at_end for outcome in done])
 
         def on_episode(episode: FinishedEpisode) -> None:
@@ -106,14 +107,17 @@ def _key(outcome: EpisodeOutcome) -> tuple[int, int, int]:
 
 
 class SuccessOnBar:
-    """Advances a progress bar by an episode and shows the success rate so far, earlier outcomes included."""
+    """Shows the finished episodes of all ranks on a progress bar, with the success rate, earlier outcomes included.
+
+    All ranks make one in the same order, see `Tally`.
+    """
 
     def __init__(self, bar: Any, earlier: Sequence[bool] = ()):
-        self._bar = bar
-        self._outcomes = list(earlier)
+        self._bar, self._tally = bar, Tally()
+        self._earlier = (len(earlier), sum(earlier))
 
     def __call__(self, episode: FinishedEpisode) -> None:
-        """Count a finished episode."""
-        self._outcomes.append(episode.success_at_end)
-        self._bar.set_postfix_str(f"success {sum(self._outcomes) / len(self._outcomes):.2f}", refresh=False)
-        self._bar.update(1)
+        """Count a finished episode of this rank."""
+        episodes, successes = map(sum, zip(self._earlier, self._tally.add(bool(episode.success_at_end))))
+        self._bar.set_postfix_str(f"success {successes / episodes:.2f}", refresh=False)
+        self._bar.update(episodes - self._bar.n)

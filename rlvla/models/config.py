@@ -41,7 +41,12 @@ class ActorConfig:
     """How a policy checkpoint is prepared for training."""
 
     lora_rank: int = arg(
-        0, "rank of LoRA adapters on the layers of --lora_targets (0: train all weights)", minimum=0, maximum=65_536
+        0,
+        "rank of LoRA adapters on the layers of --lora_targets (0: train all weights)",
+        minimum=0,
+        maximum=65_536,
+        essential=True,
+        aliases=("lora_r",),
     )
     lora_alpha: int = arg(16, "LoRA scale is lora_alpha / lora_rank", minimum=1, maximum=65_536)
     lora_dropout: float = arg(
@@ -53,6 +58,7 @@ class ActorConfig:
         "expert, all-linear (those of towers and projectors too), or names of layers such as q_proj v_proj",
         nargs="+",
         metavar="NAME",
+        aliases=("target_modules", "lora_target_modules"),
     )
     freeze_vision_backbone: bool = arg(
         False, "train neither the vision towers, those of a critic included, nor adapters on them"
@@ -63,7 +69,9 @@ class ActorConfig:
         "reinforcement learning, else the checkpoint's)",
     )
     gradient_checkpointing: bool = arg(
-        False, "recompute activations of towers and decoder in the backward pass, also of a critic"
+        False,
+        "recompute activations of towers and decoder in the backward pass, also of a critic",
+        aliases=("enable_gradient_checkpointing",),
     )
     attn_implementation: str = arg(
         "sdpa",
@@ -81,7 +89,13 @@ class ActorConfig:
 class PolicyConfig:
     """The policy checkpoint and its settings."""
 
-    pretrain: str = arg("runs/sft/policy", "checkpoint folder of the policy", metavar="DIR")
+    pretrain: str = arg(
+        "runs/sft/policy",
+        "checkpoint folder of the policy",
+        metavar="DIR",
+        essential=True,
+        aliases=("model_name_or_path",),
+    )
     unnorm_key: str | None = arg(
         None, "entry of the dataset statistics (default: the suite's name, or the only one)", metavar="KEY"
     )
@@ -91,7 +105,7 @@ class PolicyConfig:
         "(default: the checkpoint's)",
         minimum=1,
         maximum=10_000,
-        alias="n_action_steps",
+        aliases=("n_action_steps",),
     )
     num_images_in_input: int | None = arg(
         None,
@@ -104,12 +118,15 @@ class PolicyConfig:
     platform: str | None = arg(None, PLATFORM_HELP, choices=tuple(PLATFORMS))
     action_std: str | None = arg(None, ACTION_STD_HELP, choices=ACTION_STD_KINDS)
     action_std_init: float | None = arg(None, ACTION_STD_INIT_HELP, above=0)
-    camera_map: tuple[str, ...] = arg((), CAMERA_MAP_HELP, nargs="+", metavar="CAMERA=FEATURE")
+    camera_map: tuple[str, ...] = arg(
+        (), CAMERA_MAP_HELP, nargs="+", metavar="CAMERA=FEATURE", of=("policy", "LeRobot")
+    )
     critic_features: str | None = arg(
         None,
         "what the critic of a LeRobot policy reads: expert (its output for each action, where denoising starts) or "
         "prefix (the mean of what the expert attends to) (default: the checkpoint's, else expert)",
         choices=CRITIC_FEATURES,
+        of=("policy", "LeRobot"),
     )
     flow_method: str | None = arg(
         None,
@@ -117,22 +134,33 @@ class PolicyConfig:
         "removes), noise (a learned standard deviation) or ode (none; training needs --policy_loss fpo) (default: the "
         "checkpoint's, else sde)",
         choices=FLOW_METHODS,
+        of=("policy", "flow matching"),
     )
     flow_noise_level: float | None = arg(
-        None, "noise level of sde and cps (default: the checkpoint's, else 0.5)", above=0, maximum=1
+        None,
+        "noise level of sde and cps (default: the checkpoint's, else 0.5)",
+        above=0,
+        maximum=1,
+        of=("policy", "flow matching"),
     )
     flow_steps: int | None = arg(
-        None, "denoising steps of a flow policy (default: the checkpoint's)", minimum=1, maximum=MAX_FLOW_STEPS
+        None,
+        "denoising steps of a flow policy (default: the checkpoint's)",
+        minimum=1,
+        maximum=MAX_FLOW_STEPS,
+        of=("policy", "flow matching"),
     )
     flow_noisy_steps: str | None = arg(
         None,
         "denoising steps that are noisy and enter the probability ratio: one, drawn at random for each decision, or "
         "all (default: the checkpoint's, else one)",
         choices=FLOW_NOISY_STEPS,
+        of=("policy", "flow matching"),
     )
     flow_eval_noise: str | None = arg(
         None,
         "greedy decisions of a flow policy start from a random sample, or from zero (default: the checkpoint's, else "
         "sample)",
         choices=FLOW_EVAL_NOISES,
+        of=("policy", "flow matching"),
     )

@@ -31,7 +31,7 @@ MINUTES, PROCESSES = "minutes", "processes"  # settings of a stage that are no f
 _OWN = (MINUTES, PROCESSES)
 _TOP = ("about", "output", ALL, "stages", "variants")
 # A stage that only looks would leave nothing for the next one; a file of flags would escape the checks made here.
-_WITHHELD = ("dry_run", "config", "local_rank", "help")
+_WITHHELD = ("dry_run", "config", "local_rank", "help", "version")
 Parsers = Mapping[str, Parser]  # command -> its command line
 
 
@@ -275,9 +275,17 @@ def _merged(stage: str, sources: Sequence[Source], parsers: Parsers) -> Settings
     settings: Settings = {}
     for source in sources:
         common = source.stages.get(ALL, {})
-        settings |= {name: value for name, value in common.items() if _takes(stage, name, parsers)}
-        settings |= source.stages.get(stage, {})
+        given = {name: value for name, value in common.items() if _takes(stage, name, parsers)}
+        given |= source.stages.get(stage, {})
+        settings |= {_first_name(stage, name, parsers): value for name, value in given.items()}
     return settings
+
+
+def _first_name(stage: str, name: str, parsers: Parsers) -> str:
+    """The name of a flag of which another tool's name may be given."""
+    command = KINDS[stage].command
+    action = _action(parsers[command], name) if command in parsers else None
+    return name if action is None else action.option_strings[0].removeprefix("--")
 
 
 def _takes(stage: str, name: str, parsers: Parsers) -> bool:

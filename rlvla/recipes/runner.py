@@ -14,10 +14,11 @@ from rlvla.recipes.processes import Signals, command_words, run
 from rlvla.recipes.recipe import Stage
 from rlvla.recipes.stages import KINDS, REPORT, inputs_of
 from rlvla.recipes.state import DONE, RUNNING, State, locked
+from rlvla.utils.cli.programs import typed_command
 from rlvla.utils.ending import SHELL_SIGNAL_BASE
 from rlvla.utils.errors import ConfigError, Problem
 from rlvla.utils.stopping import StopRequested
-from rlvla.utils.terminal import duration, log
+from rlvla.utils.terminal import duration, fit, log, show, style
 
 _LITTLE = 60.0  # seconds as the recipe says that count beside the measured ones: short stages say little of others
 _LEAST_LEFT = 0.1  # of a stage that continues, however long it has taken before
@@ -137,7 +138,7 @@ def run_recipe(stages: Sequence[Stage], folder: Path, program: Program, first: s
         _run_stages(stages, state, program, lock)
         from rlvla.recipes.report import conclude  # loads torch
 
-        print(conclude(stages, state))
+        show(conclude(stages, state))
         if complete and first is None:
             print(f"{folder} is complete. To run it anew: --from {stages[0].name}, or another folder with --output")
 
@@ -150,7 +151,7 @@ def _run_stages(stages: Sequence[Stage], state: State, program: Program, lock: i
             continue
         own, rest = timing.words([stage]), timing.words(stages[number - 1 :])
         times = "" if not own else f", {own}" if number == len(stages) else f", {own}; {rest} for all that is left"
-        log.info(f"== {stage.name} ({number} of {len(stages)}){times}")
+        log.info(style(f"== {stage.name} ({number} of {len(stages)}){times}", "bold"))
         _run_stage(stage, state, program, lock)
 
 
@@ -176,11 +177,8 @@ def _run_stage(stage: Stage, state: State, program: Program, lock: int) -> None:
         raise StopRequested(signals.received)
     if status:
         ended = f"exit status {status}" if status > 0 else f"signal {-status}"
-        print(
-            f"== {stage.name}: not finished ({ended}, see above); continue with: {command_again(sys.argv)}",
-            file=sys.stderr,
-            flush=True,
-        )
+        text = f"== {stage.name}: not finished ({ended}, see above); continue with: {command_again(sys.argv)}"
+        print(fit(text, sys.stderr), file=sys.stderr, flush=True)
         raise SystemExit(status if status > 0 else SHELL_SIGNAL_BASE - status)
 
 
@@ -193,14 +191,15 @@ def _command(stage: Stage) -> str:
 def command_again(argv: Sequence[str]) -> str:
     """The command that continues this one: without `--from`, which has been obeyed, and flags without values."""
     at = argv.index("--") if "--" in argv else len(argv)
-    words, passed_on, kept = list(argv[:at]), list(argv[at:]), ["python"]
+    words, passed_on = list(argv[:at]), list(argv[at:])
+    kept: list[str] = []
     for index, word in enumerate(words):
         alone = index + 1 == len(words) or words[index + 1].startswith("--")
         if word.startswith("--from=") or word == "--from" or words[max(0, index - 1)] == "--from":
             continue
         if not (word in _LISTS and alone):  # scripts give them where there is nothing to set
             kept.append(word)
-    return shlex.join(kept + (passed_on if len(passed_on) > 1 else []))
+    return shlex.join(typed_command(kept + (passed_on if len(passed_on) > 1 else [])))
 
 
 def _problem(flag: str, reason: str, **values: object) -> Problem:

@@ -21,9 +21,14 @@ class ScoringModelConfig:
     """The learned reward model."""
 
     rm_model_path: str | None = arg(
-        None, "rm_model: folder of a reward model made by cli/train_rm_vla.py (default: none)", metavar="DIR"
+        None,
+        "folder of a reward model made by cli/train_rm_vla.py (default: none)",
+        metavar="DIR",
+        of=("reward", "rm_model"),
     )
-    rm_model_batch_size: int = arg(256, "rm_model, --reward_pretrain: frames per forward pass", minimum=1)
+    rm_model_batch_size: int = arg(
+        256, "rm_model, --reward_pretrain: frames per forward pass", minimum=1, of=("reward", "rm_model")
+    )
 
 
 @dataclass(frozen=True)
@@ -41,17 +46,19 @@ class RewardConfig(VLMConfig, ScoringModelConfig):
         "reward_fn, remote, or your own; vlm:QUESTION:WEIGHT once for each question to a VLM (progress, grasp, ...)",
         nargs="+",
         metavar="NAME:WEIGHT",
+        essential=True,
     )
     reward_schedule: tuple[str, ...] = arg(
         (),
         "factors on weights that change over training, e.g. rm:linear:1.0:0.1 (shapes: linear, cosine, step)",
         metavar="NAME:SHAPE:START:END",
     )
-    reward_coef: float = arg(1.0, "success: what it is worth (SimpleVLA-RL: 5)")
+    reward_coef: float = arg(1.0, "what it is worth (SimpleVLA-RL: 5)", of=("reward", "success"))
     success_reward: str = arg(
         "at_end",
-        "success: paid when it was held until the episode terminates, or when it is seen for the first time",
+        "paid when it was held until the episode terminates, or when it is seen for the first time",
         choices=("at_end", "once"),
+        of=("reward", "success"),
     )
     gamma_shaping: float | None = arg(
         None,
@@ -74,93 +81,132 @@ class RewardConfig(VLMConfig, ScoringModelConfig):
     truncation_min_gain: float = arg(0.02, "gain over the best progress so far that counts", above=0, maximum=1)
     rm_machine: str = arg(
         "auto",
-        "rm: lift, stack, door, pick_place, wipe, nut, cleanup, peg_in_hole, auto (that of the task), or a file "
+        "lift, stack, door, pick_place, wipe, nut, cleanup, peg_in_hole, auto (that of the task), or a file "
         "(.yaml, .json) that declares states, edges, validators and potentials",
         metavar="NAME|FILE",
+        of=("reward", "rm"),
     )
     rm_formula: str | None = arg(
         None,
-        "rm: an LTLf formula over the environment's events instead, e.g. 'F(grasped & F lifted)' (default: none)",
+        "an LTLf formula over the environment's events instead, e.g. 'F(grasped & F lifted)' (default: none)",
         lines=True,
+        of=("reward", "rm"),
     )
     rm_goal_order: str = arg(
-        "any", "rm: the predicates of LIBERO's goals are reached in any order, or as listed", choices=("any", "listed")
+        "any",
+        "the predicates of LIBERO's goals are reached in any order, or as listed",
+        choices=("any", "listed"),
+        of=("reward", "rm"),
     )
     rm_goal_stages: str = arg(
         "predicates",
-        "rm: the states of the machines of LIBERO's goals: predicates alone, or for each object that is to be moved "
+        "the states of the machines of LIBERO's goals: predicates alone, or for each object that is to be moved "
         "also grasping and lifting it",
         choices=GOAL_STAGES,
+        of=("reward", "rm"),
     )
-    rm_validation: bool = arg(True, "rm: fall back when a state's validator is violated for --rm_grace steps")
-    rm_mode: str = arg("hybrid", "rm: what is paid", choices=MODES)
-    rm_order: str = arg("transition_first", "rm: what comes first within a step", choices=ORDERS)
-    rm_advance: str = arg("one", "rm: edges per step, for machines that are not formulas", choices=ADVANCES)
+    rm_validation: bool = arg(
+        True, "fall back when a state's validator is violated for --rm_grace steps", of=("reward", "rm")
+    )
+    rm_mode: str = arg("hybrid", "what is paid", choices=MODES, of=("reward", "rm"))
+    rm_order: str = arg("transition_first", "what comes first within a step", choices=ORDERS, of=("reward", "rm"))
+    rm_advance: str = arg(
+        "one", "edges per step, for machines that are not formulas", choices=ADVANCES, of=("reward", "rm")
+    )
     rm_grace: int | None = arg(
-        None, "rm: consecutive violating steps before it falls back (default: a quarter of a second)", minimum=0
+        None,
+        "consecutive violating steps before it falls back (default: a quarter of a second)",
+        minimum=0,
+        of=("reward", "rm"),
     )
-    rm_credit: str = arg("first_visit", "rm: when an edge pays its transition reward", choices=CREDITS)
+    rm_credit: str = arg("first_visit", "when an edge pays its transition reward", choices=CREDITS, of=("reward", "rm"))
     rm_state_input: str = arg(
         "none",
-        "rm: tell the policy the machine's state, as a phrase of its prompt ('..., stage u1') or one-hot behind its "
+        "tell the policy the machine's state, as a phrase of its prompt ('..., stage u1') or one-hot behind its "
         "proprio; recorded with the policy, so that evaluations do the same",
         choices=STATE_INPUTS,
+        of=("reward", "rm"),
     )
     rm_propositions: str = arg(
         "simulator",
-        "rm: who says which propositions hold: the simulator, or vlm: --vlm_model is asked yes or no about each",
+        "who says which propositions hold: the simulator, or vlm: --vlm_model is asked yes or no about each",
         choices=PROPOSITIONS,
+        of=("reward", "rm"),
     )
     rm_propositions_every: int = arg(
-        1, "rm: decisions between frames about which a VLM is asked; the last frame of an episode always is", minimum=1
+        1,
+        "decisions between frames about which a VLM is asked; the last frame of an episode always is",
+        minimum=1,
+        of=("reward", "rm"),
     )
     rm_propositions_wait: bool = arg(
         False,
-        "rm: an episode waits for a VLM's answers before its next action, so that the machine can end it; otherwise "
+        "an episode waits for a VLM's answers before its next action, so that the machine can end it; otherwise "
         "the machine follows the episode when it is over",
+        of=("reward", "rm"),
     )
     rm_sentences: tuple[str, ...] = arg(
         (),
-        "rm: sentences that a VLM is asked about instead of the known ones; they may name new propositions for "
+        "sentences that a VLM is asked about instead of the known ones; they may name new propositions for "
         "--rm_formula",
         metavar="NAME=SENTENCE",
+        of=("reward", "rm"),
     )
-    rm_transition_reward: float = arg(0.25, "rm: reward of an edge")
-    rm_terminal_reward: float = arg(1.0, "rm: reward of the goal, once")
-    rm_potential_scale: float = arg(0.1, "rm: factor of the shaping (mode hybrid)", minimum=0)
+    rm_transition_reward: float = arg(0.25, "reward of an edge", of=("reward", "rm"))
+    rm_terminal_reward: float = arg(1.0, "reward of the goal, once", of=("reward", "rm"))
+    rm_potential_scale: float = arg(0.1, "factor of the shaping (mode hybrid)", minimum=0, of=("reward", "rm"))
     rm_after_success: str = arg(
         "terminate",
-        "rm: at the goal the machine stays, or runs on and falls back when success is lost",
+        "at the goal the machine stays, or runs on and falls back when success is lost",
         choices=AFTER_SUCCESS,
+        of=("reward", "rm"),
     )
     rm_model_pay: str = arg(
         "progress",
-        "rm_model: what is paid: the change of progress over each decision, or P(success) of the last frame at the end",
+        "what is paid: the change of progress over each decision, or P(success) of the last frame at the end",
         choices=PAYS,
+        of=("reward", "rm_model"),
     )
     reward_pretrain: str | None = arg(
         None,
         "folder of a reward model: short for the source rm_model with --rm_model_pay final, logged as reward_model "
         "(default: none)",
         metavar="DIR",
+        of=("reward", "rm_model"),
     )
-    reward_model_coef: float = arg(1.0, "weight of the reward model of --reward_pretrain")
+    reward_model_coef: float = arg(1.0, "weight of the reward model of --reward_pretrain", of=("reward", "rm_model"))
     reward_fn: str | None = arg(
         None,
-        "reward_fn: your function, called with a list of finished episodes (default: none)",
+        "your function, called with a list of finished episodes (default: none)",
         metavar="FILE.py:FUNCTION",
+        of=("reward", "reward_fn"),
     )
     reward_fn_kwargs: tuple[str, ...] = arg(
         (),
-        "reward_fn: keyword arguments of your function: KEY=VALUE pairs (values as JSON, or else text) or one JSON "
-        "object",
+        "keyword arguments of your function: KEY=VALUE pairs (values as JSON, or else text) or one JSON object",
         metavar="KEY=VALUE",
+        of=("reward", "reward_fn"),
     )
-    reward_fn_batch_size: int = arg(8, "reward_fn, remote: episodes per call", minimum=1)
-    reward_fn_workers: int = arg(4, "reward_fn, remote: calls at a time, beside the rollout", minimum=1, maximum=1024)
+    reward_fn_batch_size: int = arg(
+        8, "reward_fn, remote: episodes per call", minimum=1, of=("reward", "reward_fn", "remote")
+    )
+    reward_fn_workers: int = arg(
+        4,
+        "reward_fn, remote: calls at a time, beside the rollout",
+        minimum=1,
+        maximum=1024,
+        of=("reward", "reward_fn", "remote"),
+    )
     remote_rm_url: str | None = arg(
-        None, "remote: HTTP server that is sent finished episodes as JSON (default: none)", metavar="URL"
+        None,
+        "HTTP server that is sent finished episodes as JSON (default: none)",
+        metavar="URL",
+        of=("reward", "remote"),
     )
-    remote_rm_timeout: float = arg(30.0, "remote: seconds until an answer must have come", minimum=0.1, maximum=3600)
-    remote_rm_retries: int = arg(3, "remote: further attempts after a failed one", minimum=0, maximum=100)
-    remote_rm_images: bool = arg(False, "remote: send the frames of the first camera as PNG, too")
+    remote_rm_timeout: float = arg(
+        30.0, "seconds until an answer must have come", minimum=0.1, maximum=3600, of=("reward", "remote")
+    )
+    remote_rm_retries: int = arg(
+        3, "further attempts after a failed one", minimum=0, maximum=100, of=("reward", "remote")
+    )
+    remote_rm_images: bool = arg(False, "send the frames of the first camera as PNG, too", of=("reward", "remote"))

@@ -49,9 +49,13 @@ class AlgorithmConfig:
         "advantage estimator: gae trains a critic, remax plays a greedy episode per group, most others compare the "
         "episodes of a group",
         choices=list_advantage_estimators,
+        essential=True,
+        aliases=("adv_estimator",),
     )
     gamma: float = arg(1.0, "discount per column of the advantage level (not in group methods)", minimum=0, maximum=1)
-    lambd: float = arg(1.0, "lambda of gae", minimum=0, maximum=1)
+    lambd: float = arg(
+        1.0, "lambda of gae", minimum=0, maximum=1, of=("advantage estimator", "gae"), aliases=("lam", "gae_lambda")
+    )
     advantage_level: str = arg(
         "action",
         "unit with one advantage: an action token, an action, or a chunk (methods that score whole episodes use the "
@@ -61,11 +65,15 @@ class AlgorithmConfig:
     log_prob_level: str = arg("token", "unit over which log-probs are summed before taking the ratio", choices=LEVELS)
     bootstrap_truncated: bool = arg(
         True,
-        "gae: bootstrap an episode truncated by the step limit with the critic's value of its last observation; off: "
+        "bootstrap an episode truncated by the step limit with the critic's value of its last observation; off: "
         "treat it as terminated, so that only what is reached within --max_steps counts, as in an evaluation",
+        of=("advantage estimator", "gae"),
     )
     norm_adv_by_std: bool = arg(
-        True, "grpo, grpo_passk, gdpo: divide by the standard deviation of the group (off with grpo: Dr. GRPO)"
+        True,
+        "grpo, grpo_passk, gdpo: divide by the standard deviation of the group (off with grpo: Dr. GRPO)",
+        of=("advantage estimator", "gdpo", "grpo", "grpo_passk"),
+        aliases=("norm_adv_by_std_in_grpo",),
     )
     whiten_per_task: bool = arg(
         False,
@@ -73,11 +81,16 @@ class AlgorithmConfig:
         "are spread",
     )
     singleton: str = arg(
-        "raw", "rloo with --n_samples_per_prompt 1: the advantage is the score (raw) or 0", choices=("raw", "zero")
+        "raw",
+        "rloo with --n_samples_per_prompt 1: the advantage is the score (raw) or 0",
+        choices=("raw", "zero"),
+        of=("advantage estimator", "rloo"),
     )
-    f_norm: float = arg(1.0, "gpg estimator: divisor of the advantages", above=0)
+    f_norm: float = arg(1.0, "gpg estimator: divisor of the advantages", above=0, of=("advantage estimator", "gpg"))
     handle_zero_tail: bool = arg(
-        True, "optimal_token_baseline: no baseline at steps that only one episode of the group reaches"
+        True,
+        "no baseline at steps that only one episode of the group reaches",
+        of=("advantage estimator", "optimal_token_baseline"),
     )
     normalize_reward: bool = arg(
         False,
@@ -90,57 +103,89 @@ class AlgorithmConfig:
         "clipping)",
         metavar="LOW HIGH",
     )
-    policy_loss: str = arg("ppo", "policy loss", choices=list_policy_losses)
+    policy_loss: str = arg(
+        "ppo", "policy loss", choices=list_policy_losses, essential=True, aliases=("policy_loss_type",)
+    )
     eps_clip: float = arg(
-        0.2, "the ratio is clipped to 1 +- this (typically 3e-4 to 0.05 for gspo, 0.4 for geo_mean)", above=0
+        0.2,
+        "the ratio is clipped to 1 +- this (typically 3e-4 to 0.05 for gspo, 0.4 for geo_mean)",
+        above=0,
+        aliases=("clip_ratio", "cliprange", "epsilon"),
     )
     eps_clip_low_high: tuple[float, ...] = arg(
         (), "two clip widths instead of --eps_clip: below and above 1, e.g. 0.2 0.28", above=0, metavar="EPS"
     )
     eps_clip_dual: float | None = arg(
-        None, "ppo: bound of the ratio for negative advantages (off by default); dppo: largest ratio (20)", above=1
+        None,
+        "ppo: bound of the ratio for negative advantages (off by default); dppo: largest ratio (20)",
+        above=1,
+        of=("policy loss", "dppo", "dppo_kl", "dppo_tv", "ppo"),
+        aliases=("dual_clip", "clip_ratio_c"),
     )
-    tau_pos: float = arg(1.0, "sapo: steepness of the gate for positive advantages", above=0)
-    tau_neg: float = arg(1.05, "sapo: steepness of the gate for the other advantages", above=0)
-    beta: float = arg(0.1, "dro: weight of the squared log-ratio", minimum=0)
+    tau_pos: float = arg(1.0, "steepness of the gate for positive advantages", above=0, of=("policy loss", "sapo"))
+    tau_neg: float = arg(1.05, "steepness of the gate for the other advantages", above=0, of=("policy loss", "sapo"))
+    beta: float = arg(0.1, "weight of the squared log-ratio", minimum=0, of=("policy loss", "dro"))
     cov_ratio: float = arg(
-        2e-4, "clip_cov, kl_cov: fraction of the tokens of a step that is selected, at least one", above=0, maximum=1
+        2e-4,
+        "clip_cov, kl_cov: fraction of the tokens of a step that is selected, at least one",
+        above=0,
+        maximum=1,
+        of=("policy loss", "clip_cov", "kl_cov"),
     )
-    cov_low: float = arg(1.0, "clip_cov: smallest covariance of a selected token")
-    cov_high: float = arg(5.0, "clip_cov: largest covariance of a selected token")
-    kl_cov_coef: float = arg(1.0, "kl_cov: weight of the penalty |log-ratio|", minimum=0)
+    cov_low: float = arg(1.0, "smallest covariance of a selected token", of=("policy loss", "clip_cov"))
+    cov_high: float = arg(5.0, "largest covariance of a selected token", of=("policy loss", "clip_cov"))
+    kl_cov_coef: float = arg(1.0, "weight of the penalty |log-ratio|", minimum=0, of=("policy loss", "kl_cov"))
     denoising_gamma: float = arg(
-        0.99, "dppo: factor on the advantage for each denoising step before the last", minimum=0, maximum=1
+        0.99,
+        "factor on the advantage for each denoising step before the last",
+        minimum=0,
+        maximum=1,
+        of=("policy loss", "dppo"),
     )
     denoising_clip: tuple[float, ...] = arg(
         (0.001, 0.01),
-        "dppo: clip widths of the ratio at the first and at the last denoising step",
+        "clip widths of the ratio at the first and at the last denoising step",
         above=0,
         nargs=2,
         metavar="EPS",
+        of=("policy loss", "dppo"),
     )
-    fpo_clip: float = arg(0.05, "fpo: the ratio is clipped to 1 +- this", above=0)
-    nft_beta: float = arg(1.0, "nft: scale of the change that is mirrored for failures", above=0)
+    fpo_clip: float = arg(0.05, "the ratio is clipped to 1 +- this", above=0, of=("policy loss", "fpo"))
+    nft_beta: float = arg(1.0, "scale of the change that is mirrored for failures", above=0, of=("algorithm", "nft"))
     nft_reward: str = arg(
         "advantage",
-        "nft: what says how good an action was: the advantage, clipped to --nft_clip, or success of the episode",
+        "what says how good an action was: the advantage, clipped to --nft_clip, or success of the episode",
         choices=NFT_REWARDS,
+        of=("algorithm", "nft"),
     )
-    nft_clip: float = arg(1.0, "nft: advantages are clipped to this on both sides", above=0)
+    nft_clip: float = arg(1.0, "advantages are clipped to this on both sides", above=0, of=("algorithm", "nft"))
     nft_rollout_decay: float = arg(
         0.5,
-        "nft: decay per iteration of the moving average of the weights, which plays, is evaluated and saved",
+        "decay per iteration of the moving average of the weights, which plays, is evaluated and saved",
         minimum=0,
         below=1,
+        of=("algorithm", "nft"),
     )
-    value_clip: float = arg(0.2, "clip the critic's change from its old values to this; 0: no clipping", minimum=0)
+    value_clip: float = arg(
+        0.2,
+        "clip the critic's change from its old values to this; 0: no clipping",
+        minimum=0,
+        of=("advantage estimator", "gae"),
+        aliases=("cliprange_value",),
+    )
     normalize_values: bool = arg(
-        False, "train the critic on returns normalized by their running mean and standard deviation"
+        False,
+        "train the critic on returns normalized by their running mean and standard deviation",
+        of=("advantage estimator", "gae"),
     )
     share_backbone: bool = arg(
-        False, "gae: the critic is a value head on the actor's backbone instead of a separate network"
+        False,
+        "the critic is a value head on the actor's backbone instead of a separate network",
+        of=("advantage estimator", "gae"),
     )
-    vf_coef: float = arg(0.5, "--share_backbone: weight of the value loss in the joint loss", above=0)
+    vf_coef: float = arg(
+        0.5, "--share_backbone: weight of the value loss in the joint loss", above=0, of=("advantage estimator", "gae")
+    )
     loss_agg_mode: str = arg(
         "token-mean",
         "how token losses are aggregated (gspo, sapo and geo_mean have a fixed mode for the policy loss; this one "
@@ -150,9 +195,13 @@ class AlgorithmConfig:
     loss_horizon: float | None = arg(
         None, "divisor of --loss_agg_mode seq-mean-token-sum-norm (default: the columns of a decision)", above=0
     )
-    entropy_loss_coef: float = arg(0.0, "weight of the entropy bonus", minimum=0)
+    entropy_loss_coef: float = arg(0.0, "weight of the entropy bonus", minimum=0, aliases=("entropy_coeff", "ent_coef"))
     init_kl_coef: float = arg(
-        0.0, "weight of the KL to the initial policy, in the reward or (--use_kl_loss) in the loss; 0: no KL", minimum=0
+        0.0,
+        "weight of the KL to the initial policy, in the reward or (--use_kl_loss) in the loss; 0: no KL",
+        minimum=0,
+        essential=True,
+        aliases=("kl_coef",),
     )
     kl_estimator: str = arg(
         "k3",

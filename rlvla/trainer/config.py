@@ -39,7 +39,9 @@ RANK_BALANCES = ("none", "tokens", "rows")
 def dry_run_flag() -> Any:
     """The field `dry_run` of every command that trains a policy."""
     return arg(
-        False, "check the configuration, print the step counts and the memory per rank, and exit without starting"
+        False,
+        "check the configuration, print the step counts and the memory per rank, and exit without starting",
+        essential=True,
     )
 
 
@@ -65,24 +67,35 @@ class BasicRunConfig:
     """Folders, workers and seed of every reinforcement-learning run."""
 
     save_path: str = arg(
-        "runs/ppo", "run folder: policy/, metrics, TensorBoard files, learning curve", metavar="DIR", writes="folder"
+        "runs/ppo",
+        "run folder: policy/, metrics, TensorBoard files, learning curve",
+        metavar="DIR",
+        writes="folder",
+        essential=True,
+        aliases=("output_dir",),
     )
     ckpt_path: str | None = arg(
         None,
         "folder of the training checkpoints (default: checkpoints/ in --save_path)",
         metavar="DIR",
         writes="folder",
+        aliases=("default_local_dir",),
     )
     load_checkpoint: bool | str = arg(
         False,
         "resume from the newest checkpoint, or start from scratch if there is none; with a name such as "
         "iteration_000010, from that one",
         value="NAME",
+        essential=True,
     )
     num_envs: int = arg(
-        4, "environment processes per rank, each playing one episode at a time", minimum=1, maximum=10_000
+        4,
+        "environment processes per rank, each playing one episode at a time",
+        minimum=1,
+        maximum=10_000,
+        essential=True,
     )
-    seed: int = arg(0, "random seed of the run", minimum=0, maximum=MAX_SEED)
+    seed: int = arg(0, "random seed of the run", minimum=0, maximum=MAX_SEED, essential=True)
     dry_run: bool = dry_run_flag()
 
 
@@ -108,29 +121,46 @@ class BatchConfig(TaskSamplingConfig):
     """How many episodes are collected, and in what batches they are trained on."""
 
     num_episodes: int = arg(
-        4096, "total number of episodes to train on (not counting those dropped by filters)", minimum=1
+        4096,
+        "total number of episodes to train on (not counting those dropped by filters)",
+        minimum=1,
+        essential=True,
+        aliases=("total_episodes",),
     )
-    rollout_batch_size: int = arg(64, "groups (task instances) per iteration, over all ranks", minimum=1)
+    rollout_batch_size: int = arg(
+        64, "groups (task instances) per iteration, over all ranks", minimum=1, essential=True
+    )
     n_samples_per_prompt: int = arg(
-        1, "episodes per group, all from the same initial state (group methods need at least 2)", minimum=1
+        1,
+        "episodes per group, all from the same initial state (group methods need at least 2)",
+        minimum=1,
+        essential=True,
+        aliases=("n_samples", "num_generations"),
     )
     micro_rollout_batch_size: int = arg(
         256, "decisions per forward pass when computing log-probs and values", minimum=1
     )
-    train_batch_size: int = arg(32, "episodes per optimizer step, over all ranks", minimum=1)
+    train_batch_size: int = arg(32, "episodes per optimizer step, over all ranks", minimum=1, essential=True)
     micro_train_batch_size: int = arg(64, "decisions per forward and backward pass on one rank", minimum=1)
     use_dynamic_batch: bool = arg(
-        False, "form micro-batches by --train_max_tokens_per_gpu instead of --micro_train_batch_size"
+        False,
+        "form micro-batches by --train_max_tokens_per_gpu instead of --micro_train_batch_size",
+        aliases=("use_dynamic_bsz",),
     )
     train_max_tokens_per_gpu: int = arg(
-        16384, "maximum number of tokens (images, prompt and actions) per micro-batch on one rank", minimum=1
+        16384,
+        "maximum number of tokens (images, prompt and actions) per micro-batch on one rank",
+        minimum=1,
+        aliases=("ppo_max_token_len_per_gpu",),
     )
     balance_ranks: str = arg(
         "none",
         "balance the decisions of an optimizer step over the ranks: by tokens, or (rows) also by number of decisions",
         choices=RANK_BALANCES,
     )
-    max_epochs: int = arg(1, "passes over the episodes of an iteration", minimum=1)
+    max_epochs: int = arg(
+        1, "passes over the episodes of an iteration", minimum=1, aliases=("ppo_epochs", "num_ppo_epochs")
+    )
     temperature: float = arg(1.0, "sampling temperature of the action tokens", above=0)
     flow_noise_level_end: float | None = arg(
         None,
@@ -214,13 +244,22 @@ class OptimizationConfig:
     """Optimizers of actor and critic, and further losses and averages."""
 
     actor_learning_rate: float = arg(
-        1e-4, "peak learning rate of the actor (about 5e-6 is suitable for a 7B model)", minimum=0
+        1e-4,
+        "peak learning rate of the actor (about 5e-6 is suitable for a 7B model)",
+        minimum=0,
+        essential=True,
     )
     critic_learning_rate: float = arg(3e-4, "peak learning rate of the critic", minimum=0)
-    lr_warmup_ratio: float = arg(0.0, "share of the optimizer steps spent warming up", minimum=0, maximum=1)
-    lr_scheduler: str = arg("constant", "learning-rate schedule", choices=SCHEDULERS)
+    lr_warmup_ratio: float = arg(
+        0.0,
+        "share of the optimizer steps spent warming up",
+        minimum=0,
+        maximum=1,
+        aliases=("warmup_ratio", "lr_warmup_steps_ratio"),
+    )
+    lr_scheduler: str = arg("constant", "learning-rate schedule", choices=SCHEDULERS, aliases=("lr_scheduler_type",))
     adam_betas: tuple[float, ...] = arg((0.9, 0.999), "AdamW betas", minimum=0, below=1, nargs=2, metavar="BETA")
-    l2: float = arg(0.0, "AdamW weight decay", minimum=0)
+    l2: float = arg(0.0, "AdamW weight decay", minimum=0, aliases=("weight_decay",))
     freezing_actor_steps: int = arg(0, "number of initial iterations in which only the critic is trained", minimum=0)
     target_kl: float | None = arg(
         None,
@@ -255,10 +294,15 @@ class LoggingConfig:
 
     use_tensorboard: bool = arg(True, "write TensorBoard event files in --save_path")
     use_wandb: bool = arg(False, "also log to Weights & Biases (extra rlvla[wandb])")
-    wandb_project: str | None = arg(None, "project at Weights & Biases (default: rlvla)", metavar="NAME")
+    wandb_project: str | None = arg(
+        None, "project at Weights & Biases (default: rlvla)", metavar="NAME", aliases=("project_name",)
+    )
     wandb_group: str | None = arg(None, "group of runs at Weights & Biases (default: none)", metavar="NAME")
     wandb_name: str | None = arg(
-        None, "name of the run at Weights & Biases (default: that of its folder)", metavar="NAME"
+        None,
+        "name of the run at Weights & Biases (default: that of its folder)",
+        metavar="NAME",
+        aliases=("wandb_run_name", "run_name", "experiment_name"),
     )
 
     @property
@@ -271,8 +315,12 @@ class LoggingConfig:
 class ScheduleConfig(LoggingConfig):
     """Evaluation, checkpoints and logging; intervals are in iterations."""
 
-    eval_steps: int = arg(0, "evaluate every this many iterations; 0: only at the end", minimum=0)
-    eval_episodes: int = arg(100, "evaluation episodes per task (initial states never trained on)", minimum=1)
+    eval_steps: int = arg(
+        0, "evaluate every this many iterations; 0: only at the end", minimum=0, essential=True, aliases=("test_freq",)
+    )
+    eval_episodes: int = arg(
+        100, "evaluation episodes per task (initial states never trained on)", minimum=1, essential=True
+    )
     eval_temperature: float = arg(
         0.0, "sampling temperature of evaluations during training; 0: the most likely actions", minimum=0
     )
@@ -284,14 +332,20 @@ class ScheduleConfig(LoggingConfig):
     )
     val_before_train: bool = arg(True, "evaluate the initial policy before training")
     val_only: bool = arg(False, "only evaluate the initial policy, or with --load_checkpoint the newest checkpoint")
-    save_steps: int = arg(0, "write a checkpoint every this many iterations; 0: only at the end", minimum=0)
+    save_steps: int = arg(
+        0,
+        "write a checkpoint every this many iterations; 0: only at the end",
+        minimum=0,
+        essential=True,
+        aliases=("save_freq",),
+    )
     save_hf_ckpt: bool = arg(
         False, "export the policy with every checkpoint, to policies/ in --save_path; removed with its checkpoint"
     )
     save_value_network: bool = arg(
         False, "also export the critic, to critic/ in --save_path, for --critic_pretrain of another run"
     )
-    max_ckpt_num: int = arg(2, "number of newest checkpoints to keep", minimum=1)
+    max_ckpt_num: int = arg(2, "number of newest checkpoints to keep", minimum=1, aliases=("save_total_limit",))
     fallback_path: str | None = fallback_path_flag("the checkpoint (in checkpoints/) or policy/")
     logging_steps: int = arg(1, "log metrics every this many iterations", minimum=1)
     profile_steps: tuple[int, ...] = arg(

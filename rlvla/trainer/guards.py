@@ -175,9 +175,9 @@ class BadSteps:
         if count >= self._limit:
             raise TrainingHalted(
                 f"{count} optimizer steps of the {model.replace('_', ' ')} in a row had NaN or infinity in their loss "
-                f"or gradient and were left out. The batches are in {self._folder}; see which rows do it with: python "
-                f"cli/replay_batch.py --batch {path} --pretrain DIR. Mostly the learning rate is too high (halve it), "
-                "the batch itself is not finite (a reward, a return, proprio), or bf16 overflows (try without)"
+                "or gradient and were left out. Mostly the learning rate is too high (halve it), the batch itself is "
+                "not finite (a reward, a return, proprio), or bf16 overflows (try without). The batches are in "
+                f"{self._folder}; see which rows do it with: python cli/replay_batch.py --batch {path} --pretrain DIR"
             )
         return False
 

@@ -20,9 +20,9 @@ from rlvla.trainer.ahead import Played, RolloutAhead, set_noise
 from rlvla.trainer.algorithm import Algorithm
 from rlvla.trainer.config import AsyncConfig, BatchConfig, PPOConfig
 from rlvla.trainer.measurements import Stopwatch
+from rlvla.utils.bars import progress_bar
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
 from rlvla.utils.stopping import BrokenOff, StopSignals
-from rlvla.utils.terminal import progress_bar
 
 
 class Player:
@@ -71,7 +71,8 @@ class Player:
             BrokenOff: a signal was received on any rank.
         """
         watch = Stopwatch()
-        with progress_bar(len(requests), description, enabled=self._strategy.is_main) as bar:
+        total = int(self._strategy.all_reduce({"requests": len(requests)}, "sum")["requests"])
+        with progress_bar(total, description, enabled=self._strategy.is_main) as bar:
             on_episode = SuccessOnBar(bar)
             played = self._signals.attempt(lambda: self._played(requests, policy, on_episode, greedy))
         if self._strategy.any(played is None):

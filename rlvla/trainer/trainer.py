@@ -173,7 +173,7 @@ class Trainer:
                 saved.
             SaveError: the last checkpoint, or the policy, could not be written; everything else is done.
         """
-        with self.player:
+        with self.player, self._progress.on_bars(lambda: self.iteration):
             return self._fit()
 
     def _fit(self) -> dict[str, float]:
@@ -362,6 +362,7 @@ class Trainer:
             StopRequested: a signal asked the run to stop.
         """
         schedule, watch = self.config.schedule, Stopwatch()
+        self._progress.clock.begin_evaluation()
         try:
             with self.player.idle(), self._evaluated_weights(), self._policy() as policy:
                 result = evaluate(
@@ -386,8 +387,7 @@ class Trainer:
             self._stop_if_asked()
             raise
         self._progress.evaluated(self.iteration, result, watch.elapsed)
-        others = [entry for entry in self.evaluations if entry[0] != self.iteration]
-        self.evaluations = [*others, (self.iteration, result)]
+        self.evaluations = [e for e in self.evaluations if e[0] != self.iteration] + [(self.iteration, result)]
         rate = result.success_at_end.rate
         if not schedule.val_only and (self._best is None or rate > self._best["success_at_end"]):
             self._best = {"iteration": self.iteration, "success_at_end": rate}

@@ -30,11 +30,11 @@ from rlvla.trainer.rollout_correction import Interpolation
 from rlvla.trainer.scoring import critic_values
 from rlvla.trainer.step_normalizer import StepNormalizer, choose_over_ranks
 from rlvla.trainer.supervised.demonstration_loss import DemonstrationLoss
+from rlvla.utils.bars import progress_bar
 from rlvla.utils.deepspeed.engine import Engine
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
 from rlvla.utils.errors import TrainingHalted
 from rlvla.utils.seeding import derive_rng
-from rlvla.utils.terminal import progress_bar
 
 # Largest |ratio - 1| allowed at the first update of an iteration, where old and new policy are the same network.
 RATIO_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
@@ -303,7 +303,7 @@ class UpdatePhase:
         target_kl = self.optimization.target_kl
         train_actor, first = iteration >= self.optimization.freezing_actor_steps, True
         phase = f"iteration {iteration + 1}/{batch.iterations} update"
-        with progress_bar(batch.max_epochs * len(sizes), phase, enabled=self.strategy.is_main, unit="step") as bar:
+        with progress_bar(batch.max_epochs * len(sizes), phase, enabled=self.strategy.is_main) as bar:
             for epoch in range(batch.max_epochs):
                 rng = derive_rng(self.strategy.seed, "update", iteration, epoch, self.strategy.rank)
                 for number, step in enumerate(replay.optimizer_steps(sizes, rng)):

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TypeVar
 
+from rlvla.utils.cli.programs import typed_command
 from rlvla.utils.ending import SHELL_SIGNAL_BASE, can_raise, cause_of, record, say, taken_over
 
 T = TypeVar("T")
@@ -136,7 +137,4 @@ def resume_command(argv: Sequence[str], ckpt_path: Path | None = None, *, trains
     if ckpt_path is not None:
         words += ["--ckpt_path", str(ckpt_path)]
     world = int(os.environ.get("WORLD_SIZE", "1"))
-    launcher = ["python"]
-    if world > 1 or launched:
-        launcher = ["deepspeed", "-q", "--num_accelerators", str(world)]
-    return shlex.join([*launcher, *words])
+    return shlex.join(typed_command(words, world if world > 1 or launched else None))

@@ -1,26 +1,33 @@
-"""Terminal output: log messages, progress bars, tables."""
+"""Terminal output: log messages fitted to its width, colors, tables. Progress bars: `rlvla.utils.bars`."""
 
 from __future__ import annotations
 
-import io
 import logging
 import os
 import re
 import sys
+import textwrap
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from typing import Any, TextIO
 
+from rlvla.utils.cli.programs import as_installed
 from rlvla.utils.ending import silence_closed_outputs
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 log = logging.getLogger("rlvla")
 _quiet = False
-_LOG_SECONDS = 30.0  # between two lines of progress where standard error is not a terminal
 # Markdown's special characters. Underscores are plain inside a word, brackets unless they make a link.
 _MARKUP = re.compile(r"[\\`*|~$]|\](?=[(\[:])|(?<![^\W_])_|_(?![^\W_])")
 _CLEAR_LINE = "\r\x1b[K"
+_STYLES = {"bold": 1, "red": 31, "yellow": 33, "cyan": 36}
+_COMMAND = re.compile(r"(?:^ *|: )(python|deepspeed|tensorboard|rlvla-\S+) .*--\w")  # ends a line; to be copied
+_GAP = re.compile(r"\S {2,}(?=\S)")  # two of them make a row of a table
+_LABEL = re.compile(r"^ *\S+ {2,}| *")  # what later lines of a long line are indented by
+_BEFORE_FIGURE = re.compile(r"(?<=[A-Za-z]) (?=[-+]?\d)")
+_COLUMNS = 80  # where the width is unknown
+_TIED = "\xa0"  # a space at which no line is broken
 log.propagate = False
 
 
@@ -28,19 +35,26 @@ class _StandardOutput(logging.Handler):
     """Prints messages to the current `sys.stdout`; warnings and errors go to `sys.stderr`, prefixed by their level."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        text = record.getMessage()
+        text, level = as_installed(record.getMessage()), record.levelname.lower()
         try:
-            if record.levelno >= logging.WARNING:
-                print(f"{record.levelname.lower()}: {text}", file=sys.stderr, flush=True)
-            else:
-                print(text, flush=True)
+            with _bars_out_of_the_way():
+                if record.levelno >= logging.WARNING:
+                    color = "red" if record.levelno >= logging.ERROR else "yellow"
+                    text = fit(f"{level}: {text}", sys.stderr).removeprefix(level)
+                    print(f"{style(level, color, sys.stderr)}{text}", file=sys.stderr, flush=True)
+                else:
+                    print(fit(text), flush=True)
         except OSError:  # the terminal was closed, or the disk with the log file is full: the run goes on
             silence_closed_outputs()
 
 
+def _bars_out_of_the_way() -> AbstractContextManager[None]:
+    """Inside the block no progress bar is shown, so that a message starts on a line of its own."""
+    tqdm = sys.modules.get("tqdm")
+    return nullcontext() if tqdm is None else tqdm.tqdm.external_write_mode(file=sys.stderr)
+
+
 log.addHandler(_StandardOutput())
-
-
 log.setLevel(logging.INFO)
 
 
@@ -62,36 +76,6 @@ def quiet_libraries() -> None:
         logging.getLogger(name).setLevel(logging.ERROR)
 
 
-def progress_bar(total: int, description: str, *, enabled: bool = True, unit: str = "episode", initial: int = 0) -> Any:
-    """A tqdm bar on standard error; none if disabled (on all ranks but the main one) or with --quiet.
-
-    If standard error is not a terminal, a line of progress is printed now and then instead.
-
-    Args:
-        total: units to do in all.
-        description: shown in front of the bar.
-        enabled: False on all ranks but the main one.
-        unit: what is counted.
-        initial: units done before this call (a resumed job); they do not count towards the speed.
-    """
-    from tqdm import tqdm
-
-    options: dict[str, Any] = {"total": total, "desc": description, "unit": unit, "initial": initial, "leave": False}
-    options["disable"] = not enabled or _quiet
-    if sys.stderr.isatty():
-        return tqdm(**options, mininterval=0.2, dynamic_ncols=True)
-    return tqdm(**options, file=_LogLines(), delay=_LOG_SECONDS, mininterval=_LOG_SECONDS, ncols=0)
-
-
-class _LogLines(io.StringIO):
-    """Prints each state of a bar on a line of its own, where tqdm would overwrite the previous one."""
-
-    def write(self, text: str) -> int:
-        if text.strip():
-            print(text.strip(), file=sys.stderr, flush=True)
-        return len(text)
-
-
 @contextmanager
 def passing_note(text: str) -> Iterator[None]:
     """Show a note on the terminal for the duration of the block.
@@ -100,12 +84,85 @@ def passing_note(text: str) -> Iterator[None]:
     """
     shown = sys.stderr.isatty() and not _quiet and os.environ.get("RANK", "0") == "0"
     if shown:
+        text = textwrap.shorten(text, columns(sys.stderr) - len(" ... "), placeholder="")  # one line can be cleared
         print(f"\r{text} ...", end="", file=sys.stderr, flush=True)
     try:
         yield
     finally:
         if shown:
             print(_CLEAR_LINE, end="", file=sys.stderr, flush=True)
+
+
+def columns(stream: TextIO | None = None) -> int:
+    """Width of a terminal in characters; 80 if it is unknown."""
+    with suppress(ValueError, OSError):  # a stream that is no file, or no terminal
+        asked = int(os.environ.get("COLUMNS") or 0)
+        return asked or os.get_terminal_size((stream or sys.stdout).fileno()).columns or _COLUMNS
+    return _COLUMNS
+
+
+def style(text: str, name: str, stream: TextIO | None = None) -> str:
+    """The text in a style (bold, red, yellow, cyan) if `stream` (standard output) is a terminal that takes colors."""
+    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" or not (stream or sys.stdout).isatty()
+    return text if plain else f"\x1b[{_STYLES[name]}m{text}\x1b[0m"
+
+
+def fit(text: str, stream: TextIO | None = None) -> str:
+    """The text for a terminal: long lines are broken between words, not before a figure, and commands as in a script.
+
+    Args:
+        text: one or more lines.
+        stream: where it is printed (standard output); if that is no terminal, the text stays as it is. So do tables.
+    """
+    stream = stream or sys.stdout
+    if not stream.isatty():
+        return text
+    width = columns(stream)
+    return "\n".join(_broken(line, width) for line in text.split("\n"))
+
+
+def show(text: str) -> None:
+    """Print results, fitted to the terminal; commands in it are those that can be called here."""
+    put(fit(as_installed(text)))
+
+
+def put(text: str) -> None:
+    """Print; nothing happens if nobody reads it any more, as with `| head`."""
+    try:
+        print(text, flush=True)
+    except OSError:
+        silence_closed_outputs()
+
+
+def _broken(line: str, width: int) -> str:
+    if len(line) <= width or len(_GAP.findall(line)) > 1:
+        return line
+    if _COMMAND.search(line):
+        return "\n".join(fold_command(line, width))
+    label = _LABEL.match(line)
+    indent = len(label[0]) if label and label[0].strip() else len(line) - len(line.lstrip()) + 2
+    tied = _BEFORE_FIGURE.sub(_TIED, line)
+    options: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
+    return textwrap.fill(tied, width, subsequent_indent=" " * indent, **options).replace(_TIED, " ")
+
+
+def fold_command(command: str, width: int) -> list[str]:
+    """A command in lines, each of which ends before a flag with the shell's mark of continuation."""
+    indent = " " * (len(command) - len(command.lstrip()) + 2)
+    lines = [""]
+    for piece in re.split(r" (?=--\w)", command):
+        if lines[-1] and len(f"{lines[-1]} {piece} \\") > width:
+            lines[-1] += " \\"
+            lines.append(indent + piece)
+        else:
+            lines[-1] += f" {piece}" if lines[-1] else piece
+    return lines
+
+
+def header(title: str, rows: Mapping[str, str]) -> str:
+    """What a run is about, shown before it starts: a title, and a line for each fact."""
+    widest = max(map(len, rows))
+    return "\n".join([style(title, "bold"), *(f"  {name:<{widest}}  {text}" for name, text in rows.items())])
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:

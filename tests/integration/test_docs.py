@@ -35,6 +35,7 @@ OTHER_FLAGS = LAUNCHER_FLAGS | {
     "--ssh_port",
     "--node_rank",
     "--help",
+    "--module",
     "--logdir",
     "--flag",
     "--no-flag",

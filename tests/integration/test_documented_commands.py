@@ -74,6 +74,7 @@ NOT_RUN = {
     "python cli/eval_vla.py --pretrain runs/quickstart/ppo/policy": "needs the quickstart; "
     "tests/integration/test_eval_suites.py evaluates under perturbations",
     "pip install": "needs the network",
+    "eval": "for one's own shell; tests/unit/utils/cli/test_completion.py completes flags",
     "python -m venv .venv-libero-pro": "needs the network",
     ".venv-libero-pro/bin/pip install": "needs the network",
     "python cli/eval_vla.py --pretrain runs/libero/sft --platform libero --env_python": "needs that "

@@ -12,7 +12,7 @@ from cli.eval_vla import main
 from rlvla.commands import evaluate as eval_run
 from rlvla.evaluation.findings import PolicyEvaluation
 from rlvla.rollout import RolloutEngine
-from rlvla.utils import terminal as logging
+from rlvla.utils import bars
 
 ARGS = ["--num_envs", "2", "--eval_episodes", "6"]
 
@@ -115,12 +115,12 @@ def test_a_killed_evaluation_continues(
             main([*argv, "--output", str(output)])
         assert not output.exists() and not output.with_suffix(".md").exists()
         capsys.readouterr()
-        patch.setattr(logging, "_LOG_SECONDS", 0)
+        patch.setattr(bars, "_LOG_SECONDS", 0)
         main([*argv, "--output", str(output)])  # what is left is 3 of 12
     assert len(played) == 12
-    told, bars = capsys.readouterr()
+    told, shown = capsys.readouterr()
     assert "evaluate greedy: 6 of 6 episodes are those of the interrupted evaluation" in told
-    assert "evaluate sampled: 3 of 6 episodes" in told and " 3/6 [" in bars and " 0/6 [" not in bars
+    assert "evaluate sampled: 3 of 6 episodes" in told and "evaluate sampled: 3/6" in shown and ": 0/6" not in shown
     assert json.loads(output.read_text())["results"] == json.loads((tmp_path / "whole.json").read_text())["results"]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["parts.json", "parts.md", "whole.json", "whole.md"]
 

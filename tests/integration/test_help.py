@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 import dataclasses
 import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,6 +31,8 @@ from cli import (
     train_sft_vla,
     view_data,
 )
+from rlvla.algorithms.advantages import advantage_estimator_options, list_advantage_estimators
+from rlvla.algorithms.policy_losses import list_policy_losses, policy_loss_options
 from rlvla.commands.off_policy.flags import SACRun
 from rlvla.commands.ppo_flags import PPORun
 from rlvla.envs import registry
@@ -38,8 +42,10 @@ from rlvla.envs.registry import get_suite
 from rlvla.models.actor import ActorConfig
 from rlvla.models.config import PolicyConfig
 from rlvla.models.flow.settings import PREFIX, FlowSettings
+from rlvla.trainer.algorithm_config import AlgorithmConfig
 from rlvla.trainer.supervised.config import RewardModelConfig, SFTConfig
 from rlvla.utils.cli.flags import Parser
+from rlvla.utils.cli.other_tools import OTHER_TOOLS
 from rlvla.utils.deepspeed.config import StrategyConfig
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -94,12 +100,13 @@ max_steps eval_protocol render_quality val_before_train val_only unnorm_key
 @pytest.fixture(autouse=True)
 def wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "500")
+    monkeypatch.setattr("rlvla.utils.cli.help._LONGEST_LINE", 500)
 
 
 def help_entries(parser: Parser, capsys: pytest.CaptureFixture) -> dict[str, str]:
     """Flag -> its text, in one line."""
     with pytest.raises(SystemExit) as stop:
-        parser.parse_args(["--help"])
+        parser.parse_args(["--help", "all"])
     assert stop.value.code == 0
     text = capsys.readouterr().out
     entries = re.split(r"\n  (?=--?\w)", text)[1:]
@@ -125,7 +132,7 @@ def test_every_flag_is_explained_with_its_default(command: object, capsys: pytes
         if name == "-h":
             continue
         assert len(action.help.split()) >= 2, name
-        if action.default in (None, ()):
+        if action.default in (None, (), argparse.SUPPRESS):
             assert "None" not in entries[name] and "()" not in entries[name]
         else:
             assert f"(default: {as_typed(action.default)})" in entries[name], name
@@ -148,7 +155,7 @@ def test_where_there_is_no_checkpoint_none_is_spoken_of(command: object, capsys:
 @pytest.mark.parametrize("command", [check_env, collect_demos, eval_vla, train_ppo_vla], ids=lambda c: c.__name__)
 def test_flags_of_a_suite_stand_under_its_name(command: object, capsys: pytest.CaptureFixture) -> None:
     with pytest.raises(SystemExit):
-        command.build_parser().parse_args(["--help"])
+        command.build_parser().parse_args(["--help", "all"])
     groups = dict(re.findall(r"\n(suites? .*):\n((?:  .*\n?)+)", capsys.readouterr().out))
     libero = "suites libero_10, libero_90, libero_goal, libero_object, libero_plus_10, libero_plus_goal, "
     libero += "libero_plus_object, libero_plus_spatial, libero_spatial"
@@ -158,6 +165,102 @@ def test_flags_of_a_suite_stand_under_its_name(command: object, capsys: pytest.C
     assert flags["suites maniskill, metaworld, robosuite"] == ["object_state", "no"]
     assert flags[libero] == ["libero_assets"]
     assert flags["suite robotwin"] == ["robotwin_root", "robotwin_config"]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda c: c.__name__)
+def test_help_fits_a_narrow_terminal_and_its_examples_parse(
+    command: object, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        command.build_parser().parse_args(["--help"])
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= 80
+    examples = re.findall(r"^  ((?:python|deepspeed) (?:.*\\\n)*.*)", text, re.MULTILINE)
+    assert examples
+    for example in examples:
+        words = shlex.split(example.replace("\\\n", ""))
+        (at,) = [i for i, word in enumerate(words) if word.startswith("cli/")]
+        assert words[at] == f"cli/{command.__name__.rpartition('.')[2]}.py"
+        command.build_parser().parse_args(words[at + 1 :])
+
+
+@pytest.mark.parametrize("command", [train_ppo_vla, train_sac_vla, train_sft_vla, eval_vla], ids=lambda c: c.__name__)
+def test_help_alone_shows_few_flags(command: object, capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit):
+        command.build_parser().parse_args(["--help"])
+    shown = re.findall(r"^  --(\w+)", capsys.readouterr().out, re.MULTILINE)
+    assert 10 <= len(shown) <= 25
+    if command is train_ppo_vla:
+        assert {"pretrain", "save_path", "task_suite_name", "reward", "advantage_estimator", "num_episodes"} <= {*shown}
+
+
+def test_rewards_come_before_the_settings_of_each_source(capsys: pytest.CaptureFixture) -> None:
+    names = list(help_entries(train_ppo_vla.build_parser(), capsys))
+    assert names.index("reward") < min(i for i, name in enumerate(names) if name.startswith(("vlm_", "rm_")))
+
+
+# Keyword arguments of estimators and losses -> the flags that set them, where the names differ.
+RENAMED = {"lam": "lambd", "norm_by_std": "norm_adv_by_std", "kl_coef": "kl_cov_coef", "clip_dual": "eps_clip_dual"}
+
+
+def test_private_settings_stand_under_the_estimators_and_losses_that_read_them() -> None:
+    """Those of all estimators or losses with the argument, or of some whose meaning of it the help text tells."""
+    readers: dict[tuple[str, str], set[str]] = {}
+    for kind, names, options in (
+        ("advantage estimator", list_advantage_estimators(), advantage_estimator_options),
+        ("policy loss", list_policy_losses(), policy_loss_options),
+    ):
+        for name in names:
+            for option in options(name):
+                readers.setdefault((kind, RENAMED.get(option, option)), set()).add(name)
+    checked = 0
+    for field in dataclasses.fields(AlgorithmConfig):
+        kind, *owners = field.metadata.get("of", (None,))
+        if (kind, field.name) in readers:
+            # The two forms of dppo share the bound of the ratio with the loss that has the denoising steps' name.
+            assert readers[kind, field.name] == set(owners) or field.name == "eps_clip_dual", field.name
+            checked += 1
+    assert checked >= 14
+
+
+def test_flags_of_other_tools_lead_to_flags_that_exist(capsys: pytest.CaptureFixture) -> None:
+    parser = train_ppo_vla.build_parser()
+    known = set(parser._option_string_actions)
+    for name, (flag, difference) in OTHER_TOOLS.items():
+        assert f"--{flag}" in known and f"--{name}" not in known, name
+        assert set(re.findall(r"--[a-z_]+", difference.replace("--no-", "--"))) <= known
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--critic_warmup", "3", "--dual_clip", "3", "--algorithm.kl_ctrl.kl_coef=0.1", "--lr", "1"])
+    err = capsys.readouterr().err
+    assert "unknown flag --critic_warmup; similar is --freezing_actor_steps: it counts the iterations" in err
+    assert "unknown flag --lr; similar is --actor_learning_rate: the critic has" in err
+    assert "--algorithm.kl_ctrl.kl_coef=0.1; did you mean --init_kl_coef?" in err and "dual_clip" not in err
+    assert train_sft_vla.build_parser().parse_args(["--lr", "0.5"]).learning_rate == 0.5
+
+
+def test_the_page_of_names_from_other_tools_is_complete() -> None:
+    rows = re.findall(r"^\| (`.*?`) \| (`.*?`) \|", (ROOT / "docs" / "other_tools.md").read_text(), re.MULTILINE)
+    told = {(name, flags.split("`")[1]) for names, flags in rows for name in re.findall(r"`(\w+)`", names)}
+    known = {(name, f"--{flag}") for name, (flag, _) in OTHER_TOOLS.items()}
+    for command in (train_ppo_vla, train_rm_vla, train_sft_vla):
+        parser = command.build_parser()
+        for option in parser.aliases - {"--n_action_steps"}:
+            if not option.startswith("--no-"):
+                known.add((option[2:], parser._option_string_actions[option].option_strings[0]))
+    assert told == known
+
+
+def test_names_of_other_tools_in_a_configuration_file(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("dual_clip: 3.0\ntarget_modules: [q_proj, v_proj]\n")
+    parsed = train_ppo_vla.build_parser().parse_args(["--config", str(file)])
+    assert (parsed.eps_clip_dual, parsed.lora_targets) == (3.0, ["q_proj", "v_proj"])
+    for value, flag in (("true", "--flash_attn"), ("false", "--no-flash_attn")):
+        file.write_text(f"flash_attn: {value}\n")
+        with pytest.raises(SystemExit):
+            train_ppo_vla.build_parser().parse_args(["--config", str(file)])
+        assert f"run.yaml: unknown flag {flag}; similar is --attn_implementation:" in capsys.readouterr().err
 
 
 def attribute_reads() -> set[str]:
@@ -189,6 +292,7 @@ def test_flags_come_from_the_dataclasses(command: object, monkeypatch: pytest.Mo
         "config",
         "log_level",
         "quiet",
+        "version",
     }  # the parser's own
     assert flags <= fields
 

@@ -91,6 +91,7 @@ def test_the_wheel_holds_commands_and_data(wheel: Path) -> None:
     for path in (ROOT / "cli").glob("[a-z]*.py"):
         assert f"rlvla/cli/{path.name}" in names
         assert f"rlvla-{path.stem.replace('_', '-')} = rlvla.cli.{path.stem}:main" in listing
+    assert "rlvla = rlvla.cli.__main__:main" in listing and "rlvla/cli/__main__.py" in names
     assert not [name for name in names if name.startswith(("tests/", "cli/", "examples/"))]
     assert "rlvla---init--" not in listing
 

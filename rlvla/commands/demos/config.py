@@ -11,23 +11,31 @@ from rlvla.utils.cli.flags import MAX_SEED, arg
 class CollectConfig:
     """What is recorded, and where to."""
 
-    output: str = arg("runs/demos", "folder for demos.hdf5 and dataset_statistics.json", metavar="DIR", writes="folder")
+    output: str = arg(
+        "runs/demos",
+        "folder for demos.hdf5 and dataset_statistics.json",
+        metavar="DIR",
+        writes="folder",
+        essential=True,
+    )
     policy: str | None = arg(
         None,
         "folder of a trained policy or of its run, which plays instead of the scripted expert, in the environment that "
         "its folder names",
         metavar="DIR",
+        essential=True,
     )
     temperature: float | None = arg(
         None, "sample the actions of --policy at this temperature (default: greedy actions)", above=0
     )
-    num_demos: int = arg(200, "episodes to keep, per task", minimum=1)
-    keep: str = arg("success", "keep successful episodes only, or all", choices=("success", "all"))
+    num_demos: int = arg(200, "episodes to keep, per task", minimum=1, essential=True)
+    keep: str = arg("success", "keep successful episodes only, or all", choices=("success", "all"), essential=True)
     max_attempts: int = arg(20, "give up after num_demos times this many episodes per task", minimum=1)
-    num_envs: int = arg(2, "worker processes", minimum=1, maximum=10_000)
+    num_envs: int = arg(2, "worker processes", minimum=1, maximum=10_000, essential=True)
     seed: int = arg(
         0,
         "seed of the choice of states, and of the expert's noise or the samples of --policy",
         minimum=0,
         maximum=MAX_SEED,
+        essential=True,
     )

@@ -22,9 +22,10 @@ from rlvla.envs.workers.config import WorkerConfig
 from rlvla.envs.workers.messages import PlayActions, RunExpert
 from rlvla.envs.workers.pool import EnvWorkerError
 from rlvla.envs.workers.watchdog import WatchedPool
+from rlvla.utils.bars import progress_bar
 from rlvla.utils.errors import ConfigError
 from rlvla.utils.seeding import derive_rng, derive_seed
-from rlvla.utils.terminal import duration, progress_bar, table
+from rlvla.utils.terminal import duration, show, table
 
 # Number of episodes per task that may be lost to failing environments before the command gives up.
 MAX_FAILED_EPISODES = 20
@@ -150,7 +151,7 @@ def collect_demonstrations(
             writer.abort()
             raise
     print(table(("task", "kept", "played", f"{player.name} success", "mean steps"), rows))
-    print(f"{path} ({duration(time.perf_counter() - start)})")
+    show(f"saved {path} after {duration(time.perf_counter() - start)}")
     return path
 
 

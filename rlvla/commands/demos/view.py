@@ -16,10 +16,10 @@ from rlvla.data.robomimic import recorded_rewards
 from rlvla.evaluation.data_page import ViewedEpisode, render_data_page
 from rlvla.evaluation.demos_page import shown_episodes
 from rlvla.evaluation.rerun_recording import write_recording
+from rlvla.utils.bars import progress_bar
 from rlvla.utils.cli.flags import arg, range_problems
 from rlvla.utils.errors import ConfigError, Problem, require
 from rlvla.utils.files import write_atomic
-from rlvla.utils.terminal import progress_bar
 from rlvla.utils.video import upright
 
 PAGE_FILE = "view_data.html"

@@ -28,7 +28,7 @@ from rlvla.trainer.reward_sources import tie_to_learner
 from rlvla.trainer.trainer import Trainer
 from rlvla.utils.deepspeed.config import launched_rank
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
-from rlvla.utils.terminal import count
+from rlvla.utils.terminal import count, header, show
 
 _BLIND = ("success", "env", "rm", "affordance", "overlong")  # reward sources that never look at images
 REPLAY = "replay"  # subfolder of the run folder
@@ -45,7 +45,7 @@ def run_sac(flags: SACRun) -> Trainer | None:
     setting = checked.run
     if flags.run.dry_run:
         if launched_rank() == 0:
-            print(header(flags, checked, trainer=None))
+            show(describe_run(flags, checked, trainer=None))
         return None
     with started(flags, setting) as (pool, signals), ExitStack() as stack:
         actor: Any = setting.checkpoint.load_policy()
@@ -76,7 +76,7 @@ def run_sac(flags: SACRun) -> Trainer | None:
         setup = AlgorithmSetup(Models(actor, critic, None), strategy, config, setting.tasks, checked.demos)
         trainer = Trainer(setup, rollout, save_path, flags.ckpt_path, signals)
         begin(trainer, flags)
-        train(trainer, flags, plan, header(flags, checked, trainer))
+        train(trainer, flags, plan, describe_run(flags, checked, trainer))
     return trainer
 
 
@@ -89,7 +89,7 @@ def played_options(flags: SACRun, setting: CheckedRun) -> dict[str, Any]:
     return setting.options(watched=judged or bool(schedule.num_videos) or schedule.dump_rollouts)
 
 
-def header(flags: SACRun, checked: CheckedSAC, trainer: Trainer | None) -> str:
+def describe_run(flags: SACRun, checked: CheckedSAC, trainer: Trainer | None) -> str:
     """What is trained, on what, for how long."""
     batch, sac, replay, setting = flags.batch, flags.sac, flags.replay, checked.run
     weights = ""
@@ -114,4 +114,6 @@ def header(flags: SACRun, checked: CheckedSAC, trainer: Trainer | None) -> str:
         f"{batch.random_episodes} at random",
         "folder": flags.run.save_path,
     }
-    return "training\n" + "\n".join(f"  {name:<10} {text}" for name, text in rows.items())
+    if trainer is not None:
+        rows["ranks"] = f"{trainer.strategy.described}, with {flags.run.num_envs} environments each"
+    return header("training", rows)

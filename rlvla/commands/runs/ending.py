@@ -19,7 +19,7 @@ from rlvla.utils.cli.command import STARTS_ANEW
 from rlvla.utils.disk import Expendable
 from rlvla.utils.files import write_json
 from rlvla.utils.stopping import resume_command
-from rlvla.utils.terminal import duration, table
+from rlvla.utils.terminal import duration, show, table
 
 EVALUATIONS_FILE = "evaluations.json"
 
@@ -49,7 +49,7 @@ def conclude(trainer: Trainer, flags: TrainingRun, save_path: Path) -> None:
             save_learning_curve(save_path)
 
     Expendable(f"the summary in {save_path}").attempt(write)
-    print(closing_words(trainer, save_path))
+    show(closing_words(trainer, save_path))
 
 
 def _merged(evaluations: list[dict[str, Any]], file: Path) -> list[dict[str, Any]]:
@@ -79,9 +79,8 @@ def closing_words(trainer: Trainer, save_path: Path) -> str:
             evaluations,
             f"({how}, protocol {protocol}; {totals['episodes']:.0f} episodes, {totals['env_steps']:.0f} env steps, "
             f"{duration(totals['seconds'])} of training)",
-            f"curves: tensorboard --logdir {save_path} (picture: {save_path / CURVE_FILE})"
-            if trainer.config.schedule.use_tensorboard
-            else f"curves: {save_path / CURVE_FILE}",
+            f"curves: {save_path / CURVE_FILE}",
+            *([f"more curves: tensorboard --logdir {save_path}"] if trainer.config.schedule.use_tensorboard else []),
             f"next: python cli/eval_vla.py --pretrain {trainer.exported} --report {save_path / 'report'}"
             + words_for_later_commands(),
         ]

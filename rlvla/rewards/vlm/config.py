@@ -16,30 +16,43 @@ class VLMServerConfig:
 
     vlm_url: str | None = arg(
         None,
-        "vlm: base URL of an OpenAI-compatible server, e.g. http://127.0.0.1:8000/v1 (default: none)",
+        "base URL of an OpenAI-compatible server, e.g. http://127.0.0.1:8000/v1 (default: none)",
         metavar="URL",
+        of=("reward", "vlm"),
     )
-    vlm_model: str | None = arg(None, "vlm: name of the model there (default: none)")
-    vlm_structured_output: bool = arg(True, "vlm: ask the server to keep to the JSON schema of the answer")
-    vlm_timeout: float = arg(10.0, "vlm: seconds until an answer must have come", minimum=0.1, maximum=3600)
+    vlm_model: str | None = arg(None, "name of the model there (default: none)", of=("reward", "vlm"))
+    vlm_structured_output: bool = arg(
+        True, "ask the server to keep to the JSON schema of the answer", of=("reward", "vlm")
+    )
+    vlm_timeout: float = arg(
+        10.0, "seconds until an answer must have come", minimum=0.1, maximum=3600, of=("reward", "vlm")
+    )
     vlm_warmup: float = arg(
         0.0,
-        "vlm: seconds that the first answers may take instead, while the server loads and compiles; as many requests "
+        "seconds that the first answers may take instead, while the server loads and compiles; as many requests "
         "as may be under way at a time are then sent before the first rollout, too",
         minimum=0,
         maximum=86_400,
+        of=("reward", "vlm"),
     )
-    vlm_retries: int = arg(3, "vlm: further attempts after a failed one", minimum=0, maximum=100)
+    vlm_retries: int = arg(3, "further attempts after a failed one", minimum=0, maximum=100, of=("reward", "vlm"))
     vlm_concurrency: int = arg(
-        32, "vlm: requests under way at a time, per rank, for all questions together", minimum=1, maximum=1024
+        32,
+        "requests under way at a time, per rank, for all questions together",
+        minimum=1,
+        maximum=1024,
+        of=("reward", "vlm"),
     )
-    vlm_max_tokens: int = arg(64, "vlm: longest answer in tokens", minimum=1, maximum=1_000_000)
-    vlm_cache_size: int = arg(100_000, "vlm: answers kept, by model, prompt and images; 0: none", minimum=0)
+    vlm_max_tokens: int = arg(64, "longest answer in tokens", minimum=1, maximum=1_000_000, of=("reward", "vlm"))
+    vlm_cache_size: int = arg(
+        100_000, "answers kept, by model, prompt and images; 0: none", minimum=0, of=("reward", "vlm")
+    )
     vlm_max_failures: float = arg(
         0.2,
-        "vlm: the run stops when more than this share of the requests of an iteration, or of an evaluation, fails",
+        "the run stops when more than this share of the requests of an iteration, or of an evaluation, fails",
         minimum=0,
         maximum=1,
+        of=("reward", "vlm"),
     )
 
 
@@ -47,37 +60,54 @@ class VLMServerConfig:
 class VLMConfig(VLMServerConfig):
     """Questions, and conversion of answers to rewards."""
 
-    vlm_scorer: str = arg("progress", "vlm: what the model is asked by the source vlm", choices=question_names)
+    vlm_scorer: str = arg(
+        "progress", "what the model is asked by the source vlm", choices=question_names, of=("reward", "vlm")
+    )
     vlm_prompt: str | None = arg(
         None,
-        "vlm: file with another prompt for --vlm_scorer; {task} is replaced by the instruction, {skill} by the task's "
+        "file with another prompt for --vlm_scorer; {task} is replaced by the instruction, {skill} by the task's "
         "name (default: the scorer's own)",
         metavar="FILE",
+        of=("reward", "vlm"),
     )
     vlm_eval_frequency: int = arg(
-        5, "vlm: least number of environment steps between judged frames (there is a frame at each decision)", minimum=1
+        5,
+        "least number of environment steps between judged frames (there is a frame at each decision)",
+        minimum=1,
+        of=("reward", "vlm"),
     )
     vlm_episode_frames: int = arg(
-        6, "vlm: frames of an episode that the question 'episode' is shown", minimum=1, maximum=1000
+        6,
+        "frames of an episode that the question 'episode' is shown",
+        minimum=1,
+        maximum=1000,
+        of=("reward", "vlm"),
     )
     vlm_progress_term: str = arg(
         "delta",
-        "vlm: p - p0; or gamma^n p - p0, which leaves the best policy as it is (not for methods that give an episode "
+        "p - p0; or gamma^n p - p0, which leaves the best policy as it is (not for methods that give an episode "
         "one advantage: it adds up to the same for all); or max(0, p - p0), which can be farmed",
         choices=PROGRESS_TERMS,
+        of=("reward", "vlm"),
     )
     vlm_action_weight: float = arg(
-        0.0, "vlm: weight of the action score, which pays for standing still, too", minimum=0
+        0.0,
+        "weight of the action score, which pays for standing still, too",
+        minimum=0,
+        of=("reward", "vlm"),
     )
-    vlm_progress_weight: float = arg(0.8, "vlm: weight of the progress term", minimum=0)
-    vlm_reward_scale: float = arg(2.0, "vlm: factor of the whole")
+    vlm_progress_weight: float = arg(0.8, "weight of the progress term", minimum=0, of=("reward", "vlm"))
+    vlm_reward_scale: float = arg(2.0, "factor of the whole", of=("reward", "vlm"))
     vlm_curriculum: tuple[float, ...] = arg(
         (1.0, 0.1),
-        "vlm: weight at the first and the last iteration, linear between",
+        "weight at the first and the last iteration, linear between",
         nargs=2,
         minimum=0,
         metavar="WEIGHT",
+        of=("reward", "vlm"),
     )
     vlm_curriculum_inside: bool = arg(
-        True, "vlm: with --vlm_progress_term potential the curriculum's weight belongs to the potential (off: to F)"
+        True,
+        "with --vlm_progress_term potential the curriculum's weight belongs to the potential (off: to F)",
+        of=("reward", "vlm"),
     )

@@ -40,6 +40,8 @@ class SACRunConfig(BasicRunConfig):
         "run folder: policy/, replay/, metrics, TensorBoard files, learning curve",
         metavar="DIR",
         writes="folder",
+        essential=True,
+        aliases=("output_dir",),
     )
 
 
@@ -51,19 +53,20 @@ class SACBatchConfig(TaskSamplingConfig):
     temperature: ClassVar[float] = 1.0
     flow_noise_level_end: ClassVar[None] = None
 
-    num_episodes: int = arg(2048, "total number of episodes to play", minimum=1)
-    rollout_batch_size: int = arg(16, "episodes per iteration, over all ranks", minimum=1)
+    num_episodes: int = arg(2048, "total number of episodes to play", minimum=1, essential=True)
+    rollout_batch_size: int = arg(16, "episodes per iteration, over all ranks", minimum=1, essential=True)
     random_episodes: int = arg(
         64,
         "begin with this many episodes of random actions, over all ranks; learning starts after them, and so does the "
         "normalisation of proprio, which is theirs",
         minimum=0,
     )
-    train_batch_size: int = arg(256, "decisions per update, over all ranks", minimum=2)
+    train_batch_size: int = arg(256, "decisions per update, over all ranks", minimum=2, essential=True)
     utd_ratio: float | None = arg(
         None,
         "updates of the critics per decision that was played (update-to-data ratio) (default: 1; dsrl: 20)",
         above=0,
+        essential=True,
     )
     actor_interval: int = arg(1, "updates of the critics per update of actor and temperature", minimum=1)
 
@@ -88,6 +91,7 @@ class SACConfig:
         "robosuite with --action_space primitives), gaussian (chunks of actions) or dsrl (the flow policy of "
         "--pretrain, from noise that is chosen)",
         choices=POLICIES,
+        essential=True,
     )
     action_chunk_len: int | None = arg(
         None,
@@ -95,9 +99,12 @@ class SACConfig:
         "predicts (default: gaussian 1)",
         minimum=1,
         maximum=1000,
-        alias="n_action_steps",
+        aliases=("n_action_steps",),
+        essential=True,
     )
-    read_images: bool = arg(False, "the policy sees the cameras; otherwise only proprio (--use_proprio)")
+    read_images: bool = arg(
+        False, "the policy sees the cameras; otherwise only proprio (--use_proprio)", essential=True
+    )
     image_shift: int = arg(
         0,
         "--read_images: updates see images shifted at random by up to this many pixels (DrQ); edges repeat",
@@ -109,7 +116,7 @@ class SACConfig:
         "images; the policy does not, and needs none of it when it is evaluated",
     )
     hidden_sizes: tuple[int, ...] = arg((256, 256), "widths of the hidden layers", minimum=1, metavar="WIDTH")
-    gamma: float = arg(0.99, "discount per environment step", minimum=0, maximum=1)
+    gamma: float = arg(0.99, "discount per environment step", minimum=0, maximum=1, essential=True)
     n_step: int = arg(1, "decisions whose rewards are summed before a target bootstraps", minimum=1, maximum=1000)
     n_critics: int | None = arg(None, "critics (RLPD: 10) (default: 2; dsrl: 10)", minimum=1, maximum=1000)
     target_critics: int = arg(2, "critics, drawn anew for each update, whose smallest value is the target", minimum=1)
@@ -120,7 +127,7 @@ class SACConfig:
     )
     entropy_in_target: bool = arg(True, "the targets count the entropy to come (RLPD: not)")
     tau: float = arg(0.005, "share by which the target networks follow at each update", above=0, maximum=1)
-    actor_learning_rate: float = arg(3e-4, "learning rate of the actor", minimum=0)
+    actor_learning_rate: float = arg(3e-4, "learning rate of the actor", minimum=0, essential=True)
     critic_learning_rate: float = arg(3e-4, "learning rate of the critics", minimum=0)
     temperature_learning_rate: float = arg(3e-4, "learning rate of the temperatures; 0: they stay", minimum=0)
     init_temperature: float = arg(0.1, "temperature of the entropy at the start (RLPD: 1)", above=0)
@@ -145,7 +152,9 @@ class SACConfig:
 class NoiseConfig:
     """The flow policy of `--policy dsrl`, and the noise that is chosen for it."""
 
-    pretrain: str | None = arg(None, "dsrl: checkpoint folder of the flow policy, which stays as it is", metavar="DIR")
+    pretrain: str | None = arg(
+        None, "dsrl: checkpoint folder of the flow policy, which stays as it is", metavar="DIR", essential=True
+    )
     unnorm_key: str | None = arg(
         None, "dsrl: entry of its dataset statistics (default: the suite's name, or the only one)", metavar="KEY"
     )
@@ -254,7 +263,10 @@ class ReplayConfig:
     )
     replay_stratified: bool = arg(True, "draw one decision from each of equal segments; off: independent draws")
     demos: str | None = arg(
-        None, "demonstrations that are in every batch, in any format that train_sft_vla.py reads", metavar="PATH"
+        None,
+        "demonstrations that are in every batch, in any format that train_sft_vla.py reads",
+        metavar="PATH",
+        essential=True,
     )
     demo_share: float = arg(0.5, "--demos: their share of each batch (RLPD)", above=0, below=1)
 
@@ -275,7 +287,12 @@ class ReplayConfig:
 class SACStrategyConfig(StrategyConfig):
     """How DeepSpeed is run."""
 
-    max_norm: float = arg(10.0, "maximum gradient norm; larger gradients are clipped to it", above=0)
+    max_norm: float = arg(
+        10.0,
+        "maximum gradient norm; larger gradients are clipped to it",
+        above=0,
+        aliases=("max_grad_norm", "grad_clip"),
+    )
 
 
 @dataclass(frozen=True)

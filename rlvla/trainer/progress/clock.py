@@ -25,6 +25,7 @@ class RunClock:
         self._mark: float | None = None  # end of the last iteration or evaluation
         self._between = 0.0  # seconds that neither took (checkpoints), since the first iteration
         self._measured = 0
+        self._evaluating = False
 
     def iteration(self, seconds: float) -> None:
         """An iteration has just ended."""
@@ -34,10 +35,14 @@ class RunClock:
         self._recent.append(seconds)
         self._measured += 1
 
+    def begin_evaluation(self) -> None:
+        """An evaluation begins."""
+        self._evaluating = True
+
     def evaluation(self, seconds: float) -> None:
         """An evaluation has just ended."""
         self._note(seconds)
-        self._evaluation = seconds
+        self._evaluation, self._evaluating = seconds, False
 
     def _note(self, seconds: float) -> None:
         now = self._now()
@@ -53,6 +58,14 @@ class RunClock:
         each = sum(self._recent) / len(self._recent) + self._between / self._measured
         evaluations = 1 + self._between_ends(done) if rest >= 0 else 0
         return rest * each + evaluations * self._evaluation
+
+    def countdown(self, done: int) -> float | None:
+        """As `left`, less the time since the end of the last iteration or evaluation."""
+        left = self.left(done)
+        if left is None or self._mark is None:
+            return None
+        under_way = self._evaluation if self._evaluating and done < self._iterations else 0.0
+        return max(0.0, left + under_way - (self._now() - self._mark))
 
     def _between_ends(self, done: int) -> int:
         """Evaluations due after `done` iterations and before the last one."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from rlvla.trainer.progress.clock import RunClock
 from rlvla.trainer.progress.curve import GrowingCurve
 from rlvla.trainer.progress.plateau import Plateau, find_plateau, likely_causes, window_of
 from rlvla.trainer.progress.signal import StartDistance, signal_share
+from rlvla.utils.bars import part_of_run
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
 from rlvla.utils.terminal import duration, log
 
@@ -93,11 +95,13 @@ class Progress(Observer):
         self._history.append({name: values[name] for name in names if name in values})
 
     # --------------------------------------------------------------- reporting
+    def on_bars(self, done: Callable[[], int]) -> AbstractContextManager[None]:
+        """Inside the block progress bars show the time left of the run after `done()` iterations."""
+        return part_of_run(lambda: self.clock.countdown(done()))
+
     def bar(self, iteration: int) -> str:
         """The beginning of a progress bar during `iteration` (counted from 1)."""
-        left = self.clock.left(iteration - 1)
-        rest = "" if left is None else f" ({duration(left)} left)"
-        return f"iteration {iteration}/{self._config.batch.iterations}{rest}"
+        return f"iteration {iteration}/{self._config.batch.iterations}"
 
     def line(self, iteration: int, values: dict[str, float]) -> str:
         """The line printed after an iteration; see `iteration_line`."""

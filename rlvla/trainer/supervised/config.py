@@ -35,20 +35,23 @@ class SupervisedRunConfig:
         "demonstrations, one or more of: HDF5 of cli/collect_demos.py or dumped rollouts, a LeRobot folder, LIBERO "
         "*_demo.hdf5 (a file or a folder)",
         metavar="PATH",
+        essential=True,
     )
     pretrain: str = arg(
         "tiny",
         "checkpoint folder to start from, or a new model: compact (convolutions, learns fast) or tiny (a transformer)",
         metavar="DIR",
+        essential=True,
+        aliases=("model_name_or_path",),
     )
-    save_path: str = arg("runs/supervised", "run folder", metavar="DIR", writes="folder")
+    save_path: str = arg("runs/supervised", "run folder", metavar="DIR", writes="folder", aliases=("output_dir",))
     fallback_path: str | None = fallback_path_flag("the result")
     cameras: tuple[str, ...] = arg((), "cameras of the file to use (default: all)", metavar="NAME")
     use_proprio: bool = arg(True, "a new model takes proprioception if the demonstrations have it")
     heldout_tasks: tuple[str, ...] = heldout_tasks_flag()
     center_crop: bool | None = arg(None, "crop images to 90 % of their area (default: the checkpoint's, else no)")
     unnorm_key: str | None = arg(None, "entry of the dataset statistics (default: the only one)", metavar="KEY")
-    seed: int = arg(0, "seed of weights, batches and what is held out", minimum=0, maximum=MAX_SEED)
+    seed: int = arg(0, "seed of weights, batches and what is held out", minimum=0, maximum=MAX_SEED, essential=True)
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,12 @@ class SFTRunConfig(SupervisedRunConfig):
     """Data, initial checkpoint and run folder of supervised fine-tuning."""
 
     save_path: str = arg(
-        "runs/sft", "run folder; the policy goes to its subfolder policy/", metavar="DIR", writes="folder"
+        "runs/sft",
+        "run folder; the policy goes to its subfolder policy/",
+        metavar="DIR",
+        writes="folder",
+        essential=True,
+        aliases=("output_dir",),
     )
     fallback_path: str | None = fallback_path_flag("policy/")
     model_variant: str | None = arg(None, f"{VARIANT_HELP} (a new tiny model: oft)", choices=MODEL_VARIANTS)
@@ -81,7 +89,8 @@ class NewModelConfig:
         "actions per decision (default: the checkpoint's, else 8, or 1 for autoregressive)",
         minimum=1,
         maximum=10_000,
-        alias="n_action_steps",
+        aliases=("n_action_steps",),
+        essential=True,
     )
     model_family: str = arg(
         TINY_FAMILIES[0],
@@ -126,15 +135,31 @@ class NewModelConfig:
 class SFTConfig(LoggingConfig):
     """Hyperparameters of supervised fine-tuning."""
 
-    max_epochs: int = arg(10, "passes over the demonstrations", minimum=1)
+    max_epochs: int = arg(
+        10, "passes over the demonstrations", minimum=1, essential=True, aliases=("num_train_epochs", "total_epochs")
+    )
     max_steps: int | None = arg(None, "optimizer steps at most (default: those of all epochs)", minimum=1)
-    train_batch_size: int = arg(64, "decisions per optimizer step, over all ranks", minimum=1)
-    micro_train_batch_size: int = arg(64, "decisions per forward and backward pass on one rank", minimum=1)
-    learning_rate: float = arg(1e-3, "peak learning rate (about 5e-5 is suitable for a 7B model with LoRA)", minimum=0)
-    lr_warmup_ratio: float = arg(0.03, "share of the optimizer steps spent warming up", minimum=0, maximum=1)
-    lr_scheduler: str = arg("cosine", "learning-rate schedule", choices=SCHEDULERS)
+    train_batch_size: int = arg(64, "decisions per optimizer step, over all ranks", minimum=1, essential=True)
+    micro_train_batch_size: int = arg(
+        64, "decisions per forward and backward pass on one rank", minimum=1, aliases=("per_device_train_batch_size",)
+    )
+    learning_rate: float = arg(
+        1e-3,
+        "peak learning rate (about 5e-5 is suitable for a 7B model with LoRA)",
+        minimum=0,
+        essential=True,
+        aliases=("lr",),
+    )
+    lr_warmup_ratio: float = arg(
+        0.03,
+        "share of the optimizer steps spent warming up",
+        minimum=0,
+        maximum=1,
+        aliases=("warmup_ratio", "lr_warmup_steps_ratio"),
+    )
+    lr_scheduler: str = arg("cosine", "learning-rate schedule", choices=SCHEDULERS, aliases=("lr_scheduler_type",))
     adam_betas: tuple[float, ...] = arg((0.9, 0.95), "AdamW betas", minimum=0, below=1, nargs=2, metavar="BETA")
-    l2: float = arg(0.01, "AdamW weight decay", minimum=0)
+    l2: float = arg(0.01, "AdamW weight decay", minimum=0, aliases=("weight_decay",))
     label_smoothing: float = arg(
         0.0, "fraction of each label spread uniformly over all action tokens", minimum=0, maximum=0.9
     )
@@ -184,6 +209,7 @@ class ValidationConfig:
         "them with those on training rows (0.1 is a good value)",
         minimum=0,
         below=1,
+        essential=True,
     )
     heldout_steps: int | None = arg(
         None,
@@ -198,6 +224,7 @@ class ValidationConfig:
         "play episodes every this many epochs and at the end, from initial states that are not in the demonstrations; "
         "may be a fraction",
         minimum=0,
+        essential=True,
     )
     eval_episodes: int = arg(20, "--eval_epochs: episodes per task", minimum=1)
     eval_samples: int = arg(
@@ -218,6 +245,7 @@ class ValidationConfig:
         "end after this many measurements in a row without an improvement of held-out loss or success, and keep the "
         "best policy (0: never)",
         minimum=0,
+        essential=True,
     )
 
     @property
@@ -234,12 +262,18 @@ class RewardRunConfig(SupervisedRunConfig):
         ("runs/demos/demos.hdf5",),
         "one or more files of episodes, from cli/collect_demos.py --keep all or training with --dump_rollouts",
         metavar="FILE",
+        essential=True,
     )
     save_path: str = arg(
-        "runs/rm", "run folder; the result goes to its subfolder reward_model/", metavar="DIR", writes="folder"
+        "runs/rm",
+        "run folder; the result goes to its subfolder reward_model/",
+        metavar="DIR",
+        writes="folder",
+        essential=True,
+        aliases=("output_dir",),
     )
     fallback_path: str | None = fallback_path_flag("reward_model/")
-    use_proprio: bool = arg(False, "a new model takes proprioception if the episodes have it")
+    use_proprio: bool = arg(False, "a new model takes proprioception if the episodes have it", essential=True)
     center_crop: bool | None = arg(None, "a new tiny model crops images to 90 % of their area (default: no)")
     platform: str | None = arg(None, PLATFORM_HELP, choices=tuple(PLATFORMS))
     camera_map: tuple[str, ...] = arg((), CAMERA_MAP_HELP, nargs="+", metavar="CAMERA=FEATURE")
@@ -249,18 +283,33 @@ class RewardRunConfig(SupervisedRunConfig):
 class RewardModelConfig(LoggingConfig):
     """Hyperparameters of reward model training."""
 
-    max_epochs: int = arg(6, "passes over the frames", minimum=1)
-    train_batch_size: int = arg(64, "frames per optimizer step, over all ranks", minimum=1)
-    learning_rate: float = arg(2e-3, "peak learning rate (about 2e-5 is suitable for a 7B model with LoRA)", minimum=0)
-    lr_warmup_ratio: float = arg(0.05, "share of the optimizer steps spent warming up", minimum=0, maximum=1)
-    lr_scheduler: str = arg("cosine", "learning-rate schedule", choices=SCHEDULERS)
-    l2: float = arg(0.01, "AdamW weight decay", minimum=0)
+    max_epochs: int = arg(
+        6, "passes over the frames", minimum=1, essential=True, aliases=("num_train_epochs", "total_epochs")
+    )
+    train_batch_size: int = arg(64, "frames per optimizer step, over all ranks", minimum=1, essential=True)
+    learning_rate: float = arg(
+        2e-3,
+        "peak learning rate (about 2e-5 is suitable for a 7B model with LoRA)",
+        minimum=0,
+        essential=True,
+        aliases=("lr",),
+    )
+    lr_warmup_ratio: float = arg(
+        0.05,
+        "share of the optimizer steps spent warming up",
+        minimum=0,
+        maximum=1,
+        aliases=("warmup_ratio", "lr_warmup_steps_ratio"),
+    )
+    lr_scheduler: str = arg("cosine", "learning-rate schedule", choices=SCHEDULERS, aliases=("lr_scheduler_type",))
+    l2: float = arg(0.01, "AdamW weight decay", minimum=0, aliases=("weight_decay",))
     pairs: str | None = arg(
         None,
         "learn success from pairs of episodes of a task (Bradley-Terry) instead of labeled frames; better is "
         "success over failure, with length also the shorter of two successes, the larger recorded return, or the "
         "smaller recorded rank",
         choices=PAIR_ORDERS,
+        essential=True,
     )
     pair_frames: int = arg(
         8,
@@ -274,7 +323,9 @@ class RewardModelConfig(LoggingConfig):
     failure_progress_cap: float = arg(
         0.5, "upper bound of the progress of frames from failed episodes", minimum=0, maximum=1
     )
-    heldout_share: float = arg(0.2, "fraction of the episodes held out for the metrics", above=0, below=1)
+    heldout_share: float = arg(
+        0.2, "fraction of the episodes held out for the metrics", above=0, below=1, essential=True
+    )
     max_bad_steps: int = max_bad_steps_flag()
     logging_steps: int = arg(20, "log metrics every this many optimizer steps", minimum=1)
 

@@ -19,10 +19,10 @@ from rlvla.trainer.guards import BadSteps
 from rlvla.trainer.metrics import Metrics
 from rlvla.trainer.metrics_writer import REWARD_MODEL_LAYOUT, MetricsLogger
 from rlvla.trainer.supervised.config import RewardModelConfig
+from rlvla.utils.bars import progress_bar
 from rlvla.utils.deepspeed.engine import OptimConfig
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
 from rlvla.utils.seeding import derive_rng
-from rlvla.utils.terminal import progress_bar
 
 CENTERING = 1e-3
 PAIRS_PER_EPISODE = 8  # pairs in an epoch, per training episode: all pairs grow with the square of the episodes
@@ -164,7 +164,7 @@ class RewardModelTrainer:
             TrainingHalted: too many consecutive steps were not finite; nothing is exported.
         """
         step, size, means = 0, self._batch, Metrics()
-        with progress_bar(self._total, "reward model", enabled=self._strategy.is_main, unit="step") as bar:
+        with progress_bar(self._total, "reward model", enabled=self._strategy.is_main) as bar:
             for epoch in range(self._config.max_epochs):
                 rng = derive_rng(self._strategy.seed, "reward model", epoch)
                 order = rng.permutation(len(self._pairs) or self._items)[: self._items]

@@ -35,11 +35,12 @@ from rlvla.trainer.supervised.validation import (
     training_majority,
 )
 from rlvla.trainer.supervised.verdict import Facts, Verdict, judge
+from rlvla.utils.bars import progress_bar
 from rlvla.utils.deepspeed.engine import OptimConfig
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
 from rlvla.utils.errors import SaveError
 from rlvla.utils.files import put_in_place
-from rlvla.utils.terminal import log, progress_bar
+from rlvla.utils.terminal import log
 
 if TYPE_CHECKING:
     from rlvla.models.actor import Actor
@@ -129,7 +130,7 @@ class SFTTrainer:
         """
         means, watch, last, start = Metrics(), Stopwatch(), {}, time.perf_counter()
         end, cooling = self._total, False
-        with progress_bar(self._total, "SFT", enabled=self._strategy.is_main, unit="step") as bar:
+        with progress_bar(self._total, "SFT", enabled=self._strategy.is_main) as bar:
             self._measure(0, bar)
             self._engine.train()
             for step, batch in enumerate(self._batches(), start=1):

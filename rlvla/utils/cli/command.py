@@ -11,9 +11,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+from rlvla.utils.cli.programs import as_installed
 from rlvla.utils.ending import end_now, importing, is_first_rank, note_failure, program, run_command
 from rlvla.utils.errors import RunEnded
-from rlvla.utils.terminal import passing_note
+from rlvla.utils.terminal import fit, passing_note
 
 Main = Callable[[Sequence[str] | None], None]
 STARTS_ANEW = "the same command starts anew"
@@ -49,7 +50,8 @@ def _run(main: Main, argv: Sequence[str] | None) -> None:
         if error.one_rank:
             note_failure()
         if error.one_rank or is_first_rank():  # the launcher ends the other ranks
-            print(f"{program()}: the run was ended: {error}", file=sys.stderr, flush=True)
+            text = as_installed(f"{program()}: the run was ended: {error}")
+            print(fit(text, sys.stderr), file=sys.stderr, flush=True)
         raise SystemExit(1) from None
     except OSError as error:
         if error.errno not in _NO_ROOM:

@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rlvla.utils.cli.programs import typed_command
 from rlvla.utils.data_files import read_yaml
 from rlvla.utils.errors import ConfigError
 from rlvla.utils.files import write_atomic
@@ -124,4 +125,4 @@ def write_config_file(folder: Path, parts: Sequence[Any]) -> Path:
 def command_line() -> str:
     """The command as typed, quoted for a shell, without the launcher's additions."""
     typed = [word for word in sys.argv if not word.startswith("--local_rank=")]
-    return shlex.join(["python", *typed])
+    return shlex.join(typed_command(typed))

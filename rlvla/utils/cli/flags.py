@@ -20,12 +20,17 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NoReturn
 
+from rlvla.utils.cli.completion import complete
 from rlvla.utils.cli.config_file import config_file_of, words_of_config_file
+from rlvla.utils.cli.help import ShowHelp, everything
+from rlvla.utils.cli.other_tools import OTHER_TOOLS
+from rlvla.utils.cli.programs import as_installed
 from rlvla.utils.data_files import field_types
 from rlvla.utils.ending import note_failure
 from rlvla.utils.errors import ConfigError, MissingExtraError, Problem
 from rlvla.utils.files import target_problem
-from rlvla.utils.terminal import LOG_LEVELS, set_output
+from rlvla.utils.terminal import LOG_LEVELS, fit, set_output
+from rlvla.version import __version__
 
 LARGEST_INTEGER = 10**9  # where a flag declares no maximum; no count of a run comes near it
 LARGEST, SMALLEST = 1e12, 1e-12  # likewise: magnitudes of numbers that are not 0
@@ -49,25 +54,13 @@ def arg(default: Any, help: str | Callable[[], str], **metadata: Any) -> Any:
         metadata: `choices` (or a function that returns them when a parser is built), `metavar`, `nargs`, `action` as
             in argparse; `value`, the metavar of a switch's optional value; `minimum`, `maximum` (inclusive) and
             `above`, `below` (exclusive bounds) are checked by `range_problems`, which has bounds for numbers that
-            declare none; `flag` is the name of the flag if it is not that of the field, `alias` a second one;
-            `lines=True` allows line breaks in a text; `writes` ("file" or "folder") marks an output, which must be
-            writable. `recorded=False`: see `rlvla.envs.options.SuiteOptions`.
+            declare none; `flag` is the name of the flag if it is not that of the field, `aliases` are exact synonyms
+            (names of other tools' flags that only resemble one: `rlvla.utils.cli.other_tools`); `essential=True` if
+            `--help` alone shows the flag; `of` = (kind, *names) puts it in a group of its own, e.g. ("policy loss",
+            "sapo"); `lines=True` allows line breaks in a text; `writes` ("file" or "folder") marks an output, which
+            must be writable. `recorded=False`: see `rlvla.envs.options.SuiteOptions`.
     """
     return dataclasses.field(default=default, metadata={"help": help, **metadata})
-
-
-class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Appends the default as it would be typed; without one, the help text itself says what happens."""
-
-    def _get_help_string(self, action: argparse.Action) -> str:
-        help_text, default = action.help or "", action.default
-        if default in (None, (), argparse.SUPPRESS):
-            return help_text
-        if isinstance(default, bool):
-            default = "on" if default else "off"
-        elif isinstance(default, tuple):
-            default = " ".join(map(str, default))
-        return f"{help_text} (default: {str(default).replace('%', '%%')})"
 
 
 class Parser(argparse.ArgumentParser):
@@ -75,26 +68,40 @@ class Parser(argparse.ArgumentParser):
 
     Attributes:
         configs: the dataclasses whose fields are flags, each with the names of the fields that are not.
+        common: the group of flags that every command has.
+        kinds: title of a group -> (kind, names) where there are several groups of a kind ("policy loss").
+        essential: names of the flags that `--help` shows first.
+        aliases: second names of flags, with their dashes.
     """
 
     def __init__(self, description: str):
         super().__init__(
             usage="%(prog)s [--flag VALUE ...]",  # the full list of flags would fill a screen and explain nothing
             description=description,
-            formatter_class=_HelpFormatter,
+            add_help=False,
             allow_abbrev=False,
             exit_on_error=False,
         )
+        self._positionals.title = "arguments"
         self.configs: list[tuple[type, Collection[str]]] = []
-        terminal = self.add_argument_group("terminal and configuration file")
-        terminal.add_argument(
+        self.kinds: dict[str, tuple[str, Sequence[str]]] = {}
+        self.essential: set[str] = {"config"}
+        self.aliases: set[str] = set()
+        self.common = self.add_argument_group("terminal and configuration file")
+        self.common.add_argument("-h", "--help", action=ShowHelp)
+        self.common.add_argument(
+            "--version", action="version", version=f"rlvla {__version__}", help="print the version of rlvla and exit"
+        )
+        self.common.add_argument(
             "--config",
             metavar="FILE",
             help="YAML file of flags and values; flags on the command line take precedence, and "
             f"{NONE!r} unsets a value",
         )
-        terminal.add_argument("--log_level", choices=LOG_LEVELS, default="info", help="lowest level of messages shown")
-        terminal.add_argument(
+        self.common.add_argument(
+            "--log_level", choices=LOG_LEVELS, default="info", help="lowest level of messages shown"
+        )
+        self.common.add_argument(
             "--quiet",
             action=argparse.BooleanOptionalAction,
             default=False,
@@ -103,8 +110,34 @@ class Parser(argparse.ArgumentParser):
         # argparse in Python 3.11 mistakes -1e-3 for a flag.
         self._negative_number_matcher = re.compile(r"-(\d+\.?\d*|\.\d+)(e[-+]?\d+)?$|-(inf|nan)$", re.IGNORECASE)
 
+    @property
+    def flags(self) -> list[argparse.Action]:
+        """Everything on the command line that has a name with dashes."""
+        return [action for action in self._actions if action.option_strings]
+
+    def format_help(self) -> str:
+        """All flags."""
+        return everything(self)
+
+    def group(self, kind: str, names: Sequence[str]) -> Any:
+        """The group of flags that belong to `names` of a kind, e.g. the policy losses clip_cov and kl_cov."""
+        plural = kind if len(names) == 1 else f"{kind}{'es' if kind.endswith('s') else 's'}"
+        title = f"{plural} {', '.join(names)}"
+        known = next((group for group in self._action_groups if group.title == title), None)
+        self.kinds[title] = kind, names
+        return known or self.add_argument_group(title)
+
+    def give_up_alias(self, option: str) -> None:
+        """Leave a second name of a flag to another flag."""
+        for name in (option, f"--no-{option[2:]}"):
+            action = self._option_string_actions.pop(name, None) if name in self.aliases else None
+            if action is not None:
+                action.option_strings = [own for own in action.option_strings if own != name]
+        self.aliases -= {option, f"--no-{option[2:]}"}
+
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> argparse.Namespace:
         """Parse `--config` and the command line; all mistakes, including values out of range, are reported at once."""
+        complete(self)
         given = list(sys.argv[1:] if args is None else args)
         parsed = argparse.Namespace() if namespace is None else namespace
         words: list[str] = []
@@ -142,7 +175,8 @@ class Parser(argparse.ArgumentParser):
             try:
                 _, unknown = self.parse_known_args(part, namespace)
             except argparse.ArgumentError as error:
-                problems.append(f"{error.argument_name}: {_one_line(error.message)}")
+                typed = part[0].partition("=")[0] if self._is_flag(part[0]) else error.argument_name
+                problems.append(f"{typed}: {_one_line(error.message)}")
                 continue
             if unknown and unknown[0].startswith("-"):
                 problems.append(self._unknown(unknown[0]))
@@ -157,16 +191,27 @@ class Parser(argparse.ArgumentParser):
         return len(word) > 1 and word.startswith("-") and not number and " " not in word.partition("=")[0]
 
     def _unknown(self, word: str) -> str:
-        """The message for an unknown flag; suggests flags that start with it, contain it or resemble it."""
+        """The message for an unknown flag: what sets ours apart from another tool's, or which may have been meant."""
         typed = word.partition("=")[0]
-        known = [o for a in self._actions for o in a.option_strings if typed.startswith("--no-") or o[:5] != "--no-"]
-        name = typed.lstrip("-")
-        near = [option for option in known if option.startswith(f"--{name}")]
-        near = near or [option for option in known if len(name) > 1 and name in option]
-        near = near or difflib.get_close_matches(typed, known, n=1)
-        return f"unknown flag {_one_line(word)}" + (
-            f"; did you mean {' or '.join(near[:_SUGGESTIONS])}?" if near else ""
-        )
+        name = typed.lstrip("-").rpartition(".")[2]  # verl's names are paths
+        flag, difference = OTHER_TOOLS.get(name.removeprefix("no-"), ("", ""))
+        if f"--{flag}" in self._option_string_actions:
+            return f"unknown flag {_one_line(word)}; similar is --{flag}: {difference}"
+        near = self._similar(f"--{name}", negative=typed.startswith("--no-"))
+        return f"unknown flag {_one_line(word)}" + (f"; did you mean {' or '.join(near)}?" if near else "")
+
+    def _similar(self, typed: str, *, negative: bool) -> list[str]:
+        """Flags that start with what was typed, contain it or resemble it; not by their second names."""
+        known = [o for o in self._option_string_actions if o not in self.aliases and (negative or o[:5] != "--no-")]
+        meant = {option: self._option_string_actions[option].option_strings[0] for option in self.aliases}
+        if typed in meant:
+            return [meant[typed]]
+        near = [option for option in known if option.startswith(typed)]
+        near = near or [option for option in known if len(typed) > len("--x") and typed[2:] in option]
+        if not near:
+            meant |= {f"--{name}": f"--{flag}" for name, (flag, _) in OTHER_TOOLS.items() if f"--{flag}" in known}
+            near = [meant.get(o, o) for o in difflib.get_close_matches(typed, [*known, *meant], n=1)]
+        return near[:_SUGGESTIONS]
 
     def value_problems(self, namespace: argparse.Namespace) -> list[Problem]:
         """Of the flags that could be understood."""
@@ -180,8 +225,8 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print the message alone (no usage wall) and exit with status 2."""
-        text = f"{self.prog}: error: {message}\n(run with --help for all flags)\n"
-        self.exit(2, text if _is_first_on_machine() else None)
+        text = f"{self.prog}: error: {message}\n(run with --help for the flags)"
+        self.exit(2, f"{fit(text, sys.stderr)}\n" if _is_first_on_machine() else None)
 
 
 class _SwitchWithValue(argparse.Action):
@@ -240,20 +285,29 @@ def add_arguments(
     title: str,
     without: Collection[str] = (),
     reword: Callable[[str], str] = str,
+    essential: Collection[str] = (),
 ) -> None:
     """Add one flag per field of the dataclass `config`, except `without`, to a group titled `title`.
 
-    `reword` adapts help texts to a command for which they would be inaccurate.
+    `reword` adapts help texts to a command for which they would be inaccurate; `essential` are flags that matter to
+    this command beside those that matter everywhere.
     """
     group = parser.add_argument_group(title)
     parser.configs.append((config, without))
     hints = field_types(config)
     for field in _flag_fields(config, without):
-        text = field.metadata["help"]
+        facts, text = field.metadata, field.metadata["help"]
         text = reword(text() if callable(text) else text)
         options = argument(field, hints[field.name], text, field.default)
-        names = [field.metadata.get("flag", field.name), *filter(None, [field.metadata.get("alias")])]
-        group.add_argument(*(f"--{name}" for name in names), dest=field.name, **options)
+        names = [facts.get("flag", field.name), *facts.get("aliases", ())]
+        kind, *owners = facts.get("of", (None,))
+        place = group if kind is None else parser.group(kind, owners)
+        action = place.add_argument(*(f"--{name}" for name in names), dest=field.name, **options)
+        parser.aliases.update(
+            option for option in action.option_strings if re.sub("^--(no-)?", "", option) in names[1:]
+        )
+        if facts.get("essential") or field.name in essential:
+            parser.essential.add(field.name)
 
 
 def _flag_fields(config: type, without: Collection[str]) -> list[dataclasses.Field]:
@@ -397,8 +451,8 @@ def fail(prog: str, error: ConfigError | MissingExtraError) -> NoReturn:
     if one_rank:
         note_failure()
     if _is_first_on_machine() or one_rank:
-        lines = "\n".join(f"  - {problem}" for problem in problems)
-        print(f"{prog}: the configuration cannot be used:\n{lines}", file=sys.stderr)
+        text = "\n".join([f"{prog}: the configuration cannot be used:", *(f"  - {problem}" for problem in problems)])
+        print(fit(as_installed(text), sys.stderr), file=sys.stderr)
     raise SystemExit(2)
 
 

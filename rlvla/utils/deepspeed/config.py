@@ -32,15 +32,25 @@ class StrategyConfig:
         "DeepSpeed ZeRO stage: 0 replicates, 1 shards optimizer states, 2 gradients, 3 parameters (with --bf16 0 and 1 "
         "run as 2)",
         choices=(0, 1, 2, 3),
+        essential=True,
     )
-    bf16: bool = arg(False, "train in bfloat16 (faster on GPUs; on CPUs only from about 10 M parameters)")
-    adam_offload: bool = arg(False, "keep optimizer states in host memory (needs zero_stage >= 1, or bf16)")
+    bf16: bool = arg(
+        False, "train in bfloat16 (faster on GPUs; on CPUs only from about 10 M parameters)", essential=True
+    )
+    adam_offload: bool = arg(
+        False, "keep optimizer states in host memory (needs zero_stage >= 1, or bf16)", aliases=("optimizer_offload",)
+    )
     param_offload: bool = arg(
         False,
         "keep each rank's shard of all parameters, including frozen models, in host memory between passes (needs "
         "zero_stage 3)",
     )
-    max_norm: float = arg(1.0, "maximum gradient norm; larger gradients are clipped to it", above=0)
+    max_norm: float = arg(
+        1.0,
+        "maximum gradient norm; larger gradients are clipped to it",
+        above=0,
+        aliases=("max_grad_norm", "grad_clip"),
+    )
     rank_timeout: float = rank_timeout_flag()
     local_rank: int = arg(-1, "set by the deepspeed launcher")
 

@@ -26,6 +26,7 @@ from rlvla.utils.deepspeed.config import StrategyConfig, taken_port
 from rlvla.utils.deepspeed.engine import Engine, OptimConfig, ReplicatedEngine, bucket_elements
 from rlvla.utils.deepspeed.heartbeat import Heartbeat, accept, connect, listen
 from rlvla.utils.deepspeed.schedules import scheduled
+from rlvla.utils.deepspeed.tally import share
 from rlvla.utils.errors import RunEnded, require
 from rlvla.utils.terminal import log
 
@@ -53,6 +54,7 @@ def _join_ranks(backend: str) -> None:
     before = signal.signal(signal.SIGTERM, signal.SIG_DFL) if in_main else None
     try:
         store, rank, world_size = next(rendezvous("env://", timeout=_RENDEZVOUS_TIMEOUT))
+        share(store)
         shared = dist.PrefixStore("default_pg", store)
         dist.init_process_group(backend, store=shared, rank=rank, world_size=world_size, timeout=_COLLECTIVE_TIMEOUT)
     except (dist.DistNetworkError, dist.DistStoreError) as error:
@@ -143,6 +145,11 @@ class DeepspeedStrategy:
     def is_main(self) -> bool:
         """True on the rank that writes files and prints."""
         return self.rank == 0
+
+    @property
+    def described(self) -> str:
+        """Number of ranks and their device, for people."""
+        return f"{self.world_size} rank{'s' if self.world_size > 1 else ''} on {self.device.type}"
 
     # ------------------------------------------------------------------ engines
     def _place(self, model: nn.Module, settings: dict[str, Any]) -> None:

@@ -92,6 +92,14 @@ def test_later_settings_take_precedence(tmp_path: Path, parsers: dict[str, Parse
     assert (rl["num_episodes"], rl["check_start"], rl["task_ids"], rl["eps_clip"]) == ("64", False, ["0", "1"], "0.1")
 
 
+def test_a_flag_may_have_the_name_of_another_tool(tmp_path: Path, parsers: dict[str, Parser]) -> None:
+    text = WHOLE.replace("save_path: $output/ppo", "output_dir: $output/other, kl_coef: 0.1")
+    stages = planned(tmp_path, parsers, text, assignments=["rl.init_kl_coef=0.2"], further=["--kl_coef", "0.3"])
+    assert (stages["rl"].settings["init_kl_coef"], stages["rl"].output) == ("0.3", tmp_path / "run" / "other")
+    assert not {"kl_coef", "output_dir"} & set(stages["rl"].settings)
+    assert f"--pretrain={tmp_path}/run/other/policy" in stages["eval_rl"].words
+
+
 def test_null_is_the_default(tmp_path: Path, parsers: dict[str, Parser]) -> None:
     words = planned(tmp_path, parsers, assignments=["rl.eps_clip_low_high=", "sft.learning_rate=null"])
     assert not [w for name in ("rl", "sft") for w in words[name].words if "eps_clip" in w or "learning" in w]

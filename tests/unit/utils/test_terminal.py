@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import json
+import pty
 import re
+import struct
 import sys
+import termios
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,14 +18,18 @@ import pytest
 from rlvla.utils.errors import MissingExtraError, require
 from rlvla.utils.files import METRICS_FILE, open_lines, read_metrics
 from rlvla.utils.terminal import (
+    columns,
     duration,
+    fit,
+    fold_command,
+    header,
     log,
     markdown_table,
     markdown_text,
     one_line,
     passing_note,
-    progress_bar,
     set_output,
+    style,
     table,
 )
 
@@ -52,38 +60,6 @@ def test_a_torn_line_of_metrics_costs_itself_only(tmp_path: Path) -> None:
     assert (tmp_path / "new").read_text() == "first\n"
 
 
-def test_a_disabled_bar_is_silent(capsys: pytest.CaptureFixture) -> None:
-    with progress_bar(3, "x", enabled=False) as bar:
-        bar.update(1)
-    assert capsys.readouterr().err == ""
-
-
-def test_without_a_terminal_a_short_bar_says_nothing(capsys: pytest.CaptureFixture) -> None:
-    with progress_bar(3, "x") as bar:
-        bar.update(1)
-    assert capsys.readouterr() == ("", "")
-
-
-def test_without_a_terminal_a_long_bar_says_lines(
-    capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = 1000.0  # of tqdm's clock
-    monkeypatch.setattr("tqdm.std.time", lambda: now)
-    with progress_bar(4, "evaluate", initial=1) as bar:
-        for done in range(3):
-            now += 40.0  # more than the pause between two lines
-            bar.set_postfix_str(f"success {done}", refresh=False)
-            bar.update(1)
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert [line.partition(" [")[0].split() for line in err.splitlines()] == [
-        ["evaluate:", "50%", "2/4"],
-        ["evaluate:", "75%", "3/4"],
-        ["evaluate:", "100%", "4/4"],
-    ], err
-    assert all(f"s/episode, success {done}]" in line for done, line in enumerate(err.splitlines()))
-
-
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
@@ -99,6 +75,69 @@ def test_a_note_passes_on_a_terminal_of_the_first_rank_alone(monkeypatch: pytest
 
     assert shown("0", Terminal()) == "\rloading ...\r\x1b[K"
     assert shown("1", Terminal()) == "" == shown("0", io.StringIO())
+
+
+def test_a_note_stays_on_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "30")
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    with passing_note("loading a policy from runs/ppo/policy"):
+        assert sys.stderr.getvalue() == "\rloading a policy from ..."
+
+
+def test_only_a_terminal_that_wants_colors_gets_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NO_COLOR", "TERM"):
+        monkeypatch.delenv(name, raising=False)
+    assert style("x", "bold", Terminal()) == "\x1b[1mx\x1b[0m"
+    assert style("x", "bold", io.StringIO()) == "x"
+    for name, value in (("NO_COLOR", "1"), ("TERM", "dumb")):
+        with monkeypatch.context() as context:
+            context.setenv(name, value)
+            assert style("x", "bold", Terminal()) == "x"
+    monkeypatch.setenv("NO_COLOR", "")  # which is as good as none
+    assert style("x", "red", Terminal()) == "\x1b[31mx\x1b[0m"
+
+
+LINE = "iteration 1/4: success 0.09, signal 0.09 (rollout 2.1 s, update 0.9 s; 20s left)"
+COMMAND = "next: python cli/eval_vla.py --pretrain runs/toy/ppo/policy --report runs/toy/ppo/report"
+ROW = "        0  40       7.5% [2.6, 19.9]    17.5% [8.7, 31.9]   11.8"
+
+
+def test_lines_are_broken_between_words_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "38")
+    text = "\n".join([LINE, COMMAND, ROW, "  folder  a place with a very long description of it"])
+    assert fit(text, io.StringIO()) == text
+    assert fit(text, Terminal()).splitlines() == [
+        "iteration 1/4: success 0.09,",  # "signal" would fit, but not with its figure
+        "  signal 0.09 (rollout 2.1 s,",  # nor "update"
+        "  update 0.9 s; 20s left)",
+        "next: python cli/eval_vla.py \\",
+        "  --pretrain runs/toy/ppo/policy \\",
+        "  --report runs/toy/ppo/report",
+        ROW,
+        "  folder  a place with a very long",
+        "          description of it",
+    ]
+    assert fit("x" * 90, Terminal()) == "x" * 90, "a path is not broken"
+
+
+def test_the_width_is_that_of_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert columns(io.StringIO()) == 80
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 47, 0, 0))
+    with open(slave, "w") as stream, open(master, "rb", buffering=0):
+        assert columns(stream) == 47
+        monkeypatch.setenv("COLUMNS", "60")
+        assert columns(stream) == 60
+
+
+def test_commands_are_folded_before_flags() -> None:
+    assert fold_command("  python x.py --a 1 --b 2 3", 80) == ["  python x.py --a 1 --b 2 3"]
+    assert fold_command("  python x.py --a 1 --b 2 3", 24) == ["  python x.py --a 1 \\", "    --b 2 3"]
+
+
+def test_header_aligns_its_facts() -> None:
+    assert header("run", {"a": "1", "name": "x"}) == "run\n  a     1\n  name  x"
 
 
 def test_require_names_module_and_extra() -> None:
@@ -129,9 +168,6 @@ def test_levels_of_messages(capsys: pytest.CaptureFixture) -> None:
     assert said() == ("", "")
     set_output(quiet=True)
     assert said() == ("", "warning: mind\n")
-    with progress_bar(3, "x") as bar:
-        bar.update(1)
-    assert capsys.readouterr().err == ""
 
 
 NASTY = [

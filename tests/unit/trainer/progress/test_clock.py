@@ -45,3 +45,24 @@ def test_a_resumed_run_counts_from_where_it_is() -> None:
     clock = RunClock(100, 0, Watch())
     clock.iteration(3.0)
     assert clock.left(91) == pytest.approx(27)
+
+
+def test_the_countdown_follows_the_clock() -> None:
+    watch = Watch()
+    clock = RunClock(4, 2, watch)
+    assert clock.countdown(0) is None
+    clock.evaluation(5.0)
+    for _ in range(2):
+        watch.now += 10
+        clock.iteration(10.0)
+    assert clock.countdown(2) == clock.left(2) == pytest.approx(2 * 10 + 5)
+    clock.begin_evaluation()
+    assert clock.countdown(2) == pytest.approx(2 * 10 + 5 + 5), "the one under way comes before the rest"
+    watch.now += 4
+    assert clock.countdown(2) == pytest.approx(26)
+    watch.now += 1
+    clock.evaluation(5.0)
+    watch.now += 3
+    assert clock.countdown(2) == pytest.approx(22)
+    watch.now += 100
+    assert clock.countdown(2) == 0

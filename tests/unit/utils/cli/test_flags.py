@@ -62,7 +62,7 @@ def told(capsys: pytest.CaptureFixture, *argv: str) -> list[str]:
         parse(*argv)
     assert stop.value.code == 2
     *problems, hint = capsys.readouterr().err.splitlines()
-    assert hint == "(run with --help for all flags)"
+    assert hint == "(run with --help for the flags)"
     return [problem.partition("error: ")[2] or problem.strip() for problem in problems]
 
 

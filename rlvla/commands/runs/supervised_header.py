@@ -1,0 +1,35 @@
+"""What supervised training shows before it starts."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from rlvla.commands.new_models import is_new
+from rlvla.data.demonstrations import Demonstrations
+from rlvla.trainer.progress.signal import trainable_and_all
+from rlvla.trainer.supervised.config import RewardModelConfig, SFTConfig, SupervisedRunConfig
+from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
+from rlvla.utils.terminal import count, header
+
+
+def supervised_header(
+    title: str,
+    run: SupervisedRunConfig,
+    config: SFTConfig | RewardModelConfig,
+    model: nn.Module,
+    demos: Demonstrations,
+    strategy: DeepspeedStrategy,
+) -> str:
+    """What is trained, on what, for how long, and where the result goes."""
+    trained, all_weights = trainable_and_all(model)
+    start = f"new, {run.pretrain}" if is_new(run.pretrain) else run.pretrain
+    told = sorted(set(demos.instructions))
+    rows = {
+        "model": f"{start}; {count(all_weights)} parameters, {count(trained)} of them trained",
+        "data": f"{' '.join(run.demos)}; {len(demos.actions):,} episodes with {demos.num_rows:,} decisions",
+        "task": told[0] if len(told) == 1 else f"{len(told)} instructions, the first: {told[0]}",
+        "training": f"epochs: {config.max_epochs}, batch size over all ranks: {config.train_batch_size}",
+        "ranks": strategy.described,
+        "folder": run.save_path,
+    }
+    return header(title, rows)
