@@ -7,14 +7,17 @@ set -euo pipefail
 MODEL="${MODEL:-Qwen/Qwen2.5-VL-7B-Instruct}"
 PORT="${PORT:-8000}"
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
-VLLM="${VLLM:-$root/.venv-vllm/bin/vllm}"
-[ -x "$VLLM" ] || bash "$root/examples/scripts/install_vllm.sh"
+VENV="${VENV:-$root/.venv-vllm}"
+[ -x "$VENV/bin/vllm" ] || bash "$root/examples/scripts/install_vllm.sh"
 options=(--host "${HOST:-127.0.0.1}" --port "$PORT" --max-model-len "${MAX_MODEL_LEN:-4096}"
   --limit-mm-per-prompt '{"image": 8}'
   # Answers in JSON must not run into blanks until they are cut off; only these backends can forbid them.
   --structured-outputs-config '{"backend": "xgrammar", "disable_any_whitespace": true}')
-if ! nvidia-smi -L >/dev/null 2>&1; then
-  options+=(--dtype float32 --enforce-eager)
-  export VLLM_CPU_KVCACHE_SPACE="${VLLM_CPU_KVCACHE_SPACE:-1}" VLLM_CPU_OMP_THREADS_BIND="${VLLM_CPU_OMP_THREADS_BIND:-nobind}"
+if nvidia-smi -L >/dev/null 2>&1; then
+  command=("$VENV/bin/vllm" serve "$MODEL")
+else # `vllm serve` does not start where the package is called vllm-cpu
+  command=("$VENV/bin/python" -m vllm.entrypoints.openai.api_server --model "$MODEL" --dtype float32 --enforce-eager)
+  export VLLM_CPU_KVCACHE_SPACE="${VLLM_CPU_KVCACHE_SPACE:-1}" # GB
+  export VLLM_CPU_OMP_THREADS_BIND="${VLLM_CPU_OMP_THREADS_BIND:-nobind}"
 fi
-exec "$VLLM" serve "$MODEL" "${options[@]}" "$@"
+exec "${command[@]}" "${options[@]}" "$@"

@@ -36,8 +36,8 @@ _INSTRUCTION = "pick up the black bowl between the plate and the ramekin and pla
 class VLLMBackend(RolloutBackend):
     """A policy whose prompts are embedded here and whose tokens are decoded by vLLM; see `RolloutBackend`.
 
-    The parts of the policy before its decoder are copied. The decoder's weights go to vLLM through shared memory, of its
-    vocabulary only the action tokens. Noise is used as by the policy itself, so that decisions are the same.
+    The parts of the policy before its decoder are copied. The decoder's weights go to vLLM through shared memory, with
+    no other words than the action tokens. Noise is used as by the policy itself, so that decisions are the same.
     """
 
     def __init__(self, policy: nn.Module, setup: BackendSetup):
@@ -174,7 +174,7 @@ def _tensors(module: nn.Module) -> dict[str, Tensor]:
 
 
 def interpreter(asked: str | None) -> str | None:
-    """The interpreter that has vLLM: the one asked for, or that of `ENVIRONMENT` here or in the checkout; None: none."""
+    """The interpreter with vLLM: the one asked for, or that of `ENVIRONMENT` here or in the checkout; None: neither."""
     if asked is not None:
         return asked
     places = (Path.cwd(), Path(rlvla.__file__).resolve().parents[1])

@@ -103,7 +103,9 @@ class EngineProcess:
         Raises:
             RunEnded: it ended, reported an error, or took longer.
         """
-        self._receive(seconds, "has not started")
+        answer = self._receive(seconds, "has not started")
+        if "error" in answer:
+            raise RunEnded(f"vLLM does not start; its log is {self.log}\n{answer['error']}")
 
     def ask(self, **message: Any) -> dict[str, Any]:
         """Send a command and wait for the answer.
@@ -181,4 +183,3 @@ def engine_environment(device: torch.device | None) -> dict[str, str]:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
         environment["CUDA_VISIBLE_DEVICES"] = visible.split(",")[index] if visible else str(index)
     return environment
-
