@@ -3,9 +3,10 @@
     bash examples/scripts/install_vllm.sh
     python benchmarks/vllm_decoding.py
 
-One camera of 64 x 64 pixels (64 patches), 7 tokens per decision, float32 on a CPU, OMP_NUM_THREADS as set. The two
-alternate, and ratios are taken within a repetition, so that other work on the machine hardly matters; a range is that
-of the repetitions. vLLM's time includes the prompts, which are embedded by this process.
+One camera of 64 x 64 pixels (64 patches), 7 tokens per decision, float32 on a CPU, one thread. The two alternate, and
+ratios are taken within a repetition, so that other work on the machine hardly matters; a range is that of the
+repetitions. Rates are per second of CPU time, of both processes for vLLM; its time includes the prompts, which this
+process embeds.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,7 @@ from rlvla.utils.terminal import table
 
 INSTRUCTION = "put the red bowl on the plate"
 BOUNDS = {"q01": [-1.0] * 7, "q99": [1.0] * 7, "mask": [True] * 7}
+CALLS = 5  # of each in a repetition
 # Name -> layers, width, width of the MLP, rows of the vocabulary (None: as many as the small tokenizer needs).
 MODELS = {
     "tiny, 3 x 64": (3, 64, 192, None),
@@ -63,45 +66,70 @@ def build(layers: int, width: int, mlp: int, words: int | None) -> Any:
     return actor.eval()
 
 
-def milliseconds(action: Callable[[], object]) -> float:
-    """Wall time of one call."""
-    start = time.perf_counter()
-    action()
-    return 1000 * (time.perf_counter() - start)
+class Clock:
+    """Milliseconds of processes that compute, per call.
+
+    Args:
+        pid: a process besides this one.
+    """
+
+    def __init__(self, pid: int):
+        self._pids = (os.getpid(), pid)
+
+    def measure(self, call: Callable[[], object], calls: int) -> tuple[float, float]:
+        """CPU time of both processes, and wall time."""
+        cpu, wall = self._cpu(), time.perf_counter()
+        for _ in range(calls):
+            call()
+        return 1000 * (self._cpu() - cpu) / calls, 1000 * (time.perf_counter() - wall) / calls
+
+    def _cpu(self) -> float:
+        files = [file for pid in self._pids for file in Path(f"/proc/{pid}/task").glob("*/schedstat")]
+        return sum(int(file.read_text().split()[0]) for file in files) / 1e9
 
 
 def measure(name: str, batches: list[int], repetitions: int, python: str | None) -> list[list[Any]]:
     """Rows of the table for one model."""
     policy, rng, rows = build(*MODELS[name]), np.random.default_rng(0), []
     with tempfile.TemporaryDirectory() as folder:
-        setup = BackendSetup(BackendConfig("vllm", python), folder=Path(folder), episodes=max(batches))
+        setup = BackendSetup(BackendConfig("vllm", rollout_python=python), folder=Path(folder), episodes=max(batches))
         backend = VLLMBackend(policy, setup)
         backend.load(policy, 0)
-        loading = min(milliseconds(lambda: backend.load(policy, 0)) for _ in range(3))
+        clock = Clock(backend.pids[0])
+        loading = clock.measure(lambda: backend.load(policy, 0), 5)[0]
         for batch in batches:
             images = rng.integers(0, 256, (batch, 1, 64, 64, 3), dtype=np.uint8)
             noise, instructions = rng.random((batch, policy.spec.columns)), [INSTRUCTION] * batch
-            options = {"noise": noise, "temperature": 1.0}
-            calls = {
-                "own": lambda: policy.act(images, None, instructions, **options),  # noqa: B023
-                "vllm": lambda: backend.act(images, None, instructions, **options),  # noqa: B023
-                "prompts": lambda: backend._decoder.embed(images, None, instructions),  # noqa: B023
-            }
-            own, served = policy.act(images, None, instructions, **options), calls["vllm"]()
+            act = partial(_act, images=images, instructions=instructions, noise=noise)
+            own, served = act(policy), act(backend)
             assert (own.trace["tokens"] == served.trace["tokens"]).all()
             gap = np.abs(own.log_probs - served.log_probs).max()
-            times = [
-                {each: min(milliseconds(call) for _ in range(3)) for each, call in calls.items()}
-                for _ in range(repetitions)
-            ]
-            ratios = sorted(t["own"] / t["vllm"] for t in times)
-            middle = {each: statistics.median(t[each] for t in times) for each in calls}
-            rates = [f"{1000 * batch / middle[each]:.0f}" for each in ("own", "vllm")]
-            spread = f"{statistics.median(ratios):.2f} ({ratios[0]:.2f}-{ratios[-1]:.2f})"
-            rows.append([name, batch, *rates, spread, f"{middle['prompts'] / middle['vllm']:.0%}", f"{gap:.0e}"])
-            print(rows[-1], f"{middle}", f"new weights {loading:.0f} ms", flush=True)
+            calls = {
+                "own": partial(act, policy),
+                "vllm": partial(act, backend),
+                "prompts": partial(backend._decoder.embed, images, None, instructions),
+            }
+            times = [{each: clock.measure(call, CALLS) for each, call in calls.items()} for _ in range(repetitions)]
+            rows.append([name, batch, *_figures(times, batch), f"{loading:.0f} ms", f"{gap:.0e}"])
+            print(*rows[-1], flush=True)
         backend.close()
     return rows
+
+
+def _act(policy: Any, images: np.ndarray, instructions: list[str], noise: np.ndarray) -> Any:
+    return policy.act(images, None, instructions, noise=noise, temperature=1.0)
+
+
+def _figures(times: list[dict[str, tuple[float, float]]], batch: int) -> list[str]:
+    """Decisions per CPU second, the ratio of both by CPU and by wall time, and the share of the prompts."""
+
+    def ratio(kind: int) -> str:
+        found = sorted(t["own"][kind] / t["vllm"][kind] for t in times)
+        return f"{statistics.median(found):.2f} ({found[0]:.2f}-{found[-1]:.2f})"
+
+    cpu = {each: statistics.median(t[each][0] for t in times) for each in times[0]}
+    rates = [f"{1000 * batch / cpu[each]:.0f}" for each in ("own", "vllm")]
+    return [*rates, ratio(0), ratio(1), f"{cpu['prompts'] / cpu['vllm']:.0%}"]
 
 
 def main() -> None:
@@ -109,12 +137,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 8, 32])
-    parser.add_argument("--repetitions", type=int, default=7)
+    parser.add_argument("--repetitions", type=int, default=9)
     parser.add_argument("--rollout_python", default=None)
     args = parser.parse_args()
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     rows = [row for name in args.models for row in measure(name, args.batches, args.repetitions, args.rollout_python)]
-    print(table(("model", "batch", "own/s", "vllm/s", "vllm to own", "prompts", "log-prob gap"), rows))
+    heads = ("model", "batch", "own/s", "vllm/s", "vllm to own", "by wall time", "prompts", "weights", "log-prob gap")
+    print(table(heads, rows))
 
 
 if __name__ == "__main__":

@@ -29,9 +29,9 @@ while True:
         break
     if message["do"] == "die":
         sys.exit(7)
-    if message["do"] == "fail":
-        send({"error": "Traceback: in the program"})
-    elif message["do"] == "hang":
+    if message["do"] == "hang":
         time.sleep(600)
-    else:
-        send({"child": child.pid, "environment": settings.get("environment")})
+    if message["do"] == "wait":
+        time.sleep(1)
+    failed = {"error": "Traceback: in the program"} if message["do"] == "fail" else {}
+    send({"id": message["id"], "child": child.pid, "done": message["do"], **failed})

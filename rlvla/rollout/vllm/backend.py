@@ -19,7 +19,7 @@ from rlvla.models.token_decoder import undecodable
 from rlvla.rollout.backends.base import RolloutBackend, register_rollout_backend
 from rlvla.rollout.config import VLLM, BackendSetup
 from rlvla.rollout.vllm.process import EngineProcess, place
-from rlvla.utils.errors import Problem
+from rlvla.utils.errors import Problem, RunEnded
 from rlvla.utils.terminal import log, passing_note
 
 # Made by examples/scripts/install_vllm.sh.
@@ -45,7 +45,7 @@ class VLLMBackend(RolloutBackend):
         self._embedder = trained.without_decoder().requires_grad_(False).eval()
         self._decoder = self._embedder.token_decoder()
         self._dtype = torch.bfloat16 if setup.bf16 else torch.float32
-        self._lock = threading.Lock()
+        self._lock, self._staging = threading.Lock(), threading.Lock()  # of the engine; of its weights' memory
         self._staged: dict[str, Tensor] = {}  # of the embedder
         self._refs: dict[str, dict[str, Any]] = {}  # where the decoder's weights are
         self.version = self.newest = -1
@@ -133,18 +133,18 @@ class VLLMBackend(RolloutBackend):
 
     def load(self, policy: nn.Module, version: int) -> None:
         """See `RolloutBackend.load`."""
-        with self._lock:
+        with self._lock, self._staging:
             self._stage(policy, version)
             self._renew()
 
     def stage(self, policy: nn.Module, version: int) -> None:
         """See `RolloutBackend.stage`."""
-        with self._lock:
+        with self._staging:
             self._stage(policy, version)
 
     def renew(self) -> None:
         """See `RolloutBackend.renew`."""
-        with self._lock:
+        with self._lock, self._staging:
             if self.newest > self.version:
                 self._renew()
 
@@ -154,13 +154,17 @@ class VLLMBackend(RolloutBackend):
         self._staged = {name: tensors[name].detach().clone() for name in _tensors(self._embedder)}
         self._engine.weights.rewind()
         weights = policy.token_decoder().weights()
-        self._refs = {name: place(weights[name], self._engine.weights) for name in weights}
+        try:
+            self._refs = {name: place(weights[name], self._engine.weights) for name in weights}
+        except OSError as error:
+            raise RunEnded(f"no room in shared memory for the weights that vLLM should load: {error}") from error
         self.newest = version
 
     def _renew(self) -> None:
         self._engine.ask(do="load", tensors=self._refs)
-        for name, tensor in _tensors(self._embedder).items():
-            tensor.data = self._staged[name]
+        tensors = _tensors(self._embedder)
+        for name, value in self._staged.items():
+            tensors[name].data = value
         self._staged, self.version = {}, self.newest
 
     def close(self) -> None:

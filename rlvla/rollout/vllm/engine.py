@@ -3,13 +3,14 @@
     python engine.py CONNECTION_FD PROMPTS_FD WEIGHTS_FD SETTINGS
 
 It imports nothing of rlvla, so that its environment needs vLLM only. Messages are JSON over a socket, tensors lie in
-two shared files; commands and answers alternate, and the end of the connection ends the program. Commands:
+two shared files. Commands are answered in their order, and the end of the connection ends the program:
 
-- {"do": "load", "tensors": {name: ref}}: new weights;
-- {"do": "decode", "prompts": ref, "lengths": [B], "uniforms": [B][K] or null, "temperature": t}: answered by "tokens"
-  [B][K] and "log_probs" [B][K].
+- {"id": n, "do": "load", "tensors": {name: ref}}: new weights;
+- {"id": n, "do": "decode", "prompts": ref, "lengths": [B], "uniforms": [B][K] or null, "temperature": t}: answered by
+  "tokens" [B][K] and "log_probs" [B][K].
 
-A ref is {"dtype": name, "shape": [...], "offset": bytes}. An answer with "error" is a traceback.
+A ref is {"dtype": name, "shape": [...], "offset": bytes}. An answer has the id of its command; one with "error" is a
+traceback.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ from vllm.v1.sample.logits_processor import LogitsProcessor, MoveDirectionality
 
 _ROW = "row"  # name under which a request says which row of the batch it is
 _BLOCK = 128  # positions per block of the key-value cache, of vLLM on a CPU, where blocks are largest
+# Of the device's memory that must be free at the start; what is taken follows from the size of the cache instead.
+_FREE_SHARE = 0.01
 
 
 class Draws:
@@ -158,6 +161,7 @@ class Engine:
                 max_num_seqs=settings["batch"],
                 max_num_batched_tokens=max(longest, settings["batch"] * settings["positions"]),
                 kv_cache_memory_bytes=cache_bytes(settings),
+                gpu_memory_utilization=_FREE_SHARE,
                 logits_processors=[ChosenByDraws],
                 disable_log_stats=True,
             )
@@ -228,10 +232,11 @@ def main() -> None:
         except EOFError:
             os._exit(0)  # vLLM would take seconds to put everything away
         try:
-            send(answer(engine, prompts, weights, message))
+            found = answer(engine, prompts, weights, message)
         except Exception:
             traceback.print_exc()
-            send({"error": traceback.format_exc()})
+            found = {"error": traceback.format_exc()}
+        send(found | {"id": message["id"]})
 
 
 if __name__ == "__main__":

@@ -67,7 +67,7 @@ class EngineProcess:
         device: torch.device | None = None,
         program: Path = ENGINE,
     ):
-        self.log, self.is_closed, self._mark = log, False, new_mark()
+        self.log, self.is_closed, self._mark, self._asked = log, False, new_mark(), 0
         ours, theirs = socket.socketpair()
         files = create_slab_file(), create_slab_file()
         self.prompts, self.weights = Slab(files[0]), Slab(files[1])
@@ -114,11 +114,14 @@ class EngineProcess:
             RunEnded: it has ended, or does not answer.
             RuntimeError: the command failed, with the program's traceback.
         """
+        self._asked += 1
         try:
-            self._connection.send_bytes(json.dumps(message).encode())
+            self._connection.send_bytes(json.dumps({"id": self._asked, **message}).encode())
         except OSError:  # what it sent before, and its log, say why
             raise self._gone() from None
-        answer = self._receive(_ANSWER_SECONDS, "has not answered")
+        answer: dict[str, Any] = {}
+        while answer.get("id") != self._asked:  # a signal may have ended the wait for an earlier answer
+            answer = self._receive(_ANSWER_SECONDS, "has not answered")
         if "error" in answer:
             raise RuntimeError(f"vLLM failed; its log is {self.log}\n{answer['error']}")
         return answer

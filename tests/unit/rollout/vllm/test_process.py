@@ -77,6 +77,14 @@ def test_it_must_answer_in_time(start: Any, monkeypatch: pytest.MonkeyPatch) -> 
         engine.ask(do="hang")
 
 
+def test_an_answer_that_comes_too_late_is_not_taken_for_the_next(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = start()
+    with monkeypatch.context() as patch, pytest.raises(RunEnded):
+        patch.setattr(process, "_ANSWER_SECONDS", 0.1)
+        engine.ask(do="wait")
+    assert engine.ask(do="answer")["done"] == "answer"
+
+
 def test_closing_ends_it_and_what_it_has_started(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "_END_SECONDS", 0.1)
     engine = start()
