@@ -14,7 +14,7 @@ def send(message: object) -> None:
 
 
 print("this is the log", flush=True)
-child = subprocess.Popen(["sleep", "600"])
+child = subprocess.Popen(["sleep", "600"], start_new_session=True)  # in no group that is killed
 if settings["fault"] == "start":
     sys.exit("no such head width")
 if settings["fault"] == "error at start":

@@ -79,9 +79,10 @@ def test_it_must_answer_in_time(start: Any, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_an_answer_that_comes_too_late_is_not_taken_for_the_next(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = start()
-    with monkeypatch.context() as patch, pytest.raises(RunEnded):
+    with monkeypatch.context() as patch:
         patch.setattr(process, "_ANSWER_SECONDS", 0.1)
-        engine.ask(do="wait")
+        with pytest.raises(RunEnded):
+            engine.ask(do="wait")
     assert engine.ask(do="answer")["done"] == "answer"
 
 
@@ -92,12 +93,11 @@ def test_closing_ends_it_and_what_it_has_started(start: Any, monkeypatch: pytest
     assert runs(pid) and runs(child)
     engine.close()
     engine.close()
-    assert wait_for(lambda: not runs(pid) and not runs(child))
+    assert wait_for(lambda: not runs(pid) and not runs(child), 30)
 
 
-@pytest.mark.parametrize("do", ["answer", "hang"])
-def test_it_ends_with_a_killed_run(tmp_path: Path, do: str) -> None:
-    """Also while it works and does not read."""
+def test_it_ends_with_a_killed_run(tmp_path: Path) -> None:
+    """While it works, and does not see that the connection has ended."""
     code = f"""
 import sys
 from pathlib import Path
@@ -105,15 +105,14 @@ from rlvla.rollout.vllm.process import EngineProcess
 engine = EngineProcess(sys.executable, {{"fault": ""}}, Path({str(tmp_path / "log")!r}), program=Path({str(FAKE)!r}))
 engine.wait_until_ready({SECONDS})
 print(engine.pid, engine.ask(do="answer")["child"], flush=True)
-engine.ask(do={do!r})
-sys.stdin.read()
+engine.ask(do="hang")
 """
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as run:
         assert run.stdout is not None
         pids = [int(word) for word in run.stdout.readline().split()]
         assert len(pids) == 2 and all(map(runs, pids))
         os.kill(run.pid, signal.SIGKILL)
-    assert wait_for(lambda: not any(map(runs, pids)))
+    assert wait_for(lambda: not any(map(runs, pids)), 30)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
