@@ -74,13 +74,11 @@ def test_a_run_trains_as_with_its_own_decoding(policy: Path, tmp_path: Path) -> 
         given = ["--pretrain", str(policy), "--save_path", str(tmp_path / name), "--num_episodes", "12", *FLAGS]
         assert run_ppo(PPORun.from_namespace(build_parser().parse_args([*given, "--rollout_backend", name])))
         found[name] = read_metrics(tmp_path / name)
-    assert len(found["vllm"]) == len(found["colocated"]) == 4, "the last is the evaluation"
+    assert len(found["vllm"]) == len(found["colocated"]) == 3
     for ours, theirs in zip(found["colocated"], found["vllm"]):
         assert ours.keys() <= theirs.keys()
         compared = {name for name in ours if name.startswith(("rollout/", "reward/", "actor/", "eval/"))} - CLOCKED
         assert {name: theirs[name] for name in compared} == pytest.approx({n: ours[n] for n in compared}, abs=1e-4)
-        if "actor/grad_norm" not in ours:
-            continue
         assert theirs["rollout_corr/probs_diff_max"] < 1e-4 and abs(theirs["rollout_corr/kl"]) < 1e-5
         assert theirs["rollout_corr/ess"] == pytest.approx(1, abs=1e-5)
     assert (tmp_path / "vllm" / "vllm_0.log").stat().st_size
