@@ -20,7 +20,7 @@ from rlvla.rollout.vllm.backend import VLLMBackend
 from rlvla.rollout.vllm.process import ENGINE
 from rlvla.utils.files import read_metrics
 from tests.support.autoregressive import needs_vllm, write_autoregressive
-from tests.support.processes import running, wait_for
+from tests.support.processes import MARK, running, wait_for
 
 pytestmark = [pytest.mark.slow, needs_vllm]
 ROOT = Path(__file__).parents[2]
@@ -54,21 +54,15 @@ def policy(demos_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 CLOCKED = {"rollout/env_steps_per_s"}
 FLAGS = [
     *("--rollout_batch_size", "2", "--n_samples_per_prompt", "2", "--train_batch_size", "4", "--num_envs", "2"),
-    *("--advantage_estimator", "grpo", "--actor_learning_rate", "3e-3", "--eval_episodes", "2", "--no-use_tensorboard"),
-    *(
-        "--entropy_loss_coef",
-        "0.1",
-        "--max_steps",
-        "6",
-        "--no-check_start",
-        "--no-val_before_train",
-        "--deterministic_rollout",
-    ),
+    *("--advantage_estimator", "grpo", "--actor_learning_rate", "3e-3", "--entropy_loss_coef", "0.1"),
+    *("--max_steps", "6", "--eval_episodes", "2", "--no-check_start", "--no-val_before_train"),
+    *("--deterministic_rollout", "--no-use_tensorboard"),
 ]
 
 
-def test_a_run_trains_as_with_its_own_decoding(policy: Path, tmp_path: Path) -> None:
+def test_a_run_trains_as_with_its_own_decoding(policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three iterations on the same episodes; rollout and training agree on what was played."""
+    monkeypatch.setenv(MARK, str(tmp_path))
     found = {}
     for name in ("colocated", "vllm"):
         given = ["--pretrain", str(policy), "--save_path", str(tmp_path / name), "--num_episodes", "12", *FLAGS]
@@ -82,7 +76,7 @@ def test_a_run_trains_as_with_its_own_decoding(policy: Path, tmp_path: Path) -> 
         assert theirs["rollout_corr/probs_diff_max"] < 1e-4 and abs(theirs["rollout_corr/kl"]) < 1e-5
         assert theirs["rollout_corr/ess"] == pytest.approx(1, abs=1e-5)
     assert (tmp_path / "vllm" / "vllm_0.log").stat().st_size
-    assert not running(str(ENGINE), os.getsid(0)), "the program ends with the run"
+    assert not running(str(ENGINE), str(tmp_path)), "the program ends with the run"
 
 
 @pytest.mark.parametrize("when", ["starting", "playing"])
@@ -94,7 +88,7 @@ def test_the_program_ends_with_a_killed_run(policy: Path, tmp_path: Path, when: 
     def programs() -> set[int]:
         return running(str(ENGINE), mark)
 
-    with subprocess.Popen(command, cwd=ROOT, env={**os.environ, "RLVLA_TEST_RUN": mark}) as run:
+    with subprocess.Popen(command, cwd=ROOT, env={**os.environ, MARK: mark}) as run:
         try:
             assert wait_for(lambda: bool(programs()))
             if when == "playing":

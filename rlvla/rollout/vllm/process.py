@@ -24,7 +24,7 @@ ENGINE = Path(__file__).with_name("engine.py")
 # The engine core in the program itself, no reports about usage, no model hub, no threads bound to cores.
 _VLLM_ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_USE_V2_MODEL_RUNNER": "0",  # it knows no logits processors
+    "VLLM_USE_V2_MODEL_RUNNER": "0",  # its logits processors have another interface
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
