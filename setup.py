@@ -105,9 +105,11 @@ EXTRAS = {
     "wandb": ["wandb>=0.17"],
     # Recordings of episodes for the viewer of rerun.io.
     "rerun": ["rerun-sdk>=0.23"],
+    # For an environment of its own, since its pins conflict with the trainer's: examples/scripts/install_vllm.sh.
+    "vllm": ["vllm>=0.32"],
 }
-# What `all` leaves out: it is for work on rlvla itself.
-NOT_IN_ALL = {"dev"}
+# What `all` leaves out: what is for work on rlvla itself, and what needs an environment of its own.
+NOT_IN_ALL = {"dev", "vllm"}
 
 setup(
     name="rlvla",

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 
 from rlvla.commands.problem_texts import unread
 from rlvla.commands.setup import CheckedRun
-from rlvla.rollout.config import ROLLOUT_BACKENDS, BackendSetup
+from rlvla.rollout.config import ROLLOUT_BACKENDS, VLLM, BackendSetup
 from rlvla.utils.deepspeed.config import launched_world_size
 from rlvla.utils.errors import Problem
 
 if TYPE_CHECKING:
     from rlvla.commands.ppo_flags import PPORun
+
+_READ_BY = {"rollout_actors": "actors", "rollout_python": VLLM}
 
 
 def backend_setup(flags: PPORun, setting: CheckedRun | None) -> BackendSetup:
@@ -24,17 +26,20 @@ def backend_setup(flags: PPORun, setting: CheckedRun | None) -> BackendSetup:
         flags.workers.ray_address or "auto",
         flags.custom.custom_module,
         Path(flags.run.save_path),
+        bf16=flags.strategy.bf16,
+        episodes=flags.rollout.rollout_max_batch or flags.run.num_envs,
         ranks=launched_world_size(),
     )
 
 
 def backend_problems(flags: PPORun, setting: CheckedRun | None) -> list[Problem]:
     """Why the chosen backend cannot play, and flags that it does not read."""
-    config, unread_flags = flags.backend, []
-    if config.rollout_actors is not None and config.rollout_backend != "actors":
-        typed = f"--rollout_actors {config.rollout_actors}"
-        why = {"switch": "rollout_backend", "value": config.rollout_backend}
-        unread_flags.append(unread("rollout_actors", typed, "value", **why))
+    config = flags.backend
+    given = {name: getattr(config, name) for name, backend in _READ_BY.items() if backend != config.rollout_backend}
+    why = {"switch": "rollout_backend", "value": config.rollout_backend}
+    unread_flags = [
+        unread(name, f"--{name} {value}", "value", **why) for name, value in given.items() if value is not None
+    ]
     if flags.schedule.val_only:  # evaluations use the policy itself
         return unread_flags
     chosen = ROLLOUT_BACKENDS.get(config.rollout_backend)

@@ -177,6 +177,7 @@ def policy_spec(config: OpenVLAConfig) -> PolicySpec:
         image_size=None if config.image_preprocessing != "none" or config.center_crop else config.image_size,
         proprio_dim=(config.proprio_dim or 0) if config.use_proprio else 0,
         feature_dim=config.text_config.hidden_size,
+        token_by_token=config.is_autoregressive,
         missing=missing_of(config.model_variant),
     )
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import copy
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, ClassVar
@@ -22,7 +23,8 @@ from rlvla.models.network_policy import NetworkPolicy
 from rlvla.models.vla.checkpoint_files import ADAPTER_FOLDER
 from rlvla.models.vla.configuration_openvla import OpenVLAConfig
 from rlvla.models.vla.flops import training_flops
-from rlvla.models.vla.openvla import OpenVLAForActionPrediction
+from rlvla.models.vla.openvla import DecoderInput, OpenVLAForActionPrediction
+from rlvla.models.vla.served import ServedDecoder
 
 
 class Actor(NetworkPolicy):
@@ -128,6 +130,28 @@ class Actor(NetworkPolicy):
             temperature,
         )
 
+    def prompt_embeddings(
+        self, images: np.ndarray, proprio: np.ndarray | None, instructions: Sequence[str]
+    ) -> DecoderInput:
+        """What the decoder of an autoregressive policy reads before the first token; arguments as in `act`."""
+        state = None if proprio is None else torch.from_numpy(proprio)
+        seen = self.observations(torch.from_numpy(images), state, instructions)
+        pixels, state = self._network_inputs(seen["images"], seen["proprio"])
+        return self.base.prompt_embeddings(seen["input_ids"], seen["attention_mask"], pixels, state)
+
+    def without_decoder(self) -> Actor:
+        """A copy that can only embed prompts: its decoder has no layers."""
+        decoder = self.base.language_model.model
+        layers, decoder.layers = decoder.layers, nn.ModuleList()
+        try:
+            return copy.deepcopy(self)
+        finally:
+            decoder.layers = layers
+
+    def token_decoder(self) -> ServedDecoder:
+        """The decoder, for another program; only with `PolicySpec.token_by_token`."""
+        return ServedDecoder(self.inputs, self.full_weights, self.prompt_embeddings)
+
     def prepare(self, images: np.ndarray, proprio: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
         """Turn observations into what the network reads; see `RolloutPolicy.prepare`."""
         return self.inputs.prepare(images, proprio)
@@ -178,8 +202,7 @@ class Actor(NetworkPolicy):
             folder: created if needed.
             state_dict: full parameters, if this module only has shards of them.
         """
-        state = self.state_dict() if state_dict is None else state_dict
-        state = {name.removeprefix("vla."): tensor for name, tensor in state.items() if name.startswith("vla.")}
+        state = self._network_state(state_dict)
         if not self.config.lora_rank:
             self.vla.save_pretrained(folder, state_dict=state)
             return
@@ -187,5 +210,18 @@ class Actor(NetworkPolicy):
         with torch.device("meta"):  # the architecture without adapters; the tensors come from `state`
             plain = OpenVLAForActionPrediction(adapted.config)
         plain.folder, plain.dataset_statistics = adapted.folder, adapted.dataset_statistics
-        plain.save_pretrained(folder, state_dict=MergedWeights(state, self.config.lora_alpha / self.config.lora_rank))
+        plain.save_pretrained(folder, state_dict=self._merged(state))
         save_adapter(Path(folder) / ADAPTER_FOLDER, state, self.vla.peft_config["default"])
+
+    def full_weights(self) -> Mapping[str, torch.Tensor]:
+        """The network's tensors under their names in the public format; adapters are merged on access."""
+        state = self._network_state()
+        return self._merged(state) if self.config.lora_rank else state
+
+    def _network_state(self, state_dict: dict[str, torch.Tensor] | None = None) -> dict[str, torch.Tensor]:
+        """The state of the network, adapters apart, without that of a value head."""
+        state = self.state_dict() if state_dict is None else state_dict
+        return {name.removeprefix("vla."): tensor for name, tensor in state.items() if name.startswith("vla.")}
+
+    def _merged(self, state: dict[str, torch.Tensor]) -> MergedWeights:
+        return MergedWeights(state, self.config.lora_alpha / self.config.lora_rank)

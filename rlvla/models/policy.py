@@ -62,6 +62,8 @@ class PolicySpec:
         start_shape: (C, M), shape of the noise that `NetworkPolicy.denoise` starts from, the first numbers of the noise
             of a decision; (): it does not denoise.
         summary_dim: width of `NetworkPolicy.summary`; 0: it has none.
+        token_by_token: whether its decisions are tokens that a language model decodes one by one, so that it has a
+            `TokenDecoder`.
         missing: names in `QUANTITIES` that the policy does not support -> reason.
 
     Raises:
@@ -85,6 +87,7 @@ class PolicySpec:
     feature_dim: int = 0
     start_shape: tuple[int, ...] = ()
     summary_dim: int = 0
+    token_by_token: bool = False
     missing: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
     def __post_init__(self) -> None:

@@ -17,11 +17,15 @@ if TYPE_CHECKING:
     from rlvla.models.families import Checkpoint
 
 # Where the policy of training episodes runs, by name; see `rlvla.rollout.backends`.
+COLOCATED, VLLM = "colocated", "vllm"
 ROLLOUT_BACKENDS: Registry = Registry(
     "rollout backend",
-    {"rlvla.rollout.backends.colocated": ("colocated",), "rlvla.rollout.backends.actors": ("actors",)},
+    {
+        "rlvla.rollout.backends.colocated": (COLOCATED,),
+        "rlvla.rollout.backends.actors": ("actors",),
+        "rlvla.rollout.vllm.backend": (VLLM,),
+    },
 )
-COLOCATED = "colocated"
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,8 @@ class BackendConfig:
     rollout_backend: str = arg(
         COLOCATED,
         "where the policy runs that plays the training episodes: colocated (in this process), actors (copies of it on "
-        "a Ray cluster, see --ray_address), or a backend of your own",
+        "a Ray cluster, see --ray_address), vllm (its decoder in vLLM, for policies that decode token by token), or a "
+        "backend of your own",
         choices=ROLLOUT_BACKENDS.names,
     )
     rollout_actors: int | None = arg(
@@ -68,6 +73,12 @@ class BackendConfig:
         "copies of the policy for each rank that --rollout_backend actors starts (default: 1)",
         minimum=1,
         maximum=1000,
+    )
+    rollout_python: str | None = arg(
+        None,
+        "Python interpreter with vLLM, for --rollout_backend vllm (default: that of .venv-vllm, which "
+        "examples/scripts/install_vllm.sh makes)",
+        metavar="PATH",
     )
 
 
@@ -82,6 +93,8 @@ class BackendSetup:
         ray_address: Ray cluster, see `rlvla.envs.workers.ray_backend.RayBackend`.
         custom_modules: the user's modules, which processes that load the policy must import first.
         folder: run folder, for logs; None: there is none.
+        bf16: whether the weights in training are bfloat16, else float32.
+        episodes: how many may be played at once, on this rank.
         device: of the policy in training; None: the CPU.
         rank, ranks: this process and the number of them; each has its own backend.
     """
@@ -92,6 +105,8 @@ class BackendSetup:
     ray_address: str = "auto"
     custom_modules: tuple[str, ...] = ()
     folder: Path | None = None
+    bf16: bool = False
+    episodes: int = 64
     device: torch.device | None = None
     rank: int = 0
     ranks: int = 1

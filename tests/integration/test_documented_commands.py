@@ -44,11 +44,15 @@ NOT_RUN = {
     "bash examples/scripts/install_robosuite15.sh": "installs packages from the network",
     "bash examples/scripts/install_openvla.sh": "as above",
     "bash examples/scripts/install_maniskill.sh": "as above",
+    "bash examples/scripts/install_vllm.sh": "as above",
+    "python cli/train_ppo_vla.py --pretrain runs/openvla/sft/policy": "needs that installation; "
+    "tests/integration/test_vllm_rollout.py runs a small one",
     "python cli/check_env.py maniskill --env_python .venv-maniskill/bin/maniskill-python": "needs that installation",
     "python cli/check_env.py robosuite --env_python .venv-robosuite15/bin/python": "needs that installation; "
     "tests/integration/test_env_python.py runs commands with another interpreter",
     "python cli/collect_demos.py --task_suite_name robosuite --env_python .venv-robosuite15/bin/python": "as above",
-    "bash examples/scripts/serve_vlm_vllm.sh": "needs a GPU and the weights of a vision-language model",
+    "bash examples/scripts/serve_vlm_vllm.sh": "needs the weights of a vision-language model; "
+    "tests/integration/test_vlm_servers.py serves a tiny one",
     "python benchmarks/reward_machine_learning.py": "six learning runs of 6,144 episodes each",
     "python benchmarks/algorithm_curves.py": "84 learning runs",
     "git worktree add ../first_engine": "makes a folder beside the repository",

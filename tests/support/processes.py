@@ -35,3 +35,11 @@ def wait_for(condition: Callable[[], bool], seconds: float = 300) -> bool:
 
 def children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def runs(pid: int) -> bool:
+    """Whether a process has not ended, reaped or not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False

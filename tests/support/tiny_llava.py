@@ -26,15 +26,8 @@ def build_tiny_llava(folder: Path) -> Path:
     from transformers import CLIPImageProcessor
 
     torch.manual_seed(0)
-    bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    bpe.decoder = decoders.ByteLevel()
     special = ["<pad>", "<s>", "</s>", "<image>"]
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    bpe.train_from_iterator(["lift the cube"], trainers.BpeTrainer(special_tokens=special, initial_alphabet=alphabet))
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=bpe, pad_token="<pad>", bos_token="<s>", eos_token="</s>", image_token="<image>"
-    )
+    tokenizer = byte_tokenizer(special, pad_token="<pad>", bos_token="<s>", eos_token="</s>", image_token="<image>")
     config = LlavaConfig(
         vision_config=CLIPVisionConfig(
             hidden_size=32,
@@ -60,3 +53,13 @@ def build_tiny_llava(folder: Path) -> Path:
         num_additional_image_tokens=1,
     ).save_pretrained(folder)
     return folder
+
+
+def byte_tokenizer(special: list[str], **names: str) -> PreTrainedTokenizerFast:
+    """A tokenizer of bytes and a few words; `names` are the roles of special tokens."""
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    bpe.train_from_iterator(["lift the cube"], trainers.BpeTrainer(special_tokens=special, initial_alphabet=alphabet))
+    return PreTrainedTokenizerFast(tokenizer_object=bpe, **names)

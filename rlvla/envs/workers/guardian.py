@@ -1,4 +1,4 @@
-"""Ends what a simulator has started, once its worker has ended for whatever reason.
+"""Ends what a simulator or another program has started, once a process has ended for whatever reason.
 
 A worker's descendants inherit a mark in their environment; it finds those that left its process group as well. The
 worker runs this file as a program that outlives it, because whoever started the worker may have been killed, too:
@@ -12,7 +12,7 @@ import os
 import select
 import signal
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 
 # Environment variable with the mark of a worker.
@@ -55,12 +55,17 @@ def _environments() -> Iterator[tuple[int, list[bytes]]]:
 
 def guard_this_process() -> None:
     """Start the guardian of this process, which must have a mark in its environment."""
+    guard(os.getpid(), os.environ)
+
+
+def guard(pid: int, environment: Mapping[str, str]) -> None:
+    """Start a guardian that outlives a process of this machine and then kills what has the mark in `environment`."""
     import subprocess  # not needed by the guardian itself, which should start fast
 
     if hasattr(os, "pidfd_open"):
-        command = [sys.executable, "-I", "-S", __file__, str(os.getpid())]
-        with suppress(OSError):  # without one, whoever started this process ends what it leaves
-            subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, check=False)
+        command = [sys.executable, "-I", "-S", __file__, str(pid)]
+        with suppress(OSError):  # without one, whoever started the marked processes ends them
+            subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=environment, check=False)
 
 
 def main() -> None:

@@ -297,8 +297,7 @@ class OpenVLAForActionPrediction(nn.Module):
             The logits [B, D, n_action_bins] of all steps.
         """
         steps = self.config.num_action_tokens
-        none = input_ids.new_empty(len(input_ids), 1)  # the first token is predicted from the prompt alone
-        inputs = self._decoder_input(input_ids, attention_mask, pixel_values, proprio, none)
+        inputs = self.prompt_embeddings(input_ids, attention_mask, pixel_values, proprio)
         batch, length = inputs.embeddings.shape[:2]
         rotary = self._rotary_tables(length + steps - 1, inputs.embeddings)
         caches = [LayerCache(steps - 1) for _ in self.language_model.model.layers]
@@ -317,6 +316,16 @@ class OpenVLAForActionPrediction(nn.Module):
             positions = positions + 1
             hidden = decode_next(self.language_model, token, positions, rotary, caches, self.attn_implementation)
         return torch.stack(logits, 1)
+
+    def prompt_embeddings(
+        self, input_ids: Tensor, attention_mask: Tensor, pixel_values: Tensor, proprio: Tensor | None = None
+    ) -> DecoderInput:
+        """What the decoder reads before the first action token of the autoregressive variant.
+
+        Arguments as in `action_logits`.
+        """
+        none = input_ids.new_empty(len(input_ids), 1)  # the first token is predicted from the prompt alone
+        return self._decoder_input(input_ids, attention_mask, pixel_values, proprio, none)
 
     # --------------------------------------------------------------------------- parts
     def vision_features(self, pixel_values: Tensor, language: Tensor | None = None) -> Tensor:

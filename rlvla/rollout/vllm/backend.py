@@ -1,0 +1,203 @@
+"""Action tokens decoded by vLLM, in an interpreter of its own (`--rollout_backend vllm`)."""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import rlvla
+from rlvla.models.policy import Decision, PolicySpec
+from rlvla.models.token_decoder import undecodable
+from rlvla.rollout.backends.base import RolloutBackend, register_rollout_backend
+from rlvla.rollout.config import VLLM, BackendSetup
+from rlvla.rollout.vllm.process import EngineProcess, place
+from rlvla.utils.errors import Problem, RunEnded
+from rlvla.utils.terminal import log, passing_note
+
+# Made by examples/scripts/install_vllm.sh.
+ENVIRONMENT = Path(".venv-vllm")
+INSTALL = "bash examples/scripts/install_vllm.sh makes such an environment"
+# vLLM imports for up to a minute and a half on a loaded machine, and compiles kernels at its first start on a GPU.
+_START_SECONDS = 900.0
+_CHECK_SECONDS = 60.0
+# By which the length of prompts is estimated; longer ones are decoded in smaller batches.
+_INSTRUCTION = "pick up the black bowl between the plate and the ramekin and place it on the plate in the top drawer"
+
+
+@register_rollout_backend(VLLM)
+class VLLMBackend(RolloutBackend):
+    """A policy whose prompts are embedded here and whose tokens are decoded by vLLM; see `RolloutBackend`.
+
+    The parts of the policy before its decoder are copied. The decoder's weights go to vLLM through shared memory, with
+    no other words than the action tokens. Noise is used as by the policy itself, so that decisions are the same.
+    """
+
+    def __init__(self, policy: nn.Module, setup: BackendSetup):
+        trained: Any = policy
+        self._embedder = trained.without_decoder().requires_grad_(False).eval()
+        self._decoder = self._embedder.token_decoder()
+        self._dtype = torch.bfloat16 if setup.bf16 else torch.float32
+        self._lock, self._staging = threading.Lock(), threading.Lock()  # of the engine; of its weights' memory
+        self._staged: dict[str, Tensor] = {}  # of the embedder
+        self._refs: dict[str, dict[str, Any]] = {}  # where the decoder's weights are
+        self.version = self.newest = -1
+        self._engine = self._start(trained, setup)
+
+    def _start(self, policy: Any, setup: BackendSetup) -> EngineProcess:
+        spec = policy.spec
+        settings = {
+            "config": policy.token_decoder().config(),
+            "dtype": str(self._dtype).removeprefix("torch."),
+            "batch": setup.episodes,
+            "steps": spec.columns,
+            "positions": max(policy.row_tokens([_INSTRUCTION], spec.cameras or 1)),
+        }
+        python = interpreter(setup.config.rollout_python)
+        assert python is not None  # checked by `problems`
+        folder = setup.folder or Path(tempfile.mkdtemp(prefix="rlvla-vllm-"))
+        file = folder / f"vllm_{setup.rank}.log"
+        if setup.rank == 0:
+            log.info(f"vLLM is starting, which may take minutes; its log is {file}")
+        engine = EngineProcess(python, settings, file, setup.device)
+        try:
+            with passing_note("starting vLLM"):
+                engine.wait_until_ready(_START_SECONDS)
+        except BaseException:
+            engine.close()
+            raise
+        return engine
+
+    @classmethod
+    def problems(cls, setup: BackendSetup) -> list[Problem]:
+        """See `RolloutBackend.problems`."""
+        found = []
+        why = None if setup.checkpoint is None else undecodable(setup.checkpoint.spec)
+        if why is not None:
+            text = f"--rollout_backend {VLLM} decodes token by token, and this policy {why}; leave it out"
+            found.append(Problem("rollout_backend", "unsupported", text))
+        return found + interpreter_problems(setup.config.rollout_python)
+
+    @property
+    def spec(self) -> PolicySpec:
+        """See `PolicySpec`."""
+        return self._embedder.spec
+
+    @property
+    def pids(self) -> Sequence[int]:
+        """See `RolloutBackend.pids`."""
+        return () if self._engine.pid is None else (self._engine.pid,)
+
+    def prepare(self, images: np.ndarray, proprio: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
+        """See `RolloutPolicy.prepare`."""
+        return self._embedder.prepare(images, proprio)
+
+    def act(
+        self,
+        images: np.ndarray,
+        proprio: np.ndarray | None,
+        instructions: Sequence[str],
+        *,
+        noise: np.ndarray | None,
+        temperature: float,
+        greedy: bool = False,
+    ) -> Decision:
+        """See `RolloutPolicy.act`; decisions bear the version of the weights."""
+        engine = self._engine
+        with self._lock:
+            if engine.is_closed or self.version < 0:
+                raise RuntimeError("vLLM is closed" if engine.is_closed else "vLLM has no weights yet")
+            prompts = self._decoder.embed(images, proprio, instructions)
+            engine.prompts.rewind()
+            answer = engine.ask(
+                do="decode",
+                prompts=place(prompts.embeddings.to(self._dtype), engine.prompts),
+                lengths=prompts.lengths,
+                uniforms=None if noise is None else noise.tolist(),
+                temperature=temperature,
+            )
+            tokens, log_probs = np.array(answer["tokens"], np.int64), np.array(answer["log_probs"], np.float32)
+            decision = self._decoder.decision(tokens, log_probs)
+            decision.version = self.version
+        return decision
+
+    def anneal_noise(self, end: float, progress: float) -> None:
+        """Not called: tokens have no noise level."""
+
+    def load(self, policy: nn.Module, version: int) -> None:
+        """See `RolloutBackend.load`."""
+        with self._lock, self._staging:
+            self._stage(policy, version)
+            self._renew()
+
+    def stage(self, policy: nn.Module, version: int) -> None:
+        """See `RolloutBackend.stage`."""
+        with self._staging:
+            self._stage(policy, version)
+
+    def renew(self) -> None:
+        """See `RolloutBackend.renew`."""
+        with self._lock, self._staging:
+            if self.newest > self.version:
+                self._renew()
+
+    @torch.no_grad()
+    def _stage(self, policy: Any, version: int) -> None:
+        tensors = _tensors(policy)
+        self._staged = {name: tensors[name].detach().clone() for name in _tensors(self._embedder)}
+        self._engine.weights.rewind()
+        weights = policy.token_decoder().weights()
+        try:
+            self._refs = {name: place(weights[name], self._engine.weights) for name in weights}
+        except OSError as error:
+            raise RunEnded(f"no room in shared memory for the weights that vLLM should load: {error}") from error
+        self.newest = version
+
+    def _renew(self) -> None:
+        self._engine.ask(do="load", tensors=self._refs)
+        tensors = _tensors(self._embedder)
+        for name, value in self._staged.items():
+            tensors[name].data = value
+        self._staged, self.version = {}, self.newest
+
+    def close(self) -> None:
+        """See `RolloutBackend.close`."""
+        self._engine.close()
+
+
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers by name."""
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+
+def interpreter(asked: str | None) -> str | None:
+    """The interpreter with vLLM: the one asked for, or that of `ENVIRONMENT` here or in the checkout; None: neither."""
+    if asked is not None:
+        return asked
+    places = (Path.cwd(), Path(rlvla.__file__).resolve().parents[1])
+    found = [folder / ENVIRONMENT / "bin" / "python" for folder in places]
+    return next((str(path) for path in found if path.is_file()), None)
+
+
+def interpreter_problems(asked: str | None) -> list[Problem]:
+    """Why there is no interpreter with vLLM."""
+    python = interpreter(asked)
+    if python is None:
+        text = f"--rollout_backend {VLLM}: there is no {ENVIRONMENT}; {INSTALL}, or name one with --rollout_python"
+        return [Problem("rollout_python", "missing_file", text)]
+    code = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
+    try:
+        ended = subprocess.run([python, "-I", "-c", code], capture_output=True, timeout=_CHECK_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        text = f"--rollout_python {python} cannot be run: {error}; {INSTALL}"
+        return [Problem("rollout_python", "unavailable", text)]
+    if ended.returncode != 0:
+        return [Problem("rollout_python", "unavailable", f"--rollout_python {python} has no vllm; {INSTALL}")]
+    return []
