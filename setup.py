@@ -98,6 +98,8 @@ EXTRAS = {
         "mypy>=1.10",
         "pre-commit>=3",
     ],
+    # The pages and the API reference as a folder: examples/scripts/docs.sh. ruff formats signatures.
+    "docs": ["mkdocs-material>=9.7", "mkdocstrings[python]>=1", "ruff>=0.6"],
     "video": ["av>=12"],
     "lerobot": ["av>=12", "pyarrow>=15"],
     # Environment workers on other machines.
@@ -107,7 +109,7 @@ EXTRAS = {
     "rerun": ["rerun-sdk>=0.23"],
 }
 # What `all` leaves out: it is for work on rlvla itself.
-NOT_IN_ALL = {"dev"}
+NOT_IN_ALL = {"dev", "docs"}
 
 setup(
     name="rlvla",
