@@ -98,6 +98,8 @@ EXTRAS = {
         "mypy>=1.10",
         "pre-commit>=3",
     ],
+    # The pages and the API reference as a folder: examples/scripts/docs.sh. ruff formats signatures.
+    "docs": ["mkdocs-material>=9.7", "mkdocstrings[python]>=1", "ruff>=0.6"],
     "video": ["av>=12"],
     "lerobot": ["av>=12", "pyarrow>=15"],
     # Environment workers on other machines.
@@ -109,7 +111,7 @@ EXTRAS = {
     "vllm": ["vllm>=0.32"],
 }
 # What `all` leaves out: what is for work on rlvla itself, and what needs an environment of its own.
-NOT_IN_ALL = {"dev", "vllm"}
+NOT_IN_ALL = {"dev", "docs", "vllm"}
 
 setup(
     name="rlvla",

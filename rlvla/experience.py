@@ -275,6 +275,41 @@ class Experience:
     advantages: torch.Tensor = _step()
     returns: torch.Tensor = _step()
 
+    @classmethod
+    def from_samples(
+        cls, samples: Sequence[Sample], effective_columns: torch.Tensor | None = None, first_episode: int = 0
+    ) -> Experience:
+        """One row per decision, in the order of the samples; what networks and estimators say is still missing.
+
+        An estimate for each episode, [episodes], spreads over the rows as `estimate[rows.episode_index]`.
+
+        Args:
+            samples: finished episodes of one policy.
+            effective_columns: [K] bool, `Policy.effective_columns`: the only log-probs to train; None: all.
+            first_episode: `episode_index` of the first sample.
+
+        Raises:
+            ValueError: no samples, or samples of which some have proprio or entries of the trace that others lack.
+        """
+        if not samples:
+            raise ValueError("there are no samples to make rows of")
+        kinds = {(sample.proprio is None, tuple(sorted(sample.trace))) for sample in samples}
+        if len(kinds) > 1:
+            raise ValueError("samples of different policies: some have proprio or a trace that others lack")
+        mask = torch.cat([sample.action_mask for sample in samples])
+        decisions = torch.tensor([sample.num_decisions for sample in samples])
+        proprio = [sample.proprio for sample in samples if sample.proprio is not None]
+        return cls(
+            images=torch.cat([sample.images for sample in samples]),
+            proprio=torch.cat(proprio) if proprio else None,
+            instructions=[prompt for sample in samples for prompt in sample.decision_instructions],
+            episode_index=first_episode + torch.arange(len(samples)).repeat_interleave(decisions),
+            trace={name: torch.cat([sample.trace[name] for sample in samples]) for name in samples[0].trace},
+            action_mask=mask,
+            policy_mask=mask if effective_columns is None else mask & effective_columns,
+            rollout_log_probs=torch.cat([sample.log_probs for sample in samples]),
+        )
+
     @property
     def action_tokens(self) -> torch.Tensor:
         """[B, K] int64 of a token policy; KeyError for others."""

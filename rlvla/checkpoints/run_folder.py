@@ -18,6 +18,7 @@ from rlvla.utils.terminal import log
 RUN_FILE = "run_config.json"  # all flags of a run of `cli/train_ppo_vla.py`; identifies its folder
 CHECKPOINTS = "checkpoints"  # subfolder of the run folder
 CURVE_FILE = "learning_curve.png"
+EVALUATIONS_FILE, TOTALS_FILE = "evaluations.json", "totals.json"  # written at the end
 POLICIES, CRITICS = "policies", "critics"  # subfolders with what --save_hf_ckpt exports beside checkpoints
 _LOCK = ".running"  # locked while a process trains; the operating system releases it when the process ends
 _MARKS = {RUN_CONFIG_FILE, RUN_FILE}

@@ -17,7 +17,15 @@ from rlvla.data.lerobot import is_lerobot
 from rlvla.data.libero import is_libero
 from rlvla.data.pictures import mean_start, turned
 from rlvla.data.quality import ERROR, LEVELS, NOTE, WARNING, Finding, quality, quality_of_file
-from rlvla.data.reading import computed_statistics, data_files, disagreements, joined, read_demonstrations, task_of
+from rlvla.data.reading import (
+    computed_statistics,
+    data_files,
+    disagreements,
+    joined,
+    not_cached,
+    read_demonstrations,
+    task_of,
+)
 from rlvla.data.replayed_episodes import Repetition, repetitions, replay_problem
 from rlvla.data.validation import DataError
 from rlvla.envs.base import TaskSpec
@@ -111,9 +119,9 @@ def run_check_demos(config: CheckDemosConfig) -> Check:
     """
     problems: list[Problem] = range_problems(config)
     problems += [
-        Problem("demos", "missing_file", f"--demos {path}: there is no such file or folder")
+        Problem("demos", "missing_file", f"--demos {path}: there is no such file or folder{not_cached(path)}")
         for path in config.demos
-        if not Path(path).exists()
+        if not Path(path).exists() and not is_lerobot(path)
     ]
     if not config.demos:
         problems.append(Problem("demos", "too_few", "--demos names no file"))

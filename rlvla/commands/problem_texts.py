@@ -44,6 +44,20 @@ _TEXTS: dict[tuple[str | None, str], str] = {
     ("recipe", "no_such_start"): "--from {value}: the recipe does not have this stage; it has {known}",
     ("recipe", "folder_in_use"): "--output {value}: another process is running a recipe there; wait until it has ended",
     ("recipe", "invalid_state"): "{error}; remove the file to run all stages again, in another folder or an empty one",
+    # sharing
+    ("repo_id", "needs_flag"): "name the repository with --repo_id OWNER/NAME",
+    ("repo_id", "malformed"): "--repo_id {value}: give OWNER/NAME ({why})",
+    ("repo_id", "no_token"): (
+        "there is no token for the Hugging Face Hub; make one that may write and give it to `hf auth login` or HF_TOKEN"
+    ),
+    ("folder", "needs_others"): (
+        "{folder} acts with a policy in another folder ({others}), which would be missing; upload that one"
+    ),
+    ("card", "missing_file"): "--card {value} cannot be read ({why})",
+    ("card", "names_places"): "--card {value}, line {number} names a place on this machine; shorten it: {line}",
+    ("public", "repo_is_public"): (
+        "{value} is there already and everybody can read it; give --public if that is meant, or another --repo_id"
+    ),
     # batch sizes
     (None, "not_divisible"): "--{flag} {value} must be divisible by the number of ranks {ranks}",
     ("train_batch_size", "does_not_divide"): (

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from rlvla.data.demonstrations import Demonstrations, dataset_entry
+from rlvla.data.lerobot_cache import INFO, cached_dataset, is_repo_id
 from rlvla.data.lerobot_episodes import read_images, stored_episodes
 from rlvla.data.lerobot_layout import (
     CHUNK_ROWS,
@@ -34,15 +35,21 @@ from rlvla.utils.errors import ConfigError, require
 
 
 def is_lerobot(path: str | Path) -> bool:
-    """Whether a path is the folder of a LeRobot dataset."""
-    return (Path(path) / "meta" / "info.json").is_file()
+    """Whether a path is the folder of a LeRobot dataset, or the repository id of one in a cache of this machine."""
+    return _folder_of(path) is not None
+
+
+def _folder_of(path: str | Path) -> Path | None:
+    if (Path(path) / INFO).is_file():
+        return Path(path)
+    return None if Path(path).exists() or not is_repo_id(path) else cached_dataset(str(path))
 
 
 def read_lerobot(folder: str | Path, cameras: Sequence[str] | None = None) -> Demonstrations:
     """Read a LeRobot dataset.
 
     Args:
-        folder: folder of the dataset.
+        folder: folder of the dataset, or the repository id of one that `cached_dataset` finds.
         cameras: camera names (after `observation.images.`) in the order wanted; default all with three color channels,
             sorted.
 
@@ -51,24 +58,24 @@ def read_lerobot(folder: str | Path, cameras: Sequence[str] | None = None) -> De
             a whole action chunk, or the episodes do not fit together (see `rlvla.data.validation`).
         MissingExtraError: pyarrow or PyAV is not installed.
     """
-    folder = Path(folder)
+    name, folder = Path(folder).name, _folder_of(folder) or Path(folder)
     require("pyarrow", extra="lerobot")
     require("av", extra="lerobot")
     try:
-        return _read(folder, read_json(folder / "meta" / "info.json", allow_nan=True), cameras)
+        return _read(folder, name, read_json(folder / INFO, allow_nan=True), cameras)
     except (OSError, LookupError, ValueError, TypeError, ArithmeticError, MemoryError) as error:
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(f"{folder} is not a readable LeRobot dataset ({type(error).__name__}: {error})") from error
 
 
-def _read(folder: Path, info: dict[str, Any], cameras: Sequence[str] | None) -> Demonstrations:
-    refuse(folder / "meta" / "info.json", info_problems(info))
-    features, origin = info["features"], checked_record(info.get("rlvla", {}), folder / "meta" / "info.json")
+def _read(folder: Path, name: str, info: dict[str, Any], cameras: Sequence[str] | None) -> Demonstrations:
+    refuse(folder / INFO, info_problems(info))
+    features, origin = info["features"], checked_record(info.get("rlvla", {}), folder / INFO)
     chosen = _chosen_cameras(folder, info, cameras)
-    refuse(folder / "meta" / "info.json", picture_problems(features, chosen))
+    refuse(folder / INFO, picture_problems(features, chosen))
     side = _common_side(folder, chosen, features)
-    env_args = {"task_suite_name": folder.name, **origin, "cameras": chosen, "image_size": side}
+    env_args = {"task_suite_name": name, **origin, "cameras": chosen, "image_size": side}
     mask = env_args.pop("action_mask", None)
     keys = [IMAGE_PREFIX + camera for camera in chosen]
     places = episode_places(folder, info)
@@ -89,7 +96,7 @@ def _read(folder: Path, info: dict[str, Any], cameras: Sequence[str] | None) -> 
         proprio = [values[rows] for values, rows in zip(proprio, seen)]
     entry = dataset_entry(actions, proprio)
     entry["action"]["mask"] = mask or entry["action"]["mask"]
-    refuse(folder / "meta" / "info.json", entry_problems(entry, {"action": actions[0].shape[1]}))
+    refuse(folder / INFO, entry_problems(entry, {"action": actions[0].shape[1]}))
     return Demonstrations(
         env_args=env_args,
         statistics={str(env_args["task_suite_name"]): entry},

@@ -11,6 +11,7 @@ import numpy as np
 
 from rlvla.data.demonstrations import STATISTICS_FILE, UNKNOWN_STATE, Demonstrations, dataset_entry, statistics
 from rlvla.data.hdf5 import UNREADABLE, opened
+from rlvla.data.lerobot_cache import cache_folders, is_repo_id
 from rlvla.data.libero import GRIPPER_DIM, is_libero, read_libero_episodes
 from rlvla.data.libero import SUFFIX as LIBERO_SUFFIX
 from rlvla.data.robomimic import read_episodes
@@ -31,7 +32,7 @@ def read_demonstrations(path: str | Path, cameras: Sequence[str] | None = None) 
 
     Args:
         path: an HDF5 file, or a folder: of a LeRobot dataset, of LIBERO files, or of other HDF5 files, which are read
-            as one dataset.
+            as one dataset; or the repository id of a LeRobot dataset in a cache of this machine.
         cameras: names of the cameras in the order wanted; default all cameras of the file.
 
     Raises:
@@ -53,7 +54,7 @@ def read_demonstrations(path: str | Path, cameras: Sequence[str] | None = None) 
         return Demonstrations(statistics={episodes["env_args"]["task_suite_name"]: _libero_entry(episodes)}, **episodes)
     if not path.is_file():
         text = f"{path} does not exist; make it with cli/collect_demos.py"
-        raise ConfigError.of(None, "missing_file", text)
+        raise ConfigError.of(None, "missing_file", text + not_cached(path))
     beside = path.parent / STATISTICS_FILE
     try:
         with opened(path) as file:
@@ -66,6 +67,15 @@ def read_demonstrations(path: str | Path, cameras: Sequence[str] | None = None) 
             raise
         text = f"{path} is not a readable file of demonstrations ({error})"
         raise ConfigError.of(None, "invalid_file", text) from error
+
+
+def not_cached(path: str | Path) -> str:
+    """A clause on where a LeRobot dataset of this name was looked for, for messages; "" if it is no repository id."""
+    if not is_repo_id(path) or Path(path).parent.exists():  # or just not in this folder
+        return ""
+    places = ", ".join(map(str, cache_folders(str(path))))
+    fetch = f"hf download {path} --repo-type dataset"
+    return f". No LeRobot dataset of this name is in {places} either; nothing is downloaded, but `{fetch}` does that"
 
 
 def data_files(paths: Sequence[str | Path]) -> list[str]:

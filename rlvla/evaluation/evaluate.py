@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from rlvla.envs.base import TaskSpec
+from rlvla.envs.config import SplitConfig
 from rlvla.envs.splits import EvalStates
 from rlvla.evaluation.protocol import eval_requests
 from rlvla.evaluation.results import EpisodeOutcome, EvalResult, sample_of, summarize
@@ -13,6 +14,7 @@ from rlvla.experience import Sample
 from rlvla.rollout import FinishedEpisode, RolloutEngine, RolloutPolicy
 from rlvla.rollout.proprio import foreign_proprio, saturated_proprio
 from rlvla.utils.bars import progress_bar
+from rlvla.utils.deepspeed.one_process import OneProcess
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
 from rlvla.utils.deepspeed.tally import Tally
 from rlvla.utils.stopping import BrokenOff
@@ -35,11 +37,11 @@ def evaluate(
     engine: RolloutEngine,
     policy: RolloutPolicy,
     tasks: Sequence[TaskSpec],
-    strategy: DeepspeedStrategy,
+    strategy: DeepspeedStrategy | OneProcess | None = None,
     *,
     episodes_per_task: int,
-    split: EvalStates,
-    seed: int,
+    split: EvalStates | None = None,
+    seed: int = 0,
     greedy: bool = True,
     temperature: float = 1.0,
     samples: int = 1,
@@ -50,6 +52,7 @@ def evaluate(
 ) -> EvalResult:
     """Play the first `episodes_per_task` evaluation states of each task, each `samples` times, on all ranks together.
 
+    Without a `strategy` this process plays all of them; without a `split` the states are held out (`SplitConfig`).
     `instructions` is what the policy is told, see `rlvla.evaluation.config.INSTRUCTIONS`.
 
     Policies evaluated with equal arguments get equal initial states and random numbers. Episodes in the `journal` are
@@ -58,6 +61,7 @@ def evaluate(
     Raises:
         BrokenOff: on all ranks, if `attempt`, which runs the rollout, was interrupted on any rank.
     """
+    strategy, split = strategy or OneProcess(), split or SplitConfig()
     requests = eval_requests(tasks, split, episodes_per_task, seed, samples=samples, instructions=instructions)
     done: list[EpisodeOutcome] = []
     if journal is not None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlvla.checkpoints.run_folder import RUN_FILE
+from rlvla.checkpoints.run_folder import RUN_FILE, TOTALS_FILE
 from rlvla.evaluation.comparison import MEAN_OF_SUITES
 from rlvla.evaluation.findings import EvaluationReport, PolicyEvaluation, SuiteEvaluation, SuitesResult
 from rlvla.evaluation.learning_charts import learning_charts
@@ -20,7 +20,7 @@ from rlvla.utils.cli.config_file import command_line
 from rlvla.utils.files import read_metrics, write_atomic
 
 REPORT_FILE = "report.html"
-_RUN_FILES = (RUN_FILE, "totals.json")  # files of the training run of the policy
+_RUN_FILES = (RUN_FILE, TOTALS_FILE)  # files of the training run of the policy
 
 
 def write_report(folder: Path, findings: EvaluationReport, stages: Sequence[Sequence[str]] = ()) -> Path:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvla.commands.problem_texts import problem
+from rlvla.data.lerobot_cache import cached_dataset, is_repo_id
 from rlvla.envs.registry import get_suite
 from rlvla.recipes.stages import (
     BEFORE_DEMOS,
@@ -385,7 +386,7 @@ def _missing_inputs(name: str, settings: Settings, recipe: Recipe, before: Seque
 
 def _exists(path: Path) -> bool:
     try:
-        return path.exists()
+        return path.exists() or (is_repo_id(path) and cached_dataset(str(path)) is not None)
     except (OSError, ValueError):  # no file could have this name
         return False
 

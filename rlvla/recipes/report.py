@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlvla.checkpoints.run_folder import RUN_FILE
+from rlvla.checkpoints.run_folder import EVALUATIONS_FILE, RUN_FILE, TOTALS_FILE
 from rlvla.evaluation.comparison import Difference
 from rlvla.evaluation.findings import SUITES_KEY, EvaluationReport, PolicyEvaluation, SuiteEvaluation
 from rlvla.evaluation.report import write_report
@@ -78,7 +78,7 @@ def outcome_of(stages: Sequence[Stage], state: State) -> Outcome:
     totals: dict[str, Any] = {}
     if END in by_name:
         folder = by_name[END].output
-        path = folder / "totals.json"
+        path = folder / TOTALS_FILE
         totals = read_json(path, allow_nan=True) if path.is_file() else {}
         evaluated = evaluated or _of_training(folder)
     names = tuple(name for name in (START, END) if name in evaluated)
@@ -100,7 +100,7 @@ def _read(path: Path) -> dict[str, PolicyEvaluation]:
 
 def _of_training(folder: Path) -> dict[str, dict[str, PolicyEvaluation]]:
     """The training's own first and last evaluation, as those of the policy at the start and at the end."""
-    path = folder / "evaluations.json"
+    path = folder / EVALUATIONS_FILE
     if not path.is_file():
         return {}
     entries = json.loads(path.read_text(encoding="utf-8"))

@@ -161,7 +161,9 @@ def _normal_form(f: Formula, negated: bool) -> Formula:
 
 
 def parse_ltlf(formula: str) -> Formula:
-    """Parse a formula: operators ! & | -> <-> X WX F G U R, parentheses, `true`, `false`, names [A-Za-z_][A-Za-z0-9_]*.
+    """Parse a formula: operators ! & | -> <-> X WX F G U R, parentheses, `true`, `false`, names.
+
+    A name is `[A-Za-z_][A-Za-z0-9_]*`.
 
     Returns:
         The negation normal form, as described in the module docstring.

@@ -116,20 +116,9 @@ class ExperienceMaker:
         return torch.cat([self.reward_scaling(sample.rewards, sample.executed) for sample in samples])
 
     def _rows(self, samples: Sequence[Sample]) -> Experience:
-        mask = torch.cat([sample.action_mask for sample in samples])
-        has_proprio = samples[0].proprio is not None
-        return Experience(
-            images=torch.cat([sample.images for sample in samples]),
-            proprio=torch.cat([sample.proprio for sample in samples]) if has_proprio else None,
-            instructions=[prompt for sample in samples for prompt in sample.decision_instructions],
-            episode_index=self._strategy.rank * EPISODES_PER_RANK
-            + torch.arange(len(samples)).repeat_interleave(torch.tensor([sample.num_decisions for sample in samples])),
-            trace={name: torch.cat([sample.trace[name] for sample in samples]) for name in samples[0].trace},
-            action_mask=mask,
-            policy_mask=mask & self._policy.effective_columns,
-            value_mask=self._columns.starts(mask),
-            rollout_log_probs=torch.cat([sample.log_probs for sample in samples]),
-        )
+        first = self._strategy.rank * EPISODES_PER_RANK
+        rows = Experience.from_samples(samples, self._policy.effective_columns, first)
+        return rows.with_fields(value_mask=self._columns.starts(rows.action_mask))
 
     def _kl(self, rows: Experience, scores: Scores) -> Tensor:
         """[B, K]: KL to the reference where `policy_mask` is set, 0 elsewhere."""

@@ -69,7 +69,7 @@ class ReplayList:
 
 
 def step_sizes(episodes: Sequence[int], train_batch_size: int) -> list[list[int]]:
-    """Divide the episodes of an iteration into optimizer steps, [ranks][steps].
+    """Divide the episodes of an iteration into optimizer steps, `[ranks][steps]`.
 
     There are ceil(total / train_batch_size) steps, and their totals over the ranks differ by at most one. The remainder
     is not left to the last step: it would move the policy as far as a full one.

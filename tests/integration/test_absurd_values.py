@@ -23,6 +23,7 @@ from cli import (
     eval_vla,
     export_policy,
     inspect_vla,
+    push_to_hub,
     replay_batch,
     score_episodes,
     train_ppo_vla,
@@ -41,7 +42,7 @@ COMMANDS = {
     module.__name__.removeprefix("cli."): module
     for module in (
         *(check_demos, check_env, collect_demos, convert_demos, draw_reward_machine, eval_vla, inspect_vla),
-        *(export_policy, replay_batch, score_episodes, train_ppo_vla, train_rm_vla, train_sft_vla),
+        *(export_policy, push_to_hub, replay_batch, score_episodes, train_ppo_vla, train_rm_vla, train_sft_vla),
         *(compare_runs, view_data),
     )
 }

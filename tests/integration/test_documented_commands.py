@@ -66,6 +66,8 @@ NOT_RUN = {
     "python benchmarks/learning.py": "18 learning runs",
     "python benchmarks/flow_ablation.py": "eight learning runs",
     "hf download": "needs the network",
+    "python cli/push_to_hub.py runs/lift/ppo/policy --repo_id you/lift --license": "needs the network; "
+    "tests/unit/commands/test_push_to_hub.py uploads to a server of its own",
     "python cli/inspect_vla.py --pretrain checkpoints/smolvla_base": "needs 900 MB of weights; "
     "tests/integration/test_smolvla_training.py runs these commands with small ones",
     "python cli/train_sft_vla.py --pretrain checkpoints/smolvla_base": "as above",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -37,6 +37,32 @@ def test_every_field_has_a_role() -> None:
     assert {f.name for f in fields(Experience) if f.metadata["role"] == "decision"} == {
         *("images", "proprio", "instructions", "episode_index", "trace", "reference", "staleness")
     }
+
+
+def test_rows_of_samples_are_their_decisions_in_order() -> None:
+    used = torch.arange(A * D) != 3
+    made = Experience.from_samples(SAMPLES, used, first_episode=100)
+    assert len(made) == 16 == len(made.images) and made.episode_index.tolist() == (
+        [100] * 3 + [101] * 4 + [102] + [103] * 4 + [104] * 4
+    )
+    last = SAMPLES[0].num_decisions - 1
+    assert made.action_mask[last].tolist() == [True] * 4 + [False] * 4, "two of four actions were executed"
+    assert made.policy_mask[last].tolist() == [True, True, True, False] + [False] * 4
+    for index, part in ((0, SAMPLES[0]), (7, SAMPLES[2])):
+        assert torch.equal(made.images[index], part.images[0]) and torch.equal(made.proprio[index], part.proprio[0])
+        assert torch.equal(made.action_tokens[index], part.action_tokens[0])
+    assert torch.equal(Experience.from_samples(SAMPLES).policy_mask, made.action_mask)
+    assert made.advantages is None and made.value_mask is None
+    prompted = replace(SAMPLES[2], prompted_instructions=["go on", "stop"])
+    assert Experience.from_samples([SAMPLES[2], prompted]).instructions == ["reach the red disc", "go on"]
+
+
+def test_samples_that_make_no_rows_are_refused() -> None:
+    with pytest.raises(ValueError, match="no samples"):
+        Experience.from_samples([])
+    for other in (replace(SAMPLES[1], proprio=None), replace(SAMPLES[1], trace={})):
+        with pytest.raises(ValueError, match="samples of different policies"):
+            Experience.from_samples([SAMPLES[0], other])
 
 
 def test_cat_pads_step_fields_and_stacks_the_rest() -> None:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from rlvla.checkpoints.run_folder import CURVE_FILE
+from rlvla.checkpoints.run_folder import CURVE_FILE, EVALUATIONS_FILE, TOTALS_FILE
 from rlvla.checkpoints.training import list_checkpoints
 from rlvla.commands.custom_modules import words_for_later_commands
 from rlvla.commands.runs.checks import evaluates_a_checkpoint
@@ -20,8 +20,6 @@ from rlvla.utils.disk import Expendable
 from rlvla.utils.files import write_json
 from rlvla.utils.stopping import resume_command
 from rlvla.utils.terminal import duration, show, table
-
-EVALUATIONS_FILE = "evaluations.json"
 
 
 def newest_checkpoint(flags: TrainingRun) -> str:
@@ -43,7 +41,7 @@ def conclude(trainer: Trainer, flags: TrainingRun, save_path: Path) -> None:
 
     def write() -> None:
         if not alone:
-            write_json(save_path / "totals.json", trainer.totals)
+            write_json(save_path / TOTALS_FILE, trainer.totals)
         write_json(save_path / EVALUATIONS_FILE, evaluations)
         if not flags.schedule.val_only:
             save_learning_curve(save_path)

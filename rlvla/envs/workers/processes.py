@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-import rlvla
+from rlvla import version
 from rlvla.envs.workers.backend import WorkerGoneError, WorkerOptions
 from rlvla.envs.workers.codec import LARGEST_ARRAYS, LARGEST_MESSAGE, arrays_due, decode_message, reference_of
 from rlvla.envs.workers.guardian import MARK, kill_marked, new_mark
@@ -277,7 +277,7 @@ def worker_environment(extra: Mapping[str, str]) -> dict[str, str]:
     """Environment variables of a worker, such that it imports the same copy of rlvla as this process."""
     environment = {**os.environ, **WORKER_ENVIRONMENT, **extra}
     environment.setdefault("MUJOCO_GL", "egl")
-    root = str(Path(rlvla.__file__).resolve().parents[1])
+    root = str(Path(version.__file__).resolve().parents[1])
     # Not for an installed rlvla: the rest of its site-packages may be incompatible with another interpreter.
     if Path(root).name not in ("site-packages", "dist-packages"):
         paths = environment.get("PYTHONPATH", "").split(os.pathsep)

@@ -74,12 +74,13 @@ class OpenVLAForActionPrediction(nn.Module):
     """OpenVLA in its three variants.
 
     "oft": one forward pass gives the logits of a whole chunk of discrete actions. Decoder sequence:
-    [BOS][patches][proprio?][rest of the prompt][A*D placeholders][</s>][padding]. Placeholders are zero vectors,
+    `[BOS][patches][proprio?][rest of the prompt][A*D placeholders][</s>][padding]`. Placeholders are zero vectors,
     attention is bidirectional, and only padding is masked. The next-token shift of language models is kept: the logits
     of action token t are read one position before its placeholder, so the first come from the last prompt token.
 
-    "autoregressive": the tokens of one action follow each other, [BOS][patches][prompt][token 0][token 1]...[padding],
-    with causal attention. `act_step_by_step` decodes them with a key-value cache; other methods take them as input.
+    "autoregressive": the tokens of one action follow each other with causal attention,
+    `[BOS][patches][prompt][token 0][token 1]...[padding]`. `act_step_by_step` decodes them with a key-value cache;
+    other methods take them as input.
 
     "oft_regression": sequence and attention of "oft", but `RegressionHead` and `ActionStd` map the hidden states of a
     chunk to a mean and a standard deviation; there are no logits.

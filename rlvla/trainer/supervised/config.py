@@ -32,8 +32,8 @@ class SupervisedRunConfig:
 
     demos: tuple[str, ...] = arg(
         ("runs/demos/demos.hdf5",),
-        "demonstrations, one or more of: HDF5 of cli/collect_demos.py or dumped rollouts, a LeRobot folder, LIBERO "
-        "*_demo.hdf5 (a file or a folder)",
+        "demonstrations, one or more of: HDF5 of cli/collect_demos.py or dumped rollouts, a LeRobot folder "
+        "or the repository id of one in the local cache, LIBERO *_demo.hdf5 (a file or a folder)",
         metavar="PATH",
         essential=True,
     )

@@ -6,6 +6,7 @@ import dataclasses
 import shlex
 import sys
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from rlvla.utils.cli.programs import typed_command
 from rlvla.utils.data_files import read_yaml
 from rlvla.utils.errors import ConfigError
 from rlvla.utils.files import write_atomic
-from rlvla.version import __version__
+from rlvla.utils.provenance import source_words
 
 RUN_CONFIG_FILE = "config.yaml"
 # Set by the launcher for each launch.
@@ -117,9 +118,19 @@ def write_config_file(folder: Path, parts: Sequence[Any]) -> Path:
     import yaml
 
     flags = resolved_flags(parts)
-    head = f"# rlvla {__version__}\n# {command_line()}\n"
+    head = f"# {source_words()}\n# {command_line()}\n"
     write_atomic(folder / RUN_CONFIG_FILE, (head + yaml.safe_dump(flags, sort_keys=False)).encode())
     return folder / RUN_CONFIG_FILE
+
+
+def quoted_head(folder: Path) -> tuple[str, str]:
+    """Version and command line that `write_config_file` quoted; empty if the folder holds no such file."""
+    path = folder / RUN_CONFIG_FILE
+    with suppress(OSError, UnicodeDecodeError):
+        version, command, *_ = [*path.read_text(encoding="utf-8").splitlines()[:2], "", ""]
+        if version.startswith("# rlvla ") and command.startswith("# "):
+            return version.removeprefix("# "), command.removeprefix("# ")
+    return "", ""
 
 
 def command_line() -> str:

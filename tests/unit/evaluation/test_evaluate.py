@@ -104,6 +104,13 @@ def test_held_out_states_of_every_task_each_once() -> None:
     assert own.requests[0].init_state_id == 50 and result.protocol == "states 50..59, trained on heldout"
 
 
+def test_without_a_strategy_this_process_plays_all_held_out_states() -> None:
+    engine = Engine()
+    result = evaluate(engine, None, TASKS, episodes_per_task=10)
+    same, reference = run(Rank())
+    assert engine.requests == same.requests and result == reference
+
+
 def test_of_many_tasks_tables_list_what_they_count_under() -> None:
     kinds = ["view" if number % 3 == 0 else "light" for number in range(102)]
     tasks = [replace(TOY, task_id=i, name=f"t{i}", category=kind) for i, kind in enumerate(kinds)]

@@ -1,0 +1,86 @@
+"""Upload a policy to the Hugging Face Hub with a model card that says what it was trained on and how well it does.
+
+Launch: python cli/push_to_hub.py runs/ppo/policy --repo_id you/lift --dry_run
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+if not __package__:  # run as a file, not as part of the installed package
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from rlvla.utils.ending import begin
+from rlvla.utils.threads import limit_threads
+
+begin(__name__)
+limit_threads()
+
+from rlvla.utils.cli.command import command, heavy_imports
+from rlvla.utils.cli.flags import Parser, add_arguments, arg, fail, from_namespace, range_problems
+from rlvla.utils.errors import ConfigError, MissingExtraError
+
+
+@dataclass(frozen=True)
+class PushConfig:
+    """Which policy, where to, and who may see it."""
+
+    folder: str = arg("runs/ppo/policy", "folder of the policy, or of a run, whose newest policy it is", metavar="DIR")
+    repo_id: str | None = arg(None, "repository, made if it does not exist", metavar="OWNER/NAME")
+    public: bool = arg(False, "everybody may see the repository")
+    license: str | None = arg(
+        None, "identifier of the policy's license, such as apache-2.0 (default: a placeholder)", metavar="ID"
+    )
+    card: str | None = arg(
+        None, "model card of your own (default: written from what training and evaluation recorded)", metavar="FILE"
+    )
+    dry_run: bool = arg(False, "print the model card and the files that would be uploaded; nothing leaves the machine")
+
+
+def build_parser() -> Parser:
+    """The command line."""
+    parser = Parser(__doc__ or "")
+    parser.usage = "%(prog)s FOLDER --repo_id OWNER/NAME [--flag VALUE ...]"
+    parser.add_argument(
+        "folder",
+        metavar="FOLDER",
+        nargs="?",
+        default=argparse.SUPPRESS,  # --folder applies
+        help="the folder of the policy; the same as --folder",
+    )
+    add_arguments(parser, PushConfig, "push")
+    return parser
+
+
+@command()
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry point."""
+    parser = build_parser()
+    config = from_namespace(PushConfig, parser.parse_args(argv))
+    with heavy_imports():
+        from rlvla.commands.run_policies import policy_folder
+        from rlvla.commands.sharing.push import prepare, push, push_problems
+    try:
+        problems = [*range_problems(config), *push_problems(config.repo_id, uploads=not config.dry_run)]
+        repo_id = config.repo_id or "OWNER/NAME"
+        try:
+            chosen = prepare(Path(policy_folder(config.folder, "folder")), repo_id, config.license, config.card)
+        except ConfigError as error:
+            problems += error.problems
+        if problems:
+            raise ConfigError(problems)
+        if config.dry_run:
+            print(f"{chosen.card}\n{chosen}")
+            print(f"a {'public' if config.public else 'private'} repository: {repo_id}; nothing was uploaded")
+            return
+        print(f"uploaded: {push(repo_id, chosen.uploads, public=config.public)}")
+    except (ConfigError, MissingExtraError) as error:
+        fail(parser.prog, error)
+
+
+if __name__ == "__main__":
+    main()

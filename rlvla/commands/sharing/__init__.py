@@ -1,0 +1,1 @@
+"""Sharing a policy: what of its folder is uploaded, and the upload."""

@@ -1,0 +1,97 @@
+"""Uploading a policy folder to the Hugging Face Hub."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rlvla.commands.problem_texts import problem
+from rlvla.commands.sharing.files import WEIGHTS, Selection, Upload, select
+from rlvla.evaluation.model_card import model_card, read_card_record, without_places
+from rlvla.utils.errors import ConfigError, Problem, RunEnded
+from rlvla.version import __version__
+
+
+def push_problems(repo_id: str | None, *, uploads: bool) -> list[Problem]:
+    """What is wrong with the name of the repository; `uploads`: a token is needed, too."""
+    from huggingface_hub import get_token
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    if repo_id is None:
+        return [problem("repo_id", "needs_flag")]
+    try:
+        validate_repo_id(repo_id)
+    except HFValidationError as error:
+        return [problem("repo_id", "malformed", value=repo_id, why=error)]
+    if repo_id.count("/") != 1:
+        return [problem("repo_id", "malformed", value=repo_id, why="the owner is missing")]
+    return [problem("repo_id", "no_token")] if uploads and get_token() is None else []
+
+
+def read_card(path: str) -> str:
+    """A card of the user's own.
+
+    Raises:
+        ConfigError: it cannot be read, or names a place on this machine.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(problem("card", "missing_file", value=path, why=error)) from error
+    for number, line in enumerate(text.splitlines(), 1):
+        if without_places(line) != line:
+            raise ConfigError(problem("card", "names_places", value=path, number=number, line=line.strip()))
+    return text
+
+
+def prepare(folder: Path, repo_id: str, license: str | None, card: str | None) -> Selection:
+    """Choose the files, and write the card unless the user brings one; raises ConfigError."""
+    record = read_card_record(folder)
+    text = read_card(card) if card is not None else model_card(record, repo_id, license)
+    return select(folder, text)
+
+
+def push(repo_id: str, uploads: Sequence[Upload], *, public: bool) -> str:
+    """Create the repository if needed and upload the files in one commit; returns its address.
+
+    Weights of an earlier policy that are not among the files are removed, as they would be loaded together with these.
+
+    Args:
+        repo_id: owner and name.
+        uploads: the files.
+        public: whether the repository may be one that everybody can read.
+
+    Raises:
+        ConfigError: the repository is public, and `public` is not given.
+        RunEnded: the server refuses, or cannot be reached.
+    """
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
+
+    api = HfApi(library_name="rlvla", library_version=__version__)
+    with _server_errors():
+        url = api.create_repo(repo_id, private=not public, exist_ok=True)
+        there = api.model_info(repo_id)
+        if not public and not there.private:
+            raise ConfigError(problem("public", "repo_is_public", value=repo_id))
+        names = {upload.name for upload in uploads}
+        old = [f.rfilename for f in there.siblings or () if f.rfilename.endswith(WEIGHTS) and f.rfilename not in names]
+        operations = [CommitOperationAdd(upload.name, upload.content) for upload in uploads]
+        removals = [CommitOperationDelete(name) for name in old]
+        api.create_commit(repo_id, [*operations, *removals], commit_message=f"Policy, by rlvla {__version__}")
+    return str(url)
+
+
+@contextmanager
+def _server_errors() -> Iterator[None]:
+    """Within the block, what the server or the network says is raised as `RunEnded`."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    http_error: Any = HfHubHTTPError.__mro__[1]  # of the HTTP library in use, which differs between versions
+    try:
+        yield
+    except (http_error, OSError) as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+        raise RunEnded(f"the Hub cannot be written to: {' '.join(lines)}") from error

@@ -1,0 +1,47 @@
+"""LeRobot datasets by their repository id, in the caches of LeRobot and of the Hub; nothing is downloaded."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+# As the Hub allows: letters, digits, dots, dashes and underscores, with one slash.
+_REPO_ID = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
+_FILES = (".hdf5", ".h5")
+INFO = Path("meta") / "info.json"  # what every LeRobot dataset has
+
+
+def is_repo_id(name: str | Path) -> bool:
+    """Whether a name may be that of a repository, OWNER/NAME, rather than a file's."""
+    text = str(name)
+    return _REPO_ID.fullmatch(text) is not None and not text.startswith(".") and not text.endswith(_FILES)
+
+
+def cache_folders(repo_id: str) -> list[Path]:
+    """Where a dataset of this name would lie: LeRobot's own folder, its copy of the Hub's cache, the Hub's cache.
+
+    `HF_LEROBOT_HOME`, `HF_HUB_CACHE` and `HF_HOME` move them, as they do for LeRobot and `huggingface_hub`.
+    """
+    default = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "huggingface"
+    home = Path(os.environ.get("HF_HOME", default)).expanduser()
+    lerobot = Path(os.environ.get("HF_LEROBOT_HOME", home / "lerobot")).expanduser()
+    hub = Path(os.environ.get("HF_HUB_CACHE", home / "hub")).expanduser()
+    inside = f"datasets--{repo_id.replace('/', '--')}"
+    return [lerobot / repo_id, lerobot / "hub" / inside, hub / inside]
+
+
+def cached_dataset(repo_id: str) -> Path | None:
+    """The folder of a dataset in one of the `cache_folders`, None if none holds it.
+
+    Of several snapshots in a cache it is that of the branch `main`, else the newest.
+    """
+    for place in cache_folders(repo_id):
+        if (place / INFO).is_file():
+            return place
+        snapshots = [found.parents[1] for found in place.glob(f"snapshots/*/{INFO}")]
+        if snapshots:
+            main = place / "refs" / "main"
+            commit = main.read_text(encoding="utf-8").strip() if main.is_file() else None
+            return max(snapshots, key=lambda snapshot: (snapshot.name == commit, snapshot.stat().st_mtime))
+    return None

@@ -1,0 +1,179 @@
+"""What is uploaded, what never is, and how: against a server that speaks the Hub's interface."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import huggingface_hub.constants as hub_constants
+import pytest
+
+from cli.push_to_hub import main
+from rlvla.commands.sharing.files import select
+from tests.support.hub_server import Hub, hub_server
+from tests.support.shared_policies import evaluation, make_run
+
+OF_THE_POLICY = ["README.md", "config.json", "eval.json", "model.safetensors", "rlvla_environment.json"]
+OTHERS = {
+    "optimizer.pt": "a state of training",
+    "optimizer_state.safetensors": "a state of training",
+    "training_state/scheduler_state.json": "a state of training",
+    "checkpoints/iteration_1/weights.safetensors": "a state of training",
+    "mp_rank_00_model_states.pt": "no file of a policy",
+    "events.out.tfevents.1": "no file of a policy",
+    "eval_1.json": "an earlier evaluation",
+    "eval.md": "no file of a policy",
+    ".git/config.json": "hidden",
+    "modeling.py": "no file of a policy",
+}
+PARTS = [
+    "action_head--50000_checkpoint.pt",
+    "lora_adapter/adapter_config.json",
+    "lora_adapter/adapter_model.safetensors",
+]
+
+
+@pytest.fixture
+def policy(tmp_path: Path) -> Path:
+    folder = make_run(tmp_path / "ppo")
+    (folder / "eval.json").write_text(json.dumps(evaluation(18, str(folder))))
+    return folder
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    monkeypatch.setattr(hub_constants, "HF_HUB_DISABLE_XET", True)
+    with hub_server() as server:
+        monkeypatch.setattr(hub_constants, "ENDPOINT", server.url)
+        yield server
+
+
+def fails(capsys: pytest.CaptureFixture, *words: object, status: int = 2) -> str:
+    with pytest.raises(SystemExit) as ended:
+        main([str(word) for word in words])
+    assert ended.value.code == status
+    return capsys.readouterr().err
+
+
+def add(folder: Path, *names: str) -> None:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(b"{}")
+
+
+def test_only_the_files_of_a_policy_are_chosen(policy: Path) -> None:
+    add(policy, *OTHERS, *PARTS, "README.md", "tokenizer.model", "vision/merges.txt")
+    chosen = select(policy, "card")
+    assert sorted(u.name for u in chosen.uploads) == sorted(
+        [*OF_THE_POLICY, *PARTS, "tokenizer.model", "vision/merges.txt"]
+    )
+    assert dict(chosen.left) == OTHERS
+    (card,) = [upload for upload in chosen.uploads if upload.name == "README.md"]
+    assert card.content == b"card", "not that of the folder, which may be the card of what training started from"
+
+
+def test_absolute_paths_stay_here(policy: Path, tmp_path: Path) -> None:
+    (policy / "tokenizer.json").write_text('{"model": {"vocab": {"/usr/bin/env": 7}}}')
+    (policy / "tokenizer_config.json").write_text(
+        json.dumps({"name_or_path": "/home/some one/open vla", "chat": "a/b"})
+    )
+    chosen = {upload.name: upload for upload in select(policy, "card").uploads}
+    assert chosen["tokenizer.json"].content == policy / "tokenizer.json", "words are no paths"
+    assert json.loads(chosen["tokenizer_config.json"].content) == {"name_or_path": "open vla", "chat": "a/b"}
+    assert json.loads(chosen["config.json"].content) == {"model_type": "compact", "_name_or_path": "start"}
+    assert json.loads(chosen["eval.json"].content)["policy"] == "policy"
+    for upload in chosen.values():
+        content = upload.content if isinstance(upload.content, bytes) else upload.content.read_bytes()
+        assert str(tmp_path).encode() not in content, upload.name
+
+
+def test_a_dry_run_lists_all_of_it_and_uploads_nothing(
+    policy: Path, hub: Hub, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HF_TOKEN")
+    add(policy, "optimizer.pt")
+    before = {path: path.read_bytes() for path in policy.rglob("*")}
+    main([str(policy.parent), "--repo_id", "me/toy", "--dry_run"])  # the folder of the run stands for its policy
+    said = capsys.readouterr().out
+    listed = said[said.index("README.md  ") :].splitlines()
+    assert [line.split("  ")[0] for line in listed[:-2]] == OF_THE_POLICY
+    assert listed[1].endswith("B  (absolute paths shortened)") and listed[3] == "model.safetensors  3.0 kB"
+    assert listed[-2:] == [
+        "not uploaded: optimizer.pt  (a state of training)",
+        "a private repository: me/toy; nothing was uploaded",
+    ]
+    assert "\n---\nlibrary_name: rlvla\n" in f"\n{said}" and "90.0%" in said
+    assert not hub.repos and {path: path.read_bytes() for path in policy.rglob("*")} == before
+
+
+def test_a_private_repository_receives_the_files_in_one_commit(
+    policy: Path, hub: Hub, capsys: pytest.CaptureFixture
+) -> None:
+    main([str(policy), "--repo_id", "me/toy", "--license", "mit"])
+    assert capsys.readouterr().out == f"uploaded: {hub.url}/me/toy\n"
+    assert hub.repos == {"me/toy": True} and hub.tokens == {"Bearer hf_secret"} and len(hub.commits) == 1
+    files = hub.files["me/toy"]
+    assert sorted(files) == OF_THE_POLICY
+    assert files["model.safetensors"] == (policy / "model.safetensors").read_bytes()
+    assert files["README.md"].decode().startswith("---\n") and b"license: mit" in files["README.md"]
+
+
+def test_a_second_upload_leaves_no_old_weights(policy: Path, hub: Hub) -> None:
+    hub.make("me/toy", private=True)
+    index = "model.safetensors.index.json"
+    hub.files["me/toy"] = {index: b"", "model-00001-of-00002.safetensors": b"", "notes.txt": b"of the user"}
+    main([str(policy), "--repo_id", "me/toy"])
+    assert sorted(hub.files["me/toy"]) == [*OF_THE_POLICY[:4], "notes.txt", OF_THE_POLICY[4]]
+
+
+def test_what_everybody_can_read_must_be_meant(policy: Path, hub: Hub, capsys: pytest.CaptureFixture) -> None:
+    hub.make("me/toy", private=False)
+    assert "everybody can read it; give --public" in fails(capsys, policy, "--repo_id", "me/toy")
+    assert not hub.files["me/toy"]
+    main([str(policy), "--repo_id", "me/toy", "--public"])
+    main([str(policy), "--repo_id", "me/new", "--public"])
+    assert hub.repos == {"me/toy": False, "me/new": False} and sorted(hub.files["me/toy"]) == OF_THE_POLICY
+
+
+def test_what_the_server_says_is_one_line(policy: Path, hub: Hub, capsys: pytest.CaptureFixture) -> None:
+    hub.refuse = 403, "Storage limit reached"
+    said = fails(capsys, policy, "--repo_id", "me/toy", status=1)
+    assert "the Hub cannot be written to: " in said and "Storage limit reached" in said and "Traceback" not in said
+
+
+def test_a_hub_that_cannot_be_reached(
+    policy: Path, hub: Hub, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub_constants, "ENDPOINT", "http://127.0.0.1:9")
+    said = fails(capsys, policy, "--repo_id", "me/toy", status=1)
+    assert "the Hub cannot be written to: " in said and "Traceback" not in said
+
+
+def test_all_mistakes_are_said_before_anything_is_sent(
+    policy: Path, hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HF_TOKEN")
+    monkeypatch.setattr(hub_constants, "HF_TOKEN_PATH", str(tmp_path / "none"))
+    said = fails(capsys, tmp_path / "nothing")
+    assert "name the repository with --repo_id OWNER/NAME" in said and "nothing' does not exist" in said
+    for repo in ("toy", "me/t oy", "me/toy/policy"):
+        assert f"--repo_id {repo}: give OWNER/NAME" in fails(capsys, policy, "--repo_id", repo)
+    assert "there is no token" in fails(capsys, policy, "--repo_id", "me/toy")
+    card = tmp_path / "card.md"
+    flags = [policy, "--repo_id", "me/toy", "--dry_run", "--card", card]
+    assert f"--card {card} cannot be read" in fails(capsys, *flags)
+    card.write_text("# Toy\ntrained on /home/me/demos/lift.hdf5\n")
+    assert "line 2 names a place on this machine" in fails(capsys, *flags)
+    (policy / "preprocessor_config.json").write_text("{")
+    assert "preprocessor_config.json is damaged" in fails(capsys, *flags[:-2])
+    (policy / "config.json").write_text('{"model_type": "dsrl", "base": ["../base", "/home/me/base"]}')
+    assert "acts with a policy in another folder (../base or /home/me/base)" in fails(capsys, *flags[:-2])
+    assert not hub.repos
+
+
+def test_a_card_of_ones_own(policy: Path, hub: Hub, tmp_path: Path) -> None:
+    (tmp_path / "card.md").write_text("# Toy\n")
+    main([str(policy), "--repo_id", "me/toy", "--card", str(tmp_path / "card.md")])
+    assert hub.files["me/toy"]["README.md"] == b"# Toy\n"

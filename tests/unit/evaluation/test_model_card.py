@@ -1,0 +1,99 @@
+"""The model card says what was recorded, and nothing about the machine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from huggingface_hub import ModelCard
+
+from rlvla.evaluation.model_card import model_card, read_card_record, without_places
+from rlvla.utils.errors import ConfigError
+from tests.support.shared_policies import evaluation, make_run
+
+
+def test_a_card_of_an_evaluated_policy(tmp_path: Path) -> None:
+    policy = make_run(tmp_path / "ppo")
+    (policy / "eval.json").write_text(json.dumps(evaluation(18, str(policy))))
+    text = model_card(read_card_record(policy), "me/toy-reach", "apache-2.0")
+    for words in (
+        "| suite | toy_reach |",
+        "| tasks | reach |",
+        "- initial states 0 to 7999 of toy_reach, task 0\n\n",
+        "2.0 k episodes of reinforcement learning, 20.5 k environment steps",
+        "python train_ppo_vla.py --save_path=ppo --vlm_url URL --seed 0",
+        "Code: rlvla 9.8.7, commit 0123abc.",
+        "### toy_reach, greedy",
+        "Protocol heldout; seed 3; trained on initial states 0..7999 of reach",
+        "| reach | 20 | 90.0% [69.9, 97.2] |",
+        "Measured with rlvla 9.8.7, torch 2.13.0; every episode is in eval.json",
+        "hf download me/toy-reach --local-dir toy-reach",
+        "`apache-2.0`",
+    ):
+        assert words in text, f"{words}\n{text}"
+    assert str(tmp_path) not in text and "10.0.0.7" not in text and "/home/me" not in text
+    assert "32 to 7994" not in text, "these are among the others"
+    head = ModelCard(text).data
+    assert (head.license, head.library_name, head.pipeline_tag) == ("apache-2.0", "rlvla", "robotics")
+    (figure,) = head.eval_results
+    assert (head.model_name, figure.dataset_type, figure.metric_value) == ("toy-reach", "toy_reach", 90.0)
+    assert figure.metric_name == "success at end, greedy, % [69.9, 97.2], n = 20"
+
+
+def test_several_suites_have_figures_each(tmp_path: Path) -> None:
+    policy = make_run(tmp_path / "ppo")
+    suites = {name: evaluation(count, "p") for name, count in (("far", 3), ("near", 20))}
+    (policy / "eval.json").write_text(json.dumps({"policy": "p", "suites": suites}))
+    text = model_card(read_card_record(policy), "me/toy")
+    assert text.index("### far, greedy") < text.index("15.0%") < text.index("### near, greedy")
+    assert text.index("### near, greedy") < text.index("| reach | 20 | 100.0%")
+    assert [e.metric_value for e in ModelCard(text).data.eval_results] == [15.0, 100.0]
+
+
+def test_without_an_evaluation_of_its_own_the_last_of_the_training_counts(tmp_path: Path) -> None:
+    policy = make_run(tmp_path / "ppo")
+    text = model_card(read_card_record(policy), "me/toy")
+    assert "the evaluation after iteration 8 of the training" in text and "75.0%" in text and "Measured" not in text
+    assert "No license has been chosen yet" in text and ModelCard(text).data.license == "unknown"
+    other = policy.rename(policy.with_name("best_policy"))  # of another iteration
+    assert "Not evaluated yet" in model_card(read_card_record(other), "me/toy")
+
+
+def test_a_folder_alone_says_what_is_not_known(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"type": "smolvla"}')
+    text = model_card(read_card_record(tmp_path), "me/toy")
+    for words in (
+        *("family `smolvla`", "is not recorded", "Not evaluated yet", "Code: not recorded."),
+        "Which initial states it was trained on is not recorded.",
+    ):
+        assert words in text
+    head = yaml.safe_load(text.split("---")[1])
+    assert "model-index" not in head and head["tags"] == [
+        *("robotics", "reinforcement-learning", "vision-language-action")
+    ]
+
+
+def test_damaged_records_are_errors(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="does not exist"):
+        read_card_record(tmp_path / "nothing")
+    policy = make_run(tmp_path / "ppo")
+    (tmp_path / "ppo/evaluations.json").write_text("[]")
+    with pytest.raises(ConfigError, match=r"evaluations\.json does not hold evaluations \(IndexError"):
+        read_card_record(policy)
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("/home/me/runs/ppo", "ppo"),
+        ("--demos=/data/a/demos.hdf5 --seed 0", "--demos=demos.hdf5 --seed 0"),
+        ("~/runs/ppo and (/srv/x)", "ppo and (x)"),
+        ("tar:/srv/data/x", "tar:x"),
+        ("/home/me/", "..."),
+        ("https://host/a/b and/or runs/ppo ../a/b 1/2/3 /", "https://host/a/b and/or runs/ppo ../a/b 1/2/3 /"),
+    ],
+)
+def test_absolute_paths_are_shortened(text: str, left: str) -> None:
+    assert without_places(text) == left
