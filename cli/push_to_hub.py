@@ -1,6 +1,7 @@
 """Upload a policy to the Hugging Face Hub with a model card that says what it was trained on and how well it does.
 
-Launch: python cli/push_to_hub.py runs/ppo/policy --repo_id you/lift --dry_run
+Example:
+  python cli/push_to_hub.py runs/ppo/policy --repo_id you/lift --dry_run
 """
 
 from __future__ import annotations

@@ -272,7 +272,7 @@ import rlvla.experience, rlvla.models, rlvla.utils, rlvla.rewards, rlvla.rollout
 from rlvla.algorithms.advantages import get_advantage_estimator
 from rlvla.algorithms.policy_losses import get_policy_loss
 get_advantage_estimator("gae"), get_policy_loss("ppo")
-from rlvla import EnvPool, Experience, RolloutEngine, TaskSampler, evaluate
+from rlvla import EnvPool, Experience, RolloutEngine, TaskSampler
 try:
     from rlvla import Actor
 except rlvla.MissingExtraError as error:

@@ -13,7 +13,7 @@ from rlvla.utils.terminal import columns, style
 _ORDER = (
     *("run_recipe", "check_env", "new_env", "collect_demos", "view_data", "check_demos", "convert_demos"),
     *("inspect_vla", "train_sft_vla", "train_ppo_vla", "train_sac_vla", "train_rm_vla", "score_episodes"),
-    *("draw_reward_machine", "eval_vla", "compare_runs", "export_policy", "replay_batch"),
+    *("draw_reward_machine", "eval_vla", "compare_runs", "export_policy", "push_to_hub", "replay_batch"),
 )
 _HEAD = """Reinforcement-learning post-training of vision-language-action robot policies: a program for each task.
 Each has --help (what matters), --help all (every flag) and --version."""
