@@ -6,8 +6,8 @@ It imports nothing of rlvla, so that its environment needs vLLM only. Messages a
 two shared files. Commands are answered in their order, and the end of the connection ends the program:
 
 - {"id": n, "do": "load", "tensors": {name: ref}}: new weights;
-- {"id": n, "do": "decode", "prompts": ref, "lengths": [B], "uniforms": [B][K] or null, "temperature": t}: answered by
-  "tokens" [B][K] and "log_probs" [B][K].
+- {"id": n, "do": "decode", "prompts": ref, "lengths": [B], "uniforms": [B, K] or null, "temperature": t}: answered by
+  "tokens" [B, K] and "log_probs" [B, K].
 
 A ref is {"dtype": name, "shape": [...], "offset": bytes}. An answer has the id of its command; one with "error" is a
 traceback.
@@ -171,7 +171,7 @@ class Engine:
         self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
 
     def decode(self, prompts: Tensor, lengths: list[int]) -> list[list[int]]:
-        """Tokens [B][K] after prompts [B, S, d] of these lengths, chosen by `DRAWS`."""
+        """Tokens [B, K] after prompts [B, S, d] of these lengths, chosen by `DRAWS`."""
         inputs = [{"prompt_embeds": prompt[:length]} for prompt, length in zip(prompts, lengths)]
         params = [self._params(row) for row in range(len(inputs))]
         outputs = self._llm.generate(inputs, params, use_tqdm=False)
