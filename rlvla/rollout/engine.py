@@ -107,11 +107,11 @@ class RolloutEngine:
             self._was_cancelled = False
         try:
             return session.play(temperature=temperature, greedy=greedy, on_episode=on_episode)
-        except RolloutCancelledError:
-            self._was_cancelled = True
-            raise
-        except Exception:
-            self._pool.abandon()  # answers of this run must not reach the next one
+        except BaseException as error:  # answers of this run must not reach the next one
+            if isinstance(error, Exception) and not isinstance(error, RolloutCancelledError):
+                self._pool.abandon()
+            else:
+                self._was_cancelled = True
             raise
 
     def _check(self, request: EpisodeRequest) -> None:

@@ -74,12 +74,20 @@ def test_a_deterministic_rollout_gives_the_same_bits_however_workers_are_filled(
         assert one.proprio.equal(other.proprio) and one.last_images.equal(other.last_images)
 
 
-def test_answers_of_a_cancelled_rollout_do_not_reach_the_next_one(actor: Actor) -> None:
+@pytest.mark.parametrize("how", [RolloutCancelledError, KeyboardInterrupt])
+def test_answers_of_an_interrupted_rollout_do_not_reach_the_next_one(actor: Actor, how: type[BaseException]) -> None:
+    looks = iter((False, True))  # at the second look the workers have something to do
+
+    def cancelled() -> bool:
+        now = next(looks)
+        if now and how is KeyboardInterrupt:
+            raise KeyboardInterrupt
+        return now
+
     with EnvPool(2) as pool:
         engine = RolloutEngine(pool, KWARGS, {"success": 5.0})
-        looks = iter((False, True))  # at the second look the workers have something to do
-        with pytest.raises(RolloutCancelledError):
-            engine.run(requests(6), actor, temperature=1.3, cancelled=lambda: next(looks))
+        with pytest.raises(how):
+            engine.run(requests(6), actor, temperature=1.3, cancelled=cancelled)
         assert all(same(a, b) for a, b in zip(engine.run(requests(6), actor, temperature=1.3), play(actor, 2)))
 
 

@@ -96,6 +96,28 @@ def test_new_weights_wait_for_the_end_of_the_episodes(make: Any, engine: SlowEng
     assert not thread.holds(1) and engine.iteration == 2
 
 
+def test_episodes_end_while_weights_are_handed_over(make: Any, engine: SlowEngine) -> None:
+    """And the next ones begin: handing over may take long."""
+    thread = make(max_staleness=3)
+    thread.publish(Weight(0.5), 0)
+    thread.submit(1, requests("first"))
+    thread.submit(2, requests("second"))
+    assert engine.begun.wait(30)
+    backend, ended = thread._policy, threading.Event()
+
+    def stage(policy: nn.Module, version: int) -> None:
+        engine.may_end.set()
+        thread.take(1, print)
+        thread.take(2, print)
+        ended.set()
+
+    backend.stage = stage
+    publishing = threading.Thread(target=thread.publish, args=(Weight(1.5), 1), daemon=True)
+    publishing.start()
+    assert ended.wait(30)
+    publishing.join()
+
+
 def test_weights_are_copied(make: Any, engine: SlowEngine) -> None:
     policy = Weight(0.5)
     thread = make()
