@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlvla.envs.registry import load_custom_module, registered_suites, ships_with_rlvla
+from rlvla.envs.registry import load_custom_module, located, registered_suites, ships_with_rlvla
 from rlvla.utils.cli.config_file import words_of_config_file
 from rlvla.utils.cli.flags import Parser, arg, fail, given_flags
 from rlvla.utils.errors import ConfigError, Problem
@@ -85,7 +85,7 @@ def load_custom_modules(argv: Sequence[str]) -> None:
         registered = any(known.get(name) is not spec for name, spec in _gymnasium_specs().items())
         # Not if it has merely loaded a built-in suite.
         if any(name in before or not ships_with_rlvla(name) for name in made) or registered:
-            _with_suites[_key(source)] = source
+            _with_suites[located(source)] = source
     if problems:
         raise ConfigError(problems)
 
@@ -100,16 +100,12 @@ def _gymnasium_specs() -> dict[str, Any]:
 
 def modules_with_suites(config: CustomConfig) -> list[str]:
     """The modules that environment workers must import as well; the others would only make them load torch."""
-    return [source for source in config.custom_module if _key(source) in _with_suites]
+    return [source for source in config.custom_module if located(source) in _with_suites]
 
 
 def words_for_later_commands() -> str:
     """Flags to append to a printed command so that it knows the user's suites, with a leading space; "" if none."""
     return "".join(f" --custom_module {shlex.quote(source)}" for source in _with_suites.values())
-
-
-def _key(source: str) -> str:
-    return str(Path(source).resolve()) if source.endswith(".py") else source
 
 
 def _where(error: Exception) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from rlvla.commands.problem_texts import unread
 from rlvla.commands.setup import CheckedRun
+from rlvla.envs.registry import located
 from rlvla.rollout.config import ROLLOUT_BACKENDS, VLLM, BackendSetup
 from rlvla.utils.deepspeed.config import launched_world_size
 from rlvla.utils.errors import Problem
@@ -24,7 +25,7 @@ def backend_setup(flags: PPORun, setting: CheckedRun | None) -> BackendSetup:
         None if setting is None else setting.checkpoint,
         flags.actor,
         flags.workers.ray_address or "auto",
-        flags.custom.custom_module,
+        tuple(map(located, flags.custom.custom_module)),
         Path(flags.run.save_path),
         bf16=flags.strategy.bf16,
         episodes=flags.rollout.rollout_max_batch or flags.run.num_envs,

@@ -214,6 +214,11 @@ def load_custom_module(source: str) -> None:
     load_file(path)
 
 
+def located(source: str) -> str:
+    """A custom module, named such that processes with other working directories find it: `.py` files by full path."""
+    return str(Path(source).resolve()) if source.endswith(".py") else source
+
+
 def _call_with_options(suite: str, function: Callable[..., Any], *args, **kw) -> Any:
     """Call `function`; unknown options raise ConfigError instead of TypeError."""
     known = known_options(suite, function)

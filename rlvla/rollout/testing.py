@@ -17,8 +17,10 @@ Subclass `BackendContract` in a test file and run it with pytest:
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
@@ -36,6 +38,8 @@ from rlvla.rollout.backends import RolloutBackend
 from rlvla.rollout.config import BackendConfig, BackendSetup
 
 _ENDING_S = 60.0  # for processes to end; only reached if they do not
+_PLAYING_S = 60.0  # for weights to be taken over; only reached if they are not
+_ROUNDS = 12
 _CASES = PolicyContract()  # observations and random numbers
 
 
@@ -188,6 +192,32 @@ class BackendContract:
         assert str(expected.value) in text and expected.traceback[-1].name in text
         assert_close(decide(backend, 6), decide(policy, 6), self.tolerance)
 
+    def test_each_decision_is_that_of_its_version_while_another_thread_brings_weights(
+        self, backend: RolloutBackend, policy: Any
+    ) -> None:
+        backend.load(policy, first := self.version(backend))
+        wanted, last = {first: decide(policy, 7)}, first + _ROUNDS
+        found: list[Decision] = []
+
+        def play() -> None:
+            deadline = time.monotonic() + _PLAYING_S
+            while (not found or found[-1].version < last) and time.monotonic() < deadline:
+                backend.renew()
+                found.append(decide(backend, 7))
+                backend.metrics()
+
+        with _hasty_threads(), ThreadPoolExecutor(1) as pool:
+            playing = pool.submit(play)
+            for version in range(first + 1, last + 1):
+                with other_weights(policy, seed=version):
+                    (backend.stage if version % 3 else backend.load)(policy, version)
+                    wanted[version] = decide(policy, 7)
+            playing.result()
+        versions = [decision.version for decision in found]
+        assert versions == sorted(versions) and versions[-1] == last == backend.version
+        for decision in found:
+            assert_close(decision, wanted[decision.version], self.tolerance)
+
     def test_metrics_have_the_same_names_each_time(self, backend: RolloutBackend, policy: Any) -> None:
         first = backend.metrics()
         backend.load(policy, self.version(backend))
@@ -241,6 +271,17 @@ def other_weights(policy: nn.Module, seed: int = 0) -> Iterator[None]:
         with torch.no_grad():
             for parameter, value in zip(trained, before):
                 parameter.copy_(value)
+
+
+@contextmanager
+def _hasty_threads() -> Iterator[None]:
+    """Within the block, threads take turns so often that each finds what others do half done."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
 
 
 def _ended(pids: list[int]) -> bool:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields, replace
-from typing import Any, Self
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, Self
 
 from torch import nn
 
@@ -23,6 +24,8 @@ from rlvla.trainer.measurements import Stopwatch
 from rlvla.utils.bars import progress_bar
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
 from rlvla.utils.stopping import BrokenOff, StopSignals
+
+P = ParamSpec("P")
 
 
 class Player:
@@ -184,6 +187,21 @@ class AsyncPlayer(Player):
         """End the thread and the backend."""
         self._ahead.close()
         super().close()
+
+
+def closes_player(init: Callable[Concatenate[Any, P], None]) -> Callable[Concatenate[Any, P], None]:
+    """An `__init__` that closes `self.player` if what comes after it fails."""
+
+    @wraps(init)
+    def closing(self: Any, *args: P.args, **options: P.kwargs) -> None:
+        try:
+            init(self, *args, **options)
+        except BaseException:
+            if hasattr(self, "player"):
+                self.player.close()
+            raise
+
+    return closing
 
 
 def make_player(

@@ -31,7 +31,7 @@ from rlvla.trainer.metrics import Metrics
 from rlvla.trainer.metrics_writer import PPO_OVERVIEW, MetricsLogger, ppo_layout
 from rlvla.trainer.models import Offloading, WeightAverage, anneal_noise
 from rlvla.trainer.observers import Observer, RewardCheck, Rollout, RolloutDumps
-from rlvla.trainer.player import make_player
+from rlvla.trainer.player import closes_player, make_player
 from rlvla.trainer.progress.report import Progress, start_evaluation
 from rlvla.utils.deepspeed.engine import Engine
 from rlvla.utils.errors import SaveError, TrainingHalted
@@ -61,6 +61,7 @@ class Trainer:
         exported: folder of the trained policy.
     """
 
+    @closes_player
     def __init__(
         self,
         setup: AlgorithmSetup,
@@ -76,15 +77,14 @@ class Trainer:
         # First, as a copy of the policy that plays ahead is made before DeepSpeed changes it.
         self.player = make_player(config, setup.models.actor, rollout, strategy, self._signals)
         self.algorithm: Algorithm = LEARNERS.get(config.algorithm.algorithm)(setup)
-        actor, optimization = self.algorithm.actor, config.optimization
-        offloads = optimization.offload_during_rollout
-        self._offloading = Offloading(offloads, self.algorithm.engines, setup.models, strategy)
-        self._average = WeightAverage(actor, optimization.ema_beta) if optimization.ema_beta else None
+        engines, optimization = self.algorithm.engines, config.optimization
+        self._offloading = Offloading(optimization.offload_during_rollout, engines, setup.models, strategy)
+        self._average = WeightAverage(self.algorithm.actor, optimization.ema_beta) if optimization.ema_beta else None
         replayed = {"temperature": config.batch.temperature, "overrides": dict(setup.models.overrides)}
         self._guards = Guards(config.guards, strategy, save_path, replayed, self.algorithm.is_idle)
         self._profiler = IterationProfiler(config.schedule.profile_steps, save_path, strategy)
         self._throughput = Throughput(strategy, setup.models.actor)
-        module, source = actor.module, rollout.success_source
+        module, source = self.algorithm.actor.module, rollout.success_source
         densities = "probabilities" in module.spec.missing
         self._progress = Progress(config, strategy, save_path, module, source, densities=densities)
         self.observers: list[Observer] = [RewardCheck(rollout.rewards, strategy), self._throughput]

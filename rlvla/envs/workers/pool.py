@@ -6,10 +6,10 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from rlvla.envs.registry import located
 from rlvla.envs.workers.backend import Backend, WorkerGoneError, WorkerOptions
 from rlvla.envs.workers.codec import UnreadableError
 from rlvla.envs.workers.handle import EnvWorkerError, Result, WorkerHandle, WorkerState, worker_name
@@ -72,9 +72,7 @@ class EnvPool:
             raise ConfigError(f"python={python!r} is for worker processes of this machine, not for another backend")
         self._num_slots, self._envs_per_worker = num_slots, envs_per_worker
         self._backend: Backend[Any] = backend or ProcessBackend(python or sys.executable)
-        # Relative paths must not depend on the worker's working directory.
-        modules = [str(Path(m).resolve()) if m.endswith(".py") else m for m in custom_modules]
-        self._options = WorkerOptions(modules, dict(environment or {}))
+        self._options = WorkerOptions([located(module) for module in custom_modules], dict(environment or {}))
         self._start_timeout = start_timeout
         self._failed: list[tuple[int, Result]] = []
         self._workers: list[WorkerHandle] = []

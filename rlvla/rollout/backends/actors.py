@@ -20,6 +20,7 @@ from rlvla.envs.workers.processes import worker_environment
 from rlvla.envs.workers.ray_cluster import account_of, address_problem, connect, least_busy_node, ray_module
 from rlvla.models.policy import Decision, PolicySpec
 from rlvla.rollout.backends.base import RolloutBackend, register_rollout_backend
+from rlvla.rollout.backends.object_store import stored, storing
 from rlvla.rollout.backends.replica import Place, Replica
 from rlvla.rollout.backends.weights import num_bytes, pack, tensors_of, without_weights
 from rlvla.rollout.config import BackendSetup
@@ -31,8 +32,8 @@ _START_S = 600.0  # for a process that imports torch and reads the policy, on a 
 _DECISION_S = 600.0  # a replica that takes longer hangs
 _MOST_ENDS = 3  # of a replica and its successors, without a decision between them
 _SOME_CPU = 0.001
-# Prefixes of the trainer's variables that are also set for replicas.
-_FORWARDED = ("RLVLA_", "HF_", "TRANSFORMERS_", "PYTHONPATH", "PYTHONSAFEPATH")
+# The trainer's variables that are also set for replicas: they import what it imports. Others may be secret.
+_FORWARDED = ("PYTHONPATH", "PYTHONSAFEPATH", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 
 
 class ReplicaError(RuntimeError):
@@ -49,6 +50,7 @@ class _Member:
         begun: its answer to `begin`, a reference.
         place: where it runs; None until it has begun.
         loading: its answer to the last `load`, a reference.
+        annealing: the same for `anneal_noise`; None: there is none, or it is known that all went well.
         ends: processes that have ended in its place since it last decided.
     """
 
@@ -57,6 +59,7 @@ class _Member:
     begun: Any
     place: Place | None = None
     loading: Any = None
+    annealing: Any = None
     ends: int = 0
 
 
@@ -71,20 +74,15 @@ class RolloutActors(RolloutBackend):
 
     Raises:
         ConfigError: the cluster cannot be reached, or the policy cannot be pickled.
+        RunEnded: the policy cannot be stored on the cluster.
     """
 
     uses_ray: ClassVar[bool] = True
 
     def __init__(self, policy: nn.Module, setup: BackendSetup):
-        connect(setup.ray_address)
         self._policy: Any = policy
         self._setup = setup
         self._lock = threading.Lock()
-        try:
-            self._pickled = ray_module().put(without_weights(policy))
-        except Exception as error:  # whatever a class of the user's own raises
-            text = f"--rollout_backend actors: this policy cannot be sent to other processes: {error!r}"
-            raise ConfigError.of("rollout_backend", "mismatch", text) from error
         self.version = self.newest = -1
         self._fixed: list[int] = []  # places of the tensors that were not trained at the first load
         self._weights: list[Any] = []  # references to those that stay and to those that change
@@ -92,11 +90,19 @@ class RolloutActors(RolloutBackend):
         self._noise: tuple[float, float] | None = None
         self._closed = False
         self._counts: Counter[str] = Counter()
-        self._here = ray_module().get_runtime_context().get_node_id()
-        self._settings = self._actor_settings()
         self._members: list[_Member] = []
-        for _ in range(setup.config.rollout_actors or 1):
-            self._members.append(self._start(self._members))
+        try:
+            connect(setup.ray_address)
+            self._pickled = stored(_pickled(policy), "the policy")
+            self._here = ray_module().get_runtime_context().get_node_id()
+            self._settings = self._actor_settings()
+            for _ in range(setup.config.rollout_actors or 1):
+                self._members.append(self._start(self._members))
+        except BaseException as error:
+            self.close()
+            if isinstance(error, ConfigError):  # the other ranks may have reached the cluster
+                raise ConfigError(error.problems, one_rank=True) from error
+            raise
 
     @classmethod
     def problems(cls, setup: BackendSetup) -> list[Problem]:
@@ -155,7 +161,7 @@ class RolloutActors(RolloutBackend):
         return [*first, self._written(pack(tensors, changing))]
 
     def _written(self, packed: list[Any]) -> Any:
-        written = ray_module().put(packed)
+        written = stored(packed, "the weights of the policy")
         with self._lock:
             self._counts["weights"] += num_bytes(packed)
         return written
@@ -172,7 +178,7 @@ class RolloutActors(RolloutBackend):
         with self._lock:
             self._noise = end, progress
             for member in self._members:
-                member.actor.anneal_noise.remote(end, progress)
+                member.annealing = member.actor.anneal_noise.remote(end, progress)
 
     # ---------------------------------------------------------------- decisions
     def act(
@@ -188,12 +194,14 @@ class RolloutActors(RolloutBackend):
 
         Raises:
             ReplicaError: a replica raised an exception.
-            RunEnded: a replica and its successors ended several times without a decision.
+            RunEnded: a replica and its successors ended several times without a decision, or the observations cannot be
+                sent.
         """
 
         def call(member: _Member, part: slice) -> Any:
             rows = (images[part], None if proprio is None else proprio[part], list(instructions[part]))
-            return member.actor.act.remote(*rows, noise=None if noise is None else noise[part], **options)
+            with storing("the observations"):
+                return member.actor.act.remote(*rows, noise=None if noise is None else noise[part], **options)
 
         with self._lock:
             parts = list(_divided(len(images), len(self._members)))
@@ -240,6 +248,9 @@ class RolloutActors(RolloutBackend):
             if decision.version != self.version:
                 self._result(member.loading, member)  # raises what has prevented it
                 raise ReplicaError(f"decided by version {decision.version}, not {self.version}")
+            if member.annealing is not None:  # kept until it is known to have gone well
+                self._result(member.annealing, member)
+                member.annealing = None
         except _Ended as ended:
             self._replace(member, str(ended))
             return None
@@ -264,7 +275,7 @@ class RolloutActors(RolloutBackend):
         gpus, wanted = ray_module().cluster_resources().get("GPU", 0.0), self._setup.config.rollout_actors or 1
         wanted *= self._setup.ranks
         share = 1.0 if gpus >= wanted else 1.0 / math.ceil(wanted / gpus) if gpus >= 1 else 0.0
-        variables = {name: v for name, v in worker_environment({}).items() if name.startswith(_FORWARDED)}
+        variables = {name: v for name, v in worker_environment({}).items() if name in _FORWARDED}
         variables["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", str(torch.get_num_threads()))
         # An actor that wants nothing at all would be placed at random. No restarts by Ray: a new process needs its
         # weights first.
@@ -318,7 +329,7 @@ class RolloutActors(RolloutBackend):
         if self._weights:
             new.loading = new.actor.load.remote(self.version, *self._weights)
         if self._noise is not None:
-            new.actor.anneal_noise.remote(*self._noise)
+            new.annealing = new.actor.anneal_noise.remote(*self._noise)
 
     def _result(self, answer: Any, member: _Member) -> Any:
         """The result of a call.
@@ -362,7 +373,7 @@ class RolloutActors(RolloutBackend):
         if self._closed:
             return
         self._closed = True
-        if ray_module().is_initialized():  # else Ray has shut down with the process
+        if self._members and ray_module().is_initialized():  # else Ray has shut down with the process
             for member in self._members:
                 ray_module().kill(member.actor)
         self._weights, self._staged, self._pickled = [], None, None
@@ -370,6 +381,14 @@ class RolloutActors(RolloutBackend):
 
 class _Ended(Exception):
     """The process of a replica has ended."""
+
+
+def _pickled(policy: nn.Module) -> bytes:
+    try:
+        return without_weights(policy)
+    except Exception as error:  # whatever a class of the user's own raises
+        text = f"--rollout_backend actors: this policy cannot be sent to other processes: {error!r}"
+        raise ConfigError.of("rollout_backend", "mismatch", text) from error
 
 
 def _divided(rows: int, members: int) -> Iterator[slice]:

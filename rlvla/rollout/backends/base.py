@@ -19,8 +19,9 @@ class RolloutBackend(RolloutPolicy, Protocol):
 
     A backend is a class registered by name. It is created from the policy before DeepSpeed changes that, and has no
     weights yet. The trainer calls `load` or `stage` while it holds complete weights, which change after the call.
-    `act` may run on another thread than all other methods. It returns `Decision.version` of the weights that decided;
-    an exception where the policy runs is raised by it, with its traceback, and the next call may succeed.
+    `act`, `renew`, `anneal_noise` and `metrics` may run on one thread while `load` and `stage` run on another. `act`
+    returns `Decision.version` of the weights that decided, all of one version; an exception where the policy runs is
+    raised by it, with its traceback, and the next call may succeed.
 
     Evaluations use the policy in training itself.
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from cli.train_ppo_vla import build_parser
 from rlvla.commands.ppo_flags import PPORun
-from rlvla.commands.rollout_backends import backend_problems
+from rlvla.commands.rollout_backends import backend_problems, backend_setup
 from rlvla.models.config import ActorConfig
 from rlvla.models.families import check_checkpoint
 from rlvla.models.policy import Decision
@@ -132,3 +132,11 @@ def test_arrays_of_replicas_may_be_written_to() -> None:
     joined.actions += 1
     joined.trace["tokens"] += 1
     assert joined.version == 3 and _joined([one, one], 3).log_probs.shape == (4, 1)
+
+
+def test_modules_of_the_user_are_found_from_every_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = flags("--custom_module", "my/own.py", "--custom_module", "package.module")
+    assert backend_setup(run, None).custom_modules == (str(tmp_path / "my" / "own.py"), "package.module")
