@@ -197,6 +197,9 @@ class BackendContract:
     ) -> None:
         backend.load(policy, first := self.version(backend))
         wanted, last = {first: decide(policy, 7)}, first + _ROUNDS
+        for version in range(first + 1, last + 1):
+            with other_weights(policy, seed=version):
+                wanted[version] = decide(policy, 7)
         found: list[Decision] = []
 
         def play() -> None:
@@ -210,8 +213,7 @@ class BackendContract:
             playing = pool.submit(play)
             for version in range(first + 1, last + 1):
                 with other_weights(policy, seed=version):
-                    (backend.stage if version % 3 else backend.load)(policy, version)
-                    wanted[version] = decide(policy, 7)
+                    (backend.stage if version % 2 else backend.load)(policy, version)
             playing.result()
         versions = [decision.version for decision in found]
         assert versions == sorted(versions) and versions[-1] == last == backend.version
