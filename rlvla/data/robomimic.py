@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -164,24 +164,26 @@ def read_episodes(
     )
 
 
-def recorded_rewards(path: Path, name: str) -> dict[str, np.ndarray]:
-    """Reward source -> reward of each step [S] of an episode, of which a dumped rollout has more than the sum.
+def recorded_rewards(path: Path, names: Iterable[str]) -> dict[str, dict[str, np.ndarray]]:
+    """Episode -> reward source -> reward of each step [S], of which a dumped rollout has more than the sum.
 
     Args:
         path: an HDF5 file; in any other there is nothing.
-        name: the episode.
+        names: the episodes.
     """
     if path.suffix not in (".hdf5", ".h5"):
-        return {}
+        return {name: {} for name in names}
     with opened(path) as file:
-        sources = member(file, f"data/{name}/{REWARDS}")
-        if not isinstance(sources, h5py.Group):
-            return {}
-        arrays = {source: member(sources, source) for source in sources}
-        numbers = {
-            n: a for n, a in arrays.items() if isinstance(a, h5py.Dataset) and a.ndim == 1 and a.dtype.kind in "fiu"
-        }
-        return {source: values[:] for source, values in numbers.items()}
+        return {name: _reward_arrays(member(file, f"data/{name}/{REWARDS}")) for name in names}
+
+
+def _reward_arrays(sources: Any) -> dict[str, np.ndarray]:
+    """The arrays of numbers [S] in a group; none if it is no group."""
+    if not isinstance(sources, h5py.Group):
+        return {}
+    arrays = {source: member(sources, source) for source in sources}
+    numbers = {n: a for n, a in arrays.items() if isinstance(a, h5py.Dataset) and a.ndim == 1 and a.dtype.kind in "fiu"}
+    return {source: values[:] for source, values in numbers.items()}
 
 
 def _stored_episode(name: str, group: h5py.Group, cameras: Sequence[str]) -> StoredEpisode:

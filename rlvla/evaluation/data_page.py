@@ -15,6 +15,7 @@ from rlvla.evaluation.pages import COLORS, render
 _SMALLEST, _LARGEST = 160, 240  # pixels: side of a picture on the page
 _HEIGHT = 100.0  # of a plot, in units of its own
 _MARGIN = 4.0
+_WIDEST = 16_384  # pixels of a row of frames: JPEG ends at 65,535, pictures that browsers draw at half of that
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ def _shown(episode: ViewedEpisode, max_frames: int) -> dict[str, Any]:
 
 
 def _sprite(frames: np.ndarray) -> dict[str, Any]:
-    """Frames [F, H, W, 3] side by side in one picture, and the size of one on the page."""
+    """Frames [F, H, W, 3] in rows of one picture, and the size of one on the page."""
     from PIL import Image
 
     height, width = frames.shape[1:3]
@@ -95,12 +96,24 @@ def _sprite(frames: np.ndarray) -> dict[str, Any]:
     shown = round(width * scale), round(height * scale)
     if scale < 1:  # what is larger than it is shown is kept at that size; what is smaller is enlarged by the browser
         frames = np.stack([np.asarray(Image.fromarray(frame).resize(shown)) for frame in frames])
-    sheet = Image.fromarray(np.ascontiguousarray(np.concatenate(frames, axis=1)))
+    columns = min(len(frames), _WIDEST // shown[0])
+    sheet = Image.fromarray(_in_rows(frames, columns))
     buffer = io.BytesIO()
     kind = "png" if scale > 1 else "jpeg"  # single pixels can be seen of what is enlarged
     sheet.save(buffer, kind, quality=88)
     data = f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode()}"
-    return {"data": data, "width": shown[0], "height": shown[1], "count": len(frames), "small": scale > 1}
+    size = {"width": shown[0], "height": shown[1], "columns": columns, "rows": -(-len(frames) // columns)}
+    return {"data": data, "small": scale > 1, **size}
+
+
+def _in_rows(frames: np.ndarray, columns: int) -> np.ndarray:
+    """Frames [F, H, W, 3] one after another in rows of so many, the end of the last one black: [R * H, C * W, 3]."""
+    count, height, width, channels = frames.shape
+    rows = -(-count // columns)
+    sheet = np.zeros((rows * columns, height, width, channels), frames.dtype)
+    sheet[:count] = frames
+    sheet = sheet.reshape(rows, columns, height, width, channels).swapaxes(1, 2)
+    return sheet.reshape(rows * height, columns * width, channels)
 
 
 def _plot(title: str, lines: Mapping[str, np.ndarray], steps: int) -> dict[str, Any]:

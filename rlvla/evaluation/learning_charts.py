@@ -105,7 +105,8 @@ def _task_charts(played: Sequence[dict[str, float]]) -> list[Chart]:
     axes.grid(visible=False)
     shape = (0.0, episodes[-1], len(names) - 0.5, -0.5)
     image = axes.imshow(matrix, aspect="auto", interpolation="nearest", vmin=0, vmax=1, cmap="viridis", extent=shape)
-    axes.set_yticks(range(len(names)), _short_names([name.removeprefix(OF_TASKS) for name in names]), fontsize=_SMALL)
+    words = _short_names([name.removeprefix(OF_TASKS) for name in names])
+    axes.set_yticks(range(len(names)), words, fontsize=_SMALL, parse_math=False)
     bar = figure.colorbar(image, ax=axes, pad=0.02, fraction=0.05)
     bar.ax.tick_params(colors=INK, labelsize=_SMALL)
     return [Chart("success at end of each task (rollout, sampled)", svg(figure, axes, legend=False))]

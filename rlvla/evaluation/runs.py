@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -20,26 +21,21 @@ from rlvla.utils.files import METRICS_FILE, read_metrics
 
 SEED = "seed"
 _EVALUATED = "eval/success_at_end"
-# Flags that change no result: places, what is written, how fast it goes.
+# Flags that change no result: places, what is written, on which machine and how fast it goes.
 _WITHOUT_EFFECT = {
     *("save_path", "ckpt_path", "fallback_path", "load_checkpoint", "num_envs", "dry_run", "rank_timeout"),
     *("use_tensorboard", "use_wandb", "wandb_project", "wandb_group", "wandb_name", "logging_steps", "profile_steps"),
-    *(
-        "save_steps",
-        "save_hf_ckpt",
-        "save_value_network",
-        "max_ckpt_num",
-        "num_videos",
-        "dump_rollouts",
-        "live",
-        "live_port",
-    ),
+    *("save_steps", "save_hf_ckpt", "save_value_network", "max_ckpt_num", "num_videos", "dump_rollouts"),
     *("live", "live_port", "plateau_iterations", "micro_rollout_batch_size", "micro_train_batch_size", "balance_ranks"),
+    *("env_python", "env_backend", "envs_per_worker", "env_max_rss_gb", "ray_address", "ray_frames", "rollout_python"),
+    *("env_create_timeout", "env_reset_timeout", "env_step_timeout"),
+    *("zero_stage", "adam_offload", "param_offload", "offload_during_rollout"),
 }
 # Each seed may start from files of its own, which were made alike.
 _MADE_PER_SEED = ("pretrain", "critic_pretrain", "reward_pretrain", "rm_model_path", "ptx_demos", "demos")
 _LEADING = {"algorithm", "advantage_estimator", "policy_loss", "reward", "actor_learning_rate"}  # named first
 _MOST_FLAGS = 3  # in the name of a group
+_NUMBER = re.compile(r"(\d+)")
 
 
 @dataclass(frozen=True)
@@ -68,8 +64,18 @@ class Run:
 
     @property
     def last(self) -> Rate | None:
-        """Success at end in the last evaluation, with the interval over episodes; None if there was none."""
-        return _rate(self.evaluations[-1]) if self.evaluations else None
+        """Success at end in the last evaluation, with the interval over episodes; None if there is none yet."""
+        return _rate(self._of_result[-1]) if self._of_result else None
+
+    @property
+    def iteration(self) -> int | None:
+        """The iteration after which that was; None if there is none yet."""
+        return int(self._of_result[-1]["step"]) if self._of_result else None
+
+    @property
+    def _of_result(self) -> list[Mapping[str, float]]:
+        """The evaluations of what was trained: the one before training is none, unless no training is meant."""
+        return [record for record in self.evaluations if record["step"] > 0 or self.flags.get("val_only")]
 
     @property
     def first(self) -> Rate | None:
@@ -105,17 +111,39 @@ class Group:
     runs: tuple[Run, ...]
 
     @property
-    def rate(self) -> Rate | None:
-        """Mean success at end of the last evaluations; None if a run was not evaluated.
+    def over_seeds(self) -> bool:
+        """Whether there are several seeds, over which the interval then is."""
+        return len({run.seed for run in self.runs}) > 1
 
-        With several runs the interval is over seeds (`Rate.of_clusters`): training again gives a success in it. With
-        one it is over the episodes of that run alone, and says nothing about other seeds.
+    @property
+    def iteration(self) -> int | None:
+        """The furthest iteration after which a run was evaluated; None if none was yet."""
+        return max((run.iteration for run in self.runs if run.iteration is not None), default=None)
+
+    @property
+    def rate(self) -> Rate | None:
+        """Mean success at end of the last evaluations; None if a run is not evaluated yet.
+
+        With several seeds the interval is over them (`Rate.of_clusters`, runs of the same seed are one cluster):
+        training again gives a success in it. With one it is over the episodes of a run and says nothing about other
+        seeds; runs of the same seed may be copies of each other, and do not make it narrower.
         """
-        rates = [run.last for run in self.runs]
-        if len(rates) == 1 or None in rates:
-            return rates[0] if len(rates) == 1 else None
-        counts = [(round(rate.rate * rate.n), rate.n) for rate in rates if rate is not None]
-        return Rate.of_clusters([[True] * good + [False] * (n - good) for good, n in counts])
+        rates = [(run.seed, rate) for run in self.runs if (rate := run.last) is not None]
+        if len(rates) < len(self.runs):
+            return None
+        if not self.over_seeds:
+            n, total = len(rates), sum(rate.n for _, rate in rates)
+            return Rate(
+                sum(rate.rate * rate.n for _, rate in rates) / total,
+                total,
+                sum(rate.low for _, rate in rates) / n,
+                sum(rate.high for _, rate in rates) / n,
+            )
+        clusters: dict[Any, list[bool]] = {}
+        for seed, rate in rates:
+            good = round(rate.rate * rate.n)
+            clusters.setdefault(seed, []).extend([True] * good + [False] * (rate.n - good))
+        return Rate.of_clusters(list(clusters.values()))
 
 
 @dataclass(frozen=True)
@@ -179,23 +207,49 @@ def _read(folder: Path) -> Run:
 
 
 def grouped(runs: Sequence[Run]) -> list[Group]:
-    """The runs in groups of equal flags but for the seed, in the order of the runs."""
+    """The runs in groups of equal flags but for the seed and what follows it, in the order of the runs."""
     known = {name for run in runs for name in run.flags} - _WITHOUT_EFFECT - {SEED}
     names = sorted(known, key=lambda name: (name not in _LEADING, name))
-    per_seed = [name for name in _MADE_PER_SEED if name in names and _follows_the_seed(name, runs)]
-    telling = [name for name in names if name not in per_seed and len({_text(run.flags.get(name)) for run in runs}) > 1]
-    found: dict[tuple[str, ...], list[Run]] = {}
+    found: list[list[Run]] = []
     for run in runs:
-        found.setdefault(tuple(_text(run.flags.get(name)) for name in telling), []).append(run)
+        fitting = (members for members in found if all(_alike(run, member, names) for member in members))
+        members = next(fitting, None)
+        if members is None:
+            found.append([run])
+        else:
+            members.append(run)
     if len(found) == 1:
         return [Group("all runs", tuple(runs))]
-    return [Group(_named(dict(zip(telling, values))), tuple(members)) for values, members in found.items()]
+    telling = [name for name in names if not all(_alike(runs[0], run, [name]) for run in runs)]
+    return [Group(_named({name: _shared(name, members) for name in telling}), tuple(members)) for members in found]
 
 
-def _follows_the_seed(name: str, runs: Sequence[Run]) -> bool:
-    """Whether runs with the same seed, if there are several, have the same value, and other seeds others."""
-    values = {(run.seed, _text(run.flags.get(name))) for run in runs}
-    return len(values) == len({seed for seed, _ in values}) > 1
+def _alike(one: Run, other: Run, names: Sequence[str]) -> bool:
+    """Whether these flags are equal; what each seed may have of its own is, once its seed in it is replaced."""
+    for name in names:
+        a, b = _text(one.flags.get(name)), _text(other.flags.get(name))
+        if a != b and not (name in _MADE_PER_SEED and _follow_the_seeds(a, b, str(one.seed), str(other.seed))):
+            return False
+    return True
+
+
+def _follow_the_seeds(a: str, b: str, seed_a: str, seed_b: str) -> bool:
+    """Whether two texts differ only in numbers that are the seeds, such as `sft_01/policy` and `sft_02/policy`."""
+    ours, theirs = _NUMBER.split(a), _NUMBER.split(b)
+    return len(ours) == len(theirs) and all(
+        x == y or (x.isdigit() and y.isdigit() and _plain(x) == seed_a and _plain(y) == seed_b)
+        for x, y in zip(ours, theirs)
+    )
+
+
+def _plain(number: str) -> str:
+    return number.lstrip("0") or "0"
+
+
+def _shared(name: str, runs: Sequence[Run]) -> str:
+    """The value of a flag in a group, `SEED` in place of numbers that follow the seed."""
+    pieces = [_NUMBER.split(_text(run.flags.get(name))) for run in runs]
+    return "".join(piece[0] if len(set(piece)) == 1 else "SEED" for piece in zip(*pieces))
 
 
 def _text(value: Any) -> str:
@@ -222,22 +276,30 @@ def differences(groups: Sequence[Group]) -> list[GroupDifference]:
             difference = a.rate - b.rate
             low = difference - math.hypot(a.rate - a.low, b.high - b.rate)
             high = difference + math.hypot(a.high - a.rate, b.rate - b.low)
-            several = min(len(before.runs), len(after.runs)) > 1
-            found.append(GroupDifference(after.name, before.name, difference, low, high, several))
+            over_seeds = before.over_seeds and after.over_seeds
+            found.append(GroupDifference(after.name, before.name, difference, low, high, over_seeds))
     return found
 
 
 GROUP_HEADERS = ("group", "runs", "success at end [95 %]", "interval over")
-RUN_HEADERS = ("run", "seed", "group", "start", "last [95 %]", "best", "episodes")
+RUN_HEADERS = ("run", "seed", "group", "start", "last [95 %]", "after iteration", "best", "episodes")
+_NOT_YET = "not evaluated yet"
 DIFFERENCE_HEADERS = ("difference", "percentage points [95 %]", "interval over")
 
 
 def group_rows(groups: Sequence[Group]) -> list[tuple[Any, ...]]:
-    """Rows for `GROUP_HEADERS`."""
-    return [
-        (group.name, len(group.runs), group.rate or "-", "seeds" if len(group.runs) > 1 else "episodes of one run")
-        for group in groups
-    ]
+    """Rows for `GROUP_HEADERS`; a run is behind if its last evaluation was before the furthest of its group."""
+
+    def over(group: Group) -> str:
+        return (
+            "seeds" if group.over_seeds else "episodes of one run" if len(group.runs) == 1 else "episodes of one seed"
+        )
+
+    def count(group: Group) -> str:
+        behind = sum(run.iteration is not None and run.iteration != group.iteration for run in group.runs)
+        return f"{len(group.runs)}, {behind} behind" if behind else str(len(group.runs))
+
+    return [(group.name, count(group), group.rate or _NOT_YET, over(group)) for group in groups]
 
 
 def run_rows(groups: Sequence[Group]) -> list[tuple[Any, ...]]:
@@ -247,11 +309,16 @@ def run_rows(groups: Sequence[Group]) -> list[tuple[Any, ...]]:
     def rate(value: Rate | None) -> str:
         return "-" if value is None else f"{100 * value.rate:.1f}%"
 
-    return [
-        (names[run.folder], run.seed, group.name, rate(run.first), run.last or "-", rate(run.best), run.episodes)
-        for group in groups
-        for run in group.runs
-    ]
+    def iteration(run: Run, group: Group) -> str:
+        if run.iteration is None:
+            return "-"
+        return str(run.iteration) if run.iteration == group.iteration else f"{run.iteration} of {group.iteration}"
+
+    def row(run: Run, group: Group) -> tuple[Any, ...]:
+        last = (run.last or _NOT_YET, iteration(run, group))
+        return (names[run.folder], run.seed, group.name, rate(run.first), *last, rate(run.best), run.episodes)
+
+    return [row(run, group) for group in groups for run in group.runs]
 
 
 def difference_rows(found: Sequence[GroupDifference]) -> list[tuple[str, str, str]]:

@@ -1,8 +1,8 @@
 """A page that follows a run while it goes on: metrics, newest videos, log.
 
 It is served on this machine only (127.0.0.1), below a path that nobody can guess, for reading only, and ends with the
-run. What is served is the page itself, `metrics.jsonl`, the log since the start, and the files that are in `videos/` at
-that moment, by their names in it: a path is compared with names, and never opened.
+run. What is served is the page itself, `metrics.jsonl`, the last lines of the log since the start, and the files that
+are in `videos/` at that moment, by their names in it: a path is compared with names, and never opened.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ from __future__ import annotations
 import hmac
 import json
 import logging
+import os
+import re
 import secrets
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -23,8 +25,9 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from rlvla.evaluation.naming import run_name
 from rlvla.evaluation.pages import render
+from rlvla.utils.cli.programs import as_installed
 from rlvla.utils.files import METRICS_FILE
-from rlvla.utils.terminal import log
+from rlvla.utils.terminal import log, without_codes
 
 HOST = "127.0.0.1"
 VIDEOS = "videos"
@@ -33,6 +36,8 @@ _MOST_BYTES = 2_000_000  # of metrics in one answer
 _NEWEST = 6  # videos
 _CLIENT_SECONDS = 20.0
 _SECONDS = 5  # between two looks of the page
+_PIECE = 1 << 18  # bytes of a video that are held at a time
+_RANGE = re.compile(r"bytes=(\d{0,15})-(\d{0,15})")
 _POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; media-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -49,7 +54,7 @@ class _LogLines(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         level = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
-        self._lines.append(level + record.getMessage())
+        self._lines.append(level + without_codes(as_installed(record.getMessage())))
         self.count += 1
 
     def since(self, number: int) -> tuple[list[str], int]:
@@ -100,13 +105,15 @@ class LiveRun:
         }
 
     def _metrics_from(self, begin: int) -> tuple[int, bytes]:
-        """Whole lines of `metrics.jsonl` from a byte on; from the start if the file has become shorter."""
+        """Whole lines of `metrics.jsonl` from a byte on; from the start if no line begins there (a file of its own)."""
         path = self._folder / METRICS_FILE
         try:
             with path.open("rb") as file:
                 size = file.seek(0, 2)
                 begin = begin if 0 <= begin <= size else 0
-                file.seek(begin)
+                file.seek(max(0, begin - 1))
+                if begin and file.read(1) != b"\n":
+                    begin = file.seek(0)
                 text = file.read(_MOST_BYTES)
         except OSError:
             return 0, b""
@@ -137,6 +144,7 @@ class _Handler(BaseHTTPRequestHandler):
     """Answers GET and HEAD; everything else is refused."""
 
     server: _Server
+    protocol_version = "HTTP/1.1"  # parts of files are known since then; still an answer per connection
     server_version, sys_version = "rlvla", ""
     timeout = _CLIENT_SECONDS
 
@@ -158,17 +166,42 @@ class _Handler(BaseHTTPRequestHandler):
         video = self.server.run.videos().get(unquote(rest).removeprefix(f"{VIDEOS}/"))
         if video is None:
             return self.send_error(HTTPStatus.NOT_FOUND)
-        return self._answer("video/mp4", video.read_bytes())
+        return self._send_file("video/mp4", video)
 
     do_HEAD = do_GET
 
     def _answer(self, kind: str, content: bytes) -> None:
-        self.send_response(HTTPStatus.OK)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
+        self._begin(HTTPStatus.OK, kind, len(content))
         if self.command != "HEAD":
             self.wfile.write(content)
+
+    def _send_file(self, kind: str, path: Path) -> None:
+        """Send a file, or the part of it that is asked for (`Range`), a piece at a time."""
+        try:
+            file = path.open("rb")
+        except OSError:
+            return self.send_error(HTTPStatus.NOT_FOUND)
+        with file:
+            size = os.fstat(file.fileno()).st_size
+            asked = _part(self.headers.get("Range", ""), size) if self.command == "GET" else None
+            part, more = range(size) if asked is None else asked, {"Accept-Ranges": "bytes"}
+            status = HTTPStatus.OK
+            if asked is not None:
+                status = HTTPStatus.PARTIAL_CONTENT if part else HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE
+                more["Content-Range"] = f"bytes {f'{part.start}-{part.stop - 1}' if part else '*'}/{size}"
+            self._begin(status, kind, len(part), more)
+            file.seek(part.start)
+            left = 0 if self.command == "HEAD" else len(part)
+            while left and (piece := file.read(min(left, _PIECE))):
+                self.wfile.write(piece)
+                left -= len(piece)
+
+    def _begin(self, status: HTTPStatus, kind: str, length: int, more: Mapping[str, str] | None = None) -> None:
+        self.send_response(status)
+        headers = {"Content-Type": kind, "Content-Length": str(length), "Connection": "close", **(more or {})}
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
 
     def end_headers(self) -> None:
         """Add what keeps other pages out."""
@@ -190,22 +223,58 @@ def _number(text: str) -> int:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else 0
 
 
+def _part(asked: str, size: int) -> range | None:
+    """The bytes that a `Range` header asks for, none if the file ends before; None if it asks for no one part.
+
+    Args:
+        asked: `bytes=FIRST-LAST`, `bytes=FIRST-` or `bytes=-NUMBER`, which are the last ones.
+        size: of the file in bytes.
+    """
+    match = _RANGE.fullmatch(asked)
+    if match is None or not any(match.groups()):
+        return None
+    first, last = match.groups()
+    if not first:
+        return range(max(0, size - int(last)), size)
+    if last and int(last) < int(first):
+        return None
+    return range(min(int(first), size), min(int(last) + 1, size) if last else size)
+
+
+def _started(folder: Path, port: int) -> tuple[_Server, threading.Thread]:
+    """The server, in its thread."""
+    run = LiveRun(folder, run_name(str(folder)))
+    try:
+        server = _Server((HOST, port), _Handler)
+    except OSError:
+        server = _Server((HOST, 0), _Handler)
+    server.run, server.token = run, secrets.token_urlsafe(12)
+    thread = threading.Thread(target=server.serve_forever, name="live page", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:
+        server.server_close()
+        raise
+    return server, thread
+
+
 @contextmanager
-def live_page(folder: Path, port: int) -> Iterator[str]:
+def live_page(folder: Path, port: int) -> Iterator[str | None]:
     """Serve the page of a run during the block, in a thread; yields its address.
+
+    A page that cannot be served is a warning and yields None: it is no reason for a run to end.
 
     Args:
         folder: the run folder.
         port: the port; 0, or one that is taken, means any free one.
     """
     try:
-        server = _Server((HOST, port), _Handler)
-    except OSError:
-        server = _Server((HOST, 0), _Handler)
-    server.run, server.token = LiveRun(folder, run_name(str(folder))), secrets.token_urlsafe(12)
+        server, thread = _started(folder, port)
+    except (OSError, RuntimeError, ImportError) as error:
+        log.warning(f"--live: the page cannot be served ({error}); the run goes on without it")
+        yield None
+        return
     log.addHandler(server.run.log)
-    thread = threading.Thread(target=server.serve_forever, name="live page", daemon=True)
-    thread.start()
     number = server.server_address[1]
     address = f"http://{HOST}:{number}/{server.token}/"
     log.info(f"live: {address} (on this machine; from another one first: ssh -L {number}:{HOST}:{number} USER@THIS)")

@@ -21,6 +21,7 @@ _quiet = False
 # Markdown's special characters. Underscores are plain inside a word, brackets unless they make a link.
 _MARKUP = re.compile(r"[\\`*|~$]|\](?=[(\[:])|(?<![^\W_])_|_(?![^\W_])")
 _CLEAR_LINE = "\r\x1b[K"
+_CODE = re.compile(r"\x1b\[[0-9;?]*[@-~]")  # style, or what clears a line
 _STYLES = {"bold": 1, "red": 31, "yellow": 33, "cyan": 36}
 _COMMAND = re.compile(r"(?:^ *|: )(python|deepspeed|tensorboard|rlvla-\S+) .*--\w")  # ends a line; to be copied
 _GAP = re.compile(r"\S {2,}(?=\S)")  # two of them make a row of a table
@@ -105,6 +106,11 @@ def style(text: str, name: str, stream: TextIO | None = None) -> str:
     """The text in a style (bold, red, yellow, cyan) if `stream` (standard output) is a terminal that takes colors."""
     plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" or not (stream or sys.stdout).isatty()
     return text if plain else f"\x1b[{_STYLES[name]}m{text}\x1b[0m"
+
+
+def without_codes(text: str) -> str:
+    """The text without what is meant for a terminal (`style`)."""
+    return _CODE.sub("", text)
 
 
 def fit(text: str, stream: TextIO | None = None) -> str:

@@ -119,17 +119,24 @@ def _viewed(
     task = task_of(demos)
     flipped = task is not None and task.images_flipped_vertically
     places = [(file, index, part) for file, part in zip(files, parts) for index in range(len(part.actions))]
+    wanted: dict[str, list[str]] = {}
     for number in chosen:
         file, index, part = places[number]
-        name = part.names[index] if part.names else f"demo_{index}"
-        steps = len(part.actions[index])
-        sources = recorded_rewards(Path(file), name)
-        rewards = {source: values for source, values in sources.items() if len(values) == steps}
+        wanted.setdefault(file, []).append(_name(part, index))
+    recorded = {file: recorded_rewards(Path(file), names) for file, names in wanted.items()}  # each opened once
+    for number in chosen:
+        file, index, part = places[number]
+        name, steps = _name(part, index), len(part.actions[index])
+        rewards = {source: values for source, values in recorded[file][name].items() if len(values) == steps}
         if not rewards and part.rewards is not None:
             rewards = {_SUM: part.rewards[index]}
         episode = _episode(part, index, flipped, rewards)
         episode = replace(episode, name=name if len(parts) == 1 else f"{file}: {name}")
         yield _played_again(file, part, index, episode, flipped) if config.replay else episode
+
+
+def _name(part: Demonstrations, index: int) -> str:
+    return part.names[index] if part.names else f"demo_{index}"
 
 
 def _episode(part: Demonstrations, index: int, flipped: bool, rewards: dict[str, np.ndarray]) -> ViewedEpisode:

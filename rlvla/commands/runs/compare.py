@@ -67,7 +67,10 @@ def run_compare(config: CompareConfig) -> None:
         "groups": [
             {
                 "name": group.name,
-                "runs": [{"folder": run.folder, "seed": run.seed, "last": _as_dict(run.last)} for run in group.runs],
+                "runs": [
+                    {"folder": run.folder, "seed": run.seed, "iteration": run.iteration, "last": _as_dict(run.last)}
+                    for run in group.runs
+                ],
                 "success_at_end": _as_dict(group.rate),
             }
             for group in groups

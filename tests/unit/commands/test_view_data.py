@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 from cli.view_data import main
+from rlvla.data import robomimic
+from rlvla.data.hdf5 import opened
 from rlvla.data.reading import read_demonstrations
 from rlvla.data.robomimic import recorded_rewards
 
@@ -68,8 +70,17 @@ def test_rollouts_show_decisions_and_the_reward_of_each_source(
     assert re.search(r'data-frames="([^"]*)"', one)[1].split() == [str(step) for step in range(0, steps, 2)]
     assert one.count('class="event') == 1 and one.count('style="left:') == 1 + (steps + 1) // 2
     assert re.findall(r'class="key"[^>]*>([a-z]+)<', one) == ["rm", "success"] * 2
-    assert sorted(recorded_rewards(dumped, "demo_0")) == ["rm", "success"]
-    assert recorded_rewards(dumped, "demo_77") == {} and recorded_rewards(tmp_path, "demo_0") == {}
+    assert sorted(recorded_rewards(dumped, ["demo_0"])["demo_0"]) == ["rm", "success"]
+    assert recorded_rewards(dumped, ["demo_77"]) == recorded_rewards(tmp_path, ["demo_77"]) == {"demo_77": {}}
+
+
+def test_rewards_of_all_episodes_are_read_at_once(
+    dumped: Path, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = []
+    monkeypatch.setattr(robomimic, "opened", lambda path: read.append(path) or opened(path))
+    assert len(sections(page(capsys, tmp_path, dumped, "--episodes", 0, 1, 2))) == 3
+    assert read == [dumped]
 
 
 def test_a_replay_shows_every_step_and_what_held(dumped: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

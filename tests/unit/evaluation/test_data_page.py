@@ -43,6 +43,21 @@ def test_frames_stand_side_by_side_at_their_steps() -> None:
     assert sprites(render_data_page("data", "", [large], 9))[0].size == (5 * 120, 240)
 
 
+def test_many_frames_stand_in_rows_that_browsers_can_draw() -> None:
+    colors = np.arange(500, dtype=np.uint16)
+    frames = np.zeros((500, 240, 240, 3), np.uint8)
+    frames[..., 0], frames[..., 1] = (colors % 16 * 16)[:, None, None], (colors // 16 * 8)[:, None, None]
+    long = replace(EPISODE, frames={"top": frames}, frame_steps=np.arange(500), actions=np.zeros((500, 2)))
+    page = render_data_page("data", "", [long], 500)
+    (sheet,) = sprites(page)
+    assert sheet.size == (68 * 240, 8 * 240)
+    assert "background-size:6800% 800%" in page and 'data-columns="68" data-rows="8"' in page
+    for number in (67, 68, 499):
+        row, column = divmod(number, 68)
+        red, green, _ = sheet.getpixel((column * 240 + 120, row * 240 + 120))
+        assert (red, green) == pytest.approx((number % 16 * 16, number // 16 * 8), abs=6)
+
+
 def test_actions_rewards_and_events_are_on_one_time_line() -> None:
     page = render_data_page("data", "", [EPISODE], 3)
     assert page.count('<svg viewBox="0 0 8 100.0"') == 3

@@ -222,6 +222,11 @@ def test_tasks_by_episodes_are_a_matrix() -> None:
     assert learning_charts(of_tasks)[1].svg != matrix.svg
 
 
+def test_names_of_tasks_are_no_formulas() -> None:
+    played = [{"step": 1, "rollout/success_at_end": 0.5, "total/episodes": 8.0, "rollout_tasks/a$x^$b": 0.5}]
+    assert "a$x^$b" in learning_charts(played)[1].svg
+
+
 def test_names_of_tasks_fit_and_stay_apart() -> None:
     assert _short_names(["push", "reach"]) == ["push", "reach"]
     places = ("_next_to_the_ramekin", "_in_the_top_drawer_of_the_wooden_cabinet", "_on_the_stove", "")

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 import yaml
 
 from cli.compare_runs import main
-from rlvla.evaluation.runs import Group, Run, differences, grouped, read_runs
+from rlvla.commands.ppo_flags import PPORun
+from rlvla.envs.workers.config import WorkerConfig
+from rlvla.evaluation.runs import _WITHOUT_EFFECT, Group, Run, differences, group_rows, grouped, read_runs, run_rows
 from rlvla.evaluation.runs_page import _mean, render_runs_page
 from rlvla.evaluation.statistics import clustered_interval, newcombe_interval, wilson_interval
 from rlvla.utils.errors import ConfigError
@@ -47,11 +50,57 @@ def test_runs_that_differ_in_seed_and_places_are_one_group() -> None:
 def test_another_start_is_another_group_unless_it_goes_with_the_seed() -> None:
     assert len(grouped([run("a", seed=0, pretrain="x"), run("b", seed=0, pretrain="y")])) == 2
     assert len(grouped([run("a", seed=0, pretrain="x"), run("b", seed=1, pretrain="x")])) == 1
-    assert len(grouped([run("a", seed=0, pretrain="x"), run("b", seed=1, pretrain="y")])) == 1
+    assert len(grouped([run("a", seed=0, pretrain="x"), run("b", seed=1, pretrain="y")])) == 2
+    assert len(grouped([run("a", seed=0, pretrain="r/seed_00/p"), run("b", seed=1, pretrain="r/seed_01/p")])) == 1
+    shared = "lr1e-4/sft_2"  # holds the seeds by chance
+    assert len(grouped([run(str(s), seed=s, pretrain=shared) for s in (1, 2, 3)])) == 1
+
+
+def test_starts_from_more_and_from_less_are_not_pooled() -> None:
+    runs = [run(str(s), seed=s, pretrain=f"runs/sft{20 if s < 4 else 200}") for s in range(1, 7)]
+    assert [[r.seed for r in group.runs] for group in grouped(runs)] == [[1, 2, 3], [4, 5, 6]]
+    runs = [run(str(s), seed=s, pretrain=f"sft{20 if s < 4 else 200}/{s}") for s in range(1, 7)]
+    groups = grouped(runs)
+    assert [group.name for group in groups] == ["pretrain sft20/SEED", "pretrain sft200/SEED"]
+
+
+def test_flags_of_the_machine_tell_no_groups_apart() -> None:
+    workers = {f.name for f in fields(WorkerConfig)}
+    assert workers <= _WITHOUT_EFFECT and {"env_python", "zero_stage", "live"} <= _WITHOUT_EFFECT
+    known = {f.name for kind in PPORun.kinds().values() for f in fields(kind)}
+    assert known >= _WITHOUT_EFFECT, "each is a flag"
+    assert len(grouped([run("a", env_python="python3"), run("b", seed=1, ray_address="auto")])) == 1
+
+
+def test_a_run_that_has_only_been_evaluated_before_training_has_no_result_yet() -> None:
+    going = run("a", successes=None, seed=0)
+    going = replace(going, records=[{"step": 0, "eval/success_at_end": 0.9, "eval/n": 20}, *going.records])
+    assert going.last is None and going.first.rate == 0.9
+    assert replace(going, flags={**going.flags, "val_only": True}).last.rate == 0.9
+    group = Group("g", (going, run("b", seed=1)))
+    assert group.rate is None and group_rows([group])[0][2] == run_rows([group])[0][4] == "not evaluated yet"
+
+
+def test_runs_behind_the_others_are_marked() -> None:
+    going = run("a", seed=0)
+    going = replace(going, records=[going.records[0], {"step": 2, "eval/success_at_end": 0.5, "eval/n": 20}])
+    (group,) = grouped([going, run("b", seed=1)])
+    assert group_rows([group])[0][1] == "2, 1 behind"
+    assert [row[5] for row in run_rows([group])] == ["2 of 3", "3"]
+
+
+def test_the_same_seed_again_is_no_further_seed() -> None:
+    again = (run("a", 18, seed=1), run("b", 18, seed=1))
+    group = Group("g", again)
+    assert not group.over_seeds and group_rows([group])[0][3] == "episodes of one seed"
+    assert (group.rate.low, group.rate.high) == pytest.approx(wilson_interval(18, 20)) and group.rate.n == 40
+    more = Group("h", (*again, run("c", 12, seed=2)))
+    assert (more.rate.low, more.rate.high) == clustered_interval([(36, 40), (12, 20)])
+    assert group_rows([more])[0][3] == "seeds" and not differences([group, more])[0].over_seeds
 
 
 def test_the_interval_of_a_group_is_over_seeds() -> None:
-    rate = Group("g", (run(successes=18), run(successes=12), run(successes=15))).rate
+    rate = Group("g", tuple(run(successes=good, seed=seed) for seed, good in enumerate((18, 12, 15)))).rate
     assert (rate.rate, rate.n) == (45 / 60, 60)
     assert (rate.low, rate.high) == clustered_interval([(18, 20), (12, 20), (15, 20)])
     alone = Group("g", (run(successes=15),)).rate

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
+import shutil
 import socket
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 
+from rlvla.trainer import live
 from rlvla.trainer.live import HOST, LiveRun, live_page
+from rlvla.utils.cli import programs
 from rlvla.utils.terminal import log
+
+NODE = shutil.which("node")
 
 
 @pytest.fixture
@@ -76,6 +83,93 @@ def test_only_what_is_new_is_sent(address: str, folder: Path) -> None:
 def test_videos_are_served_by_their_names(address: str) -> None:
     status, content, headers = ask(address, "videos/iteration_000012/a%20b_state2_success.mp4")
     assert (status, content, headers["content-type"]) == (200, b"new", "video/mp4")
+
+
+@pytest.mark.parametrize(
+    ("asked", "status", "content", "where"),
+    [
+        ("bytes=2-4", 206, b"234", "bytes 2-4/10"),
+        ("bytes=0-", 206, b"0123456789", "bytes 0-9/10"),
+        ("bytes=7-99", 206, b"789", "bytes 7-9/10"),
+        ("bytes=-2", 206, b"89", "bytes 8-9/10"),
+        ("bytes=10-", 416, b"", "bytes */10"),
+        ("bytes=-0", 416, b"", "bytes */10"),
+        ("bytes=4-2", 200, b"0123456789", None),
+        ("bytes=0-1,3-4", 200, b"0123456789", None),
+        ("bytes=-", 200, b"0123456789", None),
+        ("steps=0-1", 200, b"0123456789", None),
+    ],
+)
+def test_parts_of_videos_are_served(
+    address: str, folder: Path, asked: str, status: int, content: bytes, where: str | None
+) -> None:
+    (folder / "videos" / "iteration_000012" / "long.mp4").write_bytes(b"0123456789")
+    found = ask(address, "videos/iteration_000012/long.mp4", Range=asked)
+    assert found[:2] == (status, content) and found[2].get("content-range") == where
+    assert found[2]["accept-ranges"] == "bytes" and found[2]["content-length"] == str(len(content))
+    head = ask(address, "videos/iteration_000012/long.mp4", method="HEAD", Range=asked)
+    assert head[:2] == (200, b"") and head[2]["content-length"] == "10"
+
+
+def test_a_video_is_never_held_as_a_whole(address: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "_PIECE", 4)
+    monkeypatch.setattr(Path, "read_bytes", lambda path: pytest.fail("read as a whole"))
+    (folder / "videos" / "iteration_000012" / "long.mp4").write_bytes(b"0123456789")
+    assert ask(address, "videos/iteration_000012/long.mp4")[1] == b"0123456789"
+
+
+def test_another_file_of_metrics_is_sent_from_its_start(folder: Path) -> None:
+    run = LiveRun(folder, "run")
+    seen = run.status(0, 0)["to"]
+    (folder / "metrics.jsonl").write_text('{"step": 1, "what": "is longer than the file before"}\n{"step": 2}\n')
+    again = run.status(seen, 0)
+    assert (again["from"], len(again["metrics"].splitlines())) == (0, 2)
+
+
+@pytest.mark.skipif(NODE is None, reason="needs node")
+def test_a_damaged_line_does_not_end_the_page(folder: Path) -> None:
+    script = re.search(r"<script>(.*)</script>", LiveRun(folder, "run").page.decode(), flags=re.S)[1]
+    lines = "\n".join(['{"step": 1, "x": NaN}', 'aged": 1}', "null", '{"step": 2}', ""])
+    news = {"from": 0, "to": 9, "metrics": lines, "log": [], "log_to": 0, "videos": []}
+    around = f"""
+        const parts = {{}}, part = () => ({{className: "", textContent: "", replaceChildren() {{}}, append() {{}}}});
+        globalThis.document = {{getElementById: (id) => parts[id] ??= part(), createElement: part}};
+        globalThis.fetch = async () => ({{ok: true, json: async () => ({json.dumps(news)})}});
+        globalThis.setTimeout = () => console.log(JSON.stringify([parts.state.className, [...records.keys()]]));
+    """
+    done = subprocess.run([NODE, "-e", around + script], capture_output=True, text=True, timeout=60, check=True)
+    assert json.loads(done.stdout) == ["", [1, 2]]
+
+
+def test_the_log_is_plain_text_with_commands_as_they_are_called(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(programs, "is_installed", lambda: True)
+    log.info("\x1b[1mtraining\x1b[0m\n  look: python cli/eval_vla.py --pretrain x\r\x1b[K")
+    assert json.loads(ask(address, "status.json")[1])["log"][-1] == ("training\n  look: rlvla-eval-vla --pretrain x\r")
+
+
+@pytest.mark.parametrize(
+    ("what", "error"),
+    [
+        ("_Server", OSError("no address")),
+        ("render", ImportError("No module named 'jinja2'")),
+        ("threading.Thread.start", RuntimeError("can't start new thread")),
+    ],
+)
+def test_a_page_that_cannot_be_served_ends_no_run(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, what: str, error: Exception
+) -> None:
+    def fails(*args: object, **kwargs: object) -> None:
+        raise error
+
+    handlers = list(log.handlers)
+    with monkeypatch.context() as patched:
+        patched.setattr(f"rlvla.trainer.live.{what}", fails)
+        with live_page(folder, 0) as url:
+            assert url is None
+    assert f"--live: the page cannot be served ({error})" in capsys.readouterr().err
+    assert log.handlers == handlers
+    with pytest.raises(OSError, match="of the run"), live_page(folder, 0):
+        raise OSError("of the run")
 
 
 @pytest.mark.parametrize(
