@@ -10,6 +10,8 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from rlvla.checkpoints.run_folder import RUN_FILE
 from rlvla.evaluation.naming import labels
 from rlvla.evaluation.results import Rate
@@ -131,14 +133,13 @@ class Group:
         rates = [(run.seed, rate) for run in self.runs if (rate := run.last) is not None]
         if len(rates) < len(self.runs):
             return None
+        if len(rates) == 1:
+            return rates[0][1]
         if not self.over_seeds:
-            n, total = len(rates), sum(rate.n for _, rate in rates)
-            return Rate(
-                sum(rate.rate * rate.n for _, rate in rates) / total,
-                total,
-                sum(rate.low for _, rate in rates) / n,
-                sum(rate.high for _, rate in rates) / n,
-            )
+            bounds = np.array([(rate.rate, rate.low, rate.high) for _, rate in rates])
+            numbers = np.array([rate.n for _, rate in rates])
+            mean, low, high = (numbers @ bounds / numbers.sum()).tolist()
+            return Rate(mean, int(numbers.sum()), low, high)
         clusters: dict[Any, list[bool]] = {}
         for seed, rate in rates:
             good = round(rate.rate * rate.n)
@@ -291,9 +292,9 @@ def group_rows(groups: Sequence[Group]) -> list[tuple[Any, ...]]:
     """Rows for `GROUP_HEADERS`; a run is behind if its last evaluation was before the furthest of its group."""
 
     def over(group: Group) -> str:
-        return (
-            "seeds" if group.over_seeds else "episodes of one run" if len(group.runs) == 1 else "episodes of one seed"
-        )
+        if group.over_seeds:
+            return "seeds"
+        return "episodes of one run" if len(group.runs) == 1 else "episodes of one seed"
 
     def count(group: Group) -> str:
         behind = sum(run.iteration is not None and run.iteration != group.iteration for run in group.runs)

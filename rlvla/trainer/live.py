@@ -105,7 +105,7 @@ class LiveRun:
         }
 
     def _metrics_from(self, begin: int) -> tuple[int, bytes]:
-        """Whole lines of `metrics.jsonl` from a byte on; from the start if no line begins there (a file of its own)."""
+        """Whole lines of `metrics.jsonl` from a byte on; all of them if no line begins there, as in a new file."""
         path = self._folder / METRICS_FILE
         try:
             with path.open("rb") as file:

@@ -21,7 +21,7 @@ _quiet = False
 # Markdown's special characters. Underscores are plain inside a word, brackets unless they make a link.
 _MARKUP = re.compile(r"[\\`*|~$]|\](?=[(\[:])|(?<![^\W_])_|_(?![^\W_])")
 _CLEAR_LINE = "\r\x1b[K"
-_CODE = re.compile(r"\x1b\[[0-9;?]*[@-~]")  # style, or what clears a line
+_CODE = re.compile(r"\r?\x1b\[[0-9;?]*[@-~]")  # style, or what clears a line
 _STYLES = {"bold": 1, "red": 31, "yellow": 33, "cyan": 36}
 _COMMAND = re.compile(r"(?:^ *|: )(python|deepspeed|tensorboard|rlvla-\S+) .*--\w")  # ends a line; to be copied
 _GAP = re.compile(r"\S {2,}(?=\S)")  # two of them make a row of a table

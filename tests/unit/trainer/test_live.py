@@ -144,7 +144,7 @@ def test_a_damaged_line_does_not_end_the_page(folder: Path) -> None:
 def test_the_log_is_plain_text_with_commands_as_they_are_called(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(programs, "is_installed", lambda: True)
     log.info("\x1b[1mtraining\x1b[0m\n  look: python cli/eval_vla.py --pretrain x\r\x1b[K")
-    assert json.loads(ask(address, "status.json")[1])["log"][-1] == ("training\n  look: rlvla-eval-vla --pretrain x\r")
+    assert json.loads(ask(address, "status.json")[1])["log"][-1] == ("training\n  look: rlvla-eval-vla --pretrain x")
 
 
 @pytest.mark.parametrize(
