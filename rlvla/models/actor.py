@@ -140,13 +140,15 @@ class Actor(NetworkPolicy):
         return self.base.prompt_embeddings(seen["input_ids"], seen["attention_mask"], pixels, state)
 
     def without_decoder(self) -> Actor:
-        """A copy that can only embed prompts: its decoder has no layers."""
-        decoder = self.base.language_model.model
+        """A copy that can only embed prompts: its decoder has no layers and no head."""
+        language_model: Any = self.base.language_model
+        decoder = language_model.model
         layers, decoder.layers = decoder.layers, nn.ModuleList()
+        head, language_model.lm_head = language_model.lm_head, nn.Identity()
         try:
             return copy.deepcopy(self)
         finally:
-            decoder.layers = layers
+            decoder.layers, language_model.lm_head = layers, head
 
     def token_decoder(self) -> ServedDecoder:
         """The decoder, for another program; only with `PolicySpec.token_by_token`."""

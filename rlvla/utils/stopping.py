@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 from rlvla.utils.cli.programs import typed_command
 from rlvla.utils.ending import SHELL_SIGNAL_BASE, can_raise, cause_of, record, say, taken_over
@@ -70,6 +70,8 @@ class StopSignals:
         received: number of the first signal, or 0.
     """
 
+    _catching: ClassVar[list[StopSignals]] = []  # those whose block is being executed, the innermost last
+
     def __init__(self) -> None:
         self.received = 0
         self._interruptible = False
@@ -78,7 +80,22 @@ class StopSignals:
     def caught(self) -> Iterator[StopSignals]:
         """Catch the signals within the block (main thread only)."""
         with taken_over(self._handle, lambda: self.received != 0 and not self._interruptible):
-            yield self
+            self._catching.append(self)
+            try:
+                yield self
+            finally:
+                self._catching.remove(self)
+
+    @classmethod
+    def leave_if_asked(cls) -> None:
+        """For long waits in such a block, while there is nothing to save.
+
+        Raises:
+            StopRequested: a signal has been caught.
+        """
+        for signals in cls._catching[-1:]:
+            if signals.received:
+                raise StopRequested(signals.received)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         first = not self.received

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import signal
 import threading
 import time
@@ -18,7 +17,6 @@ from cli.train_ppo_vla import build_parser
 from rlvla.commands.ppo_flags import PPORun
 from rlvla.commands.runs.asynchronous import correction_of
 from rlvla.commands.train_ppo import run_ppo
-from rlvla.experience import Experience, Sample
 from rlvla.rollout.backends.colocated import PolicyCopy
 from rlvla.rollout.engine import RolloutEngine
 from rlvla.trainer import ahead
@@ -30,6 +28,7 @@ from rlvla.utils.files import read_metrics
 from rlvla.utils.stopping import StopRequested
 from tests.support.equality import assert_equal_to_the_bit
 from tests.support.flow_folders import QUICK, write_flow
+from tests.support.watched import Watched, watching
 
 RUN = [
     *("--rollout_batch_size", "4", "--train_batch_size", "2", "--max_epochs", "2", "--num_episodes", "40"),
@@ -46,49 +45,10 @@ def run(policy: Path, save_path: Path, *more: str) -> PPOTrainer:
     return trainer
 
 
-class Watched:
-    """What a run played and with which weights it was trained.
-
-    Attributes:
-        iterations: iteration -> the episodes it was trained on.
-        weights: version -> the policy before that iteration.
-    """
-
-    def __init__(self) -> None:
-        self.iterations: dict[int, list[Sample]] = {}
-        self.weights: dict[int, Any] = {}
-
-    def deviation(self, sample: Sample) -> float:
-        """Largest difference between the log-probs of an episode and those of the weights of its versions."""
-        assert sample.versions is not None
-        largest = 0.0
-        for row, version in enumerate(sample.versions.tolist()):
-            policy = self.weights[version]
-            one = Experience(
-                images=sample.images[row : row + 1],
-                proprio=None if sample.proprio is None else sample.proprio[row : row + 1],
-                instructions=[sample.instruction],
-                trace={name: value[row : row + 1] for name, value in sample.trace.items()},
-                action_mask=torch.ones(1, sample.log_probs.shape[1], dtype=torch.bool),
-            )
-            with torch.no_grad():
-                found = policy(**policy.score(one, 1.0), wants=("log_probs",))["log_probs"][0]
-            largest = max(largest, float((found - sample.log_probs[row]).abs().max()))
-        return largest
-
-
 @pytest.fixture
-def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
-    seen, play = Watched(), PPOTrainer._play
-
-    def watch(self: PPOTrainer) -> Any:
-        seen.weights[self.iteration] = copy.deepcopy(self.algorithm.actor.module).eval()
-        rollout = play(self)
-        seen.iterations[self.iteration] = rollout.samples
-        return rollout
-
-    monkeypatch.setattr(PPOTrainer, "_play", watch)
-    yield seen
+def watched() -> Iterator[Watched]:
+    with watching() as seen:
+        yield seen
     assert not [thread for thread in threading.enumerate() if thread.name == "rollout"], "the thread has not ended"
 
 

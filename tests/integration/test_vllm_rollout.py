@@ -21,6 +21,7 @@ from rlvla.rollout.vllm.process import ENGINE
 from rlvla.utils.files import read_metrics
 from tests.support.autoregressive import needs_vllm, write_autoregressive
 from tests.support.processes import MARK, running, wait_for
+from tests.support.watched import watching
 
 pytestmark = [pytest.mark.slow, needs_vllm]
 ROOT = Path(__file__).parents[2]
@@ -77,6 +78,20 @@ def test_a_run_trains_as_with_its_own_decoding(policy: Path, tmp_path: Path, mon
         assert theirs["rollout_corr/ess"] == pytest.approx(1, abs=1e-5)
     assert (tmp_path / "vllm" / "vllm_0.log").stat().st_size
     assert not running(str(ENGINE), str(tmp_path)), "the program ends with the run"
+
+
+def test_it_plays_ahead_with_weights_that_change_within_episodes(policy: Path, tmp_path: Path) -> None:
+    """Decisions are older than the policy in training, and still decided with the weights that they are said to be."""
+    given = ["--pretrain", str(policy), "--save_path", str(tmp_path / "run"), "--num_episodes", "24", *FLAGS]
+    given = [flag for flag in given if flag != "--deterministic_rollout"]
+    asked = ["--rollout_backend", "vllm", "--async_rollout", "--partial_rollout"]
+    with watching() as seen:
+        assert run_ppo(PPORun.from_namespace(build_parser().parse_args([*given, *asked])))
+    assert len(seen.iterations) == len(read_metrics(tmp_path / "run")) == 6
+    samples = [(k, sample) for k, played in seen.iterations.items() for sample in played]
+    ages = {k - int(version) for k, sample in samples for version in sample.versions.tolist()}
+    assert 1 in ages and ages <= {0, 1}
+    assert max(seen.deviation(sample) for _, sample in samples) < 1e-4
 
 
 @pytest.mark.parametrize("when", ["starting", "playing"])

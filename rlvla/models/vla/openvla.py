@@ -170,12 +170,12 @@ class OpenVLAForActionPrediction(nn.Module):
     @property
     def device(self) -> torch.device:
         """Device of the parameters."""
-        return self.language_model.lm_head.weight.device
+        return self.language_model.model.embed_tokens.weight.device
 
     @property
     def dtype(self) -> torch.dtype:
         """Dtype of the decoder's parameters."""
-        return self.language_model.lm_head.weight.dtype
+        return self.language_model.model.embed_tokens.weight.dtype
 
     def set_attention(self, implementation: str) -> None:
         """Choose the decoder's attention kernel: "sdpa" or "flash_attention_2".

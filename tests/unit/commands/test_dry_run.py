@@ -104,6 +104,21 @@ def test_copies_of_the_policy_count_where_they_are_in_this_process(
     assert [note in text for text in printed] == [False, False, True, True]
 
 
+def test_what_vllm_holds_of_this_device_is_named(
+    tmp_path: Path, nothing_starts: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setattr("rlvla.rollout.vllm.backend.interpreter_problems", lambda _: [])
+    statistics = {"toy": {"action": {"q01": [-1.0] * 2, "q99": [1.0] * 2, "mask": [True] * 2}}}
+    sizes = {"vision_dim": 16, "llm_dim": 32, "llm_layers": 1, "action_dim": 2}
+    options = {"sentences": ["reach"], "dataset_statistics": statistics, "model_variant": "autoregressive"}
+    policy = build_tiny(tmp_path / "policy", **options, **sizes)
+    flags = ["--pretrain", str(policy), "--save_path", str(tmp_path / "run"), *AMOUNTS, "--dry_run"]
+    train([*flags, "--task_suite_name", "toy_reach", "--rollout_backend", "vllm"])
+    printed = capsys.readouterr().out
+    assert "not counted: the policy of --rollout_backend vllm, which shares this device: the decoder's" in printed
+    assert "in other processes" not in printed
+
+
 def test_the_critic_is_planned_as_it_is_trained(
     policy_folder: Path, tmp_path: Path, nothing_starts: None, capsys: pytest.CaptureFixture
 ) -> None:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,9 @@ import torch
 from rlvla.envs.workers.slab import Slab, create_slab_file
 from rlvla.rollout.vllm import process
 from rlvla.rollout.vllm.process import EngineProcess, engine_environment, place
+from rlvla.utils import ending
 from rlvla.utils.errors import RunEnded
+from rlvla.utils.stopping import StopRequested, StopSignals
 from tests.support.processes import runs, wait_for
 
 FAKE = Path(__file__).parents[3] / "support" / "fake_engine.py"
@@ -47,6 +50,17 @@ def test_why_it_does_not_start(start: Any, tmp_path: Path, fault: str) -> None:
 def test_it_must_start_in_time(start: Any) -> None:
     with pytest.raises(RunEnded, match="has not started for 0.5 seconds; its log is .*"):
         start("slow start", 0.5)
+
+
+def test_a_signal_ends_a_long_start(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ending._command, "asked", 0)  # put back afterwards
+    alarm = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM))
+    with StopSignals().caught():
+        alarm.start()
+        with pytest.raises(StopRequested) as stop:
+            start("slow start")
+    alarm.join()
+    assert stop.value.code == 128 + signal.SIGTERM
 
 
 def test_an_interpreter_that_is_none(tmp_path: Path) -> None:
