@@ -362,7 +362,7 @@ class Trainer:
             StopRequested: a signal asked the run to stop.
         """
         schedule, watch = self.config.schedule, Stopwatch()
-        self._progress.clock.begin_evaluation()
+        self._progress.clock.begin_evaluation(last=self._ended())
         try:
             with self.player.idle(), self._evaluated_weights(), self._policy() as policy:
                 result = evaluate(

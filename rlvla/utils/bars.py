@@ -60,7 +60,7 @@ def progress_bar(total: int, description: str, *, enabled: bool = True, initial:
         enabled: False on all ranks but the main one.
         initial: units done before this call (a resumed job); they do not count towards the speed.
     """
-    options: dict[str, Any] = {"total": total, "desc": description, "initial": initial, "leave": False}
+    options: dict[str, Any] = {"total": total, "desc": description, "initial": initial, "leave": False, "miniters": 1}
     options |= {"disable": not enabled or is_quiet(), "bar_format": "{desc}: {figures}"}
     if not sys.stderr.isatty():
         return Bar(**options, file=_LogLines(), delay=_LOG_SECONDS, mininterval=_LOG_SECONDS, ncols=_LONGEST_LINE)

@@ -25,7 +25,7 @@ class RunClock:
         self._mark: float | None = None  # end of the last iteration or evaluation
         self._between = 0.0  # seconds that neither took (checkpoints), since the first iteration
         self._measured = 0
-        self._evaluating = False
+        self._evaluating = self._last = False
 
     def iteration(self, seconds: float) -> None:
         """An iteration has just ended."""
@@ -35,9 +35,9 @@ class RunClock:
         self._recent.append(seconds)
         self._measured += 1
 
-    def begin_evaluation(self) -> None:
-        """An evaluation begins."""
-        self._evaluating = True
+    def begin_evaluation(self, *, last: bool = False) -> None:
+        """An evaluation begins; `last`: the run ends with it, be it before its last iteration."""
+        self._evaluating, self._last = True, last
 
     def evaluation(self, seconds: float) -> None:
         """An evaluation has just ended."""
@@ -64,8 +64,8 @@ class RunClock:
         left = self.left(done)
         if left is None or self._mark is None:
             return None
-        under_way = self._evaluation if self._evaluating and done < self._iterations else 0.0
-        return max(0.0, left + under_way - (self._now() - self._mark))
+        under_way = self._evaluation if self._evaluating else 0.0
+        return max(0.0, under_way + (0.0 if self._last else left) - (self._now() - self._mark))
 
     def _between_ends(self, done: int) -> int:
         """Evaluations due after `done` iterations and before the last one."""

@@ -100,6 +100,23 @@ def test_a_message_does_not_stand_in_a_bar(monkeypatch: pytest.MonkeyPatch) -> N
     assert cleared.startswith("\r") and not cleared.strip() and "x: 1/3" in after
 
 
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_bar_moves_on_after_a_burst(
+    terminal: bool, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = on_terminal(monkeypatch) if terminal else None
+    now = 1000.0
+    monkeypatch.setattr("tqdm.std.time", lambda: now)
+    with progress_bar(64, "x") as bar:
+        now += 40.0
+        bar.update(32)  # episodes that were played ahead
+        for _ in range(3):
+            now += 40.0
+            bar.update(1)
+        shown = "".join(states(stream)) if stream else capsys.readouterr().err
+    assert all(f"{done}/64" in shown for done in (32, 33, 34, 35))
+
+
 def test_quiet_hides_bars(capsys: pytest.CaptureFixture) -> None:
     set_output(quiet=True)
     try:

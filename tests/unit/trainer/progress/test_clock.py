@@ -64,5 +64,18 @@ def test_the_countdown_follows_the_clock() -> None:
     clock.evaluation(5.0)
     watch.now += 3
     assert clock.countdown(2) == pytest.approx(22)
+    clock.begin_evaluation(last=True)
+    assert clock.countdown(2) == pytest.approx(5 - 3), "a run may end before its last iteration"
     watch.now += 100
     assert clock.countdown(2) == 0
+
+
+def test_the_last_evaluation_is_counted_once() -> None:
+    watch = Watch()
+    clock = RunClock(1, 0, watch)
+    clock.evaluation(5.0)
+    watch.now += 10
+    clock.iteration(10.0)
+    assert clock.countdown(1) == pytest.approx(5)
+    clock.begin_evaluation(last=True)
+    assert clock.countdown(1) == pytest.approx(5)
