@@ -24,6 +24,7 @@ _CLEAR_LINE = "\r\x1b[K"
 _CODE = re.compile(r"\r?\x1b\[[0-9;?]*[@-~]")  # style, or what clears a line
 _STYLES = {"bold": 1, "red": 31, "yellow": 33, "cyan": 36}
 _COMMAND = re.compile(r"(?:^ *|: )(python|deepspeed|tensorboard|rlvla-\S+) .*--\w")  # ends a line; to be copied
+_BEFORE_FLAG = re.compile(r""" (?=--\w)(?=(?:[^'"]|'[^']*'|"[^"]*")*$)""")  # not inside quotes
 _GAP = re.compile(r"\S {2,}(?=\S)")  # two of them make a row of a table
 _LABEL = re.compile(r"^ *\S+ {2,}| *")  # what later lines of a long line are indented by
 _BEFORE_FIGURE = re.compile(r"(?<=[A-Za-z]) (?=[-+]?\d)")
@@ -81,17 +82,23 @@ def quiet_libraries() -> None:
 def passing_note(text: str) -> Iterator[None]:
     """Show a note on the terminal for the duration of the block.
 
-    Nothing is shown on ranks other than the first, with --quiet, or if standard error is not a terminal.
+    Nothing is shown on ranks other than the first, with --quiet, or if standard error is not a terminal that can clear
+    a line.
     """
-    shown = sys.stderr.isatty() and not _quiet and os.environ.get("RANK", "0") == "0"
+    shown = _takes_codes(sys.stderr) and not _quiet and os.environ.get("RANK", "0") == "0"
     if shown:
-        text = textwrap.shorten(text, columns(sys.stderr) - len(" ... "), placeholder="")  # one line can be cleared
+        width = max(1, columns(sys.stderr) - len(" ... "))
+        text = textwrap.shorten(text, width, placeholder="")  # one line can be cleared
         print(f"\r{text} ...", end="", file=sys.stderr, flush=True)
     try:
         yield
     finally:
         if shown:
             print(_CLEAR_LINE, end="", file=sys.stderr, flush=True)
+
+
+def _takes_codes(stream: TextIO) -> bool:
+    return os.environ.get("TERM") != "dumb" and stream.isatty()
 
 
 def columns(stream: TextIO | None = None) -> int:
@@ -104,7 +111,7 @@ def columns(stream: TextIO | None = None) -> int:
 
 def style(text: str, name: str, stream: TextIO | None = None) -> str:
     """The text in a style (bold, red, yellow, cyan) if `stream` (standard output) is a terminal that takes colors."""
-    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" or not (stream or sys.stdout).isatty()
+    plain = os.environ.get("NO_COLOR") or not _takes_codes(stream or sys.stdout)
     return text if plain else f"\x1b[{_STYLES[name]}m{text}\x1b[0m"
 
 
@@ -156,7 +163,7 @@ def fold_command(command: str, width: int) -> list[str]:
     """A command in lines, each of which ends before a flag with the shell's mark of continuation."""
     indent = " " * (len(command) - len(command.lstrip()) + 2)
     lines = [""]
-    for piece in re.split(r" (?=--\w)", command):
+    for piece in _BEFORE_FLAG.split(command):
         if lines[-1] and len(f"{lines[-1]} {piece} \\") > width:
             lines[-1] += " \\"
             lines.append(indent + piece)

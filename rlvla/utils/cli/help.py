@@ -15,7 +15,7 @@ from rlvla.utils.terminal import columns, fold_command, put, style
 ALL = "all"
 SHORT = 40  # flags; a command with fewer shows all of them at once
 _COLUMN = 24  # where explanations begin
-_LONGEST_LINE = 120
+_SHORTEST_LINE, _LONGEST_LINE = 40, 120
 _SUGGESTIONS = 4
 _WHOLE_WORDS: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
 
@@ -113,7 +113,7 @@ def _group_names(parser: Grouped) -> Iterator[str]:
 
 
 def _width() -> int:
-    return min(columns(), _LONGEST_LINE)
+    return max(_SHORTEST_LINE, min(columns(), _LONGEST_LINE))
 
 
 def _head(parser: Grouped) -> str:

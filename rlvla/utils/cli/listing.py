@@ -6,15 +6,9 @@ import ast
 import textwrap
 from pathlib import Path
 
-from rlvla.utils.cli.programs import as_installed
+from rlvla.utils.cli.programs import COMMANDS, as_installed
 from rlvla.utils.terminal import columns, style
 
-# In the order in which one meets them; others come last, by name.
-_ORDER = (
-    *("run_recipe", "check_env", "new_env", "collect_demos", "view_data", "check_demos", "convert_demos"),
-    *("inspect_vla", "train_sft_vla", "train_ppo_vla", "train_sac_vla", "train_rm_vla", "score_episodes"),
-    *("draw_reward_machine", "eval_vla", "compare_runs", "export_policy", "push_to_hub", "replay_batch"),
-)
 _HEAD = """Reinforcement-learning post-training of vision-language-action robot policies: a program for each task.
 Each has --help (what matters), --help all (every flag) and --version."""
 _INDENT = 6
@@ -23,7 +17,7 @@ _INDENT = 6
 def purposes(folder: Path) -> dict[str, str]:
     """Command -> the first line of its description, read from the files in `folder` without importing them."""
     files = {path.stem: path for path in sorted(folder.glob("[a-z]*.py"))}
-    names = [*(name for name in _ORDER if name in files), *(name for name in files if name not in _ORDER)]
+    names = [*(name for name in COMMANDS if name in files), *(name for name in files if name not in COMMANDS)]
     texts = {name: ast.get_docstring(ast.parse(files[name].read_text(encoding="utf-8"))) for name in names}
     return {name: (text or "").partition("\n")[0] for name, text in texts.items()}
 

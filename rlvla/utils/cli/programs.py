@@ -9,7 +9,15 @@ from pathlib import Path
 
 PREFIX = "rlvla-"  # of the installed programs
 _MODULE = "rlvla.cli"
-_FILE = re.compile(r"(?:python )?\bcli/(\w+)\.py")
+# In the order in which one meets them.
+COMMANDS = (
+    *("run_recipe", "check_env", "new_env", "collect_demos", "view_data", "check_demos", "convert_demos"),
+    *("inspect_vla", "train_sft_vla", "train_ppo_vla", "train_sac_vla", "train_rm_vla", "score_episodes"),
+    *("draw_reward_machine", "eval_vla", "compare_runs", "export_policy", "push_to_hub", "replay_batch"),
+)
+# No other file in a folder cli/, which may be the user's.
+_FILE = re.compile(rf"(?<![\w/.-])(?:python )?cli/({'|'.join(COMMANDS)})\.py\b")
+_LAUNCHER = re.compile(r"(?<![\w/.-])deepspeed (?:-\S+ (?:[^-\s]\S* )?)*$")  # before the script that it starts
 
 
 def is_installed() -> bool:
@@ -23,7 +31,7 @@ def as_installed(text: str) -> str:
     """A text in which commands are called as in a checkout, one command per line, as one would type it here."""
     if not is_installed():
         return text
-    return "\n".join(_FILE.sub(_module if "deepspeed " in line else _program, line) for line in text.split("\n"))
+    return _FILE.sub(_called, text)
 
 
 def typed_command(argv: Sequence[str], ranks: int | None = None) -> list[str]:
@@ -43,9 +51,8 @@ def typed_command(argv: Sequence[str], ranks: int | None = None) -> list[str]:
     return [*launcher, "--module", f"{_MODULE}.{stem.replace('-', '_')}", *flags]
 
 
-def _program(match: re.Match[str]) -> str:
+def _called(match: re.Match[str]) -> str:
+    before = match.string[: match.start()].rpartition("\n")[2]
+    if not match[0].startswith("python ") and _LAUNCHER.search(before):
+        return f"--module {_MODULE}.{match[1]}"
     return PREFIX + match[1].replace("_", "-")
-
-
-def _module(match: re.Match[str]) -> str:
-    return f"--module {_MODULE}.{match[1]}"

@@ -66,6 +66,8 @@ class Terminal(io.StringIO):
 
 
 def test_a_note_passes_on_a_terminal_of_the_first_rank_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+
     def shown(rank: str, stream: io.StringIO) -> str:
         monkeypatch.setenv("RANK", rank)
         monkeypatch.setattr(sys, "stderr", stream)
@@ -75,10 +77,15 @@ def test_a_note_passes_on_a_terminal_of_the_first_rank_alone(monkeypatch: pytest
 
     assert shown("0", Terminal()) == "\rloading ...\r\x1b[K"
     assert shown("1", Terminal()) == "" == shown("0", io.StringIO())
+    monkeypatch.setenv("COLUMNS", "4")
+    assert shown("0", Terminal()).endswith("\x1b[K")
+    monkeypatch.setenv("TERM", "dumb")
+    assert shown("0", Terminal()) == "", "which cannot clear a line"
 
 
 def test_a_note_stays_on_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "30")
+    monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys, "stderr", Terminal())
     with passing_note("loading a policy from runs/ppo/policy"):
         assert sys.stderr.getvalue() == "\rloading a policy from ..."
@@ -134,6 +141,14 @@ def test_the_width_is_that_of_the_stream(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_commands_are_folded_before_flags() -> None:
     assert fold_command("  python x.py --a 1 --b 2 3", 80) == ["  python x.py --a 1 --b 2 3"]
     assert fold_command("  python x.py --a 1 --b 2 3", 24) == ["  python x.py --a 1 \\", "    --b 2 3"]
+    quoted = """python x.py --a 'one --two "three --four' --b "it's --five" --c"""
+    assert fold_command(quoted, 10) == [
+        "python x.py \\",
+        """  --a 'one --two "three --four' \\""",
+        """  --b "it's --five" \\""",
+        "  --c",
+    ]
+    assert fold_command("echo it's --a --b 1", 14) == ["echo it's \\", "  --a --b 1"], "an apostrophe is no quote"
 
 
 def test_header_aligns_its_facts() -> None:

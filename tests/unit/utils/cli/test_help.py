@@ -122,11 +122,19 @@ def test_a_second_name_gives_way_to_a_flag(capsys: pytest.CaptureFixture) -> Non
 def test_commands_are_folded_before_flags_and_named_as_installed(
     capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    description = "Bakes.\n\nExample:\n  python cli/bake_it.py --heat 200 --rack choice_1 --yeast 8 --butter 9\n"
-    folded = "Example:\n  python cli/bake_it.py --heat 200 --rack choice_1 \\\n    --yeast 8 --butter 9\n"
+    description = "Bakes.\n\nExample:\n  python cli/new_env.py --heat 200 --rack choice_1 --yeast 8 --butter 9\n"
+    folded = "Example:\n  python cli/new_env.py --heat 200 --rack choice_1 \\\n    --yeast 8 --butter 9\n"
     assert folded in helped(capsys, parser_of(Oven, description=description))
-    monkeypatch.setattr(sys, "argv", ["/usr/bin/rlvla-bake-it"])
-    assert "Example:\n  rlvla-bake-it --heat 200" in helped(capsys, parser_of(Oven, description=description))
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/rlvla-new-env"])
+    assert "Example:\n  rlvla-new-env --heat 200" in helped(capsys, parser_of(Oven, description=description))
+
+
+def test_a_terminal_too_narrow_for_help_is_overrun(
+    capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    text = helped(capsys, parser_of(Oven), "all")
+    assert "--heat" in text and 20 < max(map(len, text.splitlines())) <= 40
 
 
 def test_version(capsys: pytest.CaptureFixture) -> None:

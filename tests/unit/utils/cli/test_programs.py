@@ -22,6 +22,27 @@ def test_in_a_checkout_commands_are_files(monkeypatch: pytest.MonkeyPatch) -> No
     assert typed_command(["cli/x.py"], ranks=2) == ["deepspeed", "-q", "--num_accelerators", "2", "cli/x.py"]
 
 
+@pytest.mark.parametrize(
+    ("text", "called"),
+    [
+        ("--custom_module cli/my_rewards.py", None),
+        ("--custom_module /home/me/cli/eval_vla.py", None),
+        ("my-cli/eval_vla.py, ./cli/eval_vla.py, cli/eval_vla.pyc", None),
+        ("(`python cli/eval_vla.py`)", "(`rlvla-eval-vla`)"),
+        ("where deepspeed is missing: python cli/eval_vla.py", "where deepspeed is missing: rlvla-eval-vla"),
+        ("deepspeed -q python cli/eval_vla.py", "deepspeed -q rlvla-eval-vla"),
+        ("deepspeed is needed by cli/eval_vla.py", "deepspeed is needed by rlvla-eval-vla"),
+        ("deepspeed --hostfile h -q cli/eval_vla.py", "deepspeed --hostfile h -q --module rlvla.cli.eval_vla"),
+        ("deepspeed cli/eval_vla.py --a; cli/eval_vla.py", "deepspeed --module rlvla.cli.eval_vla --a; rlvla-eval-vla"),
+    ],
+)
+def test_installed_only_the_commands_themselves_are_renamed(
+    text: str, called: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["/venv/bin/rlvla-eval-vla"])
+    assert as_installed(text) == (called or text)
+
+
 @pytest.mark.parametrize("module", [False, True])
 def test_installed_they_are_programs(module: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     program = "/site-packages/rlvla/cli/train_ppo_vla.py" if module else "/venv/bin/rlvla-train-ppo-vla"
