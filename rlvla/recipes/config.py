@@ -14,7 +14,9 @@ from rlvla.utils.errors import ConfigError
 class RecipeConfig:
     """What is run, and where to."""
 
-    recipe: str | None = arg(None, "YAML file with the stages and their flags", metavar="FILE")
+    recipe: str | None = arg(
+        None, "YAML file with the stages and their flags; rlvla's are in recipes/ of its source", metavar="FILE"
+    )
     output: str | None = arg(None, "folder of all stages (default: that of the recipe)", metavar="DIR", writes="folder")
     assignments: tuple[str, ...] = arg(
         (),
@@ -42,7 +44,9 @@ class RecipeConfig:
     def path(self) -> Path:
         """The recipe; ConfigError if none is given."""
         if self.recipe is None:
-            raise ConfigError.of("recipe", "needs_flag", "no recipe is given; name one, e.g. recipes/toy_reach.yaml")
+            raise ConfigError.of(
+                "recipe", "needs_flag", "no recipe is given; name one, e.g. recipes/toy_reach.yaml of the source"
+            )
         return Path(self.recipe)
 
     def folder(self, recipe: Recipe) -> Path:

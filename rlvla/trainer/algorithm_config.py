@@ -47,7 +47,7 @@ class AlgorithmConfig:
     advantage_estimator: str = arg(
         "gae",
         "advantage estimator: gae trains a critic, remax plays a greedy episode per group, most others compare the "
-        "episodes of a group",
+        "episodes of a group; reinforce does not whiten (OpenRLHF's reinforce does: here reinforce_plus_plus)",
         choices=list_advantage_estimators,
         essential=True,
         aliases=("adv_estimator",),

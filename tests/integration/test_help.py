@@ -46,7 +46,7 @@ from rlvla.models.flow.settings import PREFIX, FlowSettings
 from rlvla.trainer.algorithm_config import AlgorithmConfig
 from rlvla.trainer.supervised.config import RewardModelConfig, SFTConfig
 from rlvla.utils.cli.flags import Parser
-from rlvla.utils.cli.other_tools import OTHER_TOOLS
+from rlvla.utils.cli.other_tools import OTHER_TOOLS, OTHER_VALUES, PATHS
 from rlvla.utils.deepspeed.config import StrategyConfig
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -227,31 +227,116 @@ def test_private_settings_stand_under_the_estimators_and_losses_that_read_them()
     assert checked >= 14
 
 
-def test_flags_of_other_tools_lead_to_flags_that_exist(capsys: pytest.CaptureFixture) -> None:
-    parser = train_ppo_vla.build_parser()
-    known = set(parser._option_string_actions)
-    for name, (flag, difference) in OTHER_TOOLS.items():
-        assert f"--{flag}" in known and f"--{name}" not in known, name
-        assert set(re.findall(r"--[a-z_]+", difference.replace("--no-", "--"))) <= known
+TRAINING = [train_ppo_vla, train_rm_vla, train_sac_vla, train_sft_vla]
+
+
+def told(command: object, capsys: pytest.CaptureFixture, *words: str) -> str:
+    """What is said of a command line, without the program's name."""
     with pytest.raises(SystemExit):
-        parser.parse_args(["--critic_warmup", "3", "--dual_clip", "3", "--algorithm.kl_ctrl.kl_coef=0.1", "--lr", "1"])
-    err = capsys.readouterr().err
+        command.build_parser().parse_args(words)
+    return capsys.readouterr().err.partition("error: ")[2].partition("\n(run with")[0]
+
+
+def test_flags_of_other_tools_lead_to_flags_that_exist(capsys: pytest.CaptureFixture) -> None:
+    known = set(train_ppo_vla.build_parser()._option_string_actions)
+    for name, (flag, difference) in OTHER_TOOLS.items():
+        assert {f"--{flag}", *re.findall(r"--[a-z_-]+", difference)} <= known and f"--{name}" not in known, name
+    assert {f"--{flag}" for flag in (*PATHS.values(), *OTHER_VALUES)} <= known
+    err = told(train_ppo_vla, capsys, "--critic_warmup", "3", "--dual_clip", "3", "--lr", "1")
     assert "unknown flag --critic_warmup; similar is --freezing_actor_steps: it counts the iterations" in err
-    assert "unknown flag --lr; similar is --actor_learning_rate: the critic has" in err
-    assert "--algorithm.kl_ctrl.kl_coef=0.1; did you mean --init_kl_coef?" in err and "dual_clip" not in err
+    assert "unknown flag --lr; similar is --actor_learning_rate: the critic has" in err and "dual_clip" not in err
     assert train_sft_vla.build_parser().parse_args(["--lr", "0.5"]).learning_rate == 0.5
 
 
+@pytest.mark.parametrize("command", TRAINING, ids=lambda c: c.__name__)
+def test_messages_about_other_tools_name_flags_of_the_command_alone(
+    command: object, capsys: pytest.CaptureFixture
+) -> None:
+    known = set(command.build_parser()._option_string_actions)
+    foreign = [name for name in (*OTHER_TOOLS, *PATHS) if f"--{name}" not in known]
+    message = told(command, capsys, *(f"--{name}" for name in foreign))
+    lines = message.split("\n  ")
+    assert len(lines) == len(foreign)
+    for line in lines:
+        name, _, said = line.removeprefix("unknown flag --").partition(";")
+        assert set(re.findall(r"--[a-z_-]+", said)) <= known, line
+        flag, _ = OTHER_TOOLS.get(name, ("", ""))
+        assert name in PATHS or not said or said.startswith(f" similar is --{flag}: "), "told in full or not at all"
+    assert "--per_device_train_batch_size; similar is --train_batch_size: it is the optimizer step" in message
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("data.train_batch_size", "--rollout_batch_size"),
+        ("algorithm.kl_ctrl.target_kl", "--kl_target"),
+        ("algorithm.kl_ctrl.kl_coef", "--init_kl_coef"),  # a synonym
+        ("algo.kl.target", "--kl_target"),
+        ("critic.model_name_or_path", "--critic_pretrain"),
+        ("reward.model_name_or_path", "--reward_pretrain"),
+        ("actor_rollout_ref.rollout.n", "--n_samples_per_prompt"),
+        ("ds.lora.rank", "--lora_rank"),
+        ("ckpt.max_num", "--max_ckpt_num"),
+        ("actor_rollout_ref.actor.optim.lr", "--actor_learning_rate"),
+        ("critic.optim.lr", "--critic_learning_rate"),
+        ("algorithm.gamma", "--gamma"),  # the same name
+        ("no-algo.kl.use_loss", "--no-use_kl_loss"),
+        ("train.num_episodes", None),  # another meaning
+        ("eval.n_samples_per_prompt", None),
+        ("critic.max_norm", None),
+        ("ref.model_name_or_path", None),
+        ("data.max_len", None),
+        ("data.epsilo", None),  # a resemblance is no reason
+    ],
+)
+def test_dotted_names_are_looked_up_and_not_guessed(
+    typed: str, meant: str | None, capsys: pytest.CaptureFixture
+) -> None:
+    said = told(train_ppo_vla, capsys, f"--{typed}=1")
+    assert said == f"unknown flag --{typed}=1" + (f"; did you mean {meant}?" if meant else "")
+
+
+def test_values_of_other_tools_are_told_ours(capsys: pytest.CaptureFixture) -> None:
+    parser = train_ppo_vla.build_parser()
+    for flag, values in OTHER_VALUES.items():
+        choices = parser._option_string_actions[f"--{flag}"].choices
+        for value, here in values.items():
+            assert value not in choices and re.split("[ ,]", here)[0] in choices
+            assert set(re.findall(r"--[a-z_-]+", here)) <= set(parser._option_string_actions)
+    said = told(train_ppo_vla, capsys, "--adv_estimator", "dr_grpo", "--policy_loss=vanilla", "--kl_estimator", "k9")
+    estimator, loss, unknown = said.split("\n  ")
+    assert estimator.startswith("--adv_estimator: invalid choice: 'dr_grpo'")
+    assert estimator.endswith("; here it is grpo with --no-norm_adv_by_std")
+    assert loss.endswith("; here it is ppo, and also clips dually: --eps_clip_dual 3") and "here it is" not in unknown
+
+
 def test_the_page_of_names_from_other_tools_is_complete() -> None:
-    rows = re.findall(r"^\| (`.*?`) \| (`.*?`) \|", (ROOT / "docs" / "other_tools.md").read_text(), re.MULTILINE)
-    told = {(name, flags.split("`")[1]) for names, flags in rows for name in re.findall(r"`(\w+)`", names)}
-    known = {(name, f"--{flag}") for name, (flag, _) in OTHER_TOOLS.items()}
-    for command in (train_ppo_vla, train_rm_vla, train_sft_vla):
+    text = (ROOT / "docs" / "other_tools.md").read_text()
+    rows = re.findall(r"^\| (`[^-].*?) \| `--(.*?)` \|", text, re.MULTILINE)
+    told_of = [(name, flag) for names, flag in rows for name in re.findall(r"`([\w.]+)`", names)]
+    known = {(name, flag) for name, (flag, _) in OTHER_TOOLS.items()} | {*PATHS.items()}
+    for command in TRAINING:
         parser = command.build_parser()
-        for option in parser.aliases - {"--n_action_steps"}:
+        for option in parser.aliases:
             if not option.startswith("--no-"):
-                known.add((option[2:], parser._option_string_actions[option].option_strings[0]))
-    assert told == known
+                known.add((option[2:], parser._option_string_actions[option].option_strings[0][2:]))
+    assert len(told_of) == len(set(told_of)) and set(told_of) == known
+    values = re.findall(r"^\| `--(\w+)` \| `(\S+)` \| (.*) \|$", text, re.MULTILINE)
+    told_values = {(flag, value): here.replace("`", "") for flag, value, here in values}
+    assert told_values == {(flag, value): here for flag, of in OTHER_VALUES.items() for value, here in of.items()}
+
+
+def test_every_synonym_in_the_tables_is_one_for_each_command_with_the_flag() -> None:
+    """Those of the first table in all commands, those of the second in supervised training."""
+    first, supervised = (ROOT / "docs" / "other_tools.md").read_text().split("In `train_sft_vla.py`")
+    tables = (first, TRAINING), (supervised.partition("Names of this table")[0], [train_rm_vla, train_sft_vla])
+    for table, commands in tables:
+        for names, flag in re.findall(r"^\| (`.*?) \| `(--\w+)` \|$", table, re.MULTILINE):
+            for command in commands if "(PPO)" not in names else [train_ppo_vla]:
+                actions = command.build_parser()._option_string_actions
+                for name in re.findall(r"`(\w+)`", names) if flag in actions else ():
+                    action = actions.get(f"--{name}")
+                    assert action is actions[flag], f"{command.__name__}: {name}"
 
 
 def test_names_of_other_tools_in_a_configuration_file(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

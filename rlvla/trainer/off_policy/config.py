@@ -53,7 +53,9 @@ class SACBatchConfig(TaskSamplingConfig):
     temperature: ClassVar[float] = 1.0
     flow_noise_level_end: ClassVar[None] = None
 
-    num_episodes: int = arg(2048, "total number of episodes to play", minimum=1, essential=True)
+    num_episodes: int = arg(
+        2048, "total number of episodes to play", minimum=1, essential=True, aliases=("total_episodes",)
+    )
     rollout_batch_size: int = arg(16, "episodes per iteration, over all ranks", minimum=1, essential=True)
     random_episodes: int = arg(
         64,
@@ -153,7 +155,11 @@ class NoiseConfig:
     """The flow policy of `--policy dsrl`, and the noise that is chosen for it."""
 
     pretrain: str | None = arg(
-        None, "dsrl: checkpoint folder of the flow policy, which stays as it is", metavar="DIR", essential=True
+        None,
+        "dsrl: checkpoint folder of the flow policy, which stays as it is",
+        metavar="DIR",
+        essential=True,
+        aliases=("model_name_or_path",),
     )
     unnorm_key: str | None = arg(
         None, "dsrl: entry of its dataset statistics (default: the suite's name, or the only one)", metavar="KEY"

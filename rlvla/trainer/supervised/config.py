@@ -140,9 +140,7 @@ class SFTConfig(LoggingConfig):
     )
     max_steps: int | None = arg(None, "optimizer steps at most (default: those of all epochs)", minimum=1)
     train_batch_size: int = arg(64, "decisions per optimizer step, over all ranks", minimum=1, essential=True)
-    micro_train_batch_size: int = arg(
-        64, "decisions per forward and backward pass on one rank", minimum=1, aliases=("per_device_train_batch_size",)
-    )
+    micro_train_batch_size: int = arg(64, "decisions per forward and backward pass on one rank", minimum=1)
     learning_rate: float = arg(
         1e-3,
         "peak learning rate (about 5e-5 is suitable for a 7B model with LoRA)",

@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 from rlvla.utils.cli.completion import complete
 from rlvla.utils.cli.config_file import config_file_of, words_of_config_file
 from rlvla.utils.cli.help import ShowHelp, everything
-from rlvla.utils.cli.other_tools import OTHER_TOOLS
+from rlvla.utils.cli.other_tools import OTHER_TOOLS, OTHER_VALUES, counterpart
 from rlvla.utils.cli.programs import as_installed
 from rlvla.utils.data_files import field_types
 from rlvla.utils.ending import note_failure
@@ -176,7 +176,7 @@ class Parser(argparse.ArgumentParser):
                 _, unknown = self.parse_known_args(part, namespace)
             except argparse.ArgumentError as error:
                 typed = part[0].partition("=")[0] if self._is_flag(part[0]) else error.argument_name
-                problems.append(f"{typed}: {_one_line(error.message)}")
+                problems.append(f"{typed}: {_one_line(error.message)}{self._other_value(part)}")
                 continue
             if unknown and unknown[0].startswith("-"):
                 problems.append(self._unknown(unknown[0]))
@@ -193,12 +193,28 @@ class Parser(argparse.ArgumentParser):
     def _unknown(self, word: str) -> str:
         """The message for an unknown flag: what sets ours apart from another tool's, or which may have been meant."""
         typed = word.partition("=")[0]
-        name = typed.lstrip("-").rpartition(".")[2]  # verl's names are paths
-        flag, difference = OTHER_TOOLS.get(name.removeprefix("no-"), ("", ""))
-        if f"--{flag}" in self._option_string_actions:
-            return f"unknown flag {_one_line(word)}; similar is --{flag}: {difference}"
-        near = self._similar(f"--{name}", negative=typed.startswith("--no-"))
+        negative = typed.startswith("--no-")
+        name = typed.lstrip("-")
+        flag, difference = counterpart(name.removeprefix("no-"), self._first_names)
+        if difference:
+            return f"unknown flag {_one_line(word)}; similar is {flag}: {difference}"
+        if flag and negative:
+            flag = f"--no-{flag[2:]}" if f"--no-{flag[2:]}" in self._option_string_actions else flag
+        guess = not flag and "." not in name and name.removeprefix("no-") not in OTHER_TOOLS
+        near = self._similar(f"--{name}", negative=negative) if guess else [flag] if flag else []
         return f"unknown flag {_one_line(word)}" + (f"; did you mean {' or '.join(near)}?" if near else "")
+
+    @property
+    def _first_names(self) -> dict[str, str]:
+        return {option: action.option_strings[0] for option, action in self._option_string_actions.items()}
+
+    def _other_value(self, words: Sequence[str]) -> str:
+        """What a flag's value is called here, if it is one of another tool."""
+        typed, _, value = words[0].partition("=")
+        value = value or (words[1] if len(words) > 1 else "")
+        action = self._option_string_actions.get(typed)
+        here = OTHER_VALUES.get(action.dest, {}).get(value) if action else None
+        return f"; here it is {here}" if here else ""
 
     def _similar(self, typed: str, *, negative: bool) -> list[str]:
         """Flags that start with what was typed, contain it or resemble it; not by their second names."""
@@ -209,7 +225,8 @@ class Parser(argparse.ArgumentParser):
         near = [option for option in known if option.startswith(typed)]
         near = near or [option for option in known if len(typed) > len("--x") and typed[2:] in option]
         if not near:
-            meant |= {f"--{name}": f"--{flag}" for name, (flag, _) in OTHER_TOOLS.items() if f"--{flag}" in known}
+            theirs = {f"--{name}": counterpart(name, self._first_names)[0] for name in OTHER_TOOLS if "." not in name}
+            meant |= {name: flag for name, flag in theirs.items() if flag}
             near = [meant.get(o, o) for o in difflib.get_close_matches(typed, [*known, *meant], n=1)]
         return near[:_SUGGESTIONS]
 

@@ -1,21 +1,28 @@
-"""Flags of OpenRLHF, verl and TRL that resemble one of ours but are no synonym; for synonyms see `aliases` of `arg`."""
+"""Names of OpenRLHF, verl and TRL that resemble one of ours but are no synonym; for synonyms see `aliases` of `arg`."""
 
 from __future__ import annotations
+
+import re
+from collections.abc import Mapping
 
 _PASSES = (
     "a run is as long as its episodes, not counted in passes over prompts; passes over the episodes of an iteration "
     "are --max_epochs"
 )
 _DECISIONS = "it counts decisions, of which an episode has many"
+_WHOLE_STEP = "it is the optimizer step over all ranks: TRL's number x accumulation steps x ranks"
 _ACCUMULATION = "accumulation follows from it, --micro_train_batch_size and the number of ranks"
 _OWN_RATES = "the critic has a rate of its own, --critic_learning_rate"
 _BOTH_WIDTHS = "it takes both clip widths, below and above 1"
-_KL_NAMES = "values have other names: kl is k1, mse is k2, low_var_kl is k3"
+_BOTH_KLS = "it is that of the KL in the reward and, with --use_kl_loss, of that in the loss"
 _WEIGHTS = "it takes the kind of importance weights, tis for truncated ones; their cap is --rollout_is_high"
+_VANILLA = "ppo, and also clips dually: --eps_clip_dual 3"
 _BY_NAME = "it takes the name of a checkpoint of this run, such as iteration_000010; without one, the newest"
 
-# Their flag -> (ours, what is different about ours); only for commands that have ours and not theirs.
+# Their flag, or how its dotted name ends -> (ours, what is different about ours); only for commands that have all flags
+# that are named, and not theirs.
 OTHER_TOOLS = {
+    "advantage.estimator": ("advantage_estimator", "OpenRLHF's reinforce is reinforce_plus_plus, group_norm is grpo"),
     "async_queue_size": ("max_staleness", "it counts iterations of training that the weights may lack"),
     "async_train": ("async_rollout", "how far ahead episodes are played is --max_staleness"),
     "clip_ratio_high": ("eps_clip_low_high", _BOTH_WIDTHS),
@@ -48,11 +55,11 @@ OTHER_TOOLS = {
     "flash_attn": ("attn_implementation", "it takes the name of a kernel: flash_attention_2"),
     "gradient_accumulation_steps": ("train_batch_size", _ACCUMULATION),
     "kl_loss_coef": ("init_kl_coef", "the KL is subtracted from the reward, or with --use_kl_loss part of the loss"),
-    "kl_loss_type": ("kl_estimator", _KL_NAMES),
-    "kl_penalty": ("kl_estimator", _KL_NAMES),
+    "kl_loss_type": ("kl_estimator", _BOTH_KLS),
+    "kl_penalty": ("kl_estimator", _BOTH_KLS),
     "learning_rate": ("actor_learning_rate", _OWN_RATES),
     "log_prob_micro_batch_size_per_gpu": ("micro_rollout_batch_size", _DECISIONS),
-    "loss_mode": ("policy_loss", "verl's vanilla is called ppo"),
+    "loss_mode": ("policy_loss", f"verl's vanilla is called {_VANILLA}"),
     "loss_type": ("loss_agg_mode", "it is how token losses are aggregated, in which TRL's losses differ"),
     "lr": ("actor_learning_rate", _OWN_RATES),
     "num_iterations": (
@@ -60,7 +67,7 @@ OTHER_TOOLS = {
         "an iteration is a rollout with its updates; how many follows from --num_episodes",
     ),
     "num_train_epochs": ("num_episodes", _PASSES),
-    "per_device_train_batch_size": ("micro_train_batch_size", _DECISIONS),
+    "per_device_train_batch_size": ("train_batch_size", _WHOLE_STEP),
     "ppo_micro_batch_size_per_gpu": ("micro_train_batch_size", _DECISIONS),
     "ppo_mini_batch_size": (
         "train_batch_size",
@@ -69,12 +76,92 @@ OTHER_TOOLS = {
     "report_to": ("use_wandb", "it is a switch; TensorBoard has one, too, --use_tensorboard"),
     "resume_from_checkpoint": ("load_checkpoint", _BY_NAME),
     "resume_mode": ("load_checkpoint", _BY_NAME),
+    "rollout.micro_batch_size": ("micro_rollout_batch_size", _DECISIONS),
     "scale_rewards": ("norm_adv_by_std", "it is a switch: TRL's none is --no-norm_adv_by_std"),
     "tis_imp_ratio_cap": ("rollout_is", _WEIGHTS),
     "total_epochs": ("num_episodes", _PASSES),
+    "train.micro_batch_size": ("micro_train_batch_size", _DECISIONS),
     "total_training_steps": (
         "num_episodes",
         "it counts episodes: iterations x --rollout_batch_size x --n_samples_per_prompt",
     ),
     "whiten_rewards": ("normalize_reward", "it divides by a running standard deviation, not by that of the batch"),
 }
+
+# How dotted names of OpenRLHF and verl end -> our flag for the same, whose name is another.
+PATHS = {
+    "actor.adam.lr": "actor_learning_rate",
+    "actor.entropy_coef": "entropy_loss_coef",
+    "actor.gradient_checkpointing_enable": "gradient_checkpointing",
+    "actor.optim.lr": "actor_learning_rate",
+    "actor_rollout_ref.model.path": "pretrain",
+    "ckpt.max_num": "max_ckpt_num",
+    "ckpt.path": "ckpt_path",
+    "critic.adam.lr": "critic_learning_rate",
+    "critic.cliprange_value": "value_clip",
+    "critic.model.path": "critic_pretrain",
+    "critic.model_name_or_path": "critic_pretrain",
+    "critic.optim.lr": "critic_learning_rate",
+    "critic.value_clip": "value_clip",
+    "data.train_batch_size": "rollout_batch_size",
+    "eval.steps": "eval_steps",
+    "eval.temperature": "eval_temperature",
+    "kl.estimator": "kl_estimator",
+    "kl.horizon": "kl_horizon",
+    "kl.init_coef": "init_kl_coef",
+    "kl.target": "kl_target",
+    "kl.use_loss": "use_kl_loss",
+    "kl_ctrl.horizon": "kl_horizon",
+    "kl_ctrl.target_kl": "kl_target",
+    "lora.alpha": "lora_alpha",
+    "lora.dropout": "lora_dropout",
+    "lora.rank": "lora_rank",
+    "reward.model_name_or_path": "reward_pretrain",
+    "rollout.batch_size": "rollout_batch_size",
+    "rollout.n": "n_samples_per_prompt",
+    "train.batch_size": "train_batch_size",
+    "train.dynamic_batch_enable": "use_dynamic_batch",
+    "train.max_tokens_per_gpu": "train_max_tokens_per_gpu",
+    "val_kwargs.temperature": "eval_temperature",
+    "wandb.group": "wandb_group",
+    "wandb.project": "wandb_project",
+}
+_LONGEST_PATH = 3  # words of a key of PATHS
+# Flags of ours whose name means something else there, and parts of other tools with settings of their own.
+_OTHER_MEANING = {"beta", "max_steps", "num_episodes", "target_kl", "train_batch_size"}
+_OTHER_PARTS = {"critic", "eval", "ref", "reward", "reward_model", "val_kwargs"}
+
+# Our flag -> values as other tools call them -> what they are here.
+OTHER_VALUES = {
+    "advantage_estimator": {
+        "dr_grpo": "grpo with --no-norm_adv_by_std",
+        "group_norm": "grpo",
+        "grpo_vectorized": "grpo",
+        "reinforce++": "reinforce_plus_plus",
+        "reinforce_plus_plus_baseline": "reinforce_baseline",
+        "rloo_vectorized": "rloo",
+    },
+    "policy_loss": {"grpo": "ppo with --advantage_estimator grpo", "vanilla": _VANILLA},
+}
+
+
+def counterpart(name: str, flags: Mapping[str, str]) -> tuple[str, str]:
+    """Our flag for another tool's, and what is different about it ("" if nothing is); ("", "") if there is none.
+
+    Args:
+        name: as typed, without its dashes; of a dotted name the end is looked up, never guessed.
+        flags: every name of a flag of the command -> its first name, all with their dashes.
+    """
+    words = name.split(".")
+    dotted = len(words) > 1
+    for count in range(min(len(words), _LONGEST_PATH), 0, -1):
+        end = ".".join(words[-count:])
+        if count == 1 and dotted and (end in _OTHER_MEANING or not _OTHER_PARTS.isdisjoint(words)):
+            break
+        flag, difference = OTHER_TOOLS.get(end, ("", ""))
+        if {f"--{flag}", *re.findall(r"--[a-z_-]+", difference)} <= flags.keys():
+            return f"--{flag}", difference
+        same = f"--{PATHS.get(end, end)}"
+        if dotted and same in flags:
+            return flags[same], ""
+    return "", ""
