@@ -12,6 +12,7 @@ import torch
 from cli.train_ppo_vla import main as train
 from rlvla.rollout import RolloutEngine
 from rlvla.trainer import updater as updates
+from rlvla.trainer.progress.clock import RunClock
 from rlvla.utils.files import read_metrics
 
 FLAGS = [
@@ -81,21 +82,29 @@ def test_a_run_that_always_succeeds_ends_well(
 
 
 def test_the_last_iteration_is_evaluated_once_where_it_is_the_end(
-    policy_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture, outcomes: dict[str, bool]
+    policy_folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture,
+    outcomes: dict[str, bool],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The run ends in the second of three iterations, in which an evaluation is due; it is done again if asked for."""
     outcomes["success"] = True
     folder = tmp_path / "run"
     flags = ["--pretrain", str(policy_folder), "--save_path", str(folder), *FLAGS, "--max_idle_iterations", "2"]
-    train([*flags, "--eval_steps", "2"])
+    said_last: list[bool] = []
+    monkeypatch.setattr(RunClock, "begin_evaluation", lambda _, *, last=False: said_last.append(last))
+    train([*flags, "--eval_steps", "1"])
+    assert said_last == [False, True], "bars count the time left to the end of the second one"
     assert capsys.readouterr().out.count("iteration 2: evaluation") == 1
-    assert evaluations(folder) == [(2, 1.0)]
+    assert evaluations(folder) == [(1, 1.0), (2, 1.0)]
     outcomes["success"] = False
     train([*flags, "--load_checkpoint"])
-    assert ": evaluation, success" not in capsys.readouterr().out and evaluations(folder) == [(2, 1.0)]
+    assert ": evaluation, success" not in capsys.readouterr().out
+    assert evaluations(folder) == [(1, 1.0), (2, 1.0)]
     train([*flags, "--load_checkpoint", "--val_only"])
     assert capsys.readouterr().out.count("iteration 2: evaluation") == 1
-    assert evaluations(folder) == [(2, 0.0)], "the later one stands for the iteration"
+    assert evaluations(folder) == [(1, 1.0), (2, 0.0)], "the later one stands for the iteration"
 
 
 def test_a_run_whose_steps_turn_bad_later_keeps_what_it_had(
