@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     config = from_namespace(PushConfig, parser.parse_args(argv))
     with heavy_imports():
         from rlvla.commands.run_policies import policy_folder
-        from rlvla.commands.sharing.push import prepare, push, push_problems
+        from rlvla.commands.sharing.push import prepare, push, push_problems, replaced_folders
     try:
         problems = [*range_problems(config), *push_problems(config.repo_id, uploads=not config.dry_run)]
         repo_id = config.repo_id or "OWNER/NAME"
@@ -76,8 +76,11 @@ def main(argv: Sequence[str] | None = None) -> None:
             raise ConfigError(problems)
         if config.dry_run:
             print(f"{chosen.card}\n{chosen}")
+            folders = ", ".join(replaced_folders(chosen.uploads))
+            print(f"would be removed: other weights in these folders of the repository: {folders}")
             print(f"a {'public' if config.public else 'private'} repository: {repo_id}; nothing was uploaded")
             return
+        print(chosen, flush=True)
         print(f"uploaded: {push(repo_id, chosen.uploads, public=config.public)}")
     except (ConfigError, MissingExtraError) as error:
         fail(parser.prog, error)

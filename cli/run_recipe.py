@@ -90,9 +90,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         folder = config.folder(recipe)
         stages = plan(recipe, parsers, folder, sources, config.demos)
         with heavy_imports():
-            from rlvla.recipes.training_checks import training_problems
+            from rlvla.recipes.training_checks import require_extras, training_problems
         if problems := training_problems(stages, parsers):
             raise ConfigError(problems)
+        require_extras(stages)
         if config.dry_run:
             print(describe_plan(stages, folder, program, config.first))
             return

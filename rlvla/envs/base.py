@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -23,8 +24,8 @@ _LOWEST = {"task_id": 0, "max_steps": 1, "num_init_states": 1, "action_dim": 1, 
 class TaskSpec:
     """One task of a suite; write it with keywords.
 
-    `suite`, `instruction`, `max_steps` and `action_dim` are required. Sequences of any type become tuples, so that a
-    task equals its copy from a worker.
+    `suite`, `instruction`, `max_steps` and `action_dim` are required. Sequences of any type become tuples, and NumPy's
+    numbers those of Python, so that a task equals its copy from a worker.
 
     Attributes:
         suite: registered name of the suite.
@@ -41,7 +42,8 @@ class TaskSpec:
         action_limit: actions are clipped to [-action_limit, action_limit]; above 1 for joint targets.
         images_flipped_vertically: images are stored bottom row first, as LIBERO policies expect; videos and reward
             models get them upright.
-        gripper_dims: action dimensions that command a gripper; marked as not normalized in demonstrations.
+        gripper_dims: action dimensions that command a gripper, negative ones counted from the last; marked as not
+            normalized in demonstrations.
         machine: reward machine of the task (`--rm_machine auto`): a name known to `rlvla.rewards.machines`, "chain"
             (the propositions are reached in order), "goals" (they must hold together, as in LIBERO), or an LTLf formula
             over the propositions; None if there is none.
@@ -92,7 +94,9 @@ class TaskSpec:
             raise TypeError(f"a TaskSpec needs {', '.join(missing)}")
         object.__setattr__(self, "name", self.name or self.suite)
         for name, value in vars(self).items():
-            object.__setattr__(self, name, _as_tuple(value))
+            object.__setattr__(self, name, _plain(value))
+        if type(self.action_dim) is int and isinstance(self.gripper_dims, tuple):
+            object.__setattr__(self, "gripper_dims", tuple(_from_front(d, self.action_dim) for d in self.gripper_dims))
 
     def problems(self) -> list[str]:
         """Everything wrong with the values, each with what is expected; [] for a valid task."""
@@ -105,7 +109,8 @@ class TaskSpec:
             if type(value := getattr(self, name)) is not int or value < low:
                 found.append(f"{name} must be an int of at least {low}, not {value!r}")
         for name in ("control_freq", "action_limit"):
-            if not isinstance(value := getattr(self, name), int | float) or not 0 < value < math.inf:
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, Real) or not 0 < value < math.inf:
                 found.append(f"{name} must be a number greater than 0, not {value!r}")
         if isinstance(self.propositions, str):
             found.append(f"propositions must be a tuple of names, not {self.propositions!r}")
@@ -116,10 +121,18 @@ class TaskSpec:
         return found
 
 
-def _as_tuple(value: Any) -> Any:
+def _plain(value: Any) -> Any:
+    """Sequences and arrays as tuples, numbers of NumPy as those of Python."""
+    if isinstance(value, np.generic | np.ndarray):
+        value = value.tolist()
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
-        return tuple(map(_as_tuple, value))
+        return tuple(map(_plain, value))
     return value
+
+
+def _from_front(dim: Any, size: int) -> Any:
+    """An index that may count from the end, as one that does not."""
+    return dim + size if type(dim) is int and -size <= dim < 0 else dim
 
 
 @dataclass

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +12,7 @@ from rlvla.checkpoints.policy_folder import learned_states, recorded_environment
 from rlvla.checkpoints.run_folder import EVALUATIONS_FILE, TOTALS_FILE
 from rlvla.envs.splits import LearnedStates
 from rlvla.evaluation.findings import SUITES_KEY, PolicyEvaluation
+from rlvla.evaluation.places import command_without_places
 from rlvla.evaluation.results import EvalResult
 from rlvla.models.families import type_of
 from rlvla.models.vla.checkpoint_files import EVALUATION_FILE
@@ -21,9 +21,6 @@ from rlvla.utils.data_files import read_json
 from rlvla.utils.errors import ConfigError
 from rlvla.utils.terminal import count, markdown_table, markdown_text
 
-# Two components at least, so that "and/or" is none; neither is the path of a URL.
-_ABSOLUTE = re.compile(r"(?<![\w/.~@+-])~?(?:/[\w.@+-]+)+/([\w.@+-]*)")
-_URL = re.compile(r"\w+://[^\s'\"]+")
 _OF_RUNS = ("policies", "exported")  # subfolders of a run folder with a policy of each checkpoint
 _LISTED = 12
 
@@ -47,7 +44,7 @@ class CardRecord:
         figures: of `cli/eval_vla.py` or, without one, of the last evaluation in training.
         measured_with: versions of packages and simulator in these evaluations, if recorded.
         source: version and commit of rlvla in training; "" if not recorded.
-        command: command line of the training, without absolute paths; "" if not recorded.
+        command: command line of the training, without absolute paths and addresses; "" if not recorded.
         totals: episodes and environment steps of the training, if recorded.
     """
 
@@ -58,11 +55,6 @@ class CardRecord:
     source: str = ""
     command: str = ""
     totals: Mapping[str, float] = field(default_factory=dict)
-
-
-def without_places(text: str) -> str:
-    """The text with the last component of absolute paths in their place."""
-    return _ABSOLUTE.sub(lambda found: found[1] or "...", text)
 
 
 def read_card_record(folder: Path) -> CardRecord:
@@ -86,7 +78,7 @@ def read_card_record(folder: Path) -> CardRecord:
         figures=figures,
         measured_with=", ".join(f"{name} {number}" for name, number in versions.items()),
         source=source,
-        command=without_places(_URL.sub("URL", command)),
+        command=command_without_places(command),
         totals=read_json(totals, allow_nan=True) if source and totals.is_file() else {},
     )
 

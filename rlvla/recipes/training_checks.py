@@ -1,4 +1,4 @@
-"""Settings of reinforcement learning that contradict each other: said before the stages that it waits for."""
+"""What a later stage would refuse: said before the stages that it waits for."""
 
 from __future__ import annotations
 
@@ -13,12 +13,18 @@ from rlvla.commands.rollout_backends import backend_problems
 from rlvla.commands.runs.asynchronous import async_problems
 from rlvla.recipes.recipe import Parsers, Stage
 from rlvla.recipes.stages import KINDS
-from rlvla.utils.errors import Problem
+from rlvla.utils.errors import Problem, require
 
 
 def training_problems(stages: Sequence[Stage], parsers: Parsers) -> list[Problem]:
     """Problems of the stage `rl` that need neither its policy nor its environment; [] if there is no such stage."""
     return [problem for stage in stages if stage.name == "rl" for problem in _problems_of(stage, parsers)]
+
+
+def require_extras(stages: Sequence[Stage]) -> None:
+    """Raises MissingExtraError if a stage films, and what writes videos is not installed."""
+    if any(KINDS[stage.name].command == "eval_vla" and stage.settings.get("num_videos") for stage in stages):
+        require("av", extra="video")
 
 
 def _problems_of(stage: Stage, parsers: Parsers) -> Iterator[Problem]:

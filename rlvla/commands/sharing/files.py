@@ -6,11 +6,13 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from rlvla.checkpoints.policy_folder import ENVIRONMENT_FILE
 from rlvla.commands.problem_texts import problem
-from rlvla.evaluation.model_card import without_places
-from rlvla.models.families import CONFIG_FILE
+from rlvla.evaluation.places import json_without_places
+from rlvla.models.dataset_statistics import STATISTICS_FILE
+from rlvla.models.families import ADAPTER_CONFIG_FILE, CONFIG_FILE
+from rlvla.models.vla.checkpoint_files import EVALUATION_FILE
 from rlvla.utils.data_files import read_json
 from rlvla.utils.errors import ConfigError
 from rlvla.utils.files import json_text
@@ -18,7 +20,15 @@ from rlvla.utils.terminal import count
 
 CARD_FILE = "README.md"
 WEIGHTS = (".safetensors", ".safetensors.index.json")
-_TEXTS = (".json", ".txt", ".model", ".jinja")
+# By name: whatever else lies beside a policy may be its owner's.
+_TEXTS = {
+    *(CONFIG_FILE, ADAPTER_CONFIG_FILE, STATISTICS_FILE, ENVIRONMENT_FILE, EVALUATION_FILE),
+    *("policy_preprocessor.json", "policy_postprocessor.json", "rlvla_policy.json", "sizes.json"),
+    *("generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
+    *("added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "chat_template.json", "chat_template.jinja"),
+    *("tokenizer.model", "spiece.model", "sentencepiece.model", "sentencepiece.bpe.model"),
+}
+_PROCESSOR = "processor_config.json"  # of images, videos or all inputs: the end of its name
 # Parts of public checkpoints that are stored as torch files; no other torch file belongs to a policy.
 _PARTS = re.compile(r"(action_head|noisy_action_projector|proprio_projector|vision_backbone)--\w+_checkpoint\.pt")
 _STATE_OF_TRAINING = re.compile(r"optim|scheduler|rng_state|training_st|checkpoints", re.IGNORECASE)
@@ -70,7 +80,7 @@ def _size(number: int) -> str:
 def select(folder: Path, card: str) -> Selection:
     """The files to upload: weights, configuration, tokenizer, statistics, record and evaluation, and the card.
 
-    Absolute paths in JSON files are replaced by their last component.
+    Absolute paths in JSON files are replaced by their last component, addresses by a word.
 
     Raises:
         ConfigError: a JSON file is damaged, or the policy needs files outside of its folder.
@@ -99,9 +109,14 @@ def _reason_to_leave(name: str) -> str | None:
         return "a state of training"
     if _EARLIER.fullmatch(last):
         return "an earlier evaluation"
-    if name == CARD_FILE or not (last.endswith((*WEIGHTS, *_TEXTS)) or _PARTS.fullmatch(last)):
+    if name == CARD_FILE or not _is_of_policy(last):
         return "no file of a policy"
     return None
+
+
+def _is_of_policy(name: str) -> bool:
+    """By the name without folders."""
+    return name in _TEXTS or name.endswith((*WEIGHTS, _PROCESSOR)) or _PARTS.fullmatch(name) is not None
 
 
 def _upload(name: str, path: Path) -> Upload:
@@ -111,18 +126,7 @@ def _upload(name: str, path: Path) -> Upload:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is damaged ({error}); use another copy") from error
-    changed = _without_places(content)
+    changed = json_without_places(content)
     if changed == content:
         return Upload(name, path)
-    return Upload(name, json_text(changed).encode(), "absolute paths shortened")
-
-
-def _without_places(content: Any) -> Any:
-    if isinstance(content, dict):
-        return {without_places(key): _without_places(value) for key, value in content.items()}
-    if isinstance(content, list):
-        return [_without_places(value) for value in content]
-    if not isinstance(content, str):
-        return content
-    whole = content.startswith("/") and content.count("/") > 1 and "\n" not in content  # spaces and all
-    return Path(content).name if whole else without_places(content)
+    return Upload(name, json_text(changed).encode(), "paths and addresses shortened")

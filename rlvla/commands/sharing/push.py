@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from rlvla.commands.problem_texts import problem
 from rlvla.commands.sharing.files import WEIGHTS, Selection, Upload, select
-from rlvla.evaluation.model_card import model_card, read_card_record, without_places
+from rlvla.evaluation.model_card import model_card, read_card_record
+from rlvla.evaluation.places import without_places
+from rlvla.models.vla.checkpoint_files import ADAPTER_FOLDER
 from rlvla.utils.errors import ConfigError, Problem, RunEnded
 from rlvla.version import __version__
 
@@ -57,7 +59,8 @@ def prepare(folder: Path, repo_id: str, license: str | None, card: str | None) -
 def push(repo_id: str, uploads: Sequence[Upload], *, public: bool) -> str:
     """Create the repository if needed and upload the files in one commit; returns its address.
 
-    Weights of an earlier policy that are not among the files are removed, as they would be loaded together with these.
+    Weights of an earlier policy that would be loaded together with these are removed, after a line about each: those in
+    the folders of these files (see `replaced_folders`).
 
     Args:
         repo_id: owner and name.
@@ -76,12 +79,26 @@ def push(repo_id: str, uploads: Sequence[Upload], *, public: bool) -> str:
         there = api.model_info(repo_id)
         if not public and not there.private:
             raise ConfigError(problem("public", "repo_is_public", value=repo_id))
-        names = {upload.name for upload in uploads}
-        old = [f.rfilename for f in there.siblings or () if f.rfilename.endswith(WEIGHTS) and f.rfilename not in names]
+        old = _replaced([file.rfilename for file in there.siblings or ()], uploads)
+        for name in old:
+            print(f"removing from {repo_id}: {name}  (weights of an earlier upload)", flush=True)
         operations = [CommitOperationAdd(upload.name, upload.content) for upload in uploads]
         removals = [CommitOperationDelete(name) for name in old]
         api.create_commit(repo_id, [*operations, *removals], commit_message=f"Policy, by rlvla {__version__}")
     return str(url)
+
+
+def replaced_folders(uploads: Sequence[Upload]) -> list[str]:
+    """The folders of a repository whose other weights are loaded together with these files; "." is the top."""
+    folders = {PurePosixPath(upload.name).parent for upload in uploads if upload.name.endswith(WEIGHTS)}
+    return sorted(map(str, folders | {folder / ADAPTER_FOLDER for folder in folders if folder.name != ADAPTER_FOLDER}))
+
+
+def _replaced(there: Sequence[str], uploads: Sequence[Upload]) -> list[str]:
+    """The weights among the files of a repository that these files replace."""
+    names, folders = {upload.name for upload in uploads}, replaced_folders(uploads)
+    weights = [name for name in there if name.endswith(WEIGHTS) and name not in names]
+    return [name for name in weights if str(PurePosixPath(name).parent) in folders]
 
 
 @contextmanager

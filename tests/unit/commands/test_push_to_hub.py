@@ -26,11 +26,21 @@ OTHERS = {
     "eval.md": "no file of a policy",
     ".git/config.json": "hidden",
     "modeling.py": "no file of a policy",
+    "notes.txt": "no file of a policy",
+    "wandb-settings.json": "no file of a policy",
+    "train_config.json": "no file of a policy",
+    "vision/secrets.json": "no file of a policy",
 }
 PARTS = [
     "action_head--50000_checkpoint.pt",
     "lora_adapter/adapter_config.json",
     "lora_adapter/adapter_model.safetensors",
+]
+TEXTS = [
+    *("generation_config.json", "preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json"),
+    *("tokenizer.model", "special_tokens_map.json", "chat_template.jinja", "vision/merges.txt", "vision/config.json"),
+    *("policy_preprocessor.json", "policy_postprocessor.json", "rlvla_policy.json", "sizes.json"),
+    *("dataset_statistics.json", "model.safetensors.index.json"),
 ]
 
 
@@ -64,11 +74,9 @@ def add(folder: Path, *names: str) -> None:
 
 
 def test_only_the_files_of_a_policy_are_chosen(policy: Path) -> None:
-    add(policy, *OTHERS, *PARTS, "README.md", "tokenizer.model", "vision/merges.txt")
+    add(policy, *OTHERS, *PARTS, *TEXTS, "README.md")
     chosen = select(policy, "card")
-    assert sorted(u.name for u in chosen.uploads) == sorted(
-        [*OF_THE_POLICY, *PARTS, "tokenizer.model", "vision/merges.txt"]
-    )
+    assert sorted(u.name for u in chosen.uploads) == sorted([*OF_THE_POLICY, *PARTS, *TEXTS])
     assert dict(chosen.left) == OTHERS
     (card,) = [upload for upload in chosen.uploads if upload.name == "README.md"]
     assert card.content == b"card", "not that of the folder, which may be the card of what training started from"
@@ -98,10 +106,11 @@ def test_a_dry_run_lists_all_of_it_and_uploads_nothing(
     main([str(policy.parent), "--repo_id", "me/toy", "--dry_run"])  # the folder of the run stands for its policy
     said = capsys.readouterr().out
     listed = said[said.index("README.md  ") :].splitlines()
-    assert [line.split("  ")[0] for line in listed[:-2]] == OF_THE_POLICY
-    assert listed[1].endswith("B  (absolute paths shortened)") and listed[3] == "model.safetensors  3.0 kB"
-    assert listed[-2:] == [
+    assert [line.split("  ")[0] for line in listed[:-3]] == OF_THE_POLICY
+    assert listed[1].endswith("B  (paths and addresses shortened)") and listed[3] == "model.safetensors  3.0 kB"
+    assert listed[-3:] == [
         "not uploaded: optimizer.pt  (a state of training)",
+        "would be removed: other weights in these folders of the repository: ., lora_adapter",
         "a private repository: me/toy; nothing was uploaded",
     ]
     assert "\n---\nlibrary_name: rlvla\n" in f"\n{said}" and "90.0%" in said
@@ -112,7 +121,8 @@ def test_a_private_repository_receives_the_files_in_one_commit(
     policy: Path, hub: Hub, capsys: pytest.CaptureFixture
 ) -> None:
     main([str(policy), "--repo_id", "me/toy", "--license", "mit"])
-    assert capsys.readouterr().out == f"uploaded: {hub.url}/me/toy\n"
+    *listed, last = capsys.readouterr().out.splitlines()
+    assert [line.split("  ")[0] for line in listed] == OF_THE_POLICY and last == f"uploaded: {hub.url}/me/toy"
     assert hub.repos == {"me/toy": True} and hub.tokens == {"Bearer hf_secret"} and len(hub.commits) == 1
     files = hub.files["me/toy"]
     assert sorted(files) == OF_THE_POLICY
@@ -120,12 +130,17 @@ def test_a_private_repository_receives_the_files_in_one_commit(
     assert files["README.md"].decode().startswith("---\n") and b"license: mit" in files["README.md"]
 
 
-def test_a_second_upload_leaves_no_old_weights(policy: Path, hub: Hub) -> None:
+def test_a_second_upload_leaves_no_old_weights(policy: Path, hub: Hub, capsys: pytest.CaptureFixture) -> None:
     hub.make("me/toy", private=True)
-    index = "model.safetensors.index.json"
-    hub.files["me/toy"] = {index: b"", "model-00001-of-00002.safetensors": b"", "notes.txt": b"of the user"}
+    old = ["lora_adapter/adapter_model.safetensors", "model-1-of-2.safetensors", "model.safetensors.index.json"]
+    others = ["notes.txt", "seed_2/model.safetensors"]
+    hub.files["me/toy"] = dict.fromkeys([*old, *others], b"")
     main([str(policy), "--repo_id", "me/toy"])
-    assert sorted(hub.files["me/toy"]) == [*OF_THE_POLICY[:4], "notes.txt", OF_THE_POLICY[4]]
+    assert sorted(hub.files["me/toy"]) == sorted([*OF_THE_POLICY, *others]), "what is elsewhere is not read with it"
+    said = capsys.readouterr().out.splitlines()
+    assert said[len(OF_THE_POLICY) : -1] == [
+        f"removing from me/toy: {name}  (weights of an earlier upload)" for name in old
+    ]
 
 
 def test_what_everybody_can_read_must_be_meant(policy: Path, hub: Hub, capsys: pytest.CaptureFixture) -> None:

@@ -191,6 +191,14 @@ def test_a_task_by_keyword() -> None:
         TaskSpec(suite="arm")
 
 
+def test_numbers_of_numpy_and_dimensions_from_the_end() -> None:
+    task = TaskSpec(suite="arm", instruction="pick up the cup", max_steps=80, action_dim=7, gripper_dims=(5, 6))
+    numbers = {"max_steps": np.int64(80), "action_dim": np.int32(7), "control_freq": np.float32(10)}
+    same = replace(task, **numbers, gripper_dims=np.array([-2, 6]), reward_range=(np.float32(0), 1))
+    assert same == replace(task, reward_range=(0.0, 1)) and not same.problems()
+    assert same.gripper_dims == (5, 6) and type(same.max_steps) is int and type(same.control_freq) is float
+
+
 @pytest.mark.parametrize(
     ("values", "words"),
     [
@@ -200,11 +208,14 @@ def test_a_task_by_keyword() -> None:
         ({"max_steps": 12.0}, "max_steps must be an int of at least 1, not 12.0"),
         ({"action_dim": True}, "action_dim must be an int of at least 1, not True"),
         ({"proprio_dim": -1}, "proprio_dim must be an int of at least 0, not -1"),
-        ({"num_init_states": np.int64(4)}, "num_init_states must be an int"),
+        ({"num_init_states": np.float32(4)}, "num_init_states must be an int"),
+        ({"max_steps": np.int64(0)}, "max_steps must be an int of at least 1, not 0"),
+        ({"control_freq": True}, "control_freq must be a number greater than 0, not True"),
         ({"control_freq": 0}, "control_freq must be a number greater than 0, not 0"),
         ({"action_limit": float("nan")}, "action_limit must be a number greater than 0, not nan"),
         ({"propositions": "grasped"}, "propositions must be a tuple of names, not 'grasped'"),
         ({"gripper_dims": (6, 7)}, "gripper_dims must lie in 0..6, not [7]"),
+        ({"gripper_dims": (-8,)}, "gripper_dims must lie in 0..6, not [-8]"),
         ({"reward_range": (1, 0)}, "reward_range must be (lowest, highest), not (1, 0)"),
     ],
 )

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from huggingface_hub import ModelCard
 
-from rlvla.evaluation.model_card import model_card, read_card_record, without_places
+from rlvla.evaluation.model_card import model_card, read_card_record
 from rlvla.utils.errors import ConfigError
 from tests.support.shared_policies import evaluation, make_run
 
@@ -82,18 +82,3 @@ def test_damaged_records_are_errors(tmp_path: Path) -> None:
     (tmp_path / "ppo/evaluations.json").write_text("[]")
     with pytest.raises(ConfigError, match=r"evaluations\.json does not hold evaluations \(IndexError"):
         read_card_record(policy)
-
-
-@pytest.mark.parametrize(
-    ("text", "left"),
-    [
-        ("/home/me/runs/ppo", "ppo"),
-        ("--demos=/data/a/demos.hdf5 --seed 0", "--demos=demos.hdf5 --seed 0"),
-        ("~/runs/ppo and (/srv/x)", "ppo and (x)"),
-        ("tar:/srv/data/x", "tar:x"),
-        ("/home/me/", "..."),
-        ("https://host/a/b and/or runs/ppo ../a/b 1/2/3 /", "https://host/a/b and/or runs/ppo ../a/b 1/2/3 /"),
-    ],
-)
-def test_absolute_paths_are_shortened(text: str, left: str) -> None:
-    assert without_places(text) == left

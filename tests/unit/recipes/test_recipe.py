@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from pathlib import Path
 
 import pytest
 
+from cli.run_recipe import main
 from rlvla.recipes.recipe import Stage, changes, chosen_variants, flags_of_stage, parsers_needed, plan, read_recipe
-from rlvla.recipes.training_checks import training_problems
+from rlvla.recipes.training_checks import require_extras, training_problems
 from rlvla.utils.cli.flags import Parser
-from rlvla.utils.errors import ConfigError
+from rlvla.utils.errors import ConfigError, MissingExtraError
 
 ROOT = Path(__file__).resolve().parents[3]
 SHIPPED = sorted((ROOT / "recipes").glob("*.yaml"))
@@ -266,6 +268,20 @@ def test_settings_of_the_training_that_do_not_fit_are_said_before_the_demonstrat
         ("rl.rollout_actors", "no_effect"),
     } <= found
     assert training_problems(list(planned(tmp_path, parsers).values())[:3], parsers) == []
+
+
+def test_films_need_what_writes_them_before_the_first_stage(
+    tmp_path: Path, parsers: dict[str, Parser], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "av", None)  # as if it were not installed
+    require_extras(list(planned(tmp_path, parsers).values()))
+    films = planned(tmp_path, parsers, assignments=["eval_rl.num_videos=1"])
+    with pytest.raises(MissingExtraError, match=r"rlvla\[video\]"):
+        require_extras(list(films.values()))
+    recipe = str(written(tmp_path, WHOLE))
+    with pytest.raises(SystemExit):
+        main([recipe, "--output", str(tmp_path / "run"), "--set", "eval_sft.num_videos=1"])
+    assert "rlvla[video]" in capsys.readouterr().err and not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
