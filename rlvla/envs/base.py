@@ -110,7 +110,7 @@ class TaskSpec:
                 found.append(f"{name} must be an int of at least {low}, not {value!r}")
         for name in ("control_freq", "action_limit"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, Real) or not 0 < value < math.inf:
+            if isinstance(value, bool) or not isinstance(value, Real) or not 0 < float(value) < math.inf:
                 found.append(f"{name} must be a number greater than 0, not {value!r}")
         if isinstance(self.propositions, str):
             found.append(f"propositions must be a tuple of names, not {self.propositions!r}")

@@ -280,7 +280,7 @@ def test_films_need_what_writes_them_before_the_first_stage(
         require_extras(list(films.values()))
     recipe = str(written(tmp_path, WHOLE))
     with pytest.raises(SystemExit):
-        main([recipe, "--output", str(tmp_path / "run"), "--set", "eval_sft.num_videos=1"])
+        main([recipe, "--output", str(tmp_path / "run"), "--dry_run", "--set", "eval_sft.num_videos=1"])
     assert "rlvla[video]" in capsys.readouterr().err and not (tmp_path / "run").exists()
 
 
