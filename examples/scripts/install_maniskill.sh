@@ -28,10 +28,12 @@ write_launcher() { # with the folder of a private Mesa, if there is one
 }
 
 private_mesa() {
-  local mesa="$venv/mesa" keyring=/usr/share/keyrings/debian-archive-keyring.gpg suite
+  local mesa="$venv/mesa" keyring=/usr/share/keyrings/debian-archive-keyring.gpg mirror suite
+  # The mirror that this machine uses; backports lie beside the release.
+  mirror="$(apt-get indextargets --format '$(REPO_URI)' 'Codename: bookworm' | head -n 1)"
   mkdir -p "$mesa/state/lists/partial" "$mesa/cache/archives/partial"
   for suite in bookworm-backports bookworm; do
-    echo "deb [signed-by=$keyring] http://deb.debian.org/debian $suite main"
+    echo "deb [signed-by=$keyring] $mirror $suite main"
   done > "$mesa/sources"
   local options=(-o "Dir::Etc::sourcelist=$mesa/sources" -o Dir::Etc::sourceparts=/dev/null
     -o "Dir::State::lists=$mesa/state/lists" -o "Dir::Cache=$mesa/cache")
