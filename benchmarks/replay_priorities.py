@@ -5,8 +5,8 @@
 
 Task and settings are those of `benchmarks/off_policy.py --tasks stack`, with the changes in `BUDGET`. "reward model" is
 trained on demonstrations of the scripted expert first. A finished run leaves a record in `--records`, which holds its
-curve and its evaluation; a run with a record is not repeated, one that was interrupted goes on. All runs take
-days on two cores: the records of the repository are those of several machines.
+curve and its evaluation; a run with a record is not repeated, one that was interrupted goes on. All runs take about 20
+core hours, so that records of several machines may be brought together.
 
 "area" is the mean over the run, by environment steps, of the success of the sampled episodes; "difference" is its
 paired difference to `uniform` over the seeds that both have, with a 95 % interval and the p-value of the paired t-test.
