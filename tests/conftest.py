@@ -64,6 +64,20 @@ def one_learning_curve() -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def own_suites(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Suites that the commands of a test register are unknown to later tests, and so are their flags."""
+    from rlvla.commands import custom_modules
+    from rlvla.envs import registry
+
+    before = set(registry.registered_suites())
+    monkeypatch.setattr(custom_modules, "_with_suites", dict(custom_modules._with_suites))
+    yield
+    for name in set(registry.registered_suites()) - before:
+        if not registry.ships_with_rlvla(name):  # those are registered but once, when they are imported
+            del registry._SUITES[name]
+
+
 @pytest.fixture(scope="session")
 def demos_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """40 demonstrations of a good toy_reach expert, with proprio."""

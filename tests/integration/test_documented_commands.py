@@ -345,6 +345,7 @@ def test_what_is_not_run_still_stands_in_the_documentation() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("own_suites")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_commands_run(page: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     text = page.read_text(encoding="utf-8")

@@ -193,7 +193,7 @@ def test_help_alone_shows_few_flags(command: object, capsys: pytest.CaptureFixtu
     with pytest.raises(SystemExit):
         command.build_parser().parse_args(["--help"])
     shown = re.findall(r"^  --(\w+)", capsys.readouterr().out, re.MULTILINE)
-    assert 10 <= len(shown) <= 25
+    assert 10 <= len(shown) <= 25, " ".join(shown)
     if command is train_ppo_vla:
         assert {"pretrain", "save_path", "task_suite_name", "reward", "advantage_estimator", "num_episodes"} <= {*shown}
 

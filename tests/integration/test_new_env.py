@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,6 @@ from cli.collect_demos import build_parser as collect_parser
 from cli.new_env import main
 from cli.run_recipe import build_parser as recipe_parser
 from rlvla.commands.custom_modules import parse_command_line
-from rlvla.envs import registry
 from tests.support.documentation import shell_commands
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,12 +23,11 @@ PARSERS = {"check_env": check_parser, "collect_demos": collect_parser, "run_reci
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> Iterator[Path]:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_suites: None, capsys: pytest.CaptureFixture) -> Path:
     """The new environment, in the working directory; what the command has printed can be read."""
     monkeypatch.chdir(tmp_path)
     main(["my_robot"])
-    yield Path("my_robot")
-    registry._SUITES.pop("my_robot", None)  # registered by commands that ran in this process
+    return Path("my_robot")
 
 
 def test_it_passes_its_own_tests(folder: Path, capsys: pytest.CaptureFixture) -> None:
