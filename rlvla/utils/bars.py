@@ -40,13 +40,18 @@ class Bar(tqdm):
         rate = facts["rate"] or (new / elapsed if new and elapsed else 0.0)
         figures = [f"{done}/{total}"]
         if rate:
-            figures.append(f"{rate:.3g}/s" if rate >= 1 else f"{1 / rate:.3g} s each")
+            figures.append(f"{_three_digits(rate)}/s" if rate >= 1 else f"{_three_digits(1 / rate)} s each")
         if self.postfix:
             figures.append(self.postfix)
         rest = (total - done) / rate if rate else 0.0
         run = (_run_left() if _run_left is not None else None) or 0.0
         figures += [f"{what}{duration(s)} left" for what, s in (("", rest), ("run ", run)) if round(s)]
         return facts | {"figures": ", ".join(figures)}
+
+
+def _three_digits(number: float) -> str:
+    """Always as many, so that what stands behind them on a line keeps its place: 9.50, 14.0, 157, 1570."""
+    return f"{number:#.3g}".removesuffix(".") if number < 999.5 else f"{number:.0f}"
 
 
 def progress_bar(total: int, description: str, *, enabled: bool = True, initial: int = 0) -> Any:

@@ -38,9 +38,9 @@ def test_without_a_terminal_a_long_bar_says_lines(
     out, err = capsys.readouterr()
     assert out == ""
     assert err.splitlines() == [
-        "evaluate: 2/4, 40 s each, success 0, 1m20s left",
-        "evaluate: 3/4, 40 s each, success 1, 40s left",
-        "evaluate: 4/4, 40 s each, success 2",
+        "evaluate: 2/4, 40.0 s each, success 0, 1m20s left",
+        "evaluate: 3/4, 40.0 s each, success 1, 40s left",
+        "evaluate: 4/4, 40.0 s each, success 2",
     ]
 
 
