@@ -184,6 +184,7 @@ setup(
         "pyyaml>=6",
         "scipy>=1.11",
         "jinja2>=3",
+        "argcomplete>=3",
     ],
     extras_require={
         **EXTRAS,

@@ -36,7 +36,7 @@ def learning_charts(records: Sequence[dict[str, float]]) -> list[Chart]:
     series = _reward_series(played)
     for title, unit, wanted in (
         ("reward per episode, by source", "", series),
-        ("entropy of the policy", "nats per token", {"entropy": "actor/entropy"}),
+        ("entropy of the policy", "nats per action dimension", {"entropy": "actor/entropy"}),
         ("size of the updates", "", {"KL to the old policy": "actor/ppo_kl", "clip fraction": "actor/pg_clipfrac"}),
         ("gradient norm", "", {"actor": "actor/grad_norm", "critic": "critic/grad_norm"}),
     ):

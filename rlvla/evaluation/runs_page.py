@@ -25,7 +25,7 @@ _CURVES = {
     "eval/success_at_end": ("success at end, evaluated", ""),
     "rollout/success_at_end": ("success at end, training episodes", ""),
     "reward/total": ("reward per episode", ""),
-    "actor/entropy": ("entropy of the policy", "nats per token"),
+    "actor/entropy": ("entropy of the policy", "nats per action dimension"),
     "actor/ppo_kl": ("KL to the old policy", ""),
     "rollout/episode_length": ("episode length", "environment steps"),
 }

@@ -88,7 +88,7 @@ def save_learning_curve(folder: Path) -> Path | None:
         left.set(xlabel="training episodes", ylabel="success at end", ylim=(0, 1.02), title="success")
         left.grid(alpha=0.3)
         left.legend(loc="best")
-        right.set(xlabel="training episodes", ylabel="nats per token", title="entropy of the policy")
+        right.set(xlabel="training episodes", ylabel="nats per action dimension", title="entropy of the policy")
         right.grid(alpha=0.3)
         figure.suptitle(run_name(str(folder.absolute())), fontweight="bold", parse_math=False)
         buffer = io.BytesIO()

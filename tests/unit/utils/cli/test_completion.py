@@ -26,18 +26,11 @@ def test_a_shell_that_asks_is_answered_before_anything_is_parsed(monkeypatch: py
     assert asked == [parser]
 
 
-def test_without_the_package_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("_ARGCOMPLETE", "1")
-    monkeypatch.setitem(sys.modules, "argcomplete", None)
-    assert Parser("x").parse_args(["--quiet"]).quiet
-
-
 @pytest.mark.parametrize(
     ("line", "words"),
     [("--eps_cl", {"--eps_clip", "--eps_clip_low_high", "--eps_clip_dual"}), ("--kl_estimator k3", {"k3", "k3+"})],
 )
 def test_flags_and_choices_are_completed(line: str, words: set[str], tmp_path: Path) -> None:
-    pytest.importorskip("argcomplete")
     typed = f"train_ppo_vla.py {line}"
     asked = {"_ARGCOMPLETE": "1", "COMP_LINE": typed, "COMP_POINT": str(len(typed)), "_ARGCOMPLETE_IFS": "\n"}
     answer = tmp_path / "answer"
