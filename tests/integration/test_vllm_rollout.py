@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -20,6 +21,7 @@ from rlvla.rollout.vllm.backend import VLLMBackend
 from rlvla.rollout.vllm.process import ENGINE
 from rlvla.utils.files import read_metrics
 from tests.support.autoregressive import needs_vllm, write_autoregressive
+from tests.support.launching import launch
 from tests.support.processes import MARK, running, wait_for
 from tests.support.watched import watching
 
@@ -61,23 +63,44 @@ FLAGS = [
 ]
 
 
+def trains_alike(ours: Path, theirs: Path, iterations: int) -> None:
+    """Our own decoding and vLLM gave the same episodes; rollout and training agree on what was played."""
+    own, vllm = read_metrics(ours), read_metrics(theirs)
+    assert len(own) == len(vllm) == iterations
+    for before, after in zip(own, vllm):
+        assert before.keys() <= after.keys()
+        compared = {name for name in before if name.startswith(("rollout/", "reward/", "actor/", "eval/"))} - CLOCKED
+        assert {name: after[name] for name in compared} == pytest.approx({n: before[n] for n in compared}, abs=1e-4)
+        assert after["rollout_corr/probs_diff_max"] < 1e-4 and abs(after["rollout_corr/kl"]) < 1e-5
+        assert after["rollout_corr/ess"] == pytest.approx(1, abs=1e-5)
+
+
 def test_a_run_trains_as_with_its_own_decoding(policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three iterations on the same episodes; rollout and training agree on what was played."""
     monkeypatch.setenv(MARK, str(tmp_path))
-    found = {}
     for name in ("colocated", "vllm"):
         given = ["--pretrain", str(policy), "--save_path", str(tmp_path / name), "--num_episodes", "12", *FLAGS]
         assert run_ppo(PPORun.from_namespace(build_parser().parse_args([*given, "--rollout_backend", name])))
-        found[name] = read_metrics(tmp_path / name)
-    assert len(found["vllm"]) == len(found["colocated"]) == 3
-    for ours, theirs in zip(found["colocated"], found["vllm"]):
-        assert ours.keys() <= theirs.keys()
-        compared = {name for name in ours if name.startswith(("rollout/", "reward/", "actor/", "eval/"))} - CLOCKED
-        assert {name: theirs[name] for name in compared} == pytest.approx({n: ours[n] for n in compared}, abs=1e-4)
-        assert theirs["rollout_corr/probs_diff_max"] < 1e-4 and abs(theirs["rollout_corr/kl"]) < 1e-5
-        assert theirs["rollout_corr/ess"] == pytest.approx(1, abs=1e-5)
+    trains_alike(tmp_path / "colocated", tmp_path / "vllm", iterations=3)
     assert (tmp_path / "vllm" / "vllm_0.log").stat().st_size
     assert not running(str(ENGINE), str(tmp_path)), "the program ends with the run"
+
+
+def test_each_of_two_ranks_has_its_program(policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With weights that are sharded between the ranks, and adapters that are merged on the way."""
+    monkeypatch.setenv(MARK, str(tmp_path))
+    sequence = []
+    for stage, *more in (("2",), ("3", "--lora_rank", "2")):
+        for name in ("colocated", "vllm"):
+            folder = tmp_path / f"{name} {stage}"
+            given = ["ppo", "--pretrain", str(policy), "--save_path", str(folder), "--num_episodes", "16", *FLAGS]
+            given += ["--rollout_batch_size", "4", "--zero_stage", stage, "--rollout_backend", name, *more]
+            sequence.append(given)
+    (tmp_path / "sequence.json").write_text(json.dumps(sequence))
+    launch("tests/support/runs_in_sequence.py", tmp_path / "sequence.json")
+    for stage in (2, 3):
+        trains_alike(tmp_path / f"colocated {stage}", tmp_path / f"vllm {stage}", iterations=2)
+        assert all((tmp_path / f"vllm {stage}" / f"vllm_{rank}.log").stat().st_size for rank in (0, 1))
+    assert not running(str(ENGINE), str(tmp_path))
 
 
 def test_it_plays_ahead_with_weights_that_change_within_episodes(policy: Path, tmp_path: Path) -> None:
