@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
+from string import ascii_uppercase
 from typing import Any
 
 import numpy as np
@@ -152,7 +153,7 @@ class GroupDifference:
     """Success of one group minus that of another, with a 95 % interval.
 
     Attributes:
-        first, second: names of the groups.
+        first, second: letters of the groups.
         difference, low, high: of the rates.
         over_seeds: whether both intervals are over seeds.
     """
@@ -265,25 +266,31 @@ def _named(flags: Mapping[str, str]) -> str:
     return ", ".join(shown) + (f" and {rest} more" if rest else "")
 
 
+def letter_of(number: int) -> str:
+    """What tables call the group of this number, counted from 0: A to Z, then A1 and so on."""
+    rounds, place = divmod(number, len(ascii_uppercase))
+    return ascii_uppercase[place] + (str(rounds) if rounds else "")
+
+
 def differences(groups: Sequence[Group]) -> list[GroupDifference]:
     """All pairs of groups, the later one minus the earlier one.
 
     Groups are independent: the interval joins those of the two rates (Newcombe 1998; MOVER, Zou and Donner 2008).
     """
     found = []
-    for before, after in combinations(groups, 2):
+    for (i, before), (j, after) in combinations(enumerate(groups), 2):
         a, b = after.rate, before.rate
         if a is not None and b is not None:
             difference = a.rate - b.rate
             low = difference - math.hypot(a.rate - a.low, b.high - b.rate)
             high = difference + math.hypot(a.high - a.rate, b.rate - b.low)
             over_seeds = before.over_seeds and after.over_seeds
-            found.append(GroupDifference(after.name, before.name, difference, low, high, over_seeds))
+            found.append(GroupDifference(letter_of(j), letter_of(i), difference, low, high, over_seeds))
     return found
 
 
 GROUP_HEADERS = ("group", "runs", "success at end [95 %]", "interval over")
-RUN_HEADERS = ("run", "seed", "group", "start", "last [95 %]", "after iteration", "best", "episodes")
+RUN_HEADERS = ("run", "seed", "group", "start", "last [95 %]", "iteration", "best", "episodes")
 _NOT_YET = "not evaluated yet"
 DIFFERENCE_HEADERS = ("difference", "percentage points [95 %]", "interval over")
 
@@ -300,7 +307,7 @@ def group_rows(groups: Sequence[Group]) -> list[tuple[Any, ...]]:
         behind = sum(run.iteration is not None and run.iteration != group.iteration for run in group.runs)
         return f"{len(group.runs)}, {behind} behind" if behind else str(len(group.runs))
 
-    return [(group.name, count(group), group.rate or _NOT_YET, over(group)) for group in groups]
+    return [(letter_of(i), count(group), group.rate or _NOT_YET, over(group)) for i, group in enumerate(groups)]
 
 
 def run_rows(groups: Sequence[Group]) -> list[tuple[Any, ...]]:
@@ -315,11 +322,11 @@ def run_rows(groups: Sequence[Group]) -> list[tuple[Any, ...]]:
             return "-"
         return str(run.iteration) if run.iteration == group.iteration else f"{run.iteration} of {group.iteration}"
 
-    def row(run: Run, group: Group) -> tuple[Any, ...]:
+    def row(run: Run, letter: str, group: Group) -> tuple[Any, ...]:
         last = (run.last or _NOT_YET, iteration(run, group))
-        return (names[run.folder], run.seed, group.name, rate(run.first), *last, rate(run.best), run.episodes)
+        return (names[run.folder], run.seed, letter, rate(run.first), *last, rate(run.best), run.episodes)
 
-    return [row(run, group) for group in groups for run in group.runs]
+    return [row(run, letter_of(number), group) for number, group in enumerate(groups) for run in group.runs]
 
 
 def difference_rows(found: Sequence[GroupDifference]) -> list[tuple[str, str, str]]:

@@ -16,6 +16,7 @@ from rlvla.evaluation.runs import (
     difference_rows,
     differences,
     group_rows,
+    letter_of,
     run_rows,
 )
 
@@ -36,6 +37,7 @@ def render_runs_page(groups: Sequence[Group]) -> str:
     return render(
         "compare_runs.html.jinja",
         groups=groups,
+        letters=[letter_of(number) for number in range(len(groups))],
         colors=[COLORS[number % len(COLORS)] for number in range(len(groups))],
         group_table=(GROUP_HEADERS, group_rows(groups)),
         run_table=(RUN_HEADERS, run_rows(groups)),

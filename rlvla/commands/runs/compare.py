@@ -8,7 +8,7 @@ from typing import Any
 
 from rlvla.utils.cli.flags import arg, range_problems
 from rlvla.utils.errors import ConfigError, Problem
-from rlvla.utils.terminal import table
+from rlvla.utils.terminal import show, table
 
 PAGE_FILE, FIGURES_FILE = "compare_runs.html", "compare_runs.json"
 
@@ -42,6 +42,7 @@ def run_compare(config: CompareConfig) -> None:
         differences,
         group_rows,
         grouped,
+        letter_of,
         read_runs,
         run_rows,
     )
@@ -55,7 +56,8 @@ def run_compare(config: CompareConfig) -> None:
         raise ConfigError(problems)
     groups = grouped(read_runs(config.runs))
     found = differences(groups)
-    print(table(RUN_HEADERS, run_rows(groups)))
+    show("\n".join(f"{letter_of(number)}: {group.name}" for number, group in enumerate(groups)))
+    print(f"\n{table(RUN_HEADERS, run_rows(groups))}")
     print(f"\n{table(GROUP_HEADERS, group_rows(groups))}")
     if found:
         print(f"\n{table(DIFFERENCE_HEADERS, difference_rows(found))}")
@@ -66,6 +68,7 @@ def run_compare(config: CompareConfig) -> None:
     figures: dict[str, Any] = {
         "groups": [
             {
+                "letter": letter_of(number),
                 "name": group.name,
                 "runs": [
                     {"folder": run.folder, "seed": run.seed, "iteration": run.iteration, "last": _as_dict(run.last)}
@@ -73,7 +76,7 @@ def run_compare(config: CompareConfig) -> None:
                 ],
                 "success_at_end": _as_dict(group.rate),
             }
-            for group in groups
+            for number, group in enumerate(groups)
         ],
         "differences": [asdict(difference) for difference in found],
     }

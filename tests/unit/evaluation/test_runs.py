@@ -13,7 +13,17 @@ import yaml
 from cli.compare_runs import main
 from rlvla.commands.ppo_flags import PPORun
 from rlvla.envs.workers.config import WorkerConfig
-from rlvla.evaluation.runs import _WITHOUT_EFFECT, Group, Run, differences, group_rows, grouped, read_runs, run_rows
+from rlvla.evaluation.runs import (
+    _WITHOUT_EFFECT,
+    Group,
+    Run,
+    differences,
+    group_rows,
+    grouped,
+    letter_of,
+    read_runs,
+    run_rows,
+)
 from rlvla.evaluation.runs_page import _mean, render_runs_page
 from rlvla.evaluation.statistics import clustered_interval, newcombe_interval, wilson_interval
 from rlvla.utils.errors import ConfigError
@@ -111,7 +121,7 @@ def test_the_interval_of_a_group_is_over_seeds() -> None:
 def test_differences_are_newcombes_where_the_intervals_are_wilsons() -> None:
     groups = [Group(name, (run(successes=good),)) for name, good in (("a", 8), ("b", 15), ("c", None))]
     (d,) = differences(groups)
-    assert (d.first, d.second, d.over_seeds) == ("b", "a", False) and d.difference == pytest.approx(7 / 20)
+    assert (d.first, d.second, d.over_seeds) == ("B", "A", False) and d.difference == pytest.approx(7 / 20)
     assert (d.low, d.high) == pytest.approx(newcombe_interval(15, 20, 8, 20))
 
 
@@ -146,6 +156,20 @@ def test_the_command_writes_tables_and_page(folders: Path, tmp_path: Path, capsy
     page = (tmp_path / "out" / "compare_runs.html").read_text()
     assert "90.0 %" in page and page.count("<svg") == 3 and "<script" not in page
     assert not [link for link in re.findall(r'(?:src|href)="([^"]*)"', page) if not link.startswith("#")]
+
+
+def test_groups_have_letters(folders: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """Their flags would make a table wider than a terminal."""
+    flags = yaml.safe_load((folders / "b" / "config.yaml").read_text())
+    (folders / "b" / "config.yaml").write_text(yaml.safe_dump({**flags, "gamma": 0.5, "custom_module": ["x" * 90]}))
+    main([str(folders), "--report", str(tmp_path / "out")])
+    legend, *tables = capsys.readouterr().out.split("\n\n")
+    assert [line[:2] for line in legend.splitlines()] == ["A:", "B:"] and "gamma 0.5" in legend.splitlines()[1]
+    assert "B minus A" in tables[2] and max(len(line) for text in tables[:3] for line in text.splitlines()) <= 90
+    assert [letter_of(number) for number in (0, 25, 26, 53)] == ["A", "Z", "A1", "B2"]
+    figures = json.loads((tmp_path / "out" / "compare_runs.json").read_text())
+    assert [group["letter"] for group in figures["groups"]] == ["A", "B"]
+    assert "B: custom_module" in (tmp_path / "out" / "compare_runs.html").read_text()
 
 
 def test_words_may_stand_before_and_behind_flags(folders: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
