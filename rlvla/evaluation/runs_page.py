@@ -55,11 +55,10 @@ def _chart(name: str, title: str, unit: str, groups: Sequence[Group]) -> Chart |
         color = COLORS[number % len(COLORS)]
         curves = [curve for run in group.runs if len((curve := _curve(run, name))[0])]
         for x, y in curves:
-            axes.plot(
-                x, y, color=color, linewidth=0.9 if len(curves) > 1 else 1.8, alpha=0.55 if len(curves) > 1 else 1
-            )
+            width, alpha = (0.9, 0.55) if len(curves) > 1 else (1.8, 1)
+            axes.plot(x, y, color=color, linewidth=width, alpha=alpha, marker="o" if len(x) == 1 else None)
             drawn = True
-        if len(curves) > 1 and len(curves) == len(group.runs):
+        if len(curves) > 1 and len(curves) == len(group.runs) and max(len(x) for x, _ in curves) > 1:
             axes.plot(*_mean(curves), color=color, linewidth=2.2)
     if not drawn:
         return None
