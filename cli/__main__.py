@@ -11,6 +11,7 @@ if not __package__:  # run as a folder, not as a package
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from rlvla.utils.cli.listing import listing
+from rlvla.utils.cli.programs import COMMANDS, as_installed
 from rlvla.utils.terminal import put
 from rlvla.version import __version__
 
@@ -20,6 +21,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser("rlvla", usage="rlvla [--version]", add_help=False)
     parser.add_argument("-h", "--help", action="store_true")
     parser.add_argument("--version", action="version", version=f"rlvla {__version__}")
+    words = parser.parse_known_args(argv)[1]
+    name = words[0].replace("-", "_") if words else ""
+    if name in COMMANDS:
+        parser.error(f"each command is a program of its own: {as_installed(f'python cli/{name}.py')}")
     parser.parse_args(argv)
     put(listing(Path(__file__).resolve().parent))
     parser.exit()

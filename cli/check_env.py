@@ -29,6 +29,7 @@ from rlvla.envs.workers.pool import EnvWorkerError
 from rlvla.utils.cli.command import command
 from rlvla.utils.cli.flags import Parser, add_arguments, fail, from_namespace
 from rlvla.utils.errors import ConfigError, MissingExtraError
+from rlvla.utils.terminal import show
 
 
 def build_parser() -> Parser:
@@ -64,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     except EnvWorkerError as error:
         raise SystemExit(f"{parser.prog}: {error}") from error
     failed = [check.task.name for check in checks if check.problem]
-    print(f"pictures: {config.output}")
+    show(f"pictures: {config.output}")
     if failed:
         raise SystemExit(f"{len(failed)} of {len(checks)} tasks do not work here: {', '.join(failed)}")
 

@@ -34,7 +34,7 @@ from rlvla.models.config import PolicyConfig
 from rlvla.utils.cli.command import command, heavy_imports
 from rlvla.utils.cli.flags import Parser, add_arguments, fail, from_namespace
 from rlvla.utils.errors import ConfigError, MissingExtraError
-from rlvla.utils.terminal import show
+from rlvla.utils.terminal import suggest
 
 _OWN_NAME = ("pretrain",)  # of `PolicyConfig`: here the flag is --policy
 
@@ -74,7 +74,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         path = collect_demonstrations(player, workers, modules_with_suites(custom))
     except (ConfigError, MissingExtraError) as error:
         fail(parser.prog, error)
-    show(f"next: python cli/train_sft_vla.py --demos {path} --save_path runs/sft{words_for_later_commands()}")
+    flags = f"--demos {path} --pretrain compact --save_path runs/sft"
+    suggest(f"python cli/train_sft_vla.py {flags}{words_for_later_commands()}")
 
 
 if __name__ == "__main__":

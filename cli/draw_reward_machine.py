@@ -25,6 +25,7 @@ from rlvla.rewards.machines import TASKS, formula_graph, machine_graph
 from rlvla.utils.cli.command import command
 from rlvla.utils.cli.flags import Parser, add_arguments, arg, fail, from_namespace, range_problems
 from rlvla.utils.errors import ConfigError, Problem
+from rlvla.utils.terminal import show
 
 FORMATS = (".png", ".svg", ".pdf", ".dot")
 
@@ -73,7 +74,7 @@ def draw(config: DrawConfig) -> None:
         path.write_text(to_dot(graph), encoding="utf-8")
     else:
         draw_machine(graph, path)
-    print(f"{len(graph.states)} states: {path}")
+    show(f"{len(graph.states)} states: {path}")
 
 
 @command()

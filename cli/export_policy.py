@@ -25,7 +25,7 @@ from rlvla.commands.custom_modules import CustomConfig, parse_command_line, word
 from rlvla.utils.cli.command import command, heavy_imports
 from rlvla.utils.cli.flags import Parser, add_arguments, arg, fail, from_namespace, range_problems
 from rlvla.utils.errors import ConfigError, MissingExtraError
-from rlvla.utils.terminal import show
+from rlvla.utils.terminal import show, suggest
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         checkpoint, output = export_checkpoint(Path(config.run), config.output, config.load_checkpoint)
     except (ConfigError, MissingExtraError) as error:
         fail(parser.prog, error)
-    print(f"policy of {checkpoint}: {output}")
-    show(f"next: python cli/eval_vla.py --pretrain {output}{words_for_later_commands()}")
+    show(f"policy of {checkpoint}: {output}")
+    suggest(f"python cli/eval_vla.py --pretrain {output}{words_for_later_commands()}")
 
 
 if __name__ == "__main__":

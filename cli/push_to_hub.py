@@ -24,6 +24,7 @@ limit_threads()
 from rlvla.utils.cli.command import command, heavy_imports
 from rlvla.utils.cli.flags import Parser, add_arguments, arg, fail, from_namespace, range_problems
 from rlvla.utils.errors import ConfigError, MissingExtraError
+from rlvla.utils.terminal import show
 
 
 @dataclass(frozen=True)
@@ -77,11 +78,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         if config.dry_run:
             print(f"{chosen.card}\n{chosen}")
             folders = ", ".join(replaced_folders(chosen.uploads))
-            print(f"would be removed: other weights in these folders of the repository: {folders}")
-            print(f"a {'public' if config.public else 'private'} repository: {repo_id}; nothing was uploaded")
+            show(f"weights that are in these folders of the repository already would be removed: {folders}")
+            show(f"a {'public' if config.public else 'private'} repository: {repo_id}; nothing was uploaded")
             return
         print(chosen, flush=True)
-        print(f"uploaded: {push(repo_id, chosen.uploads, public=config.public)}")
+        show(f"uploaded: {push(repo_id, chosen.uploads, public=config.public)}")
     except (ConfigError, MissingExtraError) as error:
         fail(parser.prog, error)
 

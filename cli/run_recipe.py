@@ -31,6 +31,7 @@ from rlvla.recipes.stages import Settings
 from rlvla.utils.cli.command import command, heavy_imports
 from rlvla.utils.cli.flags import Parser, add_arguments, fail, from_namespace, range_problems
 from rlvla.utils.errors import ConfigError, MissingExtraError
+from rlvla.utils.terminal import show
 
 _COMMANDS = __package__ or "cli"  # `rlvla.cli` where it is installed
 
@@ -95,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             raise ConfigError(problems)
         require_extras(stages)
         if config.dry_run:
-            print(describe_plan(stages, folder, program, config.first))
+            show(describe_plan(stages, folder, program, config.first))
             return
         run_recipe(stages, folder, program, config.first)
     except (ConfigError, MissingExtraError) as error:

@@ -29,7 +29,7 @@ from rlvla.utils.cli.command import command, heavy_imports
 from rlvla.utils.cli.flags import Parser, add_arguments, arg, fail, from_namespace, range_problems
 from rlvla.utils.errors import ConfigError, MissingExtraError
 from rlvla.utils.files import output_folder_problem, write_json
-from rlvla.utils.terminal import table
+from rlvla.utils.terminal import show, table
 
 
 @dataclass(frozen=True)
@@ -95,8 +95,8 @@ def run(config: ScoreConfig, rewards: RewardConfig) -> None:
         draw_episode(episode, output / f"{episode.name}.png")
     write_json(output / "scores.json", [episode.as_dict() for episode in scored])
     rows = [(e.name, e.success_at_end, *(f"{r.sum():.3f}" for r in e.components.values())) for e in scored]
-    print(table(("episode", "success", *plan.names), rows))
-    print(f"pictures and scores.json: {output}")
+    show(table(("episode", "success", *plan.names), rows))
+    show(f"pictures and scores.json: {output}")
 
 
 @command()

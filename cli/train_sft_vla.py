@@ -3,7 +3,7 @@
 Example:
   python cli/train_sft_vla.py --demos runs/demos/demos.hdf5 --pretrain compact --save_path runs/sft
 with two ranks:
-  deepspeed -q --num_accelerators 2 cli/train_sft_vla.py --demos runs/demos/demos.hdf5 --save_path runs/sft
+  deepspeed -q --num_accelerators 2 cli/train_sft_vla.py --demos runs/demos/demos.hdf5 --pretrain compact
 """
 
 from __future__ import annotations

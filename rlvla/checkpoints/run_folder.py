@@ -26,7 +26,7 @@ _MARKS = {RUN_CONFIG_FILE, RUN_FILE}
 _BEGINNINGS = {*_MARKS, METRICS_FILE, "tensorboard", "start", "videos", "wandb", "wandb_run_id", CURVE_FILE}
 
 
-def run_folder_problem(folder: str | Path, *, resuming: bool = False) -> str | None:
+def run_folder_problem(folder: str | Path, *, resuming: bool | None = None) -> str | None:
     """Why a run cannot start in `folder`, or None; leftovers of a run that had saved nothing are no obstacle.
 
     What `target_problem` reports is left out.
@@ -39,7 +39,7 @@ def run_folder_problem(folder: str | Path, *, resuming: bool = False) -> str | N
     return None if ended_early(path) else output_folder_problem(path, resuming=resuming)
 
 
-def checkpoint_folder_problem(folder: str | Path, *, resuming: bool = False) -> str | None:
+def checkpoint_folder_problem(folder: str | Path, *, resuming: bool | None = None) -> str | None:
     """Why a separate checkpoint folder cannot receive the checkpoints of a new run, or None.
 
     What `target_problem` reports is left out.

@@ -147,7 +147,9 @@ def batch_problems(flags: PPORun) -> list[Problem]:
         return []  # already reported
     problems, episodes = rank_problems(flags), batch.episodes_per_iteration
     if episodes % batch.train_batch_size:
-        problems.append(problem("train_batch_size", "does_not_divide", value=batch.train_batch_size, episodes=episodes))
+        largest = [str(episodes // n) for n in range(1, min(episodes, 1000) + 1) if episodes % n == 0][:4]
+        values = {"value": batch.train_batch_size, "episodes": episodes, "divisors": ", ".join(largest)}
+        problems.append(problem("train_batch_size", "does_not_divide", **values))
     problems += length_problems(flags)
     frozen = flags.optimization.freezing_actor_steps
     if flags.algorithm.needs_critic and frozen and frozen >= batch.iterations and not flags.schedule.val_only:

@@ -35,7 +35,7 @@ from rlvla.utils.bars import progress_bar
 from rlvla.utils.cli.flags import arg, range_problems
 from rlvla.utils.errors import ConfigError, MissingExtraError, Problem
 from rlvla.utils.files import write_atomic, write_json
-from rlvla.utils.terminal import log, table
+from rlvla.utils.terminal import log, page_words, show, table
 
 PAGE_FILE, FINDINGS_FILE = "check_demos.html", "check_demos.json"
 HEADERS = ("file", "suite", "episodes", "steps", "success", "actions", "proprio", "pictures", "cameras")
@@ -140,7 +140,7 @@ def run_check_demos(config: CheckDemosConfig) -> Check:
     write_atomic(output / PAGE_FILE, page.encode(errors="replace"))
     write_json(output / FINDINGS_FILE, _as_dict(check))
     _print(check)
-    print(f"page: {output / PAGE_FILE}")
+    show(page_words("page", output / PAGE_FILE))
     return check
 
 
@@ -363,16 +363,16 @@ def _print(check: Check) -> None:
     rows = _rows(check)
     if rows:
         more = [("...", "", f"and {len(rows) - 20} more files", *[""] * 6)] if len(rows) > 20 else []
-        print(table(HEADERS, [*rows[:20], *more]))
+        show(table(HEADERS, [*rows[:20], *more]))
     for line in _lines(check.findings):
-        print(line)
+        show(line)
     if _replayed_words(check):
-        print(_replayed_words(check))
+        show(_replayed_words(check))
     for path in check.written:
-        print(f"statistics: {path}")
+        show(f"statistics: {path}")
     counts = Counter(finding.level for finding in check.findings)
     if not counts[ERROR] + counts[WARNING]:
-        print("nothing speaks against training on these episodes")
+        show("nothing speaks against training on these episodes")
 
 
 def _lines(findings: Sequence[Finding]) -> list[str]:

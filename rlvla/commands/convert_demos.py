@@ -16,6 +16,7 @@ from rlvla.data.robomimic import DemonstrationWriter
 from rlvla.utils.cli.flags import arg, range_problems
 from rlvla.utils.errors import ConfigError, Problem, require
 from rlvla.utils.files import output_folder_problem
+from rlvla.utils.terminal import show
 
 FORMATS = ("hdf5", "lerobot-v3.0")
 
@@ -80,7 +81,7 @@ def run_convert(config: ConvertConfig) -> Path:
     else:
         assert freq is not None
         write_lerobot(output, demos, freq)
-    print(f"{output}: {len(demos.actions)} episodes, {demos.num_steps} steps, {config.format}")
+    show(f"{output}: {len(demos.actions)} episodes, {demos.num_steps} steps, {config.format}")
     return output
 
 

@@ -39,7 +39,7 @@ from rlvla.rewards.config import JudgeConfig
 from rlvla.rollout import RolloutConfig, RolloutEngine
 from rlvla.utils.deepspeed.config import StrategyConfig
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
-from rlvla.utils.terminal import passing_note, quiet_libraries, table
+from rlvla.utils.terminal import page_words, passing_note, quiet_libraries, show, table
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def _evaluate_suite(suite: str, plan: SuitePlan, evaluation: _Evaluation) -> Sui
     result = SuiteEvaluation.of(evaluations[0], [by_name[name] for name in config.compare])
     if strategy.is_main:
         for comparison in result.comparisons:
-            print(f"{suite}: {comparison.as_table()}\n" if evaluation.several else f"{comparison.as_table()}\n")
+            show(f"{suite}: {comparison.as_table()}\n" if evaluation.several else f"{comparison.as_table()}\n")
     return result
 
 
@@ -223,7 +223,7 @@ def _evaluate_policy(
             note = "; ".join(
                 filter(None, [trained_on, "" if instructions == "own" else f"instructions: {instructions}"])
             )
-            print("\n".join([*([", ".join(heading)] if heading else []), f"{result.as_table(note)}\n"]))
+            show("\n".join([*([", ".join(heading)] if heading else []), f"{result.as_table(note)}\n"]))
     versions = package_versions(setting.env.simulator_versions())
     environment = setting.env.as_dict()
     return PolicyEvaluation(policy.folder, environment, policy.protocols, results, videos, versions, trained_on)
@@ -243,16 +243,16 @@ def _video_folder(suite: str, policy: str, evaluation: _Evaluation) -> Path:
 def _finish(report: EvaluationReport, evaluation: _Evaluation) -> None:
     """Print the tables over several suites and write the files."""
     for overall in [*report.results, *report.comparisons]:
-        print(f"{overall.as_table()}\n")
+        show(f"{overall.as_table()}\n")
     if report.conditions:
-        print(f"{table(report.conditions[0], report.conditions[1:])}\n(success at end, 95 % intervals)\n")
+        show(f"{table(report.conditions[0], report.conditions[1:])}\n(success at end, 95 % intervals)\n")
     if report.categories:
-        print(f"{table(report.categories[0], report.categories[1:])}\n(success at end, 95 % intervals over tasks)\n")
+        show(f"{table(report.categories[0], report.categories[1:])}\n(success at end, 95 % intervals over tasks)\n")
     output = evaluation.output
     markdown = write_figures(output, report)
     remove_journals(output)
-    print(f"figures: {output}, {markdown}")
+    show(f"figures: {output}, {markdown}")
     if report.first.own.videos:
-        print(f"videos: {_all_videos(output)}")
+        show(f"videos: {_all_videos(output)}")
     if evaluation.config.report:
-        print(f"report: {write_report(Path(evaluation.config.report), report)}")
+        show(page_words("report", write_report(Path(evaluation.config.report), report)))

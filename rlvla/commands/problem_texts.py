@@ -34,8 +34,8 @@ _TEXTS: dict[tuple[str | None, str], str] = {
     ),
     ("recipe", "missing_input"): "stage {stage} needs {what}, and {value} does not exist; name what exists",
     ("recipe", "changed"): (
-        "stage {stage} was done with other settings ({changes}); repeat it and what follows with --from {stage}, or "
-        "name another folder with --output"
+        "done with other settings: {stages}; name another folder with --output, or repeat what has changed and all "
+        "that follows: {command}"
     ),
     ("recipe", "lost_input"): (
         "stage {stage} needs {value}, which an earlier stage wrote and which is gone; repeat that stage with --from "
@@ -62,7 +62,7 @@ _TEXTS: dict[tuple[str | None, str], str] = {
     (None, "not_divisible"): "--{flag} {value} must be divisible by the number of ranks {ranks}",
     ("train_batch_size", "does_not_divide"): (
         "--train_batch_size {value} must divide the episodes of an iteration, rollout_batch_size x "
-        "n_samples_per_prompt = {episodes}"
+        "n_samples_per_prompt = {episodes}; give {divisors}"
     ),
     ("num_episodes", "too_few"): "--num_episodes {value} is less than one iteration of {episodes} episodes",
     ("num_episodes", "not_divisible"): (

@@ -99,7 +99,8 @@ def describe_run(flags: PPORun, setting: CheckedRun, trainer: PPOTrainer) -> str
     start = "before training, " if schedule.val_before_train else ""
     end = f"after iteration {batch.iterations}"
     if schedule.early_stopping:
-        end += f", or once success reaches {100 * schedule.early_stop_success:g} % (by {schedule.early_stop_by})"
+        what = {"evaluations": "evaluated", "sampled": "training"}.get(schedule.early_stop_by, "evaluated or training")
+        end += f", or once {100 * schedule.early_stop_success:g} % of the {what} episodes succeed"
     rows = {
         "policy": f"{flags.policy.pretrain} ({weights})",
         "method": method,

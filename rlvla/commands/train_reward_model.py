@@ -30,7 +30,7 @@ from rlvla.utils.disk import Expendable
 from rlvla.utils.errors import ConfigError, Problem, require
 from rlvla.utils.files import output_folder_problem, write_json
 from rlvla.utils.seeding import seed_everything
-from rlvla.utils.terminal import log, quiet_libraries, show, table
+from rlvla.utils.terminal import log, quiet_libraries, show, suggest, table
 
 
 def run_reward_model(
@@ -102,7 +102,8 @@ def _train(
     if strategy.is_main:
         Expendable("metrics.json").attempt(lambda: write_json(save_path / "metrics.json", metrics))
         print(table(("held-out episodes", "value"), [(n.split("/")[1], f"{v:.4g}") for n, v in metrics.items()]))
-        show(f"saved {result}\nnext: python cli/train_ppo_vla.py --reward_pretrain {result} ...")
+        show(f"saved {result}")
+        suggest(f"python cli/train_ppo_vla.py --reward_pretrain {result} ...")
     return result
 
 

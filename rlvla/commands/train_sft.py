@@ -56,7 +56,7 @@ from rlvla.utils.disk import Expendable
 from rlvla.utils.errors import ConfigError, Problem, require
 from rlvla.utils.files import output_folder_problem, write_json
 from rlvla.utils.seeding import seed_everything
-from rlvla.utils.terminal import duration, log, passing_note, quiet_libraries, show, table
+from rlvla.utils.terminal import duration, log, passing_note, quiet_libraries, show, suggest, table
 
 VERDICT_FILE = "verdict.json"
 
@@ -108,6 +108,7 @@ def run_sft(
         raise ConfigError(problems)
     if launched_rank() == 0:
         warn_of(demos, run.demos)
+        _warn_of_another_suite(demos, run.pretrain)
     if run.dry_run:
         if launched_rank() == 0:
             with _checkpoint(run, tiny, demos) as checkpoint:
@@ -172,13 +173,22 @@ def _train(
         content = {"sentences": trainer.verdict.sentences, "missing": trainer.verdict.missing, "rl": trainer.verdict.rl}
         Expendable(VERDICT_FILE).attempt(lambda: write_json(save_path / VERDICT_FILE, content))
         show(f"saved {policy} after {duration(time.perf_counter() - start)}")
-        show(f"next: {_next_command(trainer.verdict, policy, run, config, demos)}{words_for_later_commands()}")
+        suggest(f"{_next_command(trainer.verdict, policy, run, config, demos)}{words_for_later_commands()}")
     return policy
+
+
+def _warn_of_another_suite(demos: Demonstrations, pretrain: str) -> None:
+    before = None if is_new(pretrain) else recorded_environment(pretrain).get("task_suite_name")
+    now = demos.env_args.get("task_suite_name")
+    if before and now and before != now:
+        text = "--demos were recorded in %s, and %s was trained in %s; the new policy will be one for %s"
+        log.warning(text, now, pretrain, before, now)
 
 
 def _next_command(verdict: Verdict, policy: Path, run: SFTRunConfig, config: SFTConfig, demos: Demonstrations) -> str:
     """The command that the verdict suggests: reinforcement learning, or more of what is missing, or an evaluation."""
-    first = None if verdict.rl in (None, "ready", "saturated") else verdict.missing[:1]
+    as_it_is = verdict.rl in ("ready", "saturated") or (verdict.rl is None and verdict.learned)
+    first = None if as_it_is else verdict.missing[:1]
     if first == ("epochs",):
         longer = f"--max_epochs {2 * config.max_epochs}"
         longer += "" if config.max_steps is None else f" --max_steps {2 * config.max_steps}"

@@ -7,6 +7,7 @@ import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -137,11 +138,13 @@ def get_suite(name: str) -> Suite:
     if name not in _SUITES and name.startswith(_GYM):
         importlib.import_module(_BUILTIN["gym:ENV_ID"]).register_environment(name)
     if name not in _SUITES:
+        near = get_close_matches(name, suite_names(), n=1)
+        meant = f"; did you mean {near[0]}?" if near else ""
         raise ConfigError.of(
             "task_suite_name",
             "unknown_name",
-            f"unknown task suite '{name}'; known suites: {', '.join(suite_names())}; one of your own is known once its "
-            "module is named with --custom_module FILE.py",
+            f"unknown task suite '{name}'{meant}; known suites: {suite_names_in_short()}; one of your own is known "
+            "once its module is named with --custom_module FILE.py",
         )
     return _SUITES[name]
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from rlvla.models.flow.settings import ASKED_SCORES, FLOW_SETTINGS
 from rlvla.utils.data_files import read_json
 from rlvla.utils.errors import ConfigError, Problem
+from rlvla.utils.files import no_folder
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -298,7 +299,7 @@ def type_of(folder: str | Path) -> str:
     """The type named in a folder's config.json; errors as in `family_of`."""
     folder = Path(folder)
     if not folder.is_dir():
-        raise ConfigError(f"checkpoint folder {str(folder)!r} does not exist; give a folder with {CONFIG_FILE}")
+        raise ConfigError(f"{no_folder(folder)}; name the folder of a policy ({CONFIG_FILE}) or of a run")
     path = folder / CONFIG_FILE
     if not path.is_file() and any((place / ADAPTER_CONFIG_FILE).is_file() for place in (folder, *folder.glob("*/"))):
         return "openvla"  # only an adapter: config.json is in its base model

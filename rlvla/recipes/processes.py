@@ -15,6 +15,7 @@ from pathlib import Path
 from types import FrameType
 
 from rlvla.utils.ending import record, taken_over
+from rlvla.utils.terminal import IN_RECIPE
 
 _LOOK_SECONDS = 0.1
 _BEAT_SECONDS = 5.0
@@ -117,8 +118,8 @@ def _wait_for_remains() -> None:
 
 
 def _environment(words: Sequence[str]) -> dict[str, str]:
-    """That of this process; a launcher on a machine without an accelerator need not look for one."""
-    environment = dict(os.environ)
+    """That of a stage; a launcher on a machine without an accelerator need not look for one."""
+    environment = {**os.environ, IN_RECIPE: "1"}
     if "deepspeed.launcher.runner" in words and not any(Path(name).exists() for name in _ACCELERATORS):
         environment.setdefault("DS_ACCELERATOR", "cpu")
     return environment

@@ -230,7 +230,7 @@ def flags_of_stage(stage: str, words: Sequence[str]) -> Source:
         else:
             before = settings.get(name, [])
             settings[name] = [*(before if isinstance(before, list) else [before]), word]
-    return Source({stage: settings}, {}, "--")
+    return Source({stage: settings}, {}, "behind --")
 
 
 # ------------------------------------------------------------------------------------------------------------ checks

@@ -18,7 +18,7 @@ from rlvla.recipes.stages import POLICY_FOLDER, REPORT
 from rlvla.recipes.state import State
 from rlvla.utils.data_files import read_json
 from rlvla.utils.files import write_json
-from rlvla.utils.terminal import duration, table
+from rlvla.utils.terminal import duration, page_words, table
 
 REPORT_FILE = f"{REPORT}.json"
 START, END = "sft", "rl"  # keys of the report
@@ -206,4 +206,4 @@ def conclude(stages: Sequence[Stage], state: State) -> str:
     curves = [stage.output / "learning_curve.png" for stage in stages if stage.name == END]
     places += [str(path) for path in curves if path.is_file()]
     words = f"{describe(report)}\nfigures: {', '.join(places)}"
-    return words if page is None else f"{words}\nreport: {page} (in a browser: {page.resolve().as_uri()})"
+    return words if page is None else f"{words}\n{page_words('report', page)}"

@@ -83,16 +83,21 @@ def check_state(stages: Sequence[Stage], state: State, first: str | None) -> Non
         raise ConfigError(_problem("from", "no_such_start", value=first, known=", ".join((*names, REPORT))))
     kept = names[: names.index(first)] if first in names else names
     problems: list[Problem] = []
+    changed: dict[str, str] = {}
     writers = {stage.output: stage for stage in stages}
     for stage in stages:
         done = stage.name in kept and state.is_done(stage)
         if done and (changes := state.changes(stage)):
-            problems.append(_problem(stage.name, "changed", stage=stage.name, changes=", ".join(changes)))
+            changed[stage.name] = ", ".join(changes)
         for path in () if done else inputs_of(stage.name, stage.settings):
             source = next((writers[place] for place in (path, *path.parents) if place in writers), None)
             if source and source.name in kept and state.is_done(source) and not path.exists():
                 values = {"stage": stage.name, "value": path, "source": source.name}
                 problems.append(_problem(stage.name, "lost_input", **values))
+    if changed:
+        earliest, told = next(iter(changed)), "; ".join(f"{name} ({changes})" for name, changes in changed.items())
+        again = command_again(sys.argv, earliest)
+        problems.insert(0, _problem(earliest, "changed", stages=told, command=again))
     if problems:
         raise ConfigError(problems)
 
@@ -109,9 +114,17 @@ def describe_plan(stages: Sequence[Stage], folder: Path, program: Program, first
     lines = []
     for stage in stages:
         when = "done before" if state.is_done(stage) else timing.words([stage]) or "of unknown duration"
-        ranks = f", {stage.processes} ranks" if stage.processes > 1 else ""
-        lines.append(f"{stage.name} ({when}{ranks}): {shlex.join([*program(_command(stage)), *stage.words])}")
+        lines.append(f"{stage.name} ({when}):\n  {_typed(stage, program)}")
     return "\n".join([*lines, f"in all {timing.words(stages) or 'of unknown duration'}; nothing was started"])
+
+
+def _typed(stage: Stage, program: Program) -> str:
+    """The command of a stage as one would type it."""
+    words = [*program(_command(stage)), *stage.words]
+    if stage.processes == 1:
+        return shlex.join(["python", *words])
+    module = ["--module", *words[1:]] if words[0] == "-m" else words
+    return shlex.join(["deepspeed", "-q", "--num_accelerators", str(stage.processes), *module])
 
 
 def run_recipe(stages: Sequence[Stage], folder: Path, program: Program, first: str | None = None) -> None:
@@ -138,9 +151,10 @@ def run_recipe(stages: Sequence[Stage], folder: Path, program: Program, first: s
         _run_stages(stages, state, program, lock)
         from rlvla.recipes.report import conclude  # loads torch
 
+        log.info(style("== result", "bold"))
         show(conclude(stages, state))
         if complete and first is None:
-            print(f"{folder} is complete. To run it anew: --from {stages[0].name}, or another folder with --output")
+            show(f"{folder} is complete; to run it anew: {command_again(sys.argv, stages[0].name)}")
 
 
 def _run_stages(stages: Sequence[Stage], state: State, program: Program, lock: int) -> None:
@@ -188,8 +202,8 @@ def _command(stage: Stage) -> str:
     return command
 
 
-def command_again(argv: Sequence[str]) -> str:
-    """The command that continues this one: without `--from`, which has been obeyed, and flags without values."""
+def command_again(argv: Sequence[str], first: str | None = None) -> str:
+    """The command that continues this one, or repeats it from a stage; without flags that have no values."""
     at = argv.index("--") if "--" in argv else len(argv)
     words, passed_on = list(argv[:at]), list(argv[at:])
     kept: list[str] = []
@@ -199,6 +213,7 @@ def command_again(argv: Sequence[str]) -> str:
             continue
         if not (word in _LISTS and alone):  # scripts give them where there is nothing to set
             kept.append(word)
+    kept += [] if first is None else ["--from", first]
     return shlex.join(typed_command(kept + (passed_on if len(passed_on) > 1 else [])))
 
 

@@ -19,7 +19,7 @@ from rlvla.utils.errors import ConfigError
 from rlvla.utils.files import write_json
 
 STATE_FILE = "state.json"
-_LOCK = ".recipe_running"
+_LOCK = ".recipe_lock"
 _SECONDS_OF_SCRIPTS = "seconds.txt"  # of the shell scripts that were here before recipes
 _LOCK_SECONDS = 60.0  # what a killed attempt had started ends within this time
 RUNNING, DONE = "running", "done"

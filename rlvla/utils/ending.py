@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from enum import Enum, auto
+from importlib.util import find_spec
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, NoReturn
@@ -218,7 +219,12 @@ def begin(module: str) -> None:
     """
     main_file = getattr(sys.modules.get("__main__"), "__file__", None) or ""
     own_program = module == "__main__" or Path(main_file).name.startswith("rlvla-")
-    if own_program and _in_main_thread():
+    if not own_program:
+        return
+    if any(find_spec(name) is None for name in ("numpy", "torch")):
+        activate = "in a checkout: source .venv/bin/activate"
+        raise SystemExit(f"{program()}: this Python lacks what rlvla needs ({sys.executable}); {activate}")
+    if _in_main_thread():
         _command.is_program = True
         _install()
 

@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -155,19 +156,33 @@ def target_problem(target: str | Path, *, folder: bool) -> str | None:
         return f"nothing can be written there ({error.strerror}); name another place, or make this one writable"
 
 
-def output_folder_problem(folder: str | Path, *, resuming: bool = False) -> str | None:
-    """Why `folder` cannot receive a new run, or None; for what `target_problem` reports, None as well."""
+def output_folder_problem(folder: str | Path, *, resuming: bool | None = None) -> str | None:
+    """Why `folder` cannot receive a new run, or None; for what `target_problem` reports, None as well.
+
+    Args:
+        folder: where the run would go.
+        resuming: whether an earlier run goes on there; None: the command cannot do that.
+    """
     path = Path(folder)
     if target_problem(path, folder=True):
         return None
     if path.exists() and not path.is_dir():
         return f"{path} is a file; name a folder"
     if not resuming and path.is_dir() and any(path.iterdir()):
-        return (
-            f"{path} already holds another run; name another folder, remove it, or continue a training run "
-            "with --load_checkpoint"
-        )
+        text = f"{path} already holds another run; name another folder or remove it"
+        return text if resuming is None else f"{text}, or continue that run with --load_checkpoint"
     return None
+
+
+def no_folder(folder: str | Path) -> str:
+    """What to say of a folder that does not exist: where it was looked for, and what has nearly that name."""
+    path = Path(folder)
+    where = "" if path.is_absolute() else f" in {Path.cwd()}"
+    missing = next((place for place in [*reversed(path.parents), path] if not place.exists()), path)
+    beside = [place.name for place in missing.parent.iterdir()] if missing.parent.is_dir() else []
+    found = [missing.parent / name / path.relative_to(missing) for name in get_close_matches(missing.name, beside)]
+    near = next((place for place in found if place.is_dir()), None)
+    return f"there is no folder {path}{where}" + (f"; did you mean {near}?" if near else "")
 
 
 @contextmanager

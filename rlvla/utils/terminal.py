@@ -10,6 +10,7 @@ import textwrap
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from pathlib import Path
 from typing import Any, TextIO
 
 from rlvla.utils.cli.programs import as_installed
@@ -19,6 +20,7 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 log = logging.getLogger("rlvla")
 _quiet = False
 # Markdown's special characters. Underscores are plain inside a word, brackets unless they make a link.
+IN_RECIPE = "RLVLA_IN_RECIPE"  # in the environment of commands that a recipe runs
 _MARKUP = re.compile(r"[\\`*|~$]|\](?=[(\[:])|(?<![^\W_])_|_(?![^\W_])")
 _CLEAR_LINE = "\r\x1b[K"
 _CODE = re.compile(r"\r?\x1b\[[0-9;?]*[@-~]")  # style, or what clears a line
@@ -137,6 +139,17 @@ def fit(text: str, stream: TextIO | None = None) -> str:
 def show(text: str) -> None:
     """Print results, fitted to the terminal; commands in it are those that can be called here."""
     put(fit(as_installed(text)))
+
+
+def page_words(name: str, path: Path) -> str:
+    """Where a page is, and its address, alone at the end of a line: terminals make it a link."""
+    return f"{name}: {path}\nopen: {path.resolve().as_uri()}"
+
+
+def suggest(command: str) -> None:
+    """Show the command to run next; not in a stage of a recipe, whose next stage follows by itself."""
+    if IN_RECIPE not in os.environ:
+        show(f"next: {command}")
 
 
 def put(text: str) -> None:

@@ -361,7 +361,7 @@ def test_every_iteration_says_where_the_run_stands(whole: tuple) -> None:
     distances = [r["actor/start_distance"] for r in records]
     assert distances[0] > 0 and distances[-1] > distances[0] and records[-1]["timing_s/left"] >= 0
     head = printed.index("training\n")
-    assert head < printed.index("iteration 1/4") < printed.index("the rest of the run will take about")
+    assert head < printed.index("iteration 1/4")
     for words in (str(trainer.config.batch.iterations), "toy_reach", "success x 1, near x 0.5", "gae advantages"):
         assert words in printed[head : printed.index("iteration 0: evaluation")]
     assert re.search(r"iteration 2/4: .*signal \d.*moved .*explained .* left\)", printed)

@@ -20,6 +20,7 @@ from rlvla.utils.bars import progress_bar
 from rlvla.utils.cli.flags import arg, range_problems
 from rlvla.utils.errors import ConfigError, Problem, require
 from rlvla.utils.files import write_atomic
+from rlvla.utils.terminal import page_words, show
 from rlvla.utils.video import upright
 
 PAGE_FILE = "view_data.html"
@@ -103,8 +104,8 @@ def run_view(config: ViewConfig) -> Path:
     write_atomic(page, html.encode(errors="replace"))
     if config.rerun is not None:
         write_recording(Path(config.rerun), viewed, freq)
-        print(f"recording: {config.rerun} (rerun {config.rerun})")
-    print(f"page: {page} ({page.resolve().as_uri()})")
+        show(f"recording: {config.rerun} (rerun {config.rerun})")
+    show(page_words("page", page))
     return page
 
 

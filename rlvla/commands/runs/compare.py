@@ -8,7 +8,7 @@ from typing import Any
 
 from rlvla.utils.cli.flags import arg, range_problems
 from rlvla.utils.errors import ConfigError, Problem
-from rlvla.utils.terminal import show, table
+from rlvla.utils.terminal import page_words, show, table
 
 PAGE_FILE, FIGURES_FILE = "compare_runs.html", "compare_runs.json"
 
@@ -57,10 +57,10 @@ def run_compare(config: CompareConfig) -> None:
     groups = grouped(read_runs(config.runs))
     found = differences(groups)
     show("\n".join(f"{letter_of(number)}: {group.name}" for number, group in enumerate(groups)))
-    print(f"\n{table(RUN_HEADERS, run_rows(groups))}")
-    print(f"\n{table(GROUP_HEADERS, group_rows(groups))}")
+    show(f"\n{table(RUN_HEADERS, run_rows(groups))}")
+    show(f"\n{table(GROUP_HEADERS, group_rows(groups))}")
     if found:
-        print(f"\n{table(DIFFERENCE_HEADERS, difference_rows(found))}")
+        show(f"\n{table(DIFFERENCE_HEADERS, difference_rows(found))}")
     if config.report is None:
         return
     folder = Path(config.report)
@@ -82,7 +82,7 @@ def run_compare(config: CompareConfig) -> None:
     }
     write_json(folder / FIGURES_FILE, figures)
     write_atomic(folder / PAGE_FILE, render_runs_page(groups).encode(errors="replace"))
-    print(f"\nreport: {folder / PAGE_FILE}")
+    show(f"\n{page_words('report', folder / PAGE_FILE)}")
 
 
 def _as_dict(rate: Any) -> dict[str, Any] | None:

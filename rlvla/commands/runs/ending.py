@@ -19,7 +19,7 @@ from rlvla.utils.cli.command import STARTS_ANEW
 from rlvla.utils.disk import Expendable
 from rlvla.utils.files import write_json
 from rlvla.utils.stopping import resume_command
-from rlvla.utils.terminal import duration, show, table
+from rlvla.utils.terminal import duration, show, suggest, table
 
 
 def newest_checkpoint(flags: TrainingRun) -> str:
@@ -48,6 +48,9 @@ def conclude(trainer: Trainer, flags: TrainingRun, save_path: Path) -> None:
 
     Expendable(f"the summary in {save_path}").attempt(write)
     show(closing_words(trainer, save_path))
+    if not trainer.config.schedule.val_only:
+        report = f"--report {save_path / 'report'}"
+        suggest(f"python cli/eval_vla.py --pretrain {trainer.exported} {report}{words_for_later_commands()}")
 
 
 def _merged(evaluations: list[dict[str, Any]], file: Path) -> list[dict[str, Any]]:
@@ -61,7 +64,7 @@ def _merged(evaluations: list[dict[str, Any]], file: Path) -> list[dict[str, Any
 
 
 def closing_words(trainer: Trainer, save_path: Path) -> str:
-    """The summary of a run: all evaluations, totals, and the command to run next."""
+    """The summary of a run: all evaluations and totals."""
     rows = [
         (iteration, result.success_at_end.n, result.success_at_end, result.success_once, f"{result.mean_length:.1f}")
         for iteration, result in trainer.evaluations
@@ -79,8 +82,6 @@ def closing_words(trainer: Trainer, save_path: Path) -> str:
             f"{duration(totals['seconds'])} of training)",
             f"curves: {save_path / CURVE_FILE}",
             *([f"more curves: tensorboard --logdir {save_path}"] if trainer.config.schedule.use_tensorboard else []),
-            f"next: python cli/eval_vla.py --pretrain {trainer.exported} --report {save_path / 'report'}"
-            + words_for_later_commands(),
         ]
     )
 

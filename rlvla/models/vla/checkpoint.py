@@ -31,6 +31,7 @@ from rlvla.models.vla.platforms import with_platform
 from rlvla.models.vla.variants import detect_variant
 from rlvla.utils.data_files import check_types, read_json
 from rlvla.utils.errors import ConfigError
+from rlvla.utils.files import no_folder
 
 # Small files copied along with a checkpoint; code files are neither copied nor run.
 COMPANION_SUFFIXES = (".json", ".model", ".txt", ".jinja", ".md")
@@ -174,7 +175,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         ConfigError: the folder or file is missing, or the file is not JSON or belongs to another kind of model.
     """
     if not folder.is_dir():
-        raise ConfigError(f"checkpoint folder {str(folder)!r} does not exist; give a folder with {CONFIG_FILE}")
+        raise ConfigError(f"{no_folder(folder)}; name the folder of a policy ({CONFIG_FILE}) or of a run")
     path = find_file(folder, CONFIG_FILE)
     raw = read_json(path, allow_nan=True)  # statistics of other datasets; those in use are checked
     if raw.get("model_type") != "openvla":

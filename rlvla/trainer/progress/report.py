@@ -23,7 +23,7 @@ from rlvla.trainer.progress.plateau import Plateau, find_plateau, likely_causes,
 from rlvla.trainer.progress.signal import StartDistance, signal_share
 from rlvla.utils.bars import part_of_run
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
-from rlvla.utils.terminal import duration, log
+from rlvla.utils.terminal import log
 
 _COUNTS = ("rollout/success_at_end", "rollout/episodes", "rollout/states")
 _FACTS = ("rollout/signal_share", "actor/entropy", "actor/ppo_kl", "actor/pg_clipfrac", "critic/vf_explained_var")
@@ -67,7 +67,7 @@ class Progress(Observer):
         self._history: deque[dict[str, float]] = deque(maxlen=max(2 * self._window, schedule.early_stop_iterations))
         self._counted = 0  # iterations in which the policy was trained
         self._first_entropy: float | None = None
-        self._announced = self._said_duration = False
+        self._announced = False
 
     # -------------------------------------------------------------- measuring
     def after_rollout(self, rollout: Rollout, metrics: Metrics) -> None:
@@ -109,13 +109,10 @@ class Progress(Observer):
         return iteration_line(iteration, total, values, weights, self._success_source)
 
     def after_iteration(self, values: dict[str, float]) -> None:
-        """Say how long the run will take and whether it has stopped gaining, each once; update the learning curve."""
+        """Say once if the run has stopped gaining; update the learning curve."""
         plateau = self._look_for_plateau()
         if not self._strategy.is_main:
             return
-        if not self._said_duration and values["timing_s/left"]:
-            log.info(f"the rest of the run will take about {duration(values['timing_s/left'])}")
-        self._said_duration = True
         if plateau is not None:
             self._announce(plateau)
         if self._curve is not None:

@@ -67,11 +67,13 @@ class Verdict:
             be missing.
         rl: whether reinforcement learning can start: "ready", "slow" (few groups carry a signal), "no", or "saturated"
             (there is little left to learn); None if no attempts were made.
+        learned: whether the policy is better than a constant.
     """
 
     sentences: tuple[str, ...]
     missing: tuple[str, ...] = ()
     rl: str | None = None
+    learned: bool = True
 
 
 def judge(facts: Facts) -> Verdict:
@@ -80,7 +82,7 @@ def judge(facts: Facts) -> Verdict:
     missing, why = _missing(facts)
     rl, about_rl = _rl(facts.attempts)
     sentences = [*_success(facts), *_kept(facts), *_fit(facts), *why, *about_rl]
-    return Verdict(tuple(sentences), missing, rl)
+    return Verdict(tuple(sentences), missing, rl, _has_learned(facts))
 
 
 def _is_finite(measurement: Measurement) -> bool:
@@ -158,7 +160,8 @@ def _fit(facts: Facts) -> list[str]:
         return []
     final, (of_train, of_heldout) = _final(facts), facts.baselines
     if final.heldout is None:
-        return [f"Fit: {_described('training rows', final.train, of_train)}."]
+        fit = f"Fit: {_described('training rows', final.train, of_train)}."
+        return [fit] if _has_learned(facts) else [fit, "Nothing of use was learned yet: a constant is as good."]
     both = [("held-out rows", final.heldout, of_heldout or Baselines()), ("training rows", final.train, of_train)]
     sentences = [f"Fit: {'; '.join(_described(*side) for side in both)}."]
     ratio = relative_error(final.heldout.errors, (of_heldout or Baselines()).median_errors)
@@ -169,6 +172,20 @@ def _fit(facts: Facts) -> list[str]:
         )
         return sentences
     return sentences + _not_learned(final.heldout.errors, (of_heldout or Baselines()).median_errors)
+
+
+def _has_learned(facts: Facts) -> bool:
+    """Whether the exported policy is better than the most frequent tokens, or than the median action."""
+    if not facts.measurements:
+        return True
+    final, (of_train, of_heldout) = _final(facts), facts.baselines
+    quality, baselines = (
+        (final.train, of_train) if final.heldout is None else (final.heldout, of_heldout or Baselines())
+    )
+    if baselines.majority_accuracy is not None and quality.accuracy <= baselines.majority_accuracy:
+        return False
+    ratio = relative_error(quality.errors, baselines.median_errors)
+    return ratio is None or ratio < CONSTANT
 
 
 def _not_learned(errors: Sequence[float], medians: Sequence[float]) -> list[str]:
@@ -302,7 +319,7 @@ class Trend:
         """As in "the loss ..."."""
         verb = {-1: "fell", 0: "hardly moved", 1: "rose"}[self.direction]
         share = f", {percent(abs(self.change) / self.fall)} of its whole fall" if self.fall else ""
-        return f"{verb} ({self.change:+.3f}{share}, by {percent(self.share)} of all learning rates)"
+        return f"{verb} ({self.change:+.3f}{share})"
 
 
 def trend(steps: Sequence[int], losses: Sequence[float], learned: Sequence[float] = ()) -> Trend:

@@ -227,7 +227,9 @@ class Parser(argparse.ArgumentParser):
         if not near:
             theirs = {f"--{name}": counterpart(name, self._first_names)[0] for name in OTHER_TOOLS if "." not in name}
             meant |= {name: flag for name, flag in theirs.items() if flag}
-            near = [meant.get(o, o) for o in difflib.get_close_matches(typed, [*known, *meant], n=1)]
+            near = [meant.get(o, o) for o in difflib.get_close_matches(typed, [*known, *meant], n=_SUGGESTIONS)]
+            near = list(dict.fromkeys(near))  # essential ones first
+            near.sort(key=lambda option: self._option_string_actions[option].dest not in self.essential)
         return near[:_SUGGESTIONS]
 
     def value_problems(self, namespace: argparse.Namespace) -> list[Problem]:

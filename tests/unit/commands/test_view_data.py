@@ -21,7 +21,7 @@ def page(capsys: pytest.CaptureFixture, tmp_path: Path, *argv: object) -> str:
     """The content of the page."""
     main([*map(str, argv), "--output", str(tmp_path / "out")])
     place = tmp_path / "out" / "view_data.html"
-    assert f"page: {place} ({place.as_uri()})" in capsys.readouterr().out
+    assert f"page: {place}\nopen: {place.as_uri()}\n" in capsys.readouterr().out
     return place.read_text()
 
 
