@@ -33,10 +33,12 @@ install_packages() {
     mujoco robosuite transformers tokenizers mypy ruff &
   local without_torch=$!
   # torch first: DeepSpeed looks for it while it is built.
+  echo "  1 of 2: torch, and what needs none"
   trap "kill $without_torch 2>/dev/null || true" EXIT # by number: an interrupted function has no variables
   .venv/bin/python -m pip install --quiet --no-warn-conflicts -c constraints.txt torch numpy
   wait "$without_torch"
   trap - EXIT
+  echo "  2 of 2: the rest"
   # pip shows setuptools' warning that an editable installation is one.
   DS_BUILD_OPS=0 PYTHONWARNINGS="ignore:Editable installation" .venv/bin/python -m pip install --quiet -c constraints.txt \
     -e ".[robosuite,libero,metaworld,vlm,video,lerobot,ray,dev,docs]"

@@ -139,7 +139,7 @@ def get_suite(name: str) -> Suite:
         importlib.import_module(_BUILTIN["gym:ENV_ID"]).register_environment(name)
     if name not in _SUITES:
         near = get_close_matches(name, suite_names(), n=1)
-        meant = f"; did you mean {near[0]}?" if near else ""
+        meant = f" (did you mean {near[0]}?)" if near else ""
         raise ConfigError.of(
             "task_suite_name",
             "unknown_name",

@@ -48,7 +48,7 @@ def conclude(trainer: Trainer, flags: TrainingRun, save_path: Path) -> None:
 
     Expendable(f"the summary in {save_path}").attempt(write)
     show(closing_words(trainer, save_path))
-    if not trainer.config.schedule.val_only:
+    if not flags.schedule.val_only:
         report = f"--report {save_path / 'report'}"
         suggest(f"python cli/eval_vla.py --pretrain {trainer.exported} {report}{words_for_later_commands()}")
 

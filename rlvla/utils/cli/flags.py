@@ -41,6 +41,7 @@ MAX_SEED = 2**32 - 1  # of numpy
 _MAX_DIGITS = 15  # of an integer as typed
 NONE = "none"  # unsets a flag whose default is None, for example one set in a configuration file
 _SUGGESTIONS = 3
+_AS_CLOSE = 0.15  # difference of similarity up to which a name is suggested beside the nearest one
 _SHOWN = 300  # characters of what was typed, in a message
 
 
@@ -182,7 +183,10 @@ class Parser(argparse.ArgumentParser):
                 problems.append(self._unknown(unknown[0]))
             elif unknown:
                 behind = f"{part[0]}: " if part[0].startswith("-") else ""
-                problems.append(f"{behind}unexpected value(s): {_one_line(' '.join(unknown))}")
+                given = _one_line(" ".join(unknown))
+                is_policy = not behind and "--pretrain" in self._option_string_actions and os.path.isdir(unknown[0])
+                meant = f"; did you mean --pretrain {given}?" if is_policy else ""
+                problems.append(f"{behind}unexpected value(s): {given}{meant}")
         return problems
 
     def _is_flag(self, word: str) -> bool:
@@ -227,8 +231,10 @@ class Parser(argparse.ArgumentParser):
         if not near:
             theirs = {f"--{name}": counterpart(name, self._first_names)[0] for name in OTHER_TOOLS if "." not in name}
             meant |= {name: flag for name, flag in theirs.items() if flag}
-            near = [meant.get(o, o) for o in difflib.get_close_matches(typed, [*known, *meant], n=_SUGGESTIONS)]
-            near = list(dict.fromkeys(near))  # essential ones first
+            found = difflib.get_close_matches(typed, [*known, *meant], n=_SUGGESTIONS)
+            alike = [difflib.SequenceMatcher(None, option, typed).ratio() for option in found]
+            found = [option for option, ratio in zip(found, alike) if ratio > max(alike) - _AS_CLOSE]
+            near = list(dict.fromkeys(meant.get(option, option) for option in found))
             near.sort(key=lambda option: self._option_string_actions[option].dest not in self.essential)
         return near[:_SUGGESTIONS]
 

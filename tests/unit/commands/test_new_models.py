@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from rlvla.commands import train_sft
 from rlvla.commands.custom_modules import CustomConfig
 from rlvla.commands.new_models import new_model_problems, size_problems
 from rlvla.commands.train_reward_model import run_reward_model
@@ -101,3 +103,14 @@ def test_a_moving_average_needs_whole_parameters(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as error:
         run_sft(run, NewModelConfig(), SFTConfig(ema_decay=0.9), ActorConfig(), strategy, CustomConfig())
     assert ("ema_decay", "contradiction") in kinds(error.value.problems)
+
+
+@pytest.mark.parametrize(("suite", "warned"), [("toy_push", True), ("toy_reach", False), (None, False)])
+def test_demonstrations_of_another_suite_are_pointed_out(
+    suite: str | None, warned: bool, policy_folder: Path, capsys: pytest.CaptureFixture
+) -> None:
+    demos = SimpleNamespace(env_args={"task_suite_name": suite})
+    train_sft._warn_of_another_suite(demos, str(policy_folder))
+    assert ("recorded in toy_push, and" in capsys.readouterr().err) is warned
+    train_sft._warn_of_another_suite(demos, "compact")
+    assert not capsys.readouterr().err

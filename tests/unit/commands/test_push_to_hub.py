@@ -110,7 +110,7 @@ def test_a_dry_run_lists_all_of_it_and_uploads_nothing(
     assert listed[1].endswith("B  (paths and addresses shortened)") and listed[3] == "model.safetensors  3.0 kB"
     assert listed[-3:] == [
         "not uploaded: optimizer.pt  (a state of training)",
-        "would be removed: other weights in these folders of the repository: ., lora_adapter",
+        "weights that are in these folders of the repository already would be removed: ., lora_adapter",
         "a private repository: me/toy; nothing was uploaded",
     ]
     assert "\n---\nlibrary_name: rlvla\n" in f"\n{said}" and "90.0%" in said
@@ -172,7 +172,7 @@ def test_all_mistakes_are_said_before_anything_is_sent(
     monkeypatch.delenv("HF_TOKEN")
     monkeypatch.setattr(hub_constants, "HF_TOKEN_PATH", str(tmp_path / "none"))
     said = fails(capsys, tmp_path / "nothing")
-    assert "name the repository with --repo_id OWNER/NAME" in said and "nothing' does not exist" in said
+    assert "name the repository with --repo_id OWNER/NAME" in said and "there is no folder" in said
     for repo in ("toy", "me/t oy", "me/toy/policy"):
         assert f"--repo_id {repo}: give OWNER/NAME" in fails(capsys, policy, "--repo_id", repo)
     assert "there is no token" in fails(capsys, policy, "--repo_id", "me/toy")

@@ -76,7 +76,7 @@ def test_a_folder_alone_says_what_is_not_known(tmp_path: Path) -> None:
 
 
 def test_damaged_records_are_errors(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="does not exist"):
+    with pytest.raises(ConfigError, match="there is no folder"):
         read_card_record(tmp_path / "nothing")
     policy = make_run(tmp_path / "ppo")
     (tmp_path / "ppo/evaluations.json").write_text("[]")

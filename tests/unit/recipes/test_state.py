@@ -46,7 +46,9 @@ def test_changed_settings_of_done_stages_are_refused_until_they_are_repeated(tmp
     assert reasons(chain(tmp_path), state) == []
     changed = chain(tmp_path, sft=1, rl=2)
     assert state.changes(changed[1]) == ["seed 0 -> 1"]
-    assert reasons(changed, state) == [("sft", "changed"), ("rl", "changed")]
+    assert reasons(changed, state) == [("sft", "changed")], "one command repeats all of them"
+    with pytest.raises(ConfigError, match=r"sft \(seed 0 -> 1\); rl \(seed 0 -> 2\); .* --from sft$"):
+        check_state(changed, state, None)
     assert reasons(changed, state, "rl") == [("sft", "changed")]
     assert reasons(changed, state, "sft") == []
     assert reasons(changed, state, "eval_sft") == [("from", "no_such_start")]

@@ -11,6 +11,7 @@ from rlvla.utils.files import (
     atomic_path,
     damage,
     manifest_entry,
+    no_folder,
     output_folder_problem,
     read_lines,
     write_atomic,
@@ -23,9 +24,20 @@ def test_what_can_receive_a_run(tmp_path: Path) -> None:
     assert output_folder_problem(tmp_path / "new") is None
     assert output_folder_problem(tmp_path) is None, "an empty folder is fine"
     (tmp_path / "x").write_text("")
-    assert "already holds another run" in output_folder_problem(tmp_path)
+    assert output_folder_problem(tmp_path).endswith("already holds another run; name another folder or remove it")
+    assert output_folder_problem(tmp_path, resuming=False).endswith("continue that run with --load_checkpoint")
     assert output_folder_problem(tmp_path, resuming=True) is None
     assert "is a file" in output_folder_problem(tmp_path / "x", resuming=True)
+
+
+def test_a_missing_folder_is_told_with_what_is_nearly_called_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "runs/sft/policy").mkdir(parents=True)
+    assert no_folder(tmp_path / "other/policy") == f"there is no folder {tmp_path / 'other/policy'}"
+    monkeypatch.chdir(tmp_path)
+    assert no_folder("runs/stf/policy").endswith(f"runs/stf/policy in {tmp_path}; did you mean runs/sft/policy?")
+    assert no_folder("runs/stf/other").endswith(f"in {tmp_path}"), "there is no other in runs/sft"
 
 
 def test_files_are_replaced_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

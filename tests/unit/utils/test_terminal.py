@@ -18,6 +18,7 @@ import pytest
 from rlvla.utils.errors import MissingExtraError, require
 from rlvla.utils.files import METRICS_FILE, open_lines, read_metrics
 from rlvla.utils.terminal import (
+    IN_RECIPE,
     columns,
     duration,
     fit,
@@ -30,6 +31,7 @@ from rlvla.utils.terminal import (
     passing_note,
     set_output,
     style,
+    suggest,
     table,
 )
 
@@ -149,6 +151,16 @@ def test_commands_are_folded_before_flags() -> None:
         "  --c",
     ]
     assert fold_command("echo it's --a --b 1", 14) == ["echo it's \\", "  --a --b 1"], "an apostrophe is no quote"
+
+
+def test_what_comes_next_is_shown_except_within_a_recipe(
+    capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    suggest("python cli/eval_vla.py --pretrain x")
+    assert capsys.readouterr().out == "next: python cli/eval_vla.py --pretrain x\n"
+    monkeypatch.setenv(IN_RECIPE, "1")
+    suggest("python cli/eval_vla.py --pretrain x")
+    assert capsys.readouterr().out == ""
 
 
 def test_header_aligns_its_facts() -> None:

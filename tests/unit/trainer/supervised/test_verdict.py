@@ -75,6 +75,17 @@ def test_a_policy_as_good_as_a_constant_has_learned_nothing() -> None:
     assert not any("constant" in s for s in judge(facts(SETTLED, SETTLED, 0.5)).sentences)
 
 
+@pytest.mark.parametrize("heldout", [SETTLED, None])
+def test_whether_anything_was_learned(heldout: list[float] | None) -> None:
+    """More often right than the most frequent tokens, and nearer than the median action."""
+    for share, most_frequent, learned in ((0.5, 0.2, True), (0.97, 0.2, False), (0.5, 0.6, False), (0.5, None, True)):
+        case = facts(SETTLED, heldout, share)
+        baselines = replace(BASELINES, majority_accuracy=most_frequent)
+        verdict = judge(replace(case, baselines=(baselines, baselines if heldout else None)))
+        assert verdict.learned is learned
+        assert learned or heldout or any("a constant is as good" in s for s in verdict.sentences)
+
+
 def test_a_dimension_that_depends_on_something_unseen_is_named() -> None:
     case = facts(SETTLED, SETTLED, 0.3)
     half_blind = replace(case.measurements[-1], heldout=Quality(1.0, 0.5, (0.02, 11.0)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -100,6 +101,20 @@ def test_a_mistyped_flag_hides_no_other_mistake(capsys: pytest.CaptureFixture) -
 def test_what_is_suggested(typed: str, meant: str | None, capsys: pytest.CaptureFixture) -> None:
     (problem,) = told(capsys, typed, "1")
     assert problem == f"unknown flag {typed}" + (f"; did you mean {meant}?" if meant else "")
+
+
+def test_a_policy_without_its_flag_is_told_the_flag(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    @dataclass(frozen=True)
+    class Policy:
+        pretrain: str = arg("", "policy")
+
+    parser = Parser("what it does")
+    add_arguments(parser, Policy, "settings")
+    for given, told_flag in ((tmp_path, True), (tmp_path / "none", False)):
+        with pytest.raises(SystemExit):
+            parser.parse_args([str(given)])
+        told_of = f"unexpected value(s): {given}" + (f"; did you mean --pretrain {given}?" if told_flag else "")
+        assert told_of in capsys.readouterr().err.splitlines()[0]
 
 
 def test_none_takes_a_value_back() -> None:

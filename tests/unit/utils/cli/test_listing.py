@@ -44,3 +44,9 @@ def test_version_and_mistakes(capsys: pytest.CaptureFixture) -> None:
         assert stop.value.code == status
     out, err = capsys.readouterr()
     assert out.startswith("rlvla ") and "unrecognized arguments: train" in err
+
+
+def test_a_command_as_a_word_is_told_its_program(capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["train-ppo-vla"])
+    assert stop.value.code == 2 and "python cli/train_ppo_vla.py" in capsys.readouterr().err
