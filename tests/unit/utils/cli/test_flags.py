@@ -106,7 +106,7 @@ def test_what_is_suggested(typed: str, meant: str | None, capsys: pytest.Capture
 def test_a_policy_without_its_flag_is_told_the_flag(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     @dataclass(frozen=True)
     class Policy:
-        pretrain: str = arg("", "policy")
+        pretrain: str = arg("x", "policy")
 
     parser = Parser("what it does")
     add_arguments(parser, Policy, "settings")
