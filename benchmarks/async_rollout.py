@@ -7,9 +7,9 @@
 `time`: simulators that only sleep, as long for each iteration as the update takes. "ratio" is the wall time per
 iteration to that of the synchronous run, "to the longer" that to the larger of its rollout and update.
 
-`learning`: the recipe of toy_reach from the same supervised policies, with 128 episodes per iteration. "to 90 %" is
-the number of training episodes until nine of ten sampled episodes of an iteration succeed. A run that is there already
-is not repeated.
+`learning`: the recipe of toy_reach from the same supervised policies, with 128 episodes per iteration by default. "to
+90 %" is the number of training episodes until nine of ten sampled episodes of an iteration succeed. A run that is there
+already is not repeated.
 
 `lift`: the same for the recipe `quickstart` (robosuite Lift, two ranks), as it is, early stopping included.
 """
@@ -120,16 +120,16 @@ def effort(folder: Path) -> int | None:
     return None
 
 
-def learning(output: Path, seeds: list[int], ways: list[str], episodes: int) -> None:
-    """The table of `learning`."""
+def learning(output: Path, seeds: list[int], ways: list[str], episodes: int, batch: int) -> None:
+    """The table of `learning`, with `batch` episodes in an iteration."""
     rows = []
     for way in ways:
         for seed in seeds:
             begin = output / f"start_{seed}"
             policy = start(begin, seed)
-            folder = output / f"learning_{list(WAYS).index(way)}_{seed}"
+            folder = output / f"learning_{batch}_{list(WAYS).index(way)}_{seed}"
             if not (folder / "evaluations.json").exists():
-                settings = _rl_flags(episodes)
+                settings = _rl_flags(episodes, batch)
                 flags = ["--pretrain", str(policy), "--save_path", str(folder), "--seed", str(seed), *settings]
                 command("train_ppo_vla.py", *flags, *WAYS[way])
             rows.append(outcome(way, seed, folder))
@@ -173,14 +173,14 @@ def _as_settings(flags: list[str]) -> list[str]:
     return settings
 
 
-def _rl_flags(episodes: int) -> list[str]:
+def _rl_flags(episodes: int, batch: int) -> list[str]:
     """The reinforcement learning of recipes/toy_reach.yaml with smaller iterations, to its end."""
     import yaml
 
     rl = yaml.safe_load((ROOT / "recipes/toy_reach.yaml").read_text())["stages"]["rl"]
     for name in ("minutes", "processes", "save_path", "early_stopping", "early_stop_by", "save_steps", "lr_scheduler"):
         rl.pop(name)
-    rl |= {"rollout_batch_size": 128, "num_episodes": episodes, "val_before_train": False}
+    rl |= {"rollout_batch_size": batch, "num_episodes": episodes, "val_before_train": False}
     flags: list[str] = []
     for name, value in rl.items():
         if isinstance(value, bool):
@@ -196,6 +196,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("--num_episodes", type=int, default=4096)
+    parser.add_argument("--rollout_batch_size", type=int, default=128)
     parser.add_argument("--iterations", type=int, default=12)
     parser.add_argument("--num_envs", type=int, default=8)
     parser.add_argument("--output", type=Path, default=Path("runs/async"))
@@ -206,7 +207,7 @@ def main() -> None:
     elif args.what == "lift":
         lift(output, args.seeds, args.ways)
     else:
-        learning(output, args.seeds, args.ways, args.num_episodes)
+        learning(output, args.seeds, args.ways, args.num_episodes, args.rollout_batch_size)
 
 
 if __name__ == "__main__":

@@ -251,7 +251,7 @@ def _finish(report: EvaluationReport, evaluation: _Evaluation) -> None:
     output = evaluation.output
     markdown = write_figures(output, report)
     remove_journals(output)
-    show(f"figures: {output}, {markdown}")
+    show(f"results: {output}, {markdown}")
     if report.first.own.videos:
         show(f"videos: {_all_videos(output)}")
     if evaluation.config.report:

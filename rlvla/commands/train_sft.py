@@ -59,6 +59,7 @@ from rlvla.utils.seeding import seed_everything
 from rlvla.utils.terminal import duration, log, passing_note, quiet_libraries, show, suggest, table
 
 VERDICT_FILE = "verdict.json"
+_OF_NO_USE_AT_THE_END = {"sft/lr", "perf/update_tokens_per_s"}
 
 
 def run_sft(
@@ -166,7 +167,7 @@ def _train(
     metrics = trainer.fit()
     policy = trainer.exported
     if strategy.is_main:
-        rows = [(name, f"{value:.4g}") for name, value in metrics.items()]
+        rows = [(name, f"{value:.4g}") for name, value in metrics.items() if name not in _OF_NO_USE_AT_THE_END]
         print(table(("metric (last steps)", "value"), rows))
         assert trainer.verdict is not None
         show("\n".join(trainer.verdict.sentences))

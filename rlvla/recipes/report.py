@@ -205,5 +205,5 @@ def conclude(stages: Sequence[Stage], state: State) -> str:
         page = write_report(folder, outcome.findings, rows)
     curves = [stage.output / "learning_curve.png" for stage in stages if stage.name == END]
     places += [str(path) for path in curves if path.is_file()]
-    words = f"{describe(report)}\nfigures: {', '.join(places)}"
+    words = f"{describe(report)}\nresults: {', '.join(places)}"
     return words if page is None else f"{words}\n{page_words('report', page)}"
