@@ -213,7 +213,7 @@ def test_damaged_checkpoint(refused: Refused, policy: Path, demos_file: Path, ma
 @pytest.mark.parametrize("main", [PPO, EVAL, SFT])
 def test_missing_checkpoint_folder(refused: Refused, demos_file: Path, main: Callable) -> None:
     demos = ["--demos", demos_file] if main is SFT else []
-    the_only(refused(main, "--pretrain", "nowhere", *demos), "'nowhere' does not exist")
+    the_only(refused(main, "--pretrain", "nowhere", *demos), "there is no folder nowhere in ")
 
 
 def test_several_missing_files_are_reported_together(refused: Refused, policy: Path) -> None:
