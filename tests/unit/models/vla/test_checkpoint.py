@@ -146,7 +146,7 @@ def test_state_dict_that_lacks_tensors_is_not_saved(tiny, tmp_path):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda f: shutil.rmtree(f), "does not exist"),
+        (lambda f: shutil.rmtree(f), "there is no folder"),
         (lambda f: (f / "config.json").unlink(), "config.json is missing"),
         (lambda f: (f / "config.json").write_text("{"), "not valid JSON"),
         (lambda f: (f / "config.json").write_text("[]"), "holds a list"),
