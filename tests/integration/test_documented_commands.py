@@ -36,8 +36,8 @@ PAGES = [page for page in DOCUMENTS if shell_commands(page.read_text(encoding="u
 
 # Command, or how it begins -> why it is not run here.
 NOT_RUN = {
-    "bash examples/scripts/quickstart.sh": "a quarter of an hour; tests/integration/test_run_recipe.py runs a "
-    "smaller recipe",
+    "bash examples/scripts/quickstart.sh": "minutes; tests/integration/test_run_recipe.py runs a smaller recipe",
+    "bash examples/scripts/setup.sh": "installs packages from the network",
     "source .venv/bin/activate": "tests run in an environment already",
     "bash examples/scripts/test.sh": "it is what runs this test",
     "bash examples/scripts/toy_reach.sh": "run at full length by tests/learning/test_learns_toy_reach.py",
@@ -101,13 +101,13 @@ PPO = (
 SMALLER = {
     "check_env": "--check_steps 2",
     "collect_demos": "--num_demos 3 --num_envs 1 --max_steps 10 --keep all",
-    "train_sft_vla": f"--max_epochs 1 --train_batch_size 16 {TINY}",
+    "train_sft_vla": "--max_epochs 1 --train_batch_size 16",
     "train_ppo_vla": PPO,
     "train_sac_vla": "--num_episodes 8 --rollout_batch_size 4 --random_episodes 4 --train_batch_size 8 --num_envs 1 "
     "--eval_episodes 1 --max_steps 10",
     "eval_vla": "--eval_episodes 2 --num_envs 1 --max_steps 10",
     "run_recipe": "--dry_run",
-    "train_rm_vla": f"--max_epochs 1 --heldout_share 0.5 {TINY}",
+    "train_rm_vla": "--max_epochs 1 --heldout_share 0.5",
     "runs/lift/measured": "--heldout_share 0.5 --eval_episodes 1 --eval_samples 2 --num_envs 1 --early_stopping 1",
     "export_policy": "--load_checkpoint iteration_000002",
     # Both outcomes are needed, in what is learned from and in what is held out.
@@ -311,7 +311,9 @@ def run(words: list[str], folder: Path) -> None:
     at = next(i for i, word in enumerate(words) if word.endswith(".py"))
     room, name = Path(words[at]).parts[0], Path(words[at]).stem
     flags = words[at + 1 :]
-    flags = [*flags, *(more for word in (name, *flags) for more in shlex.split(SMALLER.get(word, "")))]
+    cut_down = [more for word in (name, *flags) for more in shlex.split(SMALLER.get(word, ""))]
+    builds_tiny = name in ("train_sft_vla", "train_rm_vla") and "compact" not in flags
+    flags = [*flags, *cut_down, *(shlex.split(TINY) if builds_tiny else [])]
     assert room in ("cli", "benchmarks"), words
     main = importlib.import_module(f"{room}.{name}").main
     with pytest.MonkeyPatch.context() as patch:

@@ -193,7 +193,9 @@ def test_badges_and_citation_say_what_the_metadata_say() -> None:
     (oldest,) = re.findall(r'python_requires=">=([\d.]+)"', code)
     (license_name,) = re.findall(r'license="([^"]+)"', code)
     badges = dict(re.findall(r"img\.shields\.io/badge/([^-]+)-((?:--|[^-])+)-", readme))
-    assert badges["python"] == f"{oldest}%2B" and badges["license"] == license_name.replace("-", "--")
+    versions = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', code)
+    assert badges["python"] == "%20%7C%20".join(versions) and oldest == versions[0]
+    assert badges["license"] == license_name.replace("-", "--")
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     assert citation["version"] == version() and citation["license"] == license_name
     assert {"cff-version", "message", "title", "authors"} <= citation.keys()
