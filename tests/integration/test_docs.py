@@ -43,6 +43,7 @@ OTHER_FLAGS = LAUNCHER_FLAGS | {
     "--tasks",
     "--kills",
     "--script",
+    "--ways",
     "--out",
     *("--head", "--port", "--address", "--disable-usage-stats", "--include-dashboard", "--num-cpus", "--generate"),
     "--object-store-memory",
