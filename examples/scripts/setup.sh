@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Sets up .venv in the repository (Python packages) and, with sufficient rights, the GL libraries for offscreen rendering.
-# Sourced by the other scripts; does nothing if everything is in place.
+# The other scripts source it; it does nothing if everything is in place.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
@@ -25,7 +25,7 @@ install_packages() {
     python="$(find_python)"
     "$python" -m venv --clear .venv
   fi
-  echo "installing Python packages into .venv (once, about 2 minutes)"
+  echo "installing Python packages into .venv (once, 2 to 4 minutes)"
   .venv/bin/python -m pip install --quiet --upgrade pip "setuptools<81" wheel
   local -x PIP_NO_COMPILE=1  # most of what is installed is never imported; the rest is compiled when it is
   # What is large and needs no torch is installed meanwhile, at pinned versions; what that needs comes with the rest.
@@ -85,3 +85,4 @@ launch() {
 install_packages
 install_gl
 export PATH="$PWD/.venv/bin:$PATH" MUJOCO_GL="${MUJOCO_GL:-egl}"
+[ "${BASH_SOURCE[0]}" != "$0" ] || echo "next: source .venv/bin/activate"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ from rlvla.trainer.config import BatchConfig, ScheduleConfig
 from rlvla.trainer.group_collector import EPISODE_METRICS
 from rlvla.trainer.guards import EARLY_STOP_EPISODES
 from rlvla.utils.cli.flags import as_typed
+from rlvla.utils.deepspeed.config import launched_world_size
 from rlvla.utils.deepspeed.strategy import has_accelerator
 from rlvla.utils.errors import ConfigError, Problem
 
@@ -140,6 +142,14 @@ def early_stopping_problems(
     return problems
 
 
+def _near_divisors(number: int, wanted: int, ranks: int) -> list[int]:
+    """The nearest divisors of a number below and above another one that are multiples of the number of ranks."""
+    small = [n for n in range(1, min(math.isqrt(number), 10**5) + 1) if number % n == 0]
+    fitting = [n for n in {*small, *(number // n for n in small)} if n % ranks == 0]
+    below, above = [n for n in fitting if n < wanted], [n for n in fitting if n > wanted]
+    return ([max(below)] if below else []) + ([min(above)] if above else [])
+
+
 def batch_problems(flags: PPORun) -> list[Problem]:
     """Batch sizes that do not divide each other, and lengths that leave nothing to train."""
     batch = flags.batch
@@ -147,8 +157,8 @@ def batch_problems(flags: PPORun) -> list[Problem]:
         return []  # already reported
     problems, episodes = rank_problems(flags), batch.episodes_per_iteration
     if episodes % batch.train_batch_size:
-        largest = [str(episodes // n) for n in range(1, min(episodes, 1000) + 1) if episodes % n == 0][:4]
-        values = {"value": batch.train_batch_size, "episodes": episodes, "divisors": ", ".join(largest)}
+        near = " or ".join(map(str, _near_divisors(episodes, batch.train_batch_size, launched_world_size())))
+        values = {"value": batch.train_batch_size, "episodes": episodes, "near": f"; give {near}" if near else ""}
         problems.append(problem("train_batch_size", "does_not_divide", **values))
     problems += length_problems(flags)
     frozen = flags.optimization.freezing_actor_steps

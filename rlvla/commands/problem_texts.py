@@ -62,7 +62,7 @@ _TEXTS: dict[tuple[str | None, str], str] = {
     (None, "not_divisible"): "--{flag} {value} must be divisible by the number of ranks {ranks}",
     ("train_batch_size", "does_not_divide"): (
         "--train_batch_size {value} must divide the episodes of an iteration, rollout_batch_size x "
-        "n_samples_per_prompt = {episodes}; give {divisors}"
+        "n_samples_per_prompt = {episodes}{near}"
     ),
     ("num_episodes", "too_few"): "--num_episodes {value} is less than one iteration of {episodes} episodes",
     ("num_episodes", "not_divisible"): (

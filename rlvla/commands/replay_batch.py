@@ -16,7 +16,7 @@ from rlvla.models.feature_models import FeatureCritic
 from rlvla.models.value_models import REWARD_HEAD_FILE, Critic, SuccessPredictor
 from rlvla.trainer.guards import read_batch
 from rlvla.utils.errors import ConfigError
-from rlvla.utils.terminal import show, table
+from rlvla.utils.terminal import put, show, table
 
 Network = Actor | Critic | FeatureCritic | SuccessPredictor
 _SHOWN_ROWS = 20
@@ -59,8 +59,8 @@ def run_replay(path: Path, pretrain: Path, unnorm_key: str | None = None) -> Bat
     rows = batch.rows if batch.prepared else _prepared(batch.rows, network)
     report = inspect(rows, network, float(batch.settings.get("temperature", 1.0)))
     show(f"{path}: {len(rows)} rows for the {batch.model.replace('_', ' ')}")
-    show(table(("not finite", "rows"), [(name, _shown(bad)) for name, bad in report.fields.items()]))
-    show(
+    put(table(("not finite", "rows"), [(name, _shown(bad)) for name, bad in report.fields.items()]))
+    put(
         table(("row alone", "first not finite"), [(row, what) for row, what in list(report.rows.items())[:_SHOWN_ROWS]])
     )
     if report.weights:

@@ -99,8 +99,10 @@ def describe_run(flags: PPORun, setting: CheckedRun, trainer: PPOTrainer) -> str
     start = "before training, " if schedule.val_before_train else ""
     end = f"after iteration {batch.iterations}"
     if schedule.early_stopping:
-        what = {"evaluations": "evaluated", "sampled": "training"}.get(schedule.early_stop_by, "evaluated or training")
-        end += f", or once {100 * schedule.early_stop_success:g} % of the {what} episodes succeed"
+        threshold, last = f"{100 * schedule.early_stop_success:g} %", f"{schedule.early_stop_iterations} iterations"
+        evaluated, sampled = f"an evaluation reaches {threshold}", f"{last} are surely above {threshold}"
+        by = {"evaluations": evaluated, "sampled": sampled}
+        end += f", or once {by.get(schedule.early_stop_by, f'{evaluated}, or {sampled}')}"
     rows = {
         "policy": f"{flags.policy.pretrain} ({weights})",
         "method": method,

@@ -120,11 +120,8 @@ def describe_plan(stages: Sequence[Stage], folder: Path, program: Program, first
 
 def _typed(stage: Stage, program: Program) -> str:
     """The command of a stage as one would type it."""
-    words = [*program(_command(stage)), *stage.words]
-    if stage.processes == 1:
-        return shlex.join(["python", *words])
-    module = ["--module", *words[1:]] if words[0] == "-m" else words
-    return shlex.join(["deepspeed", "-q", "--num_accelerators", str(stage.processes), *module])
+    name, ranks = program(_command(stage))[-1], stage.processes if stage.processes > 1 else None
+    return shlex.join(typed_command([name, *stage.words], ranks))
 
 
 def run_recipe(stages: Sequence[Stage], folder: Path, program: Program, first: str | None = None) -> None:
@@ -211,7 +208,7 @@ def command_again(argv: Sequence[str], first: str | None = None) -> str:
         alone = index + 1 == len(words) or words[index + 1].startswith("--")
         if word.startswith("--from=") or word == "--from" or words[max(0, index - 1)] == "--from":
             continue
-        if not (word in _LISTS and alone):  # scripts give them where there is nothing to set
+        if not (word in _LISTS and alone) and word != "--dry_run":  # scripts give lists where there is nothing to set
             kept.append(word)
     kept += [] if first is None else ["--from", first]
     return shlex.join(typed_command(kept + (passed_on if len(passed_on) > 1 else [])))

@@ -177,10 +177,14 @@ def output_folder_problem(folder: str | Path, *, resuming: bool | None = None) -
 def no_folder(folder: str | Path) -> str:
     """What to say of a folder that does not exist: where it was looked for, and what has nearly that name."""
     path = Path(folder)
+    if path.exists():
+        return f"{path} is no folder"
     where = "" if path.is_absolute() else f" in {Path.cwd()}"
-    missing = next((place for place in [*reversed(path.parents), path] if not place.exists()), path)
-    beside = [place.name for place in missing.parent.iterdir()] if missing.parent.is_dir() else []
-    found = [missing.parent / name / path.relative_to(missing) for name in get_close_matches(missing.name, beside)]
+    missing = next(place for place in [*reversed(path.parents), path] if not place.exists())
+    found: list[Path] = []
+    with suppress(OSError):  # a folder that may not be listed
+        beside = [place.name for place in missing.parent.iterdir()]
+        found = [missing.parent / name / path.relative_to(missing) for name in get_close_matches(missing.name, beside)]
     near = next((place for place in found if place.is_dir()), None)
     return f"there is no folder {path}{where}" + (f"; did you mean {near}?" if near else "")
 

@@ -102,7 +102,7 @@ class StopSignals:
         self.received = self.received or number
         record(number)
         if first and os.environ.get("LOCAL_RANK", "0") == "0":
-            say(f"\n{cause_of(number)}: stopping at the next safe point, then saving (Ctrl-\\ ends it at once)")
+            say(f"\n{cause_of(number)}: stopping at the next safe point, then saving (SIGQUIT or Ctrl-\\: now)")
         if self._interruptible and can_raise(frame):
             self._interruptible = False
             raise _Interrupted

@@ -16,11 +16,11 @@ from typing import Any, TextIO
 from rlvla.utils.cli.programs import as_installed
 from rlvla.utils.ending import silence_closed_outputs
 
+IN_RECIPE = "RLVLA_IN_RECIPE"  # in the environment of commands that a recipe runs
 LOG_LEVELS = ("debug", "info", "warning", "error")
 log = logging.getLogger("rlvla")
 _quiet = False
 # Markdown's special characters. Underscores are plain inside a word, brackets unless they make a link.
-IN_RECIPE = "RLVLA_IN_RECIPE"  # in the environment of commands that a recipe runs
 _MARKUP = re.compile(r"[\\`*|~$]|\](?=[(\[:])|(?<![^\W_])_|_(?![^\W_])")
 _CLEAR_LINE = "\r\x1b[K"
 _CODE = re.compile(r"\r?\x1b\[[0-9;?]*[@-~]")  # style, or what clears a line

@@ -304,6 +304,19 @@ def test_batch_sizes_that_do_not_divide(
     assert kinds(problems) == expected
 
 
+@pytest.mark.parametrize(("world", "words"), [(1, "; give 40 or 50"), (2, "; give 40 or 50"), (3, "")])
+def test_batch_sizes_that_fit_are_named(
+    refused: Refused, policy: Path, monkeypatch: pytest.MonkeyPatch, world: int, words: str
+) -> None:
+    """The nearest divisors of 200 that the ranks can share out; three cannot share out any."""
+    monkeypatch.setenv("WORLD_SIZE", str(world))
+    problems = refused(
+        PPO, "--pretrain", policy, "--num_episodes", 600, "--rollout_batch_size", 200, "--train_batch_size", 48
+    )
+    (found,) = [problem for problem in problems if problem.reason == "does_not_divide"]
+    assert str(found).endswith(f"= 200{words}")
+
+
 @pytest.mark.parametrize(
     ("episodes", "reason", "words"), [(10, "too_few", "iteration of 64"), (200, "not_divisible", "192 or 256")]
 )

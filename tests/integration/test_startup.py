@@ -21,3 +21,11 @@ def test_nothing_heavy_is_imported_before_the_flags_are_known(path: Path, flag: 
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time")}
     assert "rlvla.utils.cli.flags" in imported
     assert not imported & HEAVY
+
+
+def test_a_python_without_the_packages_is_told_where_they_are() -> None:
+    """Python does not look into site-packages here."""
+    command = [sys.executable, "-S", ROOT / "cli" / "check_env.py", "--help"]
+    done = subprocess.run(command, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert "check_env.py: this Python lacks what rlvla needs" in done.stderr and ".venv/bin/activate" in done.stderr

@@ -159,33 +159,33 @@ def _fit(facts: Facts) -> list[str]:
     if not facts.measurements:
         return []
     final, (of_train, of_heldout) = _final(facts), facts.baselines
+    sides = [("training rows", final.train, of_train)]
+    if final.heldout is not None:
+        sides.insert(0, ("held-out rows", final.heldout, of_heldout or Baselines()))
+    sentences = [f"Fit: {'; '.join(_described(*side) for side in sides)}."]
+    name, quality, baselines = sides[0]
+    if not _is_better_than_constant(quality, baselines):
+        return [*sentences, f"Nothing of use was learned: on {name} a constant is as good."]
     if final.heldout is None:
-        fit = f"Fit: {_described('training rows', final.train, of_train)}."
-        return [fit] if _has_learned(facts) else [fit, "Nothing of use was learned yet: a constant is as good."]
-    both = [("held-out rows", final.heldout, of_heldout or Baselines()), ("training rows", final.train, of_train)]
-    sentences = [f"Fit: {'; '.join(_described(*side) for side in both)}."]
-    ratio = relative_error(final.heldout.errors, (of_heldout or Baselines()).median_errors)
-    if ratio is not None and ratio >= CONSTANT:
-        sentences.append(
-            f"Nothing of use was learned: on held-out rows the error is {percent(ratio)} of that of the constant "
-            "median action."
-        )
         return sentences
-    return sentences + _not_learned(final.heldout.errors, (of_heldout or Baselines()).median_errors)
+    return sentences + _not_learned(quality.errors, baselines.median_errors)
 
 
 def _has_learned(facts: Facts) -> bool:
-    """Whether the exported policy is better than the most frequent tokens, or than the median action."""
     if not facts.measurements:
         return True
     final, (of_train, of_heldout) = _final(facts), facts.baselines
-    quality, baselines = (
-        (final.train, of_train) if final.heldout is None else (final.heldout, of_heldout or Baselines())
-    )
-    if baselines.majority_accuracy is not None and quality.accuracy <= baselines.majority_accuracy:
-        return False
+    if final.heldout is None:
+        return _is_better_than_constant(final.train, of_train)
+    return _is_better_than_constant(final.heldout, of_heldout or Baselines())
+
+
+def _is_better_than_constant(quality: Quality, baselines: Baselines) -> bool:
+    """By the error relative to the median action's or, without errors, by the accuracy of the most frequent tokens."""
     ratio = relative_error(quality.errors, baselines.median_errors)
-    return ratio is None or ratio < CONSTANT
+    if ratio is not None:
+        return ratio < CONSTANT
+    return baselines.majority_accuracy is None or quality.accuracy > baselines.majority_accuracy
 
 
 def _not_learned(errors: Sequence[float], medians: Sequence[float]) -> list[str]:

@@ -17,6 +17,7 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn
 
@@ -184,7 +185,10 @@ class Parser(argparse.ArgumentParser):
             elif unknown:
                 behind = f"{part[0]}: " if part[0].startswith("-") else ""
                 given = _one_line(" ".join(unknown))
-                is_policy = not behind and "--pretrain" in self._option_string_actions and os.path.isdir(unknown[0])
+                takes_policy = not behind and len(unknown) == 1 and "--pretrain" in self._option_string_actions
+                is_policy = takes_policy and any(
+                    (Path(given) / name / "config.json").is_file() for name in ("", "policy")
+                )
                 meant = f"; did you mean --pretrain {given}?" if is_policy else ""
                 problems.append(f"{behind}unexpected value(s): {given}{meant}")
         return problems

@@ -38,14 +38,14 @@ def typed_command(argv: Sequence[str], ranks: int | None = None) -> list[str]:
     """The words that start a command again.
 
     Args:
-        argv: its command line, beginning with the program.
+        argv: its command line, beginning with the program, a file or a module.
         ranks: number of ranks that the launcher starts; None: no launcher.
     """
     name, *flags = argv
     launcher = ["python"] if ranks is None else ["deepspeed", "-q", "--num_accelerators", str(ranks)]
     if not is_installed():
         return [*launcher, *argv]
-    stem = Path(name).stem.removeprefix(PREFIX)
+    stem = name.removeprefix(f"{_MODULE}.") if name.startswith(_MODULE) else Path(name).stem.removeprefix(PREFIX)
     if ranks is None:
         return [PREFIX + stem.replace("_", "-"), *flags]
     return [*launcher, "--module", f"{_MODULE}.{stem.replace('-', '_')}", *flags]

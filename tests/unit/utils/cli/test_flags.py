@@ -110,7 +110,9 @@ def test_a_policy_without_its_flag_is_told_the_flag(tmp_path: Path, capsys: pyte
 
     parser = Parser("what it does")
     add_arguments(parser, Policy, "settings")
-    for given, told_flag in ((tmp_path, True), (tmp_path / "none", False)):
+    (tmp_path / "run/policy").mkdir(parents=True)
+    (tmp_path / "run/policy/config.json").write_text("{}")
+    for given, told_flag in ((tmp_path / "run", True), (tmp_path / "run/policy", True), (tmp_path, False)):
         with pytest.raises(SystemExit):
             parser.parse_args([str(given)])
         told_of = f"unexpected value(s): {given}" + (f"; did you mean --pretrain {given}?" if told_flag else "")
