@@ -120,16 +120,16 @@ def effort(folder: Path) -> int | None:
     return None
 
 
-def learning(output: Path, seeds: list[int], ways: list[str], episodes: int, batch: int) -> None:
-    """The table of `learning`, with `batch` episodes in an iteration."""
-    rows = []
+def learning(output: Path, seeds: list[int], ways: list[str], changes: dict[str, object]) -> None:
+    """The table of `learning`; `changes` are flags that differ from the recipe's."""
+    rows, name = [], "_".join(map(str, changes.values()))
     for way in ways:
         for seed in seeds:
             begin = output / f"start_{seed}"
             policy = start(begin, seed)
-            folder = output / f"learning_{batch}_{list(WAYS).index(way)}_{seed}"
+            folder = output / f"learning_{name}_{list(WAYS).index(way)}_{seed}"
             if not (folder / "evaluations.json").exists():
-                settings = _rl_flags(episodes, batch)
+                settings = _rl_flags(changes)
                 flags = ["--pretrain", str(policy), "--save_path", str(folder), "--seed", str(seed), *settings]
                 command("train_ppo_vla.py", *flags, *WAYS[way])
             rows.append(outcome(way, seed, folder))
@@ -173,14 +173,14 @@ def _as_settings(flags: list[str]) -> list[str]:
     return settings
 
 
-def _rl_flags(episodes: int, batch: int) -> list[str]:
+def _rl_flags(changes: dict[str, object]) -> list[str]:
     """The reinforcement learning of recipes/toy_reach.yaml with smaller iterations, to its end."""
     import yaml
 
     rl = yaml.safe_load((ROOT / "recipes/toy_reach.yaml").read_text())["stages"]["rl"]
     for name in ("minutes", "processes", "save_path", "early_stopping", "early_stop_by", "save_steps", "lr_scheduler"):
         rl.pop(name)
-    rl |= {"rollout_batch_size": batch, "num_episodes": episodes, "val_before_train": False}
+    rl |= {"val_before_train": False, **changes}
     flags: list[str] = []
     for name, value in rl.items():
         if isinstance(value, bool):
@@ -197,6 +197,7 @@ def main() -> None:
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("--num_episodes", type=int, default=4096)
     parser.add_argument("--rollout_batch_size", type=int, default=128)
+    parser.add_argument("--actor_learning_rate", type=float, default=5e-4)
     parser.add_argument("--iterations", type=int, default=12)
     parser.add_argument("--num_envs", type=int, default=8)
     parser.add_argument("--output", type=Path, default=Path("runs/async"))
@@ -207,7 +208,8 @@ def main() -> None:
     elif args.what == "lift":
         lift(output, args.seeds, args.ways)
     else:
-        learning(output, args.seeds, args.ways, args.num_episodes, args.rollout_batch_size)
+        names = ("rollout_batch_size", "num_episodes", "actor_learning_rate")
+        learning(output, args.seeds, args.ways, {name: getattr(args, name) for name in names})
 
 
 if __name__ == "__main__":
