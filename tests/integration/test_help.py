@@ -7,7 +7,7 @@ import ast
 import dataclasses
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -70,6 +70,18 @@ COMMANDS = [
     train_sft_vla,
     view_data,
 ]
+
+
+@pytest.fixture(autouse=True)
+def only_shipped_suites() -> Iterator[None]:
+    """Other tests of this process may have registered suites of their own, whose flags the help would show."""
+    own = {name: suite for name, suite in registry._SUITES.items() if not registry.ships_with_rlvla(name)}
+    for name in own:
+        del registry._SUITES[name]
+    yield
+    registry._SUITES.update(own)  # not a copy of the dictionary: what ships is registered but once, when it is imported
+
+
 CONFIGS = [
     *PPORun.kinds().values(),
     *SACRun.kinds().values(),
@@ -370,10 +382,7 @@ def test_no_flag_is_accepted_and_ignored() -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda c: c.__name__)
-def test_flags_come_from_the_dataclasses(command: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Suites that other test modules registered when they were imported bring flags, too.
-    shipped = {name: suite for name, suite in registry._SUITES.items() if registry.ships_with_rlvla(name)}
-    monkeypatch.setattr(registry, "_SUITES", shipped)
+def test_flags_come_from_the_dataclasses(command: object) -> None:
     fields = {field.name for config in CONFIGS for field in dataclasses.fields(config)}
     flags = {action.dest for action in command.build_parser()._actions} - {
         "help",
