@@ -21,11 +21,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser("rlvla", usage="rlvla [--version]", add_help=False)
     parser.add_argument("-h", "--help", action="store_true")
     parser.add_argument("--version", action="version", version=f"rlvla {__version__}")
-    words = parser.parse_known_args(argv)[1]
-    name = words[0].replace("-", "_") if words else ""
-    if name in COMMANDS:
+    _, words = parser.parse_known_args(argv)
+    if words and (name := words[0].replace("-", "_")) in COMMANDS:
         parser.error(f"each command is a program of its own: {as_installed(f'python cli/{name}.py')}")
-    parser.parse_args(argv)
+    if words:
+        parser.error(f"unrecognized arguments: {' '.join(words)}")
     put(listing(Path(__file__).resolve().parent))
     parser.exit()
 

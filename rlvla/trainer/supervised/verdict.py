@@ -158,26 +158,23 @@ def _better(measurements: Sequence[Measurement]) -> Measurement | None:
 def _fit(facts: Facts) -> list[str]:
     if not facts.measurements:
         return []
-    final, (of_train, of_heldout) = _final(facts), facts.baselines
-    sides = [("training rows", final.train, of_train)]
-    if final.heldout is not None:
-        sides.insert(0, ("held-out rows", final.heldout, of_heldout or Baselines()))
-    sentences = [f"Fit: {'; '.join(_described(*side) for side in sides)}."]
+    sides = _sides(facts)
     name, quality, baselines = sides[0]
+    sentences = [f"Fit: {'; '.join(_described(*side) for side in sides)}."]
     if not _is_better_than_constant(quality, baselines):
         return [*sentences, f"Nothing of use was learned: on {name} a constant is as good."]
-    if final.heldout is None:
-        return sentences
-    return sentences + _not_learned(quality.errors, baselines.median_errors)
+    return sentences if len(sides) == 1 else sentences + _not_learned(quality.errors, baselines.median_errors)
 
 
 def _has_learned(facts: Facts) -> bool:
-    if not facts.measurements:
-        return True
+    return not facts.measurements or _is_better_than_constant(*_sides(facts)[0][1:])
+
+
+def _sides(facts: Facts) -> list[tuple[str, Quality, Baselines]]:
+    """The exported policy on held-out rows, if there are any, and on those of training, each with its baselines."""
     final, (of_train, of_heldout) = _final(facts), facts.baselines
-    if final.heldout is None:
-        return _is_better_than_constant(final.train, of_train)
-    return _is_better_than_constant(final.heldout, of_heldout or Baselines())
+    train = ("training rows", final.train, of_train)
+    return [train] if final.heldout is None else [("held-out rows", final.heldout, of_heldout or Baselines()), train]
 
 
 def _is_better_than_constant(quality: Quality, baselines: Baselines) -> bool:

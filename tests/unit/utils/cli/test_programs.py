@@ -57,3 +57,5 @@ def test_installed_they_are_programs(module: bool, monkeypatch: pytest.MonkeyPat
     assert typed_command(sys.argv) == ["rlvla-train-ppo-vla", "--a"]
     launched = ["deepspeed", "-q", "--num_accelerators", "2", "--module", "rlvla.cli.train_ppo_vla", "--a"]
     assert typed_command(sys.argv, ranks=2) == launched
+    assert typed_command(["rlvla.cli.train_ppo_vla", "--a"]) == ["rlvla-train-ppo-vla", "--a"], "a module"
+    assert typed_command(["rlvla.cli.train_ppo_vla", "--a"], ranks=2) == launched
