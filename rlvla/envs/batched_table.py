@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
-from rlvla.envs.base import ChunkResult, Observation, TaskSpec, check_actions, check_init_state_id
+from rlvla.envs.base import Observation, TaskSpec
+from rlvla.envs.batched_slots import BatchedSlots
 from rlvla.envs.options import SuiteOptions
 
 
-class BatchedTable:
-    """A tabletop for `num_slots` concurrent episodes; see `rlvla.envs.base.BatchedEnv` for the contract.
+class BatchedTable(BatchedSlots):
+    """A tabletop for `num_slots` concurrent episodes.
 
-    A suite writes `_begin`, `_advance`, `_paint`, `_position`, `_state` and, if the task has several, `_instruction`.
-    The dynamics are deterministic; an episode succeeds when success lasted `success_hold_steps` steps.
+    A suite writes `_begin`, which draws the background as well, `_advance`, `_paint`, `_position`, `_state` and, if the
+    task has several, `_instruction`. The dynamics are deterministic.
 
     Args:
         task: the task, including the step limit.
@@ -23,22 +22,9 @@ class BatchedTable:
     """
 
     def __init__(self, task: TaskSpec, num_slots: int, options: SuiteOptions):
-        self.task, self._options = task, options
+        super().__init__(task, num_slots, options)
         size = options.image_size
-        self._backgrounds = np.empty((num_slots, size, size, 3), dtype=np.uint8)
-        self._steps = np.zeros(num_slots, dtype=np.int64)
-        self._streaks = np.zeros(num_slots, dtype=np.int64)  # number of steps that success has lasted
-        self._begun = np.zeros(num_slots, dtype=bool)
-        self._playing = np.zeros(num_slots, dtype=bool)
-        self._closed = False
-
-    def _begin(self, slot: int, init_state_id: int) -> None:
-        """Place everything in a slot, and draw its background, which does not change in an episode."""
-        raise NotImplementedError
-
-    def _advance(self, slots: np.ndarray, actions: np.ndarray) -> tuple[np.ndarray, Sequence[frozenset[str]]]:
-        """Execute actions [n, D] float64 in the slots [n]: success [n] bool, and events."""
-        raise NotImplementedError
+        self._backgrounds = np.empty((num_slots, size, size, 3), dtype=np.uint8)  # do not change in an episode
 
     def _paint(self, images: np.ndarray, slots: np.ndarray) -> None:
         """Draw what moves over the backgrounds [n, H, H, 3] of the slots [n], in place."""
@@ -48,101 +34,16 @@ class BatchedTable:
         """Proprio [n, P] of the slots [n]."""
         raise NotImplementedError
 
-    def _state(self, slot: int) -> dict[str, np.ndarray]:
-        raise NotImplementedError
-
     def _instruction(self, slot: int) -> str:
         return self.task.instruction
 
-    def reset(self, slots: Sequence[int], init_state_ids: Sequence[int], seeds: Sequence[int]) -> list[Observation]:
-        """Start episodes; `seeds` have no effect."""
-        if self._closed:
-            raise RuntimeError(f"this {self.task.suite} environment is closed; make another")
-        self._check(slots)
-        for init_state_id in init_state_ids:
-            check_init_state_id(self.task, init_state_id)
-        for slot, init_state_id in zip(slots, init_state_ids):
-            self._begin(slot, init_state_id)
-        chosen = np.array(slots)
-        self._steps[chosen] = self._streaks[chosen] = 0
-        self._begun[chosen] = self._playing[chosen] = True
-        return self._observe(chosen)
-
-    def step_chunk(
-        self, slots: Sequence[int], actions: np.ndarray, *, record_frames: bool = False
-    ) -> list[ChunkResult]:
-        """Execute actions [n, A, D], in each slot until the end of the chunk or of the episode."""
-        chosen = np.array(slots)
-        self._check(slots)
-        if not self._playing[chosen].all():
-            raise RuntimeError(f"no episode is running in slots {chosen[~self._playing[chosen]]}: call reset first")
-        actions = np.stack([check_actions(chunk, self.task.action_dim) for chunk in actions]).astype(np.float64)
-        count, length = actions.shape[:2]
-        rewards, successes = np.zeros((count, length), dtype=np.float32), np.zeros((count, length), dtype=bool)
-        terminated = np.zeros(count, dtype=bool)
-        events: list[list[frozenset[str]]] = [[] for _ in slots]
-        frames: list[list[np.ndarray]] = [[] for _ in slots]
-        for index in range(length):
-            rows = np.flatnonzero(self._playing[chosen])
-            if not len(rows):
-                break
-            going = chosen[rows]
-            success, happened = self._advance(going, actions[rows, index])
-            held = self._count_step(going, success)
-            successes[rows, index], rewards[rows, index], terminated[rows] = success, held, held
-            pictures = self._draw(going) if record_frames else going
-            for row, names, picture in zip(rows, happened, pictures):
-                events[row].append(names)
-                if record_frames:
-                    frames[row].append(picture)
-        return [
-            ChunkResult(
-                observation=observation,
-                steps_executed=len(events[row]),
-                rewards=rewards[row],
-                successes=successes[row],
-                terminated=bool(terminated[row]),
-                truncated=not (terminated[row] or self._playing[chosen[row]]),
-                success_at_end=bool(terminated[row]),
-                events=events[row],
-                frames=np.stack(frames[row]) if record_frames else None,
-            )
-            for row, observation in enumerate(self._observe(chosen))
-        ]
-
-    def privileged_state(self, slot: int) -> dict[str, np.ndarray]:
-        """See `privileged_state` of the environment for one episode."""
-        self._check([slot])
-        if not self._begun[slot]:
-            raise RuntimeError("no episode was started: call reset first")
-        return self._state(slot)
-
-    def close(self) -> None:
-        """Close the environment."""
-        self._closed = True
-        self._playing[:] = False
-
-    def _count_step(self, slots: np.ndarray, success: np.ndarray) -> np.ndarray:
-        """Count a step in running slots; whether the episode ends with success, [n] bool."""
-        self._steps[slots] += 1
-        self._streaks[slots] = np.where(success, self._streaks[slots] + 1, 0)
-        going_on = self._steps[slots] < self.task.max_steps
-        held = (self._streaks[slots] >= self._options.success_hold_steps) & ~(self._options.plays_on & going_on)
-        self._playing[slots] = ~held & going_on
-        return held
-
-    def _check(self, slots: Sequence[int]) -> None:
-        if len(set(slots)) < len(slots) or not all(0 <= slot < len(self._steps) for slot in slots):
-            raise ValueError(f"slots must be different ones of 0..{len(self._steps) - 1}, not {list(slots)}")
-
-    def _draw(self, slots: np.ndarray) -> np.ndarray:
-        """Images [n, H, H, 3] of the slots."""
+    def _frames(self, slots: np.ndarray) -> np.ndarray:
         images = self._backgrounds[slots]
         self._paint(images, slots)
         return images
 
     def _observe(self, slots: np.ndarray) -> list[Observation]:
-        images, proprio = self._draw(slots)[:, None], self._position(slots).astype(np.float32)
+        images, proprio = self._frames(slots)[:, None], self._position(slots).astype(np.float32)
         return [
             Observation(images[row], proprio[row] if self._options.use_proprio else None, self._instruction(slot))
             for row, slot in enumerate(slots)

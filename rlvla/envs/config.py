@@ -210,7 +210,7 @@ class EnvConfig:
                 raise ConfigError(problems) from None
         chosen, unknown = self._select(specs)
         problems += [*unknown, *self._proprio_problems(chosen)]
-        problems += [] if problems else get_suite(self.suite).task_problems(chosen, self.options)
+        problems += [] if problems else get_suite(self.suite).task_problems(chosen, self.env_kwargs())
         if problems:
             raise ConfigError(problems)
         return chosen

@@ -41,6 +41,7 @@ class Suite:
             them again when it returns to their task; for simulators that take longer to build than memory is worth.
         make_batched: `(task_id, num_slots, **kw) -> BatchedEnv`, one simulator for several episodes, used by workers
             with several slots (`--envs_per_worker`); None builds one environment per slot.
+        batched_if: the options with which they use it; always by default.
     """
 
     list_tasks: Callable[..., list[TaskSpec]]
@@ -52,9 +53,14 @@ class Suite:
     expert: Callable[[TaskSpec, ExpertConfig], Expert] | None = None
     options: type[SuiteOptions] | None = None
     make_batched: Callable[..., BatchedEnv] | None = None
+    batched_if: Callable[[Mapping[str, Any]], bool] = lambda options: True
     groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     kept: int = 0
     task_problems: Callable[[Sequence[TaskSpec], Mapping[str, Any]], list[Problem]] = lambda tasks, options: []
+
+    def offers_batch(self, options: Mapping[str, Any]) -> bool:
+        """Whether the slots of a worker share an environment of these options."""
+        return self.make_batched is not None and self.batched_if(options)
 
     @property
     def default_cameras(self) -> tuple[str, ...]:

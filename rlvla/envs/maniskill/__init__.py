@@ -1,6 +1,7 @@
 """The ManiSkill suite: tabletop tasks of a Panda arm. Registering it imports neither mani_skill nor sapien."""
 
-from rlvla.envs.maniskill.env import CAMERAS, SUITE, ManiSkillOptions, list_tasks, make
+from rlvla.envs.maniskill.env import make, make_batched
+from rlvla.envs.maniskill.tasks import CAMERAS, SUITE, ManiSkillOptions, list_tasks, task_problems
 from rlvla.envs.registry import Suite, register_suite
 
 register_suite(
@@ -12,5 +13,8 @@ register_suite(
         options=ManiSkillOptions,
         requires=("mani_skill", "sapien", "torch"),
         kept=3,
+        task_problems=task_problems,
+        make_batched=make_batched,
+        batched_if=lambda options: options.get("physics") == "gpu",
     ),
 )

@@ -2,121 +2,99 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from itertools import chain
+from typing import Any
 
 import numpy as np
 
-from rlvla.envs.base import ChunkResult, Observation, TaskSpec, check_chunk, check_init_state_id, task_of
-from rlvla.envs.chunks import ChunkRunner
-from rlvla.envs.options import SuiteOptions
-from rlvla.utils.cli.flags import arg
-from rlvla.utils.errors import ConfigError, MissingExtraError, Problem
-
-SUITE = "maniskill"
-CAMERAS = ("base", "hand")
-ACTION_DIM, PROPRIO_DIM = 7, 8
-CONTROL_FREQ = 20.0
-STEPS = 100
-NUM_INIT_STATES = 10_000
-REWARD_RANGE = (-1.0, 1.0)
-
-
-@dataclass(frozen=True)
-class ManiSkillTask:
-    """A task.
-
-    Attributes:
-        name: the package's name without its version.
-        instruction: what the policy is told; ours, the package has none.
-        events: proposition -> entry of the package's evaluation.
-        state_dim: length of the simulation state of its objects and the robot.
-        hand_camera: whether its robot carries a camera.
-    """
-
-    name: str
-    instruction: str
-    state_dim: int
-    events: Mapping[str, str] = field(default_factory=dict)
-    hand_camera: bool = False
-
-    @property
-    def propositions(self) -> tuple[str, ...]:
-        """Of the task, success last."""
-        return (*self.events, "success")
-
-
-TASKS = (
-    ManiSkillTask("PushCube", "push the cube into the target", 70),
-    ManiSkillTask("PullCube", "pull the cube into the target", 70),
-    ManiSkillTask(
-        "PickCube", "move the cube to the green ball", 70, {"grasped": "is_grasped", "placed": "is_obj_placed"}
-    ),
-    ManiSkillTask(
-        "StackCube",
-        "put the red cube on the green cube",
-        70,
-        {"grasped": "is_cubeA_grasped", "placed": "is_cubeA_on_cubeB"},
-        hand_camera=True,
-    ),
-    ManiSkillTask("LiftPegUpright", "stand the peg upright", 57),
-    ManiSkillTask(
-        "PokeCube", "poke the cube with the peg", 83, {"grasped": "is_peg_grasped", "placed": "is_peg_cube_fit"}
-    ),
-    ManiSkillTask(
-        "PlaceSphere", "put the ball into the bin", 70, {"grasped": "is_obj_grasped", "placed": "is_obj_on_bin"}
-    ),
-    ManiSkillTask("RollBall", "roll the ball to the target", 70),
-    ManiSkillTask("PegInsertionSide", "insert the peg into the hole", 70, hand_camera=True),
-    ManiSkillTask("PullCubeTool", "pull the cube closer with the hook", 70),
+from rlvla.envs.base import ChunkResult, Observation, TaskSpec, task_of
+from rlvla.envs.batched_slots import Advanced, BatchedSlots
+from rlvla.envs.maniskill.tasks import (
+    ACTION_DIM,
+    SUITE,
+    TASKS,
+    ManiSkillOptions,
+    ManiSkillTask,
+    list_tasks,
+    task_problems,
 )
+from rlvla.envs.slot_env import SlotEnv
+from rlvla.utils.errors import ConfigError, MissingExtraError
+
+_ONLY = np.zeros(1, np.int64)  # the place of a simulator with one
 
 
-@dataclass(frozen=True)
-class ManiSkillOptions(SuiteOptions):
-    """Options of the suite.
+class Scenes:
+    """The package's environment with room for `size` episodes; on the CPU it has room for one.
 
-    Rendering needs a Vulkan driver, on a CPU Mesa's lavapipe in a version newer than that of Debian 12.
-
-    Attributes:
-        object_state: append the simulation state of objects and robot to proprio.
+    It steps all of its places at once. Those that shall wait are put back, with their velocities; what the solver of
+    the GPU remembers of contacts is not.
     """
 
-    known_cameras: ClassVar[tuple[str, ...]] = CAMERAS
-    privileged_options: ClassVar[tuple[str, ...]] = ("object_state",)
-    can_play_on: ClassVar[bool] = True
+    def __init__(self, facts: ManiSkillTask, size: int, options: ManiSkillOptions):
+        self._facts, self._options = facts, options
+        self.env: Any = _simulator(facts.name, size, options)
+        self._places = np.arange(size)
 
-    cameras: tuple[str, ...] = ("base",)
-    object_state: bool = arg(False, "append position and orientation of the task's objects to proprio")
+    def reset(self, place: int, seed: int) -> None:
+        """Draw an initial state; alone, because places that are reset together share a generator."""
+        one = self._index(np.array([place]))
+        self.env.reset(seed=seed, options={"env_idx": one} if len(self._places) > 1 else None)
+
+    def step(self, places: np.ndarray, actions: np.ndarray) -> Advanced:
+        """Execute actions [n, D] in the places [n], and in no other."""
+        everywhere = np.zeros((len(self._places), ACTION_DIM), np.float32)
+        everywhere[places] = actions
+        waiting = np.setdiff1d(self._places, places)
+        before = self.env.get_state()[self._index(waiting)].clone() if len(waiting) else None
+        _, reward, _, _, info = self.env.step(everywhere)
+        if before is not None:
+            self.env.set_state(before, self._index(waiting))
+        holds = {name: _numpy(info[entry])[places] for name, entry in self._facts.events.items()}
+        holds["success"] = _numpy(info["success"])[places].astype(bool)
+        events = [frozenset(name for name, true in holds.items() if true[row]) for row in range(len(places))]
+        failed = _numpy(info["fail"])[places].astype(bool) if "fail" in info else None
+        return Advanced(holds["success"], events, _numpy(reward)[places], failed)
+
+    def proprio(self, places: np.ndarray) -> np.ndarray:
+        """[n, P] float32."""
+        agent = self.env.agent
+        pose = agent.robot.pose.inv() * agent.tcp.pose
+        turned = [_turned_from_down(quaternion) for quaternion in _numpy(pose.q)[places].astype(np.float64)]
+        parts = [_numpy(pose.p)[places], np.stack(turned), _numpy(agent.robot.get_qpos())[places, -2:]]
+        if self._options.object_state:
+            parts.append(self.state(places))
+        return np.concatenate(parts, 1).astype(np.float32)
+
+    def state(self, places: np.ndarray) -> np.ndarray:
+        """[n, S] float32, all of the simulation."""
+        return _numpy(self.env.get_state())[places].astype(np.float32)
+
+    def pictures(self, places: np.ndarray) -> np.ndarray:
+        """[n, N, H, H, 3] uint8."""
+        size, env = self._options.image_size, self.env
+        if not self._options.cameras:
+            return np.empty((len(places), 0, size, size, 3), np.uint8)
+        for hidden in env._hidden_objects:
+            hidden.show_visual()
+        env.scene.update_render(update_sensors=True, update_human_render_cameras=False)
+        env.capture_sensor_data()
+        sensors = [env.scene.sensors[f"{name}_camera"] for name in self._options.cameras]
+        wanted = {"rgb": True, "depth": False, "position": False, "segmentation": False}
+        return np.stack([_numpy(sensor.get_obs(**wanted)["rgb"])[places] for sensor in sensors], 1)
+
+    def close(self) -> None:
+        """Release the simulator."""
+        self.env.close()
+
+    def _index(self, places: np.ndarray) -> Any:
+        import torch
+
+        return torch.as_tensor(places, device=self.env.device)
 
 
-def list_tasks(**kw: Any) -> list[TaskSpec]:
-    """The tasks of the suite; `kw` are the fields of `ManiSkillOptions`."""
-    options = ManiSkillOptions(**kw)
-    return [
-        TaskSpec(
-            suite=SUITE,
-            task_id=task_id,
-            name=re.sub(r"(?<=[a-z])(?=[A-Z])", "_", task.name).lower(),
-            instruction=task.instruction,
-            max_steps=options.max_steps or STEPS,
-            num_init_states=NUM_INIT_STATES,
-            action_dim=ACTION_DIM,
-            proprio_dim=PROPRIO_DIM + (task.state_dim if options.object_state else 0),
-            control_freq=CONTROL_FREQ,
-            propositions=task.propositions,
-            gripper_dims=(ACTION_DIM - 1,),
-            machine="F(grasped & F(success))" if "grasped" in task.events else "F(success)",
-            reward_range=REWARD_RANGE,
-        )
-        for task_id, task in enumerate(TASKS)
-    ]
-
-
-class ManiSkillEnv:
-    """One ManiSkill task, on the CPU.
+class ManiSkillBatch(BatchedSlots):
+    """One ManiSkill task for `num_slots` episodes at once: a simulator for each on the CPU, one for all on a GPU.
 
     Actions [7] in [-1, 1]: where the hand shall go (1 = 10 cm per axis) and turn (1 = 0.1 rad per axis), and the
     gripper (1 opens, -1 closes); 20 Hz.
@@ -125,8 +103,8 @@ class ManiSkillEnv:
     the frame of the robot's base, and the positions of both fingers. With `object_state` the simulation state follows.
 
     Images show the goal, which the package hides from policies that are given its position. They are rendered once per
-    chunk. An initial state is what the package draws with its number as the seed. An episode that the task fails for
-    good is truncated.
+    chunk. An initial state is what the package draws with its number as the seed, which differs between CPU and GPU. An
+    episode that the task fails for good is truncated.
 
     Propositions: `grasped` and `placed` where the package's evaluation has them, and `success`.
 
@@ -134,93 +112,64 @@ class ManiSkillEnv:
 
     Args:
         spec: the task, including the step limit.
+        num_slots: number of concurrent episodes.
         options: validated options.
 
     Raises:
-        ConfigError: a camera that its robot does not carry, or no working Vulkan driver.
+        ConfigError: the task lacks an option, there is no working Vulkan driver, or no GPU for `physics` "gpu".
         MissingExtraError: mani_skill is not installed.
     """
 
-    def __init__(self, spec: TaskSpec, options: ManiSkillOptions):
-        self.task, self.options, self._facts = spec, options, TASKS[spec.task_id]
-        if "hand" in options.cameras and not self._facts.hand_camera:
-            text = f"--cameras hand: the robot of {spec.name} carries no camera; take base"
-            raise ConfigError([Problem("cameras", "unavailable", text)])
-        self._env: Any = _simulator(self._facts.name, options)
-        self._runner = ChunkRunner(spec.max_steps, options.success_hold_steps or 1, plays_on=options.plays_on)
-        self._reward, self._failed, self._begun = 0.0, False, False
+    def __init__(self, spec: TaskSpec, num_slots: int, options: ManiSkillOptions):
+        super().__init__(spec, num_slots, options)
+        if problems := task_problems([spec], vars(options)):
+            raise ConfigError(problems)
+        facts = TASKS[spec.task_id]
+        size = num_slots if options.physics == "gpu" else 1
+        self._size = size
+        self._scenes = [Scenes(facts, size, options) for _ in range(num_slots // size)]
 
-    def reset(self, init_state_id: int, seed: int) -> Observation:
-        """Start an episode. Raises ValueError for an `init_state_id` outside [0, num_init_states)."""
-        self._require_open()
-        check_init_state_id(self.task, init_state_id)
-        self._env.reset(seed=init_state_id)
-        self._failed, self._begun = False, True
-        self._runner.begin()
-        return self._observe()
-
-    def step_chunk(self, actions: np.ndarray, *, record_frames: bool = False) -> ChunkResult:
-        """Execute actions [A, D] until done; see `Env.step_chunk`."""
-        self._require_open()
-        actions = check_chunk(actions, self.task)
-        if record_frames and not self.options.cameras:
+    def step_chunk(self, slots: Any, actions: np.ndarray, *, record_frames: bool = False) -> list[ChunkResult]:
+        """Execute actions [n, A, D]; see `BatchedEnv.step_chunk`. Raises ValueError for frames without a camera."""
+        if record_frames and not self._options.cameras:
             raise ValueError("frames cannot be recorded: the environment was made without cameras")
-        frame: Callable[[], np.ndarray] | None = (lambda: self._pictures()[0]) if record_frames else None
-        parts = (self._advance, self._observe, frame)
-        return self._runner.play(actions, *parts, reward=lambda: self._reward, failed=lambda: self._failed)
-
-    def privileged_state(self) -> dict[str, np.ndarray]:
-        """`state`, for scripted experts."""
-        self._require_open()
-        if not self._begun:
-            raise RuntimeError("no episode was started: call reset first")
-        return {"state": self._state()}
+        return super().step_chunk(slots, actions, record_frames=record_frames)
 
     def close(self) -> None:
-        """Release the simulator. Safe to call twice."""
-        if self._env is not None:
-            self._env.close()
-        self._env = None
+        """Release the simulators. Safe to call twice."""
+        if not self._closed:
+            for scenes in self._scenes:
+                scenes.close()
+        super().close()
 
-    def _require_open(self) -> None:
-        if self._env is None:
-            raise RuntimeError("the environment has been closed")
+    def _begin(self, slot: int, init_state_id: int) -> None:
+        ((scenes, places),) = self._places(np.array([slot]))
+        scenes.reset(int(places[0]), init_state_id)
 
-    def _advance(self, action: np.ndarray) -> tuple[bool, frozenset[str]]:
-        _, reward, _, _, info = self._env.step(np.asarray(action, np.float32))
-        self._reward = float(reward[0])
-        self._failed = "fail" in info and bool(info["fail"][0])
-        holds = {name: bool(info[entry][0]) for name, entry in self._facts.events.items()}
-        holds["success"] = bool(info["success"][0])
-        return holds["success"], frozenset(name for name, true in holds.items() if true)
+    def _advance(self, slots: np.ndarray, actions: np.ndarray) -> Advanced:
+        rows = iter(actions)
+        done = [scenes.step(places, np.stack([next(rows) for _ in places])) for scenes, places in self._places(slots)]
+        success, events, rewards, failed = zip(*done)
+        lost = None if failed[0] is None else np.concatenate(failed)
+        return Advanced(np.concatenate(success), [*chain(*events)], np.concatenate(rewards), lost)
 
-    def _observe(self) -> Observation:
-        proprio = self._proprio() if self.options.use_proprio else None
-        return Observation(self._pictures(), proprio, self.task.instruction)
+    def _observe(self, slots: np.ndarray) -> list[Observation]:
+        found = []
+        for scenes, places in self._places(slots):
+            proprio = scenes.proprio(places) if self._options.use_proprio else [None] * len(places)
+            found += [Observation(*seen, self.task.instruction) for seen in zip(scenes.pictures(places), proprio)]
+        return found
 
-    def _proprio(self) -> np.ndarray:
-        agent = self._env.agent
-        pose = agent.robot.pose.inv() * agent.tcp.pose
-        parts = [pose.p[0], agent.robot.get_qpos()[0, -2:]]
-        position, fingers = (np.asarray(part.cpu(), np.float32) for part in parts)
-        proprio = np.concatenate([position, _turned_from_down(np.asarray(pose.q[0].cpu(), np.float64)), fingers])
-        return np.concatenate([proprio, self._state()]) if self.options.object_state else proprio
+    def _frames(self, slots: np.ndarray) -> list[np.ndarray]:
+        return [pictures[0] for scenes, places in self._places(slots) for pictures in scenes.pictures(places)]
 
-    def _state(self) -> np.ndarray:
-        return self._env.get_state()[0].cpu().numpy().astype(np.float32)
+    def _state(self, slot: int) -> dict[str, np.ndarray]:
+        ((scenes, places),) = self._places(np.array([slot]))
+        return {"state": scenes.state(places)[0]}
 
-    def _pictures(self) -> np.ndarray:
-        """[N, H, H, 3] uint8."""
-        size, env = self.options.image_size, self._env
-        if not self.options.cameras:
-            return np.empty((0, size, size, 3), np.uint8)
-        for hidden in env._hidden_objects:
-            hidden.show_visual()
-        env.scene.update_render(update_sensors=True, update_human_render_cameras=False)
-        env.capture_sensor_data()
-        sensors = [env.scene.sensors[f"{name}_camera"] for name in self.options.cameras]
-        wanted = {"rgb": True, "depth": False, "position": False, "segmentation": False}
-        return np.stack([sensor.get_obs(**wanted)["rgb"][0].cpu().numpy() for sensor in sensors])
+    def _places(self, slots: np.ndarray) -> list[tuple[Scenes, np.ndarray]]:
+        """Where the slots are, in their order."""
+        return [(self._scenes[0], slots)] if self._size > 1 else [(self._scenes[slot], _ONLY) for slot in slots]
 
 
 def _turned_from_down(quaternion: np.ndarray) -> np.ndarray:
@@ -235,22 +184,31 @@ def _turned_from_down(quaternion: np.ndarray) -> np.ndarray:
     return (scale * np.array([x, y, z])).astype(np.float32)
 
 
-def _simulator(name: str, options: ManiSkillOptions) -> Any:
+def _numpy(values: Any) -> np.ndarray:
+    return values.cpu().numpy()
+
+
+def _simulator(name: str, size: int, options: ManiSkillOptions) -> Any:
     """The package's environment, which computes no observations of its own."""
     try:
         import gymnasium
         import mani_skill.envs  # type: ignore[import-not-found]  # noqa: F401
+        import torch
     except ImportError as error:
         text = "ManiSkill is not installed in this interpreter: examples/scripts/install_maniskill.sh makes one for it"
         raise MissingExtraError(f"{text} (--env_python)") from error
+    on_gpu = options.physics == "gpu"
+    if on_gpu and not torch.cuda.is_available():
+        text = "--physics gpu: the workers have no CUDA device; take --physics cpu, which draws other initial states"
+        raise ConfigError.of("physics", "unavailable", text)
     try:
         return gymnasium.make(
             f"{name}-v1",
             obs_mode="none",
             control_mode="pd_ee_delta_pose",
-            num_envs=1,
-            sim_backend="physx_cpu",
-            render_backend="cpu",
+            num_envs=size,
+            sim_backend="physx_cuda" if on_gpu else "physx_cpu",
+            render_backend="gpu" if on_gpu else "cpu",
             reward_mode="normalized_dense",
             sensor_configs={"width": options.image_size, "height": options.image_size},
         ).unwrapped
@@ -259,6 +217,11 @@ def _simulator(name: str, options: ManiSkillOptions) -> Any:
         raise ConfigError.of("task_suite_name", "unavailable", text) from error
 
 
-def make(task_id: int, **kw: Any) -> ManiSkillEnv:
+def make(task_id: int, **kw: Any) -> SlotEnv:
     """Create the environment of a task; `kw` are the fields of `ManiSkillOptions`."""
-    return ManiSkillEnv(task_of(SUITE, list_tasks(**kw), task_id), ManiSkillOptions(**kw))
+    return SlotEnv(make_batched(task_id, 1, **kw), 0)
+
+
+def make_batched(task_id: int, num_slots: int, **kw: Any) -> ManiSkillBatch:
+    """Create the environment of a task for `num_slots` episodes; `kw` are the fields of `ManiSkillOptions`."""
+    return ManiSkillBatch(task_of(SUITE, list_tasks(**kw), task_id), num_slots, ManiSkillOptions(**kw))

@@ -161,7 +161,7 @@ class _Slot:
     def _shares(self) -> bool:
         assert self.spec is not None
         try:
-            return get_suite(self.spec.suite).make_batched is not None
+            return get_suite(self.spec.suite).offers_batch(self.spec.options)
         except ConfigError:  # a suite registered in the workers only
             return False
 

@@ -213,7 +213,7 @@ class Worker:
         return held.of(slot)
 
     def _offers_batch(self, spec: EnvSpec) -> bool:
-        return len(self._slots) > 1 and get_suite(spec.suite).make_batched is not None
+        return len(self._slots) > 1 and get_suite(spec.suite).offers_batch(spec.options)
 
     def _ensure(self, slot: int, spec: EnvSpec) -> _Built:
         """The environment of the slot; built if the slot has none or another one, and did not keep it."""

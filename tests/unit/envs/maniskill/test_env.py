@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import importlib.util
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from rlvla.envs import list_tasks, make_env
-from rlvla.envs.maniskill.env import TASKS, _turned_from_down
-from rlvla.envs.testing import EnvContract
+from rlvla.envs.config import EnvConfig
+from rlvla.envs.maniskill import env as maniskill
+from rlvla.envs.maniskill.env import _turned_from_down
+from rlvla.envs.maniskill.tasks import TASKS
+from rlvla.envs.registry import get_suite, make_batched_env
+from rlvla.envs.testing import BatchedEnvContract, EnvContract
 from rlvla.utils.errors import ConfigError, MissingExtraError
 
 INSTALLED = importlib.util.find_spec("mani_skill") is not None
@@ -27,6 +34,17 @@ class ManiSkillContract(EnvContract):
 class TestPickCube(ManiSkillContract):
     options = {"image_size": 32, "use_proprio": True}
     task_id = 2
+
+    def test_cameras_come_in_the_order_asked(self) -> None:
+        pytest.skip("this robot carries no second camera")
+
+
+class TestBatch(ManiSkillContract, BatchedEnvContract):
+    """One simulator per slot; that slots of one simulator on a GPU are independent is tested with a stand-in."""
+
+    options = {"image_size": 32, "max_steps": 20}
+    task_id = 2
+    num_slots = 3
 
     def test_cameras_come_in_the_order_asked(self) -> None:
         pytest.skip("this robot carries no second camera")
@@ -69,6 +87,77 @@ def test_what_is_refused() -> None:
         make_env("maniskill", 0, cameras=("hand",))
     with pytest.raises(ConfigError, match="give --use_proprio"):
         list_tasks("maniskill", object_state=True)
+    chosen = EnvConfig(task_suite_name="maniskill", task_ids=(0, 8), cameras=("hand",), options={"physics": "gpu"})
+    with pytest.raises(ConfigError, match="push_cube carries no camera") as refused:
+        chosen.tasks()
+    assert "initial states of peg_insertion_side differ in the shape" in str(refused.value)
+    with pytest.raises(ConfigError, match="--physics brain: must be one of cpu, gpu"):
+        list_tasks("maniskill", physics="brain")
+
+
+def test_the_slots_of_a_worker_share_a_simulator_on_the_gpu_only() -> None:
+    suite = get_suite("maniskill")
+    assert [suite.offers_batch(options) for options in ({}, {"physics": "cpu"}, {"physics": "gpu"})] == [0, 0, 1]
+
+
+class StandIn:
+    """The package's interface with a state of one number per place: actions add to it, and 1 is success, 2 failure."""
+
+    device = "cpu"
+
+    def __init__(self, size: int):
+        self.values = torch.zeros(size, 1)
+        self.agent = self.scene = SimpleNamespace()
+
+    def reset(self, seed: int, options: dict[str, Any]) -> None:
+        self.values[options["env_idx"]] = seed / 100
+
+    def step(self, actions: np.ndarray) -> tuple:
+        assert actions.shape == (len(self.values), 7) and actions.dtype == np.float32
+        self.values += 0.5 + torch.from_numpy(actions[:, :1])  # time passes without an action, too
+        info = {"success": (self.values == 1)[:, 0], "fail": (self.values >= 2)[:, 0]}
+        info |= {"is_grasped": info["success"] | info["fail"], "is_obj_placed": info["success"]}
+        return None, self.values[:, 0] / 10, None, None, info
+
+    def get_state(self) -> torch.Tensor:
+        return self.values
+
+    def set_state(self, values: torch.Tensor, env_idx: torch.Tensor) -> None:
+        self.values[env_idx] = values
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture
+def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(maniskill, "_simulator", lambda name, size, options: StandIn(size))
+    return make_batched_env("maniskill", 2, 4, physics="gpu", cameras=(), max_steps=5)
+
+
+def values(batch: Any) -> list[float]:
+    return [round(float(batch.privileged_state(slot)["state"][0]), 4) for slot in range(4)]
+
+
+def test_slots_of_one_simulator_wait_while_others_play(on_gpu: Any) -> None:
+    on_gpu.reset([3, 0, 1, 2], [30, 0, 10, 20], [0] * 4)
+    assert values(on_gpu) == [0.0, 0.1, 0.2, 0.3]
+    results = on_gpu.step_chunk([2, 0], np.zeros((2, 3, 7), np.float32))
+    assert values(on_gpu) == [1.0, 0.1, 1.7, 0.3]  # slot 0 ended with success after two steps, and waits since
+    assert [result.steps_executed for result in results] == [3, 2] and results[1].terminated
+    assert np.allclose(results[0].rewards, [0.07, 0.12, 0.17]) and np.allclose(results[1].rewards, [0.05, 0.1, 0])
+    assert results[1].events == [frozenset(), frozenset({"grasped", "placed", "success"})]
+    on_gpu.reset([0], [50], [0])
+    assert values(on_gpu) == [0.5, 0.1, 1.7, 0.3]
+
+
+def test_what_the_simulator_fails_for_good_is_truncated(on_gpu: Any) -> None:
+    on_gpu.reset([0, 1, 2, 3], [30, 40, 50, 60], [0] * 4)
+    actions = np.zeros((2, 4, 7), np.float32)
+    actions[0, :, 0] = 0.35  # 0.4 and two steps of 0.85
+    failed, other = on_gpu.step_chunk([1, 3], actions)
+    assert failed.truncated and not failed.terminated and failed.steps_executed == 2
+    assert failed.events[-1] == {"grasped"} and other.steps_executed == 3 and other.truncated
+    assert values(on_gpu) == [0.3, 2.1, 0.5, 2.1]
 
 
 @pytest.mark.skipif(INSTALLED, reason="ManiSkill is installed")

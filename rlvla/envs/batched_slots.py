@@ -1,0 +1,157 @@
+"""Episodes in slots of one simulator: what `BatchedEnv` asks for, except for the simulation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from rlvla.envs.base import ChunkResult, Observation, TaskSpec, check_chunk, check_init_state_id
+from rlvla.envs.options import SuiteOptions
+
+
+class Advanced(NamedTuple):
+    """What a step did in n slots.
+
+    Attributes:
+        success: [n] bool, the success predicate.
+        events: n sets of propositions that hold.
+        rewards: [n], the simulator's own; None gives 1 at the step that ends an episode with success.
+        failed: [n] bool, whether the simulator has ended the episode, which is then truncated; None: nowhere.
+    """
+
+    success: np.ndarray
+    events: Sequence[frozenset[str]]
+    rewards: np.ndarray | None = None
+    failed: np.ndarray | None = None
+
+
+class BatchedSlots:
+    """`num_slots` concurrent episodes; see `rlvla.envs.base.BatchedEnv` for the contract.
+
+    A simulator writes `_begin`, `_advance`, `_observe`, `_frames` and `_state`. An episode succeeds when success lasted
+    `success_hold_steps` steps, 1 if that is None.
+
+    Args:
+        task: the task, including the step limit.
+        num_slots: number of concurrent episodes.
+        options: of the suite.
+    """
+
+    def __init__(self, task: TaskSpec, num_slots: int, options: SuiteOptions):
+        self.task, self._options = task, options
+        self._steps = np.zeros(num_slots, dtype=np.int64)
+        self._streaks = np.zeros(num_slots, dtype=np.int64)  # number of steps that success has lasted
+        self._begun = np.zeros(num_slots, dtype=bool)
+        self._playing = np.zeros(num_slots, dtype=bool)
+        self._closed = False
+
+    def _begin(self, slot: int, init_state_id: int) -> None:
+        """Place everything in a slot."""
+        raise NotImplementedError
+
+    def _advance(self, slots: np.ndarray, actions: np.ndarray) -> Advanced | tuple:
+        """Execute actions [n, D] float64 in the slots [n], and in no other; the first fields of `Advanced` will do."""
+        raise NotImplementedError
+
+    def _observe(self, slots: np.ndarray) -> list[Observation]:
+        """Observations of the slots [n]."""
+        raise NotImplementedError
+
+    def _frames(self, slots: np.ndarray) -> np.ndarray | list[np.ndarray]:
+        """N frames [H, W, 3] uint8 of a video, the first camera of the slots [n]."""
+        raise NotImplementedError
+
+    def _state(self, slot: int) -> dict[str, np.ndarray]:
+        raise NotImplementedError
+
+    def reset(self, slots: Sequence[int], init_state_ids: Sequence[int], seeds: Sequence[int]) -> list[Observation]:
+        """Start episodes; `seeds` have no effect."""
+        self._require_open()
+        self._check(slots)
+        for init_state_id in init_state_ids:
+            check_init_state_id(self.task, init_state_id)
+        chosen = np.array(slots)
+        self._playing[chosen] = False
+        for slot, init_state_id in zip(slots, init_state_ids):
+            self._begin(slot, init_state_id)
+        self._steps[chosen] = self._streaks[chosen] = 0
+        self._begun[chosen] = self._playing[chosen] = True
+        return self._observe(chosen)
+
+    def step_chunk(
+        self, slots: Sequence[int], actions: np.ndarray, *, record_frames: bool = False
+    ) -> list[ChunkResult]:
+        """Execute actions [n, A, D], in each slot until the end of the chunk or of the episode."""
+        self._require_open()
+        self._check(slots)
+        chosen = np.array(slots)
+        if not self._playing[chosen].all():
+            raise RuntimeError(f"no episode is running in slots {chosen[~self._playing[chosen]]}: call reset first")
+        actions = np.stack([check_chunk(chunk, self.task) for chunk in actions]).astype(np.float64)
+        count, length = actions.shape[:2]
+        rewards, successes = np.zeros((count, length), dtype=np.float32), np.zeros((count, length), dtype=bool)
+        terminated = np.zeros(count, dtype=bool)
+        events: list[list[frozenset[str]]] = [[] for _ in slots]
+        frames: list[list[np.ndarray]] = [[] for _ in slots]
+        for index in range(length):
+            rows = np.flatnonzero(self._playing[chosen])
+            if not len(rows):
+                break
+            going = chosen[rows]
+            done = Advanced(*self._advance(going, actions[rows, index]))
+            held = self._count_step(going, done)
+            successes[rows, index], terminated[rows] = done.success, held
+            rewards[rows, index] = held if done.rewards is None else done.rewards
+            pictures = self._frames(going) if record_frames else going
+            for row, names, picture in zip(rows, done.events, pictures):
+                events[row].append(names)
+                if record_frames:
+                    frames[row].append(picture)
+        return [
+            ChunkResult(
+                observation=observation,
+                steps_executed=len(events[row]),
+                rewards=rewards[row],
+                successes=successes[row],
+                terminated=bool(terminated[row]),
+                truncated=not (terminated[row] or self._playing[chosen[row]]),
+                success_at_end=bool(terminated[row]),
+                events=events[row],
+                frames=np.stack(frames[row]) if record_frames else None,
+            )
+            for row, observation in enumerate(self._observe(chosen))
+        ]
+
+    def privileged_state(self, slot: int) -> dict[str, np.ndarray]:
+        """See `privileged_state` of the environment for one episode."""
+        self._require_open()
+        self._check([slot])
+        if not self._begun[slot]:
+            raise RuntimeError("no episode was started: call reset first")
+        return self._state(slot)
+
+    def close(self) -> None:
+        """Close the environment."""
+        self._closed = True
+
+    def _count_step(self, slots: np.ndarray, done: Advanced) -> np.ndarray:
+        """Count a step in running slots; whether the episode ends with success, [n] bool."""
+        self._steps[slots] += 1
+        self._streaks[slots] = np.where(done.success, self._streaks[slots] + 1, 0)
+        going_on = self._steps[slots] < self.task.max_steps
+        if done.failed is not None:
+            going_on &= ~done.failed
+        lasted = self._streaks[slots] >= (self._options.success_hold_steps or 1)
+        held = lasted & ~(self._options.plays_on & going_on)
+        self._playing[slots] = ~held & going_on
+        return held
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise RuntimeError(f"this {self.task.suite} environment is closed; make another")
+
+    def _check(self, slots: Sequence[int]) -> None:
+        if len(set(slots)) < len(slots) or not all(0 <= slot < len(self._steps) for slot in slots):
+            raise ValueError(f"slots must be different ones of 0..{len(self._steps) - 1}, not {list(slots)}")
