@@ -46,7 +46,7 @@ class Scenes:
         everywhere = np.zeros((len(self._places), ACTION_DIM), np.float32)
         everywhere[places] = actions
         waiting = np.setdiff1d(self._places, places)
-        before = self.env.get_state()[self._index(waiting)].clone() if len(waiting) else None
+        before = self.env.get_state()[self._index(waiting)] if len(waiting) else None
         _, reward, _, _, info = self.env.step(everywhere)
         if before is not None:
             self.env.set_state(before, self._index(waiting))
