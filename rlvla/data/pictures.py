@@ -13,6 +13,7 @@ _FEW = 64  # episodes looked at in the quick check
 _LOOKS = 4  # pictures of an episode in the quick check
 _ROUNDS = 3
 _POWERS, _SHIFT = 50, 0.1
+_SURE = 0.5  # of the mean support; a picture with less looks much the same both ways
 _SPREADS = 3.0  # standard deviations between the groups' means and their middle
 _FEW_PICTURES, _ALIKE_OF_FEW = 8, 0.5  # so few pictures have no spread; they must be this much alike, of 1
 _VISIBLE = 2.0  # gray levels
@@ -114,7 +115,7 @@ def turned(pictures: np.ndarray) -> dict[str, list[int]]:
 
 
 def _signs(changes: np.ndarray) -> np.ndarray:
-    """[G] of 1 and -1, the latter for rows of the changes [G, C] with the opposite sign; all 1 if in doubt."""
+    """[G] of 1 and -1, the latter for rows of the changes [G, C] with the opposite sign; 1 if in doubt."""
     count = len(changes)
     signs, weights = np.ones(count), np.ones(changes.shape[1])
     for _ in range(_ROUNDS):
@@ -135,7 +136,7 @@ def _signs(changes: np.ndarray) -> np.ndarray:
     if not (certain and everywhere):
         return np.ones(count)
     majority = np.sign(signs.sum()) or signs[0]  # the first of two is right
-    return signs * majority
+    return np.where(support > _SURE * support.mean(), signs * majority, 1.0)
 
 
 def _main_direction(matrix: np.ndarray) -> np.ndarray:

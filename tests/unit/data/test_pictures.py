@@ -28,6 +28,17 @@ def test_turned_pictures(how: str, every: int) -> None:
     assert turned(pictures) == {how: rows}
 
 
+def test_a_picture_that_looks_much_the_same_both_ways_is_not_turned() -> None:
+    """A wrist camera looks from elsewhere at every start; some see nothing that tells up from down."""
+    pictures = scenes(60)
+    for row, share in ((7, 0.1), (30, 0.2)):  # a little more like the others when upside down
+        even = (pictures[row] + pictures[row, ::-1]) / 2
+        pictures[row] = (1 - share) * even + share * pictures[row, ::-1]
+    assert turned(pictures) == {}
+    pictures[20] = pictures[20, ::-1]
+    assert turned(pictures) == {"upside down": [20]}
+
+
 @pytest.mark.parametrize("how", TURNS)
 def test_the_second_of_two_files(how: str) -> None:
     first, second = scenes(200, seed=1).mean(0), scenes(200, seed=2).mean(0)
