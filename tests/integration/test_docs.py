@@ -44,6 +44,7 @@ OTHER_FLAGS = LAUNCHER_FLAGS | {
     "--kills",
     "--script",
     "--ways",
+    "--show",
     "--out",
     *("--head", "--port", "--address", "--disable-usage-stats", "--include-dashboard", "--num-cpus", "--generate"),
     "--object-store-memory",
