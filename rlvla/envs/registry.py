@@ -41,7 +41,7 @@ class Suite:
             them again when it returns to their task; for simulators that take longer to build than memory is worth.
         make_batched: `(task_id, num_slots, **kw) -> BatchedEnv`, one simulator for several episodes, used by workers
             with several slots (`--envs_per_worker`); None builds one environment per slot.
-        batched_if: the options with which they use it; always by default.
+        batched_if: `options -> bool`, whether they use it, from the options that were given; by default always.
     """
 
     list_tasks: Callable[..., list[TaskSpec]]

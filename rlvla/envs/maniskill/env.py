@@ -38,8 +38,17 @@ class Scenes:
 
     def reset(self, place: int, seed: int) -> None:
         """Draw an initial state; alone, because places that are reset together share a generator."""
-        one = self._index(np.array([place]))
-        self.env.reset(seed=seed, options={"env_idx": one} if len(self._places) > 1 else None)
+        if len(self._places) == 1:
+            self.env.reset(seed=seed)
+            return
+        import torch
+
+        # As `reset(seed=...)` does, which would seed two generators for every place of the simulator each time.
+        devices = [self.env.device] if self.env.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices):
+            torch.manual_seed(seed)
+            self.env._episode_rng = np.random.RandomState(seed)
+            self.env.reset(options={"env_idx": self._index(np.array([place]))})
 
     def step(self, places: np.ndarray, actions: np.ndarray) -> Advanced:
         """Execute actions [n, D] in the places [n], and in no other."""
@@ -103,8 +112,8 @@ class ManiSkillBatch(BatchedSlots):
     the frame of the robot's base, and the positions of both fingers. With `object_state` the simulation state follows.
 
     Images show the goal, which the package hides from policies that are given its position. They are rendered once per
-    chunk. An initial state is what the package draws with its number as the seed, which differs between CPU and GPU. An
-    episode that the task fails for good is truncated.
+    chunk. An initial state is what the package draws with its number as the seed; the draws differ between CPU and GPU.
+    An episode that the task fails for good is truncated.
 
     Propositions: `grasped` and `placed` where the package's evaluation has them, and `success`.
 
@@ -213,7 +222,8 @@ def _simulator(name: str, size: int, options: ManiSkillOptions) -> Any:
             sensor_configs={"width": options.image_size, "height": options.image_size},
         ).unwrapped
     except RuntimeError as error:
-        text = f"ManiSkill cannot be started ({error}): it needs a Vulkan driver, see docs/environments/maniskill.md"
+        needs = "memory on the GPU and its Vulkan driver" if on_gpu else "a Vulkan driver"
+        text = f"ManiSkill cannot be started ({error}): it needs {needs}, see docs/environments/maniskill.md"
         raise ConfigError.of("task_suite_name", "unavailable", text) from error
 
 

@@ -18,7 +18,7 @@ ACTION_DIM, PROPRIO_DIM = 7, 8
 CONTROL_FREQ = 20.0
 STEPS = 100
 NUM_INIT_STATES = 10_000
-REWARD_RANGE = (-1.0, 1.0)
+LOWEST_REWARD = -1.0
 PHYSICS = ("cpu", "gpu")
 
 
@@ -32,7 +32,8 @@ class ManiSkillTask:
         events: proposition -> entry of the package's evaluation.
         state_dim: length of the simulation state of its objects and the robot.
         hand_camera: whether its robot carries a camera.
-        own_shapes: whether initial states differ in the shape of an object, so that each builds the scene anew.
+        only_on_cpu: why its episodes cannot share a simulator; "" if they can.
+        highest_reward: of a step; the package's normalized reward exceeds 1 in one task.
     """
 
     name: str
@@ -40,7 +41,8 @@ class ManiSkillTask:
     state_dim: int
     events: Mapping[str, str] = field(default_factory=dict)
     hand_camera: bool = False
-    own_shapes: bool = False
+    only_on_cpu: str = ""
+    highest_reward: float = 1.0
 
     @property
     def propositions(self) -> tuple[str, ...]:
@@ -68,9 +70,17 @@ TASKS = (
     ManiSkillTask(
         "PlaceSphere", "put the ball into the bin", 70, {"grasped": "is_obj_grasped", "placed": "is_obj_on_bin"}
     ),
-    ManiSkillTask("RollBall", "roll the ball to the target", 70),
-    ManiSkillTask("PegInsertionSide", "insert the peg into the hole", 70, hand_camera=True, own_shapes=True),
-    ManiSkillTask("PullCubeTool", "pull the cube closer with the hook", 70),
+    ManiSkillTask(
+        "RollBall", "roll the ball to the target", 70, only_on_cpu="its reward depends on more than the state"
+    ),
+    ManiSkillTask(
+        "PegInsertionSide",
+        "insert the peg into the hole",
+        70,
+        hand_camera=True,
+        only_on_cpu="initial states differ in the shape of the peg",
+    ),
+    ManiSkillTask("PullCubeTool", "pull the cube closer with the hook", 70, highest_reward=3.0),
 )
 
 
@@ -92,7 +102,9 @@ class ManiSkillOptions(SuiteOptions):
 
     cameras: tuple[str, ...] = ("base",)
     object_state: bool = arg(False, "append position and orientation of the task's objects to proprio")
-    physics: str = arg(PHYSICS[0], "where episodes are simulated: gpu those of a worker at once", choices=PHYSICS)
+    physics: str = arg(
+        PHYSICS[0], "cpu: a simulator per episode; gpu: one for all episodes of a task in a worker", choices=PHYSICS
+    )
 
 
 def list_tasks(**kw: Any) -> list[TaskSpec]:
@@ -112,7 +124,7 @@ def list_tasks(**kw: Any) -> list[TaskSpec]:
             propositions=task.propositions,
             gripper_dims=(ACTION_DIM - 1,),
             machine="F(grasped & F(success))" if "grasped" in task.events else "F(success)",
-            reward_range=REWARD_RANGE,
+            reward_range=(LOWEST_REWARD, task.highest_reward),
         )
         for task_id, task in enumerate(TASKS)
     ]
@@ -126,8 +138,8 @@ def task_problems(tasks: Sequence[TaskSpec], options: Mapping[str, Any]) -> list
     if "hand" in options.get("cameras", ()) and bare:
         text = f"--cameras hand: the robot of {', '.join(bare)} carries no camera; take base"
         found.append(Problem("cameras", "unavailable", text))
-    shaped = [name for name, task in facts if task.own_shapes]
-    if options.get("physics") == "gpu" and shaped:
-        text = f"--physics gpu: initial states of {', '.join(shaped)} differ in the shape of an object; take cpu"
+    alone = [f"{name} ({task.only_on_cpu})" for name, task in facts if task.only_on_cpu]
+    if options.get("physics") == "gpu" and alone:
+        text = f"--physics gpu: not for {', '.join(alone)}; take cpu, or leave these out (--task_ids)"
         found.append(Problem("physics", "unavailable", text))
     return found

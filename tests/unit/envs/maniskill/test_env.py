@@ -62,6 +62,7 @@ def test_tasks_are_known_without_the_package() -> None:
     assert len({task.instruction for task in tasks}) == len(tasks)
     stack = tasks[3]
     assert stack.propositions == ("grasped", "placed", "success") and stack.machine == "F(grasped & F(success))"
+    assert [task.name for task in tasks if task.reward_range != (-1, 1)] == ["pull_cube_tool"]
     states = list_tasks("maniskill", use_proprio=True, object_state=True)
     assert [task.proprio_dim - 8 for task in states] == [task.state_dim for task in TASKS]
 
@@ -90,7 +91,7 @@ def test_what_is_refused() -> None:
     chosen = EnvConfig(task_suite_name="maniskill", task_ids=(0, 8), cameras=("hand",), options={"physics": "gpu"})
     with pytest.raises(ConfigError, match="push_cube carries no camera") as refused:
         chosen.tasks()
-    assert "initial states of peg_insertion_side differ in the shape" in str(refused.value)
+    assert "not for peg_insertion_side (initial states differ in the shape of the peg)" in str(refused.value)
     with pytest.raises(ConfigError, match="--physics brain: must be one of cpu, gpu"):
         list_tasks("maniskill", physics="brain")
 
@@ -103,14 +104,17 @@ def test_the_slots_of_a_worker_share_a_simulator_on_the_gpu_only() -> None:
 class StandIn:
     """The package's interface with a state of one number per place: actions add to it, and 1 is success, 2 failure."""
 
-    device = "cpu"
+    device = torch.device("cpu")
 
     def __init__(self, size: int):
         self.values = torch.zeros(size, 1)
         self.agent = self.scene = SimpleNamespace()
 
-    def reset(self, seed: int, options: dict[str, Any]) -> None:
-        self.values[options["env_idx"]] = seed / 100
+    def reset(self, options: dict[str, Any]) -> None:
+        assert float(torch.rand(())) == float(
+            torch.rand((), generator=torch.Generator().manual_seed(torch.initial_seed()))
+        )
+        self.values[options["env_idx"]] = torch.initial_seed() / 100
 
     def step(self, actions: np.ndarray) -> tuple:
         assert actions.shape == (len(self.values), 7) and actions.dtype == np.float32
