@@ -18,13 +18,11 @@ class Advanced(NamedTuple):
         success: [n] bool, the success predicate.
         events: n sets of propositions that hold.
         rewards: [n], the simulator's own; None gives 1 at the step that ends an episode with success.
-        failed: [n] bool, whether the simulator has ended the episode, which is then truncated; None: nowhere.
     """
 
     success: np.ndarray
     events: Sequence[frozenset[str]]
     rewards: np.ndarray | None = None
-    failed: np.ndarray | None = None
 
 
 class BatchedSlots:
@@ -141,8 +139,6 @@ class BatchedSlots:
         self._steps[slots] += 1
         self._streaks[slots] = np.where(done.success, self._streaks[slots] + 1, 0)
         going_on = self._steps[slots] < self.task.max_steps
-        if done.failed is not None:
-            going_on &= ~done.failed
         lasted = self._streaks[slots] >= (self._options.success_hold_steps or 1)
         held = lasted & ~(self._options.plays_on & going_on)
         self._playing[slots] = ~held & going_on

@@ -62,8 +62,7 @@ class Scenes:
         holds = {name: _numpy(info[entry])[places] for name, entry in self._facts.events.items()}
         holds["success"] = _numpy(info["success"])[places].astype(bool)
         events = [frozenset(name for name, true in holds.items() if true[row]) for row in range(len(places))]
-        failed = _numpy(info["fail"])[places].astype(bool) if "fail" in info else None
-        return Advanced(holds["success"], events, _numpy(reward)[places], failed)
+        return Advanced(holds["success"], events, _numpy(reward)[places])
 
     def proprio(self, places: np.ndarray) -> np.ndarray:
         """[n, P] float32."""
@@ -84,11 +83,10 @@ class Scenes:
         size, env = self._options.image_size, self.env
         if not self._options.cameras:
             return np.empty((len(places), 0, size, size, 3), np.uint8)
-        for hidden in env._hidden_objects:
-            hidden.show_visual()
         env.scene.update_render(update_sensors=True, update_human_render_cameras=False)
-        env.capture_sensor_data()
         sensors = [env.scene.sensors[f"{name}_camera"] for name in self._options.cameras]
+        for sensor in sensors:
+            sensor.capture()
         wanted = {"rgb": True, "depth": False, "position": False, "segmentation": False}
         return np.stack([_numpy(sensor.get_obs(**wanted)["rgb"])[places] for sensor in sensors], 1)
 
@@ -111,9 +109,8 @@ class ManiSkillBatch(BatchedSlots):
     Proprio [8]: position between the fingers in meters and rotation vector of the hand, 0 where it points down, both in
     the frame of the robot's base, and the positions of both fingers. With `object_state` the simulation state follows.
 
-    Images show the goal, which the package hides from policies that are given its position. They are rendered once per
+    Images show the goal, which the package hides in observations of its own. They are rendered once per
     chunk. An initial state is what the package draws with its number as the seed; the draws differ between CPU and GPU.
-    An episode that the task fails for good is truncated.
 
     Propositions: `grasped` and `placed` where the package's evaluation has them, and `success`.
 
@@ -156,11 +153,10 @@ class ManiSkillBatch(BatchedSlots):
         scenes.reset(int(places[0]), init_state_id)
 
     def _advance(self, slots: np.ndarray, actions: np.ndarray) -> Advanced:
-        rows = iter(actions)
-        done = [scenes.step(places, np.stack([next(rows) for _ in places])) for scenes, places in self._places(slots)]
-        success, events, rewards, failed = zip(*done)
-        lost = None if failed[0] is None else np.concatenate(failed)
-        return Advanced(np.concatenate(success), [*chain(*events)], np.concatenate(rewards), lost)
+        where = self._places(slots)
+        done = [scenes.step(places, rows) for (scenes, places), rows in zip(where, np.split(actions, len(where)))]
+        success, events, rewards = zip(*done)
+        return Advanced(np.concatenate(success), [*chain(*events)], np.concatenate(rewards))
 
     def _observe(self, slots: np.ndarray) -> list[Observation]:
         found = []
