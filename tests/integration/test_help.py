@@ -95,7 +95,7 @@ CONFIGS = [
     *(collect_demos.CollectConfig, eval_vla.EvalConfig, train_sft_vla.SFTRunConfig, train_sft_vla.NewModelConfig),
     train_sft_vla.ValidationConfig,
     *(EnvConfig, SplitConfig, ExpertConfig, ActorConfig, PolicyConfig, SFTConfig, StrategyConfig),
-    *(get_suite(name).options for name in ("toy_reach", "robosuite", "libero_10", "robotwin", "gym:ENV_ID")),
+    *(get_suite(name).options for name in registry.suite_names() if registry.ships_with_rlvla(name)),
 ]
 # The deepspeed launcher passes it; the same number reaches the process as LOCAL_RANK, which is what is read.
 NOT_READ = {"local_rank"}
