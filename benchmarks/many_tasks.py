@@ -1,0 +1,106 @@
+"""One policy for ten tasks, beside ten policies for one each: Meta-World MT10, from the same supervised start.
+
+    python benchmarks/many_tasks.py --seeds 0 1 2 --output runs/many_tasks
+
+For each seed `recipes/mt10.yaml` is run, and then, from its supervised policy, the stage `rl` of the same recipe for
+each task alone, with a tenth of the episodes, in iterations of a tenth. All are evaluated on the same held-out initial
+states. A stage that is there already is not repeated; `--skip_alone` leaves out the single tasks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from rlvla.evaluation.comparison import compare
+from rlvla.evaluation.results import EvalResult, Rate
+from rlvla.utils.terminal import table
+
+RECIPE = ROOT / "recipes" / "mt10.yaml"
+TASKS = 10
+
+
+def run_recipe(path: Path, output: Path, seed: int) -> None:
+    words = ["cli/run_recipe.py", path, "--output", output, "--set", f"all.seed={seed}"]
+    subprocess.run([sys.executable, *map(str, words)], cwd=ROOT, check=True)
+
+
+def result(path: Path) -> EvalResult:
+    return EvalResult.from_dict(json.loads(path.read_text())["results"][0])
+
+
+def seconds(folder: Path) -> dict[str, float]:
+    """Of the stages of a finished recipe."""
+    return json.loads((folder / "report.json").read_text())["seconds"]
+
+
+def alone(recipe: dict[str, Any], task: str, start: Path) -> dict[str, Any]:
+    """The recipe of one task: a tenth of the episodes of the stage rl, from the same policy."""
+    rl = recipe["stages"]["rl"]
+    own = {name: rl[name] // TASKS for name in ("num_episodes", "rollout_batch_size")}
+    # Batches divide the episodes of an iteration, and the two ranks share them.
+    own["rollout_batch_size"] -= own["rollout_batch_size"] % 4
+    own["num_episodes"] -= own["num_episodes"] % own["rollout_batch_size"]
+    own |= {"train_batch_size": 4, "pretrain": str(start), "task_names": [task]}
+    own |= {"save_path": None, "eval_steps": 0, "task_sampling": None, "minutes": rl["minutes"] / TASKS}
+    stages = {"rl": rl | own, "eval_rl": recipe["stages"]["eval_rl"]}
+    return {"about": f"{task}, alone", "output": "runs/alone", "stages": stages}
+
+
+def play(seed: int, output: Path, skip_alone: bool) -> tuple[EvalResult, EvalResult, dict[str, EvalResult], float]:
+    """Results of the start, of the policy for all tasks and of those for one each, and seconds of its training."""
+    together = output / f"together_{seed}"
+    run_recipe(RECIPE, together, seed)
+    start = result(together / "eval_sft.json")
+    of_one = {}
+    for task in () if skip_alone else start.tasks:
+        folder = output / f"{task.name}_{seed}"
+        path = folder.with_suffix(".yaml")
+        content = alone(yaml.safe_load(RECIPE.read_text()), task.name, together / "sft" / "policy")
+        path.write_text(yaml.safe_dump(content, sort_keys=False))
+        run_recipe(path, folder, seed)
+        of_one[task.name] = result(folder / "eval_rl.json")
+    return start, result(together / "eval_rl.json"), of_one, seconds(together)["rl"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--output", type=Path, default=Path("runs/many_tasks"))
+    parser.add_argument("--skip_alone", action="store_true", help="without the runs of one task each")
+    args = parser.parse_args()
+    output = args.output.resolve()
+    output.mkdir(parents=True, exist_ok=True)
+    means: dict[str, list[Rate]] = {"start": [], "all ten": [], "alone": []}
+    for seed in args.seeds:
+        start, end, of_one, trained = play(seed, output, args.skip_alone)
+        difference, rows = compare("all ten", end, "start", start), []
+        for task in start.tasks:
+            both = difference.of_task(task.name)
+            after = next(t for t in end.tasks if t.name == task.name)
+            own = of_one[task.name].success_at_end if of_one else "-"
+            change = both.in_points() if both else "-"
+            rows.append((task.name, *map(str, (task.success_at_end, after.success_at_end, own)), change))
+        means["start"].append(start.success_at_end)
+        means["all ten"].append(end.success_at_end)
+        if of_one:
+            means["alone"].append(Rate.mean([own.success_at_end for own in of_one.values()]))
+        mean = [str(rates[-1]) if rates else "-" for rates in means.values()]
+        rows.append(("mean", *mean, difference.overall().in_points()))
+        print(f"seed {seed}: {trained / 60:.0f} minutes of training on all ten")
+        print(table(("task", *means, "all ten - start"), rows))
+    over = [str(Rate.mean(rates)) if rates else "-" for rates in means.values()]
+    print(table(("seeds", *means), [(len(args.seeds), *over)]))
+
+
+if __name__ == "__main__":
+    main()
