@@ -330,9 +330,6 @@ _TEXTS: dict[tuple[str | None, str], str] = {
         "the checkpoint was trained with --rm_state_input {value}: repeat it, with rm in --reward (rm:0 pays nothing)"
     ),
     ("rm_state_input", "changed"): "the checkpoint was trained with another machine's state: {differences}",
-    ("rm_state_input", "contradiction"): (
-        "--rm_state_input proprio: the reward model of {of} does not take machine states; use prompt"
-    ),
     ("rm_state_input", "no_proprio"): (
         "--rm_state_input proprio: the checkpoint takes no proprioception; use --rm_state_input prompt"
     ),

@@ -265,7 +265,7 @@ def state_input_of(
             asked = StateInput(replace(asked.settings, width=max(width, asked.settings.width)))
             if asked.settings != before:
                 return None, [_different(before, asked.settings)]
-        return asked, asked.problems(tasks) + _width_problems(asked, spec, tasks, rewards)
+        return asked, asked.problems(tasks) + _width_problems(asked, spec, tasks)
     except ConfigError as error:
         # Without a machine there is no state; for the reward source `rm` of a training run the same is said elsewhere.
         return None, [] if rewards is not None else error.problems
@@ -285,23 +285,14 @@ def _different(before: StateInputSettings, asked: StateInputSettings) -> Problem
     return problem("rm_state_input", "changed", differences=differences)
 
 
-def _reward_model_flags(rewards: RewardConfig | None) -> list[str]:
-    if rewards is None:
-        return []
-    asked = ["--reward rm_model"] if any(spec.partition(":")[0] == "rm_model" for spec in rewards.reward) else []
-    return asked + (["--reward_pretrain"] if rewards.reward_pretrain is not None else [])
-
-
-def _width_problems(
-    asked: StateInput, spec: PolicySpec, tasks: Sequence[TaskSpec], rewards: RewardConfig | None
-) -> list[Problem]:
-    """Problems if the one-hot vector does not fit the projector of the checkpoint or of the reward model."""
+def _width_problems(asked: StateInput, spec: PolicySpec, tasks: Sequence[TaskSpec]) -> list[Problem]:
+    """Problems if the one-hot vector does not fit the projector of the checkpoint."""
     width = asked.settings.width
     if not width:
         return []
-    problems = [problem("rm_state_input", "contradiction", of=flag) for flag in _reward_model_flags(rewards)]
     if not spec.proprio_dim:
-        return [*problems, problem("rm_state_input", "no_proprio")]
+        return [problem("rm_state_input", "no_proprio")]
+    problems = []
     for length in sorted({task.proprio_dim for task in tasks}):
         if spec.proprio_dim != length + width:
             amounts = {"length": length, "width": width, "both": length + width, "wanted": spec.proprio_dim}

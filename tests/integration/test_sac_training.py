@@ -21,6 +21,7 @@ from rlvla.commands.off_policy.flags import SACRun
 from rlvla.commands.off_policy.train import run_sac
 from rlvla.commands.runs.flags import flags_of
 from rlvla.data.reading import read_demonstrations
+from rlvla.models.value_models import RewardModel
 from rlvla.replay.priorities import hybrid_priority
 from rlvla.trainer.off_policy.sac import SAC
 from tests.support.launching import launch
@@ -248,6 +249,23 @@ def test_what_cannot_work_is_refused_before_anything_starts(
         run(tmp_path / "run", 8, *options)
     assert words in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "run").exists()
+
+
+def test_a_reward_model_judges_beside_the_state_of_a_machine(
+    policy_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    judge = tmp_path / "judge"
+    RewardModel.from_policy(policy_folder).save_pretrained(judge)
+    options = ["--reward", "success", "rm:1", "rm_model:0", "--rm_model_path", str(judge), "--utd_ratio", "0.5"]
+    options += ["--rm_state_input", "proprio", "--replay_priority", "vlm", "--replay_score_source", "rm_model"]
+    options += ["--task_suite_name", "hidden_reach", "--use_proprio"]
+    run(tmp_path / "run", 8, *options)
+    assert metrics(tmp_path / "run")[-2]["replay/unjudged_share"] == 0
+    capsys.readouterr()
+    with pytest.raises(SystemExit):
+        run(tmp_path / "other", 8, *options, "--image_size", "16")
+    told = " ".join(capsys.readouterr().err.split())
+    assert "--rm_model_path: " in told and "these have 16" in told
 
 
 def test_demonstrations_show_critics_the_state(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

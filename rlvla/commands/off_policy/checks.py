@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvla.commands.algorithm_checks import early_stopping_problems, sampler_problems
-from rlvla.commands.model_checks import mismatch_with_policy
+from rlvla.commands.model_checks import ObservationSpec, mismatch_with_policy, source_problems
 from rlvla.commands.off_policy.dsrl import check_base, noise_problems
 from rlvla.commands.off_policy.flags import SACRun
 from rlvla.commands.off_policy.learner_checks import learner_problems
@@ -68,6 +68,8 @@ def check(flags: SACRun) -> CheckedSAC:
     problems += reward_problems(flags.rewards, learner_of(flags), tasks, flags.success)
     if setting is not None:
         problems += changed_flags(flags, setting.run) + dump_problems(flags, setting.run.env)
+        shown = ObservationSpec(setting.run.env, tasks[0].proprio_dim if setting.run.env.use_proprio else 0)
+        problems += source_problems(flags.rewards, shown, flags.success.success_source)
     if problems or setting is None:
         raise ConfigError(dict.fromkeys(problems))
     return setting
