@@ -76,14 +76,17 @@ def flags(name: str, budget: list[str]) -> list[str]:
 
 
 def run(job: tuple[str, int], output: Path, records: Path, budget: list[str], model: Path | None) -> None:
-    """Train, evaluate, and leave a record."""
+    """Train, evaluate, and leave a record; a failure is said, and leaves none."""
     name, seed = job
     folder = (output / _label(name, seed)).resolve()
     command = [sys.executable, "cli/train_sac_vla.py", *flags(name, budget), "--seed", str(seed)]
     command += ["--rm_model_path", str(model)] if name == _MODEL else []
     command += ["--save_path", str(folder), *(["--load_checkpoint"] if folder.exists() else [])]
     with open(output / f"{folder.name}.log", "a") as log:  # one thread: the networks are small, and jobs run at once
-        subprocess.run(command, cwd=ROOT, check=True, stdout=log, stderr=log, env=os.environ | {"OMP_NUM_THREADS": "1"})
+        ended = subprocess.run(command, cwd=ROOT, stdout=log, stderr=log, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    if ended.returncode:
+        print(f"{name}, seed {seed}: failed (exit status {ended.returncode}), see {log.name}", flush=True)
+        return
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     played = [line for line in lines if "rollout/success_at_end" in line]
     last = json.loads((folder / "evaluations.json").read_text())[-1]
