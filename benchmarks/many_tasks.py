@@ -3,8 +3,8 @@
     python benchmarks/many_tasks.py --seeds 0 1 2 --output runs/many_tasks
 
 For each seed `recipes/mt10.yaml` is run, and then, from its supervised policy, the stage `rl` of the same recipe for
-each task alone, with a tenth of the episodes, in iterations of a tenth. All are evaluated on the same held-out initial
-states. A stage that is there already is not repeated; `--skip_alone` leaves out the single tasks.
+each task alone, with a tenth of the episodes, in iterations of half as many. All are evaluated on the same held-out
+initial states. A stage that is there already is not repeated; `--skip_alone` leaves out the single tasks.
 """
 
 from __future__ import annotations
@@ -44,13 +44,11 @@ def seconds(folder: Path) -> dict[str, float]:
 
 
 def alone(recipe: dict[str, Any], task: str, start: Path) -> dict[str, Any]:
-    """The recipe of one task: a tenth of the episodes of the stage rl, from the same policy."""
+    """The recipe of one task: a tenth of the episodes of the stage rl, from the same policy, in iterations of half."""
     rl = recipe["stages"]["rl"]
-    own = {name: rl[name] // TASKS for name in ("num_episodes", "rollout_batch_size")}
-    # Batches divide the episodes of an iteration, and the two ranks share them.
-    own["rollout_batch_size"] -= own["rollout_batch_size"] % 4
-    own["num_episodes"] -= own["num_episodes"] % own["rollout_batch_size"]
-    own |= {"train_batch_size": 4, "pretrain": str(start), "task_names": [task]}
+    size = rl["rollout_batch_size"] // 2
+    own = {"num_episodes": round(rl["num_episodes"] / TASKS / size) * size, "rollout_batch_size": size}
+    own |= {"pretrain": str(start), "task_names": [task]}
     own |= {"save_path": None, "eval_steps": 0, "task_sampling": None, "minutes": rl["minutes"] / TASKS}
     stages = {"rl": rl | own, "eval_rl": recipe["stages"]["eval_rl"]}
     return {"about": f"{task}, alone", "output": "runs/alone", "stages": stages}
