@@ -14,6 +14,9 @@ RECORDS = ROOT / "benchmarks/results/replay_priorities"
 CASES = {  # row of the benchmark -> how the documentation calls it
     "uniform": "`uniform`",
     "td": "`td`",
+    "machine": "`vlm`, scored by the reward machine",
+    "additive": "`hybrid`, scored by the reward machine",
+    "additive, mixed": "`hybrid`, `--replay_share 0 0.5`, scored by the reward machine",
     "product": "`hybrid`, `product`, scored by the reward machine",
     "no validators": "`uniform`, `--no-rm_validation`",
 }
