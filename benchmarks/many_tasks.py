@@ -3,7 +3,7 @@
     python benchmarks/many_tasks.py --seeds 0 1 2 --output runs/many_tasks
 
 For each seed `recipes/mt10.yaml` is run, and then, from its supervised policy, the stage `rl` of the same recipe for
-each task alone, with a tenth of the episodes, in iterations of half as many. All are evaluated on the same held-out
+each task alone, with a tenth of the episodes, in iterations of half the size. All are evaluated on the same held-out
 initial states. A stage that is there already is not repeated; `--skip_alone` leaves out the single tasks.
 """
 
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ import yaml
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.generalisation import run
 from rlvla.evaluation.comparison import compare
 from rlvla.evaluation.results import EvalResult, Rate
 from rlvla.utils.terminal import table
@@ -29,22 +29,12 @@ RECIPE = ROOT / "recipes" / "mt10.yaml"
 TASKS = 10
 
 
-def run_recipe(path: Path, output: Path, seed: int) -> None:
-    words = ["cli/run_recipe.py", path, "--output", output, "--set", f"all.seed={seed}"]
-    subprocess.run([sys.executable, *map(str, words)], cwd=ROOT, check=True)
-
-
 def result(path: Path) -> EvalResult:
     return EvalResult.from_dict(json.loads(path.read_text())["results"][0])
 
 
-def seconds(folder: Path) -> dict[str, float]:
-    """Of the stages of a finished recipe."""
-    return json.loads((folder / "report.json").read_text())["seconds"]
-
-
 def alone(recipe: dict[str, Any], task: str, start: Path) -> dict[str, Any]:
-    """The recipe of one task: a tenth of the episodes of the stage rl, from the same policy, in iterations of half."""
+    """The recipe of one task: a tenth of the episodes of the stage rl, in iterations of half the size."""
     rl = recipe["stages"]["rl"]
     size = rl["rollout_batch_size"] // 2
     own = {"num_episodes": round(rl["num_episodes"] / TASKS / size) * size, "rollout_batch_size": size}
@@ -57,7 +47,7 @@ def alone(recipe: dict[str, Any], task: str, start: Path) -> dict[str, Any]:
 def play(seed: int, output: Path, skip_alone: bool) -> tuple[EvalResult, EvalResult, dict[str, EvalResult], float]:
     """Results of the start, of the policy for all tasks and of those for one each, and seconds of its training."""
     together = output / f"together_{seed}"
-    run_recipe(RECIPE, together, seed)
+    run("cli/run_recipe.py", RECIPE, "--output", together, "--set", f"all.seed={seed}")
     start = result(together / "eval_sft.json")
     of_one = {}
     for task in () if skip_alone else start.tasks:
@@ -65,9 +55,10 @@ def play(seed: int, output: Path, skip_alone: bool) -> tuple[EvalResult, EvalRes
         path = folder.with_suffix(".yaml")
         content = alone(yaml.safe_load(RECIPE.read_text()), task.name, together / "sft" / "policy")
         path.write_text(yaml.safe_dump(content, sort_keys=False))
-        run_recipe(path, folder, seed)
+        run("cli/run_recipe.py", path, "--output", folder, "--set", f"all.seed={seed}")
         of_one[task.name] = result(folder / "eval_rl.json")
-    return start, result(together / "eval_rl.json"), of_one, seconds(together)["rl"]
+    seconds = json.loads((together / "report.json").read_text())["seconds"]
+    return start, result(together / "eval_rl.json"), of_one, seconds["rl"]
 
 
 def main() -> None:
