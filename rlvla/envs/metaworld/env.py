@@ -25,6 +25,8 @@ CAMERAS = {
     "topview": "topview",
     "behind": "behindGripper",
     "wrist": "gripperPOV",
+    "sideview": "sideview",  # these two are not in the package
+    "frontview": "frontview",
 }
 ACTION_DIM, PROPRIO_DIM, OBJECT_DIM = 4, 4, 35
 CONTROL_FREQ = 80.0

@@ -7,12 +7,34 @@ from typing import Any
 import mujoco
 import numpy as np
 
+from rlvla.envs.mujoco.cameras import CameraPlacement
 from rlvla.utils.errors import MissingExtraError
 
 _FINGERS = (("rightpad", "rightclaw"), ("leftpad", "leftclaw"))
 # Cameras that stand on their heads, and the turn about the axis of view that sets them upright.
 _ROLLED = ("corner", "corner2", "corner3", "corner4")
 _HALF_ROLL = np.array([0.0, 0.0, 0.0, 1.0])
+# From the right and from the front, so near that goals and objects are several pixels wide in an image of 64.
+_CLOSEUPS = {
+    "sideview": CameraPlacement((0.85, 0.75, 0.55), (0.0, 0.72, 0.13), 34.0),
+    "frontview": CameraPlacement((0.0, 1.45, 0.75), (0.0, 0.71, 0.10), 36.0),
+}
+
+
+def _with_closeups(package: Any) -> type:
+    """An environment class of the package whose model has the cameras in `_CLOSEUPS` as well."""
+
+    class WithCloseups(package):
+        def _initialize_simulation(self) -> tuple[mujoco.MjModel, mujoco.MjData]:
+            spec = mujoco.MjSpec.from_file(self.fullpath)
+            for name, placement in _CLOSEUPS.items():
+                camera = spec.worldbody.add_camera(name=name, pos=placement.position, fovy=placement.fovy)
+                camera.alt.type = mujoco.mjtOrientation.mjORIENTATION_XYAXES
+                camera.alt.xyaxes = placement.axes()
+            model = spec.compile()
+            return model, mujoco.MjData(model)
+
+    return WithCloseups
 
 
 class MetaWorldSim:
@@ -43,7 +65,7 @@ class MetaWorldSim:
             )
             raise MissingExtraError(text) from error
 
-        self.env: Any = ALL_V3_ENVIRONMENTS[name]()
+        self.env: Any = _with_closeups(ALL_V3_ENVIRONMENTS[name])()
         # The space was made while goals were hidden, and would clip them to 0.
         self.env._partially_observable = False
         self.env.__dict__.pop("sawyer_observation_space", None)

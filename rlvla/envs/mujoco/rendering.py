@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import weakref
-import xml.etree.ElementTree as ET
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -19,29 +18,6 @@ from rlvla.envs.mujoco.light_meshes import lightly_drawn
 _VISUAL_GROUP = 1  # of robosuite, whose collision geometry is in group 0
 _OUT_OF_VIEW_GROUP = 5  # MuJoCo's last group, never drawn here
 _MAX_GEOMS = 1000
-
-
-def add_camera(xml: str, name: str, position: Sequence[float], target: Sequence[float], fovy: float) -> str:
-    """Add a fixed camera that looks from `position` at `target` (meters, world frame) to a MuJoCo model.
-
-    Args:
-        xml: XML of the model.
-        name: name of the new camera.
-        position: [3] position of the camera.
-        target: [3] point at the center of the image; not directly above or below `position`.
-        fovy: vertical field of view in degrees.
-    """
-    root = ET.fromstring(xml)
-    forward = np.subtract(target, position)
-    right = np.cross(forward, [0.0, 0.0, 1.0])
-    up = np.cross(right, forward)
-    axes = np.concatenate([right / np.linalg.norm(right), up / np.linalg.norm(up)])
-    worldbody = root.find("worldbody")
-    assert worldbody is not None, "a MuJoCo model has a worldbody"
-    numbers = {"pos": position, "xyaxes": axes, "fovy": [fovy]}
-    texts = {key: " ".join(repr(float(value)) for value in values) for key, values in numbers.items()}
-    ET.SubElement(worldbody, "camera", {"name": name, "mode": "fixed", **texts})
-    return ET.tostring(root, encoding="unicode")
 
 
 def simplify_visuals(model: mujoco.MjModel) -> None:

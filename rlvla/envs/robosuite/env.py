@@ -13,6 +13,7 @@ import numpy as np
 from rlvla.envs.base import ChunkResult, Observation, TaskSpec, check_init_state_id, task_of
 from rlvla.envs.chunks import SUCCESS_REWARD
 from rlvla.envs.mujoco.arm_env import MujocoArmEnv
+from rlvla.envs.mujoco.cameras import add_camera
 from rlvla.envs.perturbations import PerturbedOptions, Surface, levels
 from rlvla.envs.robosuite.affordance import AFFORDANCE, affordance
 from rlvla.envs.robosuite.importing import import_robosuite
@@ -163,14 +164,12 @@ class RobosuiteEnv(MujocoArmEnv):
     def __init__(self, spec: TaskSpec, options: RobosuiteOptions):
         import_robosuite()  # first: the imports below depend on it
         from rlvla.envs.mujoco.light_meshes import lighten_visual_meshes
-        from rlvla.envs.mujoco.rendering import add_camera
         from rlvla.envs.robosuite.sim import RobosuiteSim, build_robosuite
 
         task = TASKS[spec.task_id]
 
         def edit_xml(xml: str) -> str:
-            closeup = task.closeup
-            xml = add_camera(xml, CAMERAS["closeup"], closeup.position, closeup.target, closeup.fovy)
+            xml = add_camera(xml, CAMERAS["closeup"], task.closeup)
             return lighten_visual_meshes(xml) if options.render_quality == "fast" and options.cameras else xml
 
         simulator = RobosuiteSim(build_robosuite(spec.name, options.control_freq, edit_xml))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rlvla.envs.mujoco.cameras import CameraPlacement
 from rlvla.envs.robosuite.facts import (
     DoorFacts,
     LiftFacts,
@@ -17,15 +18,6 @@ from rlvla.envs.robosuite.primitives import PRIMITIVES, TOOL_PRIMITIVES, Workspa
 
 # The table of Lift and Stack, whose top is at z 0.8.
 TABLE = Workspace(low=(-0.30, -0.30, 0.80), high=(0.15, 0.30, 0.95), object_height=0.85, lift_height=0.95)
-
-
-@dataclass(frozen=True)
-class CameraPlacement:
-    """Position and target of a camera (meters, world frame), and its vertical field of view in degrees."""
-
-    position: tuple[float, float, float]
-    target: tuple[float, float, float]
-    fovy: float
 
 
 @dataclass(frozen=True)

@@ -88,13 +88,15 @@ class TestWithThePackage:
         np.testing.assert_array_equal(other.reset(1, seed=0).proprio, states[1])
 
     def test_goals_can_be_seen(self) -> None:
-        """It is a site; without it the same initial state looks different."""
+        """It is a site; without it the same initial state looks different, most in the cameras that are near."""
         env: Any = self.make("reach", cameras=tuple(CAMERAS), image_size=64)
         shown = env.reset(0, seed=0).images.astype(int)
         env._sim.model.site("goal").rgba[3] = 0.0
         hidden = env.reset(0, seed=0).images.astype(int)
         changed = (np.abs(shown - hidden).max(-1) > 40).sum((1, 2))
+        seen = dict(zip(CAMERAS, changed))
         assert shown.shape == (len(CAMERAS), 64, 64, 3) and (changed[:4] > 0).all()
+        assert min(seen["sideview"], seen["frontview"]) >= 4 * seen["corner4"]
         env.close()
 
     def test_simplified_meshes_look_alike(self, monkeypatch: pytest.MonkeyPatch) -> None:
