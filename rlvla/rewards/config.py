@@ -42,8 +42,9 @@ class RewardConfig(VLMConfig, ScoringModelConfig):
 
     reward: tuple[str, ...] = arg(
         ("success:1.0",),
-        "reward sources with their weights, added up: success, env (the simulator's own reward), rm, vlm, rm_model, "
-        "reward_fn, remote, or your own; vlm:QUESTION:WEIGHT once for each question to a VLM (progress, grasp, ...)",
+        "reward sources with their weights, added up: success, env (the simulator's own reward), env_progress (its "
+        "changes), rm, vlm, rm_model, reward_fn, remote, or your own; vlm:QUESTION:WEIGHT once for each question to a "
+        "VLM (progress, grasp, ...)",
         nargs="+",
         metavar="NAME:WEIGHT",
         essential=True,

@@ -1,4 +1,4 @@
-"""What the environment itself pays: the simulator's native reward, and named terms beside it."""
+"""What the environment itself pays: the simulator's native reward, its changes, and named terms beside it."""
 
 from __future__ import annotations
 
@@ -27,6 +27,42 @@ class EnvironmentSource:
         return EnvironmentReward()
 
 
+@register_reward("env_progress")
+class EnvironmentProgressSource:
+    """Pays changes of the simulator's reward, as a share of its range.
+
+    Over an episode they add up to where it ended, so that an early success costs nothing. With `env`, a dense reward
+    pays for every step near the goal, and success, which ends the episode, may lose more than it gains.
+    """
+
+    def __init__(self, config: RewardConfig):
+        """The source has no settings."""
+
+    def problems(self, tasks: Sequence[TaskSpec]) -> list[Problem]:
+        """Tasks whose rewards have no known range."""
+        return [
+            Problem(
+                "reward",
+                "unavailable",
+                f"--reward env_progress: {task.suite} task {task.name} does not declare the range of its rewards "
+                "(TaskSpec.reward_range)",
+            )
+            for task in tasks
+            if _range(task) is None
+        ]
+
+    def create(self, task: TaskSpec, episode: EpisodeStart) -> EnvironmentProgress:
+        """The reward of one episode."""
+        found = _range(task)
+        assert found is not None, "problems() has refused such tasks"
+        return EnvironmentProgress(found)
+
+
+def _range(task: TaskSpec) -> float | None:
+    """Of the rewards; None if it is unknown or empty."""
+    return None if task.reward_range is None else (task.reward_range[1] - task.reward_range[0]) or None
+
+
 @register_reward(AFFORDANCE)
 class AffordanceSource:
     """Pays the environment's component `affordance`: 0 if a primitive suits the objects around it, else negative."""
@@ -50,6 +86,31 @@ class AffordanceSource:
     def create(self, task: TaskSpec, episode: EpisodeStart) -> EnvironmentReward:
         """The reward of one episode."""
         return EnvironmentReward(AFFORDANCE)
+
+
+class EnvironmentProgress:
+    """Changes of the simulator's reward during one episode; the first step, before which nothing is known, pays 0.
+
+    Args:
+        scale: what a change is divided by.
+    """
+
+    def __init__(self, scale: float):
+        self._scale = scale
+        self._before: float | None = None
+
+    def step(self, observation: Observation | None, events: frozenset[str], info: StepInfo) -> float:
+        """The change since the step before."""
+        before = info.reward if self._before is None else self._before
+        self._before = info.reward
+        return (info.reward - before) / self._scale
+
+    def finish(self) -> dict[str, Any]:
+        """There are no late rewards."""
+        return {}
+
+    def release(self) -> None:
+        """Nothing to free."""
 
 
 class EnvironmentReward:

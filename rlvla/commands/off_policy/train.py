@@ -30,7 +30,7 @@ from rlvla.utils.deepspeed.config import launched_rank
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
 from rlvla.utils.terminal import count, header, show
 
-_BLIND = ("success", "env", "rm", "affordance", "overlong")  # reward sources that never look at images
+_BLIND = ("success", "env", "env_progress", "rm", "affordance", "overlong")  # reward sources that never look at images
 REPLAY = "replay"  # subfolder of the run folder
 
 

@@ -320,6 +320,23 @@ def test_what_the_simulator_pays_is_paid_step_by_step() -> None:
     assert sample.rewards.tolist() == [[0.125, -0.5, 1.0], [3.0, 0, 0]] and sample.score == 3.625
 
 
+def test_changes_of_what_the_simulator_pays_are_shares_of_its_range() -> None:
+    plan = RewardPlan.from_config(RewardConfig(reward=("success", "env_progress:0.5")))
+    task = replace(TASK, reward_range=(-2.0, 6.0))
+    chunks = [make_chunk(NOTHING), make_chunk([set()], 3, successes=[True], terminated=True)]
+    chunks[0].rewards[:] = (2.0, 4.0, 0.0)
+    chunks[1].rewards[:] = (6.0, 0.0, 0.0)
+    assert plan.problems([task]) == []
+    sample, _ = play(plan, task, chunks)
+    assert sample.reward_components["env_progress"].tolist() == [[0.0, 0.125, -0.25], [0.375, 0, 0]]
+    assert sample.score == 1.25, "success, and half of the way from 2 to 6 of a range of 8"
+    again, _ = play(plan, task, chunks)
+    assert again.score == 1.25, "nothing is kept from one episode to the next"
+    for unknown in (None, (1.0, 1.0)):
+        (problem,) = plan.problems([replace(TASK, reward_range=unknown)])
+        assert (problem.flag, problem.reason) == ("reward", "unavailable") and "reward_range" in problem.text
+
+
 def test_affordances_are_paid_where_the_task_has_them() -> None:
     plan = RewardPlan.from_config(RewardConfig(reward=("success", "affordance:15")))
     task = replace(TASK, reward_components=("affordance",))
