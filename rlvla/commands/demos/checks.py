@@ -47,8 +47,9 @@ def checked_player(
             player = ExpertPlayer(env, config, split, errors)
         else:
             player = policy_player(policy, env, config, split)
-        problems += split.problems(player.env.tasks(), 1) + player.problems()
-        problems += heldout_problems(split.heldout_tasks, player.env, player.env.tasks())
+        tasks = player.env.tasks()
+        problems += config.problems(tasks) + split.problems(tasks, 1) + player.problems()
+        problems += heldout_problems(split.heldout_tasks, player.env, tasks)
     except ConfigError as error:
         problems += error.problems
     if problems or player is None:

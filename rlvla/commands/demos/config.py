@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rlvla.envs.base import TaskSpec
 from rlvla.utils.cli.flags import MAX_SEED, arg
+from rlvla.utils.errors import Problem
 
 
 @dataclass(frozen=True)
@@ -29,8 +32,13 @@ class CollectConfig:
         None, "sample the actions of --policy at this temperature (default: greedy actions)", above=0
     )
     num_demos: int = arg(200, "episodes to keep, per task", minimum=1, essential=True)
+    task_demos: tuple[str, ...] = arg(
+        (),
+        "episodes to keep of some of the tasks, instead of num_demos, e.g. push:20 pick-place:20",
+        metavar="TASK:NUMBER",
+    )
     keep: str = arg("success", "keep successful episodes only, or all", choices=("success", "all"), essential=True)
-    max_attempts: int = arg(20, "give up after num_demos times this many episodes per task", minimum=1)
+    max_attempts: int = arg(20, "give up after this many times the wanted number of episodes of a task", minimum=1)
     num_envs: int = arg(2, "worker processes", minimum=1, maximum=10_000, essential=True)
     seed: int = arg(
         0,
@@ -39,3 +47,28 @@ class CollectConfig:
         maximum=MAX_SEED,
         essential=True,
     )
+
+    def wanted(self, task: TaskSpec) -> int:
+        """How many episodes of a task are to be kept."""
+        counts = dict(spec.rpartition(":")[::2] for spec in self.task_demos)
+        asked = counts.get(task.name, "")
+        return int(asked) if asked.isdecimal() else self.num_demos
+
+    def problems(self, tasks: Sequence[TaskSpec]) -> list[Problem]:
+        """Entries of `task_demos` that are malformed, given twice, or of no task."""
+        found: list[Problem] = []
+        names, seen = [task.name for task in tasks], set[str]()
+
+        def report(reason: str, text: str) -> None:
+            found.append(Problem("task_demos", reason, f"--task_demos {text}"))
+
+        for spec in self.task_demos:
+            name, _, number = spec.rpartition(":")
+            if not name or not number.isdecimal() or int(number) < 1:
+                report("malformed", f"{spec}: write TASK:NUMBER, e.g. push:20, with a number of at least 1")
+            elif name not in names:
+                report("unknown_name", f"{spec}: no such task is recorded; there are {', '.join(names)}")
+            elif name in seen:
+                report("duplicate", f"{spec}: {name} is given twice")
+            seen.add(name)
+        return found

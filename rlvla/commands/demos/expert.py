@@ -51,7 +51,7 @@ class ExpertPlayer:
 
     def most_attempts(self, task: TaskSpec) -> int:
         """See `Player.most_attempts`."""
-        return self.config.num_demos * self.config.max_attempts
+        return self.config.wanted(task) * self.config.max_attempts
 
     def attempts(self, pool: WatchedPool, task: TaskSpec) -> Iterator[Attempt | EnvWorkerError]:
         """See `Player.attempts`."""

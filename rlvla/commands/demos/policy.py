@@ -62,16 +62,16 @@ class PolicyPlayer:
         """Initial states that are too few."""
         if self.config.temperature is not None or self.setting.spec.greedy_noise:
             return []
-        wanted, found = self.config.num_demos, []
+        found = []
         for task in self.env.tasks():
-            states = len(self.split.train_states(task))
+            states, wanted = len(self.split.train_states(task)), self.config.wanted(task)
             if states < wanted:
                 found.append(problem("num_demos", "too_few_states", value=wanted, task=task.name, states=states))
         return found
 
     def most_attempts(self, task: TaskSpec) -> int:
         """See `Player.most_attempts`; greedy actions from a state are always the same."""
-        most = self.config.num_demos * self.config.max_attempts
+        most = self.config.wanted(task) * self.config.max_attempts
         if self.config.temperature is not None or self.setting.spec.greedy_noise:
             return most
         return min(most, len(self.split.train_states(task)))
@@ -88,7 +88,7 @@ class PolicyPlayer:
         played = kept = 0
         while requests:
             rate = 1.0 if config.keep == "all" else (kept + 1) / (played + 1)
-            size = min(max(math.ceil((config.num_demos - kept) / rate), pool.num_slots), _BLOCK)
+            size = min(max(math.ceil((config.wanted(task) - kept) / rate), pool.num_slots), _BLOCK)
             block, requests = requests[:size], requests[size:]
             for attempt in self._play(pool, task, block):
                 if isinstance(attempt, Attempt):

@@ -127,7 +127,7 @@ class Tally:
 def collect_demonstrations(
     player: Player, workers: WorkerConfig | None = None, custom_modules: Sequence[str] = ()
 ) -> Path:
-    """Record `num_demos` episodes of each task and return the HDF5 file.
+    """Record the wanted number of episodes of each task and return the HDF5 file.
 
     Episodes are kept in the order in which they were started, so that the file does not depend on `num_envs`.
 
@@ -158,15 +158,15 @@ def collect_demonstrations(
 def _record_task(
     pool: WatchedPool, task: TaskSpec, player: Player, writer: DemonstrationWriter
 ) -> tuple[str, int, int, str, str]:
-    config, most = player.config, player.most_attempts(task)
+    config, wanted, most = player.config, player.config.wanted(task), player.most_attempts(task)
     tally, steps = Tally(), 0
     attempts = player.attempts(pool, task)
-    with progress_bar(config.num_demos, f"demonstrations of {task.name}") as bar:
-        while tally.kept < config.num_demos:
+    with progress_bar(wanted, f"demonstrations of {task.name}") as bar:
+        while tally.kept < wanted:
             attempt = next(attempts, None)
-            hopeless = config.keep == "success" and tally.hopeless(config.num_demos, most)
+            hopeless = config.keep == "success" and tally.hopeless(wanted, most)
             if attempt is None or hopeless or tally.failed > MAX_FAILED_EPISODES:
-                raise ConfigError(tally.why(task.name, config.num_demos, player.name, player.advice))
+                raise ConfigError(tally.why(task.name, wanted, player.name, player.advice))
             if isinstance(attempt, EnvWorkerError):
                 tally.failed += 1
                 continue

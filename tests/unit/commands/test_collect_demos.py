@@ -62,10 +62,11 @@ def test_a_custom_suite_brings_expert_options_and_gripper(tmp_path: Path, monkey
 
 def test_recorded_actions_of_toy_push_play_again(tmp_path: Path) -> None:
     flags = ["--task_suite_name", "toy_push", "--use_proprio", "--image_size", "32", "--noise_std", "0.3"]
-    main([*flags, "--num_demos", "2", "--num_envs", "1", "--output", str(tmp_path)])
+    counts = ["--num_demos", "2", "--task_demos", "red_to_yellow:1", "blue_to_yellow:3"]
+    main([*flags, *counts, "--num_envs", "1", "--output", str(tmp_path)])
     with h5py.File(tmp_path / "demos.hdf5") as file:
         episodes = [(dict(episode.attrs), episode["obs"], episode["actions"][:]) for episode in file["data"].values()]
-        assert sorted(attributes["task_id"] for attributes, _, _ in episodes) == [0, 0, 1, 1, 2, 2, 3, 3]
+        assert sorted(attributes["task_id"] for attributes, _, _ in episodes) == [0, 0, 1, 2, 2, 3, 3, 3]
         for attributes, seen, actions in episodes:
             env = make_env("toy_push", int(attributes["task_id"]), image_size=32, use_proprio=True)
             observation = env.reset(int(attributes["init_state_id"]), 0)
@@ -109,3 +110,13 @@ def test_an_expert_gives_no_primitives(capsys: pytest.CaptureFixture) -> None:
         main(["--task_suite_name", "robosuite", "--action_space", "primitives", "--task_ids", "0", "1"])
     told = capsys.readouterr().err
     assert "Lift gives actions of the controller, not primitives" in told and "Stack gives" in told
+
+
+def test_mistakes_in_the_numbers_of_demonstrations(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    counts = ["red_to_green", "red_to_yellow:0", "green_to_red:2", "blue_to_green:2", "blue_to_green:3"]
+    with pytest.raises(SystemExit):
+        main(["--task_suite_name", "toy_push", "--task_demos", *counts, "--output", str(tmp_path / "demos")])
+    said = capsys.readouterr().err
+    wrong = ("red_to_green: write TASK", "red_to_yellow:0: write TASK", "green_to_red:2: no such task")
+    assert all(f"--task_demos {text}" in said for text in (*wrong, "blue_to_green:3: blue_to_green is given twice"))
+    assert "blue_to_green:2:" not in said and not (tmp_path / "demos").exists()
