@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
-from rlvla.envs.base import ChunkResult, Observation, TaskSpec, check_init_state_id, task_of
+from rlvla.envs.base import Observation, TaskSpec, check_init_state_id, task_of
 from rlvla.envs.metaworld.tasks import TASKS
 from rlvla.envs.mujoco.arm_env import MujocoArmEnv
 from rlvla.envs.perturbations import PerturbedOptions, Surface, levels
@@ -118,6 +117,7 @@ class MetaWorldEnv(MujocoArmEnv):
         perturbed = _TABLE, task.paraphrases
         super().__init__(spec, options, simulator, CAMERAS, hold_steps, perturbed, **_DRAWING)
         self._shows_objects = options.object_state
+        self._reward = lambda: self._sim.reward
 
     def reset(self, init_state_id: int, seed: int) -> Observation:
         """Start an episode. Raises ValueError for an `init_state_id` outside [0, num_init_states)."""
@@ -125,9 +125,6 @@ class MetaWorldEnv(MujocoArmEnv):
         check_init_state_id(self.task, init_state_id)
         self._sim.reset(init_state_id)
         return self._begin(init_state_id)
-
-    def _play(self, actions: np.ndarray, frame: Callable[[], np.ndarray] | None) -> ChunkResult:
-        return self._runner.play(actions, self._advance, self._observe, frame, reward=lambda: self._sim.reward)
 
     def _advance(self, action: np.ndarray) -> tuple[bool, frozenset[str]]:
         self._sim.step(action)

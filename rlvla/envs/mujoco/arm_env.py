@@ -54,6 +54,7 @@ class MujocoArmEnv:
         self._renderer: Renderer | None = None
         if self._cameras:
             self._renderer = Renderer(simulator.model, options.image_size, options.render_quality, **drawing)
+        self._reward: Callable[[], float] | None = None  # the simulator's own, of the last step
         self._runner = ChunkRunner(task.max_steps, hold_steps, plays_on=options.plays_on)
         if perturbed is not None and isinstance(options, PerturbedOptions) and options.perturb:
             self._perturb(levels(options.perturb), *perturbed)
@@ -95,7 +96,7 @@ class MujocoArmEnv:
 
     def _play(self, actions: np.ndarray, frame: Callable[[], np.ndarray] | None) -> ChunkResult:
         """Execute validated actions [A, D]; `frame` renders a frame of a video."""
-        return self._runner.play(actions, self._advance, self._observe, frame)
+        return self._runner.play(actions, self._advance, self._observe, frame, reward=self._reward)
 
     def _advance(self, action: np.ndarray) -> tuple[bool, frozenset[str]]:
         """Execute an action [D]; returns the success predicate and the propositions that hold afterwards."""

@@ -16,6 +16,7 @@ from rlvla.envs.mujoco.arm_env import MujocoArmEnv
 from rlvla.envs.mujoco.cameras import add_camera
 from rlvla.envs.perturbations import PerturbedOptions, Surface, levels
 from rlvla.envs.robosuite.affordance import AFFORDANCE, affordance
+from rlvla.envs.robosuite.facts import WipeFacts
 from rlvla.envs.robosuite.importing import import_robosuite
 from rlvla.envs.robosuite.primitives import EPISODE_SECONDS, PRIMITIVES, PrimitiveController, action_dim, macro_steps
 from rlvla.envs.robosuite.tasks import TASKS, RobosuiteTask
@@ -54,6 +55,7 @@ class RobosuiteOptions(PerturbedOptions):
             `rlvla.envs.robosuite.primitives`.
         primitives: names of the primitives on offer; () for all of the task.
         object_state: append the state of the task's objects to proprio, see `TaskFacts.object_state`.
+        dense_reward: the simulator's own reward is robosuite's shaped one, in [0, 1].
     """
 
     known_cameras: ClassVar[tuple[str, ...]] = tuple(CAMERAS)
@@ -73,6 +75,9 @@ class RobosuiteOptions(PerturbedOptions):
         (), "names of the action primitives on offer (default: all of the task)", nargs="+", metavar="NAME"
     )
     object_state: bool = arg(False, "append position and orientation of the task's objects to proprio")
+    dense_reward: bool = arg(
+        False, "the simulator's own reward (--reward env, env_progress) is the package's shaped one, not success"
+    )
 
     def problems(self) -> list[Problem]:
         """All problems of the values."""
@@ -100,12 +105,17 @@ def list_tasks(**kw) -> list[TaskSpec]:
 
 
 def task_problems(tasks: Sequence[TaskSpec], options: Mapping[str, Any]) -> list[Problem]:
-    """Tasks whose objects cannot be placed from wider ranges."""
+    """Tasks whose objects cannot be placed from wider ranges, or whose shaped reward cannot be had."""
+    problems = []
     fixed = [task.name for task in tasks if not TASKS[task.task_id].can_spread]
-    if not fixed or "initial_state" not in levels(options.get("perturb", ())):
-        return []
-    text = f"--perturb initial_state: the objects of {', '.join(fixed)} cannot be placed further apart; leave these out"
-    return [Problem("perturb", "unavailable", text)]
+    if fixed and "initial_state" in levels(options.get("perturb", ())):
+        text = f"--perturb initial_state: the objects of {', '.join(fixed)} cannot be placed further apart; "
+        problems.append(Problem("perturb", "unavailable", f"{text}leave these out"))
+    counting = [task.name for task in tasks if TASKS[task.task_id].facts is WipeFacts]
+    if counting and options.get("dense_reward"):
+        text = f"--dense_reward: {', '.join(counting)} counts what was wiped when its reward is computed; leave it out"
+        problems.append(Problem("dense_reward", "unavailable", text))
+    return problems
 
 
 def _spec(task_id: int, task: RobosuiteTask, options: RobosuiteOptions) -> TaskSpec:
@@ -179,6 +189,8 @@ class RobosuiteEnv(MujocoArmEnv):
         self._facts, self._shows_objects = task.facts(simulator), options.object_state
         table = Surface(task.workspace.low[:2], task.workspace.high[:2], _TABLE_HEIGHT)
         super().__init__(spec, options, simulator, CAMERAS, hold_steps, (table, task.paraphrases))
+        if options.dense_reward:
+            self._reward = simulator.shaped_reward
         self._primitives: PrimitiveController | None = None
         if spec.primitives:
             self._primitives = PrimitiveController(
@@ -213,7 +225,9 @@ class RobosuiteEnv(MujocoArmEnv):
             action = next(steps, None)
             return outcome
 
-        result = self._runner.play(actions, advance, self._observe, frame, done=lambda: action is None)
+        result = self._runner.play(
+            actions, advance, self._observe, frame, reward=self._reward, done=lambda: action is None
+        )
         lost = np.zeros(len(actions), dtype=np.float32)
         lost[0] = suits - 1.0
         result.components, result.step_actions = {AFFORDANCE: lost}, np.stack(played)

@@ -236,6 +236,11 @@ class RobosuiteSim:
         if self._wipes:
             self.env.reward()  # records the markers under the tool
 
+    def shaped_reward(self) -> float:
+        """The package's reward for partial success, in [0, 1]."""
+        self.env.reward_shaping = True
+        return float(np.clip(self.env.reward(None), 0.0, 1.0))
+
     @property
     def gripper_steps(self) -> int:
         """Control steps in which the finger command goes from closed to open; 0 without a gripper."""

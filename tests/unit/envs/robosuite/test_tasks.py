@@ -63,6 +63,28 @@ def test_physics_and_success_are_those_of_robosuite(make, name):
     assert np.abs(env._sim.data.qpos[:7] - env._sim._arm_init).max() > 0.05
 
 
+@pytest.mark.parametrize("name", ["Stack", "PickPlaceCan"])
+def test_dense_rewards_are_those_of_robosuite(make, name):
+    env, sparse, stock = make(name, dense_reward=True), make(name), StockTask(name)
+    stock.env.reward_shaping = True
+    for each in (env, sparse):
+        each.reset(3, seed=0)
+    stock.start_from(env._sim)
+    down = np.zeros(env.task.action_dim, dtype=np.float32)
+    down[2] = -0.5
+    for _ in range(6):
+        result, success_alone = env.step_chunk(down[None]), sparse.step_chunk(down[None])
+        stock.step(down)
+        assert result.rewards[0] == pytest.approx(stock.env.reward(None), abs=1e-6)
+        assert 0.0 < result.rewards[0] < 1.0 and success_alone.rewards[0] == 0.0
+        np.testing.assert_array_equal(env._sim.data.qpos, sparse._sim.data.qpos)
+
+
+def test_wipe_has_no_dense_reward():
+    (problem,) = get_suite("robosuite").task_problems(list_tasks("robosuite"), {"dense_reward": True})
+    assert problem.flag == "dense_reward" and problem.text.startswith("--dense_reward: Wipe counts")
+
+
 def test_stack_expert_passes_every_proposition_in_order_and_holds_success(make):
     env, expert = make("Stack"), make_expert("robosuite", NAMES["Stack"], ExpertConfig())
     lengths = []
