@@ -61,6 +61,7 @@ class TaskSpec:
         reward_components: names of the terms in `ChunkResult.components`.
         instructions: all instructions of the task, if `instruction` is a template.
         category: what a benchmark counts the task under, e.g. the axis of its perturbation; "" if under nothing.
+        dense_reward: the rewards of steps (`ChunkResult.rewards`) tell more than success.
 
     Raises:
         TypeError: required attributes are missing; the message names all of them.
@@ -88,6 +89,7 @@ class TaskSpec:
     reward_components: tuple[str, ...] = ()
     instructions: tuple[str, ...] = ()
     category: str = ""
+    dense_reward: bool = False
 
     def __post_init__(self) -> None:
         if missing := [name for name, value in vars(self).items() if value is _REQUIRED]:

@@ -47,13 +47,14 @@ def reward_problems(
     except ConfigError as error:
         problems += error.problems
     source = SIMULATOR if success is None else success.success_source
-    sparse = any(ships_with_rlvla(task.suite) for task in tasks)
-    if sparse and source != SIMULATOR and "env" in map(component_of, config.reward):
+    sparse = any(ships_with_rlvla(task.suite) and not task.dense_reward for task in tasks)
+    native = [name for name in map(component_of, config.reward) if name in ("env", "env_progress")]
+    if sparse and source != SIMULATOR and native:
         report(
             "reward",
             "no_effect",
-            f"--reward env pays where the simulator's success ends an episode, which it does not with --success_source "
-            f"{source}; take success:1.0 instead",
+            f"--reward {native[0]} pays where the simulator's success ends an episode, which it does not with "
+            f"--success_source {source}; take success:1.0 instead",
         )
     gamma = learner_gamma(algorithm)
     if config.gamma_shaping is not None and config.gamma_shaping != gamma:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from rlvla.commands.off_policy.flags import SACRun
 from rlvla.commands.off_policy.train import run_sac
 from rlvla.commands.runs.flags import flags_of
 from rlvla.data.reading import read_demonstrations
+from rlvla.envs.config import EnvConfig
 from rlvla.models.value_models import RewardModel
 from rlvla.replay.priorities import hybrid_priority
 from rlvla.trainer.off_policy.sac import SAC
@@ -291,6 +293,17 @@ def test_demonstrations_that_do_not_fit_are_refused(demos: Path, tmp_path: Path,
         train([*options, *SMALL, "--save_path", str(tmp_path / "run"), "--num_episodes", "8", "--reward", "rm"])
     said = " ".join(capsys.readouterr().err.split())
     assert "what rm would pay for demonstrations is not known" in said and "16" in said
+
+
+def test_what_a_dense_reward_would_pay_for_demonstrations_is_not_known(
+    demos: Path, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tasks = EnvConfig.tasks
+    monkeypatch.setattr(EnvConfig, "tasks", lambda env: [replace(task, dense_reward=True) for task in tasks(env)])
+    options = ["--task_suite_name", "toy_reach", "--demos", str(demos), "--read_images"]
+    with pytest.raises(SystemExit):
+        train([*options, *SMALL, "--save_path", str(tmp_path / "run"), "--num_episodes", "8", "--reward", "env"])
+    assert "what env would pay for demonstrations is not known" in " ".join(capsys.readouterr().err.split())
 
 
 def test_rewards_that_are_no_numbers_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -263,7 +263,8 @@ def _demonstrations(
     if not any(demos.success):
         text = f"--demos {path}: none of the episodes ended in success, and nothing else of their rewards is known"
         found.append(Problem("demos", "mismatch", text))
-    other = [spec for spec in flags.rewards.reward if source_of(component_of(spec))[0] not in ("success", "env")]
+    known = ("success",) if any(task.dense_reward for task in tasks) else ("success", "env")
+    other = [spec for spec in flags.rewards.reward if source_of(component_of(spec))[0] not in known]
     if demos.decision_steps is not None:
         text = f"--demos {path}: recorded at decisions only; chunks of actions may begin at every step"
         found.append(Problem("demos", "mismatch", text))

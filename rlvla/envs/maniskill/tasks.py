@@ -125,6 +125,7 @@ def list_tasks(**kw: Any) -> list[TaskSpec]:
             gripper_dims=(ACTION_DIM - 1,),
             machine="F(grasped & F(success))" if "grasped" in task.events else "F(success)",
             reward_range=(LOWEST_REWARD, task.highest_reward),
+            dense_reward=True,
         )
         for task_id, task in enumerate(TASKS)
     ]

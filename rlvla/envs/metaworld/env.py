@@ -84,6 +84,7 @@ def list_tasks(**kw) -> list[TaskSpec]:
             gripper_dims=(ACTION_DIM - 1,),
             machine="F(success)" if task.name.startswith("reach") else "F((near | moved) & F(success))",
             reward_range=REWARD_RANGE,
+            dense_reward=True,
         )
         for task_id, task in enumerate(TASKS)
     ]

@@ -141,6 +141,7 @@ def _spec(task_id: int, task: RobosuiteTask, options: RobosuiteOptions) -> TaskS
         gripper_dims=(ACTION_DIM - 1,) if task.has_gripper and not primitives else (),
         machine=task.machine,
         reward_range=SUCCESS_REWARD,
+        dense_reward=options.dense_reward,
         primitives=primitives,
         macro_steps=macro_steps(task.workspace, options.control_freq) if primitives else 0,
         step_action_dim=osc_dim if primitives else 0,

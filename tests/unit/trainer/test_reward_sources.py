@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 import shutil
 from pathlib import Path
@@ -76,17 +77,20 @@ def test_problems(rewards: dict, algorithm: AlgorithmConfig, words: list[str]) -
 
 
 def test_a_simulator_that_ends_nothing_pays_nothing() -> None:
-    """Unless the suite is one's own, with a dense reward."""
+    """Unless its reward is dense, as it may be in a suite of one's own."""
 
     class Judge:
         def __init__(self, models: object):
             """It needs none."""
 
     own = [dataclasses.replace(task, suite="lab") for task in TASKS]
+    dense = [dataclasses.replace(task, dense_reward=True) for task in TASKS]
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(_FACTORIES, "vlm", Judge)
-        for success, tasks, reasons in (("vlm", TASKS, ["no_effect"]), ("vlm", own, []), ("simulator", TASKS, [])):
-            config = RewardConfig(reward=("success", "env:0.5"))
+        cases = (("vlm", TASKS, ["no_effect"]), ("vlm", own, []), ("vlm", dense, []), ("simulator", TASKS, []))
+        for (success, tasks, reasons), source in itertools.product(cases, ("env", "env_progress")):
+            config = RewardConfig(reward=("success", f"{source}:0.5"))
+            tasks = [dataclasses.replace(task, reward_range=(0.0, 1.0)) for task in tasks]
             problems = reward_problems(config, GAE, tasks, SuccessConfig(success))
             assert [p.reason for p in problems if p.flag == "reward"] == reasons
 
