@@ -43,6 +43,9 @@ def control(folder: Path, first: Path, recipe: dict[str, Any], seed: int) -> Pat
     longer = [("demos", "num_demos")] + [("sft", "max_steps")] * ("max_steps" in stages["sft"])
     for stage, flag in longer:
         stages[stage][flag] = round(factor * stages[stage][flag])
+    counts = [spec.rpartition(":") for spec in stages["demos"].get("task_demos", ())]
+    if counts:
+        stages["demos"]["task_demos"] = [f"{task}:{round(factor * int(number))}" for task, _, number in counts]
     folder.mkdir(parents=True, exist_ok=True)
     path = folder.with_suffix(".yaml")
     if not path.exists():  # times differ a little from run to run
