@@ -76,7 +76,7 @@ class RobosuiteOptions(PerturbedOptions):
     )
     object_state: bool = arg(False, "append position and orientation of the task's objects to proprio")
     dense_reward: bool = arg(
-        False, "the simulator's own reward (--reward env, env_progress) is the package's shaped one, not success"
+        False, "the simulator's own reward (sources env and env_progress) is the package's shaped one, not success"
     )
 
     def problems(self) -> list[Problem]:
