@@ -45,6 +45,7 @@ OTHER_FLAGS = LAUNCHER_FLAGS | {
     "--script",
     "--ways",
     "--show",
+    "--skip_alone",
     "--out",
     *("--head", "--port", "--address", "--disable-usage-stats", "--include-dashboard", "--num-cpus", "--generate"),
     "--object-store-memory",
