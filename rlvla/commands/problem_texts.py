@@ -319,8 +319,8 @@ _TEXTS: dict[tuple[str | None, str], str] = {
         "--policy {value} was trained on {tasks}, and --task_ids names {asked}; name some of its tasks, or leave that "
         "out"
     ),
-    ("num_demos", "too_few_states"): (
-        "--num_demos {value}: greedy actions are the same in every episode from a state, and {task} has {states} to "
+    (None, "too_few_states"): (
+        "--{flag} {value}: greedy actions are the same in every episode from a state, and {task} has {states} to "
         "record from; ask for fewer, or give --temperature"
     ),
     (None, "of_policy"): (

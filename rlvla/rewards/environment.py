@@ -40,22 +40,20 @@ class EnvironmentProgressSource:
 
     def problems(self, tasks: Sequence[TaskSpec]) -> list[Problem]:
         """Tasks whose rewards have no known range."""
-        return [
-            Problem(
-                "reward",
-                "unavailable",
-                f"--reward env_progress: {task.suite} task {task.name} does not declare the range of its rewards "
-                "(TaskSpec.reward_range)",
-            )
-            for task in tasks
-            if _range(task) is None
-        ]
+        lacking = [task for task in tasks if _range(task) is None]
+        return _refused("env_progress", lacking, "does not declare the range of its rewards (TaskSpec.reward_range)")
 
     def create(self, task: TaskSpec, episode: EpisodeStart) -> EnvironmentProgress:
         """The reward of one episode."""
         found = _range(task)
         assert found is not None, "problems() has refused such tasks"
         return EnvironmentProgress(found)
+
+
+def _refused(source: str, tasks: Sequence[TaskSpec], why: str) -> list[Problem]:
+    """A problem for each of these tasks, which lack what the source pays for."""
+    texts = [f"--reward {source}: {task.suite} task {task.name} {why}" for task in tasks]
+    return [Problem("reward", "unavailable", text) for text in texts]
 
 
 def _range(task: TaskSpec) -> float | None:
@@ -72,45 +70,13 @@ class AffordanceSource:
 
     def problems(self, tasks: Sequence[TaskSpec]) -> list[Problem]:
         """Tasks without such a component."""
-        return [
-            Problem(
-                "reward",
-                "unavailable",
-                f"--reward {AFFORDANCE}: {task.suite} task {task.name} has no affordances as it is played here "
-                "(robosuite has them with --action_space primitives)",
-            )
-            for task in tasks
-            if AFFORDANCE not in task.reward_components
-        ]
+        lacking = [task for task in tasks if AFFORDANCE not in task.reward_components]
+        why = "has no affordances as it is played here (robosuite has them with --action_space primitives)"
+        return _refused(AFFORDANCE, lacking, why)
 
     def create(self, task: TaskSpec, episode: EpisodeStart) -> EnvironmentReward:
         """The reward of one episode."""
         return EnvironmentReward(AFFORDANCE)
-
-
-class EnvironmentProgress:
-    """Changes of the simulator's reward during one episode; the first step, before which nothing is known, pays 0.
-
-    Args:
-        scale: what a change is divided by.
-    """
-
-    def __init__(self, scale: float):
-        self._scale = scale
-        self._before: float | None = None
-
-    def step(self, observation: Observation | None, events: frozenset[str], info: StepInfo) -> float:
-        """The change since the step before."""
-        before = info.reward if self._before is None else self._before
-        self._before = info.reward
-        return (info.reward - before) / self._scale
-
-    def finish(self) -> dict[str, Any]:
-        """There are no late rewards."""
-        return {}
-
-    def release(self) -> None:
-        """Nothing to free."""
 
 
 class EnvironmentReward:
@@ -133,3 +99,22 @@ class EnvironmentReward:
 
     def release(self) -> None:
         """Nothing to free."""
+
+
+class EnvironmentProgress(EnvironmentReward):
+    """Changes of the simulator's reward during one episode; the first step, before which nothing is known, pays 0.
+
+    Args:
+        scale: what a change is divided by.
+    """
+
+    def __init__(self, scale: float):
+        super().__init__()
+        self._scale = scale
+        self._before: float | None = None
+
+    def step(self, observation: Observation | None, events: frozenset[str], info: StepInfo) -> float:
+        """The change since the step before."""
+        reward = super().step(observation, events, info)
+        before, self._before = self._before, reward
+        return 0.0 if before is None else (reward - before) / self._scale

@@ -66,7 +66,9 @@ class PolicyPlayer:
         for task in self.env.tasks():
             states, wanted = len(self.split.train_states(task)), self.config.wanted(task)
             if states < wanted:
-                found.append(problem("num_demos", "too_few_states", value=wanted, task=task.name, states=states))
+                own = wanted != self.config.num_demos
+                flag, value = ("task_demos", f"{task.name}:{wanted}") if own else ("num_demos", wanted)
+                found.append(problem(flag, "too_few_states", value=value, task=task.name, states=states))
         return found
 
     def most_attempts(self, task: TaskSpec) -> int:

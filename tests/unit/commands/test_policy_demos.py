@@ -123,6 +123,10 @@ REFUSED = {
     "expert": (["--noise_std", "0.1"], "--noise_std 0.1: --policy plays, not the scripted expert"),
     "actions": (["--action_space", "primitives"], "--action_space: the actions are those of --policy"),
     "states": (["--train_init_states", "0", "2"], "--num_demos 3: greedy actions are the same"),
+    "states of a task": (
+        ["--train_init_states", "0", "3", "--task_demos", "Lift:4"],
+        "--task_demos Lift:4: greedy actions are the same",
+    ),
     "cameras": (["--cameras", "nose"], "unknown camera(s) nose"),
 }
 
