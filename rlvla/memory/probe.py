@@ -13,7 +13,6 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter
 
 from rlvla.models.families import Sketch
 
@@ -146,8 +145,12 @@ class LiveBytes(TorchDispatchMode):
 
     def see(self, *values: Any) -> None:
         """Count tensors (in any nested structure) that no operation has used yet."""
-        for value in tree_iter(values):
-            if isinstance(value, torch.Tensor):
+        for value in values:
+            if isinstance(value, (tuple, list)):
+                self.see(*value)
+            elif isinstance(value, dict):
+                self.see(*value.values())
+            elif isinstance(value, torch.Tensor):
                 # A fake tensor's own attribute: asking for its device is another operation, which takes long.
                 device = value.fake_device if isinstance(value, FakeTensor) else value.device
                 if device.type != "meta":  # shapes only, no memory
@@ -177,6 +180,8 @@ class _NothingPadded(LiveBytes):
     """Also answers the only data-dependent question of a forward pass: whether all prompts have the same length."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.prim.device.default:  # most of what is asked, and FakeTensorMode takes long to answer
+            return args[0].fake_device
         if func is torch.ops.aten._local_scalar_dense.default:
             return True
         return super().__torch_dispatch__(func, types, args, kwargs)
