@@ -132,7 +132,7 @@ class TaskSamplingConfig:
         (),
         "weights by which the tasks of groups are drawn, 1 for tasks not named; factors of what a curriculum gives "
         "(default: every initial state equally often)",
-        metavar="TASK_ID:WEIGHT",
+        metavar="TASK:WEIGHT",
     )
     task_sampler: str | None = arg(
         None, "a class of your own that chooses task and initial state of each group", metavar="FILE.py:CLASS"

@@ -9,48 +9,30 @@ import numpy as np
 
 from rlvla.algorithms.curricula import TaskSuccess, task_shares
 from rlvla.envs import TaskSpec
+from rlvla.envs.task_values import TaskValues
 from rlvla.rollout.config import TaskSamplingConfig
 from rlvla.rollout.episode import EpisodeRequest, FinishedEpisode
 from rlvla.rollout.user_sampler import UserSampler
 from rlvla.utils.errors import ConfigError, Problem
 from rlvla.utils.seeding import derive_rng, derive_seed
 
-LARGEST_WEIGHT = 1e6
+_WEIGHTS = TaskValues("task_weights", float, (0.0, 1e6), "TASK:WEIGHT, e.g. 3:0.5 or push:0.5")
 
 
 def parse_task_weights(specs: Sequence[str], tasks: Sequence[TaskSpec]) -> list[float] | None:
-    """`["0:2", "3:0.5"]` -> the weight of each task; 1 where none is given, None without specs.
+    """`["0:2", "push:0.5"]` -> the weight of each task; 1 where none is given, None without specs.
 
     Raises:
         ConfigError: malformed specs, unknown tasks, duplicates, negative weights, or no weight above 0.
     """
-    known, problems = {task.task_id: 1.0 for task in tasks}, []
-    seen: set[int] = set()
-
-    def report(reason: str, text: str) -> None:
-        problems.append(Problem("task_weights", reason, f"--task_weights {text}"))
-
-    for spec in specs:
-        task, _, weight = spec.partition(":")
-        try:
-            number, value = int(task), float(weight)
-        except ValueError:
-            report("malformed", f"{spec}: write TASK_ID:WEIGHT, e.g. 3:0.5")
-            continue
-        if number not in known:
-            report("unknown_name", f"{spec}: no such task is trained on; there are {', '.join(map(str, known))}")
-        elif number in seen:
-            report("duplicate", f"{spec}: task {number} is given twice")
-        elif not 0 <= value <= LARGEST_WEIGHT:
-            report("out_of_range", f"{spec}: a weight must be a number from 0 to {LARGEST_WEIGHT:g}")
-        else:
-            known[number] = value
-        seen.add(number)
-    if not problems and specs and not any(known.values()):
-        report("out_of_range", f"{' '.join(specs)}: at least one task needs a weight above 0")
+    given, problems = _WEIGHTS.parse(specs, tasks)
+    weights = [given.get(task.task_id, 1.0) for task in tasks]
+    if not problems and specs and not any(weights):
+        text = f"--task_weights {' '.join(specs)}: at least one task needs a weight above 0"
+        problems.append(Problem("task_weights", "out_of_range", text))
     if problems:
         raise ConfigError(problems)
-    return list(known.values()) if specs else None
+    return weights if specs else None
 
 
 class Sampler(Protocol):

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rlvla.envs.base import TaskSpec
+from rlvla.envs.task_values import TaskValues
 from rlvla.utils.cli.flags import MAX_SEED, arg
 from rlvla.utils.errors import Problem
+
+_COUNTS = TaskValues("task_demos", int, (1, math.inf), "TASK:NUMBER, e.g. push:20")
 
 
 @dataclass(frozen=True)
@@ -50,25 +54,8 @@ class CollectConfig:
 
     def wanted(self, task: TaskSpec) -> int:
         """How many episodes of a task are to be kept."""
-        counts = dict(spec.rpartition(":")[::2] for spec in self.task_demos)
-        asked = counts.get(task.name, "")
-        return int(asked) if asked.isdecimal() else self.num_demos
+        return _COUNTS.parse(self.task_demos, [task])[0].get(task.task_id, self.num_demos)
 
     def problems(self, tasks: Sequence[TaskSpec]) -> list[Problem]:
-        """Entries of `task_demos` that are malformed, given twice, or of no task."""
-        found: list[Problem] = []
-        names, seen = [task.name for task in tasks], set[str]()
-
-        def report(reason: str, text: str) -> None:
-            found.append(Problem("task_demos", reason, f"--task_demos {text}"))
-
-        for spec in self.task_demos:
-            name, _, number = spec.rpartition(":")
-            if not name or not number.isdecimal() or int(number) < 1:
-                report("malformed", f"{spec}: write TASK:NUMBER, e.g. push:20, with a number of at least 1")
-            elif name not in names:
-                report("unknown_name", f"{spec}: no such task is recorded; there are {', '.join(names)}")
-            elif name in seen:
-                report("duplicate", f"{spec}: {name} is given twice")
-            seen.add(name)
-        return found
+        """Entries of `task_demos` that are malformed, given twice, out of range, or of no task."""
+        return _COUNTS.parse(self.task_demos, tasks)[1]

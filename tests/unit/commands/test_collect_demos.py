@@ -62,7 +62,7 @@ def test_a_custom_suite_brings_expert_options_and_gripper(tmp_path: Path, monkey
 
 def test_recorded_actions_of_toy_push_play_again(tmp_path: Path) -> None:
     flags = ["--task_suite_name", "toy_push", "--use_proprio", "--image_size", "32", "--noise_std", "0.3"]
-    counts = ["--num_demos", "2", "--task_demos", "red_to_yellow:1", "blue_to_yellow:3"]
+    counts = ["--num_demos", "2", "--task_demos", "red_to_yellow:1", "3:3"]
     main([*flags, *counts, "--num_envs", "1", "--output", str(tmp_path)])
     with h5py.File(tmp_path / "demos.hdf5") as file:
         episodes = [(dict(episode.attrs), episode["obs"], episode["actions"][:]) for episode in file["data"].values()]
@@ -117,6 +117,6 @@ def test_mistakes_in_the_numbers_of_demonstrations(tmp_path: Path, capsys: pytes
     with pytest.raises(SystemExit):
         main(["--task_suite_name", "toy_push", "--task_demos", *counts, "--output", str(tmp_path / "demos")])
     said = capsys.readouterr().err
-    wrong = ("red_to_green: write TASK", "red_to_yellow:0: write TASK", "green_to_red:2: no such task")
+    wrong = ("red_to_green: write TASK", "red_to_yellow:0: must be at least 1", "green_to_red:2: no such task")
     assert all(f"--task_demos {text}" in said for text in (*wrong, "blue_to_green:3: blue_to_green is given twice"))
     assert "blue_to_green:2:" not in said and not (tmp_path / "demos").exists()

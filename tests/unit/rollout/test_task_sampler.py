@@ -87,13 +87,15 @@ def test_weighted_draws_depend_on_seed_and_position_alone() -> None:
 
 
 def test_parsing_weights() -> None:
-    tasks = [dataclasses.replace(TASKS[0], task_id=number) for number in range(3)]
+    tasks = [dataclasses.replace(TASKS[0], task_id=number, name=f"task_{number}") for number in range(3)]
     assert parse_task_weights((), tasks) is None
+    assert parse_task_weights(("task_2:0.5", "0:0"), tasks) == [0.0, 1.0, 0.5]
     assert parse_task_weights(("2:0.5", "0:0"), tasks) == [0.0, 1.0, 0.5]
     for specs, reasons in (
-        (("1", "x:2", "1:y"), ["malformed"] * 3),
-        (("7:1", "0:-1", "1:nan", "2:inf"), ["unknown_name", *["out_of_range"] * 3]),
+        (("1", ":2", "1:y"), ["malformed"] * 3),
+        (("7:1", "x:2", "0:-1", "1:nan", "2:inf"), [*["unknown_name"] * 2, *["out_of_range"] * 3]),
         (("0:1", "0:2"), ["duplicate"]),
+        (("0:1", "task_0:2"), ["duplicate"]),
         (("0:0", "1:0", "2:0"), ["out_of_range"]),
     ):
         with pytest.raises(ConfigError) as error:
