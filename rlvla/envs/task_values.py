@@ -31,7 +31,7 @@ class TaskValues(Generic[Value]):
 
     def parse(self, specs: Sequence[str], tasks: Sequence[TaskSpec]) -> tuple[dict[int, Value], list[Problem]]:
         """`task_id` -> value of the tasks that are named, by name or number; and what is wrong with the others."""
-        numbers = {name: task.task_id for task in tasks for name in (str(task.task_id), task.name)}
+        numbers = {task.name: task.task_id for task in tasks} | {str(task.task_id): task.task_id for task in tasks}
         found, problems, seen = dict[int, Value](), list[Problem](), set[int]()
 
         def report(reason: str, text: str) -> None:
