@@ -22,6 +22,7 @@ Priority = Callable[[ArrayLike, ArrayLike, ArrayLike], Floats]  # (action_score,
 _ALMOST, _DONE = 0.1, 0.8  # progress of rows that almost succeeded
 _BONUS = 0.3
 _EPS = {"product": 1e-6, "additive": 1e-2}
+_LARGEST_LOG = 600.0  # of a priority, and of the ratio of two: float64 holds them, their sums and their shares
 _KINDS: Registry[Callable[..., Floats]] = Registry("replay priority")
 register_priority = _KINDS.register
 priority_names = _KINDS.names
@@ -39,7 +40,7 @@ class PrioritySettings:
         combine: "product" or "additive", see `hybrid_priority`.
 
     Raises:
-        ValueError: a number is out of its range, or `combine` is unknown.
+        ValueError: a number is out of its range, `combine` is unknown, or the exponent is too large for float64.
     """
 
     alpha: float = 0.6
@@ -58,6 +59,13 @@ class PrioritySettings:
             raise ValueError(f"combine is {self.combine!r}; known: {', '.join(_EPS)}")
         _require("max_td_error", self.max_td_error, "a positive finite number", lambda value: value > 0)
         _require("eps", self.floor, "a positive finite number", lambda value: value > 0)
+        low, high = min(self.floor, self.eps or _EPS["product"]), 2.0 + self.max_td_error + self.floor  # 2: of a judge
+        exponent = self.alpha * max(1.0, self.vlm_weight + self.td_weight)
+        if exponent * max(-math.log(low), math.log(high), math.log(high / low)) > _LARGEST_LOG:
+            raise ValueError(
+                f"alpha {self.alpha:g} is too large: powers of {low:.3g} and {high:.3g} are 0, infinite, or too far "
+                "apart to be added; usual are 0 to 1"
+            )
 
     @property
     def floor(self) -> float:

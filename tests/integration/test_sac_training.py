@@ -7,6 +7,7 @@ import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from rlvla.commands.runs.flags import flags_of
 from rlvla.data.reading import read_demonstrations
 from rlvla.envs.config import EnvConfig
 from rlvla.models.value_models import RewardModel
+from rlvla.replay import priorities
 from rlvla.replay.priorities import hybrid_priority
 from rlvla.trainer.off_policy.sac import SAC
 from tests.support.launching import launch
@@ -188,6 +190,25 @@ def test_two_ranks_share_the_buffer_and_one_goes_on(tmp_path: Path) -> None:
     assert metrics(tmp_path / "run")[-2]["replay/episodes"] == 12, "no episode is lost"
 
 
+def test_a_priority_of_ones_own_reads_scores_if_there_are_any(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(priorities._KINDS, "_functions", dict(priorities._KINDS._functions))
+    judged: list[bool] = []
+
+    @priorities.register_priority("steep_progress")
+    def steep_progress(
+        action_score: Any, progress: Any, td_error: Any, *, settings: priorities.PrioritySettings
+    ) -> np.ndarray:
+        judged.append(bool(np.isfinite(progress).any()))
+        return np.nan_to_num(np.asarray(progress)) ** 2 + settings.vlm_weight
+
+    own = ["--replay_priority", "steep_progress", "--replay_vlm_weight", "0.2"]
+    run(tmp_path / "judged", 8, *own, "--reward", "success", "rm:0", "--replay_score_source", "rm")
+    assert any(judged)
+    judged.clear()
+    run(tmp_path / "alone", 8, *own)
+    assert judged and not any(judged)
+
+
 REFUSED = {
     "judge": (["--replay_priority", "vlm"], "needs --replay_score_source"),
     "no such judge": (["--replay_priority", "vlm", "--replay_score_source", "rm"], "must be a source of --reward"),
@@ -199,6 +220,7 @@ REFUSED = {
         "one of them must be positive",
     ),
     "alpha": (["--replay_priority", "td", "--replay_alpha", "-1"], "replay_alpha"),
+    "powers": (["--replay_priority", "td", "--replay_alpha", "100"], "--replay_alpha: alpha 100 is too large"),
     "beta": (["--replay_priority", "td", "--replay_beta", "0.4", "1.5"], "replay_beta"),
     "n": (["--n_step", "0"], "n_step"),
     "ratio": (["--utd_ratio", "0"], "utd_ratio"),
@@ -306,10 +328,13 @@ def test_what_a_dense_reward_would_pay_for_demonstrations_is_not_known(
     assert "what env would pay for demonstrations is not known" in " ".join(capsys.readouterr().err.split())
 
 
-def test_rewards_that_are_no_numbers_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rewards_that_are_no_numbers_end_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
     from rlvla.rewards.machine_source import MachineReward
 
     monkeypatch.setattr(MachineReward, "step", lambda *_: float("nan"))
     with pytest.raises(SystemExit):
         run(tmp_path / "run", 8, "--reward", "success", "rm:1")
+    assert "rewards hold NaN or infinity" in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "run" / "policy").exists()

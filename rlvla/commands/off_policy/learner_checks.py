@@ -14,6 +14,7 @@ from rlvla.utils.deepspeed.config import launched_world_size
 from rlvla.utils.errors import ConfigError, Problem
 
 _JUDGES = ("rm", "rm_model", "vlm")  # reward sources that say how far an episode has come
+_WITHOUT_SCORES, _WITH_SCORES = ("uniform", "td"), ("vlm", "hybrid")  # others are one's own, and read what they like
 _HYBRID_FLAGS = ("replay_combine", "replay_vlm_weight", "replay_td_weight")
 _PRIORITY_FLAGS = (
     *("replay_alpha", "replay_max_td_error", "replay_eps", "replay_beta", "replay_share", "replay_weights"),
@@ -43,16 +44,22 @@ def _number_problems(flags: SACRun) -> list[Problem]:
         found.append(Problem("target_critics", "out_of_range", text))
     if replay.replay_vlm_weight == replay.replay_td_weight == 0:
         text = "--replay_vlm_weight and --replay_td_weight are both 0; one of them must be positive"
-        found.append(Problem("replay_vlm_weight", "out_of_range", text))
+        return [*found, Problem("replay_vlm_weight", "out_of_range", text)]
+    try:
+        _ = replay.priority_settings
+    except ValueError as error:
+        found.append(Problem("replay_alpha", "out_of_range", f"--replay_alpha: {error}"))
     return found
 
 
 def _score_problems(flags: SACRun) -> list[Problem]:
     """Scores that the priorities need and do not have, or have and do not need."""
     priority, source, flag = flags.replay.replay_priority, flags.replay.replay_score_source, "replay_score_source"
-    if priority not in ("vlm", "hybrid"):
+    if priority in _WITHOUT_SCORES:
         text = f"--replay_score_source: --replay_priority {priority} reads no scores; leave it out"
         return [] if source is None else [Problem(flag, "no_effect", text)]
+    if source is None and priority not in _WITH_SCORES:
+        return []  # one's own may do without
     if source is None:
         text = f"--replay_priority {priority} needs --replay_score_source, whose scores count"
         return [Problem(flag, "needs_flag", text)]
@@ -69,7 +76,7 @@ def _unread_by_priority(flags: SACRun) -> list[Problem]:
     if flags.replay.replay_refresh_interval and priority == "uniform":
         text = "--replay_refresh_interval: --replay_priority uniform reads no TD errors; leave it out"
         found.append(Problem("replay_refresh_interval", "no_effect", text))
-    unread = {"uniform": _PRIORITY_FLAGS, "hybrid": ()}.get(priority, _HYBRID_FLAGS)
+    unread = {"uniform": _PRIORITY_FLAGS, "td": _HYBRID_FLAGS, "vlm": _HYBRID_FLAGS}.get(priority, ())
     for name in (name for name in unread if name in flags.given):
         typed = as_typed(name, getattr(flags.replay, name))
         text = f"{typed}: --replay_priority {priority} does not read it; leave it out"

@@ -297,6 +297,13 @@ def columns_of(config: SoftActorConfig, *, named_tasks: bool = False) -> tuple[C
     return tuple(columns)
 
 
+def weigh_as_ones(part: dict[str, np.ndarray], strategy: DeepspeedStrategy) -> None:
+    """Scale the importance weights of rows, see `Memory.rows`, so that their mean over all ranks is 1."""
+    sums = {"weights": float((part["weights"] * part["mask"]).sum()), "rows": float(part["mask"].sum())}
+    sums = strategy.all_reduce(sums, "sum")
+    part["weights"] = part["weights"] * (sums["rows"] / sums["weights"])
+
+
 def draw_share(
     buffer: ReplayBuffer,
     k: int,
@@ -326,14 +333,16 @@ def draw_share(
         stratified = config.replay_stratified
         return buffer.sample(k, rng, beta=beta, share=share, stratified=stratified, **how)
     by_priority = round(share * k)
-    least = buffer.tree.min if buffer.tree.positive == len(buffer) else 0.0
+    least = buffer.tree.min if by_priority == k or buffer.tree.positive == len(buffer) else 0.0
     parts = strategy.gather_objects((buffer.tree.total, len(buffer), least))
     totals, sizes = [part[0] for part in parts], [part[1] for part in parts]
     noise = shared.random(k)
     fractions = (np.arange(by_priority) + noise[:by_priority]) / max(1, by_priority)
     if not config.replay_stratified:
         fractions = noise[:by_priority]
-    rows = buffer.tree.find(rank_prefix_sums(totals, strategy.rank, fractions))
+    rows = np.empty(0, dtype=np.int64)
+    if by_priority and len(own := rank_prefix_sums(totals, strategy.rank, fractions)):
+        rows = buffer.tree.find(own)
     owners = np.searchsorted(np.cumsum(sizes), noise[by_priority:] * sum(sizes), side="right")
     uniform = int((owners == strategy.rank).sum())
     if uniform:

@@ -39,7 +39,7 @@ from rlvla.trainer.measurements import Stopwatch
 from rlvla.trainer.metrics import Metrics
 from rlvla.trainer.off_policy.config import OffPolicyConfig, ReplayConfig
 from rlvla.trainer.off_policy.hindsight import Hindsight
-from rlvla.trainer.off_policy.memory import Batch, Memory, Observations, draw_share, make_batch
+from rlvla.trainer.off_policy.memory import Batch, Memory, Observations, draw_share, make_batch, weigh_as_ones
 from rlvla.trainer.off_policy.rescoring import Rescoring
 from rlvla.trainer.off_policy.temperatures import Temperatures
 from rlvla.utils.errors import ConfigError, TrainingHalted
@@ -206,9 +206,7 @@ class SAC(Algorithm):
         parts = [self.memory.rows(drawn, self._sac.n_step, self._sac.gamma)]
         if self._demos is not None:
             # Demonstrations weigh 1; what was played weighs as much on average, however it was drawn.
-            sums = {"weights": float(parts[0]["weights"].sum()), "rows": float(parts[0]["mask"].sum())}
-            sums = self._strategy.all_reduce(sums, "sum")
-            parts[0]["weights"] = parts[0]["weights"] * (sums["rows"] / sums["weights"])
+            weigh_as_ones(parts[0], self._strategy)
             shown = self._demos.buffer.sample(demonstrated, self._rng, share=0.0)
             parts.append(self._demos.rows(shown, self._sac.n_step, self._sac.gamma))
         batch = make_batch(parts, self._policy, self._strategy.device)

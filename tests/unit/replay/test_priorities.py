@@ -104,6 +104,9 @@ def test_what_is_not_known_yet_is_nan() -> None:
     [
         ({"alpha": -0.1}, "alpha is -0.1"),
         ({"alpha": math.nan}, "alpha is nan"),
+        ({"alpha": 100.0}, "alpha 100 is too large"),
+        ({"max_td_error": 1e200, "alpha": 2.0}, "alpha 2 is too large"),
+        ({"td_weight": 60.0, "combine": "product"}, "alpha 0.6 is too large"),
         ({"vlm_weight": -1.0}, "vlm_weight is -1"),
         ({"td_weight": math.inf}, "td_weight is inf"),
         ({"vlm_weight": 0.0, "td_weight": 0.0}, "both 0"),

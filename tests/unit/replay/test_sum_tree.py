@@ -80,6 +80,8 @@ def test_each_segment_is_drawn_from_once() -> None:
     for k in (1, 4, 16, 64):
         assert (tree.stratified(k, rng) // (64 // k)).tolist() == list(range(k))
     assert tree.stratified(4, offsets=[0.0, 0.5, 0.99, 0.25]).tolist() == [0, 24, 47, 52]
+    # Segments of equal priority, not of equally many rows.
+    assert filled([1.0, 6.0, 1.0]).stratified(4, offsets=[0.0, 0.5, 0.99, 0.99]).tolist() == [0, 1, 1, 2]
 
 
 def test_sums_do_not_depend_on_the_order_of_changes() -> None:

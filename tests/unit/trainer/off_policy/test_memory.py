@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,10 +16,11 @@ from scipy import stats
 from rlvla.data.demonstrations import Demonstrations
 from rlvla.models.soft_actor.config import SoftActorConfig
 from rlvla.models.soft_actor.policy import SoftActorPolicy
-from rlvla.replay.buffer import ReplayBuffer
+from rlvla.replay.buffer import Drawn, ReplayBuffer
 from rlvla.replay.schema import BufferConfig, Column, Episode
 from rlvla.trainer.off_policy.config import ReplayConfig
-from rlvla.trainer.off_policy.memory import Memory, draw_share, make_batch
+from rlvla.trainer.off_policy.memory import Memory, draw_share, make_batch, weigh_as_ones
+from tests.support.ranks import ManyRanks
 
 LENGTHS = ((3, 1), (2, 4, 2))  # decisions of the episodes of each rank
 
@@ -36,30 +39,63 @@ def buffers(folder: Path) -> list[ReplayBuffer]:
     return made
 
 
-def ranks(made: list[ReplayBuffer]) -> list[SimpleNamespace]:
-    parts = [(b.tree.total, len(b), b.tree.min) for b in made]
-    return [SimpleNamespace(world_size=2, rank=rank, gather_objects=lambda _: parts) for rank in range(2)]
+def of_each_rank(function: Callable[[int, Any], Any]) -> list[Any]:
+    """What `function(rank, strategy)` returns on two ranks that run at the same time."""
+    meeting = ManyRanks(2)
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(lambda rank: function(rank, meeting.of(rank)), range(2)))
+
+
+def drawn_together(
+    made: list[ReplayBuffer], k: int, repeats: int, config: ReplayConfig, share: float
+) -> list[list[Drawn]]:
+    """Draws of each rank."""
+
+    def draws(rank: int, strategy: Any) -> list[Drawn]:
+        own, shared = np.random.default_rng(rank), np.random.default_rng(7)
+        return [draw_share(made[rank], k, own, shared, strategy, config, beta=1.0, share=share) for _ in range(repeats)]
+
+    return of_each_rank(draws)
 
 
 @pytest.mark.parametrize("stratified", [True, False])
-def test_the_ranks_draw_from_the_whole(stratified: bool, tmp_path: Path) -> None:
-    made, config = buffers(tmp_path), ReplayConfig(replay_stratified=stratified, replay_weights="none")
-    strategies, shared = ranks(made), [np.random.default_rng(7) for _ in made]
-    own = [np.random.default_rng(rank) for rank in range(2)]
-    counts, k, repeats = [np.zeros(40), np.zeros(40)], 20, 400
-    for _ in range(repeats):
-        drawn = [
-            draw_share(b, k, own[r], shared[r], strategies[r], config, beta=1.0, share=0.75) for r, b in enumerate(made)
-        ]
-        assert sum(len(d.rows) for d in drawn) == k
-        for rank, d in enumerate(drawn):
-            np.add.at(counts[rank], d.rows, 1)
-            assert np.allclose(d.weights, 1 / (12 * d.probabilities)), "of the size and probabilities of the whole"
+@pytest.mark.parametrize("zeros", [False, True])
+@pytest.mark.parametrize("share", [0.0, 0.75, 1.0])
+def test_the_ranks_draw_from_the_whole(share: float, zeros: bool, stratified: bool, tmp_path: Path) -> None:
+    """As often as from one buffer with all rows, and with its weights."""
+    made, config = buffers(tmp_path), ReplayConfig(replay_stratified=stratified)
+    if zeros:  # all rows of one rank, one of the other
+        made[0].set_priorities(np.flatnonzero(made[0].drawable), 0.0)
+        made[1].set_priorities(np.flatnonzero(made[1].drawable)[:1], 0.0)
     priorities = np.concatenate([b.tree.get(np.flatnonzero(b.drawable)) for b in made])
+    probabilities = share * priorities / priorities.sum() + (1 - share) / 12
+    smallest = probabilities[probabilities > 0].min()
+    counts, k, repeats = [np.zeros(40), np.zeros(40)], 20, 400
+    parts = drawn_together(made, k, repeats, config, share)
+    assert {len(a.rows) + len(b.rows) for a, b in zip(*parts)} == {k}
+    for rank, of_rank in enumerate(parts):
+        own = np.zeros(40)
+        own[np.flatnonzero(made[rank].drawable)] = probabilities[:4] if rank == 0 else probabilities[4:]
+        for drawn in of_rank:
+            np.add.at(counts[rank], drawn.rows, 1)
+            assert np.allclose(drawn.probabilities, own[drawn.rows])
+            assert np.allclose(drawn.weights, smallest / own[drawn.rows]), "divided by the largest of both ranks"
     found = np.concatenate([counts[r][np.flatnonzero(b.drawable)] for r, b in enumerate(made)])
-    expected = k * repeats * (0.75 * priorities / priorities.sum() + 0.25 / 12)
     assert len(found) == 12 and found.sum() == k * repeats
-    assert stats.chisquare(found, expected).pvalue > 1e-3
+    assert not found[probabilities == 0].any()
+    possible = probabilities > 0
+    assert stats.chisquare(found[possible], k * repeats * probabilities[possible]).pvalue > 1e-3
+
+
+def test_what_was_played_weighs_as_much_as_demonstrations_whichever_rank_it_is_on() -> None:
+    def weighed(rank: int, strategy: Any) -> np.ndarray:
+        nothing = {"weights": np.ones(1), "mask": np.zeros(1, bool)}  # the placeholder of an empty share
+        part = nothing if rank else {"weights": np.array([0.2, 0.3, 0.1]), "mask": np.ones(3, bool)}
+        weigh_as_ones(part, strategy)
+        return part["weights"]
+
+    played, _ = of_each_rank(weighed)
+    assert played == pytest.approx([1.0, 1.5, 0.5])
 
 
 def test_every_step_of_a_demonstration_begins_one_decision(tmp_path: Path) -> None:
