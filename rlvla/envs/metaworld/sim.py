@@ -75,6 +75,8 @@ class MetaWorldSim:
             middle, half = (space.low + space.high) / 2, spread * (space.high - space.low) / 2
             half[2::3] /= spread  # heights stay, or goals would lie below the table
             self.env._random_reset_space = type(space)(middle - half, middle + half, dtype=space.dtype)
+            # What is observed of the goal is clipped to this space.
+            self.env.goal_space = type(space)(-np.inf, np.inf, self.env.goal_space.shape, np.float64)
         self.model: mujoco.MjModel = self.env.model
         self.data: mujoco.MjData = self.env.data
         self.observation, self.reward, self.info = np.zeros(39), 0.0, dict[str, Any]()

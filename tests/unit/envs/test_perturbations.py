@@ -99,6 +99,20 @@ def test_objects_stand_in_wider_ranges(suite: str) -> None:
     assert (spread[1] > 1.5 * spread[0]).all(), spread
 
 
+@pytest.mark.parametrize("task", ["reach-v3", "push-v3", "door-open-v3"])
+def test_the_goal_stays_where_it_is_in_a_wider_range(task: str) -> None:
+    pytest.importorskip("metaworld")
+    from rlvla.envs.metaworld.sim import MetaWorldSim
+
+    sim = MetaWorldSim(task, spread=1.5)
+    for state in range(20):
+        sim.reset(state)
+        goal = sim.observation[36:].copy()
+        assert np.array_equal(goal, sim.env._target_pos)
+        sim.step(np.zeros(4, np.float32))
+        assert np.array_equal(sim.observation[36:], goal), state
+
+
 def test_every_task_has_two_paraphrases() -> None:
     from rlvla.envs.metaworld.tasks import TASKS as METAWORLD
     from rlvla.envs.robosuite.tasks import TASKS as ROBOSUITE
