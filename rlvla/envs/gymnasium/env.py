@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -74,6 +75,7 @@ def _make(suite: str, **options: Any) -> Any:
         text = "--task_suite_name gym:ENV_ID: name an environment in its place, e.g. gym:FetchReach-v4"
         raise ConfigError.of("task_suite_name", "malformed", text)
     gymnasium = _gymnasium(env_id)
+    os.environ.setdefault("MUJOCO_GL", "egl")  # without a screen; MuJoCo reads it when it is imported
     try:
         return gymnasium.make(env_id, **options)
     except Exception as error:  # of gymnasium's registry, or whatever the environment raises

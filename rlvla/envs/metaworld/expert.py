@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,17 +19,24 @@ _HAND = slice(0, 3)  # of the observation
 class MetaWorldExpert:
     """A scripted policy of the package.
 
+    The package is imported at the first action: who asks for an expert may run in another interpreter than the
+    simulator (`--env_python`).
+
     Args:
         env_name: the package's name of the task.
         config: deviations from the best behavior. An offset moves where the policy believes its hand to be.
     """
 
     def __init__(self, env_name: str, config: ExpertConfig):
+        self._env_name, self.config = env_name, config
+        self.reset(np.random.default_rng(0))
+
+    @cached_property
+    def _policy(self) -> Any:
         from metaworld.policies import ENV_POLICY_MAP
 
         policies: dict[str, Any] = ENV_POLICY_MAP
-        self._policy, self.config = policies[env_name](), config
-        self.reset(np.random.default_rng(0))
+        return policies[self._env_name]()
 
     def reset(self, rng: np.random.Generator) -> None:
         """Start an episode and draw its offset."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -140,3 +141,14 @@ def test_workers_import_the_module_that_registers_it(tmp_path: Path) -> None:
     done = subprocess.run(list(map(str, command)), cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "point.png").is_file()
+
+
+def test_it_draws_without_a_screen_and_without_settings() -> None:
+    pytest.importorskip("gymnasium_robotics")
+    code = (
+        "from rlvla.envs import make_env; env = make_env('gym:FetchReach-v4', 0, image_size=32); "
+        "print(env.reset(0, 0).images[0].std() > 0)"
+    )
+    unset = {name: value for name, value in os.environ.items() if name not in ("MUJOCO_GL", "DISPLAY")}
+    done = subprocess.run([sys.executable, "-c", code], env=unset, capture_output=True, text=True, timeout=120)
+    assert done.stdout.split() == ["True"], done.stderr
