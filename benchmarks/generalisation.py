@@ -1,12 +1,12 @@
 """Does reinforcement learning generalise better than more supervision? Success under perturbations, paired by state.
 
     python benchmarks/generalisation.py --seeds 0 1 2 --output runs/generalisation
-    python benchmarks/generalisation.py --recipe mt10 --eval_episodes 20 --output runs/generalisation_mt10
+    python benchmarks/generalisation.py --recipe mt10 --eval_episodes 20 --output runs/generalisation
 
 For each seed a recipe is run, the quickstart by default (supervised start, then PPO), and a control that spends the
-time of reinforcement learning on more demonstrations of the same expert instead, and on learning from them. All three
-are evaluated on the same held-out initial states, without and with each perturbation. A stage that is there already is
-not repeated.
+processor time of reinforcement learning on more demonstrations of the same expert instead, and on learning from them.
+All three are evaluated on the same held-out initial states of each task, without and with each perturbation. A stage
+that is there already is not repeated.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ import yaml
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from rlvla.evaluation.comparison import Difference, compare
 from rlvla.evaluation.results import EvalResult, Rate
+from rlvla.evaluation.statistics import mean_interval
 from rlvla.utils.terminal import table
 
 PERTURBATIONS = (*("camera=0.25", "light=0.5", "texture=0.75", "distractor=4", "instruction=1", "initial_state=0.5"),)
@@ -35,10 +37,23 @@ def run(*words: object) -> None:
     subprocess.run([sys.executable, *map(str, words)], cwd=ROOT, check=True)
 
 
+def costs(folder: Path) -> dict[str, float]:
+    """Stage of a recipe -> processor time in seconds.
+
+    Raises:
+        SystemExit: it was not measured.
+    """
+    stages = json.loads((folder / "state.json").read_text())["stages"].values()
+    found = {record["stage"]: record.get("cpu_seconds") for record in stages}
+    if None in found.values():
+        raise SystemExit(f"{folder}: an earlier version, which did not measure processor time, ran it; delete it")
+    return found
+
+
 def control(folder: Path, first: Path, recipe: dict[str, Any], seed: int) -> Path:
-    """The supervised policy that had the time of the whole run `first` of the recipe; returns its folder."""
-    seconds = json.loads((first / "report.json").read_text())["seconds"]
-    factor = 1.0 + seconds["rl"] / (seconds["demos"] + seconds["sft"])
+    """The supervised policy that had the processor time of the whole run `first` of the recipe; returns its folder."""
+    spent = costs(first)
+    factor = 1.0 + spent["rl"] / (spent["demos"] + spent["sft"])
     stages = {name: dict(recipe["stages"][name]) for name in ("demos", "sft")}
     longer = [("demos", "num_demos")] + [("sft", "max_steps")] * ("max_steps" in stages["sft"])
     for stage, flag in longer:
@@ -70,33 +85,51 @@ def evaluate(policies: Sequence[Path], output: Path, states: int) -> dict[str, l
     }
 
 
+def row(of_seeds: Sequence[Sequence[EvalResult]]) -> list[str]:
+    """Of one condition: rates with those of the seeds, and what PPO is ahead of each of the others, in points."""
+    cells = []
+    for policy in range(len(NAMES)):
+        rates = [results[policy].success_at_end for results in of_seeds]
+        cells.append(f"{Rate.mean(rates)} ({', '.join(f'{100 * rate.rate:.0f}' for rate in rates)})")
+    for other in range(1, len(NAMES)):
+        pairs = [compare(NAMES[0], r[0], NAMES[other], r[other]).overall() for r in of_seeds]
+        cells.append(mean_difference(pairs).in_points())
+    return cells
+
+
+def mean_difference(parts: Sequence[Difference]) -> Difference:
+    """The unweighted mean of independent differences."""
+    mean = mean_interval([(part.difference, part.low, part.high) for part in parts])
+    return Difference("all", parts[0].measure, sum(part.n for part in parts), *mean)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--recipe", default="quickstart", help="of recipes/, with the stages demos, sft and rl")
-    parser.add_argument("--eval_episodes", type=int, default=100)
+    parser.add_argument("--eval_episodes", type=int, default=100, help="of each task")
     parser.add_argument("--output", type=Path, default=Path("runs/generalisation"))
     args = parser.parse_args()
-    output = args.output.resolve()
-    path = ROOT / "recipes" / f"{args.recipe}.yaml"
+    output, name = args.output.resolve(), args.recipe
+    path = ROOT / "recipes" / f"{name}.yaml"
     recipe = yaml.safe_load(path.read_text())
     found: dict[str, list[list[EvalResult]]] = {}
     for seed in args.seeds:
-        first = output / f"{args.recipe}_{seed}"
+        first, longer = output / f"{name}_{seed}", output / f"{name}_{seed}_control"
         run("cli/run_recipe.py", path, "--output", first, "--set", f"all.seed={seed}")
-        policies = [
-            first / "ppo/policy",
-            first / "sft/policy",
-            control(output / f"control_{seed}", first, recipe, seed),
-        ]
-        for condition, results in evaluate(policies, output / f"eval_{seed}.json", args.eval_episodes).items():
+        policies = [first / "ppo/policy", first / "sft/policy", control(longer, first, recipe, seed)]
+        file = output / f"{name}_{seed}_{args.eval_episodes}_states.json"
+        for condition, results in evaluate(policies, file, args.eval_episodes).items():
             found.setdefault(condition, []).append(results)
-    rows = []
-    for condition, of_seeds in found.items():
-        rates = [Rate.mean([results[i].success_at_end for results in of_seeds]) for i in range(len(NAMES))]
-        rows.append((condition, *map(str, rates)))
-    print(table(("perturbation", *NAMES), rows))
-    print(f"(mean over {len(args.seeds)} seeds of {args.eval_episodes} held-out states each; 95 % intervals by MOVER)")
+        spent = [sum(of.get(stage, 0.0) for stage in ("demos", "sft", "rl")) for of in (costs(first), costs(longer))]
+        print(f"seed {seed}: {spent[0] / 60:.0f} minutes of processor time with PPO, the control {spent[1] / 60:.0f}")
+    rows = [(condition, *row(of_seeds)) for condition, of_seeds in found.items()]
+    print(table(("perturbation", *NAMES, *(f"PPO - {other}" for other in NAMES[1:])), rows))
+    print(
+        f"(mean over {len(args.seeds)} seeds of {args.eval_episodes} held-out states of each task, in brackets that of "
+        "each seed; differences in points, paired by state; 95 % intervals by MOVER tell of other states, not of other "
+        "training runs)"
+    )
 
 
 if __name__ == "__main__":

@@ -3,8 +3,9 @@
     python benchmarks/many_tasks.py --seeds 0 1 2 --output runs/many_tasks
 
 For each seed `recipes/mt10.yaml` is run, and then, from its supervised policy, the stage `rl` of the same recipe for
-each task alone, with a tenth of the episodes, in iterations of half the size. All are evaluated on the same held-out
-initial states. A stage that is there already is not repeated; `--skip_alone` leaves out the single tasks.
+each task alone, with a tenth of the episodes, in iterations of half the size, of which the critic has the first for
+itself. All are evaluated on the same held-out initial states; differences are paired by state. A stage that is there
+already is not repeated; `--skip_alone` leaves out the single tasks.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import yaml
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.generalisation import run
+from benchmarks.generalisation import mean_difference, run
 from rlvla.evaluation.comparison import compare
 from rlvla.evaluation.results import EvalResult, Rate
 from rlvla.utils.terminal import table
@@ -39,14 +40,20 @@ def alone(recipe: dict[str, Any], task: str, start: Path) -> dict[str, Any]:
     size = rl["rollout_batch_size"] // 2
     own = {"num_episodes": round(rl["num_episodes"] / TASKS / size) * size, "rollout_batch_size": size}
     own |= {"pretrain": str(start), "task_names": [task]}
-    own |= {"save_path": None, "eval_steps": 0, "task_sampling": None, "minutes": rl["minutes"] / TASKS}
+    own |= {
+        "save_path": None,
+        "eval_steps": 0,
+        "task_sampling": None,
+        "freezing_actor_steps": 1,
+        "minutes": rl["minutes"] / TASKS,
+    }
     stages = {"rl": rl | own, "eval_rl": recipe["stages"]["eval_rl"]}
     return {"about": f"{task}, alone", "output": "runs/alone", "stages": stages}
 
 
 def play(seed: int, output: Path, skip_alone: bool) -> tuple[EvalResult, EvalResult, dict[str, EvalResult], float]:
     """Results of the start, of the policy for all tasks and of those for one each, and seconds of its training."""
-    together = output / f"together_{seed}"
+    together = output / f"mt10_{seed}"  # where benchmarks/generalisation.py has it
     run("cli/run_recipe.py", RECIPE, "--output", together, "--set", f"all.seed={seed}")
     start = result(together / "eval_sft.json")
     of_one = {}
@@ -61,6 +68,25 @@ def play(seed: int, output: Path, skip_alone: bool) -> tuple[EvalResult, EvalRes
     return start, result(together / "eval_rl.json"), of_one, seconds["rl"]
 
 
+def rows_of(start: EvalResult, end: EvalResult, of_one: dict[str, EvalResult]) -> list[tuple[str, ...]]:
+    """A row for each task, and one for their mean."""
+    rows, change, leads = [], compare("all ten", end, "start", start), []
+    for before, after in zip(start.tasks, end.tasks, strict=True):
+        gained, cells = change.of_task(before.name), ("-", "-")
+        if of_one:
+            leads.append(compare("all ten", end, "alone", of_one[before.name]).overall())
+            cells = (str(of_one[before.name].success_at_end), leads[-1].in_points())
+        assert gained is not None
+        rows.append((before.name, str(before.success_at_end), str(after.success_at_end), gained.in_points(), *cells))
+    cells = (str(mean_alone(of_one)), mean_difference(leads).in_points()) if leads else ("-", "-")
+    mean = (str(start.success_at_end), str(end.success_at_end), change.overall().in_points())
+    return [*rows, ("mean", *mean, *cells)]
+
+
+def mean_alone(of_one: dict[str, EvalResult]) -> Rate:
+    return Rate.mean([result.success_at_end for result in of_one.values()])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
@@ -72,21 +98,12 @@ def main() -> None:
     means: dict[str, list[Rate]] = {"start": [], "all ten": [], "alone": []}
     for seed in args.seeds:
         start, end, of_one, trained = play(seed, output, args.skip_alone)
-        difference, rows = compare("all ten", end, "start", start), []
-        for task in start.tasks:
-            both = difference.of_task(task.name)
-            after = next(t for t in end.tasks if t.name == task.name)
-            own = of_one[task.name].success_at_end if of_one else "-"
-            change = both.in_points() if both else "-"
-            rows.append((task.name, *map(str, (task.success_at_end, after.success_at_end, own)), change))
         means["start"].append(start.success_at_end)
         means["all ten"].append(end.success_at_end)
-        if of_one:
-            means["alone"].append(Rate.mean([own.success_at_end for own in of_one.values()]))
-        mean = [str(rates[-1]) if rates else "-" for rates in means.values()]
-        rows.append(("mean", *mean, difference.overall().in_points()))
+        means["alone"] += [mean_alone(of_one)] if of_one else []
         print(f"seed {seed}: {trained / 60:.0f} minutes of training on all ten")
-        print(table(("task", *means, "all ten - start"), rows))
+        names = ("task", "start", "all ten", "all ten - start", "alone", "all ten - alone")
+        print(table(names, rows_of(start, end, of_one)))
     over = [str(Rate.mean(rates)) if rates else "-" for rates in means.values()]
     print(table(("seeds", *means), [(len(args.seeds), *over)]))
 

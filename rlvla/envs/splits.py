@@ -19,7 +19,7 @@ HELD_OUT_FRACTION = 0.2
 
 @dataclass(frozen=True)
 class LearnedStates:
-    """Initial states `start`..`stop - 1` of a task that a policy was trained on.
+    """Initial states `start`..`stop - 1` of a task that a policy was trained on; none: they are not recorded.
 
     Attributes:
         suite: the task's suite.
@@ -95,11 +95,16 @@ def learned_from_words(tasks: Sequence[TaskSpec], learned_from: Sequence[Learned
     if learned_from is None:
         return "which initial states it was trained on is not recorded"
     own = [seen for seen in learned_from if any(seen.of(task) for task in tasks)]
+    ranges = [seen for seen in own if seen.states]
     if own:
-        span = f"{min(seen.start for seen in own)}..{max(seen.stop for seen in own) - 1}"
-        known = sum(any(seen.of(task) for seen in own) for task in tasks)
+        known = sum(any(seen.of(task) for seen in ranges or own) for task in tasks)
         which = f"{known} of these {len(tasks)} tasks" if known < len(tasks) else "each task"
-        return f"trained on initial states {span} of {tasks[0].name if len(tasks) == 1 else which}"
+        which = tasks[0].name if len(tasks) == 1 else which
+        if not ranges:
+            return f"trained on {which}; from which initial states is not recorded"
+        span = f"{min(seen.start for seen in ranges)}..{max(seen.stop for seen in ranges) - 1}"
+        more = ", and on others that are not recorded" if len(ranges) < len(own) else ""
+        return f"trained on initial states {span} of {which}{more}"
     elsewhere = sorted({seen.suite for seen in learned_from} - {tasks[0].suite})
     if elsewhere:
         return f"trained in {', '.join(elsewhere)}; no initial state of these tasks was trained on"

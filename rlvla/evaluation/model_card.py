@@ -190,7 +190,8 @@ def _training(record: CardRecord) -> str:
     lines = []
     for seen in _learned(record):
         task = "every task" if seen.task_id is None else f"task {seen.task_id}"
-        lines.append(f"- initial states {seen.start} to {seen.stop - 1} of {markdown_text(seen.suite)}, {task}")
+        states = f"initial states {seen.start} to {seen.stop - 1}" if seen.states else "unrecorded initial states"
+        lines.append(f"- {states} of {markdown_text(seen.suite)}, {task}")
     if len(lines) > _LISTED:
         lines = [*lines[:_LISTED], f"- and {len(lines) - _LISTED} more"]
     lines = ["Trained on", "", *lines] if lines else ["Which initial states it was trained on is not recorded."]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -168,20 +169,21 @@ def _run_stages(stages: Sequence[Stage], state: State, program: Program, lock: i
 
 def _run_stage(stage: Stage, state: State, program: Program, lock: int) -> None:
     record = state.of(stage)
-    before = record.seconds if record is not None else 0.0
+    before, cpu_before = (record.seconds, record.cpu_seconds) if record is not None else (0.0, 0.0)
+    used_before = _cpu_seconds()
     state.remove_remains(stage)
     words = command_words(program(_command(stage)), stage.words, stage.processes)
     took = [0.0]
 
     def beat(seconds: float) -> None:
         took[0] = seconds
-        state.note(stage, RUNNING, before + seconds)
+        state.note(stage, RUNNING, before + seconds, cpu_before)
 
-    state.note(stage, RUNNING, before)
+    beat(0.0)
     with Signals().caught() as signals:
         status = run(words, signals, beat, lock)
-        if status == 0:
-            state.note(stage, DONE, before + took[0])
+        used = None if cpu_before is None else cpu_before + _cpu_seconds() - used_before
+        state.note(stage, RUNNING if status else DONE, before + took[0], used)
     if signals.received:
         reached = "done" if status == 0 else "not finished"
         log.info(f"== {stage.name}: {reached}; continue with: {command_again(sys.argv)}")
@@ -191,6 +193,12 @@ def _run_stage(stage: Stage, state: State, program: Program, lock: int) -> None:
         text = f"== {stage.name}: not finished ({ended}, see above); continue with: {command_again(sys.argv)}"
         print(fit(text, sys.stderr), file=sys.stderr, flush=True)
         raise SystemExit(status if status > 0 else SHELL_SIGNAL_BASE - status)
+
+
+def _cpu_seconds() -> float:
+    """Processor time of all processes that this one has started and that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def _command(stage: Stage) -> str:

@@ -37,6 +37,7 @@ class Record:
         output: what it writes; relative to the folder of --output if it lies there.
         settings: setting -> value, as text, of the last attempt; None if it was made by another program.
         seconds: how long all attempts took together, in seconds.
+        cpu_seconds: processor time, without attempts during which the recipe was killed; None if it was not measured.
     """
 
     stage: str
@@ -44,6 +45,7 @@ class Record:
     output: str
     settings: dict[str, Any] | None = None
     seconds: float = 0.0
+    cpu_seconds: float | None = None
 
 
 @dataclass
@@ -74,6 +76,7 @@ class State:
             content = read_json(path)
             check_types({"stages": None} | content, {"stages": dict[str, dict], "earlier": dict[str, float]}, path)
             hints = {"stage": str, "status": str, "output": str, "settings": dict | None, "seconds": float}
+            hints["cpu_seconds"] = float | None
             for key, entry in content["stages"].items():
                 check_types(dict.fromkeys(hints) | entry, hints, f"{path}: {key}")
             records = {key: Record(**{name: e.get(name) for name in hints}) for key, e in content["stages"].items()}
@@ -95,10 +98,10 @@ class State:
         record = self.of(stage)
         return record is not None and record.status == DONE
 
-    def note(self, stage: Stage, status: str, seconds: float) -> None:
+    def note(self, stage: Stage, status: str, seconds: float, cpu_seconds: float | None = None) -> None:
         """Record an attempt, with the seconds of all attempts so far, and write the file."""
         key = self._key(stage)
-        self.records[key] = Record(stage.name, status, key, self._as_recorded(stage), seconds)
+        self.records[key] = Record(stage.name, status, key, self._as_recorded(stage), seconds, cpu_seconds)
         self.write()
 
     def changes(self, stage: Stage) -> list[str]:

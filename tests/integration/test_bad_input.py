@@ -660,6 +660,16 @@ def test_demonstrations_made_on_the_evaluation_states(policy_of_shared_demos: Pa
         the_only(problems, "initial states are used for training and for evaluation", "--eval_protocol shared")
 
 
+def test_heldout_tasks_are_not_trained_on(refused: Refused, policy: Path, demos_file: Path) -> None:
+    heldout = ["--heldout_tasks", "reach"]
+    the_only(refused(SFT, "--demos", demos_file, *heldout), f"{demos_file} learned from reach")
+    problems = refused(PPO, "--pretrain", policy, *heldout)
+    assert kinds(problems) == [("heldout_tasks", "contradiction"), ("heldout_tasks", "mismatch")]
+    assert f"{policy} learned from reach" in problems[1]
+    problems = refused(REWARD_MODEL, "--demos", demos_file, "--pretrain", policy, *heldout)  # and they lack failures
+    assert ("heldout_tasks", "mismatch") in kinds(problems)
+
+
 def test_mixed_in_demonstrations_made_on_the_evaluation_states(
     policy_of_shared_demos: Path, policy: Path, refused: Refused
 ) -> None:

@@ -94,8 +94,14 @@ class Recipe:
         return path.read_text().splitlines() if path.exists() else []
 
     def status(self) -> dict[str, str]:
+        return self._of_records("status")
+
+    def cpu_seconds(self) -> dict[str, float]:
+        return self._of_records("cpu_seconds")
+
+    def _of_records(self, name: str) -> dict:
         content = json.loads((self.folder / "state.json").read_text())
-        return {name: record["status"] for name, record in content["stages"].items()}
+        return {stage: record[name] for stage, record in content["stages"].items()}
 
 
 @pytest.fixture
@@ -147,6 +153,18 @@ def test_a_failed_stage_ends_the_recipe_with_its_status(recipe: Recipe) -> None:
     status, text = recipe.run()
     assert status == 3 and "== sft: not finished (exit status 3" in text and "continue with: python" in text
     assert recipe.log == ["demos", "sft"]
+
+
+def test_the_processor_time_of_a_stage_is_that_of_its_attempts(recipe: Recipe) -> None:
+    recipe.allow("demos", "sft", "ppo")
+    (recipe.folder / "fail_sft").touch()
+    recipe.run()
+    once = recipe.cpu_seconds()
+    assert set(once) == {"demos", "sft"} and all(0 < used < 10 for used in once.values())
+    (recipe.folder / "fail_sft").unlink()
+    recipe.run()
+    twice = recipe.cpu_seconds()
+    assert twice["demos"] == once["demos"] and twice["sft"] > once["sft"] and twice["ppo"] > 0
 
 
 def test_a_stage_is_repeated_with_all_later_ones(recipe: Recipe) -> None:

@@ -11,8 +11,10 @@ import pytest
 
 from rlvla.data.libero import PROPRIO
 from rlvla.data.reading import read_demonstrations
+from rlvla.envs.config import EnvConfig, heldout_problems
 from rlvla.envs.libero import install as libero_install
 from rlvla.envs.libero.env import NOOP
+from rlvla.envs.splits import LearnedStates
 from rlvla.utils.errors import ConfigError, MissingExtraError
 from tests.support.libero_files import write_demos
 
@@ -47,6 +49,10 @@ def test_a_folder_of_files_is_read_task_by_task(tmp_path: Path) -> None:
     assert entry["action"]["mask"] == [True] * 6 + [False] and len(entry["proprio"]["q99"]) == 8
     assert (entry["num_trajectories"], entry["num_transitions"]) == (4, 34)
     assert demos.init_states == []
+    assert demos.states_learned_from == [LearnedStates("libero_spatial", task, 0, 0) for task in (2, 7)]
+    suite = EnvConfig("libero_spatial")
+    (learned,) = heldout_problems((SPATIAL[7], SPATIAL[1]), suite, (), demos.states_learned_from, "demos")
+    assert learned.reason == "mismatch" and f"demos learned from {SPATIAL[7]}, which" in str(learned)
 
 
 def test_files_with_the_observations_before_the_actions_keep_every_row(tmp_path: Path) -> None:

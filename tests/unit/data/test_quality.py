@@ -11,6 +11,7 @@ import pytest
 from rlvla.data.demonstrations import Demonstrations, dataset_entry
 from rlvla.data.quality import ERROR, NOTE, WARNING, Finding, action_facts, initial_states, quality, quality_of_file
 from rlvla.envs.base import TaskSpec
+from rlvla.envs.splits import LearnedStates
 
 TASK = TaskSpec("box", 0, "push", "push it", 40, 1000, action_dim=3, proprio_dim=2, control_freq=10, gripper_dims=(2,))
 Change = Callable[[Demonstrations], Demonstrations]
@@ -209,3 +210,10 @@ def test_facts_of_actions() -> None:
 def test_initial_states_by_task() -> None:
     demos = replace(good(3), init_states=[(1, 7), (0, -1), (1, 3)])
     assert initial_states(demos) == {1: [3, 7]}
+    known = [LearnedStates("box", 1, 3, 8)]
+    assert replace(demos, env_args=demos.env_args | {"task_ids": [1, 2]}).states_learned_from == [
+        *known,
+        LearnedStates("box", 2, 0, 0),
+    ], "of task 2 only that there may be episodes of it is known"
+    every = replace(demos, init_states=[(1, 7), (1, 7), (1, 3)], env_args=demos.env_args | {"task_ids": [1, 2]})
+    assert every.states_learned_from == known, "all episodes are of task 1"

@@ -111,6 +111,11 @@ def test_it_is_said_where_a_policy_was_trained() -> None:
     assert learned_from_words([TOY], [replace(seen, suite="lift")]).startswith("trained in lift; no initial state")
     assert learned_from_words([TOY], [replace(seen, task_id=1)]).startswith("no initial state")
     assert "not recorded" in learned_from_words([TOY], None)
+    task_alone = replace(seen, stop=0)
+    assert learned_from_words([TOY], [task_alone]) == "trained on reach; from which initial states is not recorded"
+    both = learned_from_words([TOY], [seen, task_alone])
+    assert both == "trained on initial states 0..7999 of reach, and on others that are not recorded"
+    assert SplitConfig().problems([TOY], 10, [task_alone]) == []
 
 
 def test_unseen_states_are_training_states_outside_of_the_data():

@@ -9,6 +9,9 @@ import pytest
 import yaml
 from huggingface_hub import ModelCard
 
+from rlvla.checkpoints.policy_folder import PolicyRecord
+from rlvla.envs.config import EnvConfig
+from rlvla.envs.splits import LearnedStates
 from rlvla.evaluation.model_card import model_card, read_card_record
 from rlvla.utils.errors import ConfigError
 from tests.support.shared_policies import evaluation, make_run
@@ -40,6 +43,13 @@ def test_a_card_of_an_evaluated_policy(tmp_path: Path) -> None:
     (figure,) = head.eval_results
     assert (head.model_name, figure.dataset_type, figure.metric_value) == ("toy-reach", "toy_reach", 90.0)
     assert figure.metric_name == "success at end, greedy, % [69.9, 97.2], n = 20"
+
+
+def test_tasks_whose_initial_states_are_not_recorded_are_listed(tmp_path: Path) -> None:
+    env = EnvConfig(task_suite_name="libero_spatial", task_ids=(3,))
+    (tmp_path / "config.json").write_text('{"type": "smolvla"}')
+    PolicyRecord(env, (LearnedStates("libero_spatial", 3, 0, 0),)).write(tmp_path)
+    assert "- unrecorded initial states of libero_spatial, task 3" in model_card(read_card_record(tmp_path), "me/toy")
 
 
 def test_several_suites_have_figures_each(tmp_path: Path) -> None:
