@@ -129,7 +129,7 @@ class SAC(Algorithm):
         """Put the episodes into the replay buffer.
 
         Raises:
-            TrainingHalted: on all ranks, a reward of one of them is NaN or infinite.
+            TrainingHalted: on all ranks: a reward of one of them is NaN or infinite, or its disk is full.
         """
         spoilt = [f"{s.suite}, initial state {s.init_state_id}" for s in samples if not torch.isfinite(s.rewards).all()]
         everywhere = [episode for part in self._strategy.gather_objects(spoilt) for episode in part]
@@ -143,7 +143,14 @@ class SAC(Algorithm):
         scale, relabel = self._sac.reward_scale, None
         if self._hindsight is not None:
             relabel = partial(self._hindsight.copies, weights=self.config.reward_weights(), scale=scale, rng=self._rng)
-        self.memory.append(samples, scale=scale, version=self.updates, now=self.updates, relabel=relabel)
+        problem = None
+        try:
+            self.memory.append(samples, scale=scale, version=self.updates, now=self.updates, relabel=relabel)
+        except OSError as error:
+            problem = str(error)
+        full = [text for text in self._strategy.gather_objects(problem) if text is not None]
+        if full:
+            raise TrainingHalted(f"the replay buffer cannot take the episodes: {full[0]}")
         show_sampler(self._sampler, samples, self._strategy)
         counts = {"episodes": float(len(samples)), "decisions": float(sum(s.num_decisions for s in samples))}
         counts = self._strategy.all_reduce(counts, "sum")
