@@ -5,7 +5,7 @@ The loop around it is `rlvla.trainer.trainer.Trainer`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +22,7 @@ from rlvla.rollout.task_sampler import Sampler
 from rlvla.trainer.algorithm_config import LEARNERS
 from rlvla.trainer.config import BatchConfig, PPOConfig
 from rlvla.trainer.metrics import Metrics
+from rlvla.trainer.metrics_writer import PPO_OVERVIEW, Layout, ppo_layout
 from rlvla.trainer.models import Models
 from rlvla.trainer.observers import Observer, OptimizerStep
 from rlvla.utils.deepspeed.engine import Engine, OptimConfig
@@ -118,8 +119,12 @@ class Algorithm:
         uses_reference: whether a reference policy is loaded.
         played_tensors: the entry of `tensors` with the weights that play, if those are not the trained ones.
         scores: the `PolicySpec.scores` it trains on; `OF_POLICY_LOSS`: those of --policy_loss; None: any.
+        layout: names of the reward sources -> charts of TensorBoard's Custom Scalars page.
+        overview: scalar -> its additional name in TensorBoard, for the most telling ones.
     """
 
+    layout: Callable[[Iterable[str]], Layout] = staticmethod(ppo_layout)
+    overview: Mapping[str, str] = PPO_OVERVIEW
     uses_critic = uses_reference = False
     scores: str | None = None
     played_tensors: str | None = None

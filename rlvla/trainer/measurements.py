@@ -46,6 +46,7 @@ _BF16_PEAKS = (
     (r"MI250X", 383e12),
 )
 
+TOTAL_REWARD = "reward/total"
 _LONG_WAIT = 1.0  # seconds
 
 
@@ -88,6 +89,8 @@ def measure_rollout(
     for part in strategy.gather_objects([list(of_rewards), list(reported)]):
         of_rewards = dict.fromkeys(part[0], 0.0) | of_rewards
         reported = {name: [] for name in part[1]} | reported
+    if TOTAL_REWARD not in metrics:  # of an algorithm that does not measure it on what it trains on
+        sums[TOTAL_REWARD] = sum(s.score for s in samples)
     metrics.mean({name: value / max(1, n) for name, value in (sums | of_rewards).items()}, n)
     if len(tasks) > 1:
         for task in tasks:
@@ -117,7 +120,7 @@ def iteration_line(
     shown = {
         told: ("rollout/success_at_end", ".2f"),
         "by the simulator": ("rollout/simulator_success_at_end", ".2f"),
-        **({} if weights == SUCCESS_ALONE else {"reward": ("reward/total", ".3g")}),
+        **({} if weights == SUCCESS_ALONE else {"reward": (TOTAL_REWARD, ".3g")}),
         "signal": ("rollout/signal_share", ".2f"),
         "entropy": ("actor/entropy", ".3f"),
         "kl": ("actor/ppo_kl", ".4f"),

@@ -54,6 +54,9 @@ PPO_OVERVIEW = {
     "rollout/env_steps_per_s": "0_overview/8_env_steps_per_s",
     "timing_s/iteration": "0_overview/9_seconds_per_iteration",
 }
+_OF_PPO = ("actor/ppo_kl", "actor/pg_clipfrac")
+OFF_POLICY_OVERVIEW = {name: title for name, title in PPO_OVERVIEW.items() if name not in _OF_PPO}
+OFF_POLICY_OVERVIEW |= {"critic/td_error": "0_overview/5_td_error", "critic/q_mean": "0_overview/6_value"}
 
 
 class _Board:
@@ -393,3 +396,24 @@ def ppo_layout(rewards: Iterable[str]) -> Layout:
             "peak memory, GB": ["perf/max_.*_gb"],
         },
     }
+
+
+def off_policy_layout(rewards: Iterable[str]) -> Layout:
+    """That of off-policy runs, see `ppo_layout`."""
+    layout = ppo_layout(rewards)
+    del layout["is it stable?"]
+    layout["are its values right?"] = {
+        "values, and what they are to be": ["critic/q_mean", "critic/target_mean"],
+        "TD error": ["critic/td_error"],
+        "entropy": ["actor/entropy", "actor/choice_entropy"],
+        "temperatures": ["actor/temperature_.*"],
+        "gradient norm": ["actor/grad_norm", "critic/grad_norm"],
+        "distance from the start": ["actor/start_distance"],
+    }
+    layout["what is in the replay buffer?"] = {
+        "decisions": ["replay/rows", "replay/relabelled"],
+        "mean weight of drawn decisions": ["replay/is_weight_mean"],
+        "age of priorities and scores, in updates": ["replay/td_age_mean", "replay/score_age_mean"],
+        "share without a score": ["replay/unjudged_share"],
+    }
+    return layout

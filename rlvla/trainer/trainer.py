@@ -28,7 +28,7 @@ from rlvla.trainer.algorithm_config import LEARNERS
 from rlvla.trainer.guards import FewEffectiveSamples, Guards
 from rlvla.trainer.measurements import IterationProfiler, Stopwatch, Throughput, measure_rollout
 from rlvla.trainer.metrics import Metrics
-from rlvla.trainer.metrics_writer import PPO_OVERVIEW, MetricsLogger, ppo_layout
+from rlvla.trainer.metrics_writer import MetricsLogger
 from rlvla.trainer.models import Offloading, WeightAverage, anneal_noise
 from rlvla.trainer.observers import Observer, RewardCheck, Rollout, RolloutDumps
 from rlvla.trainer.player import closes_player, make_player
@@ -101,8 +101,8 @@ class Trainer:
             use_tensorboard=config.schedule.use_tensorboard,
             use_wandb=config.schedule.use_wandb,
             wandb_run=config.schedule.wandb_run,
-            layout=ppo_layout(config.reward_weights()),
-            overview=PPO_OVERVIEW,
+            layout=self.algorithm.layout(config.reward_weights()),
+            overview=self.algorithm.overview,
         )
         self._folder_watch = FolderWatch(save_path) if strategy.is_main else None
         self.iteration = 0

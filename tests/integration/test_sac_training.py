@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from cli.collect_demos import main as collect_demos
 from cli.eval_vla import main as evaluate
@@ -34,7 +36,7 @@ SUITE = ["--custom_module", "tests/support/state_reach.py", "--task_suite_name",
 SMALL = [
     *("--num_envs", "1", "--deterministic_rollout", "--hidden_sizes", "16", "--train_batch_size", "16"),
     *("--rollout_batch_size", "4", "--random_episodes", "4", "--eval_episodes", "2", "--no-val_before_train"),
-    *("--action_chunk_len", "3", "--no-use_tensorboard", "--actor_learning_rate", "1e-2"),
+    *("--no-use_tensorboard", "--actor_learning_rate", "1e-2", "--action_chunk_len", "3"),
 ]
 HYBRID = [
     *("--reward", "success", "rm:1", "--rm_state_input", "proprio", "--replay_priority", "hybrid"),
@@ -49,9 +51,14 @@ TASKS = ["--task_suite_name", "toy_push", "--task_names", "red_to_green", "blue_
 CURRICULUM = [*TASKS, "--max_steps", "12", "--task_sampling", "inverse_success", "--task_success_horizon", "4"]
 SEEING = ["--read_images", "--image_size", "16", "--image_shift", "2", "--replay_priority", "td", "--utd_ratio", "0.5"]
 
+LIFT = ["--task_suite_name", "robosuite", "--task_ids", "0", "--control_freq", "10", "--object_state"]
+LIFT += ["--action_space", "primitives", "--policy", "primitives", "--primitives", "reach", "grasp", "open"]
+LIFT += ["--max_steps", "30", "--choice_exploration", "10", "--replay_priority", "td"]
+
 
 def run(out: Path, episodes: int, *more: str) -> Path:
-    train([*SUITE, *SMALL, "--save_path", str(out), "--num_episodes", str(episodes), *more])
+    small = SMALL[:-2] if "primitives" in more else SMALL  # they take as many steps as they need
+    train([*SUITE, *small, "--save_path", str(out), "--num_episodes", str(episodes), *more])
     return out / "policy"
 
 
@@ -61,8 +68,8 @@ def metrics(folder: Path) -> list[dict[str, float]]:
 
 @pytest.mark.parametrize(
     "options",
-    [HYBRID, SEEING, RELABELLED, ASYMMETRIC, CURRICULUM],
-    ids=["hybrid", "images", "hindsight", "state", "tasks"],
+    [HYBRID, SEEING, RELABELLED, ASYMMETRIC, CURRICULUM, LIFT],
+    ids=["hybrid", "images", "hindsight", "state", "tasks", "primitives"],
 )
 def test_a_run_resumes_to_the_bit(options: list[str], tmp_path: Path) -> None:
     options = [*options, "--save_steps", "1", "--max_ckpt_num", "4"]
@@ -78,12 +85,11 @@ def test_a_run_resumes_to_the_bit(options: list[str], tmp_path: Path) -> None:
     assert last["critic/updates"] > 0 and last["replay/rows"] > 0
     assert 0 < last.get("replay/relabelled", 1) < last["replay/rows"]
     record = json.loads((resumed / "rlvla_environment.json").read_text())
-    assert (
-        record["task_ids"] == ([0, 3] if options[: len(CURRICULUM)] == CURRICULUM else [])
-        and "task_names" not in record
-    )
+    several = options[: len(CURRICULUM)] == CURRICULUM
+    assert record["task_ids"] == ([0, 3] if several else [0] if "robosuite" in options else [])
+    assert "task_names" not in record
     of_tasks = {name for record in metrics(tmp_path / "parts") for name in record if name.startswith("rollout_tasks/")}
-    assert len(of_tasks) == (2 if options[: len(CURRICULUM)] == CURRICULUM else 0)
+    assert len(of_tasks) == (2 if several else 0)
 
 
 def test_a_policy_is_evaluated_in_its_environment(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -125,6 +131,20 @@ def test_scores_of_the_machine_reach_the_buffer(tmp_path: Path) -> None:
     found = metrics(tmp_path / "run")[-2]
     assert found["replay/unjudged_share"] == 0 and 0 < found["replay/is_weight_mean"] <= 1
     assert found["replay/refreshed"] > 0 and found["replay/rows"] <= 40
+
+
+def test_tensorboard_charts_what_an_off_policy_run_logs(tmp_path: Path) -> None:
+    run(tmp_path / "run", 12, *RELABELLED, "--use_tensorboard")
+    logged = {name for record in metrics(tmp_path / "run") for name in record}
+    layout = SAC.layout(["success", "rm"])
+    assert "is it stable?" not in layout
+    for category in ("are its values right?", "what is in the replay buffer?"):
+        patterns = [pattern for chart in layout[category].values() for pattern in chart]
+        empty = [pattern for pattern in patterns if not any(re.match(pattern, name) for name in logged)]
+        assert empty == (["actor/choice_entropy"] if "values" in category else []), "there are no primitives"
+    assert set(SAC.overview) - logged == set() and sorted(set(SAC.overview.values())) == sorted(SAC.overview.values())
+    events = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
+    assert set(SAC.overview.values()) <= set(events.Tags()["scalars"])
 
 
 def learner_after(out: Path, episodes: int, *more: str) -> SAC:

@@ -12,7 +12,11 @@ from rlvla.utils.seeding import derive_rng
 
 _FAR, _NEAR_HAND, _TURN = 0.10, 0.02, 10.0  # meters, meters of a camera that moves along, degrees
 _BRIGHTNESS, _TINT = 0.7, 0.3
-_FREE = 0.08  # meters between a distractor and any body
+_FREE = 0.08  # meters between a distractor and what moves
+_TRIES = 50
+# Meters: half the width of the level ground that a distractor needs, how level, how far from the height of the surface,
+# below which height over it anything is in the way, and from where one looks down on it.
+_GROUND, _LEVEL, _OFF, _ROOM, _ABOVE = 0.04, 0.002, 0.12, 0.07, 0.6
 _SHAPES = (mujoco.mjtGeom.mjGEOM_BOX, mujoco.mjtGeom.mjGEOM_SPHERE, mujoco.mjtGeom.mjGEOM_CYLINDER)
 # Neither red nor green, by which instructions name objects.
 _COLORS = ((0.1, 0.2, 0.8), (0.9, 0.8, 0.1), (0.5, 0.1, 0.6), (0.1, 0.7, 0.8), (0.05, 0.05, 0.05), (0.85, 0.85, 0.85))
@@ -98,15 +102,41 @@ class Perturbation:
         taken = [position[:2] for position in data.xpos[1:][self._model.body_weldid[1:] != 0]]
         for _ in range(count):
             shape, (width, depth, height) = _SHAPES[int(rng.integers(len(_SHAPES)))], rng.uniform(0.015, 0.03, 3)
-            spots = rng.uniform(low, high, (50, 2))
-            free = [spot for spot in spots if all(np.linalg.norm(spot - other) > _FREE for other in taken)]
-            spot = free[0] if free else spots[0]
-            taken.append(spot)
+            spots = rng.uniform(low, high, (_TRIES, 2))
+            free = (spot for spot in spots if all(np.linalg.norm(spot - other) > _FREE for other in taken))
+            grounds = ((spot, self._ground(data, spot)) for spot in free)
+            spot, ground = next(((spot, height) for spot, height in grounds if height is not None), (None, 0.0))
+            taken += [] if spot is None else [spot]
             size = [width, depth, height]
             if shape == mujoco.mjtGeom.mjGEOM_SPHERE:
                 height = width
             elif shape == mujoco.mjtGeom.mjGEOM_CYLINDER:
                 size = [width, height, 0.0]
-            position = np.array([*spot, self._surface.height + height])
             color = np.array([*_COLORS[int(rng.integers(len(_COLORS)))], 1.0], dtype=np.float32)
-            self._objects.append((int(shape), np.array(size), position, color))
+            if spot is not None:
+                self._objects.append((int(shape), np.array(size), np.array([*spot, ground + height]), color))
+
+    def _ground(self, data: mujoco.MjData, spot: np.ndarray) -> float | None:
+        """Height of the ground on which a distractor would stand; None if it is not level, or something is there."""
+        corners = spot + _GROUND * np.array([(0, 0), (-1, -1), (-1, 1), (1, -1), (1, 1)])
+        heights = [self._look_down(data, corner) for corner in corners]
+        found = [height for height in heights if height is not None]
+        if len(found) < len(heights) or max(found) - min(found) > _LEVEL:
+            return None
+        off = found[0] - self._surface.height
+        return self._surface.height if abs(off) < _LEVEL else found[0] if abs(off) < _OFF else None
+
+    def _look_down(self, data: mujoco.MjData, at: np.ndarray) -> float | None:
+        """Height of what does not move under a point, looking past the robot; None if something that moves is on it."""
+        hit, down = np.zeros(1, dtype=np.int32), np.array([0.0, 0.0, -1.0])
+        height = self._surface.height + _ABOVE
+        while True:
+            distance = mujoco.mj_ray(self._model, data, np.array([*at, height]), down, None, 1, -1, hit)
+            if hit[0] < 0:
+                return None
+            height -= distance
+            if self._model.body_weldid[self._model.geom_bodyid[hit[0]]] == 0:
+                return height
+            if height < self._surface.height + _ROOM:
+                return None
+            height -= 1e-6  # out of the surface that was hit

@@ -37,6 +37,7 @@ from rlvla.replay.sampling import linear_schedule
 from rlvla.trainer.algorithm import Algorithm, AlgorithmSetup, Plan, register_algorithm, show_sampler
 from rlvla.trainer.measurements import Stopwatch
 from rlvla.trainer.metrics import Metrics
+from rlvla.trainer.metrics_writer import OFF_POLICY_OVERVIEW, off_policy_layout
 from rlvla.trainer.off_policy.config import OffPolicyConfig, ReplayConfig
 from rlvla.trainer.off_policy.hindsight import Hindsight
 from rlvla.trainer.off_policy.memory import Batch, Memory, Observations, draw_share, make_batch, weigh_as_ones
@@ -59,6 +60,8 @@ class SAC(Algorithm):
         updates: updates of the critics so far.
         memory: what was played.
     """
+
+    layout, overview = staticmethod(off_policy_layout), OFF_POLICY_OVERVIEW
 
     def __init__(self, setup: AlgorithmSetup):
         super().__init__(setup)

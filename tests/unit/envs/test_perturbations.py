@@ -143,6 +143,44 @@ def test_mistakes(word: str, reason: str) -> None:
         list_tasks("metaworld", perturb=(word,))
 
 
+@pytest.mark.parametrize(
+    ("suite", "name", "ground"),
+    [
+        ("metaworld", "bin-picking", {0.0, 0.01}),  # the bottom of a bin
+        ("metaworld", "door-lock", {0.0}),
+        ("metaworld", "hand-insert", {0.05}),  # a table on the table
+        ("robosuite", "Wipe", {0.9}),
+        ("robosuite", "Lift", {0.8}),
+    ],
+)
+def test_distractors_stand_free_and_on_the_ground(suite: str, name: str, ground: set[float]) -> None:
+    require_simulator()
+    for module in get_suite(suite).requires:
+        pytest.importorskip(module)
+    mujoco = pytest.importorskip("mujoco")
+    task_id = {task.name: task.task_id for task in list_tasks(suite)}[name]
+    env: Any = make_env(suite, task_id, image_size=48, perturb=("distractor=4",))
+    try:
+        model, data, shown = env._sim.model, env._sim.data, env._perturbation
+        model, data = getattr(model, "_model", model), getattr(data, "_data", data)
+        for state in range(3):
+            env.reset(state, 0)
+            assert len(shown._objects) == 4
+            for shape, size, center, _ in shown._objects:
+                height = size[{mujoco.mjtGeom.mjGEOM_BOX: 2, mujoco.mjtGeom.mjGEOM_CYLINDER: 1}.get(shape, 0)]
+                assert round(float(center[2] - height), 2) in ground
+                below, hit = np.array([0.0, 0.0, -1.0]), np.zeros(1, np.int32)
+                for shift in ((0, 0), (-0.02, 0), (0.02, 0), (0, -0.02), (0, 0.02)):
+                    start = center + np.array([*shift, 0.0])
+                    distance = mujoco.mj_ray(model, data, start, below, None, 1, -1, hit)
+                    assert distance == pytest.approx(height, abs=3e-3)
+                    assert model.body_weldid[model.geom_bodyid[hit[0]]] == 0
+                    # From inside of a box, the way up ends at its top.
+                    assert not 0 <= mujoco.mj_ray(model, data, start, -below, None, 1, -1, hit) < 0.05
+    finally:
+        env.close()
+
+
 def test_one_level_of_each_kind() -> None:
     assert levels(["camera=0.5", "distractor=3"]) == {"camera": 0.5, "distractor": 3.0}
     (problem,) = perturbation_problems(["camera=0.5", "camera=1"])
