@@ -337,6 +337,33 @@ def test_demonstrations_that_do_not_fit_are_refused(demos: Path, tmp_path: Path,
     assert "what rm would pay for demonstrations is not known" in said and "16" in said
 
 
+def test_demonstrations_of_another_action_space_are_refused(
+    demos: Path, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tasks = EnvConfig.tasks
+    monkeypatch.setattr(EnvConfig, "tasks", lambda env: [replace(task, action_dim=3) for task in tasks(env)])
+    options = ["--task_suite_name", "toy_reach", "--demos", str(demos), "--read_images", "--image_size", "16"]
+    with pytest.raises(SystemExit):
+        train([*options, *SMALL, "--save_path", str(tmp_path / "run"), "--num_episodes", "8"])
+    assert "2 action dimensions" in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_buffer_of_another_task_or_shape_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    run(tmp_path / "run", 8, "--save_steps", "1", "--max_ckpt_num", "4")
+    kept = sorted(path.name for path in (tmp_path / "run" / "replay").rglob("*"))
+    of_another_task, of_another_shape = (
+        ["--task_suite_name", "hidden_reach", "--use_proprio"],
+        ["--action_chunk_len", "2"],
+    )
+    for other, words in ((of_another_task, "was started with state_reach"), (of_another_shape, "was started with 3")):
+        with pytest.raises(SystemExit):
+            run(tmp_path / "run", 12, "--load_checkpoint", *other)
+        assert words in " ".join(capsys.readouterr().err.split())
+    assert sorted(path.name for path in (tmp_path / "run" / "replay").rglob("*")) == kept
+    run(tmp_path / "run", 12, "--load_checkpoint")
+
+
 def test_what_a_dense_reward_would_pay_for_demonstrations_is_not_known(
     demos: Path, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,6 +17,7 @@ from rlvla.commands.runs.flags import flags_of
 from rlvla.trainer.metrics import Metrics
 from rlvla.trainer.off_policy.memory import Observations
 from rlvla.trainer.off_policy.sac import CHOICE, PARAMETERS, SAC
+from rlvla.utils.errors import TrainingHalted
 
 COMMON = [
     *("--num_envs", "1", "--deterministic_rollout", "--hidden_sizes", "16", "--train_batch_size", "12"),
@@ -184,6 +185,21 @@ def test_an_update_moves_target_and_priorities(learner: SAC, monkeypatch: pytest
     stored = learner.memory.buffer.gather(rows.rows, ["td_error"])["td_error"]
     last = dict(zip(rows.rows.tolist(), errors[0]))  # a row that was drawn twice has the same error twice
     assert stored == pytest.approx([last[row] for row in rows.rows.tolist()], rel=1e-5)
+
+
+@pytest.mark.parametrize("model", ["critic", "actor"])
+def test_steps_that_are_no_numbers_end_the_run_if_they_do_not_stop(
+    learner: SAC, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, batch = learner._draw()
+    norms = iter([math.nan, 1.0, *[math.inf] * learner.config.guards.max_bad_steps])
+    monkeypatch.setattr(getattr(learner, model), "backward", lambda loss, last: next(norms))
+    update = learner._update_critics if model == "critic" else learner._update_actor
+    with pytest.raises(TrainingHalted, match=f"updates of the {model} in a row"):
+        for _ in range(2 + learner.config.guards.max_bad_steps):
+            update(batch, Metrics())
+    assert not list(norms), "a step in between that is finite begins the count anew"
+    learner._bad_steps[model] = 0
 
 
 def caught(engine: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Tensor, list[Tensor | None]]]:
