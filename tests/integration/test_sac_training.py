@@ -352,11 +352,11 @@ def test_demonstrations_of_another_action_space_are_refused(
 def test_a_buffer_of_another_task_or_shape_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     run(tmp_path / "run", 8, "--save_steps", "1", "--max_ckpt_num", "4")
     kept = sorted(path.name for path in (tmp_path / "run" / "replay").rglob("*"))
-    of_another_task, of_another_shape = (
-        ["--task_suite_name", "hidden_reach", "--use_proprio"],
-        ["--action_chunk_len", "2"],
-    )
-    for other, words in ((of_another_task, "was started with state_reach"), (of_another_shape, "was started with 3")):
+    others = {
+        "was started with state_reach": ["--task_suite_name", "hidden_reach", "--use_proprio"],
+        "was started with 3": ["--action_chunk_len", "2"],
+    }
+    for words, other in others.items():
         with pytest.raises(SystemExit):
             run(tmp_path / "run", 12, "--load_checkpoint", *other)
         assert words in " ".join(capsys.readouterr().err.split())

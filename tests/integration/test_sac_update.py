@@ -195,9 +195,10 @@ def test_steps_that_are_no_numbers_end_the_run_if_they_do_not_stop(
     norms = iter([math.nan, 1.0, *[math.inf] * learner.config.guards.max_bad_steps])
     monkeypatch.setattr(getattr(learner, model), "backward", lambda loss, last: next(norms))
     update = learner._update_critics if model == "critic" else learner._update_actor
+    for _ in range(1 + learner.config.guards.max_bad_steps):
+        update(batch, Metrics())
     with pytest.raises(TrainingHalted, match=f"updates of the {model} in a row"):
-        for _ in range(2 + learner.config.guards.max_bad_steps):
-            update(batch, Metrics())
+        update(batch, Metrics())
     assert not list(norms), "a step in between that is finite begins the count anew"
     learner._bad_steps[model] = 0
 
