@@ -15,6 +15,7 @@ CASES = {  # row of the benchmark -> how the documentation calls it
     "uniform": "`uniform`",
     "td": "`td`",
     "machine": "`vlm`, scored by the reward machine",
+    "reward model": "`vlm`, scored by a reward model",
     "additive": "`hybrid`, scored by the reward machine",
     "additive, mixed": "`hybrid`, `--replay_share 0 0.5`, scored by the reward machine",
     "product": "`hybrid`, `product`, scored by the reward machine",
