@@ -28,6 +28,7 @@ from rlvla.utils.files import write_atomic
 from rlvla.utils.terminal import log, table
 from rlvla.utils.video import contact_sheet, upright
 
+NOT_REPEATED = "not deterministic: the same actions from the same initial state led elsewhere"
 # Actions are uniform in +- this: large enough to be visible, too small to throw objects around.
 _ACTION_SIZE = 0.3
 
@@ -58,6 +59,7 @@ class TaskCheck:
         instruction: the language instruction; None before the reset.
         steps: number of actions executed in the chunk.
         problems: everything that went wrong, a line each.
+        repeats: whether the same actions from the same initial state led to the same twice; None if it was not seen.
     """
 
     task: TaskSpec
@@ -67,6 +69,7 @@ class TaskCheck:
     instruction: str | None = None
     steps: int = 0
     problems: list[str] = field(default_factory=list)
+    repeats: bool | None = None
 
     @property
     def problem(self) -> str | None:
@@ -128,9 +131,18 @@ def _check(pool: WatchedPool, check: TaskCheck, options: dict[str, Any], init_st
     _timed(pool, check, "reset", Reset(spec, init_state_id, seed=0))
     result = _timed(pool, check, "step_chunk", StepChunk(actions))
     _judge(check, "step_chunk", checker.chunk, result, length)
+    _timed(pool, check, "reset", Reset(spec, init_state_id, seed=0))
+    again = _timed(pool, check, "step_chunk", StepChunk(actions))
     if isinstance(result, ChunkResult):
+        check.repeats = isinstance(again, ChunkResult) and _content(result) == _content(again)
         check.steps = result.steps_executed if isinstance(result.steps_executed, int) else 0
         check.end = _images(result.observation)
+
+
+def _content(result: ChunkResult) -> list[bytes | None]:
+    """What two results have in common if the environment repeats itself."""
+    parts = (result.observation.images, result.observation.proprio, result.rewards)
+    return [None if part is None else np.asarray(part).tobytes() for part in parts]
 
 
 def _judge(check: TaskCheck, phase: str, judge: Callable[..., None], *answer: object) -> None:
@@ -217,7 +229,8 @@ def _lines(check: TaskCheck) -> str:
     """The result of a task: a line, or one for each of several problems."""
     if len(check.problems) > 1:
         return "\n  - ".join((f"{check.task.name}:", *check.problems))
-    return f"{check.task.name}: {check.problem or 'ok'}"
+    told = "" if check.repeats is not False else f"; {NOT_REPEATED}"
+    return f"{check.task.name}: {check.problem or 'ok'}{told}"
 
 
 def as_table(checks: Sequence[TaskCheck]) -> str:
@@ -232,7 +245,7 @@ def as_table(checks: Sequence[TaskCheck]) -> str:
                 "-" if made is None else f"{made:.2f}",
                 "-" if reset is None else f"{reset:.2f}",
                 "-" if chunk is None or not check.steps else f"{1000 * chunk / check.steps:.1f}",
-                "failed" if check.problem else "ok",
+                "failed" if check.problem else "ok" if check.repeats else "ok, not deterministic",
                 check.instruction or check.task.instruction,
             )
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Generic, TypeVar
 
 from rlvla.envs.base import TaskSpec
@@ -48,8 +49,10 @@ class TaskValues(Generic[Value]):
                 continue
             number = numbers.get(name)
             if number is None:
+                near = get_close_matches(name, numbers, n=3, cutoff=0.5)
                 known = ", ".join(f"{task.name} ({task.task_id})" for task in tasks)
-                report("unknown_name", f"{spec}: no such task is chosen; there are {known}")
+                others = f"did you mean {' or '.join(near)}?" if near else f"there are {known}"
+                report("unknown_name", f"{spec}: no such task is chosen; {others}")
                 continue
             if number in seen:
                 report("duplicate", f"{spec}: {name} is given twice")

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from cli.check_env import main
-from rlvla.commands.check_env import TaskCheck, as_table, check_tasks
+from rlvla.commands.check_env import NOT_REPEATED, TaskCheck, as_table, check_tasks
 from rlvla.envs import list_tasks
 from rlvla.envs.workers.pool import EnvPool
 from rlvla.envs.workers.watchdog import WatchdogLimits, WatchedPool
@@ -89,6 +89,37 @@ def test_command_fails_where_a_task_does(tmp_path: Path, monkeypatch: pytest.Mon
         main(["fake", "--output", str(tmp_path / "sheet.png")])
     assert "1 of 1 tasks do not work here: fake" in str(stop.value.code)
     assert (tmp_path / "sheet.png").is_file()
+
+
+LOOSE = """
+from dataclasses import replace
+from rlvla.envs.registry import Suite, register_suite
+from rlvla.envs.toy_reach.env import CAMERAS, ToyReachEnv, ToyReachOptions, list_tasks, make
+
+class Loose(ToyReachEnv):
+    played = 0
+    def step_chunk(self, actions, **how):
+        Loose.played += 1  # the simulator keeps something that a reset does not undo
+        result = super().step_chunk(actions, **how)
+        return replace(result, rewards=result.rewards + 0.25 * (Loose.played % 3))
+
+def make_loose(task_id, **options):
+    env = make(task_id, **options)
+    env.__class__, env.task = Loose, replace(env.task, suite="loose_reach")
+    return env
+
+tasks = lambda **options: [replace(task, suite="loose_reach") for task in list_tasks(**options)]
+register_suite("loose_reach", Suite(tasks, make_loose, CAMERAS, options=ToyReachOptions))
+"""
+
+
+def test_an_environment_that_does_not_repeat_itself_is_told(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    (tmp_path / "loose.py").write_text(LOOSE)
+    main(["loose_reach", "--custom_module", str(tmp_path / "loose.py"), "--output", str(tmp_path / "sheet.png")])
+    printed = capsys.readouterr().out
+    assert f"reach: ok; {NOT_REPEATED}" in printed and "ok, not deterministic" in printed
+    main(["toy_reach", "--output", str(tmp_path / "sheet.png")])
+    assert "not deterministic" not in capsys.readouterr().out
 
 
 def test_all_mistakes_at_once(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

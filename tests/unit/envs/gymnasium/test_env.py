@@ -45,6 +45,10 @@ class TestFetchReach(EnvContract):
         pytest.importorskip("gymnasium_robotics")
 
 
+class TestFetchPickAndPlace(TestFetchReach):
+    suite = "gym:FetchPickAndPlace-v4"
+
+
 def test_what_a_suite_knows_of_its_environment() -> None:
     (task,) = list_tasks(POINT)
     assert (task.name, task.instruction, task.max_steps) == ("Point-v0", "point", 25) or task.name == "rlvla/Point-v0"
