@@ -1,4 +1,4 @@
-"""A curriculum over tasks through the command: the harder task is played more often, and a resumed run goes on exactly."""
+"""A curriculum over tasks through the command: the harder task is played more often, and a resume is exact."""
 
 from __future__ import annotations
 
