@@ -2,7 +2,7 @@
 
     python benchmarks/replay.py --rows 1000000 --image_size 16 --out /tmp/replay
 
-Images lie in a mapped file in `--out`, which must be empty. "file" is memory of the page cache, which the system takes
+Images lie in a mapped file in a temporary folder in `--out`. "file" is memory of the page cache, which the system takes
 back when it is needed.
 """
 
@@ -117,6 +117,8 @@ def main() -> None:
     parser.add_argument("--eviction", choices=["fifo", "value"], default="fifo")
     parser.add_argument("--out", type=Path, help="folder for the files; by default a temporary one")
     arguments = parser.parse_args()
+    if arguments.out is not None:
+        Path(arguments.out).mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=arguments.out) as folder:
         measure(Path(folder), arguments.rows, arguments.image_size, arguments.batch, arguments.eviction)
 
