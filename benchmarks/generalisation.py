@@ -127,7 +127,7 @@ def main() -> None:
     print(table(("perturbation", *NAMES, *(f"PPO - {other}" for other in NAMES[1:])), rows))
     print(
         f"(mean over {len(args.seeds)} seeds of {args.eval_episodes} held-out states of each task, in brackets that of "
-        "each seed; differences in points, paired by state; 95 % intervals by MOVER tell of other states, not of other "
+        "each seed; differences in points, paired by state; 95 % intervals by MOVER cover the choice of states, not of "
         "training runs)"
     )
 

@@ -115,10 +115,10 @@ def main() -> None:
     parser.add_argument("--image_size", type=int, default=16, help="height and width of the one image of a row")
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--eviction", choices=["fifo", "value"], default="fifo")
-    parser.add_argument("--out", type=Path, help="folder for the files; by default a temporary one")
+    parser.add_argument("--out", type=Path, help="folder for a temporary folder with the files")
     arguments = parser.parse_args()
     if arguments.out is not None:
-        Path(arguments.out).mkdir(parents=True, exist_ok=True)
+        arguments.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=arguments.out) as folder:
         measure(Path(folder), arguments.rows, arguments.image_size, arguments.batch, arguments.eviction)
 

@@ -29,6 +29,7 @@ from rlvla.utils.terminal import log, table
 from rlvla.utils.video import contact_sheet, upright
 
 NOT_REPEATED = "not deterministic: the same actions from the same initial state led elsewhere"
+OTHER_PICTURES = "not deterministic: the same actions from the same initial state gave other pictures"
 # Actions are uniform in +- this: large enough to be visible, too small to throw objects around.
 _ACTION_SIZE = 0.3
 
@@ -59,7 +60,7 @@ class TaskCheck:
         instruction: the language instruction; None before the reset.
         steps: number of actions executed in the chunk.
         problems: everything that went wrong, a line each.
-        repeats: whether the same actions from the same initial state led to the same twice; None if it was not seen.
+        differs: how the same actions from the same initial state came out the second time, if not equal.
     """
 
     task: TaskSpec
@@ -69,7 +70,7 @@ class TaskCheck:
     instruction: str | None = None
     steps: int = 0
     problems: list[str] = field(default_factory=list)
-    repeats: bool | None = None
+    differs: str | None = None
 
     @property
     def problem(self) -> str | None:
@@ -134,15 +135,24 @@ def _check(pool: WatchedPool, check: TaskCheck, options: dict[str, Any], init_st
     _timed(pool, check, "reset", Reset(spec, init_state_id, seed=0))
     again = _timed(pool, check, "step_chunk", StepChunk(actions))
     if isinstance(result, ChunkResult):
-        check.repeats = isinstance(again, ChunkResult) and _content(result) == _content(again)
+        if not check.problems and isinstance(again, ChunkResult):
+            check.differs = _difference(result, again)
         check.steps = result.steps_executed if isinstance(result.steps_executed, int) else 0
         check.end = _images(result.observation)
 
 
-def _content(result: ChunkResult) -> list[bytes | None]:
-    """What two results have in common if the environment repeats itself."""
-    parts = (result.observation.images, result.observation.proprio, result.rewards)
-    return [None if part is None else np.asarray(part).tobytes() for part in parts]
+def _difference(first: ChunkResult, second: ChunkResult) -> str | None:
+    """How two results of the same actions from the same initial state differ; None if they do not."""
+
+    def outcome(result: ChunkResult) -> list[object]:
+        arrays = [result.observation.proprio, result.rewards, result.successes]
+        ends = [result.steps_executed, result.terminated, result.truncated]
+        return [None if array is None else array.tobytes() for array in arrays] + ends
+
+    if outcome(first) != outcome(second):
+        return NOT_REPEATED
+    same = first.observation.images.tobytes() == second.observation.images.tobytes()
+    return None if same else OTHER_PICTURES
 
 
 def _judge(check: TaskCheck, phase: str, judge: Callable[..., None], *answer: object) -> None:
@@ -229,8 +239,7 @@ def _lines(check: TaskCheck) -> str:
     """The result of a task: a line, or one for each of several problems."""
     if len(check.problems) > 1:
         return "\n  - ".join((f"{check.task.name}:", *check.problems))
-    told = "" if check.repeats is not False else f"; {NOT_REPEATED}"
-    return f"{check.task.name}: {check.problem or 'ok'}{told}"
+    return f"{check.task.name}: {check.problem or '; '.join(filter(None, ('ok', check.differs)))}"
 
 
 def as_table(checks: Sequence[TaskCheck]) -> str:
@@ -245,7 +254,7 @@ def as_table(checks: Sequence[TaskCheck]) -> str:
                 "-" if made is None else f"{made:.2f}",
                 "-" if reset is None else f"{reset:.2f}",
                 "-" if chunk is None or not check.steps else f"{1000 * chunk / check.steps:.1f}",
-                "failed" if check.problem else "ok" if check.repeats else "ok, not deterministic",
+                "failed" if check.problem else "ok, not deterministic" if check.differs else "ok",
                 check.instruction or check.task.instruction,
             )
         )

@@ -102,7 +102,7 @@ class Demonstrations:
 
     @property
     def states_learned_from(self) -> list[LearnedStates]:
-        """The initial states of the episodes, one range per task; an empty one where only the task is known."""
+        """The initial states of the episodes, one range per task, and an empty one where some are not known."""
         if self.learned_from is not None:
             return self.learned_from
         states: dict[int, list[int]] = {}
@@ -113,8 +113,7 @@ class Demonstrations:
         ranges = [LearnedStates(suite, task_id, min(ids), max(ids) + 1) for task_id, ids in states.items()]
         if self.init_states and UNKNOWN_STATE not in self.init_states:
             return ranges
-        others = [task_id for task_id in self.env_args.get("task_ids") or () if task_id not in states]
-        return ranges + [LearnedStates(suite, task_id, 0, 0) for task_id in others]
+        return ranges + [LearnedStates(suite, task_id, 0, 0) for task_id in self.env_args.get("task_ids") or ()]
 
     @property
     def image_bytes(self) -> int:

@@ -49,7 +49,8 @@ class TaskValues(Generic[Value]):
                 continue
             number = numbers.get(name)
             if number is None:
-                near = get_close_matches(name, numbers, n=3, cutoff=0.5)
+                names = [task.name for task in tasks]
+                near = [] if name.isdigit() else get_close_matches(name, names, n=3, cutoff=0.5)
                 known = ", ".join(f"{task.name} ({task.task_id})" for task in tasks)
                 others = f"did you mean {' or '.join(near)}?" if near else f"there are {known}"
                 report("unknown_name", f"{spec}: no such task is chosen; {others}")

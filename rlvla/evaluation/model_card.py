@@ -211,6 +211,7 @@ def _learned(record: CardRecord) -> list[LearnedStates]:
         for one in learned
         if not any(
             other != one
+            and bool(one.states) == bool(other.states)
             and (other.suite, other.task_id) == (one.suite, one.task_id)
             and other.start <= one.start
             and one.stop <= other.stop

@@ -5,7 +5,7 @@ The loop around it is `rlvla.trainer.trainer.Trainer`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -119,11 +119,9 @@ class Algorithm:
         uses_reference: whether a reference policy is loaded.
         played_tensors: the entry of `tensors` with the weights that play, if those are not the trained ones.
         scores: the `PolicySpec.scores` it trains on; `OF_POLICY_LOSS`: those of --policy_loss; None: any.
-        layout: names of the reward sources -> charts of TensorBoard's Custom Scalars page.
         overview: scalar -> its additional name in TensorBoard, for the most telling ones.
     """
 
-    layout: Callable[[Iterable[str]], Layout] = staticmethod(ppo_layout)
     overview: Mapping[str, str] = PPO_OVERVIEW
     uses_critic = uses_reference = False
     scores: str | None = None
@@ -133,6 +131,10 @@ class Algorithm:
     def __init__(self, setup: AlgorithmSetup):
         self.setup = setup
         self.observers: list[Observer] = []
+
+    def layout(self, rewards: Iterable[str]) -> Layout:
+        """The charts of TensorBoard's Custom Scalars page, with these reward sources."""
+        return ppo_layout(rewards)
 
     @property
     def engines(self) -> dict[str, Engine]:

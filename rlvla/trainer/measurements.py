@@ -56,8 +56,13 @@ def measure_rollout(
     metrics: Metrics,
     strategy: DeepspeedStrategy,
     tasks: Sequence[TaskSpec] = (),
+    *,
+    total_reward: bool = False,
 ) -> None:
-    """Add metrics of all episodes played, those that are not trained on too; of each task if there are several."""
+    """Add metrics of all episodes played, those that are not trained on too; of each task if there are several.
+
+    With `total_reward` that of all sources together, for an algorithm that does not measure it on what it trains on.
+    """
     measured = stats.as_metrics()
     metrics.total({name: measured.pop(name) for name in SUMMED})
     metrics.mean(measured, 1.0)
@@ -89,7 +94,7 @@ def measure_rollout(
     for part in strategy.gather_objects([list(of_rewards), list(reported)]):
         of_rewards = dict.fromkeys(part[0], 0.0) | of_rewards
         reported = {name: [] for name in part[1]} | reported
-    if TOTAL_REWARD not in metrics:  # of an algorithm that does not measure it on what it trains on
+    if total_reward:
         sums[TOTAL_REWARD] = sum(s.score for s in samples)
     metrics.mean({name: value / max(1, n) for name, value in (sums | of_rewards).items()}, n)
     if len(tasks) > 1:

@@ -54,10 +54,6 @@ class Metrics:
         """Sum and weight of a mean on this rank so far; zeros if nothing was measured."""
         return self._sums.get(name, 0.0), self._weights.get(name, 0.0)
 
-    def __contains__(self, name: str) -> bool:
-        """Whether a metric was declared."""
-        return name in self._reduction
-
     def total(self, values: Mapping[str, Value]) -> None:
         """Add numbers that reduce to their sum."""
         for name, value in values.items():

@@ -63,6 +63,15 @@ def test_components_are_logged_and_scheduled(train: Callable, tmp_path: Path, ca
     assert [json.loads(line)["eval/n"] for line in evaluated] == [4.0] and "eval/pass_at_2" in evaluated[0]
 
 
+def test_the_total_is_that_of_the_episodes_that_are_trained_on(train: Callable) -> None:
+    flags = ["--filter_zero_variance", "--n_samples_per_prompt", "2", "--advantage_estimator", "grpo"]
+    for line in train(*flags, "--reward", "success", "rm:0.5"):
+        assert line["reward/total"] == pytest.approx(line["critic/score/mean"])
+        assert line["reward/total"] != pytest.approx(line["reward/success"] + line["reward/rm"]), (
+            "of all that were played"
+        )
+
+
 def test_the_line_of_an_iteration_tells_the_reward_where_it_is_not_success() -> None:
     values = {"rollout/success_at_end": 0.5, "reward/total": 0.5, "timing_s/rollout": 1.0, "timing_s/update": 1.0}
     assert "success 0.50 (" in iteration_line(1, 2, values, {"success": 1.0})

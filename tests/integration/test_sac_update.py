@@ -18,6 +18,7 @@ from rlvla.trainer.metrics import Metrics
 from rlvla.trainer.off_policy.memory import Observations
 from rlvla.trainer.off_policy.sac import CHOICE, PARAMETERS, SAC
 from rlvla.utils.errors import TrainingHalted
+from tests.support.robosuite_reference import require_simulator
 
 COMMON = [
     *("--num_envs", "1", "--deterministic_rollout", "--hidden_sizes", "16", "--train_batch_size", "12"),
@@ -41,6 +42,8 @@ CASES = {
 @pytest.fixture(scope="module", params=CASES)
 def learner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> SAC:
     """A learner after a few updates, whose networks are no longer those of the start."""
+    if "primitives" in request.param:
+        require_simulator()
     argv = [*COMMON, *CASES[request.param], "--save_path", str(tmp_path_factory.mktemp("sac") / "run")]
     with flags_of(SACRun, build_parser, argv) as flags:
         trainer = run_sac(flags)

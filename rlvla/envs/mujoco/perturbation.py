@@ -12,11 +12,14 @@ from rlvla.utils.seeding import derive_rng
 
 _FAR, _NEAR_HAND, _TURN = 0.10, 0.02, 10.0  # meters, meters of a camera that moves along, degrees
 _BRIGHTNESS, _TINT = 0.7, 0.3
-_FREE = 0.08  # meters between a distractor and what moves
-_TRIES = 50
-# Meters: half the width of the level ground that a distractor needs, how level, how far from the height of the surface,
-# below which height over it anything is in the way, and from where one looks down on it.
-_GROUND, _LEVEL, _OFF, _ROOM, _ABOVE = 0.04, 0.002, 0.12, 0.07, 0.6
+# Distractors; lengths in meters.
+_FREE = 0.08  # to the center of anything that moves, and of each other
+_TRIES = 50  # places that are looked at for each
+_CORNER = 0.04  # half the side of the square of ground below one
+_ACROSS = 5  # points along a side at which that ground is looked at
+_LEVEL = 0.002  # differences of its height
+_OFF = 0.12  # how far it may be from the height of the surface
+_ABOVE, _ROOM = 0.6, 0.07  # one looks down from above, through what moves higher than this
 _SHAPES = (mujoco.mjtGeom.mjGEOM_BOX, mujoco.mjtGeom.mjGEOM_SPHERE, mujoco.mjtGeom.mjGEOM_CYLINDER)
 # Neither red nor green, by which instructions name objects.
 _COLORS = ((0.1, 0.2, 0.8), (0.9, 0.8, 0.1), (0.5, 0.1, 0.6), (0.1, 0.7, 0.8), (0.05, 0.05, 0.05), (0.85, 0.85, 0.85))
@@ -103,23 +106,31 @@ class Perturbation:
         for _ in range(count):
             shape, (width, depth, height) = _SHAPES[int(rng.integers(len(_SHAPES)))], rng.uniform(0.015, 0.03, 3)
             spots = rng.uniform(low, high, (_TRIES, 2))
-            free = (spot for spot in spots if all(np.linalg.norm(spot - other) > _FREE for other in taken))
-            grounds = ((spot, self._ground(data, spot)) for spot in free)
-            spot, ground = next(((spot, height) for spot, height in grounds if height is not None), (None, 0.0))
-            taken += [] if spot is None else [spot]
+            color = np.array([*_COLORS[int(rng.integers(len(_COLORS)))], 1.0], dtype=np.float32)
+            place = self._free_place(data, spots, taken)
+            if place is None:
+                continue
+            taken.append(place[:2])
             size = [width, depth, height]
             if shape == mujoco.mjtGeom.mjGEOM_SPHERE:
                 height = width
             elif shape == mujoco.mjtGeom.mjGEOM_CYLINDER:
                 size = [width, height, 0.0]
-            color = np.array([*_COLORS[int(rng.integers(len(_COLORS)))], 1.0], dtype=np.float32)
-            if spot is not None:
-                self._objects.append((int(shape), np.array(size), np.array([*spot, ground + height]), color))
+            self._objects.append((int(shape), np.array(size), place + [0.0, 0.0, height], color))
+
+    def _free_place(self, data: mujoco.MjData, spots: np.ndarray, taken: Sequence[np.ndarray]) -> np.ndarray | None:
+        """The first of the spots [n, 2] that is free, with the height of the ground there; None if none is."""
+        for spot in spots:
+            if all(np.linalg.norm(spot - other) > _FREE for other in taken):
+                ground = self._ground(data, spot)
+                if ground is not None:
+                    return np.array([*spot, ground])
+        return None
 
     def _ground(self, data: mujoco.MjData, spot: np.ndarray) -> float | None:
         """Height of the ground on which a distractor would stand; None if it is not level, or something is there."""
-        corners = spot + _GROUND * np.array([(0, 0), (-1, -1), (-1, 1), (1, -1), (1, 1)])
-        heights = [self._look_down(data, corner) for corner in corners]
+        along = np.linspace(-_CORNER, _CORNER, _ACROSS)
+        heights = [self._look_down(data, spot + [x, y]) for x in along for y in along]
         found = [height for height in heights if height is not None]
         if len(found) < len(heights) or max(found) - min(found) > _LEVEL:
             return None
@@ -127,7 +138,7 @@ class Perturbation:
         return self._surface.height if abs(off) < _LEVEL else found[0] if abs(off) < _OFF else None
 
     def _look_down(self, data: mujoco.MjData, at: np.ndarray) -> float | None:
-        """Height of what does not move under a point, looking past the robot; None if something that moves is on it."""
+        """Height of what does not move under a point; None if something that moves is on it, but not high above."""
         hit, down = np.zeros(1, dtype=np.int32), np.array([0.0, 0.0, -1.0])
         height = self._surface.height + _ABOVE
         while True:

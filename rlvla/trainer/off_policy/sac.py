@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -37,7 +37,7 @@ from rlvla.replay.sampling import linear_schedule
 from rlvla.trainer.algorithm import Algorithm, AlgorithmSetup, Plan, register_algorithm, show_sampler
 from rlvla.trainer.measurements import Stopwatch
 from rlvla.trainer.metrics import Metrics
-from rlvla.trainer.metrics_writer import OFF_POLICY_OVERVIEW, off_policy_layout
+from rlvla.trainer.metrics_writer import OFF_POLICY_OVERVIEW, Layout, off_policy_layout
 from rlvla.trainer.off_policy.config import OffPolicyConfig, ReplayConfig
 from rlvla.trainer.off_policy.hindsight import Hindsight
 from rlvla.trainer.off_policy.memory import Batch, Memory, Observations, draw_share, make_batch, weigh_as_ones
@@ -61,7 +61,7 @@ class SAC(Algorithm):
         memory: what was played.
     """
 
-    layout, overview = staticmethod(off_policy_layout), OFF_POLICY_OVERVIEW
+    overview = OFF_POLICY_OVERVIEW
 
     def __init__(self, setup: AlgorithmSetup):
         super().__init__(setup)
@@ -100,6 +100,10 @@ class SAC(Algorithm):
         self.updates, self._episodes, self._owed = 0, 0, 0.0
         self._played = self._normalized = False
         self._bad_steps = {"actor": 0, "critic": 0}
+
+    def layout(self, rewards: Iterable[str]) -> Layout:
+        """Charts of values, temperatures and the replay buffer instead of PPO's."""
+        return off_policy_layout(rewards)
 
     def _folder(self, rank: int, world_size: int) -> Path:
         return self.config.replay_folder / f"rank_{rank}_of_{world_size}"

@@ -210,10 +210,7 @@ def test_facts_of_actions() -> None:
 def test_initial_states_by_task() -> None:
     demos = replace(good(3), init_states=[(1, 7), (0, -1), (1, 3)])
     assert initial_states(demos) == {1: [3, 7]}
-    known = [LearnedStates("box", 1, 3, 8)]
-    assert replace(demos, env_args=demos.env_args | {"task_ids": [1, 2]}).states_learned_from == [
-        *known,
-        LearnedStates("box", 2, 0, 0),
-    ], "of task 2 only that there may be episodes of it is known"
+    known, unknown = [LearnedStates("box", 1, 3, 8)], [LearnedStates("box", task, 0, 0) for task in (1, 2)]
+    assert replace(demos, env_args=demos.env_args | {"task_ids": [1, 2]}).states_learned_from == known + unknown
     every = replace(demos, init_states=[(1, 7), (1, 7), (1, 3)], env_args=demos.env_args | {"task_ids": [1, 2]})
     assert every.states_learned_from == known, "all episodes are of task 1"

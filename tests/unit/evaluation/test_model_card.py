@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -48,8 +49,11 @@ def test_a_card_of_an_evaluated_policy(tmp_path: Path) -> None:
 def test_tasks_whose_initial_states_are_not_recorded_are_listed(tmp_path: Path) -> None:
     env = EnvConfig(task_suite_name="libero_spatial", task_ids=(3,))
     (tmp_path / "config.json").write_text('{"type": "smolvla"}')
-    PolicyRecord(env, (LearnedStates("libero_spatial", 3, 0, 0),)).write(tmp_path)
-    assert "- unrecorded initial states of libero_spatial, task 3" in model_card(read_card_record(tmp_path), "me/toy")
+    of_task = LearnedStates("libero_spatial", 3, 0, 0)
+    PolicyRecord(env, (of_task, replace(of_task, stop=40), replace(of_task, start=5, stop=9))).write(tmp_path)
+    card = model_card(read_card_record(tmp_path), "me/toy")
+    assert "- unrecorded initial states of libero_spatial, task 3" in card
+    assert "- initial states 0 to 39 of libero_spatial, task 3" in card and "5 to 8" not in card
 
 
 def test_several_suites_have_figures_each(tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ def test_parsing_weights() -> None:
     with pytest.raises(ConfigError, match="no such task is chosen; did you mean task_"):
         parse_task_weights(("tsk_2:1",), tasks)
     with pytest.raises(ConfigError, match=r"no such task is chosen; there are task_0 \(0\), task_1"):
-        parse_task_weights(("lift:1",), tasks)
+        parse_task_weights(("12:1",), tasks)
 
 
 # ------------------------------------------------------------------------------------------------------- curricula
