@@ -6,7 +6,7 @@ import re
 import resource
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -57,11 +57,11 @@ def measure_rollout(
     strategy: DeepspeedStrategy,
     tasks: Sequence[TaskSpec] = (),
     *,
-    total_reward: bool = False,
+    known: Container[str] = (TOTAL_REWARD,),
 ) -> None:
     """Add metrics of all episodes played, those that are not trained on too; of each task if there are several.
 
-    With `total_reward` that of all sources together, for an algorithm that does not measure it on what it trains on.
+    `known` are metrics that the algorithm has measured: the total reward is added if it is not among them.
     """
     measured = stats.as_metrics()
     metrics.total({name: measured.pop(name) for name in SUMMED})
@@ -94,7 +94,7 @@ def measure_rollout(
     for part in strategy.gather_objects([list(of_rewards), list(reported)]):
         of_rewards = dict.fromkeys(part[0], 0.0) | of_rewards
         reported = {name: [] for name in part[1]} | reported
-    if total_reward:
+    if TOTAL_REWARD not in known:
         sums[TOTAL_REWARD] = sum(s.score for s in samples)
     metrics.mean({name: value / max(1, n) for name, value in (sums | of_rewards).items()}, n)
     if len(tasks) > 1:

@@ -26,7 +26,7 @@ from rlvla.rollout import RolloutEngine
 from rlvla.trainer.algorithm import Algorithm, AlgorithmSetup
 from rlvla.trainer.algorithm_config import LEARNERS
 from rlvla.trainer.guards import FewEffectiveSamples, Guards
-from rlvla.trainer.measurements import TOTAL_REWARD, IterationProfiler, Stopwatch, Throughput, measure_rollout
+from rlvla.trainer.measurements import IterationProfiler, Stopwatch, Throughput, measure_rollout
 from rlvla.trainer.metrics import Metrics
 from rlvla.trainer.metrics_writer import MetricsLogger
 from rlvla.trainer.models import Offloading, WeightAverage, anneal_noise
@@ -469,8 +469,7 @@ class Trainer:
     def _report(self, rollout: Rollout, values: dict[str, float], metrics: Metrics, elapsed: float) -> None:
         """Count the iteration, log its metrics, and print a line."""
         self._look_after_folder()
-        parts = (rollout.samples, rollout.stats, metrics, self.strategy, self.tasks)
-        measure_rollout(*parts, total_reward=TOTAL_REWARD not in values)
+        measure_rollout(rollout.samples, rollout.stats, metrics, self.strategy, self.tasks, known=values)
         metrics.total({"episodes": rollout.num_episodes})
         metrics.mean({"timing_s/iteration": elapsed, "timing_s/wait_for_rollout": self.player.waited_s}, 1.0)
         self._throughput.measure_memory(metrics)

@@ -84,6 +84,17 @@ class Memory:
             config.replay_eviction,
         )
 
+    @classmethod
+    def of_demonstrations(
+        cls, actor: SoftActorPolicy, demos: Demonstrations, indices: Sequence[int], scale: float, folder: Path
+    ) -> Memory:
+        """A memory of these demonstrations alone, see `append_demonstrations`."""
+        length, steps = actor.config.action_chunk_len, [len(demos.actions[index]) for index in indices]
+        capacity = 2 + sum(2 * min(length, count) + count for count in steps)
+        memory = cls(actor, ReplayConfig(replay_capacity=capacity), folder)
+        memory.append_demonstrations(demos, indices, scale)
+        return memory
+
     @property
     def buffer(self) -> ReplayBuffer:
         """The buffer; a new one unless `load` was called before."""

@@ -38,7 +38,7 @@ from rlvla.trainer.algorithm import Algorithm, AlgorithmSetup, Plan, register_al
 from rlvla.trainer.measurements import Stopwatch
 from rlvla.trainer.metrics import Metrics
 from rlvla.trainer.metrics_writer import OFF_POLICY_OVERVIEW, Layout, off_policy_layout
-from rlvla.trainer.off_policy.config import OffPolicyConfig, ReplayConfig
+from rlvla.trainer.off_policy.config import OffPolicyConfig
 from rlvla.trainer.off_policy.hindsight import Hindsight
 from rlvla.trainer.off_policy.memory import Batch, Memory, Observations, draw_share, make_batch, weigh_as_ones
 from rlvla.trainer.off_policy.rescoring import Rescoring
@@ -81,9 +81,7 @@ class SAC(Algorithm):
         rank = self._strategy.rank
         replay = config.replay
         self.memory = Memory(self._policy, replay, self._folder(rank, self._strategy.world_size))
-        self._demos: Memory | None = None
-        if setup.demos is not None:
-            self._demos = self._demonstrated(setup.demos)
+        self._demos = None if setup.demos is None else self._demonstrated(setup.demos)
         self._hindsight: Hindsight | None = None
         if config.replay.her_ratio:
             assert config.machines is not None  # checked with the flags
@@ -232,16 +230,11 @@ class SAC(Algorithm):
 
     def _demonstrated(self, demos: Demonstrations) -> Memory:
         """This rank's share of the demonstrations, in a buffer of their own, made anew at each start."""
-        world, rank = self._strategy.world_size, self._strategy.rank
-        share = range(rank, len(demos.actions), world)
-        length = self._policy.config.action_chunk_len
-        rows = 2 + sum(2 * min(length, steps) + steps for steps in (len(demos.actions[i]) for i in share))
-        folder = self.config.replay_folder / f"demos_rank_{rank}"
-        memory = Memory(self._policy, ReplayConfig(replay_capacity=rows), folder)
-        weights = self.config.reward_weights()
+        rank, weights = self._strategy.rank, self.config.reward_weights()
+        share = range(rank, len(demos.actions), self._strategy.world_size)
         success = weights.get("success", 0.0) * self.config.success_reward + weights.get("env", 0.0)
-        memory.append_demonstrations(demos, share, self._sac.reward_scale * success)
-        return memory
+        folder = self.config.replay_folder / f"demos_rank_{rank}"
+        return Memory.of_demonstrations(self._policy, demos, share, self._sac.reward_scale * success, folder)
 
     def _refresh(self, metrics: Metrics) -> None:
         """Compute old TD errors again, see --replay_refresh_interval."""
@@ -350,9 +343,8 @@ class SAC(Algorithm):
                 chosen = sample_by_inverse_cdf(choice[:, None], uniform)[:, 0]
             row = torch.arange(len(values), device=values.device)
             action = stored_actions(values[row, chosen], self._policy.mask, None if choice is None else chosen)
-            critics = None
-            if sac.target_critics < sac.n_critics:
-                critics = random_critics(sac.n_critics, sac.target_critics, subsets)
+            some = sac.target_critics < sac.n_critics
+            critics = random_critics(sac.n_critics, sac.target_critics, subsets) if some else None
             q_next = self._target(action, batch.later.proprio, batch.later.images, batch.later.sentences, critics)
             if sac.entropy_in_target:
                 of_choice = None if choice is None else choice[row, chosen]
