@@ -134,7 +134,7 @@ class SAC(Algorithm):
         """Put the episodes into the replay buffer.
 
         Raises:
-            TrainingHalted: on all ranks: a reward of one of them is NaN or infinite, or its disk is full.
+            TrainingHalted: on all ranks: a reward of one of them is NaN or infinite, or they cannot be written.
         """
         spoilt = [f"{s.suite}, initial state {s.init_state_id}" for s in samples if not torch.isfinite(s.rewards).all()]
         everywhere = [episode for part in self._strategy.gather_objects(spoilt) for episode in part]
