@@ -1,11 +1,16 @@
-"""What `--dry_run` plans for full-size policies on one GPU, without their weights.
+"""What `--dry_run` plans for full-size policies on one GPU, without their weights; and what a run then takes.
 
 python benchmarks/one_gpu.py
 python benchmarks/one_gpu.py --models openvla --gib 48
+python benchmarks/one_gpu.py --run --cases 0 5      on a GPU: an iteration of robosuite Lift with random weights
 
 The folders have the configuration of the published models, and weights that are all zero and take no room: a plan
 reads sizes alone. GiB of one rank; kernel workspaces, fragmentation and the CUDA context come on top, for which one is
 added where the last column says what fits. Takes minutes of CPU time.
+
+With `--run` weights are random and written whole (15 GB for OpenVLA), and each case, in a process of its own, plays 8
+episodes and takes one optimizer step on 8 decisions and more. "allocated" is the most that torch had given out,
+"reserved" what it had taken from the driver for that.
 """
 
 from __future__ import annotations
@@ -16,15 +21,19 @@ import io
 import json
 import math
 import re
+import shutil
 import struct
+import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
 
 from cli.train_ppo_vla import main as train
 from rlvla.models.lerobot.features import Feature, Features
@@ -35,6 +44,7 @@ from rlvla.models.pi0.tiny import build_tiny_pi0
 from rlvla.models.vla.configuration_openvla import OpenVLAConfig
 from rlvla.models.vla.openvla import OpenVLAForActionPrediction
 from rlvla.models.vla.tiny import build_tiny
+from rlvla.utils.files import read_metrics
 from rlvla.utils.terminal import table
 
 SUITE = "libero_spatial"
@@ -73,12 +83,22 @@ CASES = (
         f"{LEROBOT} --lora_rank 16 --lora_targets expert --micro_train_batch_size 8",
     ),
 )
+MEASURED = ("model", "trained", "planned", "allocated", "reserved", "played/s", "trained/s")
 TOTALS = ("while episodes are played", "while they are scored", "at update, at most")
+
+
+# An iteration on Lift: 8 episodes of two decisions or more.
+RUN = (
+    "--task_suite_name robosuite --bf16 --advantage_estimator grpo --n_samples_per_prompt 8 --rollout_batch_size 1 "
+    "--train_batch_size 8 --num_episodes 8 --num_envs 8 --micro_rollout_batch_size 8 --eval_episodes 1 --max_steps 16 "
+    "--reward env --no-val_before_train --no-use_tensorboard --no-check_start"
+)
 
 
 def openvla(folder: Path) -> Path:
     """openvla-7b as OpenVLA-OFT decodes it."""
-    build_tiny(folder, sentences=["pick up the bowl"], dataset_statistics={SUITE: {"action": ACTIONS}})
+    statistics = {suite: {"action": ACTIONS} for suite in (SUITE, "robosuite")}
+    build_tiny(folder, sentences=["pick up the bowl"], dataset_statistics=statistics)
     full = OpenVLAConfig().to_dict()
     names = ("text_config", "timm_model_ids", "image_sizes", "timm_model_kwargs", "pad_to_multiple_of")
     raw = json.loads((folder / "config.json").read_text())
@@ -90,10 +110,11 @@ def openvla(folder: Path) -> Path:
     return change(folder / "config.json", {name: full[name] for name in names})
 
 
-def pi0(folder: Path) -> Path:
-    """lerobot/pi0_base with LIBERO's features."""
-    unit = {key: {"mean": [0.0] * n, "std": [1.0] * n} for key, n in (("observation.state", 8), ("action", 7))}
-    build_tiny_pi0(folder, sentences=["pick up the bowl"], statistics=unit, cameras=("image", "image2"))
+def pi0(folder: Path, state: int = 8) -> Path:
+    """lerobot/pi0_base with LIBERO's features, or another number of those of the robot's state."""
+    unit = {key: {"mean": [0.0] * n, "std": [1.0] * n} for key, n in (("observation.state", state), ("action", 7))}
+    robot: dict[str, Any] = {"cameras": ("image", "image2"), "state_dim": state}
+    build_tiny_pi0(folder, sentences=["pick up the bowl"], statistics=unit, **robot)
     (folder / SIZES_FILE).unlink()
     features = json.loads((folder / "config.json").read_text())["input_features"]
     for name, feature in features.items():
@@ -124,6 +145,25 @@ def hollow(path: Path, shapes: dict[str, tuple[int, ...]]) -> None:
         file.truncate(8 + len(text) + end)
 
 
+def fill(path: Path) -> None:
+    """Random weights instead of none in a safetensors file of bfloat16: normal, deviation 0.02 (head: 0.1), norms of 1.
+
+    A policy whose actions are as good as uniform would be refused, hence the head.
+    """
+    with path.open("r+b") as file:
+        length = struct.unpack("<Q", file.read(8))[0]
+        header = json.loads(file.read(length))
+        noise = torch.randn(1 << 24, generator=torch.Generator().manual_seed(0)).mul(0.02).bfloat16()
+        for name, entry in header.items():
+            norm = "norm" in name and name.endswith("weight") and len(entry["shape"]) == 1
+            values = torch.ones_like(noise) if norm else 5 * noise if "lm_head" in name else noise
+            values = values.view(torch.int16).numpy().tobytes()
+            begin, end = entry["data_offsets"]
+            file.seek(8 + length + begin)
+            for start in range(begin, end, len(values)):
+                file.write(values[: min(len(values), end - start)])
+
+
 def change(path: Path, settings: dict[str, Any]) -> Path:
     """Replace settings of a config.json; returns its folder."""
     path.write_text(json.dumps({**json.loads(path.read_text()), **settings}))
@@ -132,11 +172,46 @@ def change(path: Path, settings: dict[str, Any]) -> Path:
 
 def planned(folder: Path, flags: str) -> dict[str, float]:
     """GiB by row of the memory table."""
-    words = ["--pretrain", str(folder), "--task_suite_name", SUITE, "--save_path", str(folder / "run"), "--dry_run"]
     with contextlib.redirect_stdout(io.StringIO()) as printed:
-        train([*words, *COMMON.split(), *flags.split()])
+        train(["--pretrain", str(folder), "--save_path", str(folder / "run"), "--dry_run", *flags.split()])
     rows = re.findall(r"^(.*?) {2,}([\d.]+)$", printed.getvalue(), re.MULTILINE)
     return {name.strip(): float(value) / 1024 for name, value in rows}
+
+
+def measured(folder: Path, flags: str) -> dict[str, float]:
+    """GiB at most and decisions per second of a run in a process of its own, whose output goes to stderr."""
+    code = (
+        "import sys, torch; from pathlib import Path; from cli.train_ppo_vla import main; main(sys.argv[2:]); "
+        "most = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved(); "
+        "Path(sys.argv[1]).write_text(' '.join(map(str, most)))"
+    )
+    out, note = folder / "run", folder / "memory"
+    words = ["--pretrain", str(folder), "--save_path", str(out), *flags.split()]
+    subprocess.run([sys.executable, "-c", code, str(note), *words], stdout=sys.stderr, check=True, cwd=ROOT)
+    allocated, reserved = (int(number) / 2**30 for number in note.read_text().split())
+    record = next(row for row in read_metrics(out) if "actor/grad_norm" in row)
+    shutil.rmtree(out)
+    return {
+        "allocated": allocated,
+        "reserved": reserved,
+        "rollout": record["perf/rollout_decisions_per_s"],
+        "update": record["perf/update_decisions_per_s"],
+    }
+
+
+def compare(folders: dict[str, Path], cases: list[tuple[str, str, str]]) -> None:
+    """Print what a run takes beside the plan of the same flags."""
+    rows = []
+    for folder in {folders[model] for model, _, _ in cases}:
+        fill(folder / "model.safetensors")
+    for model, what, flags in cases:
+        of_run = f"{RUN} {flags}"
+        plan = max(planned(folders[model], of_run)[f"total on the device {phase}"] for phase in TOTALS)
+        found = measured(folders[model], of_run)
+        rows.append((model, what, f"{plan:.1f}", *(f"{value:.1f}" for value in found.values())))
+        print(
+            table(("model", "trained", "planned", "allocated", "reserved", "played/s", "trained/s"), rows), flush=True
+        )
 
 
 def main() -> None:
@@ -144,14 +219,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=["openvla", "pi0"])
     parser.add_argument("--gib", type=float, default=24.0, help="memory of the GPU (default: 24)")
+    parser.add_argument("--run", action="store_true", help="run each case for an iteration, on this machine's GPU")
+    parser.add_argument("--cases", nargs="+", type=int, default=range(len(CASES)), help="by number (default: all)")
     chosen = parser.parse_args()
     rows = []
+    cases = [CASES[index] for index in chosen.cases if CASES[index][0] in chosen.models]
     with tempfile.TemporaryDirectory() as place:
-        folders = {build.__name__: build(Path(place) / build.__name__) for build in (openvla, pi0)}
-        for model, what, flags in CASES:
-            if model not in chosen.models:
-                continue
-            plan = planned(folders[model], flags)
+        chosen_models = {model for model, _, _ in cases}
+        # Lift has six numbers of proprioception.
+        build = {"openvla": openvla, "pi0": partial(pi0, state=6) if chosen.run else pi0}
+        folders = {model: build[model](Path(place) / model) for model in chosen_models}
+        if chosen.run:
+            compare(folders, cases)
+            return
+        for model, what, flags in cases:
+            plan = planned(folders[model], f"--task_suite_name {SUITE} {COMMON} {flags}")
             totals = [plan[f"total on the device {phase}"] for phase in TOTALS]
             fits = "yes" if max(totals) + 1 < chosen.gib else "no"
             rows.append((model, what, *(f"{total:.1f}" for total in totals), fits))

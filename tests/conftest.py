@@ -25,6 +25,13 @@ pytest.register_assert_rewrite("tests.support")
 gc.disable()  # until all tests are known
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """All tests but those of tests/gpu are of the CPU: they see no GPU, unless those alone are asked for."""
+    asked = [Path(word.split("::")[0]).resolve() for word in config.args]
+    if not all(path.is_relative_to(ROOT / "tests" / "gpu") for path in asked):
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
 def pytest_collection_finish() -> None:
     """What was imported by now stays: the collector need not look through it again and again."""
     gc.collect()

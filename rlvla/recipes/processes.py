@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import signal
 import socket
@@ -47,6 +48,22 @@ class Signals:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.received = self.received or number
         record(number)
+
+
+def ranks_of(processes: int) -> int:
+    """How many of the `processes` that a recipe asks for are launched: where there are GPUs, no more than those."""
+    gpus = num_gpus() if processes > 1 else 0
+    return min(processes, gpus) if gpus else processes
+
+
+@functools.cache
+def num_gpus() -> int:
+    """GPUs on which ranks would compute; torch is asked in a process of its own, since recipes do not load it."""
+    if os.environ.get("DS_ACCELERATOR") == "cpu" or not any(map(os.path.exists, _ACCELERATORS)):
+        return 0
+    code = "import torch; print(torch.cuda.device_count())"
+    asked = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    return int(asked.stdout) if asked.returncode == 0 else 0
 
 
 def command_words(program: Sequence[str], flags: Sequence[str], processes: int) -> list[str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rlvla.commands.problem_texts import problem
 from rlvla.recipes.config import RecipeConfig
-from rlvla.recipes.processes import Signals, command_words, run
+from rlvla.recipes.processes import Signals, command_words, ranks_of, run
 from rlvla.recipes.recipe import Stage
 from rlvla.recipes.stages import KINDS, REPORT, inputs_of
 from rlvla.recipes.state import DONE, RUNNING, State, locked
@@ -121,8 +121,8 @@ def describe_plan(stages: Sequence[Stage], folder: Path, program: Program, first
 
 def _typed(stage: Stage, program: Program) -> str:
     """The command of a stage as one would type it."""
-    name, ranks = program(_command(stage))[-1], stage.processes if stage.processes > 1 else None
-    return shlex.join(typed_command([name, *stage.words], ranks))
+    name, ranks = program(_command(stage))[-1], ranks_of(stage.processes)
+    return shlex.join(typed_command([name, *stage.words], ranks if ranks > 1 else None))
 
 
 def run_recipe(stages: Sequence[Stage], folder: Path, program: Program, first: str | None = None) -> None:
@@ -172,7 +172,10 @@ def _run_stage(stage: Stage, state: State, program: Program, lock: int) -> None:
     before, cpu_before = (record.seconds, record.cpu_seconds) if record is not None else (0.0, 0.0)
     used_before = _cpu_seconds()
     state.remove_remains(stage)
-    words = command_words(program(_command(stage)), stage.words, stage.processes)
+    ranks = ranks_of(stage.processes)
+    if ranks < stage.processes:
+        log.info(f"{ranks} rank(s) instead of {stage.processes}: each takes a GPU of its own")
+    words = command_words(program(_command(stage)), stage.words, ranks)
     took = [0.0]
 
     def beat(seconds: float) -> None:

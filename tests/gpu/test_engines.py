@@ -40,6 +40,15 @@ def weights(engine: Engine) -> torch.Tensor:
     return safe_get_full_fp32_param(next(engine.module.parameters())).cpu().clone()
 
 
+def test_float32_is_not_rounded_in_convolutions() -> None:
+    """The rounding of TF32 depends on the kernel, thus on the number of rows, and ratios of PPO with it."""
+    torch.manual_seed(0)
+    layer, rows = torch.nn.Conv2d(32, 64, 4, 2), torch.randn(14, 32, 31, 31)
+    expected = layer(rows)
+    DeepspeedStrategy(StrategyConfig())
+    assert torch.allclose(layer.to(CUDA)(rows.to(CUDA)).cpu(), expected, atol=1e-5)
+
+
 @pytest.mark.parametrize("bf16", [False, True])
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_every_stage_takes_the_step_of_plain_torch(stage: int, bf16: bool) -> None:

@@ -7,4 +7,7 @@ import torch
 
 CUDA = torch.device("cuda", 0)
 
-needs_a_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]
+needs_a_gpu = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device, or asked for beside other tests"),
+]

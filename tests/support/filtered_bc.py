@@ -31,9 +31,9 @@ class FilteredBC(Algorithm):
     def update(self, metrics):
         """One step on all kept episodes; every rank takes it, and a rank that kept none adds nothing to it."""
         self.planned = False
-        rows = Experience.cat([rows_of(sample) for sample in self.samples])
+        rows = Experience.cat([rows_of(sample) for sample in self.samples]).to(self.strategy.device)
         kept = torch.cat([torch.full((sample.num_decisions,), sample.score > 0) for sample in self.samples])
-        mask = rows.action_mask & kept[:, None]
+        mask = rows.action_mask & kept[:, None].to(self.strategy.device)
         mine = {"tokens": float(mask.sum()), "episodes": sum(sample.score > 0 for sample in self.samples)}
         total = self.strategy.all_reduce(mine, "sum")
         self.learned_from += int(total["episodes"])

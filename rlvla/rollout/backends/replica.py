@@ -45,6 +45,7 @@ class Replica:
         for source in self._custom_modules:
             load_custom_module(source)
         device = torch.device("cuda" if ray.get_gpu_ids() and torch.cuda.is_available() else "cpu")
+        torch.backends.cudnn.allow_tf32 = False  # as where the policy is trained: see DeepspeedStrategy
         self._vessel = Vessel(pickled, device)
         return Place(os.getpid(), socket.gethostname(), ray.get_runtime_context().get_node_id(), str(device))
 

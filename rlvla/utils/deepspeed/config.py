@@ -45,6 +45,11 @@ class StrategyConfig:
         "keep each rank's shard of all parameters, including frozen models, in host memory between passes (needs "
         "zero_stage 3)",
     )
+    full_determinism: bool = arg(
+        False,
+        "on a GPU, use only kernels whose results do not depend on timing, which are slower: runs of the same seed are "
+        "then the same to the bit, as on a CPU; an operation without such a kernel ends the run",
+    )
     max_norm: float = arg(
         1.0,
         "maximum gradient norm; larger gradients are clipped to it",
@@ -66,7 +71,7 @@ class StrategyConfig:
 
     def problems(self) -> list[Problem]:
         """Flags that contradict each other; checked by every training command."""
-        problems = port_problems()
+        problems = port_problems() + device_problems()
         if self.adam_offload and self.engine_stage == 0:
             problems.append(Problem("adam_offload", "needs_flag", "--adam_offload needs --zero_stage 1, 2 or 3"))
         if self.param_offload and self.zero_stage != 3:
@@ -100,6 +105,23 @@ def port_problems() -> list[Problem]:
     except (OSError, OverflowError):
         return [Problem("master_port", "unavailable", taken_port(port))]
     return []
+
+
+def device_problems() -> list[Problem]:
+    """Problems if more ranks were launched on this machine than it has GPUs."""
+    ranks = int(os.environ.get("LOCAL_SIZE") or os.environ.get("LOCAL_WORLD_SIZE") or 1)
+    if ranks == 1 or os.environ.get("DS_ACCELERATOR") == "cpu":
+        return []
+    import torch
+
+    gpus = torch.cuda.device_count()
+    if gpus == 0 or ranks <= gpus:
+        return []
+    text = (
+        f"{ranks} ranks were launched on this machine, each needs a GPU of its own, and {gpus} can be used: give the "
+        f"launcher --num_accelerators {gpus}, or let all ranks compute on the CPU: export DS_ACCELERATOR=cpu"
+    )
+    return [Problem("num_accelerators", "unavailable", text)]
 
 
 def taken_port(place: str) -> str:

@@ -32,6 +32,21 @@ def test_a_process_of_its_own_leaves_no_variables_of_a_launcher(stage: int) -> N
     assert not LAUNCHER & os.environ.keys()
 
 
+@pytest.mark.parametrize(
+    ("gpus", "ranks", "accelerator", "refused"),
+    [(1, 2, None, True), (2, 2, None, False), (0, 2, None, False), (1, 2, "cpu", False), (1, 1, None, False)],
+)
+def test_each_rank_needs_a_gpu(
+    gpus: int, ranks: int, accelerator: str | None, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setenv("LOCAL_SIZE", str(ranks))
+    monkeypatch.delenv("DS_ACCELERATOR", raising=False)
+    if accelerator:
+        monkeypatch.setenv("DS_ACCELERATOR", accelerator)
+    assert ["--num_accelerators 1" in problem.text for problem in StrategyConfig().problems()] == [True] * refused
+
+
 def test_a_launcher_that_is_there_is_obeyed() -> None:
     """In a fresh process: a group is made once per process."""
     code = (
