@@ -63,7 +63,8 @@ def num_gpus() -> int:
         return 0
     code = "import torch; print(torch.cuda.device_count())"
     asked = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    return int(asked.stdout) if asked.returncode == 0 else 0
+    last = asked.stdout.split()[-1:]
+    return int(last[0]) if last and last[0].isdigit() else 0
 
 
 def command_words(program: Sequence[str], flags: Sequence[str], processes: int) -> list[str]:
