@@ -10,7 +10,8 @@ added where the last column says what fits. Takes minutes of CPU time.
 
 With `--run` weights are random and written whole (15 GB for OpenVLA), and each case, in a process of its own, plays 8
 episodes and takes one optimizer step on 8 decisions and more. "allocated" is the most that torch had given out,
-"reserved" what it had taken from the driver for that.
+"reserved" what it had taken from the driver for that. Seen to its end with small
+models only.
 """
 
 from __future__ import annotations
@@ -209,9 +210,7 @@ def compare(folders: dict[str, Path], cases: list[tuple[str, str, str]]) -> None
         plan = max(planned(folders[model], of_run)[f"total on the device {phase}"] for phase in TOTALS)
         found = measured(folders[model], of_run)
         rows.append((model, what, f"{plan:.1f}", *(f"{value:.1f}" for value in found.values())))
-        print(
-            table(("model", "trained", "planned", "allocated", "reserved", "played/s", "trained/s"), rows), flush=True
-        )
+        print(table(MEASURED, rows[-1:]), flush=True)
 
 
 def main() -> None:

@@ -27,9 +27,13 @@ gc.disable()  # until all tests are known
 
 def pytest_configure(config: pytest.Config) -> None:
     """All tests but those of tests/gpu are of the CPU: they see no GPU, unless those alone are asked for."""
+    from rlvla.recipes.processes import ACCELERATOR_FILES
+
     asked = [Path(word.split("::")[0]).resolve() for word in config.args]
-    if not all(path.is_relative_to(ROOT / "tests" / "gpu") for path in asked):
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    alone = all(path.is_relative_to(ROOT / "tests" / "gpu") for path in asked)
+    if any(map(os.path.exists, ACCELERATOR_FILES)) and not alone:
+        os.environ |= {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
+        os.environ.setdefault("MUJOCO_EGL_DEVICE_ID", "0")  # robosuite would look for it in the variable above
 
 
 def pytest_collection_finish() -> None:

@@ -24,7 +24,7 @@ from rlvla.rewards.config import JudgeConfig, ScoringModelConfig
 from rlvla.rewards.vlm.config import VLMServerConfig
 from rlvla.trainer import reward_sources as _reward_model  # noqa: F401  registers rm_model
 from rlvla.utils.cli.flags import as_typed, range_problems
-from rlvla.utils.deepspeed.config import port_problems
+from rlvla.utils.deepspeed.config import launch_problems
 from rlvla.utils.errors import ConfigError, Problem, require
 from rlvla.utils.files import target_problem
 
@@ -121,7 +121,7 @@ def check(
     """
     parts = (policy, env, split, config, workers, success.config, success.models, *more_flags)
     problems: list[str | Problem] = [p for part in parts for p in range_problems(part)]
-    problems += [*workers.problems(env.env_python), *port_problems(), *success.problems()]
+    problems += [*workers.problems(env.env_python), *launch_problems(), *success.problems()]
     folders = [policy.pretrain, *config.compare]
     if config.num_videos:
         require("av", extra="video")

@@ -32,7 +32,7 @@ _WITHOUT_EFFECT = {
     *("live", "live_port", "plateau_iterations", "micro_rollout_batch_size", "micro_train_batch_size", "balance_ranks"),
     *("env_python", "env_backend", "envs_per_worker", "env_max_rss_gb", "ray_address", "ray_frames", "rollout_python"),
     *("env_create_timeout", "env_reset_timeout", "env_step_timeout"),
-    *("zero_stage", "adam_offload", "param_offload", "offload_during_rollout"),
+    *("zero_stage", "adam_offload", "param_offload", "offload_during_rollout", "full_determinism"),
 }
 # Each seed may start from files of its own, which were made alike.
 _MADE_PER_SEED = ("pretrain", "critic_pretrain", "reward_pretrain", "rm_model_path", "ptx_demos", "demos")

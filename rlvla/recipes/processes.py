@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from types import FrameType
 
 from rlvla.utils.ending import record, taken_over
@@ -26,7 +25,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 # prctl(2)
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 # Without any of these the deepspeed launcher warns, twice, that it found no accelerator.
-_ACCELERATORS = ("/dev/nvidiactl", "/dev/nvmap", "/dev/kfd", "/dev/dxg")
+ACCELERATOR_FILES = ("/dev/nvidiactl", "/dev/nvmap", "/dev/kfd", "/dev/dxg")
 
 
 class Signals:
@@ -51,15 +50,18 @@ class Signals:
 
 
 def ranks_of(processes: int) -> int:
-    """How many of the `processes` that a recipe asks for are launched: where there are GPUs, no more than those."""
+    """How many are launched where a recipe asks for `processes`: where there are GPUs no more, and a divisor.
+
+    Amounts that the asked number divides, such as batch sizes, are divided by the launched number as well.
+    """
     gpus = num_gpus() if processes > 1 else 0
-    return min(processes, gpus) if gpus else processes
+    return next(ranks for ranks in range(min(processes, gpus or processes), 0, -1) if processes % ranks == 0)
 
 
 @functools.cache
 def num_gpus() -> int:
     """GPUs on which ranks would compute; torch is asked in a process of its own, since recipes do not load it."""
-    if os.environ.get("DS_ACCELERATOR") == "cpu" or not any(map(os.path.exists, _ACCELERATORS)):
+    if os.environ.get("DS_ACCELERATOR") == "cpu" or not any(map(os.path.exists, ACCELERATOR_FILES)):
         return 0
     code = "import torch; print(torch.cuda.device_count())"
     asked = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -136,9 +138,9 @@ def _wait_for_remains() -> None:
 
 
 def _environment(words: Sequence[str]) -> dict[str, str]:
-    """That of a stage; a launcher on a machine without an accelerator need not look for one."""
+    """That of a stage; a launcher where there is no GPU to be used need not look for one."""
     environment = {**os.environ, IN_RECIPE: "1"}
-    if "deepspeed.launcher.runner" in words and not any(Path(name).exists() for name in _ACCELERATORS):
+    if "deepspeed.launcher.runner" in words and num_gpus() == 0:
         environment.setdefault("DS_ACCELERATOR", "cpu")
     return environment
 

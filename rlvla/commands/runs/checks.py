@@ -25,7 +25,7 @@ _FREE_GROUPS = ("schedule", "workers", "rollout", "backend", "guards")
 _FREE_FLAGS = {
     *("num_episodes", "micro_rollout_batch_size", "micro_train_batch_size", "balance_ranks"),
     *("use_dynamic_batch", "train_max_tokens_per_gpu", "custom_module"),
-    *("offload_during_rollout", "param_offload"),
+    *("offload_during_rollout", "param_offload", "full_determinism"),
     *("save_path", "ckpt_path", "load_checkpoint", "num_envs", "local_rank", "rank_timeout", "dry_run"),
 }
 

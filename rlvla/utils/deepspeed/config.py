@@ -47,8 +47,9 @@ class StrategyConfig:
     )
     full_determinism: bool = arg(
         False,
-        "on a GPU, use only kernels whose results do not depend on timing, which are slower: runs of the same seed are "
-        "then the same to the bit, as on a CPU; an operation without such a kernel ends the run",
+        "on a GPU, use only kernels whose results do not depend on timing, which are slower; with "
+        "--deterministic_rollout a run that is resumed is then the same to the bit, as on a CPU; an operation without "
+        "such a kernel ends the run",
     )
     max_norm: float = arg(
         1.0,
@@ -71,7 +72,7 @@ class StrategyConfig:
 
     def problems(self) -> list[Problem]:
         """Flags that contradict each other; checked by every training command."""
-        problems = port_problems() + device_problems()
+        problems = launch_problems()
         if self.adam_offload and self.engine_stage == 0:
             problems.append(Problem("adam_offload", "needs_flag", "--adam_offload needs --zero_stage 1, 2 or 3"))
         if self.param_offload and self.zero_stage != 3:
@@ -91,6 +92,11 @@ def launched_world_size() -> int:
 def launched_rank() -> int:
     """Rank of this process, available before the process group exists: the launcher's RANK, else 0."""
     return int(os.environ.get("RANK", "0"))
+
+
+def launch_problems() -> list[Problem]:
+    """What is wrong with how the ranks were launched: `port_problems`, `device_problems`."""
+    return port_problems() + device_problems()
 
 
 def port_problems() -> list[Problem]:
@@ -118,8 +124,8 @@ def device_problems() -> list[Problem]:
     if gpus == 0 or ranks <= gpus:
         return []
     text = (
-        f"{ranks} ranks were launched on this machine, each needs a GPU of its own, and {gpus} can be used: give the "
-        f"launcher --num_accelerators {gpus}, or let all ranks compute on the CPU: export DS_ACCELERATOR=cpu"
+        f"{ranks} ranks were launched on this machine, each needs a GPU of its own, and {gpus} can be used: launch "
+        f"{gpus} (deepspeed --num_accelerators {gpus}), or let all compute on the CPU: export DS_ACCELERATOR=cpu"
     )
     return [Problem("num_accelerators", "unavailable", text)]
 

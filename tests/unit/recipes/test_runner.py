@@ -42,9 +42,9 @@ def test_a_plan_has_the_commands_that_one_would_type(tmp_path: Path) -> None:
     assert "  deepspeed -q --num_accelerators 2 cli/train_sft_vla.py '--save_path=a b'\n" in plan
 
 
-@pytest.mark.parametrize(("gpus", "ranks"), [(0, 2), (1, 1), (2, 2), (8, 2)])
+@pytest.mark.parametrize(("gpus", "ranks"), [(0, 4), (1, 1), (2, 2), (3, 2), (4, 4), (8, 4)])
 def test_no_more_ranks_than_gpus(gpus: int, ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "num_gpus", lambda: gpus)
-    stage = Stage("sft", {}, (), tmp_path / "sft", 2, None)
-    launcher = "deepspeed -q --num_accelerators 2" if ranks == 2 else "python"
+    stage = Stage("sft", {}, (), tmp_path / "sft", 4, None)
+    launcher = f"deepspeed -q --num_accelerators {ranks}" if ranks > 1 else "python"
     assert f"  {launcher} cli/train_sft_vla.py\n" in describe_plan([stage], tmp_path, lambda name: [f"cli/{name}.py"])
