@@ -10,8 +10,7 @@ added where the last column says what fits. Takes minutes of CPU time.
 
 With `--run` weights are random and written whole (15 GB for OpenVLA), and each case, in a process of its own, plays 8
 episodes and takes one optimizer step on 8 decisions and more. "allocated" is the most that torch had given out,
-"reserved" what it had taken from the driver for that. Seen to its end with small
-models only.
+"reserved" what it had taken from the driver for that. Seen to its end with small models only.
 """
 
 from __future__ import annotations
@@ -84,16 +83,14 @@ CASES = (
         f"{LEROBOT} --lora_rank 16 --lora_targets expert --micro_train_batch_size 8",
     ),
 )
-MEASURED = ("model", "trained", "planned", "allocated", "reserved", "played/s", "trained/s")
 TOTALS = ("while episodes are played", "while they are scored", "at update, at most")
-
-
 # An iteration on Lift: 8 episodes of two decisions or more.
 RUN = (
     "--task_suite_name robosuite --bf16 --advantage_estimator grpo --n_samples_per_prompt 8 --rollout_batch_size 1 "
     "--train_batch_size 8 --num_episodes 8 --num_envs 8 --micro_rollout_batch_size 8 --eval_episodes 1 --max_steps 16 "
     "--reward env --no-val_before_train --no-use_tensorboard --no-check_start"
 )
+MEASURED = ("model", "trained", "planned", "allocated", "reserved", "played/s", "trained/s")
 
 
 def openvla(folder: Path) -> Path:
@@ -114,8 +111,8 @@ def openvla(folder: Path) -> Path:
 def pi0(folder: Path, state: int = 8) -> Path:
     """lerobot/pi0_base with LIBERO's features, or another number of those of the robot's state."""
     unit = {key: {"mean": [0.0] * n, "std": [1.0] * n} for key, n in (("observation.state", state), ("action", 7))}
-    robot: dict[str, Any] = {"cameras": ("image", "image2"), "state_dim": state}
-    build_tiny_pi0(folder, sentences=["pick up the bowl"], statistics=unit, **robot)
+    cameras = ("image", "image2")
+    build_tiny_pi0(folder, sentences=["pick up the bowl"], statistics=unit, cameras=cameras, state_dim=state)
     (folder / SIZES_FILE).unlink()
     features = json.loads((folder / "config.json").read_text())["input_features"]
     for name, feature in features.items():
@@ -179,8 +176,8 @@ def planned(folder: Path, flags: str) -> dict[str, float]:
     return {name.strip(): float(value) / 1024 for name, value in rows}
 
 
-def measured(folder: Path, flags: str) -> dict[str, float]:
-    """GiB at most and decisions per second of a run in a process of its own, whose output goes to stderr."""
+def measured(folder: Path, flags: str) -> tuple[float, ...]:
+    """GiB allocated and reserved at most, decisions played and trained per second; the run's output goes to stderr."""
     code = (
         "import sys, torch; from pathlib import Path; from cli.train_ppo_vla import main; main(sys.argv[2:]); "
         "most = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved(); "
@@ -192,25 +189,18 @@ def measured(folder: Path, flags: str) -> dict[str, float]:
     allocated, reserved = (int(number) / 2**30 for number in note.read_text().split())
     record = next(row for row in read_metrics(out) if "actor/grad_norm" in row)
     shutil.rmtree(out)
-    return {
-        "allocated": allocated,
-        "reserved": reserved,
-        "rollout": record["perf/rollout_decisions_per_s"],
-        "update": record["perf/update_decisions_per_s"],
-    }
+    return allocated, reserved, record["perf/rollout_decisions_per_s"], record["perf/update_decisions_per_s"]
 
 
 def compare(folders: dict[str, Path], cases: list[tuple[str, str, str]]) -> None:
     """Print what a run takes beside the plan of the same flags."""
-    rows = []
-    for folder in {folders[model] for model, _, _ in cases}:
+    for folder in folders.values():
         fill(folder / "model.safetensors")
     for model, what, flags in cases:
         of_run = f"{RUN} {flags}"
         plan = max(planned(folders[model], of_run)[f"total on the device {phase}"] for phase in TOTALS)
-        found = measured(folders[model], of_run)
-        rows.append((model, what, f"{plan:.1f}", *(f"{value:.1f}" for value in found.values())))
-        print(table(MEASURED, rows[-1:]), flush=True)
+        figures = (plan, *measured(folders[model], of_run))
+        print(table(MEASURED, [(model, what, *(f"{value:.1f}" for value in figures))]), flush=True)
 
 
 def main() -> None:
@@ -219,8 +209,17 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=["openvla", "pi0"])
     parser.add_argument("--gib", type=float, default=24.0, help="memory of the GPU (default: 24)")
     parser.add_argument("--run", action="store_true", help="run each case for an iteration, on this machine's GPU")
-    parser.add_argument("--cases", nargs="+", type=int, default=range(len(CASES)), help="by number (default: all)")
+    parser.add_argument(
+        "--cases",
+        nargs="+",
+        type=int,
+        choices=range(len(CASES)),
+        default=range(len(CASES)),
+        help="by number (default: all)",
+    )
     chosen = parser.parse_args()
+    if chosen.run and not torch.cuda.is_available():
+        parser.error("--run measures a GPU, and there is none here")
     rows = []
     cases = [CASES[index] for index in chosen.cases if CASES[index][0] in chosen.models]
     with tempfile.TemporaryDirectory() as place:

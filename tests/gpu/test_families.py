@@ -49,8 +49,6 @@ LEARNERS = {
     "images": ["--read_images", "--image_size", "16", "--image_shift", "2", "--action_chunk_len", "3"],
     "dsrl": ["--policy", "dsrl", "--image_size", "16", "--repeat_noise"],
 }
-
-
 RESUMED = ["--full_determinism", "--save_steps", "1", "--max_ckpt_num", "4"]
 
 

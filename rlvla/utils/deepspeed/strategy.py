@@ -267,8 +267,8 @@ class DeepspeedStrategy:
     def barrier(self) -> None:
         """Wait for all ranks."""
         if self.world_size > 1:
-            # Without them NCCL guesses the GPU from the rank.
-            dist.barrier(device_ids=None if self.device.type == "cpu" else [self.device.index])
+            # NCCL guesses the GPU from the rank otherwise; other backends take none.
+            dist.barrier(device_ids=[self.device.index] if self.device.type == "cuda" else None)
 
 
 def _leave_process_group() -> None:
