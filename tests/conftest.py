@@ -75,6 +75,15 @@ def one_learning_curve() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True)
+def usual_output() -> Iterator[None]:
+    """A command that a test ran with --quiet does not silence later tests."""
+    yield
+    terminal = sys.modules.get("rlvla.utils.terminal")
+    if terminal is not None:
+        terminal.set_output()
+
+
 @pytest.fixture
 def own_suites(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Suites that the commands of a test register are unknown to later tests, and so are their flags."""

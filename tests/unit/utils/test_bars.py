@@ -117,9 +117,6 @@ def test_a_bar_moves_on_after_a_burst(
 
 def test_quiet_hides_bars(capsys: pytest.CaptureFixture) -> None:
     set_output(quiet=True)
-    try:
-        with progress_bar(3, "x") as bar:
-            bar.update(1)
-    finally:
-        set_output()
+    with progress_bar(3, "x") as bar:
+        bar.update(1)
     assert capsys.readouterr().err == ""

@@ -10,7 +10,6 @@ import re
 import struct
 import sys
 import termios
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -173,13 +172,6 @@ def test_require_names_module_and_extra() -> None:
     assert require("json", extra="x").dumps([]) == "[]"
 
 
-@pytest.fixture
-def output_as_before() -> Iterator[None]:
-    yield
-    set_output()
-
-
-@pytest.mark.usefixtures("output_as_before")
 def test_levels_of_messages(capsys: pytest.CaptureFixture) -> None:
     def said() -> tuple[str, str]:
         log.debug("detail")
