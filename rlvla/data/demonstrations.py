@@ -42,6 +42,19 @@ def dataset_entry(
     return entry
 
 
+def empty_images(lengths: Sequence[int], shape: tuple[int, ...]) -> list[np.ndarray]:
+    """Per episode an array [S, *shape] uint8 to read its images into, a view of one array for all of them.
+
+    Arrays of their own would leave a heap full of holes once they are joined: twice the memory, and a search among the
+    holes for every tensor that training allocates.
+
+    Args:
+        lengths: per episode its number of observations.
+        shape: [N, H, W, 3], of the images of one observation.
+    """
+    return np.split(np.empty((sum(lengths), *shape), np.uint8), np.cumsum(lengths)[:-1])
+
+
 @dataclass
 class Demonstrations:
     """The episodes of a dataset, in memory.
@@ -123,8 +136,12 @@ class Demonstrations:
     def joined_images(self) -> np.ndarray:
         """The images of all episodes in one array [M, N, H, W, 3] uint8; `images` become views of it.
 
-        Images take up most of the memory of a supervised run, so there is only one copy of them.
+        Images take up most of the memory of a supervised run, so there is only one copy of them. Those that were read
+        into `empty_images` are joined already.
         """
+        whole = self.images[0].base
+        if whole is not None and _covered_in_order(whole, self.images):
+            return whole
         joined = np.empty((sum(map(len, self.images)), *self.images[0].shape[1:]), self.images[0].dtype)
         start = 0
         for position, images in enumerate(self.images):  # each array is released as soon as it has been copied
@@ -132,3 +149,12 @@ class Demonstrations:
             self.images[position][:] = images
             start += len(images)
         return joined
+
+
+def _covered_in_order(whole: np.ndarray, parts: Sequence[np.ndarray]) -> bool:
+    """Whether the parts are what `np.split` makes of the array."""
+    starts = np.cumsum([0, *map(len, parts)])
+    return whole.shape == (starts[-1], *parts[0].shape[1:]) and all(
+        part.base is whole and part.ctypes.data == whole.ctypes.data + whole.strides[0] * start
+        for part, start in zip(parts, starts)
+    )

@@ -25,7 +25,8 @@ def opened(path: Path) -> Iterator[h5py.File]:
     Raises:
         OSError: it is no HDF5 file, or a part is a link to another file or has its data in one.
     """
-    with h5py.File(path, "r") as file:
+    # Every array is read once: a cache of up to a megabyte for each, until the file is closed, would only cost memory.
+    with h5py.File(path, "r", rdcc_nbytes=0) as file:
         _refuse_other_files(file)
         yield file
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from rlvla.data.demonstrations import empty_images
 from rlvla.data.lerobot_layout import ACTION, DECISION, REWARD, STATE, EpisodePlace, picture_size
 from rlvla.data.validation import Fact, Part, StoredEpisode, refuse
 from rlvla.utils.video import read_video, video_frames
@@ -236,18 +237,16 @@ def read_images(
     Raises:
         ConfigError: images are missing, cannot be decoded, or have another size or mode than the features say.
     """
-    images, problems = [], []
-    for place, count, seen in episodes:
-        of_cameras: list[np.ndarray] = []
-        for key in cameras:
+    images = empty_images([len(seen) for *_, seen in episodes], (len(cameras), side, side, 3))
+    problems = []
+    for (place, count, seen), of_episode in zip(episodes, images):
+        for index, key in enumerate(cameras):
             try:
                 video = features[key]["dtype"] == "video"
                 frames = _decoded(place, key, count, side) if video else _embedded(place, key, side)
-                of_cameras.append(frames[seen])
+                of_episode[:, index] = frames[seen]
             except (OSError, ValueError, LookupError, TypeError) as error:
                 problems.append(f"{place.name}: {key}: {error}")
-        if not problems:  # otherwise nothing will be returned
-            images.append(np.stack(of_cameras, axis=1))
     refuse(folder, problems)
     return images
 

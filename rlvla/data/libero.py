@@ -19,6 +19,7 @@ from typing import Any
 import h5py
 import numpy as np
 
+from rlvla.data.demonstrations import empty_images
 from rlvla.data.hdf5 import UNREADABLE, episode_groups, hdf5_episode, member, opened
 from rlvla.data.validation import Part, StoredEpisode, check_episodes, refuse
 from rlvla.envs.libero import install as libero_install
@@ -153,14 +154,18 @@ def _add_episodes(
     last: dict[str, list],
 ) -> None:
     seen_after = _seen_after_actions(episodes)
-    for episode in episodes:
-        images = np.stack([episode.parts[camera].array[:] for camera in cameras], axis=1)
+    stored = [[episode.parts[camera].array for camera in cameras] for episode in episodes]
+    lengths = [len(first) - seen_after for first, *_ in stored]
+    room = empty_images(lengths, (len(cameras), *stored[0][0].shape[1:]))
+    for episode, arrays, images in zip(episodes, stored, room):
+        for index, array in enumerate(arrays):
+            images[:, index] = array[: len(images)]
         proprio = np.concatenate([episode.parts[f"obs/{part}"].values for part in PROPRIO], axis=1).astype(np.float32)
         actions = episode.parts["actions"].values.astype(np.float32)
         if seen_after:
-            last["last_images"].append(images[-1].copy())  # a view would keep all images of the episode alive
+            last["last_images"].append(np.stack([array[-1] for array in arrays]))
             last["last_proprio"].append(proprio[-1])
-            images, proprio, actions = images[:-1], proprio[:-1], actions[1:]
+            proprio, actions = proprio[:-1], actions[1:]
         content["images"].append(images)
         content["proprio"].append(proprio)
         content["actions"].append(actions)

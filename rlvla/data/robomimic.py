@@ -18,7 +18,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from rlvla.data.demonstrations import STATISTICS_FILE, Demonstrations, dataset_entry
+from rlvla.data.demonstrations import STATISTICS_FILE, Demonstrations, dataset_entry, empty_images
 from rlvla.data.hdf5 import attribute, episode_groups, hdf5_episode, member, opened
 from rlvla.data.validation import Fact, Part, StoredEpisode, camera_problems, check_episodes, refuse
 from rlvla.envs.records import checked_record
@@ -145,7 +145,7 @@ def read_episodes(
     return Demonstrations(
         env_args=env_args | {"cameras": wanted},
         statistics=statistics or {},
-        images=[np.stack([part[f"image {c}"].array[:] for c in wanted], axis=1) for part in parts],
+        images=_images(parts, wanted),
         proprio=_values(parts, "proprio"),
         actions=[part["actions"].values for part in parts],
         instructions=[fact["instruction"] for fact in facts],
@@ -211,6 +211,16 @@ def _stored_episode(name: str, group: h5py.Group, cameras: Sequence[str]) -> Sto
         "rank": Fact("rank", attribute(group, "rank"), "number", optional=True),
     }
     return hdf5_episode(name, group, parts, facts)
+
+
+def _images(parts: Sequence[dict[str, Part]], cameras: Sequence[str]) -> list[np.ndarray]:
+    """Per episode the images of these cameras, [S, N, H, W, 3] uint8."""
+    stored = [[part[f"image {camera}"].array for camera in cameras] for part in parts]
+    images = empty_images([len(first) for first, *_ in stored], (len(cameras), *stored[0][0].shape[1:]))
+    for episode, arrays in zip(images, stored):
+        for index, array in enumerate(arrays):
+            episode[:, index] = array[:]
+    return images
 
 
 def _values(parts: Sequence[dict[str, Part]], role: str) -> list[np.ndarray] | None:

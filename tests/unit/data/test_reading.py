@@ -203,7 +203,14 @@ def test_a_hopeless_expert_is_an_error_and_leaves_no_file(tmp_path: Path, capsys
 
 def test_joined_images_are_the_episodes_images(demos_file: Path) -> None:
     before, demos = read_demonstrations(demos_file), read_demonstrations(demos_file)
-    joined = demos.joined_images()
-    assert demos.image_bytes == before.image_bytes == joined.nbytes
-    assert [len(images) for images in demos.images] == [len(images) for images in before.images]
-    assert all((a == b).all() and np.shares_memory(a, joined) for a, b in zip(demos.images, before.images))
+    read = list(demos.images)
+    orders = {"as read": read, "reversed": read[::-1], "without the last": read[:-1], "twice": [*read, *read]}
+    for name, images in orders.items():
+        demos.images = list(images)
+        joined = demos.joined_images()
+        assert (joined is read[0].base) == (name == "as read"), "images read into one array are not copied"
+        assert joined.shape == (sum(map(len, images)), *read[0].shape[1:])
+        assert [len(part) for part in demos.images] == [len(part) for part in images]
+        assert all((a == b).all() and np.shares_memory(a, joined) for a, b in zip(demos.images, images))
+    assert all((a == b).all() for a, b in zip(read, before.images))
+    assert demos.image_bytes == 2 * before.image_bytes == joined.nbytes
