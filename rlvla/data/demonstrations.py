@@ -137,24 +137,17 @@ class Demonstrations:
         """The images of all episodes in one array [M, N, H, W, 3] uint8; `images` become views of it.
 
         Images take up most of the memory of a supervised run, so there is only one copy of them. Those that were read
-        into `empty_images` are joined already.
+        into `empty_images` are joined already; those of several files are copied, file by file.
         """
         whole = self.images[0].base
-        if whole is not None and _covered_in_order(whole, self.images):
-            return whole
+        if isinstance(whole, np.ndarray) and whole.ndim:
+            parts = np.split(whole, np.cumsum([len(images) for images in self.images])[:-1])
+            if [part.__array_interface__ for part in parts] == [images.__array_interface__ for images in self.images]:
+                return whole
         joined = np.empty((sum(map(len, self.images)), *self.images[0].shape[1:]), self.images[0].dtype)
         start = 0
-        for position, images in enumerate(self.images):  # each array is released as soon as it has been copied
+        for position, images in enumerate(self.images):  # an array is released as soon as all of it has been copied
             self.images[position] = joined[start : start + len(images)]
             self.images[position][:] = images
             start += len(images)
         return joined
-
-
-def _covered_in_order(whole: np.ndarray, parts: Sequence[np.ndarray]) -> bool:
-    """Whether the parts are what `np.split` makes of the array."""
-    starts = np.cumsum([0, *map(len, parts)])
-    return whole.shape == (starts[-1], *parts[0].shape[1:]) and all(
-        part.base is whole and part.ctypes.data == whole.ctypes.data + whole.strides[0] * start
-        for part, start in zip(parts, starts)
-    )

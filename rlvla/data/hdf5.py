@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import h5py
+import numpy as np
 
 from rlvla.data.validation import Fact, Part, StoredEpisode, too_large
 
@@ -25,8 +26,7 @@ def opened(path: Path) -> Iterator[h5py.File]:
     Raises:
         OSError: it is no HDF5 file, or a part is a link to another file or has its data in one.
     """
-    # Every array is read once: a cache of up to a megabyte for each, until the file is closed, would only cost memory.
-    with h5py.File(path, "r", rdcc_nbytes=0) as file:
+    with h5py.File(path, "r") as file:
         _refuse_other_files(file)
         yield file
 
@@ -117,6 +117,26 @@ def _filter_problems(file: h5py.File, episodes: set[str]) -> list[str]:
         if len(set(names)) < len(names):
             problems.append(f"mask/{name} lists an episode twice")
     return problems
+
+
+def read_images(stored: Sequence[h5py.Dataset], room: np.ndarray) -> np.ndarray:
+    """Read the images of an episode, and close what they were stored in, which keeps a cache of megabytes until then.
+
+    Args:
+        stored: of each camera the images [S + R, H, W, 3].
+        room: [S, N, H, W, 3], is filled with the first ones.
+
+    Returns:
+        The others, [R, N, H, W, 3].
+    """
+    others = []
+    for index, dataset in enumerate(stored):
+        pictures = dataset[:]
+        room[:, index] = pictures[: len(room)]
+        others.append(pictures[len(room) :])
+    for dataset in stored:
+        dataset.id.close()
+    return np.stack(others, axis=1)
 
 
 def _first(names: Sequence[str]) -> str:

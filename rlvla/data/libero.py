@@ -20,7 +20,7 @@ import h5py
 import numpy as np
 
 from rlvla.data.demonstrations import empty_images
-from rlvla.data.hdf5 import UNREADABLE, episode_groups, hdf5_episode, member, opened
+from rlvla.data.hdf5 import UNREADABLE, episode_groups, hdf5_episode, member, opened, read_images
 from rlvla.data.validation import Part, StoredEpisode, check_episodes, refuse
 from rlvla.envs.libero import install as libero_install
 from rlvla.envs.libero.env import instruction_of
@@ -155,15 +155,14 @@ def _add_episodes(
 ) -> None:
     seen_after = _seen_after_actions(episodes)
     stored = [[episode.parts[camera].array for camera in cameras] for episode in episodes]
-    lengths = [len(first) - seen_after for first, *_ in stored]
-    room = empty_images(lengths, (len(cameras), *stored[0][0].shape[1:]))
-    for episode, arrays, images in zip(episodes, stored, room):
-        for index, array in enumerate(arrays):
-            images[:, index] = array[: len(images)]
+    lengths = [len(first) - (1 if seen_after else 0) for first, *_ in stored]
+    rooms = empty_images(lengths, (len(cameras), *stored[0][0].shape[1:]))
+    for episode, datasets, images in zip(episodes, stored, rooms):
+        after = read_images(datasets, images)
         proprio = np.concatenate([episode.parts[f"obs/{part}"].values for part in PROPRIO], axis=1).astype(np.float32)
         actions = episode.parts["actions"].values.astype(np.float32)
         if seen_after:
-            last["last_images"].append(np.stack([array[-1] for array in arrays]))
+            last["last_images"].append(after[0])
             last["last_proprio"].append(proprio[-1])
             proprio, actions = proprio[:-1], actions[1:]
         content["images"].append(images)

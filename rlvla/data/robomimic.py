@@ -19,7 +19,7 @@ import h5py
 import numpy as np
 
 from rlvla.data.demonstrations import STATISTICS_FILE, Demonstrations, dataset_entry, empty_images
-from rlvla.data.hdf5 import attribute, episode_groups, hdf5_episode, member, opened
+from rlvla.data.hdf5 import attribute, episode_groups, hdf5_episode, member, opened, read_images
 from rlvla.data.validation import Fact, Part, StoredEpisode, camera_problems, check_episodes, refuse
 from rlvla.envs.records import checked_record
 from rlvla.models.dataset_statistics import statistics_problems
@@ -217,9 +217,8 @@ def _images(parts: Sequence[dict[str, Part]], cameras: Sequence[str]) -> list[np
     """Per episode the images of these cameras, [S, N, H, W, 3] uint8."""
     stored = [[part[f"image {camera}"].array for camera in cameras] for part in parts]
     images = empty_images([len(first) for first, *_ in stored], (len(cameras), *stored[0][0].shape[1:]))
-    for episode, arrays in zip(images, stored):
-        for index, array in enumerate(arrays):
-            episode[:, index] = array[:]
+    for episode, room in zip(stored, images):
+        read_images(episode, room)
     return images
 
 

@@ -204,7 +204,8 @@ def test_a_hopeless_expert_is_an_error_and_leaves_no_file(tmp_path: Path, capsys
 def test_joined_images_are_the_episodes_images(demos_file: Path) -> None:
     before, demos = read_demonstrations(demos_file), read_demonstrations(demos_file)
     read = list(demos.images)
-    orders = {"as read": read, "reversed": read[::-1], "without the last": read[:-1], "twice": [*read, *read]}
+    turned = [images.swapaxes(2, 3) for images in read]
+    orders = {"as read": read, "reversed": read[::-1], "fewer": read[:-1], "turned": turned, "twice": [*read, *read]}
     for name, images in orders.items():
         demos.images = list(images)
         joined = demos.joined_images()
