@@ -119,7 +119,7 @@ def _filter_problems(file: h5py.File, episodes: set[str]) -> list[str]:
     return problems
 
 
-def read_images(stored: Sequence[h5py.Dataset], room: np.ndarray) -> np.ndarray:
+def read_stored_images(stored: Sequence[h5py.Dataset], room: np.ndarray) -> np.ndarray:
     """Read the images of an episode, and close what they were stored in, which keeps a cache of megabytes until then.
 
     Args:

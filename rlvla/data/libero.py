@@ -20,7 +20,7 @@ import h5py
 import numpy as np
 
 from rlvla.data.demonstrations import empty_images
-from rlvla.data.hdf5 import UNREADABLE, episode_groups, hdf5_episode, member, opened, read_images
+from rlvla.data.hdf5 import UNREADABLE, episode_groups, hdf5_episode, member, opened, read_stored_images
 from rlvla.data.validation import Part, StoredEpisode, check_episodes, refuse
 from rlvla.envs.libero import install as libero_install
 from rlvla.envs.libero.env import instruction_of
@@ -158,7 +158,7 @@ def _add_episodes(
     lengths = [len(first) - (1 if seen_after else 0) for first, *_ in stored]
     rooms = empty_images(lengths, (len(cameras), *stored[0][0].shape[1:]))
     for episode, datasets, images in zip(episodes, stored, rooms):
-        after = read_images(datasets, images)
+        after = read_stored_images(datasets, images)
         proprio = np.concatenate([episode.parts[f"obs/{part}"].values for part in PROPRIO], axis=1).astype(np.float32)
         actions = episode.parts["actions"].values.astype(np.float32)
         if seen_after:

@@ -19,7 +19,7 @@ import h5py
 import numpy as np
 
 from rlvla.data.demonstrations import STATISTICS_FILE, Demonstrations, dataset_entry, empty_images
-from rlvla.data.hdf5 import attribute, episode_groups, hdf5_episode, member, opened, read_images
+from rlvla.data.hdf5 import attribute, episode_groups, hdf5_episode, member, opened, read_stored_images
 from rlvla.data.validation import Fact, Part, StoredEpisode, camera_problems, check_episodes, refuse
 from rlvla.envs.records import checked_record
 from rlvla.models.dataset_statistics import statistics_problems
@@ -218,7 +218,7 @@ def _images(parts: Sequence[dict[str, Part]], cameras: Sequence[str]) -> list[np
     stored = [[part[f"image {camera}"].array for camera in cameras] for part in parts]
     images = empty_images([len(first) for first, *_ in stored], (len(cameras), *stored[0][0].shape[1:]))
     for episode, room in zip(stored, images):
-        read_images(episode, room)
+        read_stored_images(episode, room)
     return images
 
 
