@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from rlvla.evaluation.results import EpisodeOutcome, EvalResult
+from rlvla.evaluation.results import TASK_GROUPS, EpisodeOutcome, EvalResult
 from rlvla.evaluation.statistics import (
+    clustered_tango_interval,
     mcnemar_exact,
     mean_interval,
     newcombe_interval,
@@ -29,11 +30,12 @@ class Difference:
         measure: "success_at_end" or "success_once".
         n: number of pairs (if unpaired, episodes of the smaller side).
         difference: rate of the policy minus rate of the baseline.
-        low, high: 95 % score interval: Tango's if paired, Newcombe's if not; for a mean of suites combined by MOVER.
+        low, high: 95 % score interval: Tango's if paired (over tasks for "seen tasks" and "unseen tasks", over initial
+            states for several runs), Newcombe's if not; for a mean of suites combined by MOVER.
         gained: pairs in which only the policy succeeded; None if unpaired.
         lost: pairs in which only the baseline succeeded; None if unpaired.
-        p_value: two-sided exact McNemar test; None if unpaired.
-        bootstrap: 95 % interval of the paired bootstrap; None if unpaired or too few pairs differ.
+        p_value: two-sided exact McNemar test; None if unpaired, or if pairs are not independent.
+        bootstrap: 95 % interval of the paired bootstrap; None likewise, or if too few pairs differ.
     """
 
     task: str
@@ -109,7 +111,10 @@ class Comparison:
     def note(self) -> str:
         """Note on the intervals and on differences between the protocols."""
         if self.paired:
-            return "paired on the same initial states: 95 % score interval (Tango), exact McNemar test"
+            grouped = "; of seen and unseen tasks over tasks, untested" * any(
+                d.task in TASK_GROUPS for d in self.differences
+            )
+            return f"paired on the same initial states: 95 % score interval (Tango), exact McNemar test{grouped}"
         differing = "; ".join(self.protocol_differences)
         return f"THE PROTOCOLS DIFFER, so this is no paired comparison (Newcombe interval, no test): {differing}"
 
@@ -147,15 +152,38 @@ def compare(
     differences: list[Difference | None] = []
     for measure in MEASURES:
         for task, ids in scopes:
+            of_scope = [pair for pair in pairs if pair[0].task_id in ids]
             if protocol_differences:
                 differences.append(_unpaired(task, ids, measure, result, base_result))
+            elif task in TASK_GROUPS:
+                differences.append(_clustered(task, measure, of_scope, lambda episode: episode.task_id))
             else:
-                differences.append(_paired(task, measure, [pair for pair in pairs if pair[0].task_id in ids]))
+                differences.append(_paired(task, measure, of_scope))
     lost = [(own.task_id, own.init_state_id) for own, base in pairs if _sign(MEASURES[0], own, base) < 0]
     kept = tuple(d for d in differences if d is not None)
     return Comparison(
         policy, baseline, result.mode, tuple(protocol_differences), kept, () if protocol_differences else tuple(lost)
     )
+
+
+def compare_over_runs(runs: Sequence[tuple[EvalResult, EvalResult]], measure: str = MEASURES[0]) -> Difference:
+    """The difference over several training runs of a policy and of a baseline, all from the same initial states.
+
+    The interval is over initial states: other states give a difference in it, other runs need not. See
+    `clustered_tango_interval`, with a cluster for each initial state.
+
+    Args:
+        runs: results of the policy and of the baseline in each run.
+        measure: one of `MEASURES`.
+
+    Raises:
+        ValueError: nothing was played by both.
+    """
+    pairs = [pair for run in runs for pair in _pairs(*run)]
+    found = _clustered("all", measure, pairs, lambda episode: (episode.task_id, episode.init_state_id))
+    if found is None:
+        raise ValueError("the policy and the baseline have no initial state in common")
+    return found
 
 
 @dataclass(frozen=True)
@@ -220,6 +248,24 @@ def _paired(task: str, measure: str, pairs: Sequence[tuple[EpisodeOutcome, Episo
     low, high = tango_interval(gained, lost, len(signs))
     p_value, bootstrap = mcnemar_exact(gained, lost), paired_bootstrap([signs])
     return Difference(task, measure, len(pairs), sum(signs) / len(pairs), low, high, gained, lost, p_value, bootstrap)
+
+
+def _clustered(
+    task: str,
+    measure: str,
+    pairs: Sequence[tuple[EpisodeOutcome, EpisodeOutcome]],
+    cluster: Callable[[EpisodeOutcome], Hashable],
+) -> Difference | None:
+    """Over pairs that are independent only if they are of different clusters."""
+    if not pairs:
+        return None
+    signs: dict[Hashable, list[int]] = {}
+    for own, base in pairs:
+        signs.setdefault(cluster(own), []).append(_sign(measure, own, base))
+    clusters = [(of_one.count(1), of_one.count(-1), len(of_one)) for of_one in signs.values()]
+    gained, lost = sum(c[0] for c in clusters), sum(c[1] for c in clusters)
+    low, high = clustered_tango_interval(clusters)
+    return Difference(task, measure, len(pairs), (gained - lost) / len(pairs), low, high, gained, lost)
 
 
 def _unpaired(

@@ -147,11 +147,21 @@ class SuiteEvaluation:
         """The policy, followed by its baselines."""
         return (self.own, *self.baselines)
 
-    def rates(self, group: str) -> list[Rate]:
-        """Success at end of all policies in each mode, over "all" tasks or an entry of `EvalResult.task_groups`."""
+    def rates(self, group: str) -> dict[tuple[int, str], Rate]:
+        """Success at end over "all" tasks or an entry of `EvalResult.task_groups`.
+
+        Returns:
+            (position in `everyone`, mode) -> rate; without who played none of these tasks.
+        """
         ids = self.own.results[0].task_groups.get(group)
-        results = [result for evaluation in self.everyone for result in evaluation.results]
-        return [r.success_at_end if ids is None else r.of_tasks(group, ids).success_at_end for r in results]
+        found = {}
+        for position, evaluation in enumerate(self.everyone):
+            for result in evaluation.results:
+                if ids is None:
+                    found[position, result.mode] = result.success_at_end
+                elif any(task.task_id in ids for task in result.tasks):
+                    found[position, result.mode] = result.of_tasks(group, ids).success_at_end
+        return found
 
     @property
     def comparisons(self) -> list[Comparison]:
@@ -292,15 +302,19 @@ class EvaluationReport:
         """
         if self.results or len(self.suites) == 1:
             return []
-        names = [f"{e.policy}, {result.mode}" for e in self.first.everyone for result in e.results]
+        columns = list(self.first.rates("all"))
+        names = [f"{self.first.everyone[position].policy}, {mode}" for position, mode in columns]
         compared = list(self.first.compared)
         names += [f"difference to {self.first.baselines[position].policy}, {mode}" for position, mode in compared]
         rows = []
         for name, suite in self.suites.items():
             for group in ("all", *suite.own.results[0].task_groups):
                 found = suite.rates(group)
-                differences = [suite.compared[key].of_task(group) for key in compared if key in suite.compared]
-                cells = [*map(str, found), *("-" if d is None else d.in_points() for d in differences)]
+                cells = [str(found.get(column, "-")) for column in columns]
+                for key in compared:
+                    comparison = suite.compared.get(key)
+                    difference = None if comparison is None else comparison.of_task(group)
+                    cells.append("-" if difference is None else difference.in_points())
                 rows.append((name if group == "all" else f"{name}: {group}", *cells))
         return [("condition", *names), *rows]
 

@@ -16,6 +16,7 @@ from rlvla.utils.terminal import table
 
 # Of more tasks than these, categories are listed instead, if tasks have some.
 LISTED = 100
+TASK_GROUPS = ("seen tasks", "unseen tasks")
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,12 @@ class Rate:
         low, high = clustered_interval(counts)
         total = sum(n for _, n in counts)
         return cls(sum(successes for successes, _ in counts) / total, total, low, high)
+
+    @classmethod
+    def over_runs(cls, runs: Sequence[EvalResult], measure: str = "success_at_end") -> Rate:
+        """Of several training runs, such as seeds, evaluated on the same initial states; the interval is over these."""
+        parts = _by_state([episode for run in runs for episode in run.episodes])
+        return cls.of_clusters([[getattr(episode, measure) for episode in part] for part in parts])
 
     @classmethod
     def mean(cls, rates: Sequence[Rate]) -> Rate:
@@ -175,16 +182,21 @@ class EvalResult:
     @property
     def task_groups(self) -> dict[str, frozenset[int]]:
         """Name -> ids of the tasks that the policy has learned from, and of those that it has not; {} if alike."""
-        unseen = frozenset(self.unseen_tasks)
-        seen = frozenset(task.task_id for task in self.tasks) - unseen
-        return {"seen tasks": seen, "unseen tasks": unseen} if seen and unseen else {}
+        played = frozenset(task.task_id for task in self.tasks)
+        unseen = played & frozenset(self.unseen_tasks)
+        seen = played - unseen
+        return dict(zip(TASK_GROUPS, (seen, unseen))) if seen and unseen else {}
 
     def of_tasks(self, name: str, ids: Collection[int]) -> TaskResult:
-        """Results over some of the tasks; the intervals are over tasks, not over episodes."""
-        of_task: dict[int, list[EpisodeOutcome]] = {task_id: [] for task_id in sorted(ids)}
+        """Results over those of some tasks that were played; the intervals are over tasks, not over episodes.
+
+        Raises:
+            ValueError: none of them was.
+        """
+        of_task: dict[int, list[EpisodeOutcome]] = {}
         for episode in self.episodes:
-            if episode.task_id in of_task:
-                of_task[episode.task_id].append(episode)
+            if episode.task_id in ids:
+                of_task.setdefault(episode.task_id, []).append(episode)
         parts = list(of_task.values())
         rates = [
             Rate.of_clusters([[getattr(episode, measure) for episode in part] for part in parts])

@@ -41,16 +41,27 @@ def clustered_interval(clusters: Sequence[tuple[int, int]]) -> tuple[float, floa
     """
     if not clusters or any(n < 1 or not 0 <= successes <= n for successes, n in clusters):
         raise ValueError("need clusters (successes, n) with 0 <= successes <= n and n >= 1")
+    rate = sum(successes for successes, _ in clusters) / sum(n for _, n in clusters)
+    return _score_interval(rate, _effective_number(rate * (1 - rate), rate, clusters))
+
+
+def _effective_number(variance: float, mean: float, clusters: Sequence[tuple[int, int]]) -> float:
+    """How many independent observations have a mean as uncertain as that over clusters (Korn and Graubard).
+
+    Args:
+        variance: of a single observation.
+        mean: of all observations.
+        clusters: (sum, number) of the observations of each cluster.
+    """
     m, total = len(clusters), sum(n for _, n in clusters)
-    rate = sum(successes for successes, _ in clusters) / total
-    if m == 1 or rate in (0.0, 1.0):
-        return _score_interval(rate, m)
+    if m == 1 or not variance > 0.0:
+        return m
     from scipy.stats import t
 
-    spread = sum((successes - rate * n) ** 2 for successes, n in clusters) * m / (m - 1)
-    independent = rate * (1 - rate) * total**2 / spread if spread else math.inf
+    spread = sum((value - mean * n) ** 2 for value, n in clusters) * m / (m - 1)
+    independent = variance * total**2 / spread if spread else math.inf
     for_few = (t.ppf(0.975, total - 1) / t.ppf(0.975, m - 1)) ** 2
-    return _score_interval(rate, min(independent * for_few, total))
+    return min(float(independent * for_few), total)
 
 
 def mixed_group_share(counts: Sequence[tuple[int, int]], group: int) -> float:
@@ -133,7 +144,31 @@ def tango_interval(only_first: int, only_second: int, n: int, z: float = Z_95) -
     """
     if n < 1 or min(only_first, only_second) < 0 or only_first + only_second > n:
         raise ValueError(f"need n >= 1 pairs, {only_first} and {only_second} of them discordant, got n = {n}")
+    return _tango_interval(only_first, only_second, n, z)
 
+
+def clustered_tango_interval(clusters: Sequence[tuple[int, int, int]]) -> tuple[float, float]:
+    """95 % score interval of a paired difference whose pairs come in clusters, such as runs played from the same state.
+
+    `tango_interval` of as many pairs, discordant in the same shares, as independent ones would have the variance of the
+    difference over clusters; see `clustered_interval`.
+
+    Args:
+        clusters: (pairs in which only the first succeeded, in which only the second did, pairs) of each cluster.
+
+    Raises:
+        ValueError: no cluster, or one without pairs or with impossible counts.
+    """
+    if not clusters or any(n < 1 or min(first, second) < 0 or first + second > n for first, second, n in clusters):
+        raise ValueError("need clusters (first, second, n) of n >= 1 pairs, of which first + second are discordant")
+    only_first, only_second, total = (sum(counts) for counts in zip(*clusters))
+    mean = (only_first - only_second) / total
+    variance = (only_first + only_second) / total - mean**2
+    n = _effective_number(variance, mean, [(first - second, n) for first, second, n in clusters])
+    return _tango_interval(only_first * n / total, only_second * n / total, n, Z_95)
+
+
+def _tango_interval(only_first: float, only_second: float, n: float, z: float) -> tuple[float, float]:
     def accepted(difference: float) -> bool:
         """Whether the score test accepts a difference; q is the maximum-likelihood rate of `only_second` under it."""
         b = (2 * n - only_first + only_second) * difference - only_first - only_second

@@ -53,14 +53,20 @@ class Perturbation:
             getattr(self._model, name)[:] = values
         self._model.vis.headlight.diffuse[:], self._model.vis.headlight.ambient[:] = self._headlight
         self._objects = []
-        for kind, change in (
-            ("camera", self._move_cameras),
-            ("light", self._change_lights),
-            ("texture", self._color),
-            ("distractor", lambda level, rng: self._place(round(level), rng, data)),
-        ):
-            if kind in self._levels:
-                change(self._levels[kind], derive_rng(f"perturbation {kind}", self._task, init_state_id))
+
+        def rng(kind: str, *of: str) -> np.random.Generator:
+            return derive_rng(f"perturbation {kind}", self._task, init_state_id, *of)
+
+        for kind, level in self._levels.items():
+            if kind == "camera":
+                for camera in self._cameras:  # each alone, whichever others there are
+                    self._move_camera(camera, level, rng(kind, self._model.camera(camera).name))
+            elif kind == "light":
+                self._change_lights(level, rng(kind))
+            elif kind == "texture":
+                self._color(level, rng(kind))
+            elif kind == "distractor":
+                self._place(round(level), rng(kind), data)
         mujoco.mj_camlight(self._model, data)
 
     def decorate(self, scene: mujoco.MjvScene) -> None:
@@ -70,17 +76,16 @@ class Perturbation:
                 mujoco.mjv_initGeom(scene.geoms[scene.ngeom], shape, size, position, np.eye(3).ravel(), color)
                 scene.ngeom += 1
 
-    def _move_cameras(self, level: float, rng: np.random.Generator) -> None:
-        for camera in self._cameras:
-            moves = self._model.body_weldid[self._model.cam_bodyid[camera]] != 0
-            step, axis = rng.standard_normal((2, 3))
-            length, angle = rng.random(2)
-            distance = level * (_NEAR_HAND if moves else _FAR) * length
-            self._model.cam_pos[camera] += distance * step / np.linalg.norm(step)
-            turn, turned = np.empty(4), np.empty(4)
-            mujoco.mju_axisAngle2Quat(turn, axis / np.linalg.norm(axis), np.radians(level * _TURN * angle))
-            mujoco.mju_mulQuat(turned, self._model.cam_quat[camera], turn)
-            self._model.cam_quat[camera] = turned
+    def _move_camera(self, camera: int, level: float, rng: np.random.Generator) -> None:
+        moves = self._model.body_weldid[self._model.cam_bodyid[camera]] != 0
+        step, axis = rng.standard_normal((2, 3))
+        length, angle = rng.random(2)
+        distance = level * (_NEAR_HAND if moves else _FAR) * length
+        self._model.cam_pos[camera] += distance * step / np.linalg.norm(step)
+        turn, turned = np.empty(4), np.empty(4)
+        mujoco.mju_axisAngle2Quat(turn, axis / np.linalg.norm(axis), np.radians(level * _TURN * angle))
+        mujoco.mju_mulQuat(turned, self._model.cam_quat[camera], turn)
+        self._model.cam_quat[camera] = turned
 
     def _change_lights(self, level: float, rng: np.random.Generator) -> None:
         brightness = 1.0 + level * _BRIGHTNESS * rng.uniform(-1.0, 1.0)

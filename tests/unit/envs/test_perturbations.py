@@ -56,6 +56,18 @@ def test_what_is_seen_changes_and_physics_does_not(suite: str) -> None:
             assert env.task.instruction == env.reset(4, 0).instruction
 
 
+def test_a_camera_moves_alike_whichever_others_there_are(suite: str) -> None:
+    options = get_suite(suite).options
+    assert options is not None
+    first, second = options.known_cameras[:2]
+    images = {}
+    for cameras in ((second,), (first, second), (second, first)):
+        with made(suite, "camera=1", cameras=cameras) as env:
+            images[cameras] = dict(zip(cameras, env.reset(3, 0).images))
+    for seen in images.values():
+        assert np.array_equal(seen[second], images[second,][second])
+
+
 def test_each_state_is_perturbed_in_a_way_of_its_own(suite: str) -> None:
     with made(suite, "light=1") as env:
         brightness = [float(env.reset(state, 0).images.mean()) for state in range(6)]

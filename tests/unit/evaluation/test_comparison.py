@@ -11,11 +11,11 @@ from scipy.stats import binom
 
 from rlvla.envs import list_tasks
 from rlvla.envs.config import SplitConfig
-from rlvla.evaluation.comparison import compare
+from rlvla.evaluation.comparison import compare, compare_over_runs
 from rlvla.evaluation.findings import EvaluationReport, PolicyEvaluation, SuiteEvaluation
 from rlvla.evaluation.protocol import describe_differences, describe_protocol
-from rlvla.evaluation.results import EpisodeOutcome, EvalResult, summarize
-from rlvla.evaluation.statistics import wilson_interval
+from rlvla.evaluation.results import EpisodeOutcome, EvalResult, Rate, summarize
+from rlvla.evaluation.statistics import tango_interval, wilson_interval
 
 TOY = list_tasks("toy_reach")[0]
 TWO = [TOY, replace(TOY, task_id=1, name="reach again")]
@@ -123,8 +123,44 @@ def test_seen_and_unseen_tasks_stand_apart() -> None:
     found = {d.task: d for d in compare("own", result, "base", base).differences if d.measure == "success_at_end"}
     assert (found["unseen tasks"].gained, found["unseen tasks"].lost, found["unseen tasks"].n) == (0, 4, 20)
     assert (found["seen tasks"].gained, found["seen tasks"].lost) == (1, 1) and list(found)[-1] == "all"
+    low, high = tango_interval(0, 4, 20)
+    assert found["unseen tasks"].low < low and found["unseen tasks"].high > high, "one task lost, one did not"
+    assert found["unseen tasks"].p_value is None and found["all"].p_value is not None
+    assert "of seen and unseen tasks over tasks" in compare("own", result, "base", base).note()
     unpaired = compare("own", result, "base", base, ["seed 0 and 1"]).differences
     assert "unseen tasks" not in {d.task for d in unpaired} and unpaired[-1].task == "all"
+
+
+def test_a_group_of_tasks_of_which_some_were_not_played() -> None:
+    """All episodes of a task can be dropped, and a baseline may know other tasks."""
+    result = over_tasks({0: 9, 1: 10, 2: 8, 3: 1, 4: 5}, unseen=(3, 4))
+    known = tuple(task for task in result.tasks if task.task_id != 3)
+    fewer = replace(result, tasks=known, episodes=tuple(e for e in result.episodes if e.task_id != 3))
+    assert fewer.task_groups["unseen tasks"] == {4}
+    assert "unseen tasks (1)" in fewer.as_table()
+    none = replace(fewer, tasks=fewer.tasks[:3], episodes=tuple(e for e in fewer.episodes if e.task_id < 3))
+    assert not none.task_groups and "seen tasks" not in none.as_table()
+    protocols = {"greedy": describe_protocol(list_tasks("metaworld")[:5], SplitConfig(), 10, 0, 1.0)}
+    suites = {}
+    for name in ("metaworld", "metaworld, camera=1"):
+        base = PolicyEvaluation("sft", {}, {"greedy": protocols["greedy"] | {"seed": 1}}, [none])
+        suites[name] = SuiteEvaluation.of(PolicyEvaluation("rl", {}, protocols, [result]), [base])
+    rows = {row[0]: row[1:] for row in EvaluationReport.of(suites).conditions}
+    assert rows["metaworld: unseen tasks"][1:] == ("-", "-")
+    assert rows["metaworld: seen tasks"][1].startswith("90.0%")
+
+
+def test_runs_from_the_same_states_are_not_counted_as_so_many_states() -> None:
+    own, base = [True] * 60 + [False] * 40, [True] * 20 + [False] * 80
+    once = compare("a", result(own), "b", result(base)).overall()
+    thrice = compare_over_runs([(result(own), result(base))] * 3)
+    assert (thrice.n, thrice.gained, thrice.lost) == (300, 120, 0)
+    assert (thrice.low, thrice.high) == pytest.approx((once.low, once.high), abs=0.005)
+    rate = Rate.over_runs([result(own)] * 3)
+    assert (rate.rate, rate.n) == (0.6, 300)
+    assert (rate.low, rate.high) == pytest.approx(wilson_interval(60, 100), abs=0.005)
+    with pytest.raises(ValueError, match="no initial state in common"):
+        compare_over_runs([(result([True], [1]), result([True], [2]))])
 
 
 def test_conditions_of_a_suite_are_compared_in_one_table() -> None:

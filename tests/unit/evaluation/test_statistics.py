@@ -12,6 +12,7 @@ from scipy.stats import multinomial
 from rlvla.evaluation.statistics import (
     BOOTSTRAP_MIN_PAIRS,
     clustered_interval,
+    clustered_tango_interval,
     mcnemar_exact,
     mean_interval,
     mixed_group_share,
@@ -213,6 +214,42 @@ def test_clustered_intervals_cover_the_rate() -> None:
 def test_clusters_that_are_none(clusters: list[tuple[int, int]]) -> None:
     with pytest.raises(ValueError, match="clusters"):
         clustered_interval(clusters)
+
+
+def test_pairs_of_the_same_outcome_in_a_cluster_count_once() -> None:
+    single = tango_interval(20, 10, 100)
+    assert clustered_tango_interval([(1, 0, 1)] * 20 + [(0, 1, 1)] * 10 + [(0, 0, 1)] * 70) == pytest.approx(
+        single, abs=2e-3
+    )
+    assert clustered_tango_interval([(3, 0, 3)] * 20 + [(0, 3, 3)] * 10 + [(0, 0, 3)] * 70) == pytest.approx(
+        single, abs=2e-3
+    )
+    spread = clustered_tango_interval([(1, 0, 3)] * 60 + [(0, 1, 3)] * 30 + [(0, 0, 3)] * 10)
+    assert spread == pytest.approx(tango_interval(60, 30, 300)), "never more than there are"
+    for equal in ((0, 0, 3), (3, 0, 3), (0, 3, 3)):
+        first, second, n = (20 * count // 3 for count in equal)
+        assert clustered_tango_interval([equal] * 20) == pytest.approx(tango_interval(first, second, n))
+
+
+def test_clustered_intervals_of_pairs_cover_the_difference() -> None:
+    """25 states, three runs from each; what a state makes of the policies differs much: the naive one covers less."""
+    rng, hits, naive = np.random.default_rng(0), 0, 0
+    shares = np.array([0.6, 0.2, 1.0])  # of Dirichlet's distribution: gained, lost, equal
+    true = (shares[0] - shares[1]) / shares.sum()
+    for _ in range(1000):
+        counts = [rng.multinomial(3, rng.dirichlet(shares)) for _ in range(25)]
+        low, high = clustered_tango_interval([(int(gained), int(lost), 3) for gained, lost, _ in counts])
+        hits += low <= true <= high
+        gained, lost, _ = (int(count) for count in np.sum(counts, axis=0))
+        low, high = tango_interval(gained, lost, 75)
+        naive += low <= true <= high
+    assert 930 <= hits <= 985 and naive < 900, (hits, naive)
+
+
+@pytest.mark.parametrize("clusters", [[], [(0, 0, 0)], [(2, 2, 3)], [(-1, 0, 2)]])
+def test_clusters_of_pairs_that_are_none(clusters: list[tuple[int, int, int]]) -> None:
+    with pytest.raises(ValueError, match="clusters"):
+        clustered_tango_interval(clusters)
 
 
 @pytest.mark.parametrize(("s", "n", "group"), [(0, 4, 2), (1, 5, 3), (3, 6, 4), (4, 4, 4), (2, 4, 4), (2, 5, 1)])
