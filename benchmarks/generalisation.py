@@ -24,9 +24,8 @@ import yaml
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from rlvla.evaluation.comparison import Difference, compare
+from rlvla.evaluation.comparison import compare_over_runs
 from rlvla.evaluation.results import EvalResult, Rate
-from rlvla.evaluation.statistics import mean_interval
 from rlvla.utils.terminal import table
 
 PERTURBATIONS = (*("camera=0.25", "light=0.5", "texture=0.75", "distractor=4", "instruction=1", "initial_state=0.5"),)
@@ -88,19 +87,12 @@ def evaluate(policies: Sequence[Path], output: Path, states: int) -> dict[str, l
 def row(of_seeds: Sequence[Sequence[EvalResult]]) -> list[str]:
     """Of one condition: rates with those of the seeds, and what PPO is ahead of each of the others, in points."""
     cells = []
-    for policy in range(len(NAMES)):
-        rates = [results[policy].success_at_end for results in of_seeds]
-        cells.append(f"{Rate.mean(rates)} ({', '.join(f'{100 * rate.rate:.0f}' for rate in rates)})")
+    for of_policy in zip(*of_seeds):
+        seeds = ", ".join(f"{100 * result.success_at_end.rate:.0f}" for result in of_policy)
+        cells.append(f"{Rate.over_runs(of_policy)} ({seeds})")
     for other in range(1, len(NAMES)):
-        pairs = [compare(NAMES[0], r[0], NAMES[other], r[other]).overall() for r in of_seeds]
-        cells.append(mean_difference(pairs).in_points())
+        cells.append(compare_over_runs([(results[0], results[other]) for results in of_seeds]).in_points())
     return cells
-
-
-def mean_difference(parts: Sequence[Difference]) -> Difference:
-    """The unweighted mean of independent differences."""
-    mean = mean_interval([(part.difference, part.low, part.high) for part in parts])
-    return Difference("all", parts[0].measure, sum(part.n for part in parts), *mean)
 
 
 def main() -> None:
@@ -127,8 +119,8 @@ def main() -> None:
     print(table(("perturbation", *NAMES, *(f"PPO - {other}" for other in NAMES[1:])), rows))
     print(
         f"(mean over {len(args.seeds)} seeds of {args.eval_episodes} held-out states of each task, in brackets that of "
-        "each seed; differences in points, paired by state; 95 % intervals by MOVER cover the choice of states, not of "
-        "training runs)"
+        "each seed; differences in points, paired by state; 95 % intervals, clustered by state, cover the choice of "
+        "states, not of training runs)"
     )
 
 

@@ -21,8 +21,8 @@ import yaml
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.generalisation import mean_difference, run
-from rlvla.evaluation.comparison import compare
+from benchmarks.generalisation import run
+from rlvla.evaluation.comparison import compare, compare_over_runs
 from rlvla.evaluation.results import EvalResult, Rate
 from rlvla.utils.terminal import table
 
@@ -70,21 +70,22 @@ def play(seed: int, output: Path, skip_alone: bool) -> tuple[EvalResult, EvalRes
 
 def rows_of(start: EvalResult, end: EvalResult, of_one: dict[str, EvalResult]) -> list[tuple[str, ...]]:
     """A row for each task, and one for their mean."""
-    rows, change, leads = [], compare("all ten", end, "start", start), []
+    rows, change = [], compare("all ten", end, "start", start)
     for before, after in zip(start.tasks, end.tasks, strict=True):
         gained, cells = change.of_task(before.name), ("-", "-")
         if of_one:
-            leads.append(compare("all ten", end, "alone", of_one[before.name]).overall())
-            cells = (str(of_one[before.name].success_at_end), leads[-1].in_points())
+            one = of_one[before.name]
+            cells = (str(one.success_at_end), compare("all ten", end, "alone", one).overall().in_points())
         assert gained is not None
         rows.append((before.name, str(before.success_at_end), str(after.success_at_end), gained.in_points(), *cells))
-    cells = (str(mean_alone(of_one)), mean_difference(leads).in_points()) if leads else ("-", "-")
+    cells = means([(end, one) for one in of_one.values()])
     mean = (str(start.success_at_end), str(end.success_at_end), change.overall().in_points())
     return [*rows, ("mean", *mean, *cells)]
 
 
-def mean_alone(of_one: dict[str, EvalResult]) -> Rate:
-    return Rate.mean([result.success_at_end for result in of_one.values()])
+def means(pairs: list[tuple[EvalResult, EvalResult]]) -> tuple[str, str]:
+    """Success of the second policies of some pairs, and what the first are ahead; over seeds, clustered by state."""
+    return (str(Rate.over_runs([b for _, b in pairs])), compare_over_runs(pairs).in_points()) if pairs else ("-", "-")
 
 
 def main() -> None:
@@ -95,17 +96,17 @@ def main() -> None:
     args = parser.parse_args()
     output = args.output.resolve()
     output.mkdir(parents=True, exist_ok=True)
-    means: dict[str, list[Rate]] = {"start": [], "all ten": [], "alone": []}
+    names = ("start", "all ten", "all ten - start", "alone", "all ten - alone")
+    begun, single = [], []
     for seed in args.seeds:
         start, end, of_one, trained = play(seed, output, args.skip_alone)
-        means["start"].append(start.success_at_end)
-        means["all ten"].append(end.success_at_end)
-        means["alone"] += [mean_alone(of_one)] if of_one else []
+        begun.append((end, start))
+        single += [(end, one) for one in of_one.values()]
         print(f"seed {seed}: {trained / 60:.0f} minutes of training on all ten")
-        names = ("task", "start", "all ten", "all ten - start", "alone", "all ten - alone")
-        print(table(names, rows_of(start, end, of_one)))
-    over = [str(Rate.mean(rates)) if rates else "-" for rates in means.values()]
-    print(table(("seeds", *means), [(len(args.seeds), *over)]))
+        print(table(("task", *names), rows_of(start, end, of_one)))
+    first, change = means(begun)
+    last = str(Rate.over_runs([end for end, _ in begun]))
+    print(table(("seeds", *names), [(len(args.seeds), first, last, change, *means(single))]))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvla.envs.base import TaskSpec
-from rlvla.envs.options import AFTER_SUCCESS
+from rlvla.envs.options import AFTER_SUCCESS, own_flags
 from rlvla.envs.registry import get_suite, list_tasks, ships_with_rlvla, suite_names_in_short
 from rlvla.envs.splits import (
     EVAL_PROTOCOLS,
@@ -168,6 +168,20 @@ class EnvConfig:
                 text = f"the primitives of {self.suite} ({task.name}) do not tell the actions that they consist of"
                 raise ConfigError.of("task_suite_name", "unavailable", text)
         return ordinary
+
+    @property
+    def played_options(self) -> dict[str, Any]:
+        """Options of the suite that decide what is played (see `SuiteOptions.unplayed_options`), unless by default."""
+        options = get_suite(self.suite).options
+        if options is None:
+            return {}
+        free = {*options.action_options, *options.privileged_options, *options.unplayed_options}
+        known = {name: field for name, field in own_flags(options).items() if field.metadata.get("recorded", True)}
+        return {
+            name: self.options[name]
+            for name in sorted(known.keys() & self.options.keys() - free)
+            if self.options[name] != known[name].default
+        }
 
     @property
     def camera_names(self) -> tuple[str, ...]:

@@ -28,6 +28,8 @@ class SuiteOptions:
         can_play_on: whether `after_success` may be "continue".
         action_options: options that choose what an action is; at their defaults, actions are those of demonstrations.
         privileged_options: options that add to proprio what a robot cannot know; at their defaults, nothing is added.
+        unplayed_options: other options in which policies may differ and still play the same episodes, such as those of
+            a reward; all that are not named are a part of the protocol of an evaluation.
         cameras: names from `known_cameras`, in the order of the images.
         image_size: height and width of the images in pixels.
         use_proprio: whether observations include the proprioceptive vector.
@@ -47,6 +49,7 @@ class SuiteOptions:
     can_play_on: ClassVar[bool] = False
     action_options: ClassVar[tuple[str, ...]] = ()
     privileged_options: ClassVar[tuple[str, ...]] = ()
+    unplayed_options: ClassVar[tuple[str, ...]] = ()
 
     cameras: tuple[str, ...] = ()
     image_size: int = 64

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -91,13 +91,15 @@ def describe_protocol(
     *,
     success_source: str | None = None,
     perturb: Sequence[str] = (),
+    options: Mapping[str, Any] | None = None,
     instructions: str = "own",
 ) -> dict[str, Any]:
     """Everything two evaluations must have in common to be paired; `temperature` is None if greedy.
 
     `success_hold_steps` is given only if it differs from the suite's, `after_success` only if episodes go on after it,
     `success_source` (a description) only if it is not the simulator; `samples` are the episodes per initial state,
-    `perturb` the perturbations of the environment, `instructions` one of `INSTRUCTIONS`.
+    `perturb` the perturbations of the environment, `options` its other `EnvConfig.played_options`, `instructions` one
+    of `INSTRUCTIONS`.
     """
     described: dict[str, Any] = {"suite": tasks[0].suite, "name": split.protocol_name, "seed": seed}
     if temperature is not None:
@@ -112,6 +114,8 @@ def describe_protocol(
         described["success_source"] = success_source
     if perturb:
         described["perturb"] = sorted(perturb)
+    if options:
+        described["options"] = {n: list(v) if isinstance(v, tuple) else v for n, v in options.items()}  # as in JSON
     if instructions != "own":
         described["instructions"] = instructions
     described["tasks"] = [
@@ -135,6 +139,11 @@ def describe_differences(policy: dict[str, Any], base: dict[str, Any]) -> list[s
         default = "own" if name == "instructions" else None
         if policy.get(name) != base.get(name):
             differences.append(f"{name} {policy.get(name, default)} and {base.get(name, default)}")
+    options = [side.get("options", {}) for side in (policy, base)]
+    for name in sorted({*options[0], *options[1]}):
+        mine, theirs = (side.get(name, "by default") for side in options)
+        if mine != theirs:
+            differences.append(f"{name} {mine} and {theirs}")
     tasks = [{task["task_id"]: task for task in side.get("tasks", [])} for side in (policy, base)]
     if list(tasks[0]) != list(tasks[1]):
         differences.append(f"tasks {sorted(tasks[0])} and {sorted(tasks[1])}")

@@ -2,7 +2,8 @@
 
 A free slot starts the next episode at once. The policy answers waiting episodes as soon as a batch is due, while the
 other slots simulate. The outcome of an episode depends only on its request and the policy, not on the number of
-workers, the order of their answers, or failures.
+workers, the order of their answers, or failures, but for the last bits of what the policy computes, which depend on the
+number of episodes that it answers together (`RolloutConfig.deterministic_rollout`).
 """
 
 from __future__ import annotations

@@ -187,7 +187,7 @@ class GymEnv:
             raise ValueError("frames cannot be recorded: the environment was made without cameras")
         frame: Callable[[], np.ndarray] | None = self._picture if record_frames else None
         parts = (self._advance, self._observe, frame)
-        return self._runner.play(actions, *parts, reward=lambda: self._reward, failed=lambda: self._over)
+        return self._runner.play(actions, *parts, reward=lambda: self._reward, over=lambda: self._over)
 
     def privileged_state(self) -> dict[str, np.ndarray]:
         """`observation` [P], for scripted experts."""

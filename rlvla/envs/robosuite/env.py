@@ -61,6 +61,7 @@ class RobosuiteOptions(PerturbedOptions):
     known_cameras: ClassVar[tuple[str, ...]] = tuple(CAMERAS)
     action_options: ClassVar[tuple[str, ...]] = ("action_space", "primitives")
     privileged_options: ClassVar[tuple[str, ...]] = ("object_state",)
+    unplayed_options: ClassVar[tuple[str, ...]] = ("dense_reward", "control_freq")  # the latter is in the task
     can_play_on: ClassVar[bool] = True
 
     cameras: tuple[str, ...] = ("agentview",)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from scipy.stats import binom
 
 from rlvla.envs import list_tasks
-from rlvla.envs.config import SplitConfig
+from rlvla.envs.config import EnvConfig, SplitConfig
 from rlvla.evaluation.comparison import compare, compare_over_runs
 from rlvla.evaluation.findings import EvaluationReport, PolicyEvaluation, SuiteEvaluation
 from rlvla.evaluation.protocol import describe_differences, describe_protocol
@@ -98,6 +99,27 @@ def test_every_difference_between_protocols_is_named() -> None:
     assert describe_differences(own, longer) == ["success_hold_steps None and 5"]
     other = describe_protocol([TOY], SplitConfig(), 10, 0, 1.0) | {"tasks": []}
     assert describe_differences(own, other) == ["tasks [0] and []"]
+    options = {"physics": "gpu", "kinds": ("a", "b")}
+    played = describe_protocol([TOY], SplitConfig(), 10, 0, 1.0, options=options)
+    assert describe_differences(played, json.loads(json.dumps(played))) == []
+    assert describe_differences(own, played) == ["kinds by default and ['a', 'b']", "physics by default and gpu"]
+
+
+@pytest.mark.parametrize(
+    ("suite", "options", "played"),
+    [
+        ("maniskill", {"physics": "gpu", "object_state": True}, {"physics": "gpu"}),
+        ("maniskill", {"physics": "cpu"}, {}),
+        ("gym:CartPole-v1", {"gym_success": "terminated"}, {"gym_success": "terminated"}),
+        ("robosuite", {"dense_reward": True, "object_state": True, "action_space": "primitives"}, {}),
+        ("robosuite", {"perturb": ("light=1",)}, {"perturb": ("light=1",)}),
+        ("libero_10", {"libero_assets": "of this machine"}, {}),
+    ],
+)
+def test_options_that_change_what_is_played_are_a_part_of_the_protocol(
+    suite: str, options: dict[str, Any], played: dict[str, Any]
+) -> None:
+    assert EnvConfig(task_suite_name=suite, options=options).played_options == played
 
 
 def over_tasks(solved: dict[int, int], unseen: tuple[int, ...] = ()) -> EvalResult:

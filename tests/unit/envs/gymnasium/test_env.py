@@ -109,6 +109,13 @@ def test_an_episode_that_the_environment_ends_without_success_is_truncated() -> 
         env.step_chunk(np.ones((1, 2)))
 
 
+def test_success_at_which_the_environment_ends_needs_not_last() -> None:
+    """Nothing can be held for five steps where the first one is the last."""
+    env = make_env(POINT, 0, use_proprio=True, cameras=(), gym_success="terminated", success_hold_steps=5)
+    last = towards_the_middle(env, 3)[-1]
+    assert last.terminated and last.success_at_end and not last.truncated
+
+
 def test_success_may_have_another_name_or_must_be_told() -> None:
     import gymnasium
 
