@@ -79,7 +79,7 @@ def run_sft(
     parts = (run, tiny, config, actor_config, strategy_config, validation)
     problems = [p for part in parts for p in range_problems(part)]
     problems += _problems(run, config, actor_config) + strategy_config.problems() + wandb_problems(config)
-    problems += _measurement_problems(validation) + size_problems(run, tiny)
+    problems += _measurement_problems(validation, bool(run.heldout_tasks)) + size_problems(run, tiny)
     if config.ema_decay and strategy_config.zero_stage == 3:
         problems.append(problem("ema_decay", "contradiction", value=config.ema_decay))
     demos = None
@@ -101,7 +101,9 @@ def run_sft(
     episodes = None
     try:
         if demos is not None:
-            problems += _heldout_problems(validation, demos, run.seed) + _unseen_problems(run, demos)
+            problems += _heldout_problems(validation, demos, run.seed) + _unseen_problems(
+                run, demos, validation.env_python
+            )
             episodes = _episodes(validation, run, demos) if validation.eval_epochs else None
     except ConfigError as error:
         problems += error.problems
@@ -233,9 +235,10 @@ class _Episodes:
         return Playing(rollout, self.tasks, self.states, validation.eval_episodes, validation.eval_samples, load)
 
 
-def _unseen_problems(run: SFTRunConfig, demos: Demonstrations) -> list[Problem]:
+def _unseen_problems(run: SFTRunConfig, demos: Demonstrations, env_python: str | None) -> list[Problem]:
     """Tasks of --heldout_tasks that the demonstrations hold, or that the initial policy has learned from."""
-    env, sources = EnvConfig().completed(demos.env_args), {" ".join(run.demos): demos.states_learned_from}
+    env = replace(EnvConfig().completed(demos.env_args), env_python=env_python)  # which lists the tasks
+    sources = {" ".join(run.demos): demos.states_learned_from}
     if not is_new(run.pretrain):
         sources[f"the policy {run.pretrain}"] = learned_states(recorded_environment(run.pretrain)) or []
     found = [p for name, seen in sources.items() for p in heldout_problems(run.heldout_tasks, env, (), seen, name)]
@@ -285,10 +288,11 @@ def _episodes(validation: ValidationConfig, run: SFTRunConfig, demos: Demonstrat
     return _Episodes(env, tasks, states)
 
 
-def _measurement_problems(validation: ValidationConfig) -> list[Problem]:
+def _measurement_problems(validation: ValidationConfig, lists_tasks: bool) -> list[Problem]:
     """Flags without effect, because nothing is measured or no episodes are played."""
     needed = {"heldout_steps": "heldout_share", "heldout_rows": "heldout_share"}
-    needed |= dict.fromkeys(("eval_episodes", "eval_samples", "num_envs", "env_python"), "eval_epochs")
+    needed |= dict.fromkeys(("eval_episodes", "eval_samples", "num_envs"), "eval_epochs")
+    needed |= {} if lists_tasks else {"env_python": "eval_epochs"}
     problems = [
         unread(f.name, as_typed(f.name, value), "not given", switch=needed[f.name])
         for f in fields(validation)
