@@ -5,8 +5,10 @@ A curriculum is a function from `TaskSuccess` to a weight per task; `task_shares
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -62,7 +64,7 @@ def list_task_samplings() -> list[str]:
 
 @register_task_sampling("inverse_success")
 def inverse_success(success: TaskSuccess) -> np.ndarray:
-    """The share of failures."""
+    """The share of failures; 1 for a task that was never played."""
     return 1.0 - success.recent
 
 
@@ -77,18 +79,25 @@ def task_shares(name: str, success: TaskSuccess, factors: np.ndarray, floor: flo
 
     Args:
         name: of a curriculum.
-        success: of the tasks; one that was never played weighs as much as the heaviest other.
+        success: of the tasks; one that was never played weighs at least as much as the heaviest other.
         factors: [T], by which the probabilities are multiplied; not negative and not all 0.
         floor: share of the draws that goes to all tasks alike, whatever the curriculum says, above 0.
 
     Raises:
-        ValueError: unknown name, or weights that are negative, not finite or of another number.
+        ValueError: unknown name, or a curriculum that raises, or whose weights are negative, not finite or of another
+            number.
     """
-    weights = np.array(_CURRICULA.get(name)(success), dtype=np.float64)
+    curriculum = _CURRICULA.get(name)
+    try:
+        weights = np.array(curriculum(success), dtype=np.float64)
+    except Exception as error:  # of the user's own
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        text = f"line {where.lineno} of {Path(where.filename).name}, {type(error).__name__}: {error}"
+        raise ValueError(f"task sampling {name!r} failed: {text}") from error
     if weights.shape != success.recent.shape or not np.isfinite(weights).all() or (weights < 0).any():
         raise ValueError(f"task sampling {name!r} must return {len(success.recent)} finite weights, not {weights}")
     played = success.episodes > 0
-    weights[~played] = weights[played].max(initial=0.0)
+    weights[~played] = np.maximum(weights[~played], weights[played].max(initial=0.0))
     total, even = weights.sum(), 1.0 / len(weights)
     shares = factors * ((1.0 - floor) * (weights / total if total else even) + floor * even)
     return shares / shares.sum()

@@ -12,9 +12,8 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from rlvla.envs.registry import load_custom_module, located, registered_suites, ships_with_rlvla
+from rlvla.envs.registry import gym_modules, load_custom_module, located, registered_suites, ships_with_rlvla
 from rlvla.utils.cli.config_file import words_of_config_file
 from rlvla.utils.cli.flags import Parser, arg, fail, given_flags
 from rlvla.utils.errors import ConfigError, Problem
@@ -73,7 +72,7 @@ def load_custom_modules(argv: Sequence[str]) -> None:
         return  # the flag has no value, which the command's parser reports
     problems = []
     for source in sources:
-        before, known = registered_suites(), _gymnasium_specs()
+        before = registered_suites()
         try:
             load_custom_module(source)
         except ConfigError as error:
@@ -82,20 +81,12 @@ def load_custom_modules(argv: Sequence[str]) -> None:
             text = f"--custom_module {source}: {_where(error)}{type(error).__name__}: {error}"
             problems.append(Problem("custom_module", "invalid_file", text))
         made = [name for name, suite in registered_suites().items() if before.get(name) is not suite]
-        registered = any(known.get(name) is not spec for name, spec in _gymnasium_specs().items())
         # Not if it has merely loaded a built-in suite.
-        if any(name in before or not ships_with_rlvla(name) for name in made) or registered:
+        new = any(name in before or not ships_with_rlvla(name) for name in made)
+        if new or located(source) in gym_modules():
             _with_suites[located(source)] = source
     if problems:
         raise ConfigError(problems)
-
-
-def _gymnasium_specs() -> dict[str, Any]:
-    """Registered Gymnasium environments, which suites `gym:ENV_ID` make, but its own; none if it is not imported."""
-    gymnasium = sys.modules.get("gymnasium")
-    if gymnasium is None:
-        return {}
-    return {k: v for k, v in gymnasium.registry.items() if not str(v.entry_point).startswith("gymnasium.")}
 
 
 def modules_with_suites(config: CustomConfig) -> list[str]:

@@ -192,7 +192,7 @@ def _evaluate_policy(
             description=f"evaluate {mode}, {suite}" if evaluation.several else f"evaluate {mode}",
             journal=EpisodeJournal(journal_folder(output), identity, strategy.rank),
         )
-        if learned_from is not None and len(unseen) < len(setting.tasks):
+        if learned_from:
             result = replace(result, unseen_tasks=unseen)
         evaluation.rewards.check(strategy.all_reduce(evaluation.rewards.metrics(), "sum"))
         results.append(result)

@@ -129,6 +129,14 @@ class Demonstrations:
         return ranges + [LearnedStates(suite, task_id, 0, 0) for task_id in self.env_args.get("task_ids") or ()]
 
     @property
+    def states_perhaps_learned_from(self) -> list[LearnedStates]:
+        """`states_learned_from`, and an empty range of any task of the suite where some tasks are not known."""
+        known, tasks = self.states_learned_from, self.env_args.get("task_ids")
+        if known and (self.learned_from is not None or tasks or UNKNOWN_STATE not in self.init_states):
+            return known
+        return [*known, LearnedStates(str(self.env_args.get("task_suite_name")), None, 0, 0)]
+
+    @property
     def image_bytes(self) -> int:
         """Size of all images in bytes."""
         return sum(images.nbytes for images in self.images)

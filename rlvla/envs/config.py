@@ -341,9 +341,14 @@ def heldout_problems(
     if again:
         text = f"--heldout_tasks: {', '.join(again)} would be trained on; leave them out of --task_names or --task_ids"
         problems.append(Problem("heldout_tasks", "contradiction", text))
-    seen = [task.name for task in heldout if any(states.of(task) for states in learned_from)]
+    certain = [states for states in learned_from if states.task_id is not None or states.states]
+    seen = [task.name for task in heldout if any(states.of(task) for states in certain)]
+    text = ""
     if seen:
         text = f"--heldout_tasks: {of} learned from {', '.join(seen)}, which are no longer unseen; take another"
+    elif any(states.of(task) for states in learned_from for task in heldout):
+        text = f"--heldout_tasks: {of} does not say which tasks of {env.suite} it is of: these may be among them"
+    if text:
         problems.append(Problem("heldout_tasks", "mismatch", text))
     return problems
 

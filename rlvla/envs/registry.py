@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -79,7 +80,8 @@ class Suite:
 
 
 _SUITES: dict[str, Suite] = {}
-_GYM = "gym:"  # before the id of a Gymnasium environment
+GYM = "gym:"  # before the id of a Gymnasium environment
+_GYM_MODULES: dict[str, None] = {}  # see `gym_modules`
 # Suites that ship with rlvla, imported on first use.
 _BUILTIN = {
     "toy_reach": "rlvla.envs.toy_reach",
@@ -106,7 +108,7 @@ def register_suite(name: str, suite: Suite) -> None:
 
 def ships_with_rlvla(name: str) -> bool:
     """Whether the suite is available without a custom module."""
-    return name in _BUILTIN or name.startswith(_GYM)
+    return name in _BUILTIN or name.startswith(GYM)
 
 
 def is_known(name: str) -> bool:
@@ -141,7 +143,7 @@ def get_suite(name: str) -> Suite:
     """The suite registered under `name`; ConfigError listing the known ones otherwise."""
     if name not in _SUITES and name in _BUILTIN:
         importlib.import_module(_BUILTIN[name])
-    if name not in _SUITES and name.startswith(_GYM):
+    if name not in _SUITES and name.startswith(GYM):
         importlib.import_module(_BUILTIN["gym:ENV_ID"]).register_environment(name)
     if name not in _SUITES:
         near = get_close_matches(name, suite_names(), n=1)
@@ -211,16 +213,31 @@ def load_custom_module(source: str) -> None:
     Raises:
         ConfigError: no such file or module.
     """
+    known = _gymnasium_specs()
     if not source.endswith(".py"):
         try:
             importlib.import_module(source)
         except ModuleNotFoundError as error:
             raise ConfigError(f"cannot import custom module '{source}': {error}") from error
-        return
-    path = Path(source)
-    if not path.is_file():
+    elif Path(source).is_file():
+        load_file(Path(source))
+    else:
         raise ConfigError(f"custom module '{source}' does not exist")
-    load_file(path)
+    if any(known.get(name) is not spec for name, spec in _gymnasium_specs().items()):
+        _GYM_MODULES[located(source)] = None
+
+
+def gym_modules() -> list[str]:
+    """The custom modules that have registered Gymnasium environments, which the suites `gym:ENV_ID` make."""
+    return list(_GYM_MODULES)
+
+
+def _gymnasium_specs() -> dict[str, Any]:
+    """Registered Gymnasium environments but its own; none if it is not imported."""
+    gymnasium = sys.modules.get("gymnasium")
+    if gymnasium is None:
+        return {}
+    return {k: v for k, v in gymnasium.registry.items() if not str(v.entry_point).startswith("gymnasium.")}
 
 
 def located(source: str) -> str:

@@ -146,8 +146,7 @@ class EvalResult:
         pass_at_k: share of the initial states of which at least one of k = `samples` episodes succeeded at the end (of
             states with all their episodes); None with one episode per state.
         success_source: what told success, see `--success_source`.
-        unseen_tasks: ids of the tasks that the policy has not learned from, where it has learned from the others; ()
-            if it knows all or none of them, or if that is not recorded.
+        unseen_tasks: ids of the tasks that the policy has not learned from; () also if that is not recorded.
     """
 
     protocol: str
@@ -181,11 +180,15 @@ class EvalResult:
 
     @property
     def task_groups(self) -> dict[str, frozenset[int]]:
-        """Name -> ids of the tasks that the policy has learned from, and of those that it has not; {} if alike."""
+        """Name -> ids of the tasks that the policy has learned from, and of those that it has not.
+
+        Empty if there is one task, or none that it has not learned from.
+        """
         played = frozenset(task.task_id for task in self.tasks)
         unseen = played & frozenset(self.unseen_tasks)
-        seen = played - unseen
-        return dict(zip(TASK_GROUPS, (seen, unseen))) if seen and unseen else {}
+        if len(played) == 1 or not unseen:
+            return {}
+        return {name: ids for name, ids in zip(TASK_GROUPS, (played - unseen, unseen)) if ids}
 
     def of_tasks(self, name: str, ids: Collection[int]) -> TaskResult:
         """Results over those of some tasks that were played; the intervals are over tasks, not over episodes.

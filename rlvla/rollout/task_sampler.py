@@ -12,7 +12,7 @@ from rlvla.envs import TaskSpec
 from rlvla.envs.task_values import TaskValues
 from rlvla.rollout.config import TaskSamplingConfig
 from rlvla.rollout.episode import EpisodeRequest, FinishedEpisode
-from rlvla.rollout.user_sampler import UserSampler
+from rlvla.rollout.user_sampler import TaskSamplerError, UserSampler
 from rlvla.utils.errors import ConfigError, Problem
 from rlvla.utils.seeding import derive_rng, derive_seed
 
@@ -179,10 +179,17 @@ class CurriculumSampler(TaskSampler):
         self._factors = np.ones(len(tasks)) if weights is None else np.asarray(weights, dtype=np.float64)
         self._numbers = {(task.suite, task.task_id): number for number, task in enumerate(tasks)}
         self.success = TaskSuccess.unknown(len(tasks), config.task_success_horizon)
-        self._decide()
+        try:
+            self._decide()
+        except TaskSamplerError as error:  # nothing has started yet
+            raise ConfigError.of("task_sampling", "mismatch", str(error)) from error
 
     def observe(self, episodes: Sequence[FinishedEpisode]) -> None:
-        """Count the outcomes; the next groups are drawn by them."""
+        """Count the outcomes; the next groups are drawn by them.
+
+        Raises:
+            TaskSamplerError: a curriculum of the user's own fails.
+        """
         outcomes: dict[int, list[bool]] = {}
         for episode in episodes:
             outcomes.setdefault(self._numbers[episode.suite, episode.task_id], []).append(episode.success_at_end)
@@ -195,7 +202,7 @@ class CurriculumSampler(TaskSampler):
         try:
             self._shares = task_shares(config.task_sampling, self.success, self._factors, config.task_sampling_floor)
         except ValueError as error:
-            raise ConfigError.of("task_sampling", "mismatch", f"--task_sampling: {error}") from error
+            raise TaskSamplerError(f"--task_sampling: {error}") from error
 
     def state_dict(self) -> dict[str, Any]:
         """The means of success."""

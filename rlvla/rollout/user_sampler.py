@@ -14,7 +14,7 @@ from rlvla.utils.modules import load_from_file, user_traceback
 
 
 class TaskSamplerError(RunEnded):
-    """The user's sampler raised, asked for episodes that cannot be trained on, or has a state that cannot be saved."""
+    """The user's sampler or curriculum raised, asked for what cannot be played, or has a state that cannot be saved."""
 
 
 class UserSampler:

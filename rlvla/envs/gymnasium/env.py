@@ -139,6 +139,7 @@ def list_tasks(suite: str, **kw: Any) -> list[TaskSpec]:
             control_freq=facts.frequency,
             propositions=("success",),
             machine="F(success)",
+            dense_reward=True,  # or at least not that of success
         )
     ]
 

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rlvla.envs.base import TaskSpec
-from rlvla.envs.registry import get_suite, list_tasks
+from rlvla.envs.registry import GYM, get_suite, gym_modules, list_tasks, load_custom_module
 from rlvla.envs.workers.codec import readable, task_from_json
 from rlvla.envs.workers.processes import worker_environment
 from rlvla.utils.errors import ConfigError, MissingExtraError, Problem
@@ -67,8 +67,7 @@ def tasks_of_interpreter(python: str, suite: str, options: Mapping[str, Any]) ->
     Raises:
         ConfigError: the interpreter is unusable, lacks numpy or the suite's simulator, or an option is invalid.
     """
-    path = path_of_interpreter(python)
-    answer = _ask(path, suite, repr(dict(options)))
+    answer = _ask(path_of_interpreter(python), suite, options)
     try:
         problems = [Problem(**problem) for problem in answer.get("problems", ())]
         tasks = [] if problems else [task_from_json(task) for task in answer["tasks"]]
@@ -81,7 +80,7 @@ def tasks_of_interpreter(python: str, suite: str, options: Mapping[str, Any]) ->
 
 def versions_of_interpreter(python: str, suite: str, options: Mapping[str, Any]) -> dict[str, str]:
     """`installed_versions` of the suite's simulator in another interpreter; arguments as in `tasks_of_interpreter`."""
-    versions = _ask(path_of_interpreter(python), suite, repr(dict(options))).get("versions")
+    versions = _ask(path_of_interpreter(python), suite, options).get("versions")
     return {str(name): str(version) for name, version in versions.items()} if isinstance(versions, dict) else {}
 
 
@@ -91,9 +90,14 @@ def installed_versions(modules: Iterable[str]) -> dict[str, str]:
     return {name: importlib.metadata.version(holders[name][0]) for name in modules if name in holders}
 
 
+def _ask(python: str, suite: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    return _answer_of(python, suite, repr(dict(options)), *(gym_modules() if suite.startswith(GYM) else ()))
+
+
 @functools.cache
-def _ask(python: str, suite: str, options: str) -> dict[str, Any]:
-    ended = _run([python, "-m", "rlvla.envs.workers.interpreter", suite, options], python)
+def _answer_of(python: str, *words: str) -> dict[str, Any]:
+    """Of `answer`; the words are its arguments."""
+    ended = _run([python, "-m", "rlvla.envs.workers.interpreter", *words], python)
     try:
         answer = json.loads(ended.stdout.strip().splitlines()[-1])
     except (IndexError, ValueError, RecursionError):
@@ -128,8 +132,10 @@ def _run(command: list[str], python: str) -> subprocess.CompletedProcess[str]:
         ) from error
 
 
-def answer(suite: str, options: Mapping[str, Any]) -> dict[str, Any]:
+def answer(suite: str, options: Mapping[str, Any], *custom_modules: str) -> dict[str, Any]:
     """Answer a query in the other interpreter: the suite's tasks, or the problems."""
+    for module in custom_modules:
+        load_custom_module(module)
     known = get_suite(suite)
     missing = [name for name in known.requires if importlib.util.find_spec(name) is None]
     if missing:
@@ -151,4 +157,4 @@ def _unusable(python: str, why: object) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(answer(sys.argv[1], ast.literal_eval(sys.argv[2]))))
+    print(json.dumps(answer(sys.argv[1], ast.literal_eval(sys.argv[2]), *sys.argv[3:])))

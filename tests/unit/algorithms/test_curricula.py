@@ -60,11 +60,16 @@ def test_progress_counts_in_both_directions() -> None:
     assert found == pytest.approx([0.45 + 0.1 / 3, 0.45 + 0.1 / 3, 0.1 / 3])
 
 
-def test_a_task_that_was_never_played_weighs_as_much_as_the_heaviest() -> None:
+def test_a_task_that_was_never_played_weighs_at_least_as_much_as_the_heaviest() -> None:
     success = known(0.9, 0.6, 0.0)
     success.episodes[2] = 0
-    first, second, unknown = shares("inverse_success", success, floor=1e-9)
-    assert unknown == pytest.approx(second) and second == pytest.approx(4 * first)
+    assert shares("inverse_success", success, floor=1e-9) == pytest.approx([0.1 / 1.5, 0.4 / 1.5, 1.0 / 1.5])
+    success = known(0.9, 0.6, 0.0, earlier=(0.9, 0.5, 0.0))
+    success.episodes[2] = 0
+    assert shares("learning_progress", success, floor=1e-9) == pytest.approx([0.0, 0.5, 0.5], abs=1e-6)
+    solved = known(1.0, 1.0, 0.0)
+    solved.episodes[2] = 0
+    assert shares("inverse_success", solved, floor=1e-9) == pytest.approx([0.0, 0.0, 1.0], abs=1e-6)
 
 
 def test_one_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,5 +88,12 @@ def test_one_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
 
     with pytest.raises(ValueError, match="2 finite weights"):
         shares("broken", known(0.4, 0.1))
+
+    @register_task_sampling("raising")
+    def raising(success: TaskSuccess) -> np.ndarray:
+        return success.means
+
+    with pytest.raises(ValueError, match=r"line \d+ of test_curricula.py, AttributeError: .* 'means'"):
+        shares("raising", known(0.4, 0.1))
     with pytest.raises(ValueError, match="unknown task sampling"):
         shares("none", known(0.4, 0.1))

@@ -8,9 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rlvla.data.demonstrations import Demonstrations, dataset_entry
+from rlvla.data.demonstrations import UNKNOWN_STATE, Demonstrations, dataset_entry
 from rlvla.data.quality import ERROR, NOTE, WARNING, Finding, action_facts, initial_states, quality, quality_of_file
 from rlvla.envs.base import TaskSpec
+from rlvla.envs.config import EnvConfig, heldout_problems
 from rlvla.envs.splits import LearnedStates
 
 TASK = TaskSpec("box", 0, "push", "push it", 40, 1000, action_dim=3, proprio_dim=2, control_freq=10, gripper_dims=(2,))
@@ -213,4 +214,17 @@ def test_initial_states_by_task() -> None:
     known, unknown = [LearnedStates("box", 1, 3, 8)], [LearnedStates("box", task, 0, 0) for task in (1, 2)]
     assert replace(demos, env_args=demos.env_args | {"task_ids": [1, 2]}).states_learned_from == known + unknown
     every = replace(demos, init_states=[(1, 7), (1, 7), (1, 3)], env_args=demos.env_args | {"task_ids": [1, 2]})
-    assert every.states_learned_from == known, "all episodes are of task 1"
+    assert every.states_learned_from == every.states_perhaps_learned_from == known, "all episodes are of task 1"
+
+
+def test_tasks_that_are_not_recorded_may_be_any() -> None:
+    some = replace(good(3), init_states=[(1, 7), UNKNOWN_STATE, (1, 3)])
+    any_task = LearnedStates("box", None, 0, 0)
+    assert some.states_perhaps_learned_from == [LearnedStates("box", 1, 3, 8), any_task]
+    for none in (replace(good(3), init_states=[]), replace(good(3), learned_from=[])):
+        assert none.states_learned_from == [] and none.states_perhaps_learned_from == [any_task]
+    toy = EnvConfig(task_suite_name="toy_reach")
+    told = [LearnedStates("toy_reach", None, 0, 0)]
+    (problem,) = heldout_problems(("reach",), toy, (), told, "demos.hdf5")
+    assert "does not say which tasks of toy_reach" in problem and problem.reason == "mismatch"
+    assert heldout_problems(("reach",), toy, (), [any_task], "demos.hdf5") == [], "another suite"

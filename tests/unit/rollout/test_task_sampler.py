@@ -6,12 +6,15 @@ import dataclasses
 import json
 from collections import Counter
 
+import numpy as np
 import pytest
 
+from rlvla.algorithms import curricula
 from rlvla.envs import list_tasks
 from rlvla.rollout import EpisodeRequest, FinishedEpisode
 from rlvla.rollout.config import TaskSamplingConfig
 from rlvla.rollout.task_sampler import CurriculumSampler, TaskSampler, make_sampler, parse_task_weights
+from rlvla.rollout.user_sampler import TaskSamplerError
 from rlvla.utils.errors import ConfigError
 
 TASKS = [*list_tasks("toy_reach"), list_tasks("robosuite")[0]]
@@ -140,6 +143,25 @@ def test_tasks_that_fail_are_drawn_more_often() -> None:
     made.observe([*finished(0, [True] * 9 + [False]), *finished(1, [False] * 9 + [True])])
     # 0.8 x (0.1, 0.9) + 0.2 x (1/2, 1/2)
     assert share_of_the_first(made) == pytest.approx(0.18, abs=0.05)
+
+
+def test_a_curriculum_of_ones_own_that_fails_ends_the_run_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(curricula._CURRICULA, "_functions", dict(curricula._CURRICULA._functions))
+
+    @curricula.register_task_sampling("late")
+    def late(success: curricula.TaskSuccess) -> np.ndarray:
+        return np.ones(2) if not success.episodes.any() else success.means
+
+    made = curriculum(task_sampling="late")
+    with pytest.raises(TaskSamplerError, match="--task_sampling: task sampling 'late' failed: line .* 'means'"):
+        made.observe(finished(0, [True]))
+
+    @curricula.register_task_sampling("never")
+    def never(success: curricula.TaskSuccess) -> np.ndarray:
+        return np.ones(3)
+
+    with pytest.raises(ConfigError, match="must return 2 finite weights"):
+        curriculum(task_sampling="never")
 
 
 def test_weights_are_factors_of_a_curriculum() -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from rlvla.envs import list_tasks, make_env
+from rlvla.envs.config import EnvConfig
 from rlvla.envs.registry import get_suite, is_known, load_custom_module, suite_names
 from rlvla.envs.testing import EnvContract
 from rlvla.utils.errors import ConfigError
@@ -152,6 +153,16 @@ def test_workers_import_the_module_that_registers_it(tmp_path: Path) -> None:
     done = subprocess.run(list(map(str, command)), cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "point.png").is_file()
+
+
+def test_another_interpreter_imports_the_module_that_registers_it() -> None:
+    env = EnvConfig(task_suite_name=POINT, env_python=sys.executable)
+    assert env.tasks() == list_tasks(POINT)
+
+
+def test_its_reward_is_not_taken_for_that_of_success() -> None:
+    (task,) = list_tasks(POINT)
+    assert task.dense_reward and task.reward_range is None
 
 
 def test_it_draws_without_a_screen_and_without_settings() -> None:
