@@ -9,6 +9,7 @@ from typing import Any
 
 from rlvla.commands.problem_texts import problem, unread
 from rlvla.data.demonstrations import Demonstrations
+from rlvla.envs.registry import Suite, get_suite, is_known
 from rlvla.models.action_heads import missing_of
 from rlvla.models.compact.config import CompactConfig, layers_for
 from rlvla.models.compact.family import build_compact, compact_option_problems
@@ -22,7 +23,6 @@ from rlvla.trainer.supervised.config import NEW_MODELS, NewModelConfig, SFTRunCo
 from rlvla.utils.cli.flags import as_typed
 from rlvla.utils.errors import Problem
 
-DEFAULT_CHUNK = 8  # actions per decision of a new model
 # Default sizes of a tiny model on action tokens.
 _TINY = {"tiny_patch_size": 8, "tiny_vision_dim": 48, "tiny_vision_depth": 3, "tiny_llm_dim": 64, "tiny_llm_layers": 3}
 
@@ -104,6 +104,12 @@ def _sized(sizes: NewModelConfig) -> NewModelConfig:
     return replace(sizes, **{name: value for name, value in _TINY.items() if getattr(sizes, name) is None})
 
 
+def _chunk(sizes: NewModelConfig, demos: Demonstrations) -> int:
+    """Actions per decision, by default as the suite of the demonstrations has it."""
+    suite = str(demos.env_args.get("task_suite_name"))
+    return sizes.action_chunk_len or (get_suite(suite).chunk if is_known(suite) else Suite.chunk)
+
+
 def _lerobot_sizes(sizes: NewModelConfig) -> NewPolicySizes:
     return NewPolicySizes(**{f.name: getattr(sizes, f"tiny_{f.name}") for f in fields(NewPolicySizes)})
 
@@ -119,7 +125,7 @@ def lerobot_facts(demos: Demonstrations, run: SupervisedRunConfig, sizes: NewMod
         unnorm_key=key,
         cameras=tuple(run.cameras or demos.env_args["cameras"]),
         image_size=demos.images[0].shape[2],
-        chunk_len=sizes.action_chunk_len or DEFAULT_CHUNK,
+        chunk_len=_chunk(sizes, demos),
         state_dim=proprio[0].shape[1],
         action_dim=demos.actions[0].shape[1],
         camera_map=read_camera_map(getattr(run, "camera_map", ()))[0],
@@ -165,7 +171,7 @@ def _compact_config(demos: Demonstrations, run: SupervisedRunConfig, sizes: NewM
         num_images_in_input=demos.images[0].shape[1],
         proprio_dim=demos.proprio[0].shape[1] if run.use_proprio and demos.proprio is not None else 0,
         action_dim=demos.actions[0].shape[1],
-        action_chunk_len=sizes.action_chunk_len or DEFAULT_CHUNK,
+        action_chunk_len=_chunk(sizes, demos),
         action_head=sizes.compact_head,
         channels=channels,
         kernels=kernels,
@@ -250,7 +256,7 @@ def _new_tiny(
         llm_mlp_dim=3 * tiny.tiny_llm_dim,
         llm_layers=tiny.tiny_llm_layers,
         model_variant=model_variant or "oft",
-        action_chunk_len=tiny.action_chunk_len,
+        action_chunk_len=None if model_variant == "autoregressive" else _chunk(tiny, demos),
         action_dim=demos.actions[0].shape[1],
         num_images_in_input=demos.images[0].shape[1],
         use_proprio=with_proprio,

@@ -43,6 +43,7 @@ class Suite:
         make_batched: `(task_id, num_slots, **kw) -> BatchedEnv`, one simulator for several episodes, used by workers
             with several slots (`--envs_per_worker`); None builds one environment per slot.
         batched_if: `options -> bool`, whether they use it, from the options that were given; by default always.
+        chunk: actions per decision of a new model for its demonstrations, unless the user asks for another number.
     """
 
     list_tasks: Callable[..., list[TaskSpec]]
@@ -57,6 +58,7 @@ class Suite:
     batched_if: Callable[[Mapping[str, Any]], bool] = lambda options: True
     groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     kept: int = 0
+    chunk: int = 8
     task_problems: Callable[[Sequence[TaskSpec], Mapping[str, Any]], list[Problem]] = lambda tasks, options: []
 
     def offers_batch(self, options: Mapping[str, Any]) -> bool:

@@ -16,5 +16,6 @@ register_suite(
         expert=metaworld_expert,
         groups=GROUPS,
         kept=9,  # with the current one, those of MT10
+        chunk=5,  # as in published reinforcement learning
     ),
 )

@@ -86,7 +86,7 @@ class NewModelConfig:
 
     action_chunk_len: int | None = arg(
         None,
-        "actions per decision (default: the checkpoint's, else 8, or 1 for autoregressive)",
+        "actions per decision (default: the checkpoint's, else 8, in metaworld 5, or 1 for autoregressive)",
         minimum=1,
         maximum=10_000,
         aliases=("n_action_steps",),

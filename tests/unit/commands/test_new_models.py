@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rlvla.commands import train_sft
+from rlvla.commands import new_models, train_sft
 from rlvla.commands.custom_modules import CustomConfig
 from rlvla.commands.new_models import new_model_problems, size_problems
 from rlvla.commands.train_reward_model import run_reward_model
@@ -33,6 +33,16 @@ def test_sizes_of_another_model_are_refused(pretrain: str, flags: set[str]) -> N
     problems = size_problems(SFTRunConfig(pretrain=pretrain), SIZES)
     assert set(kinds(problems)) == {(flag, "no_effect") for flag in flags}
     assert not size_problems(SFTRunConfig(pretrain=pretrain), NewModelConfig(action_chunk_len=4))
+
+
+@pytest.mark.parametrize(
+    ("suite", "asked", "length"), [("metaworld", None, 5), ("metaworld", 8, 8), ("robosuite", None, 8), (None, None, 8)]
+)
+def test_a_suite_has_its_usual_number_of_actions_per_decision(
+    suite: str | None, asked: int | None, length: int
+) -> None:
+    demos: Any = SimpleNamespace(env_args={"task_suite_name": suite})
+    assert new_models._chunk(NewModelConfig(action_chunk_len=asked), demos) == length
 
 
 def test_both_commands_refuse_them(tmp_path: Path) -> None:
