@@ -672,6 +672,26 @@ def test_heldout_tasks_are_not_trained_on(refused: Refused, policy: Path, demos_
     assert ("heldout_tasks", "mismatch") in kinds(problems)
 
 
+def test_tasks_without_an_expert_are_not_recorded(refused: Refused, tmp_path: Path) -> None:
+    robosuite = ["--task_suite_name", "robosuite", "--task_names", "Door"]
+    the_only(
+        refused(COLLECT, *robosuite), "no scripted expert for robosuite task Door", "Lift, Stack", "--policy FOLDER"
+    )
+    gym = [
+        "--task_suite_name",
+        "gym:rlvla/Point-v0",
+        "--custom_module",
+        Path(__file__).resolve().parents[1] / "support" / "gym_point.py",
+    ]
+    pytest.importorskip("gymnasium")
+    the_only(refused(COLLECT, *gym), "'gym:rlvla/Point-v0' has no scripted expert", "--policy FOLDER")
+
+
+def test_tasks_that_are_held_out_are_not_recorded(refused: Refused) -> None:
+    given = ["--task_suite_name", "metaworld", "--task_names", "reach", "push", "--heldout_tasks", "ML10-test", "push"]
+    the_only(refused(COLLECT, *given), "--heldout_tasks: push would be trained on")
+
+
 def test_mixed_in_demonstrations_made_on_the_evaluation_states(
     policy_of_shared_demos: Path, policy: Path, refused: Refused
 ) -> None:

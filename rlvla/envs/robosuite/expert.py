@@ -83,7 +83,10 @@ def make_robosuite_expert(task_name: str, config: ExpertConfig) -> Expert:
         ConfigError: the task has no expert.
     """
     if task_name not in _EXPERTS:
-        raise ConfigError(f"no scripted expert for robosuite task {task_name}; there are: {', '.join(_EXPERTS)}")
+        raise ConfigError(
+            f"no scripted expert for robosuite task {task_name}; there are: {', '.join(_EXPERTS)}. A policy that was "
+            "trained on state can play instead (--policy FOLDER)"
+        )
     return _EXPERTS[task_name](config)
 
 
