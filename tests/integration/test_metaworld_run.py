@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from cli.collect_demos import main as collect_demos
 from cli.eval_vla import main as eval_vla
 from cli.train_ppo_vla import main as train_ppo
+from cli.train_sac_vla import main as train_sac
 from cli.train_sft_vla import main as train_sft
 
 SEEN = ["camera=0.5", "light=0.5", "texture=0.5", "distractor=3"]
@@ -57,3 +59,21 @@ def test_each_perturbation_is_evaluated_from_the_same_states(start: Path, tmp_pa
     ]
     played = [[(e["task_id"], e["init_state_id"]) for e in s["results"][0]["episodes"]] for s in suites.values()]
     assert len(played[0]) == 2 and all(states == played[0] for states in played)
+
+
+def test_demonstrations_of_heldout_tasks_are_not_mixed_in(
+    start: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    demos = start.parents[1] / "demos" / "demos.hdf5"
+    other = shutil.copytree(start, tmp_path / "other")
+    record = json.loads((other / "rlvla_environment.json").read_text())
+    (other / "rlvla_environment.json").write_text(json.dumps(record | {"learned_from": []}))
+    mixed = {
+        train_ppo: ["--pretrain", other, "--ptx_coef", 0.1, "--ptx_demos", demos],
+        train_sac: ["--task_suite_name", "metaworld", "--cameras", "sideview", "--image_size", 32, "--demos", demos],
+    }
+    for main, given in mixed.items():
+        with pytest.raises(SystemExit):
+            main(words(*given, "--task_names", "push", "--heldout_tasks", "reach", "--save_path", tmp_path / "run"))
+        assert f"--heldout_tasks: {demos} learned from reach" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()

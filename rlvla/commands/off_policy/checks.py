@@ -278,4 +278,4 @@ def _demonstrations(
     if paid:
         text = f"--demos: what {', '.join(paid)} would pay for demonstrations is not known; take success alone"
         found.append(Problem("demos", "contradiction", f"{text}, or give it weight 0"))
-    return demos, [p.of_flag("demos") for p in found]
+    return demos, [p if p.text.startswith("--") else p.of_flag("demos") for p in found]

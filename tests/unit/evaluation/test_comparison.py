@@ -153,6 +153,15 @@ def test_seen_and_unseen_tasks_stand_apart() -> None:
     assert "unseen tasks" not in {d.task for d in unpaired} and unpaired[-1].task == "all"
 
 
+def test_unseen_tasks_alone_have_their_interval_over_tasks() -> None:
+    result = over_tasks({0: 10, 1: 5, 2: 0, 3: 0, 4: 0}, unseen=(0, 1, 2, 3, 4))
+    assert [row[0] for row in result.rows()][-2:] == ["unseen tasks (5)", "all"]
+    rate = result.of_tasks("unseen tasks", result.task_groups["unseen tasks"]).success_at_end
+    assert rate.rate == result.success_at_end.rate == 0.3
+    assert rate.low < result.success_at_end.low - 0.1 and rate.high > result.success_at_end.high + 0.1
+    assert not replace(result, tasks=result.tasks[:1]).task_groups, "one task says nothing of others"
+
+
 def test_a_group_of_tasks_of_which_some_were_not_played() -> None:
     """All episodes of a task can be dropped, and a baseline may know other tasks."""
     result = over_tasks({0: 9, 1: 10, 2: 8, 3: 1, 4: 5}, unseen=(3, 4))
