@@ -5,6 +5,7 @@ A curriculum is a function from `TaskSuccess` to a weight per task; `task_shares
 
 from __future__ import annotations
 
+import inspect
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -91,8 +92,9 @@ def task_shares(name: str, success: TaskSuccess, factors: np.ndarray, floor: flo
     try:
         weights = np.array(curriculum(success), dtype=np.float64)
     except Exception as error:  # of the user's own
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        text = f"line {where.lineno} of {Path(where.filename).name}, {type(error).__name__}: {error}"
+        frames = traceback.extract_tb(error.__traceback__)
+        where = [frame for frame in frames if frame.filename == inspect.getfile(curriculum)] or frames
+        text = f"line {where[-1].lineno} of {Path(where[-1].filename).name}, {type(error).__name__}: {error}"
         raise ValueError(f"task sampling {name!r} failed: {text}") from error
     if weights.shape != success.recent.shape or not np.isfinite(weights).all() or (weights < 0).any():
         raise ValueError(f"task sampling {name!r} must return {len(success.recent)} finite weights, not {weights}")

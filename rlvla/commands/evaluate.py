@@ -192,7 +192,7 @@ def _evaluate_policy(
             description=f"evaluate {mode}, {suite}" if evaluation.several else f"evaluate {mode}",
             journal=EpisodeJournal(journal_folder(output), identity, strategy.rank),
         )
-        if learned_from:
+        if any(seen.suite == setting.tasks[0].suite for seen in learned_from or ()):
             result = replace(result, unseen_tasks=unseen)
         evaluation.rewards.check(strategy.all_reduce(evaluation.rewards.metrics(), "sum"))
         results.append(result)

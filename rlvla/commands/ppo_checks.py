@@ -77,5 +77,5 @@ def _demonstration_problems(flags: PPORun, setting: CheckedRun) -> list[Problem]
         return [p.of_flag("ptx_demos") for p in error.problems]
     problems = mismatch_with_policy(demos, path, setting.spec, flags.policy.pretrain)
     problems += flags.split.problems(setting.tasks, flags.schedule.eval_episodes, demos.states_learned_from)
-    problems += heldout_problems(flags.split.heldout_tasks, setting.env, (), demos.states_perhaps_learned_from, path)
-    return [p if p.text.startswith("--") else p.of_flag("ptx_demos") for p in problems]
+    heldout = heldout_problems(flags.split.heldout_tasks, setting.env, (), demos.states_learned_from, path)
+    return [*(p.of_flag("ptx_demos") for p in problems), *heldout]

@@ -54,7 +54,7 @@ def run_reward_model(
         demos = read_outcomes(run.demos, run.cameras or None)
         problems += _data_problems(demos, config, run)
         env = EnvConfig().completed(demos.env_args)
-        problems += heldout_problems(run.heldout_tasks, env, (), demos.states_perhaps_learned_from, " ".join(run.demos))
+        problems += heldout_problems(run.heldout_tasks, env, (), demos.states_learned_from, " ".join(run.demos))
         if is_new(run.pretrain):
             problems += new_model_problems(run, tiny, demos)
         else:

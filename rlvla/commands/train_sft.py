@@ -238,7 +238,7 @@ class _Episodes:
 def _unseen_problems(run: SFTRunConfig, demos: Demonstrations, env_python: str | None) -> list[Problem]:
     """Tasks of --heldout_tasks that the demonstrations hold, or that the initial policy has learned from."""
     env = replace(EnvConfig().completed(demos.env_args), env_python=env_python)  # which lists the tasks
-    sources = {" ".join(run.demos): demos.states_perhaps_learned_from}
+    sources = {" ".join(run.demos): demos.states_learned_from}
     if not is_new(run.pretrain):
         sources[f"the policy {run.pretrain}"] = learned_states(recorded_environment(run.pretrain)) or []
     found = [p for name, seen in sources.items() for p in heldout_problems(run.heldout_tasks, env, (), seen, name)]

@@ -115,7 +115,10 @@ class Demonstrations:
 
     @property
     def states_learned_from(self) -> list[LearnedStates]:
-        """The initial states of the episodes, one range per task, and an empty one where some are not known."""
+        """The initial states of the episodes, one range per task, and an empty one where some are not known.
+
+        Where the task is not known either, the empty range is one of any task of the suite.
+        """
         if self.learned_from is not None:
             return self.learned_from
         states: dict[int, list[int]] = {}
@@ -126,15 +129,7 @@ class Demonstrations:
         ranges = [LearnedStates(suite, task_id, min(ids), max(ids) + 1) for task_id, ids in states.items()]
         if self.init_states and UNKNOWN_STATE not in self.init_states:
             return ranges
-        return ranges + [LearnedStates(suite, task_id, 0, 0) for task_id in self.env_args.get("task_ids") or ()]
-
-    @property
-    def states_perhaps_learned_from(self) -> list[LearnedStates]:
-        """`states_learned_from`, and an empty range of any task of the suite where some tasks are not known."""
-        known, tasks = self.states_learned_from, self.env_args.get("task_ids")
-        if known and (self.learned_from is not None or tasks or UNKNOWN_STATE not in self.init_states):
-            return known
-        return [*known, LearnedStates(str(self.env_args.get("task_suite_name")), None, 0, 0)]
+        return ranges + [LearnedStates(suite, task_id, 0, 0) for task_id in self.env_args.get("task_ids") or (None,)]
 
     @property
     def image_bytes(self) -> int:

@@ -50,7 +50,7 @@ class ChunkRunner:
         frame: Callable[[], np.ndarray] | None = None,
         reward: Callable[[], float] | None = None,
         done: Callable[[], bool] | None = None,
-        over: Callable[[], bool] | None = None,
+        ended: Callable[[], tuple[bool, bool]] | None = None,
     ) -> ChunkResult:
         """Execute validated actions [A, D] until the end of the chunk or episode.
 
@@ -61,8 +61,8 @@ class ChunkRunner:
             frame: renders [H, W, 3] uint8 after each step; None records no frames.
             reward: native reward of the last step; by default 1 once success has lasted long enough.
             done: whether the rest of the chunk is left out although the episode goes on: a primitive has ended.
-            over: whether the simulator has ended the episode: successfully, however short success has lasted, which
-                nothing can undo any more; else it is truncated.
+            ended: whether the simulator has terminated or truncated the episode. Where it terminates, success counts
+                at once, however briefly it was held; otherwise the episode is truncated.
         """
         self.require_episode()
         rewards, successes = np.zeros(len(actions), dtype=np.float32), np.zeros(len(actions), dtype=bool)
@@ -73,10 +73,11 @@ class ChunkRunner:
             success, happened = advance(action)
             successes[index] = success
             self._steps_left -= 1
-            lasted, ended = self._tracker.update(bool(success)), over is not None and over()
-            if ended:
+            lasted = self._tracker.update(bool(success))
+            over, cut = (False, False) if ended is None else ended()
+            if over or cut:
                 self._steps_left = 0
-            held = (lasted or (ended and success)) and not (self._plays_on and self._steps_left)
+            held = (lasted or (over and success)) and not (self._plays_on and self._steps_left)
             events.append(happened)
             rewards[index] = float(held) if reward is None else reward()
             if frame is not None:

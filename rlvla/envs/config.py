@@ -171,7 +171,7 @@ class EnvConfig:
 
     @property
     def played_options(self) -> dict[str, Any]:
-        """Options of the suite that decide what is played (see `SuiteOptions.unplayed_options`), unless by default."""
+        """Options that decide what is played, if not at their defaults; see `SuiteOptions.unplayed_options`."""
         options = get_suite(self.suite).options
         if options is None:
             return {}
@@ -347,7 +347,7 @@ def heldout_problems(
     if seen:
         text = f"--heldout_tasks: {of} learned from {', '.join(seen)}, which are no longer unseen; take another"
     elif any(states.of(task) for states in learned_from for task in heldout):
-        text = f"--heldout_tasks: {of} does not say which tasks of {env.suite} it is of: these may be among them"
+        text = f"--heldout_tasks: {of}: the tasks are not recorded, and may include these; take what records its tasks"
     if text:
         problems.append(Problem("heldout_tasks", "mismatch", text))
     return problems

@@ -96,6 +96,8 @@ def learned_from_words(tasks: Sequence[TaskSpec], learned_from: Sequence[Learned
         return "which initial states it was trained on is not recorded"
     own = [seen for seen in learned_from if any(seen.of(task) for task in tasks)]
     ranges = [seen for seen in own if seen.states]
+    if own and all(seen.task_id is None and not seen.states for seen in own):
+        return f"on which tasks of {tasks[0].suite} it was trained is not recorded"
     if own:
         known = sum(any(seen.of(task) for seen in ranges or own) for task in tasks)
         which = f"{known} of these {len(tasks)} tasks" if known < len(tasks) else "each task"

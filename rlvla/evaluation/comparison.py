@@ -62,8 +62,7 @@ class Comparison:
         policy, baseline: checkpoint folders.
         mode: "greedy" or "sampled".
         protocol_differences: differences between the protocols; empty if paired.
-        differences: one per measure and task, then those over the tasks that the policy has learned from and over those
-            that it has not, if there are both, "all" last.
+        differences: one per measure and task; if paired, those over `EvalResult.task_groups`; "all" last.
         lost_states: (task id, initial state id) of episodes that only the baseline solved at the end.
     """
 
@@ -111,7 +110,7 @@ class Comparison:
     def note(self) -> str:
         """Note on the intervals and on differences between the protocols."""
         if self.paired:
-            grouped = "; of seen and unseen tasks over tasks, untested" * any(
+            grouped = "; over seen and unseen tasks clustered by task, without a test" * any(
                 d.task in TASK_GROUPS for d in self.differences
             )
             return f"paired on the same initial states: 95 % score interval (Tango), exact McNemar test{grouped}"
@@ -148,7 +147,8 @@ def compare(
     if not pairs and not protocol_differences:
         protocol_differences = ["no initial state from which both could be played"]
     scopes = [*result.listed] if len(names) > 1 else []
-    scopes += [*result.task_groups.items(), ("all", frozenset(names))]
+    scopes += [] if protocol_differences else [*result.task_groups.items()]
+    scopes += [("all", frozenset(names))]
     differences: list[Difference | None] = []
     for measure in MEASURES:
         for task, ids in scopes:
@@ -166,21 +166,20 @@ def compare(
     )
 
 
-def compare_over_runs(runs: Sequence[tuple[EvalResult, EvalResult]], measure: str = MEASURES[0]) -> Difference:
-    """The difference over several training runs of a policy and of a baseline, all from the same initial states.
+def compare_over_runs(runs: Sequence[tuple[EvalResult, EvalResult]]) -> Difference:
+    """The difference in success at end over several training runs, all evaluated on the same initial states.
 
     The interval is over initial states: other states give a difference in it, other runs need not. See
     `clustered_tango_interval`, with a cluster for each initial state.
 
     Args:
         runs: results of the policy and of the baseline in each run.
-        measure: one of `MEASURES`.
 
     Raises:
         ValueError: nothing was played by both.
     """
     pairs = [pair for run in runs for pair in _pairs(*run)]
-    found = _clustered("all", measure, pairs, lambda episode: (episode.task_id, episode.init_state_id))
+    found = _clustered("all", MEASURES[0], pairs, lambda episode: (episode.task_id, episode.init_state_id))
     if found is None:
         raise ValueError("the policy and the baseline have no initial state in common")
     return found

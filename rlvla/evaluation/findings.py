@@ -8,6 +8,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from rlvla.envs.config import EnvConfig
+from rlvla.envs.registry import is_known
 from rlvla.evaluation.comparison import MEAN_OF_SUITES, Comparison, SuitesComparison, compare, compare_over_suites
 from rlvla.evaluation.protocol import describe_differences
 from rlvla.evaluation.results import EvalResult, Rate
@@ -62,11 +64,15 @@ class PolicyEvaluation:
 
     @classmethod
     def from_dict(cls, content: dict[str, Any]) -> PolicyEvaluation:
-        """The inverse of `as_dict`."""
+        """The inverse of `as_dict`; protocols that are older than their `options` take them from the environment."""
+        protocols, env = content["protocols"], EnvConfig().completed(content["environment"])
+        if env.task_suite_name is not None and is_known(env.task_suite_name):
+            options = {name: value for name, value in env.played_options.items() if name != "perturb"}
+            protocols = {mode: ({"options": options} if options else {}) | p for mode, p in protocols.items()}
         return cls(
             policy=content["policy"],
             environment=content["environment"],
-            protocols=content["protocols"],
+            protocols=protocols,
             results=[EvalResult.from_dict(result) for result in content["results"]],
             videos={mode: [Path(p) for p in paths] for mode, paths in content.get("videos", {}).items()},
             versions=content.get("versions", {}),

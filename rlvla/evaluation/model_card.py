@@ -189,7 +189,8 @@ def _task(record: CardRecord) -> str:
 def _training(record: CardRecord) -> str:
     lines = []
     for seen in _learned(record):
-        task = "every task" if seen.task_id is None else f"task {seen.task_id}"
+        any_of = "every task" if seen.states else "tasks that are not recorded"
+        task = any_of if seen.task_id is None else f"task {seen.task_id}"
         states = f"initial states {seen.start} to {seen.stop - 1}" if seen.states else "unrecorded initial states"
         lines.append(f"- {states} of {markdown_text(seen.suite)}, {task}")
     if len(lines) > _LISTED:

@@ -141,9 +141,9 @@ def describe_differences(policy: dict[str, Any], base: dict[str, Any]) -> list[s
             differences.append(f"{name} {policy.get(name, default)} and {base.get(name, default)}")
     options = [side.get("options", {}) for side in (policy, base)]
     for name in sorted({*options[0], *options[1]}):
-        mine, theirs = (side.get(name, "by default") for side in options)
+        mine, theirs = (side.get(name, "its default") for side in options)
         if mine != theirs:
-            differences.append(f"{name} {mine} and {theirs}")
+            differences.append(f"{name}: {mine} and {theirs}")
     tasks = [{task["task_id"]: task for task in side.get("tasks", [])} for side in (policy, base)]
     if list(tasks[0]) != list(tasks[1]):
         differences.append(f"tasks {sorted(tasks[0])} and {sorted(tasks[1])}")

@@ -43,10 +43,13 @@ class Rate:
         return cls(sum(successes for successes, _ in counts) / total, total, low, high)
 
     @classmethod
-    def over_runs(cls, runs: Sequence[EvalResult], measure: str = "success_at_end") -> Rate:
-        """Of several training runs, such as seeds, evaluated on the same initial states; the interval is over these."""
+    def over_runs(cls, runs: Sequence[EvalResult]) -> Rate:
+        """Success at end of several training runs, such as seeds, from the same initial states.
+
+        The interval is over these states.
+        """
         parts = _by_state([episode for run in runs for episode in run.episodes])
-        return cls.of_clusters([[getattr(episode, measure) for episode in part] for part in parts])
+        return cls.of_clusters([[episode.success_at_end for episode in part] for part in parts])
 
     @classmethod
     def mean(cls, rates: Sequence[Rate]) -> Rate:
@@ -182,7 +185,7 @@ class EvalResult:
     def task_groups(self) -> dict[str, frozenset[int]]:
         """Name -> ids of the tasks that the policy has learned from, and of those that it has not.
 
-        Empty if there is one task, or none that it has not learned from.
+        Empty if there is one task, or if it has learned from all.
         """
         played = frozenset(task.task_id for task in self.tasks)
         unseen = played & frozenset(self.unseen_tasks)
@@ -191,10 +194,10 @@ class EvalResult:
         return {name: ids for name, ids in zip(TASK_GROUPS, (played - unseen, unseen)) if ids}
 
     def of_tasks(self, name: str, ids: Collection[int]) -> TaskResult:
-        """Results over those of some tasks that were played; the intervals are over tasks, not over episodes.
+        """Results over some tasks, as far as they were played; the intervals are over tasks, not over episodes.
 
         Raises:
-            ValueError: none of them was.
+            ValueError: none was played.
         """
         of_task: dict[int, list[EpisodeOutcome]] = {}
         for episode in self.episodes:
@@ -241,16 +244,17 @@ class EvalResult:
     @property
     def kind_of_intervals(self) -> str:
         """How the intervals of success rates were computed."""
-        kind = "Wilson intervals" if self.samples == 1 else "intervals clustered by initial state"
-        return f"{kind}, those of seen and unseen tasks over tasks" if self.task_groups else kind
+        return "Wilson intervals" if self.samples == 1 else "intervals clustered by initial state"
 
     @property
     def about_samples(self) -> str:
         """Episodes per initial state, pass@k, kind of intervals; "" with one episode per state of tasks alike."""
+        groups = self.task_groups
+        kind = f"95 % {self.kind_of_intervals}" + (f", that of {' and '.join(groups)} over tasks" if groups else "")
         if self.samples == 1:
-            return f"95 % {self.kind_of_intervals}" if self.task_groups else ""
+            return kind if groups else ""
         passed = "" if self.pass_at_k is None else f", pass@{self.samples} {self.pass_at_k}"
-        return f"{self.samples} episodes per initial state{passed}; 95 % {self.kind_of_intervals}"
+        return f"{self.samples} episodes per initial state{passed}; {kind}"
 
     @classmethod
     def from_dict(cls, content: dict[str, Any]) -> EvalResult:

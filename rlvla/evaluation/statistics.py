@@ -30,8 +30,8 @@ def clustered_interval(clusters: Sequence[tuple[int, int]]) -> tuple[float, floa
 
     Wilson's interval with the effective sample size of Korn and Graubard (1998, Survey Methodology 24:193-201): the
     number of independent observations with the same variance as the ratio estimate over clusters, at most the number of
-    observations, and reduced by the ratio of Student's quantiles for few clusters. At rates of 0 and 1, where the
-    variance vanishes, each cluster counts as one observation.
+    observations, and reduced by the ratio of Student's quantiles for few clusters. Where all clusters, or all but one,
+    hold nothing but failures, or nothing but successes, the variance says little: they bound the number.
 
     Args:
         clusters: (successes, observations) of each cluster.
@@ -42,26 +42,28 @@ def clustered_interval(clusters: Sequence[tuple[int, int]]) -> tuple[float, floa
     if not clusters or any(n < 1 or not 0 <= successes <= n for successes, n in clusters):
         raise ValueError("need clusters (successes, n) with 0 <= successes <= n and n >= 1")
     rate = sum(successes for successes, _ in clusters) / sum(n for _, n in clusters)
-    return _score_interval(rate, _effective_number(rate * (1 - rate), rate, clusters))
+    alike = max(sum(successes == 0 for successes, _ in clusters), sum(successes == n for successes, n in clusters))
+    return _score_interval(rate, _effective_number(rate * (1 - rate), rate, clusters, alike))
 
 
-def _effective_number(variance: float, mean: float, clusters: Sequence[tuple[int, int]]) -> float:
+def _effective_number(variance: float, mean: float, clusters: Sequence[tuple[int, int]], alike: int) -> float:
     """How many independent observations have a mean as uncertain as that over clusters (Korn and Graubard).
 
     Args:
         variance: of a single observation.
         mean: of all observations.
         clusters: (sum, number) of the observations of each cluster.
+        alike: how many clusters hold one and the same outcome only. If all but one do, clusters bound the number.
     """
     m, total = len(clusters), sum(n for _, n in clusters)
-    if m == 1 or not variance > 0.0:
+    if m == 1 or variance <= 0.0:
         return m
     from scipy.stats import t
 
     spread = sum((value - mean * n) ** 2 for value, n in clusters) * m / (m - 1)
     independent = variance * total**2 / spread if spread else math.inf
     for_few = (t.ppf(0.975, total - 1) / t.ppf(0.975, m - 1)) ** 2
-    return min(float(independent * for_few), total)
+    return min(float(independent * for_few), m if m - alike <= 1 else total)
 
 
 def mixed_group_share(counts: Sequence[tuple[int, int]], group: int) -> float:
@@ -164,7 +166,8 @@ def clustered_tango_interval(clusters: Sequence[tuple[int, int, int]]) -> tuple[
     only_first, only_second, total = (sum(counts) for counts in zip(*clusters))
     mean = (only_first - only_second) / total
     variance = (only_first + only_second) / total - mean**2
-    n = _effective_number(variance, mean, [(first - second, n) for first, second, n in clusters])
+    alike = max(map(sum, zip(*((first == n, second == n, first == second == 0) for first, second, n in clusters))))
+    n = _effective_number(variance, mean, [(first - second, n) for first, second, n in clusters], alike)
     return _tango_interval(only_first * n / total, only_second * n / total, n, Z_95)
 
 

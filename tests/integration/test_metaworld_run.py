@@ -13,6 +13,7 @@ from cli.eval_vla import main as eval_vla
 from cli.train_ppo_vla import main as train_ppo
 from cli.train_sac_vla import main as train_sac
 from cli.train_sft_vla import main as train_sft
+from rlvla.utils.files import read_metrics
 
 SEEN = ["camera=0.5", "light=0.5", "texture=0.5", "distractor=3"]
 
@@ -46,6 +47,7 @@ def test_training_under_perturbations_is_resumed_under_the_same(
     train_ppo(words(*given, "--perturb", *SEEN, "--load_checkpoint"))
     record = json.loads((tmp_path / "ppo" / "policy" / "rlvla_environment.json").read_text())
     assert record["perturb"] == SEEN and record["task_suite_name"] == "metaworld"
+    assert read_metrics(tmp_path / "ppo")[-1]["total/episodes"] == 8
 
 
 def test_each_perturbation_is_evaluated_from_the_same_states(start: Path, tmp_path: Path) -> None:
@@ -59,6 +61,19 @@ def test_each_perturbation_is_evaluated_from_the_same_states(start: Path, tmp_pa
     ]
     played = [[(e["task_id"], e["init_state_id"]) for e in s["results"][0]["episodes"]] for s in suites.values()]
     assert len(played[0]) == 2 and all(states == played[0] for states in played)
+
+
+def test_a_task_that_was_not_learned_from_stands_apart(
+    start: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    output = tmp_path / "two.json"
+    given = ["--pretrain", start, "--num_envs", 1, "--eval_episodes", 2, "--max_steps", 10, "--output", output]
+    eval_vla(words(*given, "--task_names", "reach", "push"))
+    (result,) = json.loads(output.read_text())["results"]
+    (push,) = (task["task_id"] for task in result["tasks"] if task["name"] == "push")
+    assert result["unseen_tasks"] == [push]
+    printed = capsys.readouterr().out
+    assert "seen tasks (1)" in printed and "unseen tasks (1)" in printed
 
 
 def test_demonstrations_of_heldout_tasks_are_not_mixed_in(

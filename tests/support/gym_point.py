@@ -30,12 +30,12 @@ class Point(gymnasium.Env):
         self.place = self.place + 0.1 * (action - [0.5, 0.0])
         distance = float(np.linalg.norm(self.place))
         success = distance < 0.2
-        ended = {"success": success, "failure": distance > 1.0, "never": False}[self._ends]
+        ended = {"success": success, "failure": distance > 1.0, "never": False, "cut": False}[self._ends]
         return (
             self._seen(),
             -distance,
             ended,
-            False,
+            self._ends == "cut" and success,
             {"reached": success} | ({"success": success} if self._tells else {}),
         )
 

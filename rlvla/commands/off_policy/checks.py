@@ -256,7 +256,8 @@ def _demonstrations(
         return None, [p.of_flag("demos") for p in error.problems]
     found = mismatch_with_policy(demos, path, soft_actor_spec(config), "the policy")
     found += flags.split.problems(tasks, flags.schedule.eval_episodes, demos.states_learned_from)
-    found += heldout_problems(flags.split.heldout_tasks, env, (), demos.states_perhaps_learned_from, path)
+    found = [p.of_flag("demos") for p in found]
+    found += heldout_problems(flags.split.heldout_tasks, env, (), demos.states_learned_from, path)
     if len(demos.actions) < launched_world_size():
         text = f"--demos {path}: {len(demos.actions)} episodes are fewer than the {launched_world_size()} ranks"
         found.append(Problem("demos", "too_few", text))
@@ -278,4 +279,4 @@ def _demonstrations(
     if paid:
         text = f"--demos: what {', '.join(paid)} would pay for demonstrations is not known; take success alone"
         found.append(Problem("demos", "contradiction", f"{text}, or give it weight 0"))
-    return demos, [p if p.text.startswith("--") else p.of_flag("demos") for p in found]
+    return demos, found

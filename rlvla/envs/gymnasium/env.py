@@ -169,14 +169,14 @@ class GymEnv:
         self._middle, self._half = (space.high + space.low) / 2.0, (space.high - space.low) / 2.0
         self._runner = ChunkRunner(spec.max_steps, options.success_hold_steps or 1, plays_on=options.plays_on)
         self._seen: np.ndarray | None = None
-        self._reward, self._over = 0.0, False
+        self._reward, self._ended = 0.0, (False, False)
 
     def reset(self, init_state_id: int, seed: int) -> Observation:
         """Start an episode. Raises ValueError for an `init_state_id` outside [0, num_init_states)."""
         self._require_open()
         check_init_state_id(self.task, init_state_id)
         observation, _ = self._env.reset(seed=init_state_id)
-        self._seen, self._over = _state(self._env.observation_space, observation), False
+        self._seen, self._ended = _state(self._env.observation_space, observation), (False, False)
         self._runner.begin()
         return self._observe()
 
@@ -188,7 +188,7 @@ class GymEnv:
             raise ValueError("frames cannot be recorded: the environment was made without cameras")
         frame: Callable[[], np.ndarray] | None = self._picture if record_frames else None
         parts = (self._advance, self._observe, frame)
-        return self._runner.play(actions, *parts, reward=lambda: self._reward, over=lambda: self._over)
+        return self._runner.play(actions, *parts, reward=lambda: self._reward, ended=lambda: self._ended)
 
     def privileged_state(self) -> dict[str, np.ndarray]:
         """`observation` [P], for scripted experts."""
@@ -213,7 +213,7 @@ class GymEnv:
         observation, reward, terminated, truncated, info = self._env.step(played)
         self._seen = _state(self._env.observation_space, observation)
         success = self._success(bool(terminated), info)
-        self._reward, self._over = float(reward), bool(terminated or truncated)
+        self._reward, self._ended = float(reward), (bool(terminated), bool(truncated))
         return success, frozenset({"success"} if success else ())
 
     def _success(self, terminated: bool, info: Mapping[str, Any]) -> bool:

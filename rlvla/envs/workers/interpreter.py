@@ -135,7 +135,10 @@ def _run(command: list[str], python: str) -> subprocess.CompletedProcess[str]:
 def answer(suite: str, options: Mapping[str, Any], *custom_modules: str) -> dict[str, Any]:
     """Answer a query in the other interpreter: the suite's tasks, or the problems."""
     for module in custom_modules:
-        load_custom_module(module)
+        try:
+            load_custom_module(module)
+        except Exception as error:  # of the user's own
+            return _unusable(sys.executable, f"{module} cannot be imported: {type(error).__name__}: {error}")
     known = get_suite(suite)
     missing = [name for name in known.requires if importlib.util.find_spec(name) is None]
     if missing:

@@ -214,7 +214,8 @@ def test_sft_learns_from_it(tmp_path: Path) -> None:
         + ["--no-use_tensorboard", "--action_chunk_len", "2"]
     )
     record = json.loads((tmp_path / "sft" / "policy" / "rlvla_environment.json").read_text())
-    assert record["task_suite_name"] == "kitchen" and record["learned_from"] == [] and record["image_size"] == 32
+    assert record["task_suite_name"] == "kitchen" and record["image_size"] == 32
+    assert record["learned_from"] == [{"suite": "kitchen", "task_id": None, "start": 0, "stop": 0}], "not recorded"
 
 
 def test_what_cannot_be_read_is_one_clear_error(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

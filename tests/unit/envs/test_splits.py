@@ -112,6 +112,9 @@ def test_it_is_said_where_a_policy_was_trained() -> None:
     assert learned_from_words([TOY], [replace(seen, task_id=1)]).startswith("no initial state")
     assert "not recorded" in learned_from_words([TOY], None)
     task_alone = replace(seen, stop=0)
+    any_task = LearnedStates("toy_reach", None, 0, 0)
+    assert learned_from_words([TOY], [any_task]) == "on which tasks of toy_reach it was trained is not recorded"
+    assert learned_from_words([TOY], [any_task, task_alone]) == learned_from_words([TOY], [task_alone])
     assert learned_from_words([TOY], [task_alone]) == "trained on reach; from which initial states is not recorded"
     both = learned_from_words([TOY], [seen, task_alone])
     assert both == "trained on initial states 0..7999 of reach, and on others that are not recorded"

@@ -102,7 +102,7 @@ def test_every_difference_between_protocols_is_named() -> None:
     options = {"physics": "gpu", "kinds": ("a", "b")}
     played = describe_protocol([TOY], SplitConfig(), 10, 0, 1.0, options=options)
     assert describe_differences(played, json.loads(json.dumps(played))) == []
-    assert describe_differences(own, played) == ["kinds by default and ['a', 'b']", "physics by default and gpu"]
+    assert describe_differences(own, played) == ["kinds: its default and ['a', 'b']", "physics: its default and gpu"]
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_seen_and_unseen_tasks_stand_apart() -> None:
     low, high = tango_interval(0, 4, 20)
     assert found["unseen tasks"].low < low and found["unseen tasks"].high > high, "one task lost, one did not"
     assert found["unseen tasks"].p_value is None and found["all"].p_value is not None
-    assert "of seen and unseen tasks over tasks" in compare("own", result, "base", base).note()
+    assert "over seen and unseen tasks clustered by task" in compare("own", result, "base", base).note()
     unpaired = compare("own", result, "base", base, ["seed 0 and 1"]).differences
     assert "unseen tasks" not in {d.task for d in unpaired} and unpaired[-1].task == "all"
 

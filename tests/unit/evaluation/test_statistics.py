@@ -197,6 +197,27 @@ def test_clusters_of_equal_outcomes_count_as_one_observation_each() -> None:
     assert low < 0.1 and high > 0.7, "a single state says little"
 
 
+def test_one_cluster_that_differs_does_not_make_an_interval_narrow() -> None:
+    """Five tasks of twenty episodes: from none solved to two, and mirrored."""
+    ends = [clustered_interval([(solved, 20)] + [(0, 20)] * 4) for solved in range(3)]
+    assert [low for low, _ in ends] == sorted(low for low, _ in ends)
+    assert [high for _, high in ends] == sorted(high for _, high in ends) and ends[0][1] > 0.43
+    mirrored = clustered_interval([(18, 20)] + [(20, 20)] * 4)
+    assert mirrored == pytest.approx((1 - ends[2][1], 1 - ends[2][0]))
+    paired = [clustered_tango_interval([(20 - kept, 0, 20)] + [(20, 0, 20)] * 4) for kept in range(3)]
+    assert [low for low, _ in paired] == sorted((low for low, _ in paired), reverse=True) and paired[1][0] < 0.2
+
+
+@pytest.mark.parametrize("tasks", [5, 10])
+def test_intervals_over_few_tasks_that_mostly_fail_cover_the_rate(tasks: int) -> None:
+    rng, hits = np.random.default_rng(0), 0
+    for _ in range(1000):
+        counts = rng.binomial(20, rng.beta(0.15, 1.35, size=tasks))
+        low, high = clustered_interval([(int(count), 20) for count in counts])
+        hits += low <= 0.1 <= high
+    assert hits > 900, hits
+
+
 def test_clustered_intervals_cover_the_rate() -> None:
     """25 states, 4 samples each, success probabilities of the states spread widely: the naive interval covers less."""
     rng, hits, naive = np.random.default_rng(0), 0, 0

@@ -117,6 +117,17 @@ def test_success_at_which_the_environment_ends_needs_not_last() -> None:
     assert last.terminated and last.success_at_end and not last.truncated
 
 
+def test_success_at_a_time_limit_of_the_environment_must_have_lasted() -> None:
+    import gymnasium
+
+    gymnasium.register(
+        "rlvla/Short-v0", entry_point=gymnasium.spec("rlvla/Point-v0").entry_point, kwargs={"ends": "cut"}
+    )
+    env = make_env("gym:rlvla/Short-v0", 0, use_proprio=True, cameras=(), success_hold_steps=5)
+    last = towards_the_middle(env, 3)[-1]
+    assert last.truncated and last.successes[last.steps_executed - 1] and not last.success_at_end
+
+
 def test_success_may_have_another_name_or_must_be_told() -> None:
     import gymnasium
 

@@ -1,0 +1,37 @@
+"""The protocols of an evaluation, from its flags."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rlvla.commands.evaluate_checks import JudgedSuccess, _protocols
+from rlvla.envs import list_tasks
+from rlvla.envs.config import EnvConfig, SplitConfig
+from rlvla.evaluation.config import EvalConfig
+from rlvla.evaluation.findings import PolicyEvaluation
+from rlvla.evaluation.protocol import describe_differences
+
+
+def protocol(suite: str, **options: Any) -> dict[str, Any]:
+    setting: Any = SimpleNamespace(env=EnvConfig(task_suite_name=suite, options=options), tasks=list_tasks(suite)[:1])
+    return _protocols(setting, SplitConfig(), EvalConfig(eval_episodes=3), JudgedSuccess(), "own")["greedy"]
+
+
+def test_options_and_perturbations_are_a_part_of_the_protocol() -> None:
+    plain, other = protocol("maniskill", object_state=True), protocol("maniskill", physics="gpu")
+    assert "options" not in plain and other["options"] == {"physics": "gpu"}
+    assert describe_differences(plain, other) == ["physics: its default and gpu"]
+    perturbed = protocol("metaworld", perturb=("light=1", "camera=1"))
+    assert perturbed["perturb"] == ["camera=1", "light=1"] and "options" not in perturbed
+
+
+@pytest.mark.parametrize("physics", ["cpu", "gpu"])
+def test_an_earlier_file_has_the_options_of_its_environment(physics: str) -> None:
+    now = protocol("maniskill", physics=physics)
+    before = {name: value for name, value in now.items() if name != "options"}
+    environment = EnvConfig(task_suite_name="maniskill", options={"physics": physics}).as_dict()
+    content = {"policy": "p", "environment": environment, "protocols": {"greedy": before}, "results": []}
+    assert describe_differences(now, PolicyEvaluation.from_dict(content).protocols["greedy"]) == []
