@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -10,7 +13,9 @@ import pytest
 from rlvla.envs.libero import install
 from rlvla.envs.libero.env import AXES, MAX_STEPS, PRO_SUITES
 from rlvla.envs.registry import list_tasks, suite_names
+from rlvla.envs.testing import EnvContract
 from rlvla.utils.errors import ConfigError
+from tests.support.libero_requirements import require_libero
 
 DEFINITION = """(define (problem LIBERO_Tabletop_Manipulation)
   (:language Put the   Bottle
@@ -23,7 +28,29 @@ DEFINITION = """(define (problem LIBERO_Tabletop_Manipulation)
 NAMES = ["put_the_bowl_on_the_plate", "turn_on_the_stove"]
 
 
-@pytest.fixture(autouse=True)
+class TestLiberoPro(EnvContract):
+    """A scene of LIBERO where LIBERO-PRO has its own: its definition, and its initial states in other order."""
+
+    suite = "libero_spatial_swap"
+    options: ClassVar = {"image_size": 32}
+
+    @pytest.fixture(autouse=True, scope="class")
+    @classmethod
+    def _simulator(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+        require_libero()
+        place, suite = tmp_path_factory.mktemp("pro"), cls.suite.removesuffix("_swap")
+        name = install.task_names()[suite][0]
+        for folder in ("bddl_files", "init_files"):
+            (place / folder / cls.suite).mkdir(parents=True)
+        shutil.copy(install.bddl_file(suite, name), place / "bddl_files" / cls.suite)
+        np.savez(place / "init_files" / cls.suite / f"{name}.pruned_init.npz", install.init_states(suite, name)[::-1])
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(install, "package_folder", lambda: place)
+            patch.setattr(install, "task_names", lambda: {cls.suite: [name]})
+            yield
+
+
+@pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The package of LIBERO-PRO, with two tasks in a suite of each axis of libero_goal, and nothing of libero_10."""
     for axis in AXES:
@@ -42,6 +69,7 @@ def test_names_are_those_of_the_package() -> None:
     assert len(PRO_SUITES) == 16 and set(PRO_SUITES) < set(suite_names())
 
 
+@pytest.mark.usefixtures("package")
 @pytest.mark.parametrize(
     ("axis", "category", "told"),
     [
@@ -72,6 +100,7 @@ def test_initial_states_are_plain_arrays(package: Path) -> None:
         install.init_states("libero_goal_swap", NAMES[0])
 
 
+@pytest.mark.usefixtures("package")
 def test_a_suite_that_the_package_lacks() -> None:
     with pytest.raises(ConfigError, match="libero_10_swap: the installed LIBERO has no such tasks"):
         list_tasks("libero_10_swap")
