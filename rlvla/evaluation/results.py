@@ -35,10 +35,10 @@ class Rate:
         return cls(sum(outcomes) / len(outcomes), len(outcomes), low, high)
 
     @classmethod
-    def of_clusters(cls, clusters: Sequence[Sequence[bool]]) -> Rate:
-        """From the outcomes of several episodes of each initial state, see `clustered_interval`."""
+    def of_clusters(cls, clusters: Sequence[Sequence[bool]], *, graded: bool = False) -> Rate:
+        """From the outcomes of several episodes of each initial state, task or run, see `clustered_interval`."""
         counts = [(sum(cluster), len(cluster)) for cluster in clusters]
-        low, high = clustered_interval(counts)
+        low, high = clustered_interval(counts, graded=graded)
         total = sum(n for _, n in counts)
         return cls(sum(successes for successes, _ in counts) / total, total, low, high)
 

@@ -145,7 +145,7 @@ class Group:
         for seed, rate in rates:
             good = round(rate.rate * rate.n)
             clusters.setdefault(seed, []).extend([True] * good + [False] * (rate.n - good))
-        return Rate.of_clusters(list(clusters.values()))
+        return Rate.of_clusters(list(clusters.values()), graded=True)
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ def wilson_interval(successes: int, n: int) -> tuple[float, float]:
     return min(successes / n, float(interval.low)), max(successes / n, float(interval.high))
 
 
-def clustered_interval(clusters: Sequence[tuple[int, int]]) -> tuple[float, float]:
+def clustered_interval(clusters: Sequence[tuple[int, int]], *, graded: bool = False) -> tuple[float, float]:
     """95 % score interval of a proportion whose observations come in clusters, such as samples of one initial state.
 
     Wilson's interval with the effective sample size of Korn and Graubard (1998, Survey Methodology 24:193-201): the
@@ -35,6 +35,8 @@ def clustered_interval(clusters: Sequence[tuple[int, int]]) -> tuple[float, floa
 
     Args:
         clusters: (successes, observations) of each cluster.
+        graded: clusters have rates of their own that happen to be 0 or 1, as training runs, unlike initial states or
+            tasks, of which many fail or succeed for certain: they bound the number only where all are alike.
 
     Raises:
         ValueError: no cluster, or one without observations or with impossible counts.
@@ -43,7 +45,7 @@ def clustered_interval(clusters: Sequence[tuple[int, int]]) -> tuple[float, floa
         raise ValueError("need clusters (successes, n) with 0 <= successes <= n and n >= 1")
     rate = sum(successes for successes, _ in clusters) / sum(n for _, n in clusters)
     alike = max(sum(successes == 0 for successes, _ in clusters), sum(successes == n for successes, n in clusters))
-    return _score_interval(rate, _effective_number(rate * (1 - rate), rate, clusters, alike))
+    return _score_interval(rate, _effective_number(rate * (1 - rate), rate, clusters, 0 if graded else alike))
 
 
 def _effective_number(variance: float, mean: float, clusters: Sequence[tuple[int, int]], alike: int) -> float:
@@ -53,7 +55,7 @@ def _effective_number(variance: float, mean: float, clusters: Sequence[tuple[int
         variance: of a single observation.
         mean: of all observations.
         clusters: (sum, number) of the observations of each cluster.
-        alike: how many clusters hold one and the same outcome only. If all but one do, clusters bound the number.
+        alike: how many clusters hold one and the same outcome only. If all do but one, clusters bound the number.
     """
     m, total = len(clusters), sum(n for _, n in clusters)
     if m == 1 or variance <= 0.0:

@@ -202,6 +202,8 @@ def test_one_cluster_that_differs_does_not_make_an_interval_narrow() -> None:
     ends = [clustered_interval([(solved, 20)] + [(0, 20)] * 4) for solved in range(3)]
     assert [low for low, _ in ends] == sorted(low for low, _ in ends)
     assert [high for _, high in ends] == sorted(high for _, high in ends) and ends[0][1] > 0.43
+    runs = clustered_interval([(98, 100), (100, 100), (100, 100)], graded=True)
+    assert 0.85 < runs[0] < 0.95, "two of three runs at 100 % are not two outcomes"
     mirrored = clustered_interval([(18, 20)] + [(20, 20)] * 4)
     assert mirrored == pytest.approx((1 - ends[2][1], 1 - ends[2][0]))
     paired = [clustered_tango_interval([(20 - kept, 0, 20)] + [(20, 0, 20)] * 4) for kept in range(3)]
