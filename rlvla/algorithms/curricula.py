@@ -5,7 +5,6 @@ A curriculum is a function from `TaskSuccess` to a weight per task; `task_shares
 
 from __future__ import annotations
 
-import inspect
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -93,7 +92,8 @@ def task_shares(name: str, success: TaskSuccess, factors: np.ndarray, floor: flo
         weights = np.array(curriculum(success), dtype=np.float64)
     except Exception as error:  # of the user's own
         frames = traceback.extract_tb(error.__traceback__)
-        where = [frame for frame in frames if frame.filename == inspect.getfile(curriculum)] or frames
+        file = getattr(getattr(curriculum, "__code__", None), "co_filename", None)
+        where = [frame for frame in frames if frame.filename == file] or frames
         text = f"line {where[-1].lineno} of {Path(where[-1].filename).name}, {type(error).__name__}: {error}"
         raise ValueError(f"task sampling {name!r} failed: {text}") from error
     if weights.shape != success.recent.shape or not np.isfinite(weights).all() or (weights < 0).any():

@@ -161,7 +161,7 @@ def _evaluate_policy(
         evaluation.rewards.success.judge.device = strategy.device
     learned_from = learned_states(recorded_environment(policy.folder))
     trained_on = learned_from_words(setting.tasks, learned_from)
-    unseen = tuple(t.task_id for t in setting.tasks if not any(seen.of(t) for seen in learned_from or ()))
+    unseen = tuple(t.task_id for t in setting.tasks if not any(seen.may_be_of(t) for seen in learned_from or ()))
     results: list[EvalResult] = []
     videos: dict[str, list[Path]] = {}
     for mode, temperature in modes_of(config).items():

@@ -265,7 +265,7 @@ def _episodes(validation: ValidationConfig, run: SFTRunConfig, demos: Demonstrat
         why = "; ".join(map(str, error.problems))
         raise ConfigError(problem("eval_epochs", "unavailable", value=validation.eval_epochs, why=why)) from error
     problems = []
-    suites = sorted({states.suite for states in demos.states_learned_from})
+    suites = sorted({states.suite for states in demos.states_learned_from if states.recorded})
     if len(suites) > 1:
         why = f"the demonstrations are of several suites, {', '.join(suites)}"
         problems.append(problem("eval_epochs", "mismatch", value=validation.eval_epochs, why=why))

@@ -122,11 +122,12 @@ class Demonstrations:
         if self.learned_from is not None:
             return self.learned_from
         states: dict[int, list[int]] = {}
-        for known in self.init_states:
-            if known != UNKNOWN_STATE:
-                states.setdefault(known[0], []).append(known[1])
+        for task_id, state in self.init_states:
+            if (task_id, state) != UNKNOWN_STATE:
+                states.setdefault(task_id, []).extend([state] if state >= 0 else [])
         suite = str(self.env_args.get("task_suite_name"))
-        ranges = [LearnedStates(suite, task_id, min(ids), max(ids) + 1) for task_id, ids in states.items()]
+        ends = {task_id: (min(ids), max(ids) + 1) if ids else (0, 0) for task_id, ids in states.items()}
+        ranges = [LearnedStates(suite, task_id, *range_) for task_id, range_ in ends.items()]
         if self.init_states and UNKNOWN_STATE not in self.init_states:
             return ranges
         return ranges + [LearnedStates(suite, task_id, 0, 0) for task_id in self.env_args.get("task_ids") or (None,)]

@@ -284,7 +284,7 @@ def _recorded(demos: Demonstrations, task: TaskSpec | None) -> list[Finding]:
         lost.append("rewards")
     if lost:
         found.append(Finding("not_recorded", NOTE, f"optional, not recorded: {', '.join(lost)}"))
-    suites = sorted({seen.suite for seen in demos.states_learned_from})
+    suites = sorted({seen.suite for seen in demos.states_learned_from if seen.recorded})
     if len(suites) > 1:
         text = f"the files hold episodes of different suites: {', '.join(suites)}; the policy records the first file's"
         found.append(Finding("mixed_suites", WARNING, text))

@@ -178,9 +178,9 @@ class EnvConfig:
         free = {*options.action_options, *options.privileged_options, *options.unplayed_options}
         known = {name: field for name, field in own_flags(options).items() if field.metadata.get("recorded", True)}
         return {
-            name: self.options[name]
+            name: list(value) if isinstance(value, tuple) else value  # as in JSON
             for name in sorted(known.keys() & self.options.keys() - free)
-            if self.options[name] != known[name].default
+            if (value := self.options[name]) != known[name].default
         }
 
     @property
@@ -341,13 +341,12 @@ def heldout_problems(
     if again:
         text = f"--heldout_tasks: {', '.join(again)} would be trained on; leave them out of --task_names or --task_ids"
         problems.append(Problem("heldout_tasks", "contradiction", text))
-    certain = [states for states in learned_from if states.task_id is not None or states.states]
-    seen = [task.name for task in heldout if any(states.of(task) for states in certain)]
+    seen = [task.name for task in heldout if any(states.of(task) for states in learned_from if states.recorded)]
     text = ""
     if seen:
         text = f"--heldout_tasks: {of} learned from {', '.join(seen)}, which are no longer unseen; take another"
-    elif any(states.of(task) for states in learned_from for task in heldout):
-        text = f"--heldout_tasks: {of}: the tasks are not recorded, and may include these; take what records its tasks"
+    elif any(states.may_be_of(task) for states in learned_from for task in heldout):
+        text = f"--heldout_tasks: {of} does not record its tasks, which may include these; take one that does"
     if text:
         problems.append(Problem("heldout_tasks", "mismatch", text))
     return problems

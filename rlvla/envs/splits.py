@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import ClassVar, Protocol
 
 from rlvla.envs.base import TaskSpec
+from rlvla.envs.registry import is_known
 from rlvla.utils.data_files import read_yaml
 from rlvla.utils.errors import ConfigError
 
@@ -35,6 +36,15 @@ class LearnedStates:
     def of(self, task: TaskSpec) -> bool:
         """Whether the states belong to this task."""
         return self.suite == task.suite and self.task_id in (None, task.task_id)
+
+    def may_be_of(self, task: TaskSpec) -> bool:
+        """Whether they belong to this task, or may for all that is recorded."""
+        return self.of(task) or not (self.recorded or is_known(self.suite))
+
+    @property
+    def recorded(self) -> bool:
+        """Whether it is recorded which tasks or states they are, and not the suite's name alone, or that of a file."""
+        return self.task_id is not None or bool(self.states)
 
     @property
     def states(self) -> range:
@@ -94,10 +104,9 @@ def learned_from_words(tasks: Sequence[TaskSpec], learned_from: Sequence[Learned
     """Describe the training states of a policy with respect to the tasks it is evaluated on; None: not recorded."""
     if learned_from is None:
         return "which initial states it was trained on is not recorded"
-    own = [seen for seen in learned_from if any(seen.of(task) for task in tasks)]
+    unknown = any(seen.may_be_of(task) for seen in learned_from if not seen.recorded for task in tasks)
+    own = [seen for seen in learned_from if seen.recorded and any(seen.of(task) for task in tasks)]
     ranges = [seen for seen in own if seen.states]
-    if own and all(seen.task_id is None and not seen.states for seen in own):
-        return f"on which tasks of {tasks[0].suite} it was trained is not recorded"
     if own:
         known = sum(any(seen.of(task) for seen in ranges or own) for task in tasks)
         which = f"{known} of these {len(tasks)} tasks" if known < len(tasks) else "each task"
@@ -105,8 +114,10 @@ def learned_from_words(tasks: Sequence[TaskSpec], learned_from: Sequence[Learned
         if not ranges:
             return f"trained on {which}; from which initial states is not recorded"
         span = f"{min(seen.start for seen in ranges)}..{max(seen.stop for seen in ranges) - 1}"
-        more = ", and on others that are not recorded" if len(ranges) < len(own) else ""
+        more = ", and on others that are not recorded" if unknown or len(ranges) < len(own) else ""
         return f"trained on initial states {span} of {which}{more}"
+    if unknown:
+        return "which tasks and initial states it was trained on is not recorded"
     elsewhere = sorted({seen.suite for seen in learned_from} - {tasks[0].suite})
     if elsewhere:
         return f"trained in {', '.join(elsewhere)}; no initial state of these tasks was trained on"

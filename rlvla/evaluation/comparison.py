@@ -110,9 +110,8 @@ class Comparison:
     def note(self) -> str:
         """Note on the intervals and on differences between the protocols."""
         if self.paired:
-            grouped = "; over seen and unseen tasks clustered by task, without a test" * any(
-                d.task in TASK_GROUPS for d in self.differences
-            )
+            groups = dict.fromkeys(d.task for d in self.differences if d.task in TASK_GROUPS)
+            grouped = f"; over {' and '.join(groups)} clustered by task, without a test" if groups else ""
             return f"paired on the same initial states: 95 % score interval (Tango), exact McNemar test{grouped}"
         differing = "; ".join(self.protocol_differences)
         return f"THE PROTOCOLS DIFFER, so this is no paired comparison (Newcombe interval, no test): {differing}"

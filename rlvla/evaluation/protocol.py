@@ -115,7 +115,7 @@ def describe_protocol(
     if perturb:
         described["perturb"] = sorted(perturb)
     if options:
-        described["options"] = {n: list(v) if isinstance(v, tuple) else v for n, v in options.items()}  # as in JSON
+        described["options"] = dict(options)
     if instructions != "own":
         described["instructions"] = instructions
     described["tasks"] = [

@@ -250,7 +250,7 @@ class EvalResult:
     def about_samples(self) -> str:
         """Episodes per initial state, pass@k, kind of intervals; "" with one episode per state of tasks alike."""
         groups = self.task_groups
-        kind = f"95 % {self.kind_of_intervals}" + (f", that of {' and '.join(groups)} over tasks" if groups else "")
+        kind = f"95 % {self.kind_of_intervals}" + (f", those of {' and '.join(groups)} over tasks" if groups else "")
         if self.samples == 1:
             return kind if groups else ""
         passed = "" if self.pass_at_k is None else f", pass@{self.samples} {self.pass_at_k}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
@@ -95,5 +96,8 @@ def test_one_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
 
     with pytest.raises(ValueError, match=r"line \d+ of test_curricula.py, AttributeError: .* 'means'"):
         shares("raising", known(0.4, 0.1))
+    register_task_sampling("partial")(functools.partial(raising))
+    with pytest.raises(ValueError, match="AttributeError: .* 'means'"):
+        shares("partial", known(0.4, 0.1))
     with pytest.raises(ValueError, match="unknown task sampling"):
         shares("none", known(0.4, 0.1))

@@ -225,8 +225,12 @@ def test_tasks_that_are_not_recorded_may_be_any() -> None:
     none = replace(good(3), init_states=[])
     assert none.states_learned_from == [any_task]
     assert any_task in joined([some, none]).states_learned_from
+    stateless = replace(good(3), init_states=[(3, -1), (1, 7), (3, -1)])
+    assert stateless.states_learned_from == [LearnedStates("box", 3, 0, 0), LearnedStates("box", 1, 7, 8)]
     toy = EnvConfig(task_suite_name="toy_reach")
     told = [LearnedStates("toy_reach", None, 0, 0)]
     (problem,) = heldout_problems(("reach",), toy, (), told, "demos.hdf5")
-    assert "the tasks are not recorded" in problem and problem.reason == "mismatch"
-    assert heldout_problems(("reach",), toy, (), [any_task], "demos.hdf5") == [], "another suite"
+    assert "does not record its tasks" in problem and problem.reason == "mismatch"
+    assert len(heldout_problems(("reach",), toy, (), [any_task], "demos.hdf5")) == 1, "a name that may be anything's"
+    elsewhere = [LearnedStates("metaworld", None, 0, 0)]
+    assert heldout_problems(("reach",), toy, (), elsewhere, "demos.hdf5") == [], "another suite"

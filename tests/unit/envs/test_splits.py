@@ -113,8 +113,13 @@ def test_it_is_said_where_a_policy_was_trained() -> None:
     assert "not recorded" in learned_from_words([TOY], None)
     task_alone = replace(seen, stop=0)
     any_task = LearnedStates("toy_reach", None, 0, 0)
-    assert learned_from_words([TOY], [any_task]) == "on which tasks of toy_reach it was trained is not recorded"
-    assert learned_from_words([TOY], [any_task, task_alone]) == learned_from_words([TOY], [task_alone])
+    for unknown in (any_task, LearnedStates("a_folder", None, 0, 0)):
+        assert (
+            learned_from_words([TOY], [unknown]) == "which tasks and initial states it was trained on is not recorded"
+        )
+        text = "trained on initial states 0..7999 of reach, and on others that are not recorded"
+        assert learned_from_words([TOY], [unknown, seen]) == text
+    assert "trained in metaworld; no initial" in learned_from_words([TOY], [LearnedStates("metaworld", None, 0, 0)])
     assert learned_from_words([TOY], [task_alone]) == "trained on reach; from which initial states is not recorded"
     both = learned_from_words([TOY], [seen, task_alone])
     assert both == "trained on initial states 0..7999 of reach, and on others that are not recorded"

@@ -99,7 +99,7 @@ def test_every_difference_between_protocols_is_named() -> None:
     assert describe_differences(own, longer) == ["success_hold_steps None and 5"]
     other = describe_protocol([TOY], SplitConfig(), 10, 0, 1.0) | {"tasks": []}
     assert describe_differences(own, other) == ["tasks [0] and []"]
-    options = {"physics": "gpu", "kinds": ("a", "b")}
+    options = {"physics": "gpu", "kinds": ["a", "b"]}
     played = describe_protocol([TOY], SplitConfig(), 10, 0, 1.0, options=options)
     assert describe_differences(played, json.loads(json.dumps(played))) == []
     assert describe_differences(own, played) == ["kinds: its default and ['a', 'b']", "physics: its default and gpu"]
@@ -112,7 +112,7 @@ def test_every_difference_between_protocols_is_named() -> None:
         ("maniskill", {"physics": "cpu"}, {}),
         ("gym:CartPole-v1", {"gym_success": "terminated"}, {"gym_success": "terminated"}),
         ("robosuite", {"dense_reward": True, "object_state": True, "action_space": "primitives"}, {}),
-        ("robosuite", {"perturb": ("light=1",)}, {"perturb": ("light=1",)}),
+        ("robosuite", {"perturb": ("light=1",)}, {"perturb": ["light=1"]}),
         ("libero_10", {"libero_assets": "of this machine"}, {}),
     ],
 )
@@ -148,7 +148,7 @@ def test_seen_and_unseen_tasks_stand_apart() -> None:
     low, high = tango_interval(0, 4, 20)
     assert found["unseen tasks"].low < low and found["unseen tasks"].high > high, "one task lost, one did not"
     assert found["unseen tasks"].p_value is None and found["all"].p_value is not None
-    assert "over seen and unseen tasks clustered by task" in compare("own", result, "base", base).note()
+    assert "over seen tasks and unseen tasks clustered by task" in compare("own", result, "base", base).note()
     unpaired = compare("own", result, "base", base, ["seed 0 and 1"]).differences
     assert "unseen tasks" not in {d.task for d in unpaired} and unpaired[-1].task == "all"
 
