@@ -60,3 +60,12 @@ def test_ppo_under_a_curriculum_resumes_to_the_bit(policy_folder: Path, tmp_path
     assert stay + go == 64 and go > 1.3 * stay, "the harder task was played more often"
     first = read_metrics(whole)[0]
     assert first["rollout_tasks/stay"] > first["rollout_tasks/go"] and first["actor/grad_norm"] > 0
+
+
+def test_rounds_that_are_played_ahead_follow_the_curriculum_too(policy_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "two_reach.py").write_text(SUITE)
+    words = ["--pretrain", str(policy_folder), "--custom_module", str(tmp_path / "two_reach.py"), *FLAGS]
+    train_ppo([*words, "--async_rollout", "--save_path", str(tmp_path / "run"), "--num_episodes", "64"])
+    state = json.loads((tmp_path / "run" / "checkpoints/iteration_000004/trainer.json").read_text())
+    stay, go = state["task_sampler"]["episodes"]
+    assert stay + go == 64 and go > 1.3 * stay, "the harder task was played more often"
