@@ -6,7 +6,6 @@
 #   python cli/check_env.py maniskill --env_python .venv-maniskill/bin/maniskill-python
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
-shown="${1:-.venv-maniskill}"
 venv="$(realpath -m "${1:-$root/.venv-maniskill}")"
 [ -x "$venv/bin/python" ] || "${PYTHON:-python3.11}" -m venv "$venv"
 "$venv/bin/pip" install --quiet "torch==2.13.0" "numpy<2"
@@ -52,7 +51,7 @@ if ! draws "$venv/bin/maniskill-python" && grep -q bookworm /etc/os-release 2>/d
   write_launcher "$venv/mesa/root"
 fi
 if draws "$venv/bin/maniskill-python"; then
-  echo "ManiSkill is installed: --env_python $shown/bin/maniskill-python"
+  echo "ManiSkill is installed: --env_python $venv/bin/maniskill-python"
 else
   echo "ManiSkill is installed, but no Vulkan driver works: install one (Mesa 25 or newer on a CPU)" >&2
   exit 1

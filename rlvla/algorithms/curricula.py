@@ -5,10 +5,8 @@ A curriculum is a function from `TaskSuccess` to a weight per task; `task_shares
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -84,18 +82,14 @@ def task_shares(name: str, success: TaskSuccess, factors: np.ndarray, floor: flo
         floor: share of the draws that goes to all tasks alike, whatever the curriculum says, above 0.
 
     Raises:
-        ValueError: unknown name, or a curriculum that raises, or whose weights are negative, not finite or of another
-            number.
+        ValueError: unknown name, or a curriculum that raises (the cause of the error), or whose weights are negative,
+            not finite or of another number.
     """
     curriculum = _CURRICULA.get(name)
     try:
         weights = np.array(curriculum(success), dtype=np.float64)
     except Exception as error:  # of the user's own
-        frames = traceback.extract_tb(error.__traceback__)
-        file = getattr(getattr(curriculum, "__code__", None), "co_filename", None)
-        where = [frame for frame in frames if frame.filename == file] or frames
-        text = f"line {where[-1].lineno} of {Path(where[-1].filename).name}, {type(error).__name__}: {error}"
-        raise ValueError(f"task sampling {name!r} failed: {text}") from error
+        raise ValueError(f"task sampling {name!r} failed") from error
     if weights.shape != success.recent.shape or not np.isfinite(weights).all() or (weights < 0).any():
         raise ValueError(f"task sampling {name!r} must return {len(success.recent)} finite weights, not {weights}")
     played = success.episodes > 0

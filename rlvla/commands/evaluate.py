@@ -161,7 +161,9 @@ def _evaluate_policy(
         evaluation.rewards.success.judge.device = strategy.device
     learned_from = learned_states(recorded_environment(policy.folder))
     trained_on = learned_from_words(setting.tasks, learned_from)
-    unseen = tuple(t.task_id for t in setting.tasks if not any(seen.may_be_of(t) for seen in learned_from or ()))
+    unseen: tuple[int, ...] = ()
+    if learned_from and any(seen.suite == setting.env.suite for seen in learned_from):
+        unseen = tuple(t.task_id for t in setting.tasks if not any(seen.may_be_of(t) for seen in learned_from))
     results: list[EvalResult] = []
     videos: dict[str, list[Path]] = {}
     for mode, temperature in modes_of(config).items():
@@ -192,8 +194,7 @@ def _evaluate_policy(
             description=f"evaluate {mode}, {suite}" if evaluation.several else f"evaluate {mode}",
             journal=EpisodeJournal(journal_folder(output), identity, strategy.rank),
         )
-        if any(seen.suite == setting.tasks[0].suite for seen in learned_from or ()):
-            result = replace(result, unseen_tasks=unseen)
+        result = replace(result, unseen_tasks=unseen)
         evaluation.rewards.check(strategy.all_reduce(evaluation.rewards.metrics(), "sum"))
         results.append(result)
         if config.num_videos:

@@ -261,9 +261,8 @@ def _protocols(
 ) -> dict[str, dict[str, Any]]:
     hold, after = setting.env.success_hold_steps, setting.env.after_success
     parts = (setting.tasks, split, config.eval_episodes, config.seed)
-    options = {name: value for name, value in setting.env.played_options.items() if name != "perturb"}
     further = {"success_source": success.description, "perturb": setting.env.options.get("perturb", ())}
-    further |= {"instructions": kind, "options": options}
+    further |= {"instructions": kind, "options": setting.env.played_options}
     return {
         mode: describe_protocol(*parts, temperature, hold, after, samples_of(config, temperature), **further)
         for mode, temperature in modes_of(config).items()

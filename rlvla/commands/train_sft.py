@@ -101,9 +101,8 @@ def run_sft(
     episodes = None
     try:
         if demos is not None:
-            problems += _heldout_problems(validation, demos, run.seed) + _unseen_problems(
-                run, demos, validation.env_python
-            )
+            problems += _heldout_problems(validation, demos, run.seed)
+            problems += _unseen_problems(run, demos, validation.env_python)
             episodes = _episodes(validation, run, demos) if validation.eval_epochs else None
     except ConfigError as error:
         problems += error.problems

@@ -171,11 +171,11 @@ class EnvConfig:
 
     @property
     def played_options(self) -> dict[str, Any]:
-        """Options that decide what is played, if not at their defaults; see `SuiteOptions.unplayed_options`."""
+        """Options but `perturb` that decide what is played, if not at their defaults, see `SuiteOptions`."""
         options = get_suite(self.suite).options
         if options is None:
             return {}
-        free = {*options.action_options, *options.privileged_options, *options.unplayed_options}
+        free = {"perturb", *options.action_options, *options.privileged_options, *options.unplayed_options}
         known = {name: field for name, field in own_flags(options).items() if field.metadata.get("recorded", True)}
         return {
             name: list(value) if isinstance(value, tuple) else value  # as in JSON

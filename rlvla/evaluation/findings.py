@@ -67,8 +67,7 @@ class PolicyEvaluation:
         """The inverse of `as_dict`; protocols that are older than their `options` take them from the environment."""
         protocols, env = content["protocols"], EnvConfig().completed(content["environment"])
         if env.task_suite_name is not None and is_known(env.task_suite_name):
-            options = {name: value for name, value in env.played_options.items() if name != "perturb"}
-            protocols = {mode: ({"options": options} if options else {}) | p for mode, p in protocols.items()}
+            protocols = {mode: {"options": env.played_options} | p for mode, p in protocols.items()}
         return cls(
             policy=content["policy"],
             environment=content["environment"],

@@ -98,7 +98,7 @@ def describe_protocol(
 
     `success_hold_steps` is given only if it differs from the suite's, `after_success` only if episodes go on after it,
     `success_source` (a description) only if it is not the simulator; `samples` are the episodes per initial state,
-    `perturb` the perturbations of the environment, `options` its other `EnvConfig.played_options`, `instructions` one
+    `perturb` the perturbations of the environment, `options` its `EnvConfig.played_options`, `instructions` one
     of `INSTRUCTIONS`.
     """
     described: dict[str, Any] = {"suite": tasks[0].suite, "name": split.protocol_name, "seed": seed}

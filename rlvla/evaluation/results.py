@@ -48,8 +48,7 @@ class Rate:
 
         The interval is over these states.
         """
-        parts = _by_state([episode for run in runs for episode in run.episodes])
-        return cls.of_clusters([[episode.success_at_end for episode in part] for part in parts])
+        return _rate([episode for run in runs for episode in run.episodes], lambda episode: episode.success_at_end)
 
     @classmethod
     def mean(cls, rates: Sequence[Rate]) -> Rate:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
+from rlvla.algorithms import curricula
 from rlvla.algorithms.curricula import TaskSuccess, task_shares
 from rlvla.envs import TaskSpec
 from rlvla.envs.task_values import TaskValues
@@ -14,6 +16,7 @@ from rlvla.rollout.config import TaskSamplingConfig
 from rlvla.rollout.episode import EpisodeRequest, FinishedEpisode
 from rlvla.rollout.user_sampler import TaskSamplerError, UserSampler
 from rlvla.utils.errors import ConfigError, Problem
+from rlvla.utils.modules import user_traceback
 from rlvla.utils.seeding import derive_rng, derive_seed
 
 _WEIGHTS = TaskValues("task_weights", float, (0.0, 1e6), "TASK:WEIGHT, e.g. 3:0.5 or push:0.5")
@@ -202,7 +205,9 @@ class CurriculumSampler(TaskSampler):
         try:
             self._shares = task_shares(config.task_sampling, self.success, self._factors, config.task_sampling_floor)
         except ValueError as error:
-            raise TaskSamplerError(f"--task_sampling: {error}") from error
+            cause = error.__cause__  # what a curriculum of the user's own raised
+            where = "" if cause is None else f":\n{user_traceback(cause, Path(curricula.__file__))}"
+            raise TaskSamplerError(f"--task_sampling: {error}{where}") from error
 
     def state_dict(self) -> dict[str, Any]:
         """The means of success."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 
 import numpy as np
@@ -94,10 +93,8 @@ def test_one_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
     def raising(success: TaskSuccess) -> np.ndarray:
         return success.means
 
-    with pytest.raises(ValueError, match=r"line \d+ of test_curricula.py, AttributeError: .* 'means'"):
+    with pytest.raises(ValueError, match="'raising' failed") as found:
         shares("raising", known(0.4, 0.1))
-    register_task_sampling("partial")(functools.partial(raising))
-    with pytest.raises(ValueError, match="AttributeError: .* 'means'"):
-        shares("partial", known(0.4, 0.1))
+    assert isinstance(found.value.__cause__, AttributeError)
     with pytest.raises(ValueError, match="unknown task sampling"):
         shares("none", known(0.4, 0.1))

@@ -112,7 +112,7 @@ def test_every_difference_between_protocols_is_named() -> None:
         ("maniskill", {"physics": "cpu"}, {}),
         ("gym:CartPole-v1", {"gym_success": "terminated"}, {"gym_success": "terminated"}),
         ("robosuite", {"dense_reward": True, "object_state": True, "action_space": "primitives"}, {}),
-        ("robosuite", {"perturb": ("light=1",)}, {"perturb": ["light=1"]}),
+        ("robosuite", {"perturb": ("light=1",)}, {}),
         ("libero_10", {"libero_assets": "of this machine"}, {}),
     ],
 )

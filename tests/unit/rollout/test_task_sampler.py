@@ -153,7 +153,7 @@ def test_a_curriculum_of_ones_own_that_fails_ends_the_run_with_its_reason(monkey
         return np.ones(2) if not success.episodes.any() else success.means
 
     made = curriculum(task_sampling="late")
-    with pytest.raises(TaskSamplerError, match="--task_sampling: task sampling 'late' failed: line .* 'means'"):
+    with pytest.raises(TaskSamplerError, match=r"(?s)task sampling 'late' failed:\n.*, in late\n.* 'means'"):
         made.observe(finished(0, [True]))
 
     @curricula.register_task_sampling("never")
