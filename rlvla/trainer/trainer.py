@@ -324,7 +324,7 @@ class Trainer:
             self._log(f"warning: {error}; training goes on")
 
     def _stop_if_asked(self) -> None:
-        number = int(self.strategy.all_reduce({"signal": float(self._signals.received)}, "max")["signal"])
+        number = self._signals.of_all_ranks(self.strategy.all_reduce)
         if not number:
             return
         kept = "there is nothing to save yet"

@@ -147,8 +147,13 @@ def pass_on(request: int) -> None:
         return
     if request & _BY_LAUNCHER:
         _command.cause = LAUNCHER_GONE
+    os.kill(os.getpid(), number_of(request))
+
+
+def number_of(request: int) -> int:
+    """The signal of a `request_received`, or 0."""
     number = request & ~_BY_LAUNCHER
-    os.kill(os.getpid(), number if number in SIGNALS else signal.SIGTERM)
+    return number if number in SIGNALS or not request else signal.SIGTERM
 
 
 def can_raise(frame: FrameType | None) -> bool:

@@ -7,14 +7,24 @@ import shlex
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import ClassVar, TypeVar
 
 from rlvla.utils.cli.programs import typed_command
-from rlvla.utils.ending import SHELL_SIGNAL_BASE, can_raise, cause_of, record, say, taken_over
+from rlvla.utils.ending import (
+    SHELL_SIGNAL_BASE,
+    can_raise,
+    cause_of,
+    number_of,
+    pass_on,
+    record,
+    request_received,
+    say,
+    taken_over,
+)
 
 T = TypeVar("T")
 _WORKERS_FIRST_SECONDS = 0.5
@@ -96,6 +106,20 @@ class StopSignals:
         for signals in cls._catching[-1:]:
             if signals.received:
                 raise StopRequested(signals.received)
+
+    def of_all_ranks(self, all_reduce: Callable[[dict[str, float], str], Mapping[str, float]]) -> int:
+        """Number of a signal that some rank has received, or 0; all ranks call it together.
+
+        A rank that learns of it here receives it, too, and says so: the run may end before the heartbeat passes it on.
+
+        Args:
+            all_reduce: reduces named numbers over the ranks, as `DeepspeedStrategy.all_reduce`.
+        """
+        mine = float(request_received() if self.received else 0)
+        request = int(all_reduce({"request": mine}, "max")["request"])
+        if request:
+            pass_on(request)
+        return number_of(request)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         first = not self.received
