@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from cli.train_ppo_vla import main as train_ppo
 from rlvla.utils.files import read_metrics
 from tests.support.equality import assert_equal_to_the_bit
+from tests.support.launching import PPO_SCRIPT, launch
 
 # In the first of two tasks the effector begins on the disc.
 SUITE = """
@@ -69,3 +72,25 @@ def test_rounds_that_are_played_ahead_follow_the_curriculum_too(policy_folder: P
     state = json.loads((tmp_path / "run" / "checkpoints/iteration_000004/trainer.json").read_text())
     stay, go = state["task_sampler"]["episodes"]
     assert stay + go == 64 and go > 1.3 * stay, "the harder task was played more often"
+
+
+@pytest.mark.slow
+def test_two_ranks_follow_one_curriculum(policy_folder: Path, tmp_path: Path) -> None:
+    """The draws and the statistics of tasks are those of all ranks: they are what one rank has."""
+    (tmp_path / "two_reach.py").write_text(SUITE)
+
+    def words(name: str) -> list[str]:
+        start = ["--pretrain", str(policy_folder), "--custom_module", str(tmp_path / "two_reach.py"), *FLAGS]
+        return [*start, "--save_path", str(tmp_path / name), "--num_episodes", "48"]
+
+    train_ppo(words("one"))
+    launch(PPO_SCRIPT, *words("two"))
+    for iteration in (1, 2, 3):
+        name = f"checkpoints/iteration_{iteration:06d}/trainer.json"
+        one, two = (json.loads((tmp_path / run / name).read_text())["task_sampler"] for run in ("one", "two"))
+        assert one == two
+    assert sum(two["episodes"]) == 48
+    one, two = (read_metrics(tmp_path / run) for run in ("one", "two"))
+    for metric in ("rollout_tasks/stay", "rollout_tasks/go", "actor/grad_norm", "actor/pg_loss"):
+        values = [[record[metric] for record in records if metric in record] for records in (one, two)]
+        assert values[0] == pytest.approx(values[1], abs=1e-5) and len(values[0]) == 3, metric

@@ -1,4 +1,4 @@
-"""A Gymnasium environment of the tests' own: a point is steered to the middle; bounds that are not [-1, 1]."""
+"""Gymnasium environments of the tests' own: a point is steered to the middle; bounds that are not [-1, 1]."""
 
 import gymnasium
 import numpy as np
@@ -18,7 +18,14 @@ class Point(gymnasium.Env):
         self.render_mode, self._ends, self._tells = render_mode, ends, tells
 
     def _seen(self):
-        return {"place": self.place.copy(), "pixels": np.zeros((8, 6, 3), np.uint8)}
+        return {"place": self.place.copy(), "pixels": self._drawn(8, 6)}
+
+    def _drawn(self, height, width):
+        picture = np.full((height, width, 3), 60, np.uint8)
+        last = [height - 1, width - 1]
+        row, column = np.clip(((self.place + 1) / 2 * last).astype(int), 0, last)
+        picture[row, column] = 255, 200, 100
+        return picture
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -40,10 +47,18 @@ class Point(gymnasium.Env):
         )
 
     def render(self):
-        picture = np.full((30, 40, 3), 60, np.uint8)
-        row, column = np.clip(((self.place + 1) / 2 * [29, 39]).astype(int), 0, [29, 39])
-        picture[row, column] = 255
-        return picture
+        return self._drawn(30, 40)
+
+
+class PointOfPixels(Point):
+    """Observed as one gray image, channels first; it draws nothing else."""
+
+    metadata = {"render_modes": []}
+    observation_space = gymnasium.spaces.Box(0, 255, (1, 16, 16), np.uint8)
+
+    def _seen(self):
+        return self._drawn(16, 16)[..., 0][None]
 
 
 gymnasium.register("rlvla/Point-v0", entry_point=Point, max_episode_steps=25)
+gymnasium.register("rlvla/PointOfPixels-v0", entry_point=PointOfPixels, max_episode_steps=25)

@@ -87,11 +87,20 @@ def _batch_problems(flags: SACRun) -> list[Problem]:
     return found
 
 
+def _no_state(problem: Problem, suite: str) -> Problem:
+    """A problem of --use_proprio, which was not given, in words of what was."""
+    if (problem.flag, problem.reason) != ("use_proprio", "unavailable"):
+        return problem
+    text = f"{suite} has no proprio, which the policy reads without --read_images; give --read_images"
+    return Problem("read_images", "needs_flag", text)
+
+
 def _check_environment(flags: SACRun) -> tuple[CheckedSAC | None, list[Problem]]:
     """Environment, tasks and sizes of the networks, and all problems with them."""
     if flags.sac.policy == DSRL:
         return _check_with_base(flags)
     shown, sac, found = flags.env.completed({}), flags.sac, list[str | Problem]()
+    reads_unasked = shown.use_proprio is None and not sac.read_images
     if shown.use_proprio is None:
         shown = replace(shown, use_proprio=not sac.read_images or sac.critic_state)
     env, privileged = _seen_by_policy(flags, shown)
@@ -101,7 +110,7 @@ def _check_environment(flags: SACRun) -> tuple[CheckedSAC | None, list[Problem]]
         found += flags.split.problems(tasks, flags.schedule.eval_episodes)
         found += heldout_problems(flags.split.heldout_tasks, env, tasks)
     except ConfigError as error:
-        return None, error.problems
+        return None, [_no_state(p, shown.suite) if reads_unasked else p for p in error.problems]
     found += _task_problems(flags, shown, shown_tasks) + _view_problems(flags, env, privileged)
     found += success_problems(flags.env, env, flags.success.success_source)
     found += sampler_problems(flags.batch, tasks, flags.split, flags.run.seed)
@@ -218,7 +227,7 @@ def _task_problems(flags: SACRun, env: EnvConfig, tasks: Sequence[TaskSpec]) -> 
             Problem("read_images", "needs_flag", "--read_images: there are no cameras; name some with --cameras")
         )
     if not flags.sac.read_images and not env.use_proprio:
-        text = "without --read_images the policy reads proprio; leave --no-use_proprio out"
+        text = "without --read_images the policy reads proprio; leave --no-use_proprio out, or give --read_images"
         found.append(Problem("use_proprio", "contradiction", text))
     found += _capacity_problems(flags, tasks, 1 if offers else flags.sac.action_chunk_len)
     limits = {task.action_limit for task in tasks}

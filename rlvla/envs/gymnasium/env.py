@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +23,7 @@ from rlvla.utils.errors import ConfigError, MissingExtraError, Problem
 
 PREFIX = "gym:"
 CAMERA = "render"
+OBSERVATION = "observation"  # the camera of an observation that is an image itself
 NUM_INIT_STATES = 10_000
 STEPS = 200  # where the environment has no limit of its own
 SUCCESS_KEYS = ("is_success", "success")
@@ -32,6 +33,8 @@ TERMINATED = "terminated"
 @dataclass(frozen=True)
 class GymOptions(SuiteOptions):
     """Options of the suites.
+
+    Besides `render`, the images of an environment's observation are cameras; `list_tasks` tells unknown ones.
 
     Attributes:
         gym_success: what tells success: an entry of `info`, or "terminated"; None: `is_success` or `success` of `info`.
@@ -51,6 +54,10 @@ class GymOptions(SuiteOptions):
     gym_instruction: str | None = arg(
         None, "what the policy is told (default: the words of the environment's name)", metavar="TEXT"
     )
+
+    def problems(self) -> list[Problem]:
+        """All but unknown cameras."""
+        return [p for p in super().problems() if (p.flag, p.reason) != ("cameras", "unknown_name")]
 
 
 def _gymnasium(env_id: str) -> Any:
@@ -85,11 +92,19 @@ def _make(suite: str, **options: Any) -> Any:
 
 @dataclass(frozen=True)
 class _Facts:
-    """What a suite's environment is: step limit, dimensions of actions and state, steps per second."""
+    """What a suite's environment is.
+
+    Attributes:
+        steps: its step limit.
+        action_dim, state_dim: dimensions of its actions, and of the vectors in its observation.
+        cameras: what it shows.
+        frequency: steps per second.
+    """
 
     steps: int
     action_dim: int
     state_dim: int
+    cameras: tuple[str, ...]
     frequency: float
 
 
@@ -98,14 +113,18 @@ def _facts(suite: str) -> _Facts:
     """Made once, without rendering; ConfigError if its spaces cannot be used."""
     env = _make(suite)
     try:
-        actions, state_dim = env.action_space, len(_state(env.observation_space, env.observation_space.sample()))
+        actions, sample = env.action_space, env.observation_space.sample()
         bounded = hasattr(actions, "low") and np.isfinite(actions.low).all() and np.isfinite(actions.high).all()
         if not bounded or len(actions.shape) != 1:
             text = f"--task_suite_name {suite}: its actions must be a bounded vector (Box), not {actions}"
             raise ConfigError.of("task_suite_name", "action_dims", text)
         dt = getattr(env.unwrapped, "dt", None)
         steps = (env.spec.max_episode_steps if env.spec is not None else None) or STEPS
-        return _Facts(steps, actions.shape[0], state_dim, 1.0 / float(dt) if dt else 20.0)
+        images = tuple(_images(sample))
+        draws = "rgb_array" in env.metadata.get("render_modes", ()) or not images
+        cameras = (CAMERA, *images) if draws else images
+        state_dim = len(_state(env.observation_space, sample))
+        return _Facts(steps, actions.shape[0], state_dim, cameras, 1.0 / float(dt) if dt else 20.0)
     finally:
         env.close()
 
@@ -121,9 +140,39 @@ def _state(space: Any, observation: Any) -> np.ndarray:
     return values.astype(np.float32).ravel()
 
 
+def _images(observation: Any, name: str = "") -> dict[str, np.ndarray]:
+    """Name -> image, [H, W, C] or [C, H, W] uint8 with 1 or 3 channels, of those in an observation."""
+    if isinstance(observation, Mapping):
+        parts = [_images(value, f"{name}/{key}" if name else str(key)) for key, value in sorted(observation.items())]
+        return {key: image for part in parts for key, image in part.items()}
+    values = np.asarray(observation)
+    is_image = values.dtype == np.uint8 and values.ndim == 3 and {values.shape[0], values.shape[2]} & {1, 3}
+    return {name or OBSERVATION: values} if is_image else {}
+
+
+def _in_color(image: np.ndarray) -> np.ndarray:
+    """[H, W, 3] of an image as `_images` finds them."""
+    if image.shape[2] not in (1, 3):
+        image = np.moveaxis(image, 0, 2)
+    return np.broadcast_to(image, (*image.shape[:2], 3))
+
+
+def _check_cameras(suite: str, cameras: Sequence[str]) -> None:
+    """ConfigError if the environment does not have one of them."""
+    known = _facts(suite).cameras
+    unknown = [name for name in cameras if name not in known]
+    if unknown:
+        text = f"unknown camera(s) {', '.join(unknown)}; known cameras: {', '.join(known)}"
+        if CAMERA not in known:
+            text += f" (--cameras; {suite} does not draw: it has no render mode rgb_array)"
+        raise ConfigError.of("cameras", "unknown_name", text)
+
+
 def list_tasks(suite: str, **kw: Any) -> list[TaskSpec]:
     """The one task of a suite; `kw` are the fields of `GymOptions`. The environment is made, and nothing is drawn."""
     options, facts = GymOptions(**kw), _facts(suite)
+    if "cameras" in kw:
+        _check_cameras(suite, options.cameras)
     name = suite.removeprefix(PREFIX).rpartition(":")[2]
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", re.sub(r"-v\d+$", "", name).rpartition("/")[2])
     return [
@@ -148,8 +197,8 @@ class GymEnv:
     """One Gymnasium environment.
 
     Actions [D] in [-1, 1] are scaled to the bounds of its action space. Proprio is its observation, without images; its
-    images are what it renders. The initial state of a number is that of `reset(seed=number)`. Rewards are its own. An
-    episode that it ends without success is truncated.
+    images are what it renders (`render`), or those of its observation. The initial state of a number is that of
+    `reset(seed=number)`. Rewards are its own. An episode that it ends without success is truncated.
 
     Privileged state: `observation` [P].
 
@@ -163,20 +212,20 @@ class GymEnv:
 
     def __init__(self, spec: TaskSpec, options: GymOptions):
         self.task, self.options = spec, options
-        drawing = {"render_mode": "rgb_array"} if options.cameras else {}
+        drawing = {"render_mode": "rgb_array"} if CAMERA in options.cameras else {}
         self._env = _make(spec.suite, max_episode_steps=spec.max_steps + 1, **drawing)
         space = self._env.action_space
         self._middle, self._half = (space.high + space.low) / 2.0, (space.high - space.low) / 2.0
         self._runner = ChunkRunner(spec.max_steps, options.success_hold_steps or 1, plays_on=options.plays_on)
-        self._seen: np.ndarray | None = None
+        self._observed: Any = None  # as the environment gave it
         self._reward, self._ended = 0.0, (False, False)
 
     def reset(self, init_state_id: int, seed: int) -> Observation:
         """Start an episode. Raises ValueError for an `init_state_id` outside [0, num_init_states)."""
         self._require_open()
         check_init_state_id(self.task, init_state_id)
-        observation, _ = self._env.reset(seed=init_state_id)
-        self._seen, self._ended = _state(self._env.observation_space, observation), (False, False)
+        self._observed, _ = self._env.reset(seed=init_state_id)
+        self._ended = (False, False)
         self._runner.begin()
         return self._observe()
 
@@ -186,16 +235,16 @@ class GymEnv:
         actions = check_chunk(actions, self.task)
         if record_frames and not self.options.cameras:
             raise ValueError("frames cannot be recorded: the environment was made without cameras")
-        frame: Callable[[], np.ndarray] | None = self._picture if record_frames else None
+        frame = (lambda: self._picture(self.options.cameras[0])) if record_frames else None
         parts = (self._advance, self._observe, frame)
         return self._runner.play(actions, *parts, reward=lambda: self._reward, ended=lambda: self._ended)
 
     def privileged_state(self) -> dict[str, np.ndarray]:
         """`observation` [P], for scripted experts."""
         self._require_open()
-        if self._seen is None:
+        if self._observed is None:
             raise RuntimeError("no episode was started: call reset first")
-        return {"observation": self._seen.copy()}
+        return {"observation": self._state()}
 
     def close(self) -> None:
         """Release the simulator. Safe to call twice."""
@@ -210,8 +259,7 @@ class GymEnv:
     def _advance(self, action: np.ndarray) -> tuple[bool, frozenset[str]]:
         space = self._env.action_space
         played = np.clip(self._middle + self._half * action, space.low, space.high).astype(space.dtype)
-        observation, reward, terminated, truncated, info = self._env.step(played)
-        self._seen = _state(self._env.observation_space, observation)
+        self._observed, reward, terminated, truncated, info = self._env.step(played)
         success = self._success(bool(terminated), info)
         self._reward, self._ended = float(reward), (bool(terminated), bool(truncated))
         return success, frozenset({"success"} if success else ())
@@ -232,10 +280,12 @@ class GymEnv:
         return bool(info[found[0]])
 
     def _observe(self) -> Observation:
-        size, drawn = self.options.image_size, bool(self.options.cameras)
-        images = self._picture()[None] if drawn else np.empty((0, size, size, 3), np.uint8)
-        assert self._seen is not None
-        return Observation(images, self._seen.copy() if self.options.use_proprio else None, self.task.instruction)
+        size, images = self.options.image_size, [self._picture(name) for name in self.options.cameras]
+        stacked = np.stack(images) if images else np.empty((0, size, size, 3), np.uint8)
+        return Observation(stacked, self._state() if self.options.use_proprio else None, self.task.instruction)
+
+    def _state(self) -> np.ndarray:
+        return _state(self._env.observation_space, self._observed)
 
     def _take_context(self) -> None:
         """Gymnasium's MuJoCo viewers draw into whatever GL context is current: with two of them, black frames."""
@@ -244,23 +294,31 @@ class GymEnv:
             viewer.make_context_current()
         forget_current()
 
-    def _picture(self) -> np.ndarray:
+    def _picture(self, camera: str) -> np.ndarray:
         """[H, W, 3] uint8, scaled to a square of `image_size` pixels."""
-        self._take_context()
-        pixels, size = np.asarray(self._env.render()), self.options.image_size
-        if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3:
-            text = f"{self.task.suite} draws {pixels.dtype} {list(pixels.shape)}, not an image [H, W, 3] uint8"
-            raise ConfigError.of("cameras", "unavailable", text)
+        size = self.options.image_size
+        pixels = self._drawn() if camera == CAMERA else _in_color(_images(self._observed)[camera])
         if pixels.shape[:2] == (size, size):
             return pixels.copy()
         import cv2
 
         return np.asarray(cv2.resize(pixels, (size, size), interpolation=cv2.INTER_AREA), np.uint8)
 
+    def _drawn(self) -> np.ndarray:
+        """[H, W, 3] uint8, what the environment renders."""
+        self._take_context()
+        pixels = np.asarray(self._env.render())
+        if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3:
+            text = f"{self.task.suite} draws {pixels.dtype} {list(pixels.shape)}, not an image [H, W, 3] uint8"
+            raise ConfigError.of("cameras", "unavailable", text)
+        return pixels
+
 
 def make(suite: str, task_id: int, **kw: Any) -> GymEnv:
     """Create the environment of a suite; `kw` are the fields of `GymOptions`."""
-    return GymEnv(task_of(suite, list_tasks(suite, **kw), task_id), GymOptions(**kw))
+    options, tasks = GymOptions(**kw), list_tasks(suite, **kw)
+    _check_cameras(suite, options.cameras)  # the default ones, too
+    return GymEnv(task_of(suite, tasks, task_id), options)
 
 
 def register_environment(suite: str) -> None:

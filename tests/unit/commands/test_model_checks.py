@@ -188,6 +188,11 @@ CONFIG = OpenVLAConfig(num_images_in_input=1, center_crop=False, image_preproces
         ({}, {}, ""),
         ({"cameras": ["wrist"]}, {}, r"was trained on the camera\(s\) wrist, and would be shown agentview"),
         ({"cameras": ["image"]}, {}, ""),  # the name in a dataset made elsewhere
+        (
+            {"cameras": ["image"], "task_suite_name": "robosuite"},
+            {},
+            "the camera.* image, and would be shown agentview",
+        ),
         ({"cameras": ["agentview"]}, {"cameras": ("agentview", "wrist")}, "takes 1 image.* agentview, wrist"),
         ({"render_quality": "full"}, {}, "--render_quality full, and would be shown fast"),
         ({"render_quality": "fast"}, {"render_quality": "full"}, "--render_quality fast, and would be shown full"),

@@ -18,6 +18,7 @@ from rlvla.utils.errors import ConfigError
 
 MODULE = Path(__file__).resolve().parents[3] / "support" / "gym_point.py"
 POINT = "gym:rlvla/Point-v0"
+PIXELS = "gym:rlvla/PointOfPixels-v0"
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -34,6 +35,13 @@ class TestPoint(EnvContract):
     @classmethod
     def _registered(cls, registered: None) -> None:
         pass
+
+
+class TestPointOfPixels(TestPoint):
+    """The images of its observation are all that it shows."""
+
+    suite = PIXELS
+    options = {"image_size": 16, "cameras": ("observation",)}
 
 
 class TestFetchReach(EnvContract):
@@ -88,6 +96,47 @@ def towards_the_middle(env: object, state: int) -> list[object]:
         results.append(env.step_chunk(np.clip([-np.array(place) * [20.0, 5.0]], -1, 1)))
         place = results[-1].observation.proprio
     return results
+
+
+def test_images_of_its_observation_are_cameras() -> None:
+    import cv2
+
+    env = make_env(POINT, 0, image_size=12, cameras=("pixels", "render"))
+    plain = make_env(POINT, 0, image_size=12)
+    raw = env._env.unwrapped
+    images = env.reset(4, 0).images
+    assert images.shape == (2, 12, 12, 3)
+    for _ in range(2):
+        seen = cv2.resize(raw._seen()["pixels"], (12, 12), interpolation=cv2.INTER_AREA)
+        np.testing.assert_array_equal(images[0], seen)
+        assert (images[0].max(axis=(0, 1)) > 60).all() and len(set(images[0].max(axis=(0, 1)).tolist())) == 3
+        drawn = cv2.resize(raw.render(), (12, 12), interpolation=cv2.INTER_AREA)
+        np.testing.assert_array_equal(images[1], drawn)
+        result = env.step_chunk(np.full((3, 2), 0.4), record_frames=True)
+        images = result.observation.images
+    np.testing.assert_array_equal(result.frames[-1], images[0])
+    np.testing.assert_array_equal(plain.reset(4, 0).images[0], env.reset(4, 0).images[1])
+
+
+def test_an_observation_may_be_one_image() -> None:
+    env = make_env(PIXELS, 0, image_size=16, cameras="observation")
+    (image,) = env.reset(4, 0).images
+    np.testing.assert_array_equal(image, np.repeat(env._env.unwrapped._seen()[0][..., None], 3, axis=2))
+    assert image.std() > 0 and list_tasks(PIXELS, cameras="observation")[0].proprio_dim == 0
+
+
+@pytest.mark.parametrize(
+    ("suite", "cameras", "says"),
+    [
+        (POINT, ("front",), r"unknown camera\(s\) front; known cameras: render, pixels$"),
+        (PIXELS, (), r"unknown camera\(s\) render; known cameras: observation \(--cameras; .* does not draw"),
+    ],
+)
+def test_unknown_cameras_are_refused_before_anything_is_started(suite: str, cameras: tuple, says: str) -> None:
+    for python in (None, sys.executable):
+        with pytest.raises(ConfigError, match=says) as error:
+            EnvConfig(task_suite_name=suite, cameras=cameras, env_python=python).tasks()
+        assert [problem.flag for problem in error.value.problems] == ["cameras"]
 
 
 def test_success_ends_an_episode() -> None:
