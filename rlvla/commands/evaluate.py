@@ -16,6 +16,7 @@ from rlvla.commands.evaluate_checks import (
     SuitePlan,
     check,
     modes_of,
+    named_given,
     output_of,
     samples_of,
 )
@@ -151,7 +152,7 @@ def _evaluate_policy(
         filmed: mode -> (task, initial state) of the videos; the first policy chooses them for all.
     """
     setting, config, split, output = policy.setting, evaluation.config, evaluation.split, evaluation.output
-    instructions = plan.instructions
+    told = named_given(plan.given)
     with passing_note(f"loading {policy.folder}"):
         actor = setting.checkpoint.load_policy().eval()
         actor.to(strategy.device)
@@ -175,8 +176,7 @@ def _evaluate_policy(
         samples = samples_of(config, temperature)
         if samples > 1:
             identity["samples"] = samples
-        if instructions != "own":
-            identity["instructions"] = instructions
+        identity |= {name: kind for name, kind in plan.given.items() if kind != "own"}
         if evaluation.judged.description is not None:
             identity["success"] = evaluation.judged.description
         result = evaluate(
@@ -190,7 +190,7 @@ def _evaluate_policy(
             greedy=temperature is None,
             temperature=temperature or 1.0,
             samples=samples,
-            instructions=instructions,
+            **plan.given,
             description=f"evaluate {mode}, {suite}" if evaluation.several else f"evaluate {mode}",
             journal=EpisodeJournal(journal_folder(output), identity, strategy.rank),
         )
@@ -212,7 +212,7 @@ def _evaluate_policy(
                 count=config.num_videos,
                 seed=config.seed,
                 temperature=temperature or 1.0,
-                instructions=instructions,
+                **plan.given,
                 machines=machines_of_run(Path(policy.folder)),
                 states=filmed[mode],
                 scene=scene_film(pool, setting, config.video_cameras),
@@ -221,9 +221,7 @@ def _evaluate_policy(
             videos[mode] = [video.path for video in recorded]
         if strategy.is_main:
             heading = [suite] * evaluation.several + [policy.folder] * bool(config.compare)
-            note = "; ".join(
-                filter(None, [trained_on, "" if instructions == "own" else f"instructions: {instructions}"])
-            )
+            note = "; ".join(filter(None, [trained_on, *told]))
             show("\n".join([*([", ".join(heading)] if heading else []), f"{result.as_table(note)}\n"]))
     versions = package_versions(setting.env.simulator_versions())
     environment = setting.env.as_dict()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -51,12 +52,12 @@ class SuitePlan:
     Attributes:
         policies: the policies to evaluate, --pretrain first.
         earlier: results of earlier evaluations by file name.
-        instructions: what the policies are told, see `rlvla.evaluation.config.INSTRUCTIONS`.
+        given: `instructions` that the policies are told and `images` that they see, see `rlvla.evaluation.config`.
     """
 
     policies: tuple[EvaluatedPolicy, ...]
     earlier: Mapping[str, PolicyEvaluation]
-    instructions: str
+    given: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -139,16 +140,16 @@ def check(
     problems += [problem("compare", "duplicate", value=name) for name in folders if folders.count(name) > 1]
     suites = config.task_suite_name or (env.task_suite_name,)
     problems += [problem("task_suite_name", "duplicate", value=suite) for suite in suites if suites.count(suite) > 1]
-    kinds = config.instructions
-    problems += [problem("instructions", "duplicate", value=kind) for kind in kinds if kinds.count(kind) > 1]
+    for flag, kinds in (("instructions", config.instructions), ("images", config.images)):
+        problems += [problem(flag, "duplicate", value=kind) for kind in kinds if kinds.count(kind) > 1]
     if config.each_perturbation and not env.options.get("perturb"):
         problems.append(problem("each_perturbation", "needs_flag"))
     plans: dict[str, SuitePlan] = {}
     of_suites: dict[str | None, list[Problem]] = {}
     for suite in dict.fromkeys(suites):
-        for condition, kind in _conditions(replace(env, task_suite_name=suite), config):
+        for condition, given in _conditions(replace(env, task_suite_name=suite), config):
             try:
-                name, plan = _plan(policy, condition, split, config, success, kind)
+                name, plan = _plan(policy, condition, split, config, success, given)
                 plans[name] = plan
             except ConfigError as error:
                 of_suites[suite] = list(dict.fromkeys([*of_suites.get(suite, ()), *error.problems]))
@@ -173,8 +174,8 @@ def _merged(of_suites: Mapping[str | None, Sequence[Problem]], suites: int) -> l
     return [*common, *(p if suite is None or p.flag in plain else p.prefixed(f"{suite}: ") for suite, p in named)]
 
 
-def _conditions(env: EnvConfig, config: EvalConfig) -> list[tuple[EnvConfig, str]]:
-    """What a suite is evaluated under, and what the policy is told: all combinations.
+def _conditions(env: EnvConfig, config: EvalConfig) -> list[tuple[EnvConfig, dict[str, str]]]:
+    """What a suite is evaluated under, and what the policy is told and sees: all combinations.
 
     Perturbations are as the flags say, or none and each of them alone.
     """
@@ -182,29 +183,36 @@ def _conditions(env: EnvConfig, config: EvalConfig) -> list[tuple[EnvConfig, str
     if config.each_perturbation:
         words = [(), *((word,) for word in env.options.get("perturb", ()))]
         perturbed = [replace(env, options={**env.options, "perturb": these}) for these in words]
-    return [(condition, kind) for condition in perturbed for kind in dict.fromkeys(config.instructions)]
+    parts = product(perturbed, dict.fromkeys(config.instructions), dict.fromkeys(config.images))
+    return [(condition, {"instructions": told, "images": seen}) for condition, told, seen in parts]
 
 
 def _condition(protocols: Mapping[str, dict[str, Any]]) -> list[str]:
-    """The suite, the perturbations and the instructions of an evaluation."""
+    """The suite, the perturbations, the instructions and the images of an evaluation."""
     first = next(iter(protocols.values()))
-    return [first["suite"], *first.get("perturb", ()), *_told(first.get("instructions", "own"))]
+    return [first["suite"], *first.get("perturb", ()), *named_given(first)]
 
 
-def _told(kind: str) -> list[str]:
-    """How a condition is called by what the policy is told."""
-    return [] if kind == "own" else [f"instructions={kind}"]
+def named_given(given: Mapping[str, Any]) -> list[str]:
+    """How a condition is called by what the policy is told and sees in place of its own instructions and images."""
+    kinds = {name: given.get(name, "own") for name in ("instructions", "images")}
+    return [f"{name}={kind}" for name, kind in kinds.items() if kind != "own"]
 
 
 def _plan(
-    policy: PolicyConfig, env: EnvConfig, split: SplitConfig, config: EvalConfig, success: JudgedSuccess, kind: str
+    policy: PolicyConfig,
+    env: EnvConfig,
+    split: SplitConfig,
+    config: EvalConfig,
+    success: JudgedSuccess,
+    given: Mapping[str, str],
 ) -> tuple[str, SuitePlan]:
     """Name of the suite, with its condition, and its checked policies; raises a ConfigError with all problems."""
     problems: list[Problem] = []
     policies: list[EvaluatedPolicy] = []
     earlier: dict[str, PolicyEvaluation] = {}
     words = [*(env.options.get("perturb", ()) if config.each_perturbation else ())]
-    words += _told(kind) if len(config.instructions) > 1 else []
+    words += named_given({name: kind for name, kind in given.items() if len(getattr(config, name)) > 1})
 
     def called(suite: str) -> str:
         return ", ".join([suite, *words])
@@ -227,8 +235,8 @@ def _plan(
             if setting is not None and not label:
                 problems += scene_problems(setting, config.video_cameras)
             if setting is not None and not more:
-                policies.append(EvaluatedPolicy(name, setting, _protocols(setting, split, config, success, kind)))
-                if kind == "shuffled" and len(known_instructions(setting.tasks)) == 1:
+                policies.append(EvaluatedPolicy(name, setting, _protocols(setting, split, config, success, given)))
+                if given["instructions"] == "shuffled" and len(known_instructions(setting.tasks)) == 1:
                     problems.append(problem("instructions", "too_few", text=setting.tasks[0].instruction))
         except ConfigError as error:
             problems += [p.prefixed(label) for p in error.problems]
@@ -238,7 +246,7 @@ def _plan(
         problems += [p for name, protocols in others.items() for p in _pairing_problems(name, first, protocols, config)]
     if problems:
         raise ConfigError(problems)
-    return called(policies[0].setting.env.suite), SuitePlan(tuple(policies), earlier, kind)
+    return called(policies[0].setting.env.suite), SuitePlan(tuple(policies), earlier, given)
 
 
 def output_of(policy: PolicyConfig, config: EvalConfig) -> Path:
@@ -257,12 +265,12 @@ def samples_of(config: EvalConfig, temperature: float | None) -> int:
 
 
 def _protocols(
-    setting: CheckedRun, split: SplitConfig, config: EvalConfig, success: JudgedSuccess, kind: str
+    setting: CheckedRun, split: SplitConfig, config: EvalConfig, success: JudgedSuccess, given: Mapping[str, str]
 ) -> dict[str, dict[str, Any]]:
     hold, after = setting.env.success_hold_steps, setting.env.after_success
     parts = (setting.tasks, split, config.eval_episodes, config.seed)
     further = {"success_source": success.description, "perturb": setting.env.options.get("perturb", ())}
-    further |= {"instructions": kind, "options": setting.env.played_options}
+    further |= {**given, "options": setting.env.played_options}
     return {
         mode: describe_protocol(*parts, temperature, hold, after, samples_of(config, temperature), **further)
         for mode, temperature in modes_of(config).items()

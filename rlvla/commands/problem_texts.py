@@ -237,6 +237,7 @@ _TEXTS: dict[tuple[str | None, str], str] = {
         "--critic_from rm_model: the run has no reward model; give --reward_pretrain, or --reward rm_model with "
         "--rm_model_path"
     ),
+    ("images", "duplicate"): "--images: {value} is given twice",
     ("instructions", "duplicate"): "--instructions: {value} is given twice",
     ("instructions", "too_few"): (
         "--instructions shuffled: all evaluated tasks have one instruction, '{text}'; evaluate several tasks"

@@ -10,6 +10,7 @@ from rlvla.utils.deepspeed.config import rank_timeout_flag
 
 # What a policy can be told: the instruction of the episode, that of another evaluated one, or nothing.
 INSTRUCTIONS = ("own", "shuffled", "none")
+IMAGES = ("own", "none")
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,12 @@ class EvalConfig:
         "initial state; none, nothing. Each is listed like a suite",
         nargs="+",
         choices=INSTRUCTIONS,
+    )
+    images: tuple[str, ...] = arg(
+        ("own",),
+        "what the policy sees: own, the images of the episode; none, gray in their place. Each is listed like a suite",
+        nargs="+",
+        choices=IMAGES,
     )
     eval_episodes: int = arg(100, "episodes per task, each from a different initial state", minimum=1, essential=True)
     sampled: bool = arg(False, "also sample actions, on the same initial states", essential=True)

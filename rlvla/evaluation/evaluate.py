@@ -46,6 +46,7 @@ def evaluate(
     temperature: float = 1.0,
     samples: int = 1,
     instructions: str = "own",
+    images: str = "own",
     description: str = "evaluate",
     journal: Journal | None = None,
     attempt: Callable[[Callable[[], list[Sample]]], list[Sample] | None] = lambda work: work(),
@@ -53,7 +54,7 @@ def evaluate(
     """Play the first `episodes_per_task` evaluation states of each task, each `samples` times, on all ranks together.
 
     Without a `strategy` this process plays all of them; without a `split` the states are held out (`SplitConfig`).
-    `instructions` is what the policy is told, see `rlvla.evaluation.config.INSTRUCTIONS`.
+    `instructions` is what the policy is told and `images` what it sees, see `rlvla.evaluation.config`.
 
     Policies evaluated with equal arguments get equal initial states and random numbers. Episodes in the `journal` are
     not played again. If most proprioception lies outside of the policy's dataset statistics, a warning says so.
@@ -62,7 +63,8 @@ def evaluate(
         BrokenOff: on all ranks, if `attempt`, which runs the rollout, was interrupted on any rank.
     """
     strategy, split = strategy or OneProcess(), split or SplitConfig()
-    requests = eval_requests(tasks, split, episodes_per_task, seed, samples=samples, instructions=instructions)
+    given = {"instructions": instructions, "images": images}
+    requests = eval_requests(tasks, split, episodes_per_task, seed, samples=samples, **given)
     done: list[EpisodeOutcome] = []
     if journal is not None:
         # One rank reads for all: others may already be writing when the slowest rank reads.

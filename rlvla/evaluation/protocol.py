@@ -23,15 +23,17 @@ def eval_requests(
     chosen: Callable[[int, int], bool] = lambda task_id, state: True,
     samples: int = 1,
     instructions: str = "own",
+    images: str = "own",
 ) -> list[EpisodeRequest]:
     """The episodes of an evaluation, task by task; `chosen(task_id, init_state_id)` selects a subset.
 
     With several `samples` each initial state is played that often; the first episodes are those of `samples=1`. What
-    the policy is told (`rlvla.evaluation.config.INSTRUCTIONS`) depends on the task and the initial state alone.
+    the policy is told (`rlvla.evaluation.config.INSTRUCTIONS`) depends on the task and the initial state alone;
+    `images` is one of `rlvla.evaluation.config.IMAGES`.
     """
-    heard = Instructions(instructions, tasks)
+    heard, blind = Instructions(instructions, tasks), images == "none"
     return [
-        replace(eval_request(task, state, seed, sample), other_instructions=heard.of(task, state))
+        replace(eval_request(task, state, seed, sample), other_instructions=heard.of(task, state), blind=blind)
         for task in tasks
         for state in split.eval_states(task, episodes_per_task)
         if chosen(task.task_id, state)
@@ -93,13 +95,14 @@ def describe_protocol(
     perturb: Sequence[str] = (),
     options: Mapping[str, Any] | None = None,
     instructions: str = "own",
+    images: str = "own",
 ) -> dict[str, Any]:
     """Everything two evaluations must have in common to be paired; `temperature` is None if greedy.
 
     `success_hold_steps` is given only if it differs from the suite's, `after_success` only if episodes go on after it,
     `success_source` (a description) only if it is not the simulator; `samples` are the episodes per initial state,
-    `perturb` the perturbations of the environment, `options` its `EnvConfig.played_options`, `instructions` one
-    of `INSTRUCTIONS`.
+    `perturb` the perturbations of the environment, `options` its `EnvConfig.played_options`, `instructions` and
+    `images` as for `eval_requests`.
     """
     described: dict[str, Any] = {"suite": tasks[0].suite, "name": split.protocol_name, "seed": seed}
     if temperature is not None:
@@ -118,6 +121,8 @@ def describe_protocol(
         described["options"] = dict(options)
     if instructions != "own":
         described["instructions"] = instructions
+    if images != "own":
+        described["images"] = images
     described["tasks"] = [
         {
             "task_id": task.task_id,
@@ -135,8 +140,8 @@ def describe_differences(policy: dict[str, Any], base: dict[str, Any]) -> list[s
     """Differences between two protocols (see `describe_protocol`), one phrase each."""
     differences = []
     named = ["suite", "name", "seed", "temperature", "success_hold_steps", "after_success", "samples", "success_source"]
-    for name in [*named, "perturb", "instructions"]:
-        default = "own" if name == "instructions" else None
+    for name in [*named, "perturb", "instructions", "images"]:
+        default = "own" if name in ("instructions", "images") else None
         if policy.get(name) != base.get(name):
             differences.append(f"{name} {policy.get(name, default)} and {base.get(name, default)}")
     options = [side.get("options", {}) for side in (policy, base)]

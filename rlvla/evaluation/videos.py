@@ -111,6 +111,7 @@ def record_videos(
     seed: int,
     temperature: float,
     instructions: str = "own",
+    images: str = "own",
     machines: MachineSource | None = None,
     states: Collection[tuple[int, int]] | None = None,
     scene: SceneFilm | None = None,
@@ -128,6 +129,7 @@ def record_videos(
         seed: as in the evaluation.
         temperature: as in the evaluation (ignored if greedy).
         instructions: as in the evaluation.
+        images: as in the evaluation; videos show those of the episode.
         machines: reward machines whose states are shown; default: those of the engine's rewards, if any.
         states: (task id, initial state id) of the episodes to record, instead of `count` chosen ones.
         scene: what other cameras show beside what the policy sees.
@@ -145,6 +147,7 @@ def record_videos(
         replace(
             eval_request(by_id[task_id], state, seed, record_frames=True),
             other_instructions=heard.of(by_id[task_id], state),
+            blind=images == "none",
         )
         for task_id, state in chosen
     ]

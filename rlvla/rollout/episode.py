@@ -16,6 +16,8 @@ from rlvla.models.policy import RolloutPolicy
 from rlvla.rewards import EpisodeRewards, EpisodeStart, PaidRewards, RewardPlan, StateInput
 from rlvla.utils.seeding import derive_rng
 
+_GRAY = 128
+
 
 @dataclass(frozen=True)
 class EpisodeRequest:
@@ -27,6 +29,7 @@ class EpisodeRequest:
         uid: id of the group that the episode belongs to.
         record_frames: keep a frame of every step, for videos.
         other_instructions: the policy gets the first of these that is not the instruction, instead of it; (): it.
+        blind: the policy sees gray in place of the images; judges see them.
     """
 
     suite: str
@@ -36,6 +39,7 @@ class EpisodeRequest:
     uid: str
     record_frames: bool = False
     other_instructions: tuple[str, ...] = ()
+    blind: bool = False
 
 
 @dataclass(frozen=True)
@@ -169,7 +173,8 @@ class Episode:
             observation = replace(observation, instruction=self._other_instruction)
         if self._state is not None:
             observation = self._state.observe(observation)
-        images, proprio = self._policy.prepare(observation.images, observation.proprio)
+        seen = np.full_like(observation.images, _GRAY) if self.request.blind else observation.images
+        images, proprio = self._policy.prepare(seen, observation.proprio)
         if images is not observation.images:
             self._as_rendered = False
             if self._keep_observed or self._plan.looks_at_images:

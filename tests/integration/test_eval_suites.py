@@ -8,6 +8,7 @@ import math
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from cli.eval_vla import main
@@ -19,6 +20,7 @@ from rlvla.evaluation.protocol import describe_protocol
 from rlvla.evaluation.results import EpisodeOutcome, EvalResult, Rate, summarize
 from rlvla.evaluation.statistics import mcnemar_exact, tango_interval, wilson_interval
 from rlvla.rollout import RolloutEngine
+from rlvla.utils.video import read_video
 from tests.support.robosuite_primitives import soft_actor_of_primitives
 from tests.support.robosuite_reference import require_simulator
 
@@ -282,6 +284,28 @@ def test_what_the_policy_is_told_is_listed_like_a_suite(
     assert "none is given twice" in refused(capsys, *argv, "none", "none")
     push = ["--task_suite_name", "toy_push", "--task_ids", 1]
     assert "have one instruction, 'push the red disc into the yellow zone'" in refused(capsys, *argv, "shuffled", *push)
+
+
+def test_what_the_policy_sees_is_listed_like_a_suite(
+    policy_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """Together with what it is told: all combinations. Videos show the images all the same."""
+    argv = ["--pretrain", policy_folder, "--num_envs", 1, "--eval_episodes", 3, "--images"]
+    told = ["--instructions", "own", "none", "--num_videos", 1]
+    main([str(w) for w in [*argv, "own", "none", *told, "--output", tmp_path / "seen.json"]])
+    content = json.loads((tmp_path / "seen.json").read_text())["suites"]
+    blind, silent = "images=none", "instructions=none"
+    names = ["toy_reach", f"toy_reach, {blind}", f"toy_reach, {silent}", f"toy_reach, {silent}, {blind}"]
+    assert list(content) == names
+    protocols = [found["protocols"]["greedy"] for found in content.values()]
+    assert [protocol.get("images") for protocol in protocols] == [None, "none", None, "none"]
+    assert "images=none" in capsys.readouterr().out
+    videos = sorted(tmp_path.rglob("*.mp4"))
+    assert len(videos) == 4 and all(np.stack(read_video(path)).std() > 10 for path in videos)
+    other = [*argv, "none", "--compare", tmp_path / "plain.json", "--output", tmp_path / "none.json"]
+    main([str(w) for w in [*argv, "own", "--output", tmp_path / "plain.json"]])
+    assert "images none and own" in refused(capsys, *other)
+    assert "none is given twice" in refused(capsys, *argv, "none", "none")
 
 
 def test_a_suite_that_cannot_be_perturbed(policy_folder: Path, capsys: pytest.CaptureFixture) -> None:

@@ -17,7 +17,7 @@ from rlvla.evaluation.protocol import describe_differences
 
 def protocol(suite: str, **options: Any) -> dict[str, Any]:
     setting: Any = SimpleNamespace(env=EnvConfig(task_suite_name=suite, options=options), tasks=list_tasks(suite)[:1])
-    return _protocols(setting, SplitConfig(), EvalConfig(eval_episodes=3), JudgedSuccess(), "own")["greedy"]
+    return _protocols(setting, SplitConfig(), EvalConfig(eval_episodes=3), JudgedSuccess(), {})["greedy"]
 
 
 def test_options_and_perturbations_are_a_part_of_the_protocol() -> None:

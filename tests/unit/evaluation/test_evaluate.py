@@ -139,6 +139,8 @@ def test_shuffled_instructions_are_those_of_other_tasks_or_states() -> None:
     engines = [run(Rank(), seed=seed, instructions="shuffled")[0] for seed in (0, 1)]
     assert [r.other_instructions for r in engines[0].requests] == [r.other_instructions for r in engines[1].requests]
     assert {r.other_instructions for r in run(Rank(), instructions="none")[0].requests} == {("",)}
+    assert not any(r.blind for r in engines[0].requests)
+    assert all(r.blind for r in run(Rank(), images="none")[0].requests)
 
 
 def test_two_policies_meet_the_same_episodes() -> None:

@@ -27,10 +27,11 @@ def begin(
     video: bool = False,
     seed: int = 0,
     told: tuple[str, ...] = (),
+    blind: bool = False,
     **options,
 ) -> Episode:
     """An episode that has been reset."""
-    request = EpisodeRequest("toy_reach", 0, 0, seed, "u", record_frames=video, other_instructions=told)
+    request = EpisodeRequest("toy_reach", 0, 0, seed, "u", video, other_instructions=told, blind=blind)
     episode = Episode(request, list_tasks("toy_reach")[0], plan, policy, **options)
     episode.on_observation(first)
     return episode
@@ -46,6 +47,23 @@ def test_the_policy_is_told_another_instruction(told: tuple[str, ...], heard: st
     decide(episode, 1)
     episode.on_chunk(ChunkResult(OBSERVATION, 1, np.zeros(1, np.float32), np.array([False]), False, True, False))
     assert episode.observation.instruction == heard and episode.to_sample().instruction == "reach"
+
+
+def test_a_blind_policy_sees_gray_and_judges_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In each decision, whatever the policy makes of its images."""
+    plan = RewardPlan({"success": 1.0})
+    monkeypatch.setattr(type(plan), "looks_at_images", True)
+    first, second = shown(1, False), shown(2, False)
+    episode = begin(plan, first=first, blind=True)
+    for observation, last in ((second, False), (second, True)):
+        assert np.unique(episode.observation.images).tolist() == [128]
+        decide(episode, 1)
+        done = np.array([False])
+        episode.on_chunk(ChunkResult(observation, 1, np.zeros(1, np.float32), done, False, last, False))
+    sample = episode.to_sample()
+    assert np.unique(sample.images).tolist() == [128] and np.unique(sample.last_images).tolist() == [128]
+    assert sample.observed_images is not None
+    assert [int(images.max()) for images in sample.observed_images] == [10, 20, 20]
 
 
 def decide(episode: Episode, actions: int) -> None:
