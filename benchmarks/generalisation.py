@@ -5,8 +5,8 @@
 
 For each seed a recipe is run, the quickstart by default (supervised start, then PPO), and a control that spends the
 processor time of reinforcement learning on more demonstrations of the same expert instead, and on learning from them.
-All three are evaluated on the same held-out initial states of each task, without and with each perturbation. A stage
-that is there already is not repeated.
+All three are evaluated on the same held-out initial states of each task, without and with each perturbation, and
+without images. A stage that is there already is not repeated.
 """
 
 from __future__ import annotations
@@ -70,17 +70,18 @@ def control(folder: Path, first: Path, recipe: dict[str, Any], seed: int) -> Pat
 
 def evaluate(policies: Sequence[Path], output: Path, states: int) -> dict[str, list[EvalResult]]:
     """Condition -> results of the policies."""
-    if not output.exists():
-        run(
-            *("cli/eval_vla.py", "--pretrain", policies[0], "--compare", *policies[1:], "--eval_episodes", states),
-            *("--num_envs", 2, "--perturb", *PERTURBATIONS, "--each_perturbation", "--output", output),
-        )
+    blind = output.with_name(f"{output.stem}_blind.json")
+    policy, *others = policies
+    for file, flags in ((output, ("--perturb", *PERTURBATIONS, "--each_perturbation")), (blind, ("--images", "none"))):
+        words = ("--pretrain", policy, "--compare", *others, "--eval_episodes", states, "--num_envs", 2)
+        if not file.exists():
+            run("cli/eval_vla.py", *words, *flags, "--output", file)
     content = json.loads(output.read_text())["suites"]
+    conditions = {name.partition(", ")[2] or "none": found for name, found in content.items()}
+    conditions["no images"] = json.loads(blind.read_text())
     return {
-        name.partition(", ")[2] or "none": [
-            EvalResult.from_dict(part["results"][0]) for part in (found, *found["baselines"])
-        ]
-        for name, found in content.items()
+        name: [EvalResult.from_dict(part["results"][0]) for part in (found, *found["baselines"])]
+        for name, found in conditions.items()
     }
 
 

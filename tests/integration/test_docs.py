@@ -231,7 +231,7 @@ one, mask = torch.ones(2, 3), torch.ones(2, 3, dtype=torch.bool)
 assert float(get_policy_loss("squared_ratio")(one, one, 2 * one, mask, num_tokens=12)[0]) == -1.0
 """
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
 
 
@@ -241,7 +241,7 @@ def test_examples_in_python_run(name: str, tmp_path: Path) -> None:
         script = tmp_path / f"example_{number}.py"
         script.write_text(block, encoding="utf-8")
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, timeout=120)
+        done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr
 
 
@@ -273,7 +273,7 @@ def test_the_example_environment_keeps_the_contract(tmp_path: Path) -> None:
         ["-m", "pytest", "-q", "-p", "no:cacheprovider"],
     ):
         done = subprocess.run(
-            [sys.executable, *words], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+            [sys.executable, *words], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
         )
         assert done.returncode == 0, done.stdout + done.stderr
     assert " passed" in done.stdout

@@ -17,7 +17,16 @@ from cli.train_sft_vla import main as sft
 from rlvla.checkpoints.training import list_checkpoints
 from rlvla.models.actor import Actor
 from rlvla.utils.files import read_metrics
-from tests.support.launching import LAUNCHER, PPO_FLAGS, PPO_SCRIPT, ROOT, environment, launch, launch_command
+from tests.support.launching import (
+    LAUNCHER,
+    PPO_FLAGS,
+    PPO_SCRIPT,
+    ROOT,
+    environment,
+    free_port,
+    launch,
+    launch_command,
+)
 from tests.support.processes import MARK, running, wait_for
 
 pytestmark = pytest.mark.slow
@@ -158,7 +167,7 @@ def test_asked_to_stop_then_continued_as_printed_then_killed(policy_folder: Path
         iteration = saved_and_said(text, tmp_path / "run")
         (words,) = [line.split(": ")[1].split() for line in text.splitlines() if line.startswith("continue with: ")]
         assert words[-1] == "--load_checkpoint" and words[0] == "deepspeed"
-        process = start([LAUNCHER, *words[1:]], second)
+        process = start([LAUNCHER, "--master_port", free_port(), *words[1:]], second)
         assert wait_for(lambda: f"iteration {iteration + 1}/" in second.read_text()), second.read_text()
         assert f"continuing after iteration {iteration} of 10000" in second.read_text()
         dies_with_one_rank(process, 2, str(tmp_path))
@@ -182,21 +191,21 @@ def test_a_killed_launcher_then_a_frozen_rank(policy_folder: Path, tmp_path: Pat
     try:
         assert wait_for(lambda: "iteration 2/" in log.read_text()), log.read_text()
         process.kill()
-        assert wait_for(lambda: not running("", str(tmp_path)), 60), running("", str(tmp_path))
+        assert wait_for(lambda: not running("", str(tmp_path))), running("", str(tmp_path))
         text = log.read_text()
         iteration = saved_and_said(text, tmp_path / "run")
         assert text.count("the launcher has ended: stopping") == 1 and text.count("continue with: deepspeed") == 1
         process.wait()
-        process = start(launch_command(PPO_SCRIPT, *flags, "--load_checkpoint", "--rank_timeout", 10), second)
+        process = start(launch_command(PPO_SCRIPT, *flags, "--load_checkpoint", "--rank_timeout", 30), second)
         assert wait_for(lambda: f"iteration {iteration + 1}/" in second.read_text()), second.read_text()
-        frozen = max(trainers_of(process))
+        (frozen,) = (pid for pid in trainers_of(process) if "--local_rank=1" in words_of(pid))
         os.kill(frozen, signal.SIGSTOP)
         assert wait_for(lambda: trainers_of(process) == {frozen}), second.read_text()
-        os.kill(frozen, signal.SIGKILL)  # as the launcher does after half a minute
+        os.kill(frozen, signal.SIGKILL)  # as the launcher does half a minute later
         assert process.wait(300) != 0
         assert wait_for(lambda: not running("", str(tmp_path))), running("", str(tmp_path))
         text = second.read_text()
-        reason = "rank 1 is gone: no sign of life for 10 s (--rank_timeout); the newest checkpoint is"
+        reason = "rank 1 is gone: no sign of life for 30 s (--rank_timeout); the newest checkpoint is"
         assert text.count(reason) == 1 and "Traceback" not in text
         assert f"iteration_{iteration:06d}; continue with: deepspeed" in text
     finally:
@@ -224,9 +233,11 @@ def dies_with_one_rank(process: subprocess.Popen, ranks: int, mark: str) -> None
 
 def trainers_of(launcher: subprocess.Popen) -> set[int]:
     """The processes that run the script themselves (and do not merely name it, as the launcher does)."""
-    found = running(PPO_SCRIPT, launcher.pid)
-    words: dict[int, list[str]] = {}
-    for pid in found:
-        with suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
-            words[pid] = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
-    return {pid for pid in words if PPO_SCRIPT in words[pid][1:3]}
+    return {pid for pid in running(PPO_SCRIPT, launcher.pid) if PPO_SCRIPT in words_of(pid)[1:3]}
+
+
+def words_of(pid: int) -> list[str]:
+    """The command line of a process; [] if it has just ended."""
+    with suppress(FileNotFoundError, ProcessLookupError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
+    return []

@@ -46,7 +46,7 @@ def test_components_are_logged_and_scheduled(train: Callable, tmp_path: Path, ca
     flags += ["--reward_schedule", "reward_fn:linear:1:0.25", "--rm_formula", "F(near & F success)"]
     with judge_server() as server:
         server.answer = lambda request: (200, completion('{"action_score": 0.5, "progress": 0.5}'))
-        flags += ["--vlm_url", f"{server.url}/v1", "--vlm_model", "judge"]
+        flags += ["--vlm_url", f"{server.url}/v1", "--vlm_model", "judge", "--vlm_timeout", "120"]
         first, last = train(*flags)
     assert first["reward/reward_fn"] == 2 and last["reward/reward_fn"] == 0.5
     assert first["reward/vlm"] == 0 and first["reward/vlm_requests"] > 0 and first["reward/vlm_failures"] == 0

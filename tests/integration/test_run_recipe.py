@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -79,13 +80,13 @@ class Recipe:
     def kill(self) -> None:
         """End whatever is left of all runs."""
         for process in self._started:
-            for pid in running("", process.pid):
-                os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
 
     def run(self, *words: str) -> tuple[int, str]:
         process = self.start(*words)
-        text, _ = process.communicate(timeout=60)
+        text, _ = process.communicate(timeout=300)
         return process.returncode, text
 
     @property
@@ -115,11 +116,10 @@ def recipe(tmp_path: Path) -> Iterator[Recipe]:
 def test_a_killed_run_continues(recipe: Recipe, whole: bool) -> None:
     recipe.allow("demos")
     first = recipe.start()
-    assert wait_for(lambda: recipe.log == ["demos", "sft"], 60)
-    for pid in running("", first.pid) if whole else [first.pid]:
-        os.kill(pid, signal.SIGKILL)
+    assert wait_for(lambda: recipe.log == ["demos", "sft"], 300)
+    (os.killpg if whole else os.kill)(first.pid, signal.SIGKILL)
     first.wait()
-    assert wait_for(lambda: not running("stage_program", first.pid), 60), "what it had started goes on"
+    assert wait_for(lambda: not running("stage_program", first.pid), 300), "what it had started goes on"
     assert recipe.status() == {"demos": "done", "sft": "running"}
     recipe.allow("sft", "ppo")
     status, text = recipe.run()
@@ -135,10 +135,9 @@ def test_a_killed_run_continues(recipe: Recipe, whole: bool) -> None:
 def test_an_interrupt_ends_the_command_and_names_the_next_one(recipe: Recipe, whole: bool) -> None:
     recipe.allow("demos", "sft")
     first = recipe.start()
-    assert wait_for(lambda: recipe.log == ["demos", "sft", "ppo"], 60)
-    for pid in running("", first.pid) if whole else [first.pid]:
-        os.kill(pid, signal.SIGINT)
-    text, _ = first.communicate(timeout=60)
+    assert wait_for(lambda: recipe.log == ["demos", "sft", "ppo"], 300)
+    (os.killpg if whole else os.kill)(first.pid, signal.SIGINT)
+    text, _ = first.communicate(timeout=300)
     assert first.returncode == 130
     assert f"continue with: python {first.args[1]} {recipe.folder}\n" in text
     assert not running("stage_program", first.pid)
@@ -172,7 +171,7 @@ def test_a_stage_is_repeated_with_all_later_ones(recipe: Recipe) -> None:
     assert recipe.run()[0] == 0
     (recipe.folder / "may_ppo").unlink()
     again = recipe.start("sft")
-    assert wait_for(lambda: recipe.log[3:] == ["sft", "ppo"], 60)
+    assert wait_for(lambda: recipe.log[3:] == ["sft", "ppo"], 300)
     again.kill()
     again.wait()
     assert (recipe.folder / "superseded_ppo").is_dir()
@@ -198,8 +197,7 @@ def test_a_recipe_of_toy_reach_from_nothing_to_its_report(tmp_path: Path) -> Non
     command = [sys.executable, str(ROOT / "cli/run_recipe.py"), "small.yaml", "--output", "run"]
     with subprocess.Popen(command, cwd=tmp_path, start_new_session=True) as first:
         assert wait_for(lambda: any((tmp_path / "run/ppo/checkpoints").glob("iteration_*")), 300)
-        for pid in running("", first.pid):
-            os.kill(pid, signal.SIGKILL)
+        os.killpg(first.pid, signal.SIGKILL)
     again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert again.returncode == 0, again.stdout + again.stderr
     assert "== sft: done before" in again.stdout and "continuing after iteration" in again.stdout

@@ -30,6 +30,8 @@ def flags(policy: Path, folder: Path, url: str) -> list[str]:
         "0",
         "--vlm_retries",
         "0",
+        "--vlm_timeout",
+        "120",
     ]
     return [*words, "--reward", "success:1", "vlm:0.3", "--vlm_url", f"{url}/v1", "--vlm_model", "judge"]
 

@@ -32,6 +32,6 @@ while True:
     if message["do"] == "hang":
         time.sleep(600)
     if message["do"] == "wait":
-        time.sleep(1)
+        time.sleep(5)
     failed = {"error": "Traceback: in the program"} if message["do"] == "fail" else {}
     send({"id": message["id"], "child": child.pid, "done": message["do"], **failed})

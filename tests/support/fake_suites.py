@@ -49,7 +49,7 @@ class FakeEnv:
         if kind == "sleep":
             time.sleep(600)
         if kind == "pause":
-            time.sleep(1)
+            time.sleep(5)
         if kind == "config":
             raise ConfigError([Problem("image_size", "out_of_range", "first mistake"), "second mistake"])
 

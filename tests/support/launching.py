@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import itertools
 import multiprocessing
 import os
 import runpy
 import socket
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -39,11 +41,21 @@ def environment() -> dict[str, str]:
     return os.environ | {"OMP_NUM_THREADS": "1"}
 
 
+_PORTS = itertools.count()
+
+
+def free_port() -> str:
+    """A port below those that the system hands out to whoever asks for any, other ones in each process of the tests."""
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    while True:
+        port = 20_000 + (1_500 * worker + os.getpid() + next(_PORTS)) % 12_000
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return str(port)
+
+
 def launch_command(script: str, *argv: object) -> list[str]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    return [LAUNCHER, "--num_accelerators", "2", "--master_port", str(port), script, *map(str, argv)]
+    return [LAUNCHER, "--num_accelerators", "2", "--master_port", free_port(), script, *map(str, argv)]
 
 
 def launch(script: str, *argv: object) -> str:
@@ -51,9 +63,7 @@ def launch(script: str, *argv: object) -> str:
 
     As the launcher would run them, but forked from a process that has imported what takes seconds.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1]), "WORLD_SIZE": "2"}
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": "2"}
     words = [str(ROOT / script), *map(str, argv)]
     with tempfile.TemporaryDirectory() as folder:
         shared = (Path(folder), environment() | address, words)

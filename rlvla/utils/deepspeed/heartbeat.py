@@ -139,11 +139,12 @@ class Heartbeat(threading.Thread):
                 pass_on(value)
 
     def _lose(self, rank: int, why: str) -> None:
-        del self._peers[rank]
         if has_failed():
+            del self._peers[rank]
             return  # this rank is about to end with a message of its own
-        for peer in self._peers.values():
+        for peer in self._peers.values():  # the lost one as well, which may only have been slow
             peer.send(_LOST, rank)
+        del self._peers[rank]
         # Rank 0 knows first, and if it is lost itself, rank 1 speaks.
         speaks = (self._rank == 0 or (rank == 0 and self._rank == 1)) and not is_leaving()
         end_now(f"rank {rank} is gone: {why}", speaks=speaks)

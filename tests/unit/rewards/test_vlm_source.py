@@ -181,8 +181,8 @@ def test_log_probs(server: JudgeServer) -> None:
         return 200, completion("True", logprobs={"content": [{**top[0], "top_logprobs": top}], "refusal": None})
 
     server.answer = answer
-    client = VLMClient(RewardConfig(vlm_url=f"{server.url}/v1", vlm_model="judge"))
-    assert client.ask(Scorer("logprob"), "t", [np.zeros((2, 2, 3), np.uint8)]).result(10) == Score(pytest.approx(0.75))
+    client = VLMClient(RewardConfig(vlm_url=f"{server.url}/v1", vlm_model="judge", vlm_timeout=120.0))
+    assert client.ask(Scorer("logprob"), "t", [np.zeros((2, 2, 3), np.uint8)]).result(300) == Score(pytest.approx(0.75))
     client.close()
 
 
@@ -255,7 +255,7 @@ def test_invalid_answers_are_asked_for_again(server: JudgeServer, monkeypatch: p
     monkeypatch.setattr(http_client, "FIRST_PAUSE", 0.01)
     good = completion('{"success": 0.5}')
     server.answer = lambda request: (200, completion("hm") if len(server.requests) < 3 else good)
-    config = RewardConfig(vlm_url=f"{server.url}/v1", vlm_model="judge", vlm_retries=2)
+    config = RewardConfig(vlm_url=f"{server.url}/v1", vlm_model="judge", vlm_retries=2, vlm_timeout=120.0)
     client = VLMClient(config)
     assert client.ask(Scorer("success"), "t", [np.zeros((2, 2, 3), np.uint8)]).result(300) == Score(0.5)
     metrics = client.take_metrics()
@@ -388,7 +388,7 @@ def test_dynamic_truncation_with_a_judge_that_answers_late(server: JudgeServer) 
 def test_equal_questions_under_way_are_asked_once(server: JudgeServer) -> None:
     release = threading.Event()
     server.answer = lambda request: (release.wait(300), (200, completion('{"success": 0.5}')))[1]
-    client = VLMClient(RewardConfig(vlm_url=f"{server.url}/v1", vlm_model="judge"))
+    client = VLMClient(RewardConfig(vlm_url=f"{server.url}/v1", vlm_model="judge", vlm_timeout=120.0))
     image = np.zeros((2, 2, 3), np.uint8)
     asked = [client.ask(Scorer("success"), "t", [image]) for _ in range(5)] + [
         client.ask(Scorer("success"), "another", [image]),
@@ -402,7 +402,7 @@ def test_equal_questions_under_way_are_asked_once(server: JudgeServer) -> None:
 def test_a_client_that_is_closed_leaves_nothing_behind(server: JudgeServer) -> None:
     asked, release = threading.Event(), threading.Event()
     server.answer = lambda request: (asked.set(), release.wait(300), (200, completion('{"success": 0.5}')))[2]
-    client = VLMClient(RewardConfig(vlm_url=f"{server.url}/v1", vlm_model="judge"))
+    client = VLMClient(RewardConfig(vlm_url=f"{server.url}/v1", vlm_model="judge", vlm_timeout=120.0))
     client.ask(Scorer("success"), "t", [np.zeros((2, 2, 3), np.uint8)])
     assert asked.wait(300), "the request is under way"
     client.close()

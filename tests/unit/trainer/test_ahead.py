@@ -182,8 +182,7 @@ def test_an_idle_thread_has_finished_and_begins_nothing(make: Any, engine: SlowE
     thread.submit(1, requests("first"))
     thread.submit(2, requests("second"))
     assert engine.begun.wait(30)
-    threading.Timer(0.1, engine.may_end.set).start()
-    with thread.idle(lambda: False):
+    with thread.idle(lambda: bool(engine.may_end.set())):  # asked once nothing more may begin
         assert engine.played == ["first"]
         assert thread._running is None
     thread.take(2, print)

@@ -174,7 +174,7 @@ def on_ranks(size: int, filters: FilterConfig, groups: int, world: Callable) -> 
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(300)
     assert None not in results
     return results
 

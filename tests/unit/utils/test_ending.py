@@ -41,8 +41,9 @@ run_command(work, "the same command starts anew")
 """
 # Starts its arguments as a child and waits, as the processes of a launcher do.
 LAUNCHER = """
-import os, subprocess, sys
+import os, signal, subprocess, sys
 
+signal.signal(signal.SIGINT, lambda *_: None)  # `subprocess.run` would kill its child soon after it
 sys.exit(subprocess.run([sys.executable, *sys.argv[1:]], env=os.environ | {"RANK": "0"}).returncode)
 """
 
@@ -57,7 +58,7 @@ def launched(folder: Path, **options: object) -> Iterator[subprocess.Popen[str]]
     settings = {"stderr": subprocess.PIPE, "text": True, "start_new_session": True} | options
     process = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(ROOT)}, **settings)
     try:
-        assert wait_for((folder / "done.begun").exists, 60)
+        assert wait_for((folder / "done.begun").exists, 300)
         yield process
     finally:
         for pid in running("worker.py", process.pid):
@@ -71,7 +72,7 @@ def launched(folder: Path, **options: object) -> Iterator[subprocess.Popen[str]]
 def test_a_rank_ends_with_its_launcher(tmp_path: Path, outer: bool, number: int) -> None:
     with launched(tmp_path) as process:
         os.kill(process.pid if outer else children(process.pid)[0], number)
-        assert wait_for(lambda: not running("worker.py", process.pid), 30)
+        assert wait_for(lambda: not running("worker.py", process.pid), 300)
         assert (tmp_path / "done").exists(), "it ended in order"
         _, errors = process.communicate()
         assert errors == "\nworker.py: the launcher has ended; the same command starts anew\n"
@@ -101,7 +102,7 @@ def test_a_rank_whose_launcher_ended_first(tmp_path: Path) -> None:
         start_new_session=True,
     )
     try:
-        _, errors = process.communicate(timeout=60)  # the rank holds the pipe open until it ends
+        _, errors = process.communicate(timeout=300)  # the rank holds the pipe open until it ends
         assert errors.startswith("\nworker.py: the launcher has ended; ")
     finally:
         for pid in running("worker.py", process.pid):
@@ -118,8 +119,8 @@ def test_a_rank_ends_with_its_terminal(tmp_path: Path) -> None:
     with launched(tmp_path, stdout=slave, stderr=slave, preexec_fn=control) as process:
         os.close(slave)
         os.close(master)
-        assert process.wait(30) == -signal.SIGHUP
-        assert wait_for(lambda: not running("worker.py", process.pid), 30)
+        assert process.wait(300) == -signal.SIGHUP
+        assert wait_for(lambda: not running("worker.py", process.pid), 300)
         assert (tmp_path / "done").exists()
 
 
@@ -127,7 +128,7 @@ def test_nohup_is_respected(tmp_path: Path) -> None:
     with launched(tmp_path, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)) as process:
         os.killpg(process.pid, signal.SIGHUP)
         os.killpg(process.pid, signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=300)
         assert "worker.py: interrupted; the same command starts anew" in errors
 
 

@@ -39,7 +39,8 @@ def pool():
         yield pool
 
 
-def test_closing_the_pool_closes_the_environments(tmp_path):
+def test_closing_the_pool_closes_the_environments(tmp_path, monkeypatch):
+    monkeypatch.setattr("rlvla.envs.workers.processes._GRACE_SECONDS", 120.0)  # on a busy machine
     closed = tmp_path / "closed"
     with EnvPool(1, custom_modules=[FAKE_SUITES]) as pool:
         pool.call(0, Make(fake(closed_file=str(closed))))

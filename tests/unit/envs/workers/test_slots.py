@@ -41,7 +41,7 @@ def pool():
 def wait_for(pool, count):
     results = []
     while len(results) < count:
-        fresh = pool.wait(timeout=30)
+        fresh = pool.wait(timeout=300)
         assert fresh, "nothing came within 30 s"
         results += fresh
     assert len(results) == count
@@ -220,11 +220,11 @@ def collect(pool, count):
 
 def test_a_late_slot_fails_its_neighbours_once_and_no_other_worker(pool):
     begin(pool, {0: fake(), 1: fake(step="sleep"), 2: fake(), 3: fake()})
-    watching = watched(pool, step=0.5)
+    watching = watched(pool, step=5.0)
     old = pool.pid(0)
     watching.submit_all([(1, NOOP), (2, NOOP), (3, NOOP)])
     results = collect(watching, 3)
-    assert "no answer within 0.5 s" in str(results[1]) and results[3].steps_executed == 2
+    assert "no answer within 5 s" in str(results[1]) and results[3].steps_executed == 2
     assert "replaced after a failure in one of its slots" in str(results[2]) and results[2].seed == 2
     assert results[2].collateral and not results[1].collateral
     assert watching.restarts == 1 and pool.pid(0) != old
@@ -241,7 +241,7 @@ def test_a_late_slot_fails_its_neighbours_once_and_no_other_worker(pool):
 def test_a_slot_does_not_pay_for_the_time_of_the_others(pool):
     """Slots 1 and 2 wait for slot 0, which builds an environment for longer than a reset may take."""
     begin(pool, {1: fake(), 2: fake()})
-    watching = watched(pool, create=30.0, reset=0.4)
+    watching = watched(pool, create=30.0, reset=4.0)
     watching.submit_all([(0, Make(fake(make="pause"))), (1, Reset(fake(), 0, 0)), (2, Reset(fake(), 0, 0))])
     results = collect(watching, 3)
     assert not any(isinstance(result, Exception) for result in results.values()) and watching.restarts == 0

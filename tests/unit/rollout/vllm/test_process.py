@@ -107,7 +107,7 @@ def test_closing_ends_it_and_what_it_has_started(start: Any, monkeypatch: pytest
     assert runs(pid) and runs(child)
     engine.close()
     engine.close()
-    assert wait_for(lambda: not runs(pid) and not runs(child), 30)
+    assert wait_for(lambda: not runs(pid) and not runs(child), 300)
 
 
 def test_it_ends_with_a_killed_run(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ engine.ask(do="hang")
         pids = [int(word) for word in run.stdout.readline().split()]
         assert len(pids) == 2 and all(map(runs, pids))
         os.kill(run.pid, signal.SIGKILL)
-    assert wait_for(lambda: not any(map(runs, pids)), 30)
+    assert wait_for(lambda: not any(map(runs, pids)), 300)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
