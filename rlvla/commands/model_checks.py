@@ -50,11 +50,13 @@ def observation_problems(folder: str | Path, spec: PolicySpec, shown: Observatio
     problems = []
     cameras, suite = shown.env.camera_names, get_suite(shown.env.suite)
     recorded = recorded_environment(folder)
-    known, is_same = tuple(recorded.get("cameras") or ()), recorded.get("task_suite_name") == shown.env.suite
+    known = tuple(recorded.get("cameras") or ())
+    is_same = recorded.get("task_suite_name") == shown.env.suite
+    of_suite = set(known) <= set(suite.cameras) or is_same and suite.options and suite.options.has_more_cameras
     if spec.cameras not in (None, len(cameras)):
         there = ", ".join(cameras)
         problems.append(problem(None, "image_count", folder=folder, wanted=spec.cameras, cameras=there))
-    elif known != cameras and known and (is_same or set(known) <= set(suite.cameras)):
+    elif known != cameras and known and of_suite:
         problems.append(problem(None, "cameras", folder=folder, known=", ".join(known), shown=", ".join(cameras)))
     size = shown.env.image_size or suite.default_image_size
     if spec.image_size not in (None, size):

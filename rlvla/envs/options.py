@@ -23,6 +23,7 @@ class SuiteOptions:
 
     Attributes:
         known_cameras: available camera names.
+        has_more_cameras: whether there may be other ones, which `list_tasks` knows.
         needs_camera: whether at least one camera is required.
         smallest_image: minimum `image_size` in pixels.
         can_play_on: whether `after_success` may be "continue".
@@ -44,6 +45,7 @@ class SuiteOptions:
     """
 
     known_cameras: ClassVar[tuple[str, ...]] = ()
+    has_more_cameras: ClassVar[bool] = False
     needs_camera: ClassVar[bool] = False
     smallest_image: ClassVar[int] = 1
     can_play_on: ClassVar[bool] = False
@@ -76,7 +78,7 @@ class SuiteOptions:
         """All problems of the values; suites extend this with checks beyond the bounds of single fields."""
         known, problems = ", ".join(self.known_cameras), list[Problem]()
         unknown = [name for name in self.cameras if name not in self.known_cameras]
-        if unknown:
+        if unknown and not self.has_more_cameras:
             text = f"unknown camera(s) {', '.join(unknown)}; known cameras: {known}"
             problems.append(Problem("cameras", "unknown_name", text))
         if len(set(self.cameras)) < len(self.cameras):

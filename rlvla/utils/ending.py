@@ -138,22 +138,31 @@ def cause_of(number: int) -> str:
 
 def request_received() -> int:
     """0, or why this process was asked to end, as `pass_on` takes it."""
-    return _command.asked | (_BY_LAUNCHER if _command.asked and _command.cause else 0)
+    return request_of(_command.asked)
+
+
+def request_of(number: int) -> int:
+    """A signal that this process has received, or 0, as `receive` and `pass_on` take it."""
+    return number | (_BY_LAUNCHER if number and _command.cause else 0)
 
 
 def pass_on(request: int) -> None:
     """End this process, too, for the reason that another rank has: its `request_received`."""
-    if _command.asked:
-        return
+    if not _command.asked:
+        receive(request)
+
+
+def receive(request: int) -> None:
+    """Send this process the signal that another one has received."""
     if request & _BY_LAUNCHER:
         _command.cause = LAUNCHER_GONE
     os.kill(os.getpid(), number_of(request))
 
 
 def number_of(request: int) -> int:
-    """The signal of a `request_received`, or 0."""
+    """The signal of a request."""
     number = request & ~_BY_LAUNCHER
-    return number if number in SIGNALS or not request else signal.SIGTERM
+    return number if number in SIGNALS else signal.SIGTERM
 
 
 def can_raise(frame: FrameType | None) -> bool:

@@ -19,9 +19,9 @@ from rlvla.utils.ending import (
     can_raise,
     cause_of,
     number_of,
-    pass_on,
+    receive,
     record,
-    request_received,
+    request_of,
     say,
     taken_over,
 )
@@ -115,10 +115,11 @@ class StopSignals:
         Args:
             all_reduce: reduces named numbers over the ranks, as `DeepspeedStrategy.all_reduce`.
         """
-        mine = float(request_received() if self.received else 0)
-        request = int(all_reduce({"request": mine}, "max")["request"])
-        if request:
-            pass_on(request)
+        request = int(all_reduce({"request": float(request_of(self.received))}, "max")["request"])
+        if not request:
+            return 0
+        if not self.received:
+            receive(request)
         return number_of(request)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:

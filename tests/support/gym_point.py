@@ -55,10 +55,38 @@ class PointOfPixels(Point):
 
     metadata = {"render_modes": []}
     observation_space = gymnasium.spaces.Box(0, 255, (1, 16, 16), np.uint8)
+    render = gymnasium.Env.render
 
     def _seen(self):
         return self._drawn(16, 16)[..., 0][None]
 
 
+class PointOfViews(Point):
+    """Numbers and images in parts of an observation, all in one buffer; it draws without saying so."""
+
+    metadata = {"render_modes": []}
+    _image = gymnasium.spaces.Box(0, 255, (16, 16, 3), np.uint8)
+    observation_space = gymnasium.spaces.Dict(
+        {
+            "place": gymnasium.spaces.Tuple((Point.observation_space["place"], gymnasium.spaces.Box(0, 1, (1,)))),
+            "render": _image,
+            "stack": gymnasium.spaces.Box(0, 255, (4, 16, 16), np.uint8),
+            "views": gymnasium.spaces.Dict({"front/left": _image}),
+        }
+    )
+    _buffer = np.zeros((16, 16, 3), np.uint8)
+
+    def _seen(self):
+        self._buffer[:] = self._drawn(16, 16)
+        numbers = (self.place.astype(np.float64), np.ones(1, np.float32))
+        stack = np.zeros((4, 16, 16), np.uint8)
+        return {"place": numbers, "render": self._buffer, "stack": stack, "views": {"front/left": self._buffer}}
+
+    def step(self, action):
+        self._buffer[:] = 0
+        return super().step(action)
+
+
+gymnasium.register("rlvla/PointOfViews-v0", entry_point=PointOfViews, max_episode_steps=25)
 gymnasium.register("rlvla/Point-v0", entry_point=Point, max_episode_steps=25)
 gymnasium.register("rlvla/PointOfPixels-v0", entry_point=PointOfPixels, max_episode_steps=25)

@@ -28,7 +28,7 @@ from rlvla.rewards import StateInput
 from rlvla.rewards.base import component_of, parse_rewards, source_of
 from rlvla.rewards.machine_source import MachineSource
 from rlvla.trainer.algorithm_config import AlgorithmConfig
-from rlvla.trainer.off_policy.config import DSRL
+from rlvla.trainer.off_policy.config import DSRL, SACConfig
 from rlvla.trainer.reward_sources import reward_problems
 from rlvla.utils.deepspeed.config import launched_world_size
 from rlvla.utils.errors import ConfigError, Problem, as_problems
@@ -87,10 +87,13 @@ def _batch_problems(flags: SACRun) -> list[Problem]:
     return found
 
 
-def _no_state(problem: Problem, suite: str) -> Problem:
+def _no_state(problem: Problem, suite: str, sac: SACConfig) -> Problem:
     """A problem of --use_proprio, which was not given, in words of what was."""
     if (problem.flag, problem.reason) != ("use_proprio", "unavailable"):
         return problem
+    if sac.read_images:
+        text = f"--critic_state: {suite} has no proprio; leave it out"
+        return Problem("critic_state", "unavailable", text)
     text = f"{suite} has no proprio, which the policy reads without --read_images; give --read_images"
     return Problem("read_images", "needs_flag", text)
 
@@ -100,8 +103,8 @@ def _check_environment(flags: SACRun) -> tuple[CheckedSAC | None, list[Problem]]
     if flags.sac.policy == DSRL:
         return _check_with_base(flags)
     shown, sac, found = flags.env.completed({}), flags.sac, list[str | Problem]()
-    reads_unasked = shown.use_proprio is None and not sac.read_images
-    if shown.use_proprio is None:
+    unasked = shown.use_proprio is None
+    if unasked:
         shown = replace(shown, use_proprio=not sac.read_images or sac.critic_state)
     env, privileged = _seen_by_policy(flags, shown)
     try:
@@ -110,7 +113,7 @@ def _check_environment(flags: SACRun) -> tuple[CheckedSAC | None, list[Problem]]
         found += flags.split.problems(tasks, flags.schedule.eval_episodes)
         found += heldout_problems(flags.split.heldout_tasks, env, tasks)
     except ConfigError as error:
-        return None, [_no_state(p, shown.suite) if reads_unasked else p for p in error.problems]
+        return None, [_no_state(p, shown.suite, sac) if unasked else p for p in error.problems]
     found += _task_problems(flags, shown, shown_tasks) + _view_problems(flags, env, privileged)
     found += success_problems(flags.env, env, flags.success.success_source)
     found += sampler_problems(flags.batch, tasks, flags.split, flags.run.seed)

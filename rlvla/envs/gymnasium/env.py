@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -34,7 +34,7 @@ TERMINATED = "terminated"
 class GymOptions(SuiteOptions):
     """Options of the suites.
 
-    Besides `render`, the images of an environment's observation are cameras; `list_tasks` tells unknown ones.
+    Besides `render`, the images of an environment's observation are cameras; `list_tasks` refuses unknown ones.
 
     Attributes:
         gym_success: what tells success: an entry of `info`, or "terminated"; None: `is_success` or `success` of `info`.
@@ -42,6 +42,7 @@ class GymOptions(SuiteOptions):
     """
 
     known_cameras: ClassVar[tuple[str, ...]] = (CAMERA,)
+    has_more_cameras: ClassVar[bool] = True
     can_play_on: ClassVar[bool] = True
 
     cameras: tuple[str, ...] = (CAMERA,)
@@ -54,10 +55,6 @@ class GymOptions(SuiteOptions):
     gym_instruction: str | None = arg(
         None, "what the policy is told (default: the words of the environment's name)", metavar="TEXT"
     )
-
-    def problems(self) -> list[Problem]:
-        """All but unknown cameras."""
-        return [p for p in super().problems() if (p.flag, p.reason) != ("cameras", "unknown_name")]
 
 
 def _gymnasium(env_id: str) -> Any:
@@ -97,14 +94,16 @@ class _Facts:
     Attributes:
         steps: its step limit.
         action_dim, state_dim: dimensions of its actions, and of the vectors in its observation.
-        cameras: what it shows.
+        images: names of the images in its observation.
+        has_modes: whether it has any render mode.
         frequency: steps per second.
     """
 
     steps: int
     action_dim: int
     state_dim: int
-    cameras: tuple[str, ...]
+    images: tuple[str, ...]
+    has_modes: bool
     frequency: float
 
 
@@ -120,34 +119,48 @@ def _facts(suite: str) -> _Facts:
             raise ConfigError.of("task_suite_name", "action_dims", text)
         dt = getattr(env.unwrapped, "dt", None)
         steps = (env.spec.max_episode_steps if env.spec is not None else None) or STEPS
-        images = tuple(_images(sample))
-        draws = "rgb_array" in env.metadata.get("render_modes", ()) or not images
-        cameras = (CAMERA, *images) if draws else images
-        state_dim = len(_state(env.observation_space, sample))
-        return _Facts(steps, actions.shape[0], state_dim, cameras, 1.0 / float(dt) if dt else 20.0)
+        return _Facts(
+            steps=steps,
+            action_dim=actions.shape[0],
+            state_dim=len(_state(sample)),
+            images=tuple(_images(sample)),
+            has_modes=bool(env.metadata.get("render_modes")),
+            frequency=1.0 / float(dt) if dt else 20.0,
+        )
     finally:
         env.close()
 
 
-def _state(space: Any, observation: Any) -> np.ndarray:
-    """[P] float32: the vectors of an observation, by name; images are left out."""
-    if isinstance(observation, Mapping):
-        parts = [_state(space[name], observation[name]) for name in sorted(observation)]
-        return np.concatenate(parts) if parts else np.zeros(0, np.float32)
-    values = np.asarray(observation)
-    if values.dtype == np.uint8 and values.ndim == 3 or values.dtype.kind not in "fiub":
-        return np.zeros(0, np.float32)
-    return values.astype(np.float32).ravel()
+def _leaves(observation: Any, name: str = "") -> Iterator[tuple[str, np.ndarray]]:
+    """Name and value of each array in an observation, sorted by name; names of parts are joined by dots."""
+    parts: Mapping[Any, Any] | None = observation if isinstance(observation, Mapping) else None
+    if isinstance(observation, tuple):
+        parts = {str(number): part for number, part in enumerate(observation)}
+    if parts is None:
+        yield name or OBSERVATION, np.asarray(observation)
+        return
+    for key in sorted(parts):
+        yield from _leaves(parts[key], f"{name}.{key}" if name else str(key))
 
 
-def _images(observation: Any, name: str = "") -> dict[str, np.ndarray]:
-    """Name -> image, [H, W, C] or [C, H, W] uint8 with 1 or 3 channels, of those in an observation."""
-    if isinstance(observation, Mapping):
-        parts = [_images(value, f"{name}/{key}" if name else str(key)) for key, value in sorted(observation.items())]
-        return {key: image for part in parts for key, image in part.items()}
-    values = np.asarray(observation)
-    is_image = values.dtype == np.uint8 and values.ndim == 3 and {values.shape[0], values.shape[2]} & {1, 3}
-    return {name or OBSERVATION: values} if is_image else {}
+def _state(observation: Any) -> np.ndarray:
+    """[P] float32: the numbers of an observation, by name; images and texts are left out."""
+    parts = [values for _, values in _leaves(observation) if values.dtype.kind in "fiub" and not _is_picture(values)]
+    return np.concatenate([np.zeros(0, np.float32), *(values.astype(np.float32).ravel() for values in parts)])
+
+
+def _is_picture(values: np.ndarray) -> bool:
+    """Whether it is an image, or several."""
+    return values.dtype == np.uint8 and values.ndim >= 3
+
+
+def _images(observation: Any) -> dict[str, np.ndarray]:
+    """Camera -> image, [H, W, C] or [C, H, W] uint8 with 1 or 3 channels, of those in an observation."""
+    return {
+        f"{OBSERVATION}.{name}" if name == CAMERA else re.sub(r"[/\\]", ".", name): values
+        for name, values in _leaves(observation)
+        if _is_picture(values) and values.ndim == 3 and {values.shape[0], values.shape[2]} & {1, 3}
+    }
 
 
 def _in_color(image: np.ndarray) -> np.ndarray:
@@ -157,22 +170,14 @@ def _in_color(image: np.ndarray) -> np.ndarray:
     return np.broadcast_to(image, (*image.shape[:2], 3))
 
 
-def _check_cameras(suite: str, cameras: Sequence[str]) -> None:
-    """ConfigError if the environment does not have one of them."""
-    known = _facts(suite).cameras
-    unknown = [name for name in cameras if name not in known]
-    if unknown:
-        text = f"unknown camera(s) {', '.join(unknown)}; known cameras: {', '.join(known)}"
-        if CAMERA not in known:
-            text += f" (--cameras; {suite} does not draw: it has no render mode rgb_array)"
-        raise ConfigError.of("cameras", "unknown_name", text)
-
-
 def list_tasks(suite: str, **kw: Any) -> list[TaskSpec]:
     """The one task of a suite; `kw` are the fields of `GymOptions`. The environment is made, and nothing is drawn."""
     options, facts = GymOptions(**kw), _facts(suite)
-    if "cameras" in kw:
-        _check_cameras(suite, options.cameras)
+    known = (CAMERA, *facts.images)
+    unknown = [name for name in options.cameras if name not in known]
+    if unknown:
+        text = f"unknown camera(s) {', '.join(unknown)}; known cameras: {', '.join(known)}"
+        raise ConfigError.of("cameras", "unknown_name", text)
     name = suite.removeprefix(PREFIX).rpartition(":")[2]
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", re.sub(r"-v\d+$", "", name).rpartition("/")[2])
     return [
@@ -212,19 +217,24 @@ class GymEnv:
 
     def __init__(self, spec: TaskSpec, options: GymOptions):
         self.task, self.options = spec, options
-        drawing = {"render_mode": "rgb_array"} if CAMERA in options.cameras else {}
+        facts = _facts(spec.suite)
+        drawing = {"render_mode": "rgb_array"} if CAMERA in options.cameras and facts.has_modes else {}
         self._env = _make(spec.suite, max_episode_steps=spec.max_steps + 1, **drawing)
         space = self._env.action_space
         self._middle, self._half = (space.high + space.low) / 2.0, (space.high - space.low) / 2.0
         self._runner = ChunkRunner(spec.max_steps, options.success_hold_steps or 1, plays_on=options.plays_on)
-        self._observed: Any = None  # as the environment gave it
+        self._seen: np.ndarray | None = None
+        self._from_observation = [name for name in options.cameras if name != CAMERA]
+        self._shown: dict[str, np.ndarray] = {}  # the images of these cameras
         self._reward, self._ended = 0.0, (False, False)
 
     def reset(self, init_state_id: int, seed: int) -> Observation:
         """Start an episode. Raises ValueError for an `init_state_id` outside [0, num_init_states)."""
         self._require_open()
         check_init_state_id(self.task, init_state_id)
-        self._observed, _ = self._env.reset(seed=init_state_id)
+        self._before_it_observes()
+        observation, _ = self._env.reset(seed=init_state_id)
+        self._keep(observation)
         self._ended = (False, False)
         self._runner.begin()
         return self._observe()
@@ -242,9 +252,9 @@ class GymEnv:
     def privileged_state(self) -> dict[str, np.ndarray]:
         """`observation` [P], for scripted experts."""
         self._require_open()
-        if self._observed is None:
+        if self._seen is None:
             raise RuntimeError("no episode was started: call reset first")
-        return {"observation": self._state()}
+        return {"observation": self._seen.copy()}
 
     def close(self) -> None:
         """Release the simulator. Safe to call twice."""
@@ -259,7 +269,9 @@ class GymEnv:
     def _advance(self, action: np.ndarray) -> tuple[bool, frozenset[str]]:
         space = self._env.action_space
         played = np.clip(self._middle + self._half * action, space.low, space.high).astype(space.dtype)
-        self._observed, reward, terminated, truncated, info = self._env.step(played)
+        self._before_it_observes()
+        observation, reward, terminated, truncated, info = self._env.step(played)
+        self._keep(observation)
         success = self._success(bool(terminated), info)
         self._reward, self._ended = float(reward), (bool(terminated), bool(truncated))
         return success, frozenset({"success"} if success else ())
@@ -282,10 +294,21 @@ class GymEnv:
     def _observe(self) -> Observation:
         size, images = self.options.image_size, [self._picture(name) for name in self.options.cameras]
         stacked = np.stack(images) if images else np.empty((0, size, size, 3), np.uint8)
-        return Observation(stacked, self._state() if self.options.use_proprio else None, self.task.instruction)
+        assert self._seen is not None
+        return Observation(stacked, self._seen.copy() if self.options.use_proprio else None, self.task.instruction)
 
-    def _state(self) -> np.ndarray:
-        return _state(self._env.observation_space, self._observed)
+    def _before_it_observes(self) -> None:
+        if self._from_observation:  # it may draw them
+            self._take_context()
+
+    def _keep(self, observation: Any) -> None:
+        """Copy what is used of an observation, whose arrays the environment may use again."""
+        self._seen = _state(observation)
+        images = _images(observation) if self._from_observation else {}
+        if missing := [name for name in self._from_observation if name not in images]:
+            text = f"{self.task.suite} gives no uint8 image {', '.join(missing)}, which its observation space has"
+            raise ConfigError.of("cameras", "unavailable", text)
+        self._shown = {name: _in_color(images[name]).copy() for name in self._from_observation}
 
     def _take_context(self) -> None:
         """Gymnasium's MuJoCo viewers draw into whatever GL context is current: with two of them, black frames."""
@@ -297,7 +320,7 @@ class GymEnv:
     def _picture(self, camera: str) -> np.ndarray:
         """[H, W, 3] uint8, scaled to a square of `image_size` pixels."""
         size = self.options.image_size
-        pixels = self._drawn() if camera == CAMERA else _in_color(_images(self._observed)[camera])
+        pixels = self._drawn() if camera == CAMERA else self._shown[camera]
         if pixels.shape[:2] == (size, size):
             return pixels.copy()
         import cv2
@@ -307,18 +330,26 @@ class GymEnv:
     def _drawn(self) -> np.ndarray:
         """[H, W, 3] uint8, what the environment renders."""
         self._take_context()
-        pixels = np.asarray(self._env.render())
+        try:
+            drawn = self._env.render()
+        except Exception as error:  # of the environment
+            raise self._draws_nothing(f"{type(error).__name__}: {error}".rstrip(": ")) from error
+        pixels = np.asarray(drawn)
         if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3:
-            text = f"{self.task.suite} draws {pixels.dtype} {list(pixels.shape)}, not an image [H, W, 3] uint8"
-            raise ConfigError.of("cameras", "unavailable", text)
+            what = "nothing" if drawn is None else f"{pixels.dtype} {list(pixels.shape)}"
+            raise self._draws_nothing(f"{what}, not an image [H, W, 3] uint8")
         return pixels
+
+    def _draws_nothing(self, instead: str) -> ConfigError:
+        images = _facts(self.task.suite).images
+        see = f"; its observation has images, name one: --cameras {' '.join(images)}" if images else ""
+        text = f"{self.task.suite} does not draw with render_mode='rgb_array' ({instead}){see}"
+        return ConfigError.of("cameras", "unavailable", text)
 
 
 def make(suite: str, task_id: int, **kw: Any) -> GymEnv:
     """Create the environment of a suite; `kw` are the fields of `GymOptions`."""
-    options, tasks = GymOptions(**kw), list_tasks(suite, **kw)
-    _check_cameras(suite, options.cameras)  # the default ones, too
-    return GymEnv(task_of(suite, tasks, task_id), options)
+    return GymEnv(task_of(suite, list_tasks(suite, **kw), task_id), GymOptions(**kw))
 
 
 def register_environment(suite: str) -> None:

@@ -178,6 +178,7 @@ def test_demonstrations_beside_the_reward_have_the_proprio_of_the_policy(
     assert f"--ptx_demos: {other} has 6 numbers of proprioception; {policy_folder} takes 2" in err
 
 
+GYM = {"task_suite_name": "gym:X-v0"}
 CONFIG = OpenVLAConfig(num_images_in_input=1, center_crop=False, image_preprocessing="none")
 
 
@@ -188,11 +189,13 @@ CONFIG = OpenVLAConfig(num_images_in_input=1, center_crop=False, image_preproces
         ({}, {}, ""),
         ({"cameras": ["wrist"]}, {}, r"was trained on the camera\(s\) wrist, and would be shown agentview"),
         ({"cameras": ["image"]}, {}, ""),  # the name in a dataset made elsewhere
+        ({"cameras": ["image"], "task_suite_name": "robosuite"}, {}, ""),
         (
-            {"cameras": ["image"], "task_suite_name": "robosuite"},
-            {},
-            "the camera.* image, and would be shown agentview",
+            {"cameras": ["pixels"], "task_suite_name": "gym:X-v0"},
+            GYM,
+            r"the camera\(s\) pixels, and .* shown agentview",
         ),
+        ({"cameras": ["pixels"], "task_suite_name": "own"}, GYM, ""),
         ({"cameras": ["agentview"]}, {"cameras": ("agentview", "wrist")}, "takes 1 image.* agentview, wrist"),
         ({"render_quality": "full"}, {}, "--render_quality full, and would be shown fast"),
         ({"render_quality": "fast"}, {"render_quality": "full"}, "--render_quality fast, and would be shown full"),

@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from rlvla.utils.ending import pass_on, request_received
+from rlvla.utils.ending import receive, request_of
 from rlvla.utils.stopping import StopSignals, interrupts_deferred, resume_command
 from tests.support import two_ranks
 
@@ -84,13 +84,17 @@ def asked(rank: int, folder: Path, receives: int, request: int) -> tuple[int, in
         dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
         return dict(zip(values, tensor.tolist()))
 
+    if not rank:  # stopped before, in the same process
+        with StopSignals().caught():
+            signal.raise_signal(signal.SIGHUP)
+        os.truncate(2, os.lseek(2, 0, os.SEEK_SET))
     with StopSignals().caught() as signals:
         assert signals.of_all_ranks(largest) == 0 == signals.received
         if rank == receives:
-            pass_on(request)
+            receive(request)
         number = signals.of_all_ranks(largest)
         signal.raise_signal(signal.SIGTERM)  # the heartbeat, the launcher: later
-    return number, signals.received, request_received()
+    return number, signals.received, request_of(signals.received)
 
 
 BY_LAUNCHER = 1 << 16

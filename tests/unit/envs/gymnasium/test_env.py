@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rlvla.data.validation import camera_problems
 from rlvla.envs import list_tasks, make_env
 from rlvla.envs.config import EnvConfig
 from rlvla.envs.registry import get_suite, is_known, load_custom_module, suite_names
@@ -19,6 +20,7 @@ from rlvla.utils.errors import ConfigError
 MODULE = Path(__file__).resolve().parents[3] / "support" / "gym_point.py"
 POINT = "gym:rlvla/Point-v0"
 PIXELS = "gym:rlvla/PointOfPixels-v0"
+VIEWS = "gym:rlvla/PointOfViews-v0"
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -42,6 +44,11 @@ class TestPointOfPixels(TestPoint):
 
     suite = PIXELS
     options = {"image_size": 16, "cameras": ("observation",)}
+
+
+class TestPointOfViews(TestPoint):
+    suite = VIEWS
+    options = {"image_size": 16, "cameras": ("views.front.left",), "use_proprio": True}
 
 
 class TestFetchReach(EnvContract):
@@ -125,11 +132,45 @@ def test_an_observation_may_be_one_image() -> None:
     assert image.std() > 0 and list_tasks(PIXELS, cameras="observation")[0].proprio_dim == 0
 
 
+def test_parts_of_an_observation_are_named_by_their_place() -> None:
+    """Without slashes, which files of demonstrations do not take; `render` is what an environment draws."""
+    cameras = ("views.front.left", "observation.render")
+    assert camera_problems(cameras, "here") == []
+    env = make_env(VIEWS, 0, image_size=16, use_proprio=True, cameras=cameras)
+    first = env.reset(4, 0)
+    result = env.step_chunk(np.full((2, 2), 0.4), record_frames=True)
+    for observation in (first, result.observation):
+        assert len(observation.proprio) == 3 and observation.proprio[2] == 1.0, "stacks of images are no state"
+        assert np.array_equal(*observation.images) and observation.images.max() == 255
+    assert not np.array_equal(first.images, result.observation.images)
+    assert np.array_equal(result.frames[-1], result.observation.images[0])
+
+
+def test_an_environment_may_draw_without_a_mode_that_says_so() -> None:
+    env = make_env(VIEWS, 0, image_size=16, use_proprio=True)
+    assert len(np.unique(env.reset(0, 0).images)) > 1
+
+
+def test_an_environment_that_does_not_draw_says_what_else_it_shows() -> None:
+    env = make_env(PIXELS, 0)
+    with pytest.raises(ConfigError, match=r"does not draw .*; its observation has images, .*: --cameras observation$"):
+        env.reset(0, 0)
+
+
+def test_an_observation_that_is_not_as_its_space_says_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    env = make_env(POINT, 0, image_size=16, cameras="pixels")
+    raw = type(env._env.unwrapped)
+    draw = raw._drawn
+    monkeypatch.setattr(raw, "_drawn", lambda self, *size: draw(self, *size).astype(np.int64))
+    with pytest.raises(ConfigError, match="gives no uint8 image pixels, which its observation space has"):
+        env.reset(0, 0)
+
+
 @pytest.mark.parametrize(
     ("suite", "cameras", "says"),
     [
         (POINT, ("front",), r"unknown camera\(s\) front; known cameras: render, pixels$"),
-        (PIXELS, (), r"unknown camera\(s\) render; known cameras: observation \(--cameras; .* does not draw"),
+        (VIEWS, ("front",), r"known cameras: render, observation.render, views.front.left$"),
     ],
 )
 def test_unknown_cameras_are_refused_before_anything_is_started(suite: str, cameras: tuple, says: str) -> None:
