@@ -132,15 +132,16 @@ def _facts(suite: str) -> _Facts:
 
 
 def _leaves(observation: Any, name: str = "") -> Iterator[tuple[str, np.ndarray]]:
-    """Name and value of each array in an observation, sorted by name; names of parts are joined by dots."""
-    parts: Mapping[Any, Any] | None = observation if isinstance(observation, Mapping) else None
-    if isinstance(observation, tuple):
-        parts = {str(number): part for number, part in enumerate(observation)}
-    if parts is None:
+    """Name and value of each array in an observation, keys in order; names of parts are joined by dots."""
+    if isinstance(observation, Mapping):
+        parts = [(str(key), observation[key]) for key in sorted(observation)]
+    elif isinstance(observation, tuple):
+        parts = [(str(number), part) for number, part in enumerate(observation)]
+    else:
         yield name or OBSERVATION, np.asarray(observation)
         return
-    for key in sorted(parts):
-        yield from _leaves(parts[key], f"{name}.{key}" if name else str(key))
+    for key, part in parts:
+        yield from _leaves(part, f"{name}.{key}" if name else key)
 
 
 def _state(observation: Any) -> np.ndarray:
