@@ -16,7 +16,6 @@ from rlvla.commands.evaluate_checks import (
     SuitePlan,
     check,
     modes_of,
-    named_given,
     output_of,
     samples_of,
 )
@@ -31,6 +30,7 @@ from rlvla.evaluation.evaluate import evaluate
 from rlvla.evaluation.files import write_figures
 from rlvla.evaluation.findings import EvaluationReport, PolicyEvaluation, SuiteEvaluation, package_versions
 from rlvla.evaluation.journal import EpisodeJournal, fingerprint, journal_folder, remove_journals
+from rlvla.evaluation.protocol import named_given
 from rlvla.evaluation.report import write_report
 from rlvla.evaluation.results import EvalResult
 from rlvla.evaluation.videos import choose_episodes, machines_of_run, record_videos, recorded_state
@@ -152,12 +152,12 @@ def _evaluate_policy(
         filmed: mode -> (task, initial state) of the videos; the first policy chooses them for all.
     """
     setting, config, split, output = policy.setting, evaluation.config, evaluation.split, evaluation.output
-    told = named_given(plan.given)
     with passing_note(f"loading {policy.folder}"):
         actor = setting.checkpoint.load_policy().eval()
         actor.to(strategy.device)
     parts = (evaluation.rewards, evaluation.rollout, setting.tasks, setting.state_input)
-    rollout = RolloutEngine(pool, setting.played_env.env_kwargs(), *parts)
+    watched = bool(config.num_videos) or evaluation.judged.description is not None
+    rollout = RolloutEngine(pool, setting.options(watched=watched), *parts)
     if evaluation.rewards.success is not None and hasattr(evaluation.rewards.success.judge, "device"):
         evaluation.rewards.success.judge.device = strategy.device
     learned_from = learned_states(recorded_environment(policy.folder))
@@ -221,7 +221,7 @@ def _evaluate_policy(
             videos[mode] = [video.path for video in recorded]
         if strategy.is_main:
             heading = [suite] * evaluation.several + [policy.folder] * bool(config.compare)
-            note = "; ".join(filter(None, [trained_on, *told]))
+            note = "; ".join(filter(None, [trained_on, *named_given(plan.given)]))
             show("\n".join([*([", ".join(heading)] if heading else []), f"{result.as_table(note)}\n"]))
     versions = package_versions(setting.env.simulator_versions())
     environment = setting.env.as_dict()

@@ -17,7 +17,7 @@ from rlvla.envs.config import EnvConfig, SplitConfig
 from rlvla.envs.workers.config import WorkerConfig
 from rlvla.evaluation.config import EvalConfig
 from rlvla.evaluation.findings import PolicyEvaluation
-from rlvla.evaluation.protocol import describe_differences, describe_protocol, known_instructions
+from rlvla.evaluation.protocol import describe_differences, describe_protocol, known_instructions, named_given
 from rlvla.models.config import PolicyConfig
 from rlvla.models.vla.checkpoint_files import EVALUATION_FILE
 from rlvla.rewards import RewardPlan, SuccessConfig, make_success_source
@@ -193,12 +193,6 @@ def _condition(protocols: Mapping[str, dict[str, Any]]) -> list[str]:
     return [first["suite"], *first.get("perturb", ()), *named_given(first)]
 
 
-def named_given(given: Mapping[str, Any]) -> list[str]:
-    """How a condition is called by what the policy is told and sees in place of its own instructions and images."""
-    kinds = {name: given.get(name, "own") for name in ("instructions", "images")}
-    return [f"{name}={kind}" for name, kind in kinds.items() if kind != "own"]
-
-
 def _plan(
     policy: PolicyConfig,
     env: EnvConfig,
@@ -238,6 +232,8 @@ def _plan(
                 policies.append(EvaluatedPolicy(name, setting, _protocols(setting, split, config, success, given)))
                 if given["instructions"] == "shuffled" and len(known_instructions(setting.tasks)) == 1:
                     problems.append(problem("instructions", "too_few", text=setting.tasks[0].instruction))
+                if given["images"] == "none" and not label and not setting.spec.reads_images:
+                    problems.append(problem("images", "no_effect", folder=name))
         except ConfigError as error:
             problems += [p.prefixed(label) for p in error.problems]
     if not problems:

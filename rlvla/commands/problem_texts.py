@@ -238,6 +238,7 @@ _TEXTS: dict[tuple[str | None, str], str] = {
         "--rm_model_path"
     ),
     ("images", "duplicate"): "--images: {value} is given twice",
+    ("images", "no_effect"): "--images none: {folder} reads no images; leave it out",
     ("instructions", "duplicate"): "--instructions: {value} is given twice",
     ("instructions", "too_few"): (
         "--instructions shuffled: all evaluated tasks have one instruction, '{text}'; evaluate several tasks"

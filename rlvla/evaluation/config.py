@@ -49,7 +49,7 @@ class EvalConfig:
     )
     images: tuple[str, ...] = arg(
         ("own",),
-        "what the policy sees: own, the images of the episode; none, gray in their place. Each is listed like a suite",
+        "what the policy sees: own, the images of the episode; none, gray instead. Each is listed like a suite",
         nargs="+",
         choices=IMAGES,
     )

@@ -9,6 +9,7 @@ from typing import Any
 
 from rlvla.evaluation.comparison import Comparison
 from rlvla.evaluation.findings import SUITES_KEY, EvaluationReport
+from rlvla.evaluation.protocol import named_given
 from rlvla.evaluation.results import EvalResult
 from rlvla.utils.files import json_text, write_atomic, write_json
 from rlvla.utils.terminal import log, markdown_table, markdown_text
@@ -77,12 +78,14 @@ def as_markdown(findings: EvaluationReport) -> str:
         where = f"{name}: " if len(findings.suites) > 1 else ""
         for evaluation in suite.everyone:
             for result in evaluation.results:
+                protocol = evaluation.protocols[result.mode]
+                given = "".join(f"{name}; " for name in named_given(protocol))
                 trained_on = markdown_text(evaluation.trained_on) + "; " if evaluation.trained_on else ""
                 intervals = result.about_samples or f"95 % {result.kind_of_intervals}"
                 dropped = f" **{result.dropped} episodes could not be played.**" if result.dropped else ""
                 parts += [
                     f"## {markdown_text(where + evaluation.policy)}, {result.mode}",
-                    f"Protocol {markdown_text(result.protocol)}, seed {evaluation.protocols[result.mode]['seed']}; "
+                    f"Protocol {markdown_text(result.protocol)}, seed {protocol['seed']}; {given}"
                     f"{trained_on}{result.told_by}; {intervals}.{dropped}",
                     markdown_table(result.HEADERS, result.rows()),
                     *_agreement(result),

@@ -136,6 +136,12 @@ def describe_protocol(
     return described
 
 
+def named_given(given: Mapping[str, Any]) -> list[str]:
+    """How a condition is called by what the policy is told and sees in place of its own instructions and images."""
+    kinds = {name: given.get(name, "own") for name in ("instructions", "images")}
+    return [f"{name}={kind}" for name, kind in kinds.items() if kind != "own"]
+
+
 def describe_differences(policy: dict[str, Any], base: dict[str, Any]) -> list[str]:
     """Differences between two protocols (see `describe_protocol`), one phrase each."""
     differences = []

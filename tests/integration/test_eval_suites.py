@@ -306,6 +306,9 @@ def test_what_the_policy_sees_is_listed_like_a_suite(
     main([str(w) for w in [*argv, "own", "--output", tmp_path / "plain.json"]])
     assert "images none and own" in refused(capsys, *other)
     assert "none is given twice" in refused(capsys, *argv, "none", "none")
+    main([str(w) for w in [*argv, "none", "--output", tmp_path / "blind.json"]])
+    assert "seed 0; images=none; " in (tmp_path / "blind.md").read_text()
+    assert "seed 0; images" not in (tmp_path / "plain.md").read_text()
 
 
 def test_a_suite_that_cannot_be_perturbed(policy_folder: Path, capsys: pytest.CaptureFixture) -> None:

@@ -1,4 +1,4 @@
-"""A Gymnasium environment that shows images only: an off-policy run, its evaluation, and what is refused."""
+"""Gymnasium environments that show images only, or none: off-policy runs, evaluations, and what is refused."""
 
 from __future__ import annotations
 
@@ -43,3 +43,18 @@ def test_a_suite_without_state_needs_a_policy_that_reads_images(tmp_path: Path, 
     errors = " ".join(capsys.readouterr().err.split())
     assert "has no proprio, which the policy reads without --read_images; give --read_images" in errors
     assert "use_proprio" not in errors and not (tmp_path / "run").exists()
+
+
+def test_where_nothing_is_drawn_a_policy_of_the_state_learns_and_is_evaluated(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """As if there were no cameras; only videos would need them."""
+    train([*MODULE, "--task_suite_name", "gym:rlvla/PointUnseen-v0", *RUN, "--save_path", str(tmp_path / "run")])
+    played = ["--pretrain", str(tmp_path / "run" / "policy"), *MODULE, "--num_envs", "1", "--eval_episodes", "2"]
+    evaluate([*played, "--output", str(tmp_path / "eval.json")])
+    assert json.loads((tmp_path / "eval.json").read_text())["results"][0]["success_at_end"]["n"] == 2
+    for more, says in ((["--num_videos", "1"], "does not draw with"), (["--images", "none"], "reads no images")):
+        capsys.readouterr()
+        with pytest.raises(SystemExit):
+            evaluate([*played, *more, "--output", str(tmp_path / "other.json")])
+        assert says in " ".join(capsys.readouterr().err.split())

@@ -47,7 +47,7 @@ resumed = output.exists()
 output.mkdir(exist_ok=True)
 with (folder / "log").open("a") as log:
     log.write(f"{output.name}{' resumed' if resumed else ''}\\n")
-deadline = time.monotonic() + 120
+deadline = time.monotonic() + 600
 while not (folder / f"may_{output.name}").exists():
     time.sleep(0.02)
     assert time.monotonic() < deadline

@@ -61,6 +61,17 @@ class PointOfPixels(Point):
         return self._drawn(16, 16)[..., 0][None]
 
 
+class PointUnseen(Point):
+    """Numbers only; it draws nothing."""
+
+    metadata = {"render_modes": []}
+    observation_space = Point.observation_space["place"]
+    render = gymnasium.Env.render
+
+    def _seen(self):
+        return self.place.copy()
+
+
 class PointOfViews(Point):
     """Numbers and images in parts of an observation, all in one buffer; it draws without saying so."""
 
@@ -88,5 +99,6 @@ class PointOfViews(Point):
 
 
 gymnasium.register("rlvla/PointOfViews-v0", entry_point=PointOfViews, max_episode_steps=25)
+gymnasium.register("rlvla/PointUnseen-v0", entry_point=PointUnseen, max_episode_steps=25)
 gymnasium.register("rlvla/Point-v0", entry_point=Point, max_episode_steps=25)
 gymnasium.register("rlvla/PointOfPixels-v0", entry_point=PointOfPixels, max_episode_steps=25)

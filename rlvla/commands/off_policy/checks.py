@@ -88,7 +88,7 @@ def _batch_problems(flags: SACRun) -> list[Problem]:
 
 
 def _no_state(problem: Problem, suite: str, sac: SACConfig) -> Problem:
-    """A problem of --use_proprio, which was not given, in words of what was."""
+    """Reword a problem of --use_proprio when that flag was not given."""
     if (problem.flag, problem.reason) != ("use_proprio", "unavailable"):
         return problem
     if sac.read_images:

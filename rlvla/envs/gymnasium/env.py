@@ -95,7 +95,7 @@ class _Facts:
         steps: its step limit.
         action_dim, state_dim: dimensions of its actions, and of the vectors in its observation.
         images: names of the images in its observation.
-        has_modes: whether it has any render mode.
+        draws: whether it has the render mode `rgb_array`.
         frequency: steps per second.
     """
 
@@ -103,7 +103,7 @@ class _Facts:
     action_dim: int
     state_dim: int
     images: tuple[str, ...]
-    has_modes: bool
+    draws: bool
     frequency: float
 
 
@@ -123,8 +123,8 @@ def _facts(suite: str) -> _Facts:
             steps=steps,
             action_dim=actions.shape[0],
             state_dim=len(_state(sample)),
-            images=tuple(_images(sample)),
-            has_modes=bool(env.metadata.get("render_modes")),
+            images=_image_names(suite, env.observation_space, sample),
+            draws="rgb_array" in (env.metadata.get("render_modes") or ()),
             frequency=1.0 / float(dt) if dt else 20.0,
         )
     finally:
@@ -135,7 +135,7 @@ def _leaves(observation: Any, name: str = "") -> Iterator[tuple[str, np.ndarray]
     """Name and value of each array in an observation, keys in order; names of parts are joined by dots."""
     if isinstance(observation, Mapping):
         parts = [(str(key), observation[key]) for key in sorted(observation)]
-    elif isinstance(observation, tuple):
+    elif isinstance(observation, (tuple, list)):
         parts = [(str(number), part) for number, part in enumerate(observation)]
     else:
         yield name or OBSERVATION, np.asarray(observation)
@@ -155,13 +155,42 @@ def _is_picture(values: np.ndarray) -> bool:
     return values.dtype == np.uint8 and values.ndim >= 3
 
 
+def _is_image(values: np.ndarray) -> bool:
+    """Whether it is one image, [H, W, C] or [C, H, W] uint8 with 1 or 3 channels."""
+    return _is_picture(values) and values.ndim == 3 and bool({values.shape[0], values.shape[2]} & {1, 3})
+
+
+def _camera_of(name: str) -> str:
+    """The camera that shows an image of the observation: without slashes, which files of demonstrations do not take."""
+    return f"{OBSERVATION}.{name}" if name == CAMERA else re.sub(r"[/\\]", ".", name)
+
+
 def _images(observation: Any) -> dict[str, np.ndarray]:
-    """Camera -> image, [H, W, C] or [C, H, W] uint8 with 1 or 3 channels, of those in an observation."""
-    return {
-        f"{OBSERVATION}.{name}" if name == CAMERA else re.sub(r"[/\\]", ".", name): values
-        for name, values in _leaves(observation)
-        if _is_picture(values) and values.ndim == 3 and {values.shape[0], values.shape[2]} & {1, 3}
-    }
+    """Camera -> image of those in an observation."""
+    return {_camera_of(name): values for name, values in _leaves(observation) if _is_image(values)}
+
+
+def _image_names(suite: str, space: Any, sample: Any) -> tuple[str, ...]:
+    """The cameras of an observation space, of which `sample` is one; ConfigError if they cannot be told apart."""
+    cameras = [_camera_of(name) for name, values in _leaves(sample) if _is_image(values)]
+    twice = sorted({name for name in cameras if cameras.count(name) > 1})
+    text = ""
+    if _varies(space):
+        text = "the number of parts of its observations varies"
+    elif twice:
+        text = f"several images of its observations would be the camera {', '.join(twice)}"
+    if text:
+        raise ConfigError.of("task_suite_name", "unavailable", f"--task_suite_name {suite}: {text} ({space})")
+    return tuple(cameras)
+
+
+def _varies(space: Any) -> bool:
+    """Whether a space has parts that differ from sample to sample."""
+    from gymnasium import spaces
+
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        return any(map(_varies, space.values() if isinstance(space, spaces.Dict) else space))
+    return isinstance(space, (spaces.Sequence, spaces.Graph, *([spaces.OneOf] if hasattr(spaces, "OneOf") else [])))
 
 
 def _in_color(image: np.ndarray) -> np.ndarray:
@@ -218,13 +247,13 @@ class GymEnv:
 
     def __init__(self, spec: TaskSpec, options: GymOptions):
         self.task, self.options = spec, options
-        facts = _facts(spec.suite)
-        drawing = {"render_mode": "rgb_array"} if CAMERA in options.cameras and facts.has_modes else {}
+        drawing = {"render_mode": "rgb_array"} if CAMERA in options.cameras and _facts(spec.suite).draws else {}
         self._env = _make(spec.suite, max_episode_steps=spec.max_steps + 1, **drawing)
         space = self._env.action_space
         self._middle, self._half = (space.high + space.low) / 2.0, (space.high - space.low) / 2.0
         self._runner = ChunkRunner(spec.max_steps, options.success_hold_steps or 1, plays_on=options.plays_on)
         self._seen: np.ndarray | None = None
+        self._has_drawn = False
         self._from_observation = [name for name in options.cameras if name != CAMERA]
         self._shown: dict[str, np.ndarray] = {}  # the images of these cameras
         self._reward, self._ended = 0.0, (False, False)
@@ -307,7 +336,7 @@ class GymEnv:
         self._seen = _state(observation)
         images = _images(observation) if self._from_observation else {}
         if missing := [name for name in self._from_observation if name not in images]:
-            text = f"{self.task.suite} gives no uint8 image {', '.join(missing)}, which its observation space has"
+            text = f"observations of {self.task.suite} lack the uint8 images that its space has: {', '.join(missing)}"
             raise ConfigError.of("cameras", "unavailable", text)
         self._shown = {name: _in_color(images[name]).copy() for name in self._from_observation}
 
@@ -334,16 +363,19 @@ class GymEnv:
         try:
             drawn = self._env.render()
         except Exception as error:  # of the environment
+            if self._has_drawn:
+                raise  # the attempt has failed, and may be repeated
             raise self._draws_nothing(f"{type(error).__name__}: {error}".rstrip(": ")) from error
         pixels = np.asarray(drawn)
         if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3:
             what = "nothing" if drawn is None else f"{pixels.dtype} {list(pixels.shape)}"
             raise self._draws_nothing(f"{what}, not an image [H, W, 3] uint8")
+        self._has_drawn = True
         return pixels
 
     def _draws_nothing(self, instead: str) -> ConfigError:
         images = _facts(self.task.suite).images
-        see = f"; its observation has images, name one: --cameras {' '.join(images)}" if images else ""
+        see = f"; choose from the images of its observation with --cameras: {', '.join(images)}" if images else ""
         text = f"{self.task.suite} does not draw with render_mode='rgb_array' ({instead}){see}"
         return ConfigError.of("cameras", "unavailable", text)
 

@@ -153,8 +153,37 @@ def test_an_environment_may_draw_without_a_mode_that_says_so() -> None:
 
 def test_an_environment_that_does_not_draw_says_what_else_it_shows() -> None:
     env = make_env(PIXELS, 0)
-    with pytest.raises(ConfigError, match=r"does not draw .*; its observation has images, .*: --cameras observation$"):
+    with pytest.raises(ConfigError, match=r"does not draw .*; choose from .* --cameras: observation$"):
         env.reset(0, 0)
+
+
+def test_one_failure_to_draw_is_that_of_an_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A configuration that cannot be used would end the run."""
+    env = make_env(POINT, 0, image_size=16)
+    env.reset(0, 0)
+
+    def fail(self: object) -> None:
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr(type(env._env.unwrapped), "render", fail)
+    with pytest.raises(RuntimeError, match="no memory") as error:
+        env.reset(1, 0)
+    assert not isinstance(error.value, ConfigError)
+
+
+@pytest.mark.parametrize(("name", "says"), [("Varying", "number of parts"), ("Twice", "would be the camera a.b")])
+def test_parts_of_observations_must_be_told_apart(name: str, says: str) -> None:
+    import gymnasium
+
+    image = gymnasium.spaces.Box(0, 255, (8, 8, 3), np.uint8)
+    spaces = {
+        "Varying": gymnasium.spaces.Tuple([gymnasium.spaces.Dict({"views": gymnasium.spaces.Sequence(image)})]),
+        "Twice": gymnasium.spaces.Dict({"a": gymnasium.spaces.Dict({"b": image}), "a.b": image}),
+    }
+    point = gymnasium.spec("rlvla/Point-v0").entry_point
+    gymnasium.register(f"rlvla/{name}-v0", entry_point=type(name, (point,), {"observation_space": spaces[name]}))
+    with pytest.raises(ConfigError, match=says):
+        list_tasks(f"gym:rlvla/{name}-v0")
 
 
 def test_an_observation_that_is_not_as_its_space_says_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,7 +191,7 @@ def test_an_observation_that_is_not_as_its_space_says_is_refused(monkeypatch: py
     raw = type(env._env.unwrapped)
     draw = raw._drawn
     monkeypatch.setattr(raw, "_drawn", lambda self, *size: draw(self, *size).astype(np.int64))
-    with pytest.raises(ConfigError, match="gives no uint8 image pixels, which its observation space has"):
+    with pytest.raises(ConfigError, match="lack the uint8 images that its space has: pixels"):
         env.reset(0, 0)
 
 
