@@ -10,7 +10,7 @@ from rlvla.utils.deepspeed.config import rank_timeout_flag
 
 # What a policy can be told: the instruction of the episode, that of another evaluated one, or nothing.
 INSTRUCTIONS = ("own", "shuffled", "none")
-IMAGES = ("own", "none")
+IMAGES = ("own", "none")  # what it can be shown: the images of the episode, or gray
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -112,7 +112,7 @@ def _facts(suite: str) -> _Facts:
     """Made once, without rendering; ConfigError if its spaces cannot be used."""
     env = _make(suite)
     try:
-        actions, sample = env.action_space, env.observation_space.sample()
+        actions, leaves = env.action_space, list(_leaves(env.observation_space.sample()))
         bounded = hasattr(actions, "low") and np.isfinite(actions.low).all() and np.isfinite(actions.high).all()
         if not bounded or len(actions.shape) != 1:
             text = f"--task_suite_name {suite}: its actions must be a bounded vector (Box), not {actions}"
@@ -122,8 +122,8 @@ def _facts(suite: str) -> _Facts:
         return _Facts(
             steps=steps,
             action_dim=actions.shape[0],
-            state_dim=len(_state(sample)),
-            images=_image_names(suite, env.observation_space, sample),
+            state_dim=len(_state(leaves)),
+            images=_image_names(suite, env.observation_space, leaves),
             draws="rgb_array" in (env.metadata.get("render_modes") or ()),
             frequency=1.0 / float(dt) if dt else 20.0,
         )
@@ -131,7 +131,10 @@ def _facts(suite: str) -> _Facts:
         env.close()
 
 
-def _leaves(observation: Any, name: str = "") -> Iterator[tuple[str, np.ndarray]]:
+_Leaf = tuple[str, np.ndarray]  # name and value of an array in an observation
+
+
+def _leaves(observation: Any, name: str = "") -> Iterator[_Leaf]:
     """Name and value of each array in an observation, keys in order; names of parts are joined by dots."""
     if isinstance(observation, Mapping):
         parts = [(str(key), observation[key]) for key in sorted(observation)]
@@ -144,9 +147,9 @@ def _leaves(observation: Any, name: str = "") -> Iterator[tuple[str, np.ndarray]
         yield from _leaves(part, f"{name}.{key}" if name else key)
 
 
-def _state(observation: Any) -> np.ndarray:
+def _state(leaves: Sequence[_Leaf]) -> np.ndarray:
     """[P] float32: the numbers of an observation, by name; images and texts are left out."""
-    parts = [values for _, values in _leaves(observation) if values.dtype.kind in "fiub" and not _is_picture(values)]
+    parts = [values for _, values in leaves if values.dtype.kind in "fiub" and not _is_picture(values)]
     return np.concatenate([np.zeros(0, np.float32), *(values.astype(np.float32).ravel() for values in parts)])
 
 
@@ -157,7 +160,7 @@ def _is_picture(values: np.ndarray) -> bool:
 
 def _is_image(values: np.ndarray) -> bool:
     """Whether it is one image, [H, W, C] or [C, H, W] uint8 with 1 or 3 channels."""
-    return _is_picture(values) and values.ndim == 3 and bool({values.shape[0], values.shape[2]} & {1, 3})
+    return values.dtype == np.uint8 and values.ndim == 3 and bool({values.shape[0], values.shape[2]} & {1, 3})
 
 
 def _camera_of(name: str) -> str:
@@ -165,14 +168,14 @@ def _camera_of(name: str) -> str:
     return f"{OBSERVATION}.{name}" if name == CAMERA else re.sub(r"[/\\]", ".", name)
 
 
-def _images(observation: Any) -> dict[str, np.ndarray]:
-    """Camera -> image of those in an observation."""
-    return {_camera_of(name): values for name, values in _leaves(observation) if _is_image(values)}
+def _images(leaves: Sequence[_Leaf]) -> list[_Leaf]:
+    """Camera and image of those in an observation."""
+    return [(_camera_of(name), values) for name, values in leaves if _is_image(values)]
 
 
-def _image_names(suite: str, space: Any, sample: Any) -> tuple[str, ...]:
-    """The cameras of an observation space, of which `sample` is one; ConfigError if they cannot be told apart."""
-    cameras = [_camera_of(name) for name, values in _leaves(sample) if _is_image(values)]
+def _image_names(suite: str, space: Any, leaves: Sequence[_Leaf]) -> tuple[str, ...]:
+    """The cameras of an observation space with these leaves; ConfigError if they cannot be told apart."""
+    cameras = [camera for camera, _ in _images(leaves)]
     twice = sorted({name for name in cameras if cameras.count(name) > 1})
     text = ""
     if _varies(space):
@@ -333,8 +336,9 @@ class GymEnv:
 
     def _keep(self, observation: Any) -> None:
         """Copy what is used of an observation, whose arrays the environment may use again."""
-        self._seen = _state(observation)
-        images = _images(observation) if self._from_observation else {}
+        leaves = list(_leaves(observation))
+        self._seen = _state(leaves)
+        images = dict(_images(leaves)) if self._from_observation else {}
         if missing := [name for name in self._from_observation if name not in images]:
             text = f"observations of {self.task.suite} lack the uint8 images that its space has: {', '.join(missing)}"
             raise ConfigError.of("cameras", "unavailable", text)
