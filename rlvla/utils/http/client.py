@@ -139,7 +139,7 @@ class JsonClient:
 
         try:
             result = await asyncio.wait_for(self._beside(work), limits.seconds)
-        except (asyncio.TimeoutError, NoAnswerInTime):
+        except (TimeoutError, NoAnswerInTime):
             self._count("timeouts")
             self._window.overloaded(sent, self._loop.time())
             raise NoAnswerInTime(f"no complete answer within {limits.seconds:g} s") from None
