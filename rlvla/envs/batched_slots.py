@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rlvla.envs.base import ChunkResult, Observation, TaskSpec, check_chunk, check_init_state_id
+from rlvla.envs.base import BatchedEnv, ChunkResult, Observation, TaskSpec, check_chunk, check_init_state_id
 from rlvla.envs.options import SuiteOptions
 
 
@@ -151,3 +151,74 @@ class BatchedSlots:
     def _check(self, slots: Sequence[int]) -> None:
         if len(set(slots)) < len(slots) or not all(0 <= slot < len(self._steps) for slot in slots):
             raise ValueError(f"slots must be different ones of 0..{len(self._steps) - 1}, not {list(slots)}")
+
+
+class BatchedTable(BatchedSlots):
+    """A tabletop for `num_slots` concurrent episodes.
+
+    A suite writes `_begin`, which draws the background as well, `_advance`, `_paint`, `_position`, `_state` and, if the
+    task has several, `_instruction`. The dynamics are deterministic.
+
+    Args:
+        task: the task, including the step limit.
+        num_slots: number of concurrent episodes.
+        options: image size and the other options.
+    """
+
+    def __init__(self, task: TaskSpec, num_slots: int, options: SuiteOptions):
+        super().__init__(task, num_slots, options)
+        size = options.image_size
+        self._backgrounds = np.empty((num_slots, size, size, 3), dtype=np.uint8)  # do not change in an episode
+
+    def _paint(self, images: np.ndarray, slots: np.ndarray) -> None:
+        """Draw what moves over the backgrounds [n, H, H, 3] of the slots [n], in place."""
+        raise NotImplementedError
+
+    def _position(self, slots: np.ndarray) -> np.ndarray:
+        """Proprio [n, P] of the slots [n]."""
+        raise NotImplementedError
+
+    def _instruction(self, slot: int) -> str:
+        return self.task.instruction
+
+    def _frames(self, slots: np.ndarray) -> np.ndarray:
+        images = self._backgrounds[slots]
+        self._paint(images, slots)
+        return images
+
+    def _observe(self, slots: np.ndarray) -> list[Observation]:
+        images, proprio = self._frames(slots)[:, None], self._position(slots).astype(np.float32)
+        return [
+            Observation(images[row], proprio[row] if self._options.use_proprio else None, self._instruction(slot))
+            for row, slot in enumerate(slots)
+        ]
+
+
+class SlotEnv:
+    """A view of one slot; see `rlvla.envs.base.Env` for the interface.
+
+    Args:
+        batch: the batched environment; closing the view closes it.
+        slot: index of the slot.
+    """
+
+    def __init__(self, batch: BatchedEnv, slot: int):
+        self.task = batch.task
+        self._batch, self._slot = batch, slot
+
+    def reset(self, init_state_id: int, seed: int) -> Observation:
+        """Start an episode in the slot."""
+        return self._batch.reset([self._slot], [init_state_id], [seed])[0]
+
+    def step_chunk(self, actions: np.ndarray, *, record_frames: bool = False) -> ChunkResult:
+        """Execute actions [A, D] in the slot."""
+        actions = check_chunk(actions, self.task)
+        return self._batch.step_chunk([self._slot], actions[None], record_frames=record_frames)[0]
+
+    def privileged_state(self) -> dict[str, np.ndarray]:
+        """Simulator state of the slot."""
+        return self._batch.privileged_state(self._slot)
+
+    def close(self) -> None:
+        """Close the whole environment."""
+        self._batch.close()

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from rlvla.envs.workers.handle import FAULT_KINDS
-from rlvla.envs.workers.pool import EnvWorkerError
+from rlvla.envs.workers.pool import FAULT_KINDS, EnvWorkerError
 from rlvla.rollout.episode import EpisodeRequest
 from rlvla.utils.errors import RunEnded
 

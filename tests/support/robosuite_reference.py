@@ -23,8 +23,7 @@ class StockTask:
     """A task of robosuite, built from the same drawn sizes and stepped by robosuite itself."""
 
     def __init__(self, name="Lift", control_freq=20):
-        from rlvla.envs.robosuite.arm import arm_parts, has_composite_controllers, osc_pose_config
-        from rlvla.envs.robosuite.sim import numpy_seed
+        from rlvla.envs.robosuite.sim import arm_parts, has_composite_controllers, numpy_seed, osc_pose_config
 
         robosuite = import_robosuite()
         with numpy_seed(0):

@@ -1,7 +1,6 @@
 """The ManiSkill suite: tabletop tasks of a Panda arm. Registering it imports neither mani_skill nor sapien."""
 
-from rlvla.envs.maniskill.env import make, make_batched
-from rlvla.envs.maniskill.tasks import CAMERAS, SUITE, ManiSkillOptions, list_tasks, task_problems
+from rlvla.envs.maniskill.env import CAMERAS, SUITE, ManiSkillOptions, list_tasks, make, make_batched, task_problems
 from rlvla.envs.registry import Suite, register_suite
 
 register_suite(

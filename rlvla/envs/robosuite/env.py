@@ -15,10 +15,17 @@ from rlvla.envs.chunks import SUCCESS_REWARD
 from rlvla.envs.mujoco.arm_env import MujocoArmEnv
 from rlvla.envs.mujoco.cameras import add_camera
 from rlvla.envs.perturbations import PerturbedOptions, Surface, levels
-from rlvla.envs.robosuite.affordance import AFFORDANCE, affordance
 from rlvla.envs.robosuite.facts import WipeFacts
 from rlvla.envs.robosuite.importing import import_robosuite
-from rlvla.envs.robosuite.primitives import EPISODE_SECONDS, PRIMITIVES, PrimitiveController, action_dim, macro_steps
+from rlvla.envs.robosuite.primitives import (
+    AFFORDANCE,
+    EPISODE_SECONDS,
+    PRIMITIVES,
+    PrimitiveController,
+    action_dim,
+    affordance,
+    macro_steps,
+)
 from rlvla.envs.robosuite.tasks import TASKS, RobosuiteTask
 from rlvla.utils.cli.flags import arg
 from rlvla.utils.errors import ConfigError, Problem

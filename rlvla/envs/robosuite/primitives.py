@@ -8,7 +8,7 @@ its aim is reached or its time is over.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -34,6 +34,16 @@ _TURN_TOLERANCE, _TRANSIT_TURN = 0.06, 0.3  # radians
 _GAIN = 2.0  # the arm lags behind its goal, and friction stops it short of it
 _SETTLE_SECONDS = 0.25  # what is let go of comes to rest, as long as success must last
 _CLOSING_SHARE = 0.75  # of the fingers' travel, times `Workspace.time_scale`: enough for a cube
+
+# Name of the affordance score in `ChunkResult.components`.
+AFFORDANCE = "affordance"
+# Distance in meters from a keypoint up to which the affordance is 1: a radius, or a bound per axis.
+_THRESHOLDS: dict[str, float | tuple[float, float, float]] = {
+    "reach": 0.06,
+    "grasp": 0.03,
+    "push": (0.12, 0.12, 0.04),
+}
+_STEEPNESS = 10.0  # per meter
 
 # Position [3] and rotation matrix [3, 3] of the hand.
 Pose = Callable[[], tuple[np.ndarray, np.ndarray]]
@@ -216,3 +226,24 @@ class PrimitiveController:
     def _turned(param: float) -> float:
         """The yaw that a parameter in [-1, 1] stands for."""
         return HOME_YAW + MOST_TURN * float(param)
+
+
+def affordance(name: str, target: np.ndarray | None, keypoints: Sequence[np.ndarray]) -> float:
+    """1 within the primitive's threshold of a keypoint, else 1 - tanh(10 (distance - threshold)), the best of all.
+
+    Args:
+        name: the primitive.
+        target: [3] where it goes first; None if it goes nowhere.
+        keypoints: positions [3] of what it may be used on; none if it needs no object, which gives 1.
+    """
+    if target is None or not len(keypoints):
+        return 1.0
+    nearest = min(_beyond(np.abs(target - keypoint), _THRESHOLDS[name]) for keypoint in keypoints)
+    return 1.0 - float(np.tanh(_STEEPNESS * nearest))
+
+
+def _beyond(apart: np.ndarray, threshold: float | tuple[float, float, float]) -> float:
+    """Distance of a point from the ball or box of points within the threshold; `apart` [3] is not negative."""
+    if isinstance(threshold, float):
+        return max(float(np.linalg.norm(apart)) - threshold, 0.0)
+    return float(np.linalg.norm(np.maximum(apart - np.array(threshold), 0.0)))

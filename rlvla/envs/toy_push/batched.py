@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from rlvla.envs.base import TaskSpec, task_of
-from rlvla.envs.batched_table import BatchedTable
+from rlvla.envs.batched_slots import BatchedTable
 from rlvla.envs.toy_push.env import (
     MARKER,
     OBJECTS,

@@ -8,8 +8,7 @@ from math import asin
 import numpy as np
 
 from rlvla.envs.base import TaskSpec
-from rlvla.envs.experts.base import ExpertConfig
-from rlvla.envs.experts.table import TableExpert
+from rlvla.envs.experts.base import ExpertConfig, TableExpert
 from rlvla.envs.toy_push.physics import CONTACT, OBJECT_RADIUS, STEP_SIZE
 
 _OBJECT_CLEARANCE = 2 * OBJECT_RADIUS + 0.04  # of the pushed disc from the other

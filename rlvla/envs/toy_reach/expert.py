@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from rlvla.envs.base import TaskSpec
-from rlvla.envs.experts.base import ExpertConfig
-from rlvla.envs.experts.table import TableExpert
+from rlvla.envs.experts.base import ExpertConfig, TableExpert
 from rlvla.envs.toy_reach.env import STEP_SIZE
 
 

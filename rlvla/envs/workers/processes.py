@@ -7,6 +7,7 @@ import os
 import select
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -20,9 +21,15 @@ import numpy as np
 
 from rlvla import version
 from rlvla.envs.workers.backend import WorkerGoneError, WorkerOptions
-from rlvla.envs.workers.codec import LARGEST_ARRAYS, LARGEST_MESSAGE, arrays_due, decode_message, reference_of
+from rlvla.envs.workers.codec import (
+    LARGEST_ARRAYS,
+    LARGEST_MESSAGE,
+    UnreadableError,
+    arrays_due,
+    decode_message,
+    reference_of,
+)
 from rlvla.envs.workers.guardian import MARK, kill_marked, new_mark
-from rlvla.envs.workers.inbox import Inbox, send_message
 from rlvla.envs.workers.messages import Hello, SlotAnswer, SlotCommand, dump_commands, pack
 from rlvla.envs.workers.slab import Slab, create_slab_file
 from rlvla.utils.errors import ConfigError
@@ -43,6 +50,9 @@ _GRACE_SECONDS, _TERMINATE_SECONDS = 3.0, 1.0
 _SEND_SECONDS = 5.0
 # Interval at which ends are looked for, while ending workers, and where no descriptor announces them.
 _END_TICK, _POLL_SECONDS = 0.005, 0.5
+# Message length, big-endian, as in `multiprocessing.connection.Connection`, which the worker uses.
+_HEADER = struct.Struct("!i")
+_READ_BYTES = 2**16
 
 
 class ProcessChannel:
@@ -294,3 +304,66 @@ def _describe_exit(returncode: int) -> str:
         name = str(-returncode)
     hint = " (out of memory, perhaps)" if name == "SIGKILL" else ""
     return f"the process was killed by signal {name}{hint}"
+
+
+class Inbox:
+    """Collects the bytes that have arrived.
+
+    Args:
+        connection: a socket that does not block.
+        limit: most bytes of a message.
+
+    Attributes:
+        at_end: whether the other side has closed the connection.
+    """
+
+    def __init__(self, connection: socket.socket, limit: int):
+        self._fd, self._limit = connection.fileno(), limit
+        self._bytes = bytearray()
+        self.at_end = False
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether `take` would return at once: a message is complete, is too long, or will never be complete."""
+        return self.at_end or self._has_message()
+
+    def _has_message(self) -> bool:
+        length = self._length()
+        return length is not None and (not 0 <= length <= self._limit or len(self._bytes) >= _HEADER.size + length)
+
+    def _length(self) -> int | None:
+        return _HEADER.unpack_from(self._bytes)[0] if len(self._bytes) >= _HEADER.size else None
+
+    def fill(self) -> None:
+        """Read what has arrived, up to the end of a message."""
+        while not self.is_ready:
+            try:
+                data = os.read(self._fd, _READ_BYTES)
+            except BlockingIOError:
+                return
+            except OSError:  # the connection was reset
+                data = b""
+            self._bytes += data
+            self.at_end = not data
+
+    def take(self) -> bytes | None:
+        """Remove and return the first message; None if there is none.
+
+        Raises:
+            UnreadableError: it announces a length beyond the limit.
+        """
+        if not self._has_message():
+            return None
+        length = self._length()
+        assert length is not None
+        if not 0 <= length <= self._limit:
+            raise UnreadableError(f"a message of {length} bytes, where at most {self._limit} are read")
+        end = _HEADER.size + length
+        message = bytes(self._bytes[_HEADER.size : end])
+        del self._bytes[:end]
+        return message
+
+
+def send_message(connection: socket.socket, message: bytes) -> None:
+    """Send a message, within the socket's time limit; OSError if the other side is gone or does not read."""
+    connection.sendall(_HEADER.pack(len(message)) + message)

@@ -19,10 +19,10 @@ from multiprocessing.connection import Connection
 import numpy as np
 
 from rlvla.envs.base import BatchedEnv, ChunkResult, Env, Observation
+from rlvla.envs.batched_slots import SlotEnv
 from rlvla.envs.experts import make_expert
 from rlvla.envs.experts.episode import play_actions, play_expert_episode
 from rlvla.envs.registry import get_suite, load_custom_module, make_batched_env, make_env
-from rlvla.envs.slot_env import SlotEnv
 from rlvla.envs.workers.codec import encode_answer, encode_hello, join_answers, reference_to
 from rlvla.envs.workers.guardian import guard_this_process
 from rlvla.envs.workers.messages import (

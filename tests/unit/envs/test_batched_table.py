@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rlvla.envs.batched_table import BatchedTable
+from rlvla.envs.batched_slots import BatchedTable
 from rlvla.envs.options import SuiteOptions
 from rlvla.envs.toy_reach.env import ToyReachOptions, list_tasks
 

@@ -13,8 +13,7 @@ import torch
 from rlvla.envs import list_tasks, make_env
 from rlvla.envs.config import EnvConfig
 from rlvla.envs.maniskill import env as maniskill
-from rlvla.envs.maniskill.env import _turned_from_down
-from rlvla.envs.maniskill.tasks import TASKS
+from rlvla.envs.maniskill.env import TASKS, _turned_from_down
 from rlvla.envs.registry import get_suite, make_batched_env
 from rlvla.envs.testing import BatchedEnvContract, EnvContract
 from rlvla.utils.errors import ConfigError

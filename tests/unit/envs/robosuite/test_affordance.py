@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from rlvla.envs.registry import list_tasks, make_env
-from rlvla.envs.robosuite.affordance import affordance
-from rlvla.envs.robosuite.primitives import SECONDS
+from rlvla.envs.robosuite.primitives import SECONDS, affordance
 from rlvla.envs.robosuite.tasks import TASKS
 from tests.support.robosuite_primitives import chunk_of, stack_chunks
 from tests.support.robosuite_reference import require_simulator

@@ -19,9 +19,9 @@ from rlvla.envs.workers.codec import (
     join_answers,
     readable,
 )
-from rlvla.envs.workers.handle import WorkerHandle
-from rlvla.envs.workers.inbox import Inbox
 from rlvla.envs.workers.messages import EnvSpec, Failure, Make, Reset, StepChunk
+from rlvla.envs.workers.pool import WorkerHandle
+from rlvla.envs.workers.processes import Inbox
 from rlvla.envs.workers.ray_backend import ArraysBehind, Envelope, read_reply, write_reply
 from rlvla.envs.workers.worker import describe_failure, hello
 from rlvla.utils.errors import ConfigError, Problem

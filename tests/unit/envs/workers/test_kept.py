@@ -6,8 +6,8 @@ import pytest
 
 from rlvla.envs.base import TaskSpec
 from rlvla.envs.registry import Suite, get_suite, register_suite
-from rlvla.envs.workers.handle import _Slot
 from rlvla.envs.workers.messages import EnvSpec, Failure, Make, Reset
+from rlvla.envs.workers.pool import _Slot
 from rlvla.envs.workers.worker import Worker
 from tests.support import fake_suites
 
