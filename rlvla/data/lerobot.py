@@ -8,30 +8,26 @@ which locate each episode in them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import io
+import math
+import re
+import string
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from rlvla.data.demonstrations import Demonstrations, dataset_entry
+from rlvla.data.demonstrations import Demonstrations, dataset_entry, empty_images
 from rlvla.data.lerobot_cache import INFO, cached_dataset, is_repo_id
-from rlvla.data.lerobot_episodes import read_images, stored_episodes
-from rlvla.data.lerobot_layout import (
-    CHUNK_ROWS,
-    IMAGE_PREFIX,
-    episode_places,
-    has_colors,
-    info_problems,
-    picture_problems,
-    picture_size,
-    place_problems,
-)
-from rlvla.data.validation import check_episodes, refuse
+from rlvla.data.validation import Fact, Part, StoredEpisode, camera_problems, check_episodes, refuse, shortened
 from rlvla.envs.records import checked_record
 from rlvla.models.dataset_statistics import entry_problems
-from rlvla.utils.data_files import read_json
+from rlvla.utils.data_files import fits, inside, parse_json, read_json
 from rlvla.utils.errors import ConfigError, require
+from rlvla.utils.video import read_video, video_frames
 
 
 def is_lerobot(path: str | Path) -> bool:
@@ -143,3 +139,433 @@ def _common_side(folder: Path, cameras: Sequence[str], features: dict[str, Any])
             f"{folder} has images of {height}x{width} pixels; policies take square ones: crop or resize the dataset"
         )
     return height
+
+
+VERSIONS = ("v2.1", "v3.0")
+IMAGE_PREFIX = "observation.images."
+STATE, ACTION = "observation.state", "action"
+REWARD, DONE = "next.reward", "next.done"
+# In rollouts written by rlvla: whether image and state of a row are new; other rows repeat those of the last decision.
+DECISION = "is_decision"
+CHUNK_ROWS = "steps_executed"  # feature of rollouts with one row per decision
+
+_WIDTH = re.compile(r"\d{0,2}d?")  # of a number in the path of a file
+_parsed = string.Formatter().parse
+
+
+@dataclass(frozen=True)
+class EpisodePlace:
+    """The files of an episode.
+
+    Attributes:
+        index: number of the episode.
+        data: parquet file.
+        videos: feature -> (file, start in s, end in s or None for the end of the file).
+        facts: the full record of the episode.
+    """
+
+    index: int
+    data: Path
+    videos: dict[str, tuple[Path, float, float | None]]
+    facts: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        return f"episode {self.index}"
+
+    @property
+    def task(self) -> Any:
+        """The language instruction as recorded; None if there is none."""
+        tasks = self.facts.get("tasks")
+        return tasks[0] if isinstance(tasks, list) and tasks else None
+
+
+def info_problems(info: Any) -> list[str]:
+    """What is wrong with the content of `meta/info.json`."""
+    if not isinstance(info, dict):
+        return [f"holds a {type(info).__name__}; a JSON object is needed"]
+    version, features, fps = info.get("codebase_version"), info.get("features"), info.get("fps")
+    if version not in VERSIONS:
+        return [f"has format {version}; known: {', '.join(VERSIONS)}; convert it with lerobot's tools"]
+    if not isinstance(features, dict) or not all(_describes_a_feature(feature) for feature in features.values()):
+        return ["features must be an object that gives dtype and shape of each feature"]
+    problems = []
+    if ACTION not in features:
+        problems.append(f"has no feature 'action'; it has {', '.join(sorted(features))}")
+    if not fits(fps, float) or fps <= 0:
+        problems.append(f"fps is {shortened(fps)}; expected the number of frames per second")
+    chunk = info.get("chunks_size")
+    if version == "v2.1" and (not fits(chunk, int) or chunk < 1):
+        problems.append(f"chunks_size is {shortened(chunk)}; expected the number of episodes in a folder")
+    cameras = [name.removeprefix(IMAGE_PREFIX) for name in features if name.startswith(IMAGE_PREFIX)]
+    problems += camera_problems(cameras, "features") if cameras else []
+    origin = info.get("rlvla", {})
+    if not isinstance(origin, dict):
+        return [*problems, f"rlvla is {origin!r}; expected an object"]
+    return problems + (camera_problems(origin["cameras"], "rlvla") if "cameras" in origin else [])
+
+
+def _describes_a_feature(feature: Any) -> bool:
+    shape = feature.get("shape") if isinstance(feature, dict) else None
+    whole = isinstance(shape, (list, tuple)) and all(isinstance(n, int) and n > 0 for n in shape)
+    return whole and isinstance(feature.get("dtype"), str)
+
+
+def has_colors(feature: dict[str, Any]) -> bool:
+    """Whether a checked feature has three axes, one of them of three channels."""
+    return len(feature["shape"]) == 3 and 3 in feature["shape"]
+
+
+def picture_problems(features: dict[str, Any], cameras: Sequence[str]) -> list[str]:
+    """What is wrong with the pictures of these cameras."""
+    described = {name: features[name] for name in (IMAGE_PREFIX + camera for camera in cameras)}
+    return [
+        f"{name} is a {feature['dtype']} of shape {feature['shape']}; expected video or image with three color channels"
+        for name, feature in described.items()
+        if not has_colors(feature) or feature["dtype"] not in ("video", "image")
+    ]
+
+
+def picture_size(feature: dict[str, Any]) -> tuple[int, int]:
+    """(height, width) of a camera feature.
+
+    Its `names` label the axes, since some datasets put the channels first. Without names the channels are last.
+    """
+    named = dict(zip(feature.get("names") or (), feature["shape"]))
+    return named.get("height", feature["shape"][0]), named.get("width", feature["shape"][1])
+
+
+def episode_places(folder: Path, info: dict[str, Any]) -> list[EpisodePlace]:
+    """All episodes of a dataset with a checked `info.json`, in the order in which they are listed.
+
+    Raises:
+        ConfigError: a path leads out of the folder, or the times of an episode in a video are no interval.
+    """
+    return list((_places_v2 if info["codebase_version"] == "v2.1" else _places_v3)(folder, info))
+
+
+def _places_v2(folder: Path, info: dict[str, Any]) -> Iterator[EpisodePlace]:
+    for line in (folder / "meta" / "episodes.jsonl").read_text(encoding="utf-8").splitlines():
+        facts = parse_json(line, folder / "meta" / "episodes.jsonl")
+        index = facts["episode_index"]
+        where = {"episode_chunk": index // info["chunks_size"], "episode_index": index}
+        videos = {
+            key: (_located(folder, info["video_path"], video_key=key, **where), 0.0, None)
+            for key, feature in info["features"].items()
+            if feature["dtype"] == "video"
+        }
+        yield EpisodePlace(index, _located(folder, info["data_path"], **where), videos, facts)
+
+
+def _places_v3(folder: Path, info: dict[str, Any]) -> Iterator[EpisodePlace]:
+    import pyarrow.parquet as pq
+
+    for path in sorted((folder / "meta" / "episodes").rglob("*.parquet")):
+        for facts in pq.read_table(path).to_pylist():
+            place = {name: facts[f"data/{name}"] for name in ("chunk_index", "file_index")}
+            data = _located(folder, info["data_path"], **place)
+            videos = {}
+            for key in (k for k, feature in info["features"].items() if feature["dtype"] == "video"):
+                place = {name: facts[f"videos/{key}/{name}"] for name in ("chunk_index", "file_index")}
+                start, end = (facts[f"videos/{key}/{name}_timestamp"] for name in ("from", "to"))
+                if not (isinstance(start, float) and isinstance(end, float) and 0 <= start < end < math.inf):
+                    name = f"episode {facts['episode_index']}"
+                    refuse(folder, [f"{name}: {key} lies from {start} to {end} s; expected increasing times"])
+                videos[key] = (_located(folder, info["video_path"], video_key=key, **place), start, end)
+            yield EpisodePlace(facts["episode_index"], data, videos, facts)
+
+
+def _located(folder: Path, template: Any, **where: Any) -> Path:
+    """The file that a template of `meta/info.json` names; always inside the folder."""
+    try:
+        if not isinstance(template, str) or not all(
+            _WIDTH.fullmatch(spec or "") for _, _, spec, _ in _parsed(template)
+        ):
+            raise ValueError
+        return inside(folder, template.format(**where))
+    except (LookupError, ValueError, AttributeError):
+        refuse(folder, [f"the path {template!r} in meta/info.json does not name a file in the folder"])
+        raise
+
+
+def place_problems(places: Sequence[EpisodePlace], info: dict[str, Any]) -> list[str]:
+    """What is wrong with the list of episodes."""
+    indices = [place.index for place in places]
+    problems = [f"episode {index} is listed twice" for index, count in sorted(Counter(indices).items()) if count > 1]
+    total = info.get("total_episodes", len(places))
+    if places and total != len(places):
+        problems.append(f"meta/info.json counts {total} episodes; {len(places)} are listed in meta/episodes")
+    return problems
+
+
+_EPISODE, _FRAME = "episode_index", "frame_index"
+_HALF_A_FRAME = 0.5
+PICTURES = ("PNG", "JPEG", "WEBP")  # Pillow would start Ghostscript for others
+_FLAGS = "decision flags"
+# Role -> axes and kind of its array.
+_LOOKS: dict[str, tuple[tuple[str, ...], str]] = {
+    "actions": (("steps", "action dimensions"), "numbers"),
+    "proprio": (("steps", "proprio"), "numbers"),
+    "rewards": (("steps",), "rewards"),
+    _FLAGS: (("steps",), "flags"),
+}
+
+
+@dataclass(frozen=True)
+class _Frames:
+    """Shape and dtype of the frames of an episode in a video that has not been decoded."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype = np.dtype(np.uint8)
+
+
+def stored_episodes(
+    places: Sequence[EpisodePlace], info: Mapping[str, Any], cameras: Sequence[str], side: int
+) -> list[StoredEpisode]:
+    """The episodes for `check_episodes`: rows are read, videos are not decoded.
+
+    Args:
+        places: the files of each episode.
+        info: content of `meta/info.json`.
+        cameras: camera features.
+        side: height and width of their images.
+    """
+    features, fps = info["features"], float(info["fps"])
+    wanted = {"actions": ACTION, "proprio": STATE, "rewards": REWARD} | ({_FLAGS: DECISION} if "rlvla" in info else {})
+    wanted = {role: name for role, name in wanted.items() if name in features}
+    videos = {key: picture_size(features[key]) for key in cameras if features[key]["dtype"] == "video"}
+    tables = _Tables(wanted.values())
+    lengths: dict[Path, tuple[int | None, int, int]] = {}
+    problems = _overlaps(places, fps)
+    listed: defaultdict[Path, set[int]] = defaultdict(set)
+    for place in places:
+        listed[place.data].add(place.index)
+    episodes = []
+    for place in places:
+        facts = _facts(place)
+        episode = StoredEpisode(place.name, {}, facts, facts["length"].value, problems[place.index])
+        episodes.append(episode)
+        try:
+            rows = tables.rows(place)
+            unknown = tables.episodes(place.data) - listed[place.data]
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            episode.problems.append(f"{place.data} cannot be used ({error})")
+            continue
+        if unknown:
+            episode.problems.append(f"{place.data} also holds rows of episode {min(unknown)}, which is not listed")
+            listed[place.data] |= unknown  # reported once
+        count = len(rows[_FRAME])
+        if rows[_FRAME].tolist() != list(range(count)):
+            episode.problems.append(f"{_FRAME} does not number its {count} rows from 0 to {count - 1}")
+        episode.parts |= _parts(rows, wanted, episode.problems)
+        for key, size in videos.items():
+            try:
+                frames = _frames(place.videos[key], fps, size, lengths, count)
+            except ValueError as error:
+                episode.problems.append(str(error))
+                continue
+            episode.parts[key] = Part(key, frames, ("steps", "pixels", "pixels", 3), "images")
+    return episodes
+
+
+def _facts(place: EpisodePlace) -> dict[str, Fact]:
+    facts = place.facts
+    return {
+        "instruction": Fact("tasks", place.task, "text"),
+        "success": Fact("success", facts.get("success"), "flag", optional=True),
+        "task_id": Fact("task_id", facts.get("task_id"), "number", optional=True, minimum=0),
+        "init_state_id": Fact("init_state_id", facts.get("init_state_id"), "number", optional=True, minimum=-1),
+        "seed": Fact("seed", facts.get("seed"), "number", optional=True, minimum=0),
+        "length": Fact("length", facts.get("length"), "number", optional=True, minimum=1),
+    }
+
+
+class _Tables:
+    """Rows of parquet files by episode; each file is read once.
+
+    Args:
+        columns: names of the columns to read.
+    """
+
+    def __init__(self, columns: Any):
+        self._columns = [*columns, _EPISODE, _FRAME]
+        self._tables: dict[Path, tuple[Any, np.ndarray, set[int]]] = {}
+
+    def rows(self, place: EpisodePlace) -> dict[str, Any]:
+        """The columns of an episode, in the order of its frames; columns that the file lacks are left out."""
+        table, indices, _ = self._read(place.data)
+        start, stop = np.searchsorted(indices, [place.index, place.index + 1])
+        if start == stop:
+            raise ValueError("it holds no row of this episode")
+        rows = {name: table.column(name).slice(start, stop - start) for name in table.column_names}
+        return rows | {_FRAME: rows[_FRAME].to_numpy()}
+
+    def episodes(self, path: Path) -> set[int]:
+        """The numbers of all episodes with rows in a file."""
+        return self._read(path)[2]
+
+    def _read(self, path: Path) -> tuple[Any, np.ndarray, set[int]]:
+        import pyarrow.parquet as pq
+
+        if path not in self._tables:
+            there = pq.read_schema(path).names
+            table = pq.read_table(path, columns=[name for name in self._columns if name in there])
+            table = table.sort_by([(_EPISODE, "ascending"), (_FRAME, "ascending")])
+            indices = table.column(_EPISODE).to_numpy()
+            self._tables[path] = table, indices, set(np.unique(indices).tolist())
+        return self._tables[path]
+
+
+def _parts(rows: Mapping[str, Any], wanted: Mapping[str, str], problems: list[str]) -> dict[str, Part]:
+    """The arrays of an episode; columns that are no arrays of numbers are added to `problems`."""
+    parts: dict[str, Part] = {}
+    for role, name in wanted.items():
+        axes, kind = _LOOKS[role]
+        try:
+            parts[role] = Part(name, as_array(rows[name], len(axes)) if name in rows else None, axes, kind)
+        except ValueError as error:
+            problems.append(f"{name} {error}")
+    flags = parts.get(_FLAGS)
+    if flags is not None and flags.array is not None and flags.array.dtype == bool and flags.array.ndim == 1:
+        parts["decision_steps"] = Part(flags.name, np.flatnonzero(flags.array), ("decisions",), "decisions")
+    return parts
+
+
+def as_array(column: Any, rank: int) -> np.ndarray:
+    """A column of numbers, or of lists of numbers, as an array of this rank.
+
+    Lists of one number may be stored as numbers, and the other way around.
+
+    Raises:
+        ValueError: cells are empty or of different lengths, or hold something else; the text follows the column's name.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    data = column.combine_chunks()
+    shape: tuple[int, ...] = (len(data),)
+    if data.null_count:
+        raise ValueError(f"has {data.null_count} empty cells")
+    if pa.types.is_list(data.type) or pa.types.is_large_list(data.type) or pa.types.is_fixed_size_list(data.type):
+        lengths = sorted(pc.unique(pc.list_value_length(data)).to_pylist())
+        if len(lengths) > 1:
+            raise ValueError(
+                f"has rows of {' and '.join(map(str, lengths[:2]))} numbers; expected the same in all rows"
+            )
+        data, shape = data.flatten(), (len(data), *lengths)
+    kind = data.type
+    if not (pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+        raise ValueError(f"holds {'text' if pa.types.is_string(kind) else kind}; expected numbers")
+    values = data.to_numpy(zero_copy_only=False).reshape(shape)
+    if values.ndim < rank:
+        return values[:, None]
+    return values[:, 0] if values.ndim > rank and values.shape[1] == 1 else values
+
+
+def _frames(
+    place: tuple[Path, float, float | None],
+    fps: float,
+    size: tuple[int, int],
+    known: dict[Path, tuple[int | None, int, int]],
+    rows: int,
+) -> _Frames:
+    """What an episode has of a video; `known` collects what `video_frames` returns for each file."""
+    path, start, end = place
+    if path not in known:
+        known[path] = video_frames(path)
+    total, height, width = known[path]
+    if end is not None:
+        first, last = round(start * fps), round(end * fps)
+        count = last - first if total is None else min(last, total) - min(first, total)
+    else:
+        count = rows if total is None else total  # if it is not recorded, frames are counted while they are decoded
+    # The encoder pads odd sides.
+    height, width = (own if shown == own + own % 2 else shown for own, shown in zip(size, (height, width)))
+    return _Frames((count, height, width, 3))
+
+
+def _overlaps(places: Sequence[EpisodePlace], fps: float) -> defaultdict[int, list[str]]:
+    """Episode -> problems, for episodes that share frames of a video with another one."""
+    spans: defaultdict[tuple[str, Path], list[tuple[float, float, int]]] = defaultdict(list)
+    for place in places:
+        for key, (path, start, end) in place.videos.items():
+            if end is not None:
+                spans[key, path].append((start, end, place.index))
+    problems: defaultdict[int, list[str]] = defaultdict(list)
+    for (key, _), listed in spans.items():
+        listed.sort()
+        for (_, end, other), (start, _, index) in zip(listed, listed[1:]):
+            if start < end - _HALF_A_FRAME / fps:
+                problems[index].append(f"its part of the video {key} overlaps with that of episode {other}")
+    return problems
+
+
+def read_images(
+    folder: Path,
+    episodes: Sequence[tuple[EpisodePlace, int, np.ndarray]],
+    features: Mapping[str, Any],
+    cameras: Sequence[str],
+    side: int,
+) -> list[np.ndarray]:
+    """Per episode the images [S, N, H, W, 3] uint8.
+
+    Args:
+        folder: the dataset, for messages.
+        episodes: the files of each episode, its number of rows, and the rows [S] whose images are wanted.
+        features: the features of the dataset.
+        cameras: camera features.
+        side: height and width of their images.
+
+    Raises:
+        ConfigError: images are missing, cannot be decoded, or have another size or mode than the features say.
+    """
+    images = empty_images([len(seen) for *_, seen in episodes], (len(cameras), side, side, 3))
+    problems = []
+    for (place, count, seen), of_episode in zip(episodes, images):
+        for index, key in enumerate(cameras):
+            try:
+                video = features[key]["dtype"] == "video"
+                frames = _decoded(place, key, count, side) if video else _embedded(place, key, side)
+                of_episode[:, index] = frames[seen]
+            except (OSError, ValueError, LookupError, TypeError) as error:
+                problems.append(f"{place.name}: {key}: {error}")
+    refuse(folder, problems)
+    return images
+
+
+def _decoded(place: EpisodePlace, key: str, count: int, side: int) -> np.ndarray:
+    frames = read_video(*place.videos[key])
+    if len(frames) != count:
+        raise ValueError(f"the video has {len(frames)} frames; expected {count}, one for each row")
+    return frames[:, :side, :side]
+
+
+def _embedded(place: EpisodePlace, key: str, side: int) -> np.ndarray:
+    """The images that the rows of an episode hold as encoded files."""
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(place.data, columns=[key, _FRAME], filters=[(_EPISODE, "=", place.index)])
+    cells = table.sort_by(_FRAME).column(key).to_pylist()
+    return np.stack([_picture(cell, row, side) for row, cell in enumerate(cells)])
+
+
+def _picture(cell: Any, row: int, side: int) -> np.ndarray:
+    from PIL import Image, UnidentifiedImageError
+
+    content = cell.get("bytes") if isinstance(cell, dict) else None
+    if not content:
+        raise ValueError(f"row {row} holds no image")
+    try:
+        image = Image.open(io.BytesIO(content), formats=PICTURES)
+    except UnidentifiedImageError:
+        raise ValueError(f"row {row} holds no image in a known format") from None
+    except Exception as error:  # Pillow's errors have no common class
+        raise ValueError(f"the image in row {row} cannot be opened ({error})") from error
+    if image.mode != "RGB" or image.size != (side, side):
+        shown = f"{image.height}x{image.width} pixels of mode {image.mode}"
+        raise ValueError(f"the image in row {row} has {shown}; expected {side}x{side} of mode RGB")
+    try:
+        return np.asarray(image)
+    except Exception as error:
+        raise ValueError(f"the image in row {row} cannot be decoded ({error})") from error

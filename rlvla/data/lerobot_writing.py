@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from rlvla.data.demonstrations import Demonstrations
-from rlvla.data.lerobot_layout import ACTION, DECISION, DONE, IMAGE_PREFIX, REWARD, STATE
+from rlvla.data.lerobot import ACTION, DECISION, DONE, IMAGE_PREFIX, REWARD, STATE
 from rlvla.utils.errors import require
 from rlvla.utils.video import encode_frames
 

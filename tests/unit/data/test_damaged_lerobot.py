@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlvla.data.lerobot_layout import EpisodePlace, place_problems
+from rlvla.data.lerobot import EpisodePlace, place_problems
 from rlvla.data.reading import read_demonstrations
 from rlvla.utils.errors import ConfigError
 from tests.support.damaged_data import SIDE, STEPS, Change, Originals, copied, encoded, problems
