@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rlvla.data.alignment import explained, shifted_by
 from rlvla.data.demonstrations import Demonstrations
+from rlvla.data.quality import explained, shifted_by
 
 
 def recorded(inertia: float = 0.0, *, smooth: float = 0.0, absolute: bool = False, decide: int = 1) -> Demonstrations:
