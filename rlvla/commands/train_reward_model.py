@@ -16,8 +16,7 @@ from rlvla.commands.problem_texts import problem, unread
 from rlvla.commands.run_policies import policy_folder
 from rlvla.commands.runs.supervised_header import supervised_header
 from rlvla.data.demonstrations import Demonstrations
-from rlvla.data.frames import read_outcomes, split_episodes
-from rlvla.data.pairs import ranked_pairs
+from rlvla.data.reward_model_rows import ranked_pairs, read_outcomes, split_episodes
 from rlvla.envs.config import EnvConfig, heldout_problems
 from rlvla.models.families import Checkpoint, check_checkpoint, checkpoint_overrides
 from rlvla.trainer.supervised.config import NewModelConfig, RewardModelConfig, RewardRunConfig

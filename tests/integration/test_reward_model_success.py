@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from cli import collect_demos, eval_vla, train_ppo_vla, train_rm_vla
-from rlvla.data.frames import read_outcomes
+from rlvla.data.reward_model_rows import read_outcomes
 from rlvla.experience import Experience
 from rlvla.models.value_models import RewardModel
 from rlvla.utils.files import read_metrics

@@ -11,8 +11,7 @@ from torch.nn import functional
 
 from rlvla.checkpoints.policy_folder import PolicyRecord, export_policy
 from rlvla.data.demonstrations import Demonstrations
-from rlvla.data.frames import FrameRows, split_episodes
-from rlvla.data.pairs import EpisodeFrames, ranked_pairs
+from rlvla.data.reward_model_rows import EpisodeFrames, FrameRows, ranked_pairs, split_episodes
 from rlvla.evaluation.statistics import auroc, calibration_error, spearman
 from rlvla.models.value_models import RewardModel
 from rlvla.trainer.guards import BadSteps

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from cli import collect_demos, score_episodes, train_ppo_vla, train_rm_vla
-from rlvla.data.frames import read_outcomes
 from rlvla.data.reading import read_demonstrations
 from rlvla.data.replayed_episodes import recorded_env
+from rlvla.data.reward_model_rows import read_outcomes
 from rlvla.envs import make_env
 from rlvla.utils.errors import ConfigError
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rlvla.data.demonstrations import Demonstrations
-from rlvla.data.pairs import EpisodeFrames, at_most, ranked_pairs
+from rlvla.data.reward_model_rows import EpisodeFrames, at_most, ranked_pairs
 
 STEPS = (4, 6, 3, 5, 4)
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rlvla.data.demonstrations import Demonstrations
-from rlvla.data.frames import FrameRows
+from rlvla.data.reward_model_rows import FrameRows
 from rlvla.data.rows import DemonstrationRows
 from rlvla.envs import list_tasks
 from rlvla.envs.base import ChunkResult, Observation

@@ -22,8 +22,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from cli import collect_demos, train_rm_vla
 from rlvla.commands.replay_batch import run_replay
 from rlvla.data.demonstrations import UNKNOWN_STATE
-from rlvla.data.frames import FrameRows, split_episodes
 from rlvla.data.reading import read_demonstrations
+from rlvla.data.reward_model_rows import FrameRows, split_episodes
 from rlvla.envs.workers.pool import EnvPool
 from rlvla.evaluation.statistics import auroc, calibration_error, spearman
 from rlvla.experience import Sample
