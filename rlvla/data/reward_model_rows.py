@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from rlvla.data.demonstrations import UNKNOWN_STATE, Demonstrations
+from rlvla.data.demonstrations import UNKNOWN_STATE, Demonstrations, split_by_state
 from rlvla.data.reading import read_several
-from rlvla.data.splitting import split_by_state
 from rlvla.experience import Experience
 from rlvla.models.value_models import RewardModel
 from rlvla.utils.seeding import derive_rng

@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from rlvla.data.demonstrations import Demonstrations
+from rlvla.data.demonstrations import Demonstrations, split_by_state
 from rlvla.data.rows import DemonstrationRows
-from rlvla.data.splitting import split_by_state
 from rlvla.envs.base import TaskSpec
 from rlvla.envs.splits import UnseenStates
 from rlvla.evaluation.evaluate import evaluate
