@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 COLORS = ("#2f7df6", "#e0563b", "#2f9e5b", "#b07cf0", "#d29a1f", "#1aa7b5", "#e05fa8")  # an arm has seven actions
@@ -87,3 +88,33 @@ def svg(figure: Any, axes: Any, *, legend: bool = True) -> Any:
     drawing = buffer.getvalue()
     drawing = drawing[drawing.index("<svg") :].replace(INK, "currentColor")
     return Markup(re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", drawing)))
+
+
+_RUNS = "runs"  # where runs are by default
+_POLICY_FOLDERS = {"policy": "", "best_policy": "best", "policies": "", "exported": ""}
+_PARTS = 2
+
+
+def run_name(policy: str) -> str:
+    """What a person calls the policy in this folder: `runs/lift/ppo/policy` is "lift / ppo".
+
+    Of policies beside the last one of a run it says which: "lift / ppo (best)", "lift / ppo (iteration 40)".
+    """
+    parts = [part for part in Path(policy).parts if part not in ("/", ".", "..")]
+    notes = []
+    if len(parts) > 1 and (match := re.fullmatch(r"iteration_(\d+)", parts[-1])):
+        notes.append(f"iteration {int(match[1])}")
+        parts.pop()
+    if len(parts) > 1 and parts[-1] in _POLICY_FOLDERS:
+        notes += filter(None, [_POLICY_FOLDERS[parts.pop()]])
+    if len(parts) > 1 and parts[0] == _RUNS:
+        parts = parts[1:]
+    name = " / ".join(parts[-_PARTS:]) or policy
+    return f"{name} ({', '.join(notes)})" if notes else name
+
+
+def labels(policies: Iterable[str]) -> dict[str, str]:
+    """Policy -> its `run_name`, or the policy itself where two would be called the same."""
+    names = {policy: run_name(policy) for policy in policies}
+    taken = list(names.values())
+    return {policy: name if taken.count(name) == 1 else policy for policy, name in names.items()}

@@ -11,8 +11,7 @@ from rlvla.checkpoints.run_folder import RUN_FILE, TOTALS_FILE
 from rlvla.evaluation.comparison import MEAN_OF_SUITES
 from rlvla.evaluation.findings import EvaluationReport, PolicyEvaluation, SuiteEvaluation, SuitesResult
 from rlvla.evaluation.learning_charts import learning_charts
-from rlvla.evaluation.naming import labels
-from rlvla.evaluation.pages import render
+from rlvla.evaluation.pages import labels, render
 from rlvla.evaluation.results import EvalResult
 from rlvla.evaluation.shown_videos import shown_videos
 from rlvla.evaluation.states import StateGrid, solved, won_and_lost

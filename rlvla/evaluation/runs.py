@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from rlvla.checkpoints.run_folder import RUN_FILE
-from rlvla.evaluation.naming import labels
+from rlvla.evaluation.pages import labels
 from rlvla.evaluation.results import Rate
 from rlvla.evaluation.statistics import interval_of_metrics
 from rlvla.utils.cli.config_file import RUN_CONFIG_FILE

@@ -23,8 +23,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from rlvla.evaluation.naming import run_name
-from rlvla.evaluation.pages import render
+from rlvla.evaluation.pages import render, run_name
 from rlvla.utils.cli.programs import as_installed
 from rlvla.utils.files import METRICS_FILE
 from rlvla.utils.terminal import log, without_codes

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvla.checkpoints.run_folder import CURVE_FILE
-from rlvla.evaluation.naming import run_name
+from rlvla.evaluation.pages import run_name
 from rlvla.evaluation.statistics import interval_of_metrics, wilson_interval
 from rlvla.utils.disk import Expendable
 from rlvla.utils.files import read_metrics, write_atomic

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlvla.evaluation.naming import labels, run_name
+from rlvla.evaluation.pages import labels, run_name
 
 
 @pytest.mark.parametrize(
