@@ -31,7 +31,7 @@ from rlvla.evaluation.files import write_figures
 from rlvla.evaluation.findings import EvaluationReport, PolicyEvaluation, SuiteEvaluation, package_versions
 from rlvla.evaluation.journal import EpisodeJournal, fingerprint, journal_folder, remove_journals
 from rlvla.evaluation.protocol import named_given
-from rlvla.evaluation.report import write_report
+from rlvla.evaluation.report_page import write_report
 from rlvla.evaluation.results import EvalResult
 from rlvla.evaluation.videos import choose_episodes, machines_of_run, record_videos, recorded_state
 from rlvla.models.config import PolicyConfig

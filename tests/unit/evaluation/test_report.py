@@ -20,7 +20,7 @@ from rlvla.evaluation.files import as_markdown
 from rlvla.evaluation.findings import EvaluationReport, PolicyEvaluation, SuiteEvaluation
 from rlvla.evaluation.learning_charts import _reward_series, _reward_sources, _short_names, learning_charts
 from rlvla.evaluation.protocol import describe_protocol
-from rlvla.evaluation.report import write_report
+from rlvla.evaluation.report_page import write_report
 from rlvla.evaluation.results import EpisodeOutcome, summarize
 from rlvla.evaluation.statistics import interval_of_metrics, wilson_interval
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from rlvla.envs import list_tasks
 from rlvla.evaluation import states
+from rlvla.evaluation.report_page import solved, won_and_lost
 from rlvla.evaluation.results import EpisodeOutcome, EvalResult, summarize
-from rlvla.evaluation.states import solved, won_and_lost
 
 TOY = list_tasks("toy_reach")[0]
 TASKS = [TOY, replace(TOY, task_id=1, name="other")]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import json
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +16,10 @@ from rlvla.evaluation.findings import EvaluationReport, PolicyEvaluation, SuiteE
 from rlvla.evaluation.learning_charts import learning_charts
 from rlvla.evaluation.pages import labels, render
 from rlvla.evaluation.results import EvalResult
-from rlvla.evaluation.shown_videos import shown_videos
-from rlvla.evaluation.states import StateGrid, solved, won_and_lost
+from rlvla.evaluation.videos import recorded_state
 from rlvla.utils.cli.config_file import command_line
 from rlvla.utils.files import read_metrics, write_atomic
+from rlvla.utils.video import video_poster, video_size
 
 REPORT_FILE = "report.html"
 _RUN_FILES = (RUN_FILE, TOTALS_FILE)  # files of the training run of the policy
@@ -166,3 +169,138 @@ def _span(states: Sequence[int]) -> str:
     if list(states) == list(range(first, last + 1)):
         return f"{first}..{last}"
     return " ".join(map(str, states))
+
+
+_MOST_CELLS = 5000  # of a grid; beyond that nobody looks at single states
+# Kind -> (sign in the cell, words of the legend).
+WON_AND_LOST = {
+    "won": ("+", "only the policy"),
+    "lost": ("−", "only the baseline"),
+    "both": ("", "both"),
+    "neither": ("", "neither"),
+}
+SOLVED = {"both": ("", "solved"), "partly": ("", "in some of the samples"), "neither": ("", "not solved")}
+
+
+@dataclass(frozen=True)
+class StateGrid:
+    """A cell for each initial state.
+
+    Attributes:
+        kinds: kind -> (sign, words), as in `WON_AND_LOST`.
+        rows: task name -> (initial state, kind) of each of its states.
+    """
+
+    kinds: Mapping[str, tuple[str, str]]
+    rows: Mapping[str, Sequence[tuple[int, str]]]
+
+    @property
+    def legend(self) -> list[tuple[str, str, str, int]]:
+        """(kind, sign, words, number of states) of the kinds that occur."""
+        counts = Counter(kind for cells in self.rows.values() for _, kind in cells)
+        return [(kind, *words, counts[kind]) for kind, words in self.kinds.items() if counts[kind]]
+
+
+def won_and_lost(own: EvalResult, base: EvalResult) -> StateGrid | None:
+    """The states that both have played; None if there are none, or too many to look at."""
+    mine, theirs = _successes(own), _successes(base)
+    kinds = {(True, True): "both", (True, False): "won", (False, True): "lost", (False, False): "neither"}
+    cells = {key: kinds[all(mine[key]), all(theirs[key])] for key in mine if key in theirs}
+    return _grid(own, cells, WON_AND_LOST)
+
+
+def solved(result: EvalResult) -> StateGrid | None:
+    """The states of one policy; None if they are too many to look at."""
+    cells = {
+        key: "both" if all(outcomes) else "partly" if any(outcomes) else "neither"
+        for key, outcomes in _successes(result).items()
+    }
+    return _grid(result, cells, SOLVED)
+
+
+def _successes(result: EvalResult) -> dict[tuple[int, int], list[bool]]:
+    """(Task id, initial state) -> success at end of its episodes."""
+    found: defaultdict[tuple[int, int], list[bool]] = defaultdict(list)
+    for episode in result.episodes:
+        found[episode.task_id, episode.init_state_id].append(episode.success_at_end)
+    return found
+
+
+def _grid(
+    result: EvalResult, cells: Mapping[tuple[int, int], str], kinds: Mapping[str, tuple[str, str]]
+) -> StateGrid | None:
+    if not 0 < len(cells) <= _MOST_CELLS:
+        return None
+    rows: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
+    names = {task.task_id: task.name for task in result.tasks}
+    for (task_id, state), kind in sorted(cells.items()):
+        rows[names[task_id]].append((state, kind))
+    return StateGrid(kinds, dict(rows))
+
+
+@dataclass(frozen=True)
+class ShownVideo:
+    """An embedded video.
+
+    Attributes:
+        name: the episode.
+        success: success at its end.
+        policy: label of the policy.
+        tall: height divided by width, as text; None if unknown.
+        data, poster: base64; the poster is the last frame as JPEG, "" if unknown.
+    """
+
+    name: str
+    success: bool
+    policy: str
+    tall: str | None
+    data: str
+    poster: str
+
+
+@dataclass(frozen=True)
+class ShownVideos:
+    """The videos of a suite.
+
+    Attributes:
+        beside: episode and mode -> its videos of several policies, baselines first.
+        others: policy and mode -> videos of episodes that no other policy was filmed in.
+    """
+
+    beside: Mapping[str, Sequence[ShownVideo]]
+    others: Mapping[str, Sequence[ShownVideo]]
+
+    def __bool__(self) -> bool:
+        return bool(self.beside or self.others)
+
+
+def shown_videos(everyone: Sequence[PolicyEvaluation], labels: Mapping[str, str]) -> ShownVideos:
+    """The recorded episodes of a policy and its baselines; files that no longer exist are skipped."""
+    filmed: defaultdict[tuple[str, str, int], list[tuple[PolicyEvaluation, Path]]] = defaultdict(list)
+    for evaluation in [*everyone[1:], *everyone[:1]]:  # before, then after
+        for mode, paths in evaluation.videos.items():
+            for path in paths:
+                if path.is_file():
+                    filmed[(mode, *recorded_state(path))].append((evaluation, path))
+    beside: dict[str, list[ShownVideo]] = {}
+    others: dict[tuple[int, str], list[ShownVideo]] = {}
+    for (mode, task, state), entries in filmed.items():
+        videos = [_video(path, f"{task}, initial state {state}", labels[e.policy]) for e, path in entries]
+        if len(videos) > 1:
+            beside[f"{task}, initial state {state}, {mode}"] = videos
+            continue
+        (evaluation, _) = entries[0]
+        others.setdefault((everyone.index(evaluation), f"{labels[evaluation.policy]}, {mode}"), []).extend(videos)
+    return ShownVideos(beside, {heading: others[position, heading] for position, heading in sorted(others)})
+
+
+def _video(path: Path, name: str, policy: str) -> ShownVideo:
+    size, poster = video_size(path), video_poster(path)
+    return ShownVideo(
+        name=name,
+        success=path.stem.endswith("_success"),
+        policy=policy,
+        tall=None if size is None else f"{size[1] / size[0]:.4f}",
+        data=base64.b64encode(path.read_bytes()).decode(),
+        poster="" if poster is None else base64.b64encode(poster).decode(),
+    )
