@@ -27,10 +27,15 @@ from rlvla.envs.workers.config import WorkerConfig
 from rlvla.envs.workers.watchdog import WatchedPool
 from rlvla.evaluation.config import EvalConfig
 from rlvla.evaluation.evaluate import evaluate
-from rlvla.evaluation.files import write_figures
-from rlvla.evaluation.findings import EvaluationReport, PolicyEvaluation, SuiteEvaluation, package_versions
 from rlvla.evaluation.journal import EpisodeJournal, fingerprint, journal_folder, remove_journals
 from rlvla.evaluation.protocol import named_given
+from rlvla.evaluation.report import (
+    EvaluationReport,
+    PolicyEvaluation,
+    SuiteEvaluation,
+    package_versions,
+    write_figures,
+)
 from rlvla.evaluation.report_page import write_report
 from rlvla.evaluation.results import EvalResult
 from rlvla.evaluation.videos import choose_episodes, machines_of_run, record_videos, recorded_state

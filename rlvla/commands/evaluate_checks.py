@@ -16,8 +16,8 @@ from rlvla.commands.setup import CheckedRun, check_run
 from rlvla.envs.config import EnvConfig, SplitConfig
 from rlvla.envs.workers.config import WorkerConfig
 from rlvla.evaluation.config import EvalConfig
-from rlvla.evaluation.findings import PolicyEvaluation
 from rlvla.evaluation.protocol import describe_differences, describe_protocol, known_instructions, named_given
+from rlvla.evaluation.report import PolicyEvaluation
 from rlvla.models.config import PolicyConfig
 from rlvla.models.vla.checkpoint_files import EVALUATION_FILE
 from rlvla.rewards import RewardPlan, SuccessConfig, make_success_source

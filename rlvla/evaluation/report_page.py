@@ -12,9 +12,9 @@ from typing import Any
 
 from rlvla.checkpoints.run_folder import RUN_FILE, TOTALS_FILE
 from rlvla.evaluation.comparison import MEAN_OF_SUITES
-from rlvla.evaluation.findings import EvaluationReport, PolicyEvaluation, SuiteEvaluation, SuitesResult
 from rlvla.evaluation.learning_charts import learning_charts
 from rlvla.evaluation.pages import labels, render
+from rlvla.evaluation.report import EvaluationReport, PolicyEvaluation, SuiteEvaluation, SuitesResult
 from rlvla.evaluation.results import EvalResult
 from rlvla.evaluation.videos import recorded_state
 from rlvla.utils.cli.config_file import command_line

@@ -10,7 +10,7 @@ from typing import Any
 
 from rlvla.checkpoints.run_folder import EVALUATIONS_FILE, RUN_FILE, TOTALS_FILE
 from rlvla.evaluation.comparison import Difference
-from rlvla.evaluation.findings import SUITES_KEY, EvaluationReport, PolicyEvaluation, SuiteEvaluation
+from rlvla.evaluation.report import SUITES_KEY, EvaluationReport, PolicyEvaluation, SuiteEvaluation
 from rlvla.evaluation.report_page import write_report
 from rlvla.evaluation.results import EvalResult
 from rlvla.recipes.recipe import Stage

@@ -10,7 +10,7 @@ import pytest
 
 from cli.eval_vla import main
 from rlvla.commands import evaluate as eval_run
-from rlvla.evaluation.findings import PolicyEvaluation
+from rlvla.evaluation.report import PolicyEvaluation
 from rlvla.rollout import RolloutEngine
 from rlvla.utils import bars
 

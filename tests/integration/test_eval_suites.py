@@ -15,8 +15,8 @@ from cli.eval_vla import main
 from rlvla.commands import evaluate as eval_run
 from rlvla.envs import list_tasks
 from rlvla.envs.config import EnvConfig, SplitConfig
-from rlvla.evaluation.findings import EvaluationReport, PolicyEvaluation, SuiteEvaluation
 from rlvla.evaluation.protocol import describe_protocol
+from rlvla.evaluation.report import EvaluationReport, PolicyEvaluation, SuiteEvaluation
 from rlvla.evaluation.results import EpisodeOutcome, EvalResult, Rate, summarize
 from rlvla.evaluation.statistics import mcnemar_exact, tango_interval, wilson_interval
 from rlvla.rollout import RolloutEngine

@@ -10,8 +10,8 @@ from rlvla.checkpoints.policy_folder import PolicyRecord
 from rlvla.envs import list_tasks
 from rlvla.envs.config import EnvConfig, SplitConfig
 from rlvla.envs.splits import LearnedStates
-from rlvla.evaluation.findings import PolicyEvaluation
 from rlvla.evaluation.protocol import describe_protocol
+from rlvla.evaluation.report import PolicyEvaluation
 from rlvla.evaluation.results import EpisodeOutcome, EvalResult, summarize
 
 (TASK,) = list_tasks("toy_reach")

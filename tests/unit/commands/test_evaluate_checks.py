@@ -11,8 +11,8 @@ from rlvla.commands.evaluate_checks import JudgedSuccess, _protocols
 from rlvla.envs import list_tasks
 from rlvla.envs.config import EnvConfig, SplitConfig
 from rlvla.evaluation.config import EvalConfig
-from rlvla.evaluation.findings import PolicyEvaluation
 from rlvla.evaluation.protocol import describe_differences
+from rlvla.evaluation.report import PolicyEvaluation
 
 
 def protocol(suite: str, **options: Any) -> dict[str, Any]:

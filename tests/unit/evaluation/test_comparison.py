@@ -13,8 +13,8 @@ from scipy.stats import binom
 from rlvla.envs import list_tasks
 from rlvla.envs.config import EnvConfig, SplitConfig
 from rlvla.evaluation.comparison import compare, compare_over_runs
-from rlvla.evaluation.findings import EvaluationReport, PolicyEvaluation, SuiteEvaluation
 from rlvla.evaluation.protocol import describe_differences, describe_protocol
+from rlvla.evaluation.report import EvaluationReport, PolicyEvaluation, SuiteEvaluation
 from rlvla.evaluation.results import EpisodeOutcome, EvalResult, Rate, summarize
 from rlvla.evaluation.statistics import tango_interval, wilson_interval
 

@@ -16,10 +16,9 @@ import pytest
 from rlvla.envs import list_tasks
 from rlvla.envs.config import SplitConfig
 from rlvla.envs.splits import LearnedStates, learned_from_words
-from rlvla.evaluation.files import as_markdown
-from rlvla.evaluation.findings import EvaluationReport, PolicyEvaluation, SuiteEvaluation
 from rlvla.evaluation.learning_charts import _reward_series, _reward_sources, _short_names, learning_charts
 from rlvla.evaluation.protocol import describe_protocol
+from rlvla.evaluation.report import EvaluationReport, PolicyEvaluation, SuiteEvaluation, as_markdown
 from rlvla.evaluation.report_page import write_report
 from rlvla.evaluation.results import EpisodeOutcome, summarize
 from rlvla.evaluation.statistics import interval_of_metrics, wilson_interval

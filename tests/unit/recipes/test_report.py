@@ -9,8 +9,8 @@ import pytest
 
 from rlvla.envs import list_tasks
 from rlvla.envs.config import SplitConfig
-from rlvla.evaluation.findings import PolicyEvaluation
 from rlvla.evaluation.protocol import describe_protocol
+from rlvla.evaluation.report import PolicyEvaluation
 from rlvla.evaluation.results import EpisodeOutcome, summarize
 from rlvla.evaluation.statistics import tango_interval
 from rlvla.recipes.recipe import Stage
