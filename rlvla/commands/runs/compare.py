@@ -46,7 +46,7 @@ def run_compare(config: CompareConfig) -> None:
         read_runs,
         run_rows,
     )
-    from rlvla.evaluation.runs_page import render_runs_page
+    from rlvla.evaluation.runs import render_runs_page
     from rlvla.utils.files import write_atomic, write_json
 
     problems: list[Problem] = range_problems(config)

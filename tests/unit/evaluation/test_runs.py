@@ -17,14 +17,15 @@ from rlvla.evaluation.runs import (
     _WITHOUT_EFFECT,
     Group,
     Run,
+    _mean,
     differences,
     group_rows,
     grouped,
     letter_of,
     read_runs,
+    render_runs_page,
     run_rows,
 )
-from rlvla.evaluation.runs_page import _mean, render_runs_page
 from rlvla.evaluation.statistics import clustered_interval, newcombe_interval, wilson_interval
 from rlvla.utils.errors import ConfigError
 
