@@ -13,9 +13,8 @@ from rlvla.data.demonstrations import UNKNOWN_STATE, Demonstrations
 from rlvla.data.reading import control_frequency, data_files, joined, read_parts, task_of
 from rlvla.data.replayed_episodes import play_again, replay_problem
 from rlvla.data.robomimic import recorded_rewards
-from rlvla.evaluation.data_page import ViewedEpisode, render_data_page
 from rlvla.evaluation.demos_page import shown_episodes
-from rlvla.evaluation.rerun_recording import write_recording
+from rlvla.evaluation.episode_viewer import ViewedEpisode, render_data_page, write_recording
 from rlvla.utils.bars import progress_bar
 from rlvla.utils.cli.flags import arg, range_problems
 from rlvla.utils.errors import ConfigError, Problem, require

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from rlvla.evaluation.data_page import ViewedEpisode, _plot, _runs, render_data_page
-from rlvla.evaluation.rerun_recording import write_recording
+from rlvla.evaluation.episode_viewer import ViewedEpisode, _plot, _runs, render_data_page, write_recording
 
 EPISODE = ViewedEpisode(
     name="demo_0",
