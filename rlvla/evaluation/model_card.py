@@ -11,7 +11,7 @@ from typing import Any
 from rlvla.checkpoints.policy_folder import learned_states, recorded_environment
 from rlvla.checkpoints.run_folder import EVALUATIONS_FILE, TOTALS_FILE
 from rlvla.envs.splits import LearnedStates
-from rlvla.evaluation.places import command_without_places
+from rlvla.evaluation.redact import command_without_places
 from rlvla.evaluation.report import SUITES_KEY, PolicyEvaluation
 from rlvla.evaluation.results import EvalResult
 from rlvla.models.families import type_of

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rlvla.checkpoints.policy_folder import ENVIRONMENT_FILE
 from rlvla.commands.problem_texts import problem
-from rlvla.evaluation.places import json_without_places
+from rlvla.evaluation.redact import json_without_places
 from rlvla.models.dataset_statistics import STATISTICS_FILE
 from rlvla.models.families import ADAPTER_CONFIG_FILE, CONFIG_FILE
 from rlvla.models.vla.checkpoint_files import EVALUATION_FILE

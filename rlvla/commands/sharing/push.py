@@ -10,7 +10,7 @@ from typing import Any
 from rlvla.commands.problem_texts import problem
 from rlvla.commands.sharing.files import WEIGHTS, Selection, Upload, select
 from rlvla.evaluation.model_card import model_card, read_card_record
-from rlvla.evaluation.places import without_places
+from rlvla.evaluation.redact import without_places
 from rlvla.models.vla.checkpoint_files import ADAPTER_FOLDER
 from rlvla.utils.errors import ConfigError, Problem, RunEnded
 from rlvla.version import __version__

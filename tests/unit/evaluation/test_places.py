@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlvla.evaluation.places import command_without_places, json_without_places, without_places
+from rlvla.evaluation.redact import command_without_places, json_without_places, without_places
 
 
 @pytest.mark.parametrize(
