@@ -298,7 +298,7 @@ class EvaluationReport:
         """
         if len({suite.own.suite for suite in suites.values()}) < len(suites) or len(suites) == 1:
             return cls(suites, (), ())
-        return cls(suites, tuple(_results(suites)), tuple(_comparisons(suites)))
+        return cls(suites, tuple(_results_over_suites(suites)), tuple(_comparisons_over_suites(suites)))
 
     @property
     def conditions(self) -> list[tuple[str, ...]]:
@@ -366,7 +366,7 @@ class EvaluationReport:
         return {name: number for suite in self.suites.values() for name, number in suite.own.versions.items()}
 
 
-def _results(suites: Mapping[str, SuiteEvaluation]) -> Iterator[SuitesResult]:
+def _results_over_suites(suites: Mapping[str, SuiteEvaluation]) -> Iterator[SuitesResult]:
     for position, evaluations in enumerate(zip(*(suite.everyone for suite in suites.values()))):
         for mode in dict.fromkeys(result.mode for result in evaluations[0].results):
             results = {name: e.result(mode) for name, e in zip(suites, evaluations)}
@@ -375,7 +375,7 @@ def _results(suites: Mapping[str, SuiteEvaluation]) -> Iterator[SuitesResult]:
                 yield SuitesResult(position, evaluations[0].policy, mode, whole)
 
 
-def _comparisons(suites: Mapping[str, SuiteEvaluation]) -> Iterator[SuitesComparison]:
+def _comparisons_over_suites(suites: Mapping[str, SuiteEvaluation]) -> Iterator[SuitesComparison]:
     for position, mode in next(iter(suites.values())).compared:
         compared = {name: s.compared[position, mode] for name, s in suites.items() if (position, mode) in s.compared}
         if len(compared) == len(suites):
@@ -441,7 +441,7 @@ def as_markdown(findings: EvaluationReport) -> str:
     if findings.categories:
         title = "## Success at end by category, 95 % intervals over tasks"
         parts += [title, markdown_table(findings.categories[0], findings.categories[1:])]
-    parts += _comparisons(findings.comparisons, "")
+    parts += _comparison_sections(findings.comparisons, "")
     for name, suite in findings.suites.items():
         where = f"{name}: " if len(findings.suites) > 1 else ""
         for evaluation in suite.everyone:
@@ -458,7 +458,7 @@ def as_markdown(findings: EvaluationReport) -> str:
                     markdown_table(result.HEADERS, result.rows()),
                     *_agreement(result),
                 ]
-        parts += _comparisons(suite.comparisons, where)
+        parts += _comparison_sections(suite.comparisons, where)
     versions = ", ".join(f"{name} {number}" for name, number in findings.versions.items())
     parts.append(f"Measured with {markdown_text(versions)}.")
     return "\n\n".join(parts) + "\n"
@@ -469,7 +469,7 @@ def _agreement(result: EvalResult) -> list[str]:
     return [] if agreement is None else [agreement.as_markdown(result.success_source)]
 
 
-def _comparisons(comparisons: Sequence[Comparison], where: str) -> list[str]:
+def _comparison_sections(comparisons: Sequence[Comparison], where: str) -> list[str]:
     parts = []
     for comparison in comparisons:
         note = comparison.note()
