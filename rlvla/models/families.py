@@ -54,10 +54,10 @@ class Sketch(Protocol):
         ...
 
 
-class Checkpoint(Protocol):
+class Checkpoint:
     """A checkpoint folder whose files have been checked but whose weights have not been read.
 
-    Subclass it to get the defaults: no adapters, no critic, no reward model, no warnings.
+    Defaults: no adapters, no critic, no reward model, no warnings.
 
     Attributes:
         folder: its path.
@@ -76,7 +76,7 @@ class Checkpoint(Protocol):
             config: adapters and memory options.
             value_head: add a value head to the network, read by `Policy.score_values`.
         """
-        ...
+        raise NotImplementedError
 
     def load_critic(self, config: ActorConfig | None = None) -> Any:
         """A critic initialized from these weights; see `rlvla.models.Critic` for its interface."""

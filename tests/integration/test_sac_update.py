@@ -71,8 +71,8 @@ class Row:
     def __init__(self, learner: SAC, seen: Observations, index: int, noise: Tensor):
         policy = learner._policy
         self.proprio = seen.proprio[index : index + 1]
-        features = policy.encoder(policy.own(self.proprio), None, None)
-        mean, log_std = policy.network._distribution(features)
+        features = policy.encoder(policy.policy_proprio(self.proprio), None, None)
+        mean, log_std = policy.network.parameter_distribution(features)
         raw = mean[0] + log_std[0].exp() * noise
         self.parameters, used = raw.tanh(), policy.mask
         density = TransformedDistribution(Normal(mean[0], log_std[0].exp()), [TanhTransform(cache_size=0)])

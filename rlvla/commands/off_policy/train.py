@@ -11,7 +11,6 @@ from rlvla.commands.off_policy.flags import SACRun
 from rlvla.commands.run_policies import policy_record
 from rlvla.commands.runs.training import begin, run_folder, started, train
 from rlvla.commands.setup import CheckedRun
-from rlvla.models.soft_actor.network import SoftCritic
 from rlvla.rewards import RewardConfig, RewardPlan
 from rlvla.rewards.base import component_of, source_of
 from rlvla.rewards.success_source import SIMULATOR
@@ -49,7 +48,7 @@ def run_sac(flags: SACRun) -> Trainer | None:
         return None
     with started(flags, setting) as (pool, signals), ExitStack() as stack:
         actor: Any = setting.checkpoint.load_policy()
-        critic: Any = SoftCritic(actor.critic_config, flags.sac.n_critics)
+        critic = actor.new_critic(flags.sac.n_critics)
         strategy = DeepspeedStrategy(flags.strategy, seed=flags.run.seed)
         save_path = stack.enter_context(run_folder(flags, setting, strategy))
         plan = RewardPlan.from_config(flags.rewards, flags.success)

@@ -79,6 +79,7 @@ class DSRLPolicy(SoftActorPolicy):
         *,
         noise: np.ndarray | None,
         temperature: float = 1.0,
+        greedy: bool = False,
     ) -> Decision:
         """Choose noise and denoise it, see `RolloutPolicy.act`; the temperature scales the randomness of the choice."""
         hidden = self.base.encode(images, proprio, instructions)
@@ -88,7 +89,7 @@ class DSRLPolicy(SoftActorPolicy):
         trace = {"action": action.cpu().numpy(), STATE: state.cpu().numpy()}
         return Decision(self.base.denoise(hidden, self.start(action)), log_probs, trace)
 
-    def random_values(self, noise: Tensor) -> Tensor:
+    def _random_parameters(self, noise: Tensor) -> Tensor:
         """The noise itself, so that the base acts as it samples."""
         return noise / self.settings.noise_range
 
@@ -110,8 +111,8 @@ class DSRLPolicy(SoftActorPolicy):
         return torch.cat([summary, torch.from_numpy(proprio).to(summary)], 1)
 
     @torch.inference_mode()
-    def observed(self, samples: Sequence[Sample]) -> list[dict[str, np.ndarray]]:
-        """See `SoftActorPolicy.observed`; only the last observations have not been seen by the base yet."""
+    def stored_observations(self, samples: Sequence[Sample]) -> list[dict[str, np.ndarray]]:
+        """See `SACPolicy.stored_observations`; the base encodes only final observations, the trace has the rest."""
         last: list[Tensor] = []
         for first in range(0, len(samples), _ROWS):
             part = samples[first : first + _ROWS]

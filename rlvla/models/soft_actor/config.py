@@ -17,23 +17,23 @@ _LARGEST = 65_536
 
 @dataclass(frozen=True)
 class CriticView:
-    """What critics see where it is not what the policy sees: a longer proprio vector, and no images.
+    """Privileged observations of the critics: more proprio than the policy's, and no images.
 
     Attributes:
-        proprio_dim: its length, that of the environment's proprio and of the state of a reward machine.
-        own: [P] indices of those numbers that the policy reads.
+        proprio_dim: length of the critics' proprio: the environment's, and the state of a reward machine.
+        policy_indices: indices of the numbers that the policy reads.
     """
 
     proprio_dim: int
-    own: tuple[int, ...]
+    policy_indices: tuple[int, ...]
 
-    def stored(self, config: SoftActorConfig) -> SoftActorConfig:
-        """Sizes of what is stored for a policy of sizes `config`: what it and its critics see."""
+    def stored_config(self, config: SoftActorConfig) -> SoftActorConfig:
+        """Sizes of stored observations, for a policy of sizes `config`."""
         return replace(config, proprio_dim=self.proprio_dim)
 
-    def of_critics(self, config: SoftActorConfig) -> SoftActorConfig:
-        """Sizes of its critics."""
-        return replace(self.stored(config), num_images_in_input=0)
+    def critic_config(self, config: SoftActorConfig) -> SoftActorConfig:
+        """Sizes of the critics of a policy of sizes `config`."""
+        return replace(self.stored_config(config), num_images_in_input=0)
 
 
 @dataclass(frozen=True)

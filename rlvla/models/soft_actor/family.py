@@ -11,7 +11,6 @@ from safetensors.torch import load_file
 
 from rlvla.models.config import ActorConfig
 from rlvla.models.families import CONFIG_FILE, Checkpoint, PolicyFamily, register_policy_family
-from rlvla.models.policy import Policy
 from rlvla.models.soft_actor.config import MODEL_TYPE, CriticView, SoftActorConfig
 from rlvla.models.soft_actor.policy import WEIGHTS_FILE, SoftActorPolicy, soft_actor_spec
 from rlvla.models.stored_heads import check_tensors
@@ -34,9 +33,11 @@ class SoftActorCheckpoint(Checkpoint):
     def __init__(self, folder: Path, config: SoftActorConfig, *, new: bool = False, view: CriticView | None = None):
         self.folder, self.config, self.spec, self._new, self._view = folder, config, soft_actor_spec(config), new, view
 
-    def load_policy(self, config: ActorConfig | None = None, *, value_head: bool = False) -> Policy:
+    def load_policy(  # type: ignore[override]  # its `forward` is that of `SACPolicy`
+        self, config: ActorConfig | None = None, *, value_head: bool = False
+    ) -> SoftActorPolicy:
         """See `Checkpoint.load_policy`; new weights come from the global generator."""
-        policy: Any = SoftActorPolicy(self.config, self._view)
+        policy = SoftActorPolicy(self.config, self._view)
         if value_head:
             raise ConfigError(f"{self.folder}: soft actors have no value head")
         if not self._new:

@@ -1,4 +1,4 @@
-"""The policy of a soft actor: it plays, and samples reparameterized decisions for its learner."""
+"""Policies of soft actor-critic: tanh-normal actions, or a primitive with tanh-normal parameters."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from rlvla.algorithms.off_policy import over_primitives
+from rlvla.algorithms.off_policy import critic_actions, over_primitives
 from rlvla.experience import Experience, Sample
 from rlvla.models.compact.text import SentenceCache, Sentences
 from rlvla.models.distributions import sample_by_inverse_cdf
 from rlvla.models.families import CONFIG_FILE
 from rlvla.models.policy import QUANTITIES, Decision, PolicySpec
+from rlvla.models.sac_policy import with_goals
 from rlvla.models.soft_actor.config import CriticView, SoftActorConfig
-from rlvla.models.soft_actor.network import ObservationEncoder, SoftActorNetwork, stored_actions, with_goals
+from rlvla.models.soft_actor.network import ObservationEncoder, SoftActorNetwork, SoftCritic
 from rlvla.utils.files import write_json
 
 WEIGHTS_FILE = "model.safetensors"
@@ -44,17 +45,11 @@ def soft_actor_spec(config: SoftActorConfig) -> PolicySpec:
 
 
 class SoftActorPolicy(nn.Module):
-    """A policy with bounded continuous decisions.
-
-    The trace of a decision is `action` [E], see `SoftActorConfig.action_width`.
+    """A policy with bounded continuous decisions; implements `SACPolicy`.
 
     Args:
         config: sizes.
-        view: what its critics see; None: what it sees itself.
-
-    Attributes:
-        at_random: sampled decisions are uniform over all that are possible, whatever the weights are.
-        choice_at_random: the primitives of sampled decisions are, their parameters are the policy's.
+        view: what its critics observe; None: the same as the policy.
     """
 
     def __init__(self, config: SoftActorConfig, view: CriticView | None = None):
@@ -62,50 +57,60 @@ class SoftActorPolicy(nn.Module):
         self.config, self.view, self.spec = config, view, soft_actor_spec(config)
         self.encoder = ObservationEncoder(config)
         self.network = SoftActorNetwork(config, self.encoder.features)
-        self.at_random = self.choice_at_random = False
+        self.random_actions = self.random_primitives = False
         self._sentences = SentenceCache(config.camera.text_buckets)
 
     @property
-    def critic_config(self) -> SoftActorConfig:
-        """Sizes of its critics."""
-        return self.config if self.view is None else self.view.of_critics(self.config)
+    def has_primitives(self) -> bool:
+        """See `SACPolicy.has_primitives`."""
+        return bool(self.config.primitives)
 
     @property
-    def stored_config(self) -> SoftActorConfig:
-        """Sizes of what is stored, which policy and critics are shown."""
-        return self.config if self.view is None else self.view.stored(self.config)
+    def parameter_mask(self) -> Tensor:
+        """See `SACPolicy.parameter_mask`."""
+        return self.network.mask
 
-    def own(self, proprio: Tensor) -> Tensor:
-        """[..., P] of stored proprio: what the policy reads; goals that follow stay."""
-        if self.view is None:
-            return proprio
-        return torch.cat([proprio[..., list(self.view.own)], proprio[..., self.view.proprio_dim :]], -1)
+    @property
+    def stored_sizes(self) -> SoftActorConfig:
+        """See `SACPolicy.stored_sizes`."""
+        return self.config if self.view is None else self.view.stored_config(self.config)
 
     @property
     def base_files(self) -> dict[str, str]:
-        """Name -> SHA-256 of files that decisions and what is stored of them depend on, besides the weights."""
+        """None, see `SACPolicy.base_files`."""
         return {}
 
-    @property
-    def mask(self) -> Tensor:
-        """[n, D] bool: the parameters that each primitive has."""
-        return self.network.mask
+    def new_critic(self, n_critics: int) -> SoftCritic:
+        """See `SACPolicy.new_critic`."""
+        config = self.config if self.view is None else self.view.critic_config(self.config)
+        return SoftCritic(config, n_critics)
+
+    def policy_proprio(self, proprio: Tensor) -> Tensor:
+        """See `SACPolicy.policy_proprio`."""
+        if self.view is None:
+            return proprio
+        return torch.cat([proprio[..., list(self.view.policy_indices)], proprio[..., self.view.proprio_dim :]], -1)
+
+    def set_proprio_normalization(self, mean: Tensor, std: Tensor) -> None:
+        """See `SACPolicy.set_proprio_normalization`."""
+        self.encoder.set_normalization(self.policy_proprio(mean), self.policy_proprio(std))
+
+    def critic_actions(self, parameters: Tensor, primitives: Tensor | None) -> Tensor:
+        """See `SACPolicy.critic_actions`."""
+        return parameters if primitives is None else critic_actions(primitives, parameters, self.parameter_mask)
 
     def sentences(self, instructions: Sequence[str]) -> Sentences | None:
-        """Instructions as the encoders read them; None if none does."""
-        return self._sentences(instructions, self.mask.device) if self.config.text_width else None
+        """See `SACPolicy.sentences`."""
+        return self._sentences(instructions, self._device) if self.config.text_width else None
+
+    @property
+    def _device(self) -> torch.device:
+        return self.parameter_mask.device
 
     def forward(
         self, proprio: Tensor | None, images: Tensor | None, sentences: Sentences | None, noise: Tensor
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """A reparameterized decision for every primitive, see `SoftActorNetwork.forward`.
-
-        Args:
-            proprio: as in `ObservationEncoder.forward`.
-            images: [B, N, H, W, 3] uint8.
-            sentences: from `sentences`.
-            noise: [B, n, D] standard normal.
-        """
+        """See `SACPolicy.__call__`."""
         return self.network(self.encoder(proprio, images, sentences), noise)
 
     @torch.inference_mode()
@@ -117,17 +122,18 @@ class SoftActorPolicy(nn.Module):
         *,
         noise: np.ndarray | None,
         temperature: float = 1.0,
+        greedy: bool = False,
     ) -> Decision:
-        """Choose actions for the task itself, see `RolloutPolicy.act`; the temperature scales their noise."""
-        state = None if proprio is None else torch.from_numpy(proprio).to(self.mask.device)
+        """Choose actions for goal 0, the task itself; see `RolloutPolicy.act`. The temperature scales the noise."""
+        state = None if proprio is None else torch.from_numpy(proprio).to(self._device)
         if state is not None and self.config.goals:
             task = torch.zeros(len(state), dtype=torch.long, device=state.device)
             state = with_goals(state, task, self.config.goals)
-        pixels = torch.from_numpy(images).to(self.mask.device) if self.config.num_images_in_input else None
-        drawn = None if noise is None else torch.from_numpy(noise).float().to(self.mask.device)
+        pixels = torch.from_numpy(images).to(self._device) if self.config.num_images_in_input else None
+        drawn = None if noise is None else torch.from_numpy(noise).float().to(self._device)
         action, log_probs = self.decide(state, pixels, self.sentences(instructions), drawn, temperature)
         stored = action.cpu().numpy()
-        return Decision(self.environment_actions(stored), log_probs, {"action": stored})
+        return Decision(self._environment_actions(stored), log_probs, {"action": stored})
 
     def decide(
         self,
@@ -138,49 +144,49 @@ class SoftActorPolicy(nn.Module):
         temperature: float,
     ) -> tuple[Tensor, np.ndarray]:
         """Decisions [B, E] and their log-probs [B, K], from `drawn` [B, *noise_shape]; None is greedy."""
-        parameters = torch.zeros(1, self.config.parameters, device=self.mask.device)
-        parameters = parameters if drawn is None else drawn[:, None, 1 : 1 + self.config.parameters]
-        rows = next(len(seen) for seen in (proprio, images) if seen is not None)
-        parameters = parameters.expand(rows, self.network.kinds, -1)
-        values, densities, choice = self(proprio, images, sentences, parameters * temperature)
+        noise = torch.zeros(1, self.config.parameters, device=self._device)
+        noise = noise if drawn is None else drawn[:, None, 1 : 1 + self.config.parameters]
+        rows = next(len(observed) for observed in (proprio, images) if observed is not None)
+        noise = noise.expand(rows, self.network.kinds, -1)
+        values, densities, choice = self(proprio, images, sentences, noise * temperature)
         log_probs = densities.sum(-1)
-        if drawn is not None and self.at_random:
-            values, log_probs = self.random_values(parameters), torch.zeros_like(log_probs)
-        if drawn is not None and choice is not None and (self.at_random or self.choice_at_random):
+        if drawn is not None and self.random_actions:
+            values, log_probs = self._random_parameters(noise), torch.zeros_like(log_probs)
+        if drawn is not None and choice is not None and (self.random_actions or self.random_primitives):
             choice = torch.zeros_like(choice).log_softmax(-1)
-        kinds = None
+        primitives = None
         if choice is not None:
-            kinds = choice.argmax(-1)
+            primitives = choice.argmax(-1)
             if drawn is not None:
-                kinds = sample_by_inverse_cdf(choice[:, None], torch.special.ndtr(drawn[:, :1]))[:, 0]
+                primitives = sample_by_inverse_cdf(choice[:, None], torch.special.ndtr(drawn[:, :1]))[:, 0]
             log_probs = log_probs + choice
-        picked = torch.zeros(rows, dtype=torch.long, device=values.device) if kinds is None else kinds
+        picked = torch.zeros(rows, dtype=torch.long, device=values.device) if primitives is None else primitives
         row = torch.arange(rows, device=values.device)
         columns = np.zeros((rows, self.spec.columns), np.float32)
         columns[:, 0] = log_probs[row, picked].cpu().numpy()
-        return stored_actions(values[row, picked], self.mask, kinds), columns
+        return self.critic_actions(values[row, picked], primitives), columns
 
-    def random_values(self, noise: Tensor) -> Tensor:
+    def _random_parameters(self, noise: Tensor) -> Tensor:
         """Parameters of random decisions, uniform in [-1, 1], from standard normal numbers of the same shape."""
         return 2.0 * torch.special.ndtr(noise) - 1.0
 
-    def observed(self, samples: Sequence[Sample]) -> list[dict[str, np.ndarray]]:
-        """What is stored of the observations of each episode, the last one included: name -> [S + 1, ...].
-
-        The names are those of arguments of `forward`; instructions are left out.
-        """
-        found: list[dict[str, np.ndarray]] = [{} for _ in samples]
-        for columns, sample in zip(found, samples):
+    def stored_observations(self, samples: Sequence[Sample]) -> list[dict[str, np.ndarray]]:
+        """See `SACPolicy.stored_observations`."""
+        episodes: list[dict[str, np.ndarray]] = [{} for _ in samples]
+        for columns, sample in zip(episodes, samples):
             if self.config.proprio_dim:
-                assert sample.proprio is not None and sample.last_proprio is not None
-                seen = torch.cat([sample.proprio, sample.last_proprio[None]])
-                columns["proprio"] = (seen if self.view is None else sample.observed_proprio).numpy()
+                proprio = sample.observed_proprio
+                if self.view is None:
+                    assert sample.proprio is not None and sample.last_proprio is not None
+                    proprio = torch.cat([sample.proprio, sample.last_proprio[None]])
+                assert proprio is not None
+                columns["proprio"] = proprio.numpy()
             if self.config.num_images_in_input:
                 columns["images"] = torch.cat([sample.images, sample.last_images[None]]).numpy()
-        return found
+        return episodes
 
-    def environment_actions(self, action: np.ndarray) -> np.ndarray:
-        """Actions [B, A, D] for the environment from stored decisions [B, E]."""
+    def _environment_actions(self, action: np.ndarray) -> np.ndarray:
+        """Actions [B, A, D] for the environment from stored decisions [B, E]; a primitive fills the first action."""
         if not self.config.primitives:
             return action.reshape(len(action), self.config.action_chunk_len, self.config.action_dim)
         chunks = np.zeros((len(action), self.config.action_chunk_len, self.config.action_dim), np.float32)
@@ -194,18 +200,33 @@ class SoftActorPolicy(nn.Module):
         return {"action": actions.reshape(*actions.shape[:-2], -1)}
 
     def prepare(self, images: np.ndarray, proprio: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
-        """Observations are read as they are, without what is only shown to critics; see `RolloutPolicy.prepare`."""
-        return images, proprio if self.view is None or proprio is None else proprio[..., list(self.view.own)]
+        """Observations as they are, without proprio for critics only; see `RolloutPolicy.prepare`."""
+        return images, proprio if self.view is None or proprio is None else proprio[..., list(self.view.policy_indices)]
 
     def entropies(self, log_probs: Tensor, choice: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Estimates [B] of the entropy of the parameters, [B] of the choice, from log-probs [B, n] (summed over D)."""
+        """See `SACPolicy.entropies`."""
         if choice is None:
             return -log_probs.squeeze(-1), None
         return over_primitives(choice, -log_probs), over_primitives(choice, -choice)
 
-    # ------------------------------------------------------------------------------ what every policy must answer
-    def score(self, batch: Experience, temperature: float) -> dict[str, Any]:
-        """Not for soft actors."""
+    # Names that `rlvla.trainer.off_policy` uses until it is typed to `SACPolicy`.
+    def _set_random_actions(self, value: bool) -> None:
+        self.random_actions = value
+
+    def _set_random_primitives(self, value: bool) -> None:
+        self.random_primitives = value
+
+    at_random = property(lambda self: self.random_actions, _set_random_actions)
+    choice_at_random = property(lambda self: self.random_primitives, _set_random_primitives)
+    own, mask, stored_config = policy_proprio, parameter_mask, stored_sizes
+
+    def observed(self, samples: Sequence[Sample]) -> list[dict[str, np.ndarray]]:
+        """See `stored_observations`."""
+        return self.stored_observations(samples)
+
+    # ------------------------------------------------------------------------------ the rest of `Policy`
+    def score(self, batch: Experience, temperature: float = 1.0) -> Any:
+        """Not supported by soft actors."""
         raise NotImplementedError("soft actors are trained by train_sac_vla.py only")
 
     distribution = features = score
@@ -221,7 +242,7 @@ class SoftActorPolicy(nn.Module):
         return [False] * self.config.action_dim
 
     def row_tokens(self, instructions: Sequence[str], num_images: int) -> list[int]:
-        """1 for each row: all have the same size."""
+        """1 for each row."""
         return [1] * len(instructions)
 
     def training_flops(self, model: nn.Module, tokens: int, num_images: int) -> float:
@@ -229,7 +250,7 @@ class SoftActorPolicy(nn.Module):
         return 6.0 * sum(p.numel() for p in model.parameters() if p.dim() == 2)
 
     def adapters_disabled(self) -> AbstractContextManager[None]:
-        """There are none."""
+        """Not supported: there are no adapters."""
         raise ValueError("soft actors have no adapters")
 
     def save_pretrained(self, folder: str | Path, state_dict: dict[str, Tensor] | None = None) -> None:

@@ -99,7 +99,7 @@ def test_the_base_executes_the_noise_that_was_chosen(base: Path, repeat: bool) -
 def test_random_decisions_start_from_standard_normal_noise(base: Path) -> None:
     policy = policy_of(base)
     greedy = policy.act(*seen(policy), noise=None)
-    policy.at_random = True
+    policy.random_actions = True
     drawn = draws(policy)
     decision = policy.act(*seen(policy), noise=drawn)
     assert np.allclose(0.7 * decision.trace["action"], drawn[:, 1:], atol=1e-6) and np.abs(drawn).max() > 1
@@ -126,7 +126,7 @@ def test_what_is_stored_is_what_the_base_would_say_again(base: Path) -> None:
         kept = {name: torch.from_numpy(value) for name, value in trace.items()}
         last = {name: torch.from_numpy(value) for name, value in last.items()}
         found.append(SimpleNamespace(**{**sample, "trace": kept, **last}))
-    stored = np.concatenate([columns["proprio"] for columns in policy.observed(found)])
+    stored = np.concatenate([columns["proprio"] for columns in policy.stored_observations(found)])
     with torch.no_grad():
         summary = policy.base.summary(policy.base.encode(images, proprio, words)).numpy()
     assert np.allclose(stored, np.concatenate([summary, proprio], 1), atol=1e-5)

@@ -13,8 +13,8 @@ from scipy import stats
 
 from rlvla.algorithms.off_policy import tanh_normal_log_prob
 from rlvla.models.families import check_checkpoint
+from rlvla.models.sac_policy import with_goals
 from rlvla.models.soft_actor.config import SoftActorConfig
-from rlvla.models.soft_actor.network import with_goals
 from rlvla.models.soft_actor.policy import SoftActorPolicy
 from rlvla.utils.errors import ConfigError
 
@@ -62,7 +62,8 @@ def test_a_chunk_is_sampled_with_its_density(config: SoftActorConfig) -> None:
     values = torch.from_numpy(decision.trace["action"])
     assert decision.actions.shape == (64, config.action_chunk_len, 2)
     assert np.array_equal(decision.actions.reshape(64, -1), values.numpy()) and np.abs(decision.actions).max() < 1
-    expected = policy.network.log_prob(features, values[:, None]).sum((1, 2))
+    distribution = policy.network.parameter_distribution(features)
+    expected = tanh_normal_log_prob(values[:, None], *distribution, policy.parameter_mask).sum((1, 2))
     assert torch.allclose(torch.from_numpy(decision.log_probs[:, 0]), expected, atol=1e-4)
     assert not decision.log_probs[:, 1:].any()
     assert np.array_equal(policy.encode_actions(decision.actions)["action"], decision.trace["action"])
@@ -96,9 +97,11 @@ def test_a_primitive_is_its_choice_and_its_parameters() -> None:
     assert not stored[:, 3:][unused].any() and (stored[:, 3:][~unused] != 0).all()
     assert np.array_equal(decision.actions[:, 0], stored) and not decision.actions[:, 1:].any()
     choice = torch.log_softmax(policy.network.choice(features), -1)
-    both = policy.network._distribution(features)
+    both = policy.network.parameter_distribution(features)
     row = torch.arange(400)
-    density = tanh_normal_log_prob(torch.from_numpy(stored[:, None, 3:]).expand(-1, 3, -1), *both, policy.mask).sum(-1)
+    density = tanh_normal_log_prob(
+        torch.from_numpy(stored[:, None, 3:]).expand(-1, 3, -1), *both, policy.parameter_mask
+    ).sum(-1)
     expected = choice[row, kinds] + density[row, kinds]
     assert torch.allclose(torch.from_numpy(decision.log_probs[:, 0]), expected, atol=1e-3)
     greedy, features = act(policy, 50, None)
@@ -113,7 +116,7 @@ def test_the_choice_follows_its_probabilities() -> None:
     kinds = act(policy, 3000, draws(policy, 3000))[0].trace["action"][:, :3].argmax(1)
     counts = np.bincount(kinds, minlength=3)
     assert stats.chisquare(counts, 3000 * np.array([0.5, 0.3, 0.2])).pvalue > 1e-3
-    policy.choice_at_random = True
+    policy.random_primitives = True
     kinds = act(policy, 3000, draws(policy, 3000))[0].trace["action"][:, :3].argmax(1)
     assert stats.chisquare(np.bincount(kinds, minlength=3)).pvalue > 1e-3
 
@@ -121,7 +124,7 @@ def test_the_choice_follows_its_probabilities() -> None:
 def test_decisions_at_random_are_uniform_and_greedy_ones_are_not() -> None:
     policy = policy_of(PLAIN)
     greedy = act(policy, 8, None)[0].actions
-    policy.at_random = True
+    policy.random_actions = True
     values = act(policy, 2000, draws(policy, 2000))[0].trace["action"]
     assert all(stats.kstest(column, stats.uniform(-1, 2).cdf).pvalue > 1e-3 for column in values.T)
     assert np.array_equal(act(policy, 8, None)[0].actions, greedy), "evaluations do not explore"
