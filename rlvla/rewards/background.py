@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rlvla.utils.http.exchange import printable
+from rlvla.utils.terminal import printable
 
 if TYPE_CHECKING:
     from rlvla.experience import Sample

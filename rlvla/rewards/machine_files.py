@@ -29,7 +29,7 @@ from rlvla.rewards.ltlf import compile_ltlf
 from rlvla.rewards.machine_graph import Guard, MachineGraph, Validator, compiled_graph, guarded_graph
 from rlvla.utils.data_files import parse_json, read_json, read_yaml
 from rlvla.utils.errors import ConfigError
-from rlvla.utils.http.exchange import printable
+from rlvla.utils.terminal import printable
 
 SUFFIXES = (".yaml", ".yml", ".json")
 _KEYS = ("formula", "states", "success", "failure", "validators", "potentials")

@@ -223,6 +223,12 @@ def one_line(value: Any) -> str:
     return "".join(kinds.get(unicodedata.category(char), char) for char in str(value))
 
 
+def printable(text: str, limit: int = 200) -> str:
+    """The first `limit` characters of a foreign text on one line, safe for terminals and logs."""
+    line = " ".join(text[: 4 * limit].split())
+    return "".join(c if c.isprintable() else "?" for c in line[:limit])
+
+
 def _is_number(text: str) -> bool:
     return text.strip("%+-.0123456789 []e,").strip() == ""
 

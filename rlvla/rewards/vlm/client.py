@@ -18,7 +18,8 @@ from rlvla.rewards.vlm.completion import read_completion
 from rlvla.rewards.vlm.questions import Score
 from rlvla.rewards.vlm.scorers import Scorer
 from rlvla.utils.http.client import JsonClient, RequestLimits
-from rlvla.utils.http.exchange import RequestError, printable
+from rlvla.utils.http.exchange import RequestError
+from rlvla.utils.terminal import printable
 
 if TYPE_CHECKING:
     from rlvla.rewards.vlm.config import VLMServerConfig

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from rlvla.rewards.vlm.completion import AnswerCutOff, AnswerError, Completion
 from rlvla.rewards.vlm.questions import Number, OneOf, Question, Score, question_named
 from rlvla.utils.errors import ConfigError, require
-from rlvla.utils.http.exchange import printable
+from rlvla.utils.terminal import printable
 
 if TYPE_CHECKING:
     from pydantic import BaseModel

@@ -18,8 +18,8 @@ from rlvla.utils.http.exchange import (
     RedirectRefused,
     RequestError,
     StatusError,
-    printable,
 )
+from rlvla.utils.terminal import printable
 
 if TYPE_CHECKING:
     from rlvla.rewards.vlm.config import VLMServerConfig
@@ -149,8 +149,8 @@ class _ServerCheck:
         lists = "refuses" if names else "lists no models and refuses"
         return self._unavailable(
             "vlm_url",
-            f"{lists} a chat completion of --vlm_model {config.vlm_model} (HTTP {error.status}: {error.words}); the "
-            "URL usually ends in /v1",
+            f"{lists} a chat completion of --vlm_model {config.vlm_model} (HTTP {error.status}: {error.beginning}); "
+            "the URL usually ends in /v1",
         )
 
     def _general(self, error: RequestError) -> Problem:
@@ -167,11 +167,11 @@ class _ServerCheck:
             text = f"is not followed: {error}; give the address of the server itself"
         elif isinstance(error, StatusError) and error.status in _REFUSED:
             text = (
-                f"refuses access (HTTP {error.status}: {error.words}); put the server's key into the environment "
+                f"refuses access (HTTP {error.status}: {error.beginning}); put the server's key into the environment "
                 "variable OPENAI_API_KEY"
             )
         elif isinstance(error, StatusError):
-            text = f"answers with HTTP {error.status}: {error.words}"
+            text = f"answers with HTTP {error.status}: {error.beginning}"
         else:
             text = f"is no OpenAI-compatible server ({type(error).__name__}: {error})"
         return self._unavailable("vlm_url", text)

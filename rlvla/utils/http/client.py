@@ -1,4 +1,4 @@
-"""A client of one server: requests run beside the caller, within limits, and are repeated when that may help."""
+"""Asynchronous JSON client of one server, with time limits, retries and congestion control."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ from rlvla.utils.http.exchange import (
     NoAnswerInTime,
     NoConnection,
     RequestError,
-    accepted,
-    printable,
     read_json,
 )
 from rlvla.utils.http.window import RequestWindow
+from rlvla.utils.terminal import printable
 
 T = TypeVar("T")
 FIRST_PAUSE = 0.5  # seconds before the first further attempt; doubled each time
@@ -33,13 +32,13 @@ _SETBACKS = 2  # that a server may have in a row, at least
 
 @dataclass(frozen=True)
 class RequestLimits:
-    """What a request may cost.
+    """Limits of a client.
 
     Attributes:
-        seconds: for a complete answer, from the connection to the last byte.
+        seconds: deadline of an attempt, from connecting to the last byte of the answer.
         retries: further attempts after a failed one.
-        at_a_time: requests under way; a server that does not keep up gets fewer.
-        max_bytes: of an answer.
+        at_a_time: maximum concurrent requests; fewer while the server does not keep up.
+        max_bytes: size of an answer.
     """
 
     seconds: float
@@ -73,9 +72,9 @@ class JsonClient:
         """Send a request; returns immediately.
 
         Args:
-            url: where to.
-            content: makes the JSON to POST, on a thread of its own; None: GET.
-            read: turns the answer into the result; any exception means that the answer is malformed.
+            url: address.
+            content: creates the JSON to POST, on a background thread; None: GET.
+            read: converts the answer to the result; any exception means that the answer is malformed.
 
         Returns:
             The result; its exception is a `RequestError` once no attempt is left.
@@ -89,7 +88,7 @@ class JsonClient:
         return {name: counts[name] for name in ("retries", "timeouts", "seconds")}
 
     def close(self) -> None:
-        """Give up all requests; their results are cancelled."""
+        """Abort all requests and cancel their futures."""
         if self._loop.is_closed():
             return
         asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(timeout=10)
@@ -123,18 +122,18 @@ class JsonClient:
         raise AssertionError("unreachable")
 
     async def _attempt(self, url: str, content: Callable[[], Any] | None, read: Callable[[Any], T]) -> T:
-        """One exchange; its turn is over afterwards."""
+        """One exchange; it leaves the window afterwards."""
         limits, sent = self._limits, self._loop.time()
         exchange = Exchange(url, self._headers, timeout=limits.seconds, max_bytes=limits.max_bytes)
 
         def work() -> T:
             body = None if content is None else json.dumps(content()).encode()
-            answer = read_json(accepted(exchange.send(body)))
+            answer = read_json(exchange.send(body))
             try:
                 return read(answer)
             except RequestError:
                 raise
-            except Exception as error:  # whatever a foreign answer makes `read` stumble over
+            except Exception as error:  # a foreign answer may break `read` in any way
                 raise MalformedAnswer(f"{type(error).__name__}: {printable(str(error), 300)}") from None
 
         try:
@@ -159,20 +158,20 @@ class JsonClient:
             self._dispatch()
 
     async def _turn(self) -> None:
-        """Wait until another request may be sent; NoAnswerInTime if the server has stopped answering."""
+        """Wait for the window to admit a request; NoAnswerInTime if the circuit is open."""
         turn = self._loop.create_future()
         self._waiting.append(turn)
         self._dispatch()
         await turn
 
     def _dispatch(self) -> None:
-        """Start those that wait, first come first served."""
+        """Start waiting requests, first come first served."""
         window, now = self._window, self._loop.time()
-        while self._waiting and (window.may_start(now) or window.hopeless(now)):
+        while self._waiting and (window.may_start(now) or window.circuit_open(now)):
             turn = self._waiting.popleft()
             if turn.done():  # cancelled
                 continue
-            if window.hopeless(now):
+            if window.circuit_open(now):
                 turn.set_exception(NoAnswerInTime("not sent: the server has stopped answering"))
             else:
                 window.started()
@@ -183,7 +182,7 @@ class JsonClient:
             self._alarm = self._loop.call_at(window.not_before, self._dispatch)
 
     async def _beside(self, work: Callable[[], Any]) -> Any:
-        """Run `work` on a thread of its own, which ends with the process if it hangs."""
+        """Run `work` on a daemon thread, which does not delay the end of the process if it hangs."""
         result: Future[Any] = Future()
         result.set_running_or_notify_cancel()  # giving up does not stop the thread
 

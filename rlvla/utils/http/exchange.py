@@ -1,4 +1,9 @@
-"""One HTTP exchange: no answer is trusted to be short, well-formed or from the server that was addressed."""
+"""One HTTP exchange with an untrusted server: size and redirects are limited, and another thread can abort it.
+
+Not httpx: its name depends on the release of huggingface_hub that is installed (none, `httpx`, `httpx2`); it needs an
+extra package, or fails, where ALL_PROXY names a SOCKS proxy, which urllib ignores; and it waits for the deadline where
+a server does not speak HTTP, which urllib reports at once.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +14,19 @@ import socket
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import partial
-from typing import Any, cast
+from email.message import Message
+from typing import Any
 from urllib.parse import urljoin, urlsplit
+
+from rlvla.utils.terminal import printable
 
 MAX_BYTES = 16 * 2**20  # of an answer
 _BLOCK = 2**16  # bytes per read
 _MAX_REDIRECTS = 3
 _MAX_DIGITS = 300  # of an integer, which may become a float
-_SHOWN = 200  # characters of a foreign text
+_SHOWN = 200  # characters of a foreign text, in a message
 _RETRIED = (408, 409, 425, 429)  # beside all from 500 on
 _OVERLOADED = (429, 503)
 
@@ -60,7 +66,7 @@ class AnswerTooLong(RequestError):
 
 
 class MalformedAnswer(RequestError):
-    """Not HTTP, not JSON, or not what was asked for."""
+    """Not HTTP, not JSON, or not of the expected form."""
 
 
 class StatusError(RequestError):
@@ -68,33 +74,38 @@ class StatusError(RequestError):
 
     Attributes:
         status: the HTTP status.
-        words: the beginning of the answer, on one line.
+        beginning: of the answer, on one line.
     """
 
-    def __init__(self, status: int, words: str = "", pause: float | None = None):
-        super().__init__(f"HTTP status {status}" + (f": {words}" if words else ""))
-        self.status, self.words, self.pause = status, words, pause
+    def __init__(self, status: int, beginning: str = "", pause: float | None = None):
+        super().__init__(f"HTTP status {status}" + (f": {beginning}" if beginning else ""))
+        self.status, self.beginning, self.pause = status, beginning, pause
         self.retry = status in _RETRIED or status >= 500
         self.overloaded = status in _OVERLOADED
 
 
-def printable(text: str, limit: int = _SHOWN) -> str:
-    """The first characters of a foreign text on one line, fit for any terminal and log."""
-    words = " ".join(text[: 4 * limit].split())
-    return "".join(c if c.isprintable() else "?" for c in words[:limit])
+class _Handler(urllib.request.HTTPHandler, urllib.request.HTTPSHandler, urllib.request.HTTPErrorProcessor):
+    """Reports the socket of each connection, and returns every answer as it is: no redirects, no HTTPError."""
 
+    def __init__(self, connected: Callable[[socket.socket], None]):
+        super().__init__()
+        self._connected = connected
 
-@dataclass(frozen=True)
-class Reply:
-    """A complete answer: HTTP status, headers (names in lower case), body."""
+    def http_open(self, request: Any) -> Any:
+        return self._open(http.client.HTTPConnection, request)
 
-    status: int
-    headers: Mapping[str, str]
-    body: bytes
+    def https_open(self, request: Any) -> Any:
+        return self._open(http.client.HTTPSConnection, request)
 
+    def _open(self, kind: Any, request: Any) -> Any:
+        connected = self._connected
 
-class _AnyStatus(urllib.request.HTTPErrorProcessor):
-    """Returns every answer as it is: neither redirects nor failures are handled by urllib."""
+        class Connection(kind):
+            def connect(self) -> None:
+                super().connect()
+                connected(self.sock)
+
+        return self.do_open(Connection, request)
 
     def http_response(self, request: Any, response: Any) -> Any:
         return response
@@ -106,10 +117,10 @@ class Exchange:
     """A request and its answer.
 
     Args:
-        url: where to send it.
+        url: address of the server.
         headers: of the request; they are sent to no other host.
-        timeout: seconds without a sign of life; the time for the whole is up to the caller, see `abort`.
-        max_bytes: of the answer.
+        timeout: seconds between two bytes; the deadline of the whole exchange is up to the caller, see `abort`.
+        max_bytes: largest answer.
     """
 
     def __init__(self, url: str, headers: Mapping[str, str], *, timeout: float, max_bytes: int = MAX_BYTES):
@@ -118,22 +129,24 @@ class Exchange:
         self._socket: socket.socket | None = None
         self._aborted = False
 
-    def send(self, body: bytes | None) -> Reply:
-        """POST the body, or GET if it is None; blocks.
+    def send(self, body: bytes | None) -> bytes:
+        """POST the body, or GET if it is None; blocks until the answer is complete and returns its body.
 
         A redirect is followed if it stays on the same host and keeps the method.
 
         Raises:
-            RequestError: no answer, or one that breaks a limit. Any status counts as an answer.
+            RequestError: no answer, one that breaks a limit, or a status other than 2xx.
         """
         url = self._url
         for _ in range(_MAX_REDIRECTS + 1):
-            reply = self._once(url, body)
-            if not 300 <= reply.status < 400 or "location" not in reply.headers:
-                return reply
-            target = _target(url, reply.headers["location"])
-            if body is not None and reply.status not in (307, 308):
-                raise RedirectRefused(f"it redirects to {printable(target)} (HTTP status {reply.status})")
+            status, headers, content = self._once(url, body)
+            if 200 <= status < 300:
+                return content
+            if not 300 <= status < 400 or "location" not in headers:
+                raise StatusError(status, _beginning(content, _SHOWN), _retry_after(headers))
+            target = _target(url, headers["location"])
+            if body is not None and status not in (307, 308):
+                raise RedirectRefused(f"it redirects to {printable(target, _SHOWN)} (HTTP status {status})")
             url = target
         raise RedirectRefused(f"it redirects more than {_MAX_REDIRECTS} times")
 
@@ -146,71 +159,43 @@ class Exchange:
                 # not SSLSocket.shutdown, which would pull the TLS state from under the reading thread
                 socket.socket.shutdown(used, socket.SHUT_RDWR)
 
-    def _once(self, url: str, body: bytes | None) -> Reply:
+    def _connected(self, used: socket.socket) -> None:
+        with self._lock:
+            self._socket = used
+            aborted = self._aborted
+        if aborted:
+            used.close()
+            raise NoAnswerInTime("given up while it connected")
+
+    def _once(self, url: str, body: bytes | None) -> tuple[int, Message, bytes]:
+        """Status, headers and body of the answer."""
         request = urllib.request.Request(url, body, self._headers, method="GET" if body is None else "POST")
-        opener = urllib.request.build_opener(_AnyStatus(), *self._handlers())
+        opener = urllib.request.build_opener(_Handler(self._connected))
         try:
             with opener.open(request, timeout=self._timeout) as response:
-                content = self._read(response)
-                headers = {name.lower(): value for name, value in response.headers.items()}
-                return Reply(response.status, headers, content)
+                return response.status, response.headers, self._read(response)
         except RequestError:
             raise
-        except (http.client.HTTPException, urllib.error.HTTPError) as error:
-            if isinstance(error, ConnectionError):  # the server hung up without an answer
-                raise NoConnection(_said(error)) from None
-            raise MalformedAnswer(f"its answer is not HTTP ({_said(error)})") from None
-        except OSError as error:
+        except OSError as error:  # a server that hangs up without an answer included
             reason = error.reason if isinstance(error, urllib.error.URLError) else error
             if isinstance(reason, TimeoutError):
                 raise NoAnswerInTime(f"nothing came for {self._timeout:g} s") from None
             raise NoConnection(_said(reason)) from None
-        except ValueError as error:  # a line that http.client cannot parse, an address that is none
+        except (http.client.HTTPException, ValueError) as error:  # ValueError: a line that http.client cannot parse
             raise MalformedAnswer(f"its answer is not HTTP ({_said(error)})") from None
-
-    def _handlers(self) -> list[Any]:
-        """Handlers of urllib that hand their socket to `abort`."""
-        exchange = self
-
-        class Plain(urllib.request.HTTPHandler):
-            def http_open(self, request: Any) -> Any:
-                return self.do_open(cast(Any, partial(exchange._connection, http.client.HTTPConnection)), request)
-
-        class Secure(urllib.request.HTTPSHandler):
-            def https_open(self, request: Any) -> Any:
-                return self.do_open(cast(Any, partial(exchange._connection, http.client.HTTPSConnection)), request)
-
-        return [Plain(), Secure()]
-
-    def _connection(self, kind: type[http.client.HTTPConnection], *args: Any, **kw: Any) -> http.client.HTTPConnection:
-        exchange, connection = self, kind(*args, **kw)
-        connect = connection.connect
-
-        def connect_unless_aborted() -> None:
-            connect()
-            with exchange._lock:
-                exchange._socket = connection.sock
-                aborted = exchange._aborted
-            if aborted:
-                connection.close()
-                raise NoAnswerInTime("given up while it connected")
-
-        connection.connect = connect_unless_aborted  # type: ignore[method-assign]
-        return connection
 
     def _read(self, response: Any) -> bytes:
         """The body, block by block: http.client's own `read` trusts lengths that the server names."""
-        blocks, size = [], 0
+        content = bytearray()
         while block := response.read1(_BLOCK):
-            size += len(block)
+            content += block
             if self._aborted:
                 raise NoAnswerInTime("given up while the answer came")
-            if size > self._max_bytes:
+            if len(content) > self._max_bytes:
                 raise AnswerTooLong(f"its answer is longer than {self._max_bytes} bytes")
-            blocks.append(block)
         if response.length:
             raise NoConnection(f"its answer was cut short: {response.length} bytes are missing")
-        return b"".join(blocks)
+        return bytes(content)
 
 
 def _target(url: str, location: str) -> str:
@@ -221,28 +206,25 @@ def _target(url: str, location: str) -> str:
             return target
     except ValueError:  # not an address
         pass
-    raise RedirectRefused(f"it redirects to another host: {printable(location)}")
+    raise RedirectRefused(f"it redirects to another host: {printable(location, _SHOWN)}")
 
 
 def _origin(url: str) -> tuple[str, str | None, int | None]:
-    parts = urlsplit(url)
-    return parts.scheme, parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme)
+    address = urlsplit(url)
+    return address.scheme, address.hostname, address.port or {"http": 80, "https": 443}.get(address.scheme)
 
 
 def _said(error: object) -> str:
-    return printable(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
+    return printable(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__, _SHOWN)
 
 
-def accepted(reply: Reply) -> bytes:
-    """The body of a reply; StatusError unless its status is 2xx."""
-    if 200 <= reply.status < 300:
-        return reply.body
-    raise StatusError(reply.status, printable(reply.body[:_BLOCK].decode("utf-8", "replace")), _wanted_pause(reply))
+def _beginning(content: bytes, limit: int) -> str:
+    return printable(content[:_BLOCK].decode("utf-8", "replace"), limit)
 
 
-def _wanted_pause(reply: Reply) -> float | None:
+def _retry_after(headers: Message) -> float | None:
     try:
-        seconds = float(reply.headers.get("retry-after", ""))
+        seconds = float(headers.get("retry-after", ""))
     except ValueError:
         return None
     return seconds if math.isfinite(seconds) and seconds >= 0 else None
@@ -255,15 +237,10 @@ def read_json(content: bytes) -> Any:
         MalformedAnswer: no JSON, NaN or infinity, integers of absurd length, or nested too deeply.
     """
     try:
-        return json.loads(content.decode("utf-8"), parse_constant=_no_number, parse_int=_integer, parse_float=_decimal)
+        return json.loads(content.decode("utf-8"), parse_constant=_finite, parse_int=_integer, parse_float=_finite)
     except (ValueError, RecursionError) as error:
-        beginning = printable(content[:_BLOCK].decode("utf-8", "replace"), 80)
-        what = "it is nested too deeply" if isinstance(error, RecursionError) else _said(error)
-        raise MalformedAnswer(f"its answer is no JSON: {beginning!r} ({what})") from None
-
-
-def _no_number(text: str) -> float:
-    raise ValueError(f"{text} is not a number in JSON")
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else _said(error)
+        raise MalformedAnswer(f"its answer is not JSON: {_beginning(content, 80)!r} ({reason})") from None
 
 
 def _integer(text: str) -> int:
@@ -272,8 +249,8 @@ def _integer(text: str) -> int:
     return int(text)
 
 
-def _decimal(text: str) -> float:
+def _finite(text: str) -> float:
     number = float(text)
     if not math.isfinite(number):
-        raise ValueError(f"{printable(text, 20)} is too large")
+        raise ValueError(f"{printable(text, 20)} is not a finite number")
     return number

@@ -1,7 +1,7 @@
-"""How many requests a server gets at a time: more while it keeps up, one at a time after it did not.
+"""Congestion window and circuit breaker for requests: the window grows while the server keeps up, else falls to 1.
 
-As TCP does it (Jacobson, "Congestion Avoidance and Control", SIGCOMM 1988): a request that is given up is often still
-worked on, so the next one waits behind it, and asking as many again would only add to the queue.
+After TCP (Jacobson, "Congestion Avoidance and Control", SIGCOMM 1988): a server often still works on a request that
+timed out, so the next one waits behind it, and sending as many again would only add to the queue.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ _CAUTION = 0.25  # growth per answer above the threshold, for all requests under
 
 
 class RequestWindow:
-    """Decides when the next request may be sent. Times are seconds of any clock that only goes forward.
+    """Decides when the next request may be sent. Times are seconds of a monotonic clock.
 
     Args:
-        most: requests under way at a time.
+        most: maximum concurrent requests.
         seconds: time limit of an answer.
-        setbacks: times that the server may fail to keep up, without an answer in between, before it counts as gone.
+        setbacks: overloads in a row, without an answer in between, after which the circuit opens.
     """
 
     def __init__(self, most: int, seconds: float, setbacks: int):
@@ -37,12 +37,12 @@ class RequestWindow:
         """Requests that may be under way now."""
         return int(self._limit)
 
-    def hopeless(self, now: float) -> bool:
-        """The server answers nothing any more, and it is not yet time to try again."""
+    def circuit_open(self, now: float) -> bool:
+        """Whether requests fail unsent: the server has stopped answering, and the next trial is not yet due."""
         return self._setbacks > self._allowed and now < self.not_before
 
     def may_start(self, now: float) -> bool:
-        """Whether another request may be sent."""
+        """Whether the window admits another request."""
         return self.under_way < self.limit and now >= self.not_before
 
     def started(self) -> None:
@@ -50,7 +50,7 @@ class RequestWindow:
         self.under_way += 1
 
     def ended(self) -> None:
-        """A request is over, however it went."""
+        """A request has succeeded or failed."""
         self.under_way -= 1
 
     def answered(self, seconds: float) -> None:
@@ -62,12 +62,12 @@ class RequestWindow:
             self._limit = min(self._limit, self._most)
 
     def overloaded(self, sent: float, now: float, pause: float | None = None) -> None:
-        """The server did not keep up with a request.
+        """The server rejected a request as too many, or did not answer it in time.
 
         Args:
-            sent: when the request was sent; requests sent before the last setback are part of that one.
-            now: the time.
-            pause: seconds that the server asks for.
+            sent: when the request was sent; requests sent before the last setback count as part of it.
+            now: the current time.
+            pause: seconds that the server asks to wait (Retry-After).
         """
         if sent <= self._reduced:
             return

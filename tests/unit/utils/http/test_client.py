@@ -20,9 +20,9 @@ from rlvla.utils.http.exchange import (
     RedirectRefused,
     RequestError,
     StatusError,
-    printable,
     read_json,
 )
+from rlvla.utils.terminal import printable
 from tests.support.judge_server import judge_server
 from tests.support.raw_server import raw_server, response
 

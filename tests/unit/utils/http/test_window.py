@@ -56,7 +56,7 @@ class Simulation:
                 if self.window is not None:
                     self.window.started()
                 heapq.heappush(events, (min(done, now + self.limit), number, sent, done <= now + self.limit, attempt))
-            if waiting and self.window is not None and self.window.hopeless(now):
+            if waiting and self.window is not None and self.window.circuit_open(now):
                 self.failed += len(waiting)
                 waiting.clear()
             paused = waiting and self.window is not None and now < self.window.not_before
@@ -128,21 +128,23 @@ def test_requests_of_one_setback_count_once() -> None:
     window = RequestWindow(8, 10.0, 3)
     for sent in (0.0, 0.0, 1.0):
         window.overloaded(sent, 10.0)
-    assert window.limit == 1 and window.not_before == 15.0 and not window.hopeless(10.0)
+    assert window.limit == 1 and window.not_before == 15.0 and not window.circuit_open(10.0)
     window.overloaded(15.0, 25.0)
     assert window.not_before == 35.0
     assert not window.may_start(34.9) and window.may_start(35.0)
 
 
-def test_a_server_that_answers_nothing_is_hopeless_until_it_is_tried_again() -> None:
+def test_a_server_that_answers_nothing_is_circuit_open_until_it_is_tried_again() -> None:
     window = RequestWindow(8, 1.0, 2)
     now = 0.0
     for _ in range(3):
         sent, now = max(now, window.not_before), max(now, window.not_before) + 1.0
         window.overloaded(sent, now)
-    assert window.hopeless(now) and not window.hopeless(window.not_before) and window.may_start(window.not_before)
+    assert (
+        window.circuit_open(now) and not window.circuit_open(window.not_before) and window.may_start(window.not_before)
+    )
     window.answered(0.1)
-    assert not window.hopeless(now)
+    assert not window.circuit_open(now)
 
 
 def test_the_server_may_ask_for_a_pause() -> None:
