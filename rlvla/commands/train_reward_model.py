@@ -25,7 +25,7 @@ from rlvla.utils.cli.config_file import write_config_file
 from rlvla.utils.cli.flags import as_typed, range_problems
 from rlvla.utils.deepspeed.config import StrategyConfig, launched_world_size
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
-from rlvla.utils.disk import Expendable
+from rlvla.utils.disk import BestEffortWriter
 from rlvla.utils.errors import ConfigError, Problem, require
 from rlvla.utils.files import output_folder_problem, write_json
 from rlvla.utils.seeding import seed_everything
@@ -99,7 +99,7 @@ def _train(
     metrics = trainer.fit()
     result = trainer.exported
     if strategy.is_main:
-        Expendable("metrics.json").attempt(lambda: write_json(save_path / "metrics.json", metrics))
+        BestEffortWriter("metrics.json").attempt(lambda: write_json(save_path / "metrics.json", metrics))
         print(table(("held-out episodes", "value"), [(n.split("/")[1], f"{v:.4g}") for n, v in metrics.items()]))
         show(f"saved {result}")
         suggest(f"python cli/train_ppo_vla.py --reward_pretrain {result} ...")

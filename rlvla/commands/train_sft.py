@@ -52,7 +52,7 @@ from rlvla.utils.cli.config_file import RUN_CONFIG_FILE, write_config_file
 from rlvla.utils.cli.flags import as_typed, range_problems
 from rlvla.utils.deepspeed.config import StrategyConfig, launched_rank, launched_world_size
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
-from rlvla.utils.disk import Expendable
+from rlvla.utils.disk import BestEffortWriter
 from rlvla.utils.errors import ConfigError, Problem, require
 from rlvla.utils.files import output_folder_problem, write_json
 from rlvla.utils.seeding import seed_everything
@@ -173,7 +173,7 @@ def _train(
         assert trainer.verdict is not None
         show("\n".join(trainer.verdict.sentences))
         content = {"sentences": trainer.verdict.sentences, "missing": trainer.verdict.missing, "rl": trainer.verdict.rl}
-        Expendable(VERDICT_FILE).attempt(lambda: write_json(save_path / VERDICT_FILE, content))
+        BestEffortWriter(VERDICT_FILE).attempt(lambda: write_json(save_path / VERDICT_FILE, content))
         show(f"saved {policy} after {duration(time.perf_counter() - start)}")
         suggest(f"{_next_command(trainer.verdict, policy, run, config, demos)}{words_for_later_commands()}")
     return policy

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvla.evaluation.results import EpisodeOutcome
-from rlvla.utils.disk import Expendable
+from rlvla.utils.disk import BestEffortWriter
 
 
 class EpisodeJournal:
@@ -28,7 +28,7 @@ class EpisodeJournal:
         key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
         self._folder, self._key = folder, key
         self._path = folder / f"{key}.rank{rank}.jsonl"
-        self._expendable = Expendable(str(self._path))
+        self._best_effort = BestEffortWriter(str(self._path))
 
     def read(self) -> list[EpisodeOutcome]:
         """Episodes of all ranks without duplicates; incomplete lines are skipped."""
@@ -44,7 +44,7 @@ class EpisodeJournal:
 
     def append(self, outcome: EpisodeOutcome) -> None:
         """Append an episode and flush it to disk; what finds no room is played again after an interrupt."""
-        self._expendable.attempt(lambda: self._append(outcome))
+        self._best_effort.attempt(lambda: self._append(outcome))
 
     def _append(self, outcome: EpisodeOutcome) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)

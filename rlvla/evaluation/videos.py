@@ -25,12 +25,12 @@ from rlvla.rewards.state_input import STATE_FLAGS
 from rlvla.rollout import RolloutEngine, RolloutPolicy, TooManyDroppedError
 from rlvla.utils.data_files import read_json
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
-from rlvla.utils.disk import Expendable
+from rlvla.utils.disk import BestEffortWriter
 from rlvla.utils.errors import ConfigError
 from rlvla.utils.terminal import log
 from rlvla.utils.video import beside_each_other, caption_frames, upright, write_mp4
 
-_expendable = Expendable("a video")
+_best_effort = BestEffortWriter("a video")
 POLICY_VIEW = "seen by the policy"
 # Name of a camera -> its pictures [F, H, W, 3] uint8 of an episode, as rendered.
 SceneViews = Mapping[str, np.ndarray]
@@ -163,7 +163,7 @@ def record_videos(
     views = [None] * len(samples) if scene is None else scene(samples)
     for sample, view in zip(samples, views):
         parts = (folder, by_id[sample.task_id], sample, machines, view)
-        _expendable.attempt(lambda parts=parts: videos.append(_write(*parts)))
+        _best_effort.attempt(lambda parts=parts: videos.append(_write(*parts)))
     gathered = [video for part in strategy.gather_objects(videos) for video in part]
     return gathered if strategy.is_main else []
 

@@ -63,10 +63,10 @@ class EpisodeReward(Protocol):
     `end(*, terminated, truncated)`, which is called once after the last step and before `finish`, whether the
     environment, a failed source or dynamic truncation ended the episode. `look(result)` is called with
     each `ChunkResult` before its steps are scored; the episode waits for the futures it returns, while others are
-    played. Where `look` exists, `look_at_end(result)` may, too: it is called before the steps are scored if a judge of
-    success ended the episode with the chunk, and returns futures in the same way. `scores()`, called after `finish`,
-    returns what was judged along the way as triples (number of executed steps, action score, progress then), both in
-    [0, 1] or NaN, in order of the steps; a replay buffer may draw by it.
+    played. Where `look` exists, `query_final_frame(result)` may, too: it is called before the steps are scored if a
+    success detector ended the episode with the chunk, and returns futures in the same way. `scores()`, called after
+    `finish`, returns what was judged along the way as triples (number of executed steps, action score, progress then),
+    both in [0, 1] or NaN, in order of the steps; a replay buffer may draw by it.
     """
 
     def step(self, observation: Observation | None, events: frozenset[str], info: StepInfo) -> float | None:

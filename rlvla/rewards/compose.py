@@ -305,10 +305,10 @@ class EpisodeRewards:
         looking = [source for source in self._episodes.values() if hasattr(source, "look")]
         return [answer for source in looking for answer in source.look(result)]
 
-    def look_at_end(self, result: ChunkResult) -> list[Future[Any]]:
-        """Tell the sources before a chunk is scored that a judge ended the episode with it; returns as `look` does."""
-        looking = [source for source in self._episodes.values() if hasattr(source, "look_at_end")]
-        return [answer for source in looking for answer in source.look_at_end(result)]
+    def query_final_frame(self, result: ChunkResult) -> list[Future[Any]]:
+        """Notify the sources before scoring a chunk that a success detector ended the episode with it; as `look`."""
+        looking = [source for source in self._episodes.values() if hasattr(source, "query_final_frame")]
+        return [answer for source in looking for answer in source.query_final_frame(result)]
 
     def score_chunk(self, result: ChunkResult) -> dict[str, np.ndarray]:
         """Weighted reward of each source for a chunk, name -> [A] float32; 0 where not executed or not yet known.

@@ -130,8 +130,8 @@ class JudgedMachineReward:
             self._ask_about_last()
         return self._propositions.unread if self._wait else []
 
-    def look_at_end(self, result: ChunkResult) -> Sequence[Future[Any]]:
-        """Ask about the frame after a chunk with which a judge of success ended the episode, if not asked yet."""
+    def query_final_frame(self, result: ChunkResult) -> Sequence[Future[Any]]:
+        """Query the frame after a chunk with which a success detector ended the episode, unless already queried."""
         if not self._looked:
             self._ask_about_last()
         return self._propositions.unread if self._wait else []

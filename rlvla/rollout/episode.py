@@ -219,7 +219,7 @@ class Episode:
         if self._success is not None and not self._decided:
             self._undecided = result = self._success.decide(result)
             self._decided = True
-            self._answers = self._rewards.look_at_end(result) if result.terminated else []
+            self._answers = self._rewards.query_final_frame(result) if result.terminated else []
             if self.answers:
                 return
         self._rewards.score_chunk(result)

@@ -18,7 +18,7 @@ from rlvla.trainer.config import AsyncConfig, GuardConfig, ScheduleConfig
 from rlvla.trainer.metrics import Metrics
 from rlvla.trainer.observers import Observer, OptimizerStep, Rollout
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
-from rlvla.utils.disk import Expendable
+from rlvla.utils.disk import BestEffortWriter
 from rlvla.utils.errors import TrainingHalted
 from rlvla.utils.files import flushed_file
 from rlvla.utils.terminal import log
@@ -141,7 +141,7 @@ class BadSteps:
 
     def __init__(self, folder: Path, limit: int, strategy: DeepspeedStrategy, unit: str = "iteration"):
         self._folder, self._limit, self._strategy, self._unit = folder, limit, strategy, unit
-        self._expendable = Expendable(str(folder))
+        self._best_effort = BestEffortWriter(str(folder))
         self.in_a_row: dict[str, int] = {}
         self.total = 0
 
@@ -171,7 +171,7 @@ class BadSteps:
             with flushed_file(path) as file:
                 torch.save({"experience": content, "model": model, "settings": dict(settings)}, file)
 
-        self._expendable.attempt(save)
+        self._best_effort.attempt(save)
         if count >= self._limit:
             raise TrainingHalted(
                 f"{count} optimizer steps of the {model.replace('_', ' ')} in a row had NaN or infinity in their loss "

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from rlvla.utils.cli.config_file import command_line, resolved_flags, telling_flags
-from rlvla.utils.disk import Expendable, LineFile, require_room
+from rlvla.utils.disk import BestEffortWriter, LineFile, require_room
 from rlvla.utils.errors import require
 from rlvla.utils.files import METRICS_FILE, read_lines, write_atomic
 from rlvla.utils.terminal import is_quiet, one_line
@@ -68,7 +68,7 @@ class _Board:
 
     def __init__(self, folder: Path):
         self._kind = require("torch.utils.tensorboard", extra="all").SummaryWriter
-        self._folder, self._expendable = folder, Expendable(str(folder))
+        self._folder, self._best_effort = folder, BestEffortWriter(str(folder))
         self._writer: Any = None
         self._waiting: list[tuple[int | None, Callable[[Any], object]]] = []  # step and work
         self.purged_from: int | None = None  # readers forget earlier events of this step and later ones
@@ -82,7 +82,7 @@ class _Board:
             keep: try again later if there is no room.
         """
         self._waiting.append((step, add))
-        if not self._expendable.attempt(self._write) and not keep:
+        if not self._best_effort.attempt(self._write) and not keep:
             self._waiting.pop()
 
     def _write(self) -> None:
@@ -120,7 +120,7 @@ class _Board:
     def close(self) -> None:
         """Flush and close the files; writing again starts a new one."""
         if self._writer is not None:
-            self._expendable.attempt(self._writer.close)
+            self._best_effort.attempt(self._writer.close)
         self._writer = None
 
 
@@ -219,7 +219,7 @@ class MetricsLogger:
         kept = {(record["step"], _is_evaluation(record)): record for record in records}  # of repeated ones, the last
         text = "".join(json.dumps(record) + "\n" for record in kept.values())
         # Without room the file stays as it is; `read_metrics` lets later lines win.
-        Expendable(METRICS_FILE).attempt(lambda: write_atomic(self._folder / METRICS_FILE, text.encode()))
+        BestEffortWriter(METRICS_FILE).attempt(lambda: write_atomic(self._folder / METRICS_FILE, text.encode()))
         if self._board is None:
             return
         self._board.close()

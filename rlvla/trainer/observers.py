@@ -14,7 +14,7 @@ from rlvla.rollout.stats import RolloutStats
 from rlvla.trainer.metrics import Metrics
 from rlvla.utils.deepspeed.engine import Engine
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
-from rlvla.utils.disk import Expendable, require_room
+from rlvla.utils.disk import BestEffortWriter, require_room
 
 
 @dataclass
@@ -95,12 +95,12 @@ class RolloutDumps(Observer):
     def __init__(self, folder: Path, rank: int, env: EnvConfig, policy: Policy):
         self._folder, self._rank, self._policy = folder, rank, policy
         self._env = env.with_ordinary_actions()
-        self._expendable = Expendable(f"{folder} (rank {rank})")
+        self._best_effort = BestEffortWriter(f"{folder} (rank {rank})")
 
     def after_rollout(self, rollout: Rollout, metrics: Metrics) -> None:
         """Write the episodes of the iteration; without room for them, only a warning is given."""
         if rollout.samples:
-            self._expendable.attempt(lambda: self._dump(rollout))
+            self._best_effort.attempt(lambda: self._dump(rollout))
 
     def _dump(self, rollout: Rollout) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)

@@ -10,11 +10,14 @@ import types
 import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlvla.utils.errors import ConfigError
 
-Kind = TypeVar("Kind")
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Kind = TypeVar("Kind", bound="DataclassInstance")
 
 _LONGEST_REASON = 200
 _MOST_NODES = 1_000_000  # of a YAML file, each counted as often as aliases repeat it

@@ -15,7 +15,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 _LEAST_ROOM = 1 << 20  # bytes; libraries that write in threads of their own fail noisily on a full disk
 
 
-class Expendable:
+class BestEffortWriter:
     """Writes that may fail without ending the run; an outage is reported once, and its end.
 
     Args:
@@ -69,12 +69,12 @@ class LineFile:
         self._path = path
         self._descriptor = -1
         self._unwritten = b""
-        self._expendable = Expendable(str(path))
+        self._best_effort = BestEffortWriter(str(path))
 
     def append(self, line: str) -> None:
         """Write a line, without its line break."""
         self._unwritten += f"{line}\n".encode()
-        self._expendable.attempt(self._write)
+        self._best_effort.attempt(self._write)
 
     def _write(self) -> None:
         if self._descriptor < 0:
@@ -85,7 +85,7 @@ class LineFile:
 
     def close(self) -> None:
         """Write what is left, if there is room, and close the file."""
-        if self._unwritten and not self._expendable.attempt(self._write):
+        if self._unwritten and not self._best_effort.attempt(self._write):
             log.warning(f"{self._path}: the last {self._unwritten.count(bytes([10]))} line(s) are lost")
         if self._descriptor >= 0:
             os.close(self._descriptor)

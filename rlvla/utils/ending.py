@@ -62,7 +62,7 @@ class _Command:
         self.asked_at = 0.0  # when it last came
         self.has_raised = False  # that signal became an exception
         self.cause = ""  # replaces the name of the signal in messages
-        self.outlook: Callable[[], str] = lambda: _NOT_BEGUN
+        self.resume_hint: Callable[[], str] = lambda: _NOT_BEGUN
         self.may_take_long = False  # a signal is recorded, and the run ends when its state is saved
         self.has_reacted: Callable[[], bool] = lambda: self.asked != 0
         self.is_gone = False  # `end_now` was called
@@ -112,7 +112,7 @@ def end_now(reason: str, status: int = 1, *, speaks: bool | None = None) -> NoRe
     """
     if (is_first_rank() if speaks is None else speaks) and not _command.is_gone:
         _command.is_gone = True
-        say(f"\n{program()}: {reason}; {_command.outlook()}")
+        say(f"\n{program()}: {reason}; {_command.resume_hint()}")
     os._exit(status)
 
 
@@ -184,11 +184,11 @@ def _within_reach(work: Callable[[], None]) -> None:
 
 
 @contextmanager
-def outlook(describe: Callable[[], str]) -> Iterator[None]:
+def resume_hint(describe: Callable[[], str]) -> Iterator[None]:
     """Inside the block, and after an exception in it, `describe()` is what a sudden end says about how to go on."""
-    before, _command.outlook = _command.outlook, describe
+    before, _command.resume_hint = _command.resume_hint, describe
     yield
-    _command.outlook = before
+    _command.resume_hint = before
 
 
 @contextmanager
@@ -265,7 +265,7 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
     command.asked, command.asked_at = number, time.monotonic()
     if is_first_rank():
         command.has_spoken = True
-        say(f"\n{program()}: {cause_of(number)}; {command.outlook()}")
+        say(f"\n{program()}: {cause_of(number)}; {command.resume_hint()}")
     command.has_raised = True
     raise Interrupted
 
@@ -280,12 +280,12 @@ def importing() -> Iterator[None]:
         yield
         return
     installed = {} if signal.getsignal(signal.SIGINT) is _on_signal else _install()
-    state, _command.phase = (_command.phase, _command.outlook), _Phase.STARTING
-    _command.outlook = lambda: _NOT_BEGUN
+    state, _command.phase = (_command.phase, _command.resume_hint), _Phase.STARTING
+    _command.resume_hint = lambda: _NOT_BEGUN
     try:
         yield
     finally:
-        _command.phase, _command.outlook = state
+        _command.phase, _command.resume_hint = state
         for number, handler in installed.items():
             signal.signal(number, handler)
 
@@ -304,12 +304,12 @@ def run_command(work: Callable[[], None], after_interrupt: str) -> None:
         work()
         return
     command = _command
-    before, outer = _install(), command.outlook
+    before, outer = _install(), command.resume_hint
     command.asked, command.has_raised, command.cause = 0, False, ""
     command.has_spoken = command.has_failed = False
     watcher = _Watcher()
     try:
-        with outlook(lambda: after_interrupt):
+        with resume_hint(lambda: after_interrupt):
             command.phase = _Phase.RUNNING
             _within_reach(work)
     except KeyboardInterrupt:
@@ -327,7 +327,7 @@ def run_command(work: Callable[[], None], after_interrupt: str) -> None:
         command.phase = _Phase.CLOSING
         if not command.is_program:
             watcher.stop()
-            command.phase, command.outlook = _Phase.STARTING, outer
+            command.phase, command.resume_hint = _Phase.STARTING, outer
             for number, handler in before.items():
                 signal.signal(number, handler)
 

@@ -51,13 +51,14 @@ def _member(kind: Any, name: Any) -> enum.Enum:
 
 
 def _numpy_names() -> list[Callable[..., Any] | tuple[Callable[..., Any], str]]:
-    """What pickled arrays of numbers name, under the names of numpy 1 and 2."""
-    function, args, _ = np.zeros(1).__reduce__()
+    """Functions and classes that pickled arrays of numbers refer to, under their names in numpy 1 and 2."""
+    array: Any = np.zeros(1).__reduce__()
+    function, args, _ = array
     scalar = np.float64(0).__reduce__()[0]
-    found: list[Any] = [args[0], (_dtype_of_numbers, "numpy.dtype"), *{type(dtype) for dtype in _NUMBERS}]
+    names: list[Any] = [args[0], (_dtype_of_numbers, "numpy.dtype"), *{type(dtype) for dtype in _NUMBERS}]
     for module in ("numpy.core.multiarray", "numpy._core.multiarray"):
-        found += [(function, f"{module}._reconstruct"), (scalar, f"{module}.scalar")]
-    return found
+        names += [(function, f"{module}._reconstruct"), (scalar, f"{module}.scalar")]
+    return names
 
 
 @contextmanager

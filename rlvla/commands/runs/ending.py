@@ -16,7 +16,7 @@ from rlvla.commands.runs.flags import TrainingRun
 from rlvla.trainer.progress.curve import save_learning_curve
 from rlvla.trainer.trainer import Trainer
 from rlvla.utils.cli.command import STARTS_ANEW
-from rlvla.utils.disk import Expendable
+from rlvla.utils.disk import BestEffortWriter
 from rlvla.utils.files import write_json
 from rlvla.utils.stopping import resume_command
 from rlvla.utils.terminal import duration, show, suggest, table
@@ -46,7 +46,7 @@ def conclude(trainer: Trainer, flags: TrainingRun, save_path: Path) -> None:
         if not flags.schedule.val_only:
             save_learning_curve(save_path)
 
-    Expendable(f"the summary in {save_path}").attempt(write)
+    BestEffortWriter(f"the summary in {save_path}").attempt(write)
     show(closing_words(trainer, save_path))
     if not flags.schedule.val_only:
         report = f"--report {save_path / 'report'}"

@@ -18,7 +18,7 @@ from rlvla.trainer.live import live_page
 from rlvla.trainer.trainer import Trainer
 from rlvla.utils.cli.config_file import write_config_file
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
-from rlvla.utils.ending import outlook
+from rlvla.utils.ending import resume_hint
 from rlvla.utils.errors import ConfigError, SaveError
 from rlvla.utils.files import write_json
 from rlvla.utils.seeding import seed_everything
@@ -41,7 +41,7 @@ def started(flags: TrainingRun, setting: CheckedRun) -> Iterator[tuple[WatchedPo
 def run_folder(flags: TrainingRun, setting: CheckedRun, strategy: DeepspeedStrategy) -> Iterator[Path]:
     """The run folder, locked, with the flags; the evaluation of a checkpoint leaves those of its training there."""
     save_path = Path(flags.run.save_path)
-    with claimed_run_folder(save_path, strategy, flags.ckpt_path), outlook(lambda: newest_checkpoint(flags)):
+    with claimed_run_folder(save_path, strategy, flags.ckpt_path), resume_hint(lambda: newest_checkpoint(flags)):
         if strategy.is_main and not evaluates_a_checkpoint(flags):
             write_json(save_path / RUN_FILE, describe(flags, setting))
             write_config_file(save_path, list(flags.groups.values()))

@@ -11,7 +11,7 @@ from typing import Any
 from rlvla.checkpoints.run_folder import CURVE_FILE
 from rlvla.evaluation.pages import run_name
 from rlvla.evaluation.statistics import interval_of_metrics, wilson_interval
-from rlvla.utils.disk import Expendable
+from rlvla.utils.disk import BestEffortWriter
 from rlvla.utils.files import read_metrics, write_atomic
 
 _SECONDS = 30.0  # between two pictures, at least
@@ -34,7 +34,7 @@ class GrowingCurve:
         now: Callable[[], float] = time.monotonic,
     ):
         self._folder, self._draw, self._now = folder, draw or save_learning_curve, now
-        self._expendable = Expendable(str(folder / CURVE_FILE))
+        self._best_effort = BestEffortWriter(str(folder / CURVE_FILE))
         self._next = now() + _SECONDS
 
     def update(self) -> bool:
@@ -42,7 +42,7 @@ class GrowingCurve:
         start = self._now()
         if start < self._next:
             return False
-        self._expendable.attempt(lambda: self._draw(self._folder))
+        self._best_effort.attempt(lambda: self._draw(self._folder))
         end = self._now()
         self._next = end + max(_SECONDS, (end - start) / _SHARE)
         return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from contextlib import suppress
+from typing import Any
 
 import torch.distributed as dist
 
@@ -15,7 +16,8 @@ _store: dist.Store | None = None
 def share(store: dist.Store) -> None:
     """Count in this store from now on; ranks that share none count for themselves."""
     global _store
-    _store = dist.PrefixStore("tally", store.clone())  # a connection of its own, which is never blocked
+    own: Any = store  # torch does not declare `clone`
+    _store = dist.PrefixStore("tally", own.clone())  # a separate connection, which is never blocked
 
 
 class Tally:
