@@ -21,10 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from rlvla.utils.threads import limit_threads
-
-limit_threads()
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import deepspeed  # noqa: F401  (imported once, before the processes are forked: an import costs more than a round)
 import torch

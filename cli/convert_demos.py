@@ -13,7 +13,7 @@ from pathlib import Path
 if not __package__:  # run as a file, not as part of the installed package
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from rlvla.utils.ending import begin
+from rlvla.utils.signals import begin
 
 begin(__name__)
 

@@ -15,11 +15,9 @@ from pathlib import Path
 if not __package__:  # run as a file, not as part of the installed package
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from rlvla.utils.ending import begin
-from rlvla.utils.threads import limit_threads
+from rlvla.utils.signals import begin
 
 begin(__name__)
-limit_threads()
 
 from rlvla.commands.off_policy.flags import SACRun
 from rlvla.commands.runs.flags import NOTHING_LOST, flags_of, training_parser

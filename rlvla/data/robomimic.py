@@ -26,7 +26,7 @@ from rlvla.models.dataset_statistics import statistics_problems
 from rlvla.utils.data_files import parse_json
 from rlvla.utils.errors import ConfigError
 from rlvla.utils.files import write_json
-from rlvla.utils.stopping import interrupts_deferred
+from rlvla.utils.signals import interrupts_deferred
 
 LAST_OBS, REWARDS = "rollout/last_obs", "rollout/rewards"
 _PIXELS = "pixels"

@@ -17,7 +17,7 @@ from rlvla.utils.bars import progress_bar
 from rlvla.utils.deepspeed.one_process import OneProcess
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
 from rlvla.utils.deepspeed.tally import Tally
-from rlvla.utils.stopping import BrokenOff
+from rlvla.utils.signals import BrokenOff
 from rlvla.utils.terminal import log
 
 

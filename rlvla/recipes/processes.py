@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-from rlvla.utils.ending import record, taken_over
+from rlvla.utils.signals import record, taken_over
 from rlvla.utils.terminal import IN_RECIPE
 
 _LOOK_SECONDS = 0.1

@@ -16,9 +16,8 @@ from rlvla.recipes.recipe import Stage
 from rlvla.recipes.stages import KINDS, REPORT, inputs_of
 from rlvla.recipes.state import DONE, RUNNING, State, locked
 from rlvla.utils.cli.programs import typed_command
-from rlvla.utils.ending import SHELL_SIGNAL_BASE
 from rlvla.utils.errors import ConfigError, Problem
-from rlvla.utils.stopping import StopRequested
+from rlvla.utils.signals import SHELL_SIGNAL_BASE, StopRequested
 from rlvla.utils.terminal import duration, fit, log, show, style
 
 _LITTLE = 60.0  # seconds as the recipe says that count beside the measured ones: short stages say little of others

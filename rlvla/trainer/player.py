@@ -23,7 +23,7 @@ from rlvla.trainer.config import AsyncConfig, BatchConfig, PPOConfig
 from rlvla.trainer.measurements import Stopwatch
 from rlvla.utils.bars import progress_bar
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
-from rlvla.utils.stopping import BrokenOff, StopSignals
+from rlvla.utils.signals import BrokenOff, StopSignals
 
 P = ParamSpec("P")
 

@@ -24,7 +24,7 @@ from rlvla.trainer.trainer import Trainer
 from rlvla.trainer.updater import UpdatePhase, Updater
 from rlvla.utils.deepspeed.engine import Engine
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
-from rlvla.utils.stopping import StopSignals
+from rlvla.utils.signals import StopSignals
 
 
 @register_algorithm("ppo")

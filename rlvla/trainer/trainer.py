@@ -36,7 +36,7 @@ from rlvla.trainer.progress.report import Progress, start_evaluation
 from rlvla.utils.deepspeed.engine import Engine
 from rlvla.utils.errors import SaveError, TrainingHalted
 from rlvla.utils.seeding import seed_everything
-from rlvla.utils.stopping import BrokenOff, StopRequested, StopSignals
+from rlvla.utils.signals import BrokenOff, StopRequested, StopSignals
 from rlvla.utils.terminal import log
 
 

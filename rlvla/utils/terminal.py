@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from rlvla.utils.cli.programs import as_installed
-from rlvla.utils.ending import silence_closed_outputs
+from rlvla.utils.signals import silence_closed_outputs
 
 IN_RECIPE = "RLVLA_IN_RECIPE"  # in the environment of commands that a recipe runs
 LOG_LEVELS = ("debug", "info", "warning", "error")

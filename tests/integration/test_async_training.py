@@ -25,7 +25,7 @@ from rlvla.trainer.ppo_trainer import PPOTrainer
 from rlvla.trainer.scoring import ModelPasses
 from rlvla.utils.errors import RunEnded
 from rlvla.utils.files import read_metrics
-from rlvla.utils.stopping import StopRequested
+from rlvla.utils.signals import StopRequested
 from tests.support.equality import assert_equal_to_the_bit
 from tests.support.flow_folders import QUICK, write_flow
 from tests.support.watched import Watched, watching

@@ -18,7 +18,7 @@ from rlvla.trainer.trainer import Trainer
 from rlvla.utils.cli.command import STARTS_ANEW
 from rlvla.utils.disk import BestEffortWriter
 from rlvla.utils.files import write_json
-from rlvla.utils.stopping import resume_command
+from rlvla.utils.cli.programs import resume_command
 from rlvla.utils.terminal import duration, show, suggest, table
 
 

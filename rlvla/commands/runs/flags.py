@@ -18,7 +18,8 @@ from rlvla.utils.cli.flags import Parser, add_arguments, fail, from_namespace
 from rlvla.utils.data_files import field_types
 from rlvla.utils.deepspeed.config import launched_rank
 from rlvla.utils.errors import ConfigError, MissingExtraError
-from rlvla.utils.stopping import StopRequested, resume_command
+from rlvla.utils.cli.programs import resume_command
+from rlvla.utils.signals import StopRequested
 from rlvla.utils.terminal import log
 
 NOTHING_LOST = "no training was under way, and no iteration is lost"

@@ -18,11 +18,11 @@ from rlvla.trainer.live import live_page
 from rlvla.trainer.trainer import Trainer
 from rlvla.utils.cli.config_file import write_config_file
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
-from rlvla.utils.ending import resume_hint
+from rlvla.utils.signals import resume_hint
 from rlvla.utils.errors import ConfigError, SaveError
 from rlvla.utils.files import write_json
 from rlvla.utils.seeding import seed_everything
-from rlvla.utils.stopping import StopSignals
+from rlvla.utils.signals import StopSignals
 from rlvla.utils.terminal import log, quiet_libraries
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from rlvla.envs.workers.guardian import MARK, guard, kill_marked, new_mark
 from rlvla.envs.workers.slab import Slab, create_slab_file
 from rlvla.utils.errors import RunEnded
-from rlvla.utils.stopping import StopSignals
+from rlvla.utils.signals import StopSignals
 
 ENGINE = Path(__file__).with_name("engine.py")
 # The engine core in the program itself, no reports about usage, no model hub, no threads bound to cores.

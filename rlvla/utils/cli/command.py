@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from rlvla.utils.cli.programs import as_installed
-from rlvla.utils.ending import end_now, importing, is_first_rank, note_failure, program, run_command
 from rlvla.utils.errors import RunEnded
+from rlvla.utils.signals import end_now, importing, is_first_rank, note_failure, program, run_command
 from rlvla.utils.terminal import fit, passing_note
 
 Main = Callable[[Sequence[str] | None], None]

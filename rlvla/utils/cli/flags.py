@@ -27,9 +27,9 @@ from rlvla.utils.cli.help import ShowHelp, everything
 from rlvla.utils.cli.other_tools import OTHER_TOOLS, OTHER_VALUES, counterpart
 from rlvla.utils.cli.programs import as_installed
 from rlvla.utils.data_files import field_types
-from rlvla.utils.ending import note_failure
 from rlvla.utils.errors import ConfigError, MissingExtraError, Problem
 from rlvla.utils.files import target_problem
+from rlvla.utils.signals import note_failure
 from rlvla.utils.terminal import LOG_LEVELS, fit, set_output
 from rlvla.version import __version__
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -49,6 +51,36 @@ def typed_command(argv: Sequence[str], ranks: int | None = None) -> list[str]:
     if ranks is None:
         return [PREFIX + stem.replace("_", "-"), *flags]
     return [*launcher, "--module", f"{_MODULE}.{stem.replace('-', '_')}", *flags]
+
+
+def _without_named_checkpoint(argv: Sequence[str]) -> list[str]:
+    """The command line without the name of an older checkpoint: the run goes on from the newest."""
+    kept: list[str] = []
+    for index, word in enumerate(argv):
+        named = index > 0 and argv[index - 1] == "--load_checkpoint" and not word.startswith("-")
+        if not named:
+            kept.append("--load_checkpoint" if word.startswith("--load_checkpoint=") else word)
+    return kept
+
+
+def resume_command(argv: Sequence[str], ckpt_path: Path | None = None, *, trains: bool = True) -> str:
+    """The command that resumes the run started with `argv` (`sys.argv`), to be run in the same folder.
+
+    Args:
+        argv: the command line.
+        ckpt_path: folder of the checkpoint, if it is not the run's own.
+        trains: whether the run trains; one that only evaluates is repeated, with the checkpoint it was given.
+    """
+    command = [word for word in argv if not word.startswith("--local_rank")]
+    launched = len(command) < len(argv)
+    if trains:
+        command = _without_named_checkpoint(command)
+        if "--load_checkpoint" not in command:
+            command.append("--load_checkpoint")
+    if ckpt_path is not None:
+        command += ["--ckpt_path", str(ckpt_path)]
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    return shlex.join(typed_command(command, world if world > 1 or launched else None))
 
 
 def _called(match: re.Match[str]) -> str:

@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 
-from rlvla.utils.ending import end_now, has_failed, is_leaving, pass_on, request_received
+from rlvla.utils.signals import end_now, has_failed, is_leaving, pass_on, request_received
 
 _MESSAGE = struct.Struct("!BI")  # kind, value
 _ALIVE, _GOODBYE, _LOST = range(3)  # value: `request_received`, likewise, the lost rank

@@ -11,7 +11,7 @@ import pytest
 from rlvla.checkpoints.training import CheckpointError
 from rlvla.trainer import trainer as training_loop
 from rlvla.trainer.trainer import Trainer
-from rlvla.utils.stopping import StopRequested
+from rlvla.utils.signals import StopRequested
 from tests.support.ranks import OneRank
 
 

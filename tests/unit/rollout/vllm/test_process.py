@@ -17,9 +17,9 @@ import torch
 from rlvla.envs.workers.slab import Slab, create_slab_file
 from rlvla.rollout.vllm import process
 from rlvla.rollout.vllm.process import EngineProcess, engine_environment, place
-from rlvla.utils import ending
+from rlvla.utils import signals
 from rlvla.utils.errors import RunEnded
-from rlvla.utils.stopping import StopRequested, StopSignals
+from rlvla.utils.signals import StopRequested, StopSignals
 from tests.support.processes import runs, wait_for
 
 FAKE = Path(__file__).parents[3] / "support" / "fake_engine.py"
@@ -53,7 +53,7 @@ def test_it_must_start_in_time(start: Any) -> None:
 
 
 def test_a_signal_ends_a_long_start(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ending._command, "asked", 0)  # put back afterwards
+    monkeypatch.setattr(signals._command, "asked", 0)  # put back afterwards
     alarm = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM))
     with StopSignals().caught():
         alarm.start()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from importlib.machinery import ModuleSpec
 
 import pytest
 
-from rlvla.utils.cli.programs import as_installed, typed_command
+from rlvla.utils.cli.programs import as_installed, resume_command, typed_command
 
 TEXT = (
     "next: python cli/eval_vla.py --a 1\ndeepspeed -q --num_accelerators 2 cli/train_ppo_vla.py --b\nby cli/eval_vla.py"
@@ -59,3 +60,16 @@ def test_installed_they_are_programs(module: bool, monkeypatch: pytest.MonkeyPat
     assert typed_command(sys.argv, ranks=2) == launched
     assert typed_command(["rlvla.cli.train_ppo_vla", "--a"]) == ["rlvla-train-ppo-vla", "--a"], "a module"
     assert typed_command(["rlvla.cli.train_ppo_vla", "--a"], ranks=2) == launched
+
+
+@pytest.mark.parametrize("named", [["--load_checkpoint", "iteration_000010"], ["--load_checkpoint=iteration_000010"]])
+def test_a_stopped_run_goes_on_from_its_newest_checkpoint(named: list[str]) -> None:
+    command = resume_command(["cli/train.py", *named, "--seed", "3"])
+    assert command == "python cli/train.py --load_checkpoint --seed 3"
+    assert resume_command(["cli/train.py", "--load_checkpoint", "--seed", "3"]) == command
+
+
+def test_an_evaluation_is_repeated_with_the_checkpoint_it_was_given() -> None:
+    argv = ["cli/train.py", "--val_only", "--load_checkpoint", "iteration_000010"]
+    assert resume_command(argv, trains=False) == shlex.join(["python", *argv])
+    assert resume_command(argv[:2], trains=False) == "python cli/train.py --val_only", "it loaded no checkpoint"

@@ -26,7 +26,7 @@ RANK = """
 import atexit, os, sys, time
 from rlvla.utils.cli.command import command
 from rlvla.utils.deepspeed.heartbeat import Heartbeat, accept, connect, listen
-from rlvla.utils.ending import begin
+from rlvla.utils.signals import begin
 from rlvla.utils.errors import RunEnded, TrainingHalted
 
 begin("__main__")

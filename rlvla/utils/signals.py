@@ -1,4 +1,4 @@
-"""How a command ends before its work is done: on a signal, or because its launcher or another rank is gone.
+"""Signals: how a command stops early, at once or at a safe point, also if its launcher or another rank is gone.
 
 The first SIGINT, SIGTERM or SIGHUP becomes an exception in the main thread; `StopSignals` may take it over. A thread
 sees every signal when it arrives, whatever the main thread is doing, and
@@ -16,16 +16,17 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from enum import Enum, auto
 from importlib.util import find_spec
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn, TypeVar
 
 from rlvla.utils.launcher import Ancestor, launchers_of_this_rank
 
+T = TypeVar("T")
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SHELL_SIGNAL_BASE = 128
 LAUNCHER_GONE = "the launcher has ended"
@@ -37,6 +38,7 @@ _REPEAT_SECONDS = 0.05
 _TWICE_SECONDS = 0.3  # Ctrl-C pressed again comes later, one signal sent by several processes earlier
 _CAUSES = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "the terminal was closed"}
 _NOT_BEGUN = "nothing had begun"
+_WORKERS_FIRST_SECONDS = 0.5  # a launcher may end environment workers this long before it signals their run
 # Code that runs while Python or a C library discards exceptions: finalizers, weak-reference callbacks, h5py's locks,
 # and the initialization of modules, which an exception may turn into an abort.
 _UNSAFE_FILES = ("<frozen importlib", f"{os.sep}weakref.py", f"{os.sep}_weakrefset.py", f"{os.sep}h5py{os.sep}")
@@ -122,7 +124,7 @@ def note_failure() -> None:
 
 
 def has_failed() -> bool:
-    """Whether this process ends with an error of its own, rather than as planned or as all ranks do."""
+    """Whether this process ends with an error that other ranks need not have."""
     return _command.has_failed or hasattr(sys, "last_value")  # an exception that nobody caught
 
 
@@ -132,7 +134,7 @@ def is_leaving() -> bool:
 
 
 def cause_of(number: int) -> str:
-    """What a message says about a signal."""
+    """Description of a signal in messages."""
     return _command.cause or _CAUSES.get(signal.Signals(number), signal.Signals(number).name)
 
 
@@ -185,7 +187,7 @@ def _within_reach(work: Callable[[], None]) -> None:
 
 @contextmanager
 def resume_hint(describe: Callable[[], str]) -> Iterator[None]:
-    """Inside the block, and after an exception in it, `describe()` is what a sudden end says about how to go on."""
+    """Inside the block, and after an exception in it, an early end prints `describe()`: how to go on."""
     before, _command.resume_hint = _command.resume_hint, describe
     yield
     _command.resume_hint = before
@@ -217,7 +219,7 @@ def record(number: int) -> None:
 
 
 def _stays_ignored(number: int) -> bool:
-    """`nohup` ignores SIGHUP for what it starts."""
+    """Whether `nohup` has made the command ignore SIGHUP."""
     return number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN
 
 
@@ -226,11 +228,16 @@ def _in_main_thread() -> bool:
 
 
 def begin(module: str) -> None:
-    """Call first in the file of a command: from here on Ctrl-C ends it without a traceback.
+    """Call first in the file of a command: one OpenMP thread per process, and Ctrl-C ends it without a traceback.
+
+    Several processes (ranks, simulators) share the cores of a machine; with two threads each they were measured to be
+    many times slower than with one. For a large model with a CPU to itself, set OMP_NUM_THREADS.
 
     Args:
-        module: `__name__` of the file; nothing is done if another program imports it.
+        module: `__name__` of the file; no signal handlers are installed if another program imports it.
     """
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     main_file = getattr(sys.modules.get("__main__"), "__file__", None) or ""
     own_program = module == "__main__" or Path(main_file).name.startswith("rlvla-")
     if not own_program:
@@ -400,3 +407,124 @@ class _Watcher(threading.Thread):
     def _end_within_seconds(self) -> None:
         if self._deadline is None:
             self._deadline = time.monotonic() + SECONDS_TO_END
+
+
+class StopRequested(SystemExit):
+    """Ends a run that was asked to stop; the exit status is 128 + signal number, as in a shell.
+
+    Attributes:
+        ckpt_path: folder of the checkpoint, if it is not the run's own.
+    """
+
+    def __init__(self, signal_number: int, ckpt_path: Path | None = None):
+        super().__init__(SHELL_SIGNAL_BASE + signal_number)
+        self.ckpt_path = ckpt_path
+
+
+class BrokenOff(RuntimeError):
+    """Work shared by several ranks was interrupted on one of them."""
+
+
+class _Interrupted(BaseException):
+    """Leaves an `attempt`; not an `Exception`, so that ordinary handlers let it pass."""
+
+
+@contextmanager
+def interrupts_deferred() -> Iterator[None]:
+    """Defer Ctrl-C to the end of the block.
+
+    Needed for code that runs finalizers and weak-reference callbacks, such as h5py: Python discards a
+    KeyboardInterrupt raised there.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield
+        return
+    received: list[FrameType | None] = []
+    signal.signal(signal.SIGINT, lambda _, frame: received.append(frame))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if received:
+        before(signal.SIGINT, received[0])
+
+
+class StopSignals:
+    """Records SIGTERM, SIGINT and SIGHUP until the run checks for them.
+
+    The launcher, the terminal and batch systems may each send one, so all but the first are ignored.
+
+    Attributes:
+        received: number of the first signal, or 0.
+    """
+
+    _catching: ClassVar[list[StopSignals]] = []  # those whose block is being executed, the innermost last
+
+    def __init__(self) -> None:
+        self.received = 0
+        self._interruptible = False
+
+    @contextmanager
+    def caught(self) -> Iterator[StopSignals]:
+        """Catch the signals within the block (main thread only)."""
+        with taken_over(self._handle, lambda: self.received != 0 and not self._interruptible):
+            self._catching.append(self)
+            try:
+                yield self
+            finally:
+                self._catching.remove(self)
+
+    @classmethod
+    def leave_if_asked(cls) -> None:
+        """For long waits in such a block, while there is nothing to save.
+
+        Raises:
+            StopRequested: a signal has been caught.
+        """
+        for signals in cls._catching[-1:]:
+            if signals.received:
+                raise StopRequested(signals.received)
+
+    def of_all_ranks(self, all_reduce: Callable[[dict[str, float], str], Mapping[str, float]]) -> int:
+        """Number of a signal that some rank has received, or 0; all ranks call it together.
+
+        A rank that learns of it here receives it, too, and says so: the run may end before the heartbeat passes it on.
+
+        Args:
+            all_reduce: reduces named numbers over the ranks, as `DeepspeedStrategy.all_reduce`.
+        """
+        request = int(all_reduce({"request": float(request_of(self.received))}, "max")["request"])
+        if not request:
+            return 0
+        if not self.received:
+            receive(request)
+        return number_of(request)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        first = not self.received
+        self.received = self.received or number
+        record(number)
+        if first and os.environ.get("LOCAL_RANK", "0") == "0":
+            say(f"\n{cause_of(number)}: stopping at the next safe point, then saving (SIGQUIT or Ctrl-\\: now)")
+        if self._interruptible and can_raise(frame):
+            self._interruptible = False
+            raise _Interrupted
+
+    def attempt(self, work: Callable[[], T]) -> T | None:
+        """Run `work`; a signal interrupts it at once, with None as the result. For work repeated after a resume."""
+        try:
+            try:
+                self._interruptible = True
+                if self.received:
+                    return None
+                return work()
+            finally:
+                self._interruptible = False
+        except _Interrupted:
+            return None
+        except Exception:
+            time.sleep(_WORKERS_FIRST_SECONDS)
+            if self.received:
+                return None
+            raise
