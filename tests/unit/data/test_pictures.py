@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rlvla.data.pictures import TURNS, look_at, mean_start, small, turned
+from rlvla.data.pictures import TURNS, inspect_pictures, mean_start, small, turned
 
 
 def scenes(count: int, seed: int = 0) -> np.ndarray:
@@ -64,10 +64,10 @@ def test_blank_and_frozen_pictures_by_camera() -> None:
     images = [rng.integers(0, 256, (6, 2, 16, 16, 3), dtype=np.uint8) for _ in range(100)]
     images[3][2, 1] = 17
     images[7][:, 0] = images[7][0, 0]
-    seen = look_at(images, ["left", "right"])
-    assert seen.blank == {"left": [], "right": [3]} and seen.frozen == {"left": [7], "right": []}
-    quick = look_at(images, ["left", "right"], every=False)
-    assert len(quick.looked_at) < 100 and not quick.same_start
+    findings = inspect_pictures(images, ["left", "right"])
+    assert findings.blank == {"left": [], "right": [3]} and findings.frozen == {"left": [7], "right": []}
+    quick = inspect_pictures(images, ["left", "right"], every=False)
+    assert len(quick.inspected) < 100 and not quick.same_start
 
 
 def test_pictures_are_compared_small() -> None:

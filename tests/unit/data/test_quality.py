@@ -15,11 +15,11 @@ from rlvla.data.quality import (
     WARNING,
     Finding,
     action_facts,
-    explained,
+    action_offset,
+    explained_variance,
     initial_states,
     quality,
     quality_of_file,
-    shifted_by,
 )
 from rlvla.data.reading import joined
 from rlvla.envs.base import TaskSpec
@@ -66,8 +66,8 @@ def scene(rng: np.random.Generator, steps: int, side: int = 32) -> np.ndarray:
     return pictures
 
 
-def kinds(found: list[Finding], *levels: str) -> set[str]:
-    return {finding.kind for finding in found if finding.level in (levels or (ERROR, WARNING))}
+def kinds(findings: list[Finding], *levels: str) -> set[str]:
+    return {finding.kind for finding in findings if finding.level in (levels or (ERROR, WARNING))}
 
 
 def test_nothing_is_wrong_with_good_data() -> None:
@@ -165,8 +165,8 @@ DAMAGE: dict[str, tuple[Change, str, str]] = {
 @pytest.mark.parametrize("name", DAMAGE)
 def test_damage_has_a_name(name: str) -> None:
     change, kind, level = DAMAGE[name]
-    found = quality(change(good()), TASK)
-    assert kind in kinds(found, level), found
+    findings = quality(change(good()), TASK)
+    assert kind in kinds(findings, level), findings
 
 
 def test_the_episodes_are_named() -> None:
@@ -297,25 +297,25 @@ def moved(demos: Demonstrations, steps: int) -> Demonstrations:
 )
 def test_every_robot_in_time_early_and_late(robot: dict) -> None:
     demos = recorded(**robot)
-    assert [shifted_by(moved(demos, steps)) for steps in (0, -1, 1)] == [0, -1, 1]
+    assert [action_offset(moved(demos, steps)) for steps in (0, -1, 1)] == [0, -1, 1]
 
 
 def test_rollouts_with_observations_at_decisions() -> None:
     demos = recorded(inertia=0.2, decide=3)
-    gains = explained(demos)
-    assert shifted_by(demos) == 0 and gains is not None and gains[0] == max(gains.values()) > 0.5
+    gains = explained_variance(demos)
+    assert action_offset(demos) == 0 and gains is not None and gains[0] == max(gains.values()) > 0.5
 
 
 def test_nothing_is_said_of_actions_that_hardly_change_from_step_to_step() -> None:
     demos = recorded(inertia=0.7, smooth=0.98)
-    assert [shifted_by(moved(demos, steps)) for steps in (0, -1, 1)] == [0, 0, 0]
+    assert [action_offset(moved(demos, steps)) for steps in (0, -1, 1)] == [0, 0, 0]
 
 
 def test_where_nothing_can_be_said() -> None:
     demos = recorded()
-    assert explained(replace(demos, proprio=None)) is None
-    assert explained(replace(demos, proprio=[np.zeros_like(values) for values in demos.proprio])) is None
+    assert explained_variance(replace(demos, proprio=None)) is None
+    assert explained_variance(replace(demos, proprio=[np.zeros_like(values) for values in demos.proprio])) is None
     few = replace(demos, actions=[a[:3] for a in demos.actions[:4]], proprio=[p[:3] for p in demos.proprio[:4]])
-    assert explained(few) is None
+    assert explained_variance(few) is None
     rng = np.random.default_rng(1)
-    assert shifted_by(replace(demos, actions=[rng.normal(size=a.shape) for a in demos.actions])) == 0
+    assert action_offset(replace(demos, actions=[rng.normal(size=a.shape) for a in demos.actions])) == 0
