@@ -45,8 +45,7 @@ def dataset_entry(
 def empty_images(lengths: Sequence[int], shape: tuple[int, ...]) -> list[np.ndarray]:
     """Per episode an array [S, *shape] uint8 to read its images into, a view of one array for all of them.
 
-    Arrays of their own would leave a heap full of holes once they are joined: twice the memory, and a search among the
-    holes for every tensor that training allocates.
+    Separate arrays would fragment the heap once they are joined: twice the memory, and slow allocations in training.
 
     Args:
         lengths: per episode its number of observations.
@@ -60,23 +59,23 @@ class Demonstrations:
     """The episodes of a dataset, in memory.
 
     Attributes:
-        env_args: options of the environment they were recorded in; `cameras` gives the order of `images`.
+        env_args: options of the recorded environment; `cameras` gives the order of `images`.
         statistics: content of `dataset_statistics.json`.
         images: per episode [S, N, H, W, 3] uint8.
         proprio: per episode [S, P] float32, or None.
         actions: per episode [S, D] float32.
         instructions: per episode the language instruction.
         success: per episode whether it ended in success.
-        init_states: per episode (task id, initial state id), or `UNKNOWN_STATE`; empty if none is known.
+        init_states: per episode (task id, initial state id), or `UNKNOWN_STATE`; empty if none is recorded.
         decision_steps: per episode [S] int, the steps at which images were recorded; None means every step.
         last_images: per episode [N, H, W, 3] uint8 after its last action; None if not recorded.
         last_proprio: per episode [P] float32 after its last action; None if not recorded.
         rewards: per episode [S] float32; None if not recorded.
         seeds: per episode the seed of its reset; None if not recorded.
-        ranks: per episode its rank among those of its task, smaller is better; None if not recorded.
+        ranks: per episode its rank within its task, smaller is better; None if not recorded.
         control_freq: environment steps per second; None if not recorded, see `control_frequency`.
         names: per episode its name in the file; None if they have none.
-        learned_from: known initial states of several files, possibly of different suites; None: see `init_states`.
+        learned_from: recorded initial states of several files, perhaps of different suites; None: see `init_states`.
     """
 
     env_args: dict[str, Any]
@@ -109,15 +108,15 @@ class Demonstrations:
 
     @property
     def unnormalized_dims(self) -> list[int]:
-        """The action dimensions that are not normalized, by the statistics of the suite's name (else the first)."""
+        """Action dimensions that are not normalized, by the statistics of the suite (else the first)."""
         entry = self.statistics.get(str(self.env_args.get("task_suite_name")), next(iter(self.statistics.values())))
         return [dim for dim, normalized in enumerate(entry["action"].get("mask") or ()) if not normalized]
 
     @property
     def states_learned_from(self) -> list[LearnedStates]:
-        """The initial states of the episodes, one range per task, and an empty one where some are not known.
+        """The initial states of the episodes, one range per task; an empty range if some are not recorded.
 
-        Where the task is not known either, the empty range is one of any task of the suite.
+        If the task is not recorded either, the empty range stands for any task of the suite.
         """
         if self.learned_from is not None:
             return self.learned_from
@@ -140,13 +139,13 @@ class Demonstrations:
     def joined_images(self) -> np.ndarray:
         """The images of all episodes in one array [M, N, H, W, 3] uint8; `images` become views of it.
 
-        Images take up most of the memory of a supervised run, so there is only one copy of them. Those that were read
-        into `empty_images` are joined already; those of several files are copied, file by file.
+        Images take up most of the memory of a supervised run, so there is only one copy. Images read into
+        `empty_images` are joined already; images of several files are copied, episode by episode.
         """
         whole = self.images[0].base
         if isinstance(whole, np.ndarray) and whole.ndim:
-            parts = np.split(whole, np.cumsum([len(images) for images in self.images])[:-1])
-            if [part.__array_interface__ for part in parts] == [images.__array_interface__ for images in self.images]:
+            views = np.split(whole, np.cumsum([len(images) for images in self.images])[:-1])
+            if [view.__array_interface__ for view in views] == [images.__array_interface__ for images in self.images]:
                 return whole
         joined = np.empty((sum(map(len, self.images)), *self.images[0].shape[1:]), self.images[0].dtype)
         start = 0
@@ -160,7 +159,7 @@ class Demonstrations:
 def split_by_state(
     demos: Demonstrations, share: float, rng: np.random.Generator, *, least: int = 0
 ) -> tuple[list[int], list[int]]:
-    """Split into (training, held-out) episodes; those of the same task and initial state are on the same side.
+    """Split into (training, held-out) episodes; episodes of the same task and initial state stay together.
 
     Episodes whose initial states are not recorded are split one by one.
 
@@ -170,10 +169,12 @@ def split_by_state(
         rng: chooses them.
         least: minimum number of initial states to hold out.
     """
-    everything = range(len(demos.actions))
-    known = demos.init_states or [UNKNOWN_STATE] * len(everything)
-    start = [(task, state, i if (task, state) == UNKNOWN_STATE else 0) for i, (task, state) in enumerate(known)]
-    states = sorted(set(start))
+    recorded = demos.init_states or [UNKNOWN_STATE] * len(demos.actions)
+    starts = [(task, state, i if (task, state) == UNKNOWN_STATE else 0) for i, (task, state) in enumerate(recorded)]
+    states = sorted(set(starts))
     order = rng.permutation(len(states))
     held_out = {states[i] for i in order[: max(least, round(share * len(states)))]}
-    return [i for i in everything if start[i] not in held_out], [i for i in everything if start[i] in held_out]
+    split: tuple[list[int], list[int]] = ([], [])
+    for episode, start in enumerate(starts):
+        split[start in held_out].append(episode)
+    return split

@@ -1,4 +1,4 @@
-"""What the HDF5 formats share: files of unknown origin, episodes `data/demo_<i>`, attributes and filters."""
+"""Reading HDF5 files of unknown origin: episodes `data/demo_<i>`, attributes and filters."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from typing import Any
 import h5py
 import numpy as np
 
-from rlvla.data.validation import Fact, Part, StoredEpisode, too_large
+from rlvla.data.validation import StoredArray, StoredEpisode, StoredValue, too_large
 
 _EPISODE = re.compile(r"demo_(\d+)")
-# What h5py raises for damaged files.
+# Raised by h5py for damaged files.
 UNREADABLE = (KeyError, OSError, RuntimeError, ValueError, MemoryError)
 _ELSEWHERE = "lies in another file; copy the data into this one"
 
 
 @contextmanager
 def opened(path: Path) -> Iterator[h5py.File]:
-    """The file, open for reading; every part of it lies in the file itself.
+    """Open a file for reading that refers to no other file.
 
     Raises:
-        OSError: it is no HDF5 file, or a part is a link to another file or has its data in one.
+        OSError: not an HDF5 file, or an object in it is stored in another file.
     """
     with h5py.File(path, "r") as file:
         _refuse_other_files(file)
@@ -32,21 +32,21 @@ def opened(path: Path) -> Iterator[h5py.File]:
 
 
 def _refuse_other_files(file: h5py.File) -> None:
-    """Look at every object once, however many links lead to it."""
+    """Visit every object once, however many links lead to it."""
     root = file["/"].id
-    groups, seen = [("", root)], {h5py.h5o.get_info(root).addr}
+    groups, visited = [("", root)], {h5py.h5o.get_info(root).addr}
     while groups:
         prefix, group = groups.pop()
         for link in group:
             name, kind = prefix + link.decode(errors="replace"), group.links.get_info(link).type
             if kind == h5py.h5l.TYPE_SOFT:
-                continue  # within the file, where the target is looked at as well
+                continue  # within the file, where the target is visited as well
             if kind != h5py.h5l.TYPE_HARD:
                 raise OSError(f"{name} {_ELSEWHERE}")
             info = h5py.h5o.get_info(group, link)
-            if info.addr in seen:
+            if info.addr in visited:
                 continue
-            seen.add(info.addr)
+            visited.add(info.addr)
             if info.type == h5py.h5o.TYPE_GROUP:
                 groups.append((f"{name}/", h5py.h5g.open(group, link)))
             elif info.type == h5py.h5o.TYPE_DATASET:
@@ -85,7 +85,7 @@ def episode_groups(file: h5py.File, problems: list[str]) -> list[tuple[str, h5py
     for name in data:
         matched, group = _EPISODE.fullmatch(name), member(data, name)
         if matched is None:
-            problems.append(f"data/{name!r} is no episode; episodes are named demo_<number>")
+            problems.append(f"data/{name!r} is not an episode; episodes are named demo_<number>")
         elif not isinstance(group, h5py.Group):
             problems.append(f"{name} is not a group")
         elif int(matched[1]) in numbered:
@@ -111,39 +111,38 @@ def _filter_problems(file: h5py.File, episodes: set[str]) -> list[str]:
             problems.append(f"mask/{name} {too_large(listed)}")
             continue
         names = [item.decode(errors="replace") if isinstance(item, bytes) else str(item) for item in listed[:]]
-        lost = sorted(set(names) - episodes)
-        if lost:
-            problems.append(f"mask/{name} lists {_first(lost)}, which the file does not hold")
+        missing = sorted(set(names) - episodes)
+        if missing:
+            more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+            problems.append(f"mask/{name} lists {', '.join(missing[:3])}{more}, which the file does not hold")
         if len(set(names)) < len(names):
             problems.append(f"mask/{name} lists an episode twice")
     return problems
 
 
-def read_stored_images(stored: Sequence[h5py.Dataset], room: np.ndarray) -> np.ndarray:
-    """Read the images of an episode, and close what they were stored in, which keeps a cache of megabytes until then.
+def read_stored_images(stored: Sequence[h5py.Dataset], out: np.ndarray) -> np.ndarray:
+    """Read the images of an episode and close their datasets, each of which keeps a cache of megabytes until then.
 
     Args:
-        stored: of each camera the images [S + R, H, W, 3].
-        room: [S, N, H, W, 3], is filled with the first ones.
+        stored: images [S + R, H, W, 3] of each of N cameras.
+        out: [S, N, H, W, 3], filled with the first S images.
 
     Returns:
-        The others, [R, N, H, W, 3].
+        The last R images [R, N, H, W, 3].
     """
-    others = []
+    rest = []
     for index, dataset in enumerate(stored):
         pictures = dataset[:]
-        room[:, index] = pictures[: len(room)]
-        others.append(pictures[len(room) :])
+        out[:, index] = pictures[: len(out)]
+        rest.append(pictures[len(out) :])
     for dataset in stored:
         dataset.id.close()
-    return np.stack(others, axis=1)
+    return np.stack(rest, axis=1)
 
 
-def _first(names: Sequence[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-
-
-def hdf5_episode(name: str, group: h5py.Group, parts: dict[str, Part], facts: dict[str, Fact]) -> StoredEpisode:
+def hdf5_episode(
+    name: str, group: h5py.Group, arrays: dict[str, StoredArray], values: dict[str, StoredValue]
+) -> StoredEpisode:
     """An episode with these arrays and values, and the number of steps that the group records, if any."""
-    steps = Fact("num_samples", attribute(group, "num_samples"), "number", optional=True)
-    return StoredEpisode(name, parts, facts | {"num_samples": steps}, steps.value)
+    steps = StoredValue("num_samples", attribute(group, "num_samples"), "number", optional=True)
+    return StoredEpisode(name, arrays, values | {"num_samples": steps}, steps.value)

@@ -22,12 +22,42 @@ import numpy as np
 
 from rlvla.data.demonstrations import Demonstrations, dataset_entry, empty_images
 from rlvla.data.lerobot_cache import INFO, cached_dataset, is_repo_id
-from rlvla.data.validation import Fact, Part, StoredEpisode, camera_problems, check_episodes, refuse, shortened
+from rlvla.data.validation import (
+    StoredArray,
+    StoredEpisode,
+    StoredValue,
+    camera_problems,
+    check_episodes,
+    refuse,
+    shortened,
+)
 from rlvla.envs.records import checked_record
 from rlvla.models.dataset_statistics import entry_problems
 from rlvla.utils.data_files import fits, inside, parse_json, read_json
 from rlvla.utils.errors import ConfigError, require
 from rlvla.utils.video import read_video, video_frames
+
+VERSIONS = ("v2.1", "v3.0")
+IMAGE_PREFIX = "observation.images."
+STATE, ACTION = "observation.state", "action"
+REWARD, DONE = "next.reward", "next.done"
+# In rollouts written by rlvla: whether image and state of a row are new; other rows repeat those of the last decision.
+DECISION = "is_decision"
+CHUNK_ROWS = "steps_executed"  # feature of rollouts with one row per decision
+
+_WIDTH = re.compile(r"\d{0,2}d?")  # of a number in the path of a file
+_parsed = string.Formatter().parse
+_EPISODE, _FRAME = "episode_index", "frame_index"
+_HALF_A_FRAME = 0.5
+PICTURES = ("PNG", "JPEG", "WEBP")  # Pillow would start Ghostscript for others
+_FLAGS = "decision flags"
+# Role -> axes and kind of its array.
+_FORMS: dict[str, tuple[tuple[str, ...], str]] = {
+    "actions": (("steps", "action dimensions"), "numbers"),
+    "proprio": (("steps", "proprio"), "numbers"),
+    "rewards": (("steps",), "rewards"),
+    _FLAGS: (("steps",), "flags"),
+}
 
 
 def is_lerobot(path: str | Path) -> bool:
@@ -46,8 +76,7 @@ def read_lerobot(folder: str | Path, cameras: Sequence[str] | None = None) -> De
 
     Args:
         folder: folder of the dataset, or the repository id of one that `cached_dataset` finds.
-        cameras: camera names (after `observation.images.`) in the order wanted; default all with three color channels,
-            sorted.
+        cameras: camera names (after `observation.images.`) in order; default all with three color channels, sorted.
 
     Raises:
         ConfigError: the version is not supported, a camera, feature or file is missing, image sizes differ, a row holds
@@ -68,43 +97,51 @@ def read_lerobot(folder: str | Path, cameras: Sequence[str] | None = None) -> De
 def _read(folder: Path, name: str, info: dict[str, Any], cameras: Sequence[str] | None) -> Demonstrations:
     refuse(folder / INFO, info_problems(info))
     features, origin = info["features"], checked_record(info.get("rlvla", {}), folder / INFO)
-    chosen = _chosen_cameras(folder, info, cameras)
-    refuse(folder / INFO, picture_problems(features, chosen))
-    side = _common_side(folder, chosen, features)
-    env_args = {"task_suite_name": name, **origin, "cameras": chosen, "image_size": side}
+    cameras = _chosen_cameras(folder, info, cameras)
+    keys = [IMAGE_PREFIX + camera for camera in cameras]
+    refuse(
+        folder / INFO,
+        [
+            f"{key} is a {features[key]['dtype']} of shape {features[key]['shape']}; expected video or image with "
+            "three color channels"
+            for key in keys
+            if not _has_colors(features[key]) or features[key]["dtype"] not in ("video", "image")
+        ],
+    )
+    side = _common_side(folder, cameras, features)
+    env_args = {"task_suite_name": name, **origin, "cameras": cameras, "image_size": side}
     mask = env_args.pop("action_mask", None)
-    keys = [IMAGE_PREFIX + camera for camera in chosen]
-    places = episode_places(folder, info)
-    episodes = stored_episodes(places, info, keys, side)
-    check_episodes(folder, episodes, place_problems(places, info), {"pixels": side})
-    parts = [episode.parts for episode in episodes]
-    facts = [{role: fact.value for role, fact in episode.facts.items()} for episode in episodes]
-    counts = [len(part["actions"].values) for part in parts]
-    decisions = [part["decision_steps"].values for part in parts] if "decision_steps" in parts[0] else None
-    seen = decisions or [np.arange(count) for count in counts]
+    files = list((_episode_files_v2 if info["codebase_version"] == "v2.1" else _episode_files_v3)(folder, info))
+    episodes = _stored_episodes(files, info, keys)
+    check_episodes(folder, episodes, listing_problems(files, info), {"pixels": side})
+    arrays = [episode.arrays for episode in episodes]
+    values = [{role: value.value for role, value in episode.values.items()} for episode in episodes]
+    counts = [len(episode["actions"].values) for episode in arrays]
+    decisions = [episode["decision_steps"].values for episode in arrays] if "decision_steps" in arrays[0] else None
+    rows_with_images = decisions or [np.arange(count) for count in counts]
 
     def numbers(role: str) -> list[np.ndarray] | None:
-        return [part[role].values.astype(np.float32) for part in parts] if role in parts[0] else None
+        return [episode[role].values.astype(np.float32) for episode in arrays] if role in arrays[0] else None
 
     actions, proprio = numbers("actions"), numbers("proprio")
     assert actions is not None
     if proprio is not None:
-        proprio = [values[rows] for values, rows in zip(proprio, seen)]
+        proprio = [states[rows] for states, rows in zip(proprio, rows_with_images)]
     entry = dataset_entry(actions, proprio)
     entry["action"]["mask"] = mask or entry["action"]["mask"]
     refuse(folder / INFO, entry_problems(entry, {"action": actions[0].shape[1]}))
     return Demonstrations(
         env_args=env_args,
         statistics={str(env_args["task_suite_name"]): entry},
-        images=read_images(folder, list(zip(places, counts, seen)), features, keys, side),
+        images=_read_images(folder, list(zip(files, counts, rows_with_images)), features, keys, side),
         proprio=proprio,
         actions=actions,
-        instructions=[fact["instruction"] for fact in facts],
-        success=[fact["success"] is not False for fact in facts],
-        init_states=[(fact["task_id"], fact["init_state_id"]) for fact in facts if fact["init_state_id"] is not None],
+        instructions=[value["instruction"] for value in values],
+        success=[value["success"] is not False for value in values],
+        init_states=[(v["task_id"], v["init_state_id"]) for v in values if v["init_state_id"] is not None],
         decision_steps=decisions,
         rewards=numbers("rewards"),
-        seeds=[fact["seed"] for fact in facts] if facts[0]["seed"] is not None else None,
+        seeds=[value["seed"] for value in values] if values[0]["seed"] is not None else None,
         control_freq=float(info["fps"]),
         names=[episode.name for episode in episodes],
     )
@@ -112,13 +149,13 @@ def _read(folder: Path, name: str, info: dict[str, Any], cameras: Sequence[str] 
 
 def _chosen_cameras(folder: Path, info: dict[str, Any], cameras: Sequence[str] | None) -> list[str]:
     features = info["features"]
-    known = sorted(name.removeprefix(IMAGE_PREFIX) for name in features if name.startswith(IMAGE_PREFIX))
-    usual = [camera for camera in known if has_colors(features[IMAGE_PREFIX + camera])]  # others give depth or masks
-    chosen = list(cameras or info.get("rlvla", {}).get("cameras", usual))
-    unknown = [camera for camera in chosen if camera not in known]
+    recorded = sorted(name.removeprefix(IMAGE_PREFIX) for name in features if name.startswith(IMAGE_PREFIX))
+    colored = [camera for camera in recorded if _has_colors(features[IMAGE_PREFIX + camera])]  # not depth or masks
+    chosen = list(cameras or info.get("rlvla", {}).get("cameras", colored))
+    unknown = [camera for camera in chosen if camera not in recorded]
     if unknown or not chosen:
         missing = ", ".join(unknown) or "with three color channels"
-        raise ConfigError(f"{folder} has no camera {missing}; it has {', '.join(known) or 'none'}")
+        raise ConfigError(f"{folder} has no camera {missing}; it has {', '.join(recorded) or 'none'}")
     if CHUNK_ROWS in features and "rlvla" in info:
         raise ConfigError(
             f"{folder} holds rollouts with a whole chunk of actions in each row, which is no longer supported; convert "
@@ -128,8 +165,8 @@ def _chosen_cameras(folder: Path, info: dict[str, Any], cameras: Sequence[str] |
 
 
 def _common_side(folder: Path, cameras: Sequence[str], features: dict[str, Any]) -> int:
-    """The side of the square images of all these cameras in pixels."""
-    sizes = {picture_size(features[IMAGE_PREFIX + camera]) for camera in cameras}
+    """Side of the square images of all cameras in pixels; ConfigError if they differ or are not square."""
+    sizes = {_picture_size(features[IMAGE_PREFIX + camera]) for camera in cameras}
     if len(sizes) > 1:
         listed = ", ".join(f"{height}x{width}" for height, width in sorted(sizes))
         raise ConfigError(f"{folder}: the cameras {', '.join(cameras)} have images of different sizes: {listed}")
@@ -141,53 +178,42 @@ def _common_side(folder: Path, cameras: Sequence[str], features: dict[str, Any])
     return height
 
 
-VERSIONS = ("v2.1", "v3.0")
-IMAGE_PREFIX = "observation.images."
-STATE, ACTION = "observation.state", "action"
-REWARD, DONE = "next.reward", "next.done"
-# In rollouts written by rlvla: whether image and state of a row are new; other rows repeat those of the last decision.
-DECISION = "is_decision"
-CHUNK_ROWS = "steps_executed"  # feature of rollouts with one row per decision
-
-_WIDTH = re.compile(r"\d{0,2}d?")  # of a number in the path of a file
-_parsed = string.Formatter().parse
-
-
 @dataclass(frozen=True)
-class EpisodePlace:
+class EpisodeFiles:
     """The files of an episode.
 
     Attributes:
         index: number of the episode.
         data: parquet file.
         videos: feature -> (file, start in s, end in s or None for the end of the file).
-        facts: the full record of the episode.
+        record: the full record of the episode.
     """
 
     index: int
     data: Path
     videos: dict[str, tuple[Path, float, float | None]]
-    facts: dict[str, Any]
+    record: dict[str, Any]
 
     @property
     def name(self) -> str:
-        """For messages."""
+        """Name of the episode in messages."""
         return f"episode {self.index}"
 
     @property
     def task(self) -> Any:
         """The language instruction as recorded; None if there is none."""
-        tasks = self.facts.get("tasks")
+        tasks = self.record.get("tasks")
         return tasks[0] if isinstance(tasks, list) and tasks else None
 
 
 def info_problems(info: Any) -> list[str]:
-    """What is wrong with the content of `meta/info.json`."""
+    """Problems of the content of `meta/info.json`."""
     if not isinstance(info, dict):
         return [f"holds a {type(info).__name__}; a JSON object is needed"]
-    version, features, fps = info.get("codebase_version"), info.get("features"), info.get("fps")
+    version, features = info.get("codebase_version"), info.get("features")
+    fps: Any = info.get("fps")
     if version not in VERSIONS:
-        return [f"has format {version}; known: {', '.join(VERSIONS)}; convert it with lerobot's tools"]
+        return [f"has format {version}; supported: {', '.join(VERSIONS)}; convert it with lerobot's tools"]
     if not isinstance(features, dict) or not all(_describes_a_feature(feature) for feature in features.values()):
         return ["features must be an object that gives dtype and shape of each feature"]
     problems = []
@@ -195,7 +221,7 @@ def info_problems(info: Any) -> list[str]:
         problems.append(f"has no feature 'action'; it has {', '.join(sorted(features))}")
     if not fits(fps, float) or fps <= 0:
         problems.append(f"fps is {shortened(fps)}; expected the number of frames per second")
-    chunk = info.get("chunks_size")
+    chunk: Any = info.get("chunks_size")
     if version == "v2.1" and (not fits(chunk, int) or chunk < 1):
         problems.append(f"chunks_size is {shortened(chunk)}; expected the number of episodes in a folder")
     cameras = [name.removeprefix(IMAGE_PREFIX) for name in features if name.startswith(IMAGE_PREFIX)]
@@ -212,22 +238,12 @@ def _describes_a_feature(feature: Any) -> bool:
     return whole and isinstance(feature.get("dtype"), str)
 
 
-def has_colors(feature: dict[str, Any]) -> bool:
-    """Whether a checked feature has three axes, one of them of three channels."""
+def _has_colors(feature: dict[str, Any]) -> bool:
+    """Whether a checked feature has three axes, one of them with three channels."""
     return len(feature["shape"]) == 3 and 3 in feature["shape"]
 
 
-def picture_problems(features: dict[str, Any], cameras: Sequence[str]) -> list[str]:
-    """What is wrong with the pictures of these cameras."""
-    described = {name: features[name] for name in (IMAGE_PREFIX + camera for camera in cameras)}
-    return [
-        f"{name} is a {feature['dtype']} of shape {feature['shape']}; expected video or image with three color channels"
-        for name, feature in described.items()
-        if not has_colors(feature) or feature["dtype"] not in ("video", "image")
-    ]
-
-
-def picture_size(feature: dict[str, Any]) -> tuple[int, int]:
+def _picture_size(feature: dict[str, Any]) -> tuple[int, int]:
     """(height, width) of a camera feature.
 
     Its `names` label the axes, since some datasets put the channels first. Without names the channels are last.
@@ -236,48 +252,41 @@ def picture_size(feature: dict[str, Any]) -> tuple[int, int]:
     return named.get("height", feature["shape"][0]), named.get("width", feature["shape"][1])
 
 
-def episode_places(folder: Path, info: dict[str, Any]) -> list[EpisodePlace]:
-    """All episodes of a dataset with a checked `info.json`, in the order in which they are listed.
-
-    Raises:
-        ConfigError: a path leads out of the folder, or the times of an episode in a video are no interval.
-    """
-    return list((_places_v2 if info["codebase_version"] == "v2.1" else _places_v3)(folder, info))
-
-
-def _places_v2(folder: Path, info: dict[str, Any]) -> Iterator[EpisodePlace]:
+def _episode_files_v2(folder: Path, info: dict[str, Any]) -> Iterator[EpisodeFiles]:
+    """All episodes of a dataset with a checked `info.json`, as listed; DataError if a path leads out of the folder."""
     for line in (folder / "meta" / "episodes.jsonl").read_text(encoding="utf-8").splitlines():
-        facts = parse_json(line, folder / "meta" / "episodes.jsonl")
-        index = facts["episode_index"]
+        record = parse_json(line, folder / "meta" / "episodes.jsonl")
+        index = record["episode_index"]
         where = {"episode_chunk": index // info["chunks_size"], "episode_index": index}
-        videos = {
+        videos: dict[str, tuple[Path, float, float | None]] = {
             key: (_located(folder, info["video_path"], video_key=key, **where), 0.0, None)
             for key, feature in info["features"].items()
             if feature["dtype"] == "video"
         }
-        yield EpisodePlace(index, _located(folder, info["data_path"], **where), videos, facts)
+        yield EpisodeFiles(index, _located(folder, info["data_path"], **where), videos, record)
 
 
-def _places_v3(folder: Path, info: dict[str, Any]) -> Iterator[EpisodePlace]:
+def _episode_files_v3(folder: Path, info: dict[str, Any]) -> Iterator[EpisodeFiles]:
+    """As `_episode_files_v2`; DataError also if the times of an episode in a video are not an interval."""
     import pyarrow.parquet as pq
 
     for path in sorted((folder / "meta" / "episodes").rglob("*.parquet")):
-        for facts in pq.read_table(path).to_pylist():
-            place = {name: facts[f"data/{name}"] for name in ("chunk_index", "file_index")}
-            data = _located(folder, info["data_path"], **place)
+        for record in pq.read_table(path).to_pylist():
+            where = {name: record[f"data/{name}"] for name in ("chunk_index", "file_index")}
+            data = _located(folder, info["data_path"], **where)
             videos = {}
             for key in (k for k, feature in info["features"].items() if feature["dtype"] == "video"):
-                place = {name: facts[f"videos/{key}/{name}"] for name in ("chunk_index", "file_index")}
-                start, end = (facts[f"videos/{key}/{name}_timestamp"] for name in ("from", "to"))
+                where = {name: record[f"videos/{key}/{name}"] for name in ("chunk_index", "file_index")}
+                start, end = (record[f"videos/{key}/{name}_timestamp"] for name in ("from", "to"))
                 if not (isinstance(start, float) and isinstance(end, float) and 0 <= start < end < math.inf):
-                    name = f"episode {facts['episode_index']}"
+                    name = f"episode {record['episode_index']}"
                     refuse(folder, [f"{name}: {key} lies from {start} to {end} s; expected increasing times"])
-                videos[key] = (_located(folder, info["video_path"], video_key=key, **place), start, end)
-            yield EpisodePlace(facts["episode_index"], data, videos, facts)
+                videos[key] = (_located(folder, info["video_path"], video_key=key, **where), start, end)
+            yield EpisodeFiles(record["episode_index"], data, videos, record)
 
 
 def _located(folder: Path, template: Any, **where: Any) -> Path:
-    """The file that a template of `meta/info.json` names; always inside the folder."""
+    """File of a path template of `meta/info.json`; DataError if it is not inside the folder."""
     try:
         if not isinstance(template, str) or not all(
             _WIDTH.fullmatch(spec or "") for _, _, spec, _ in _parsed(template)
@@ -289,27 +298,14 @@ def _located(folder: Path, template: Any, **where: Any) -> Path:
         raise
 
 
-def place_problems(places: Sequence[EpisodePlace], info: dict[str, Any]) -> list[str]:
-    """What is wrong with the list of episodes."""
-    indices = [place.index for place in places]
-    problems = [f"episode {index} is listed twice" for index, count in sorted(Counter(indices).items()) if count > 1]
-    total = info.get("total_episodes", len(places))
-    if places and total != len(places):
-        problems.append(f"meta/info.json counts {total} episodes; {len(places)} are listed in meta/episodes")
+def listing_problems(episodes: Sequence[EpisodeFiles], info: dict[str, Any]) -> list[str]:
+    """Problems of the list of episodes."""
+    counts = Counter(files.index for files in episodes)
+    problems = [f"episode {index} is listed twice" for index, count in sorted(counts.items()) if count > 1]
+    total = info.get("total_episodes", len(episodes))
+    if episodes and total != len(episodes):
+        problems.append(f"meta/info.json counts {total} episodes; {len(episodes)} are listed in meta/episodes")
     return problems
-
-
-_EPISODE, _FRAME = "episode_index", "frame_index"
-_HALF_A_FRAME = 0.5
-PICTURES = ("PNG", "JPEG", "WEBP")  # Pillow would start Ghostscript for others
-_FLAGS = "decision flags"
-# Role -> axes and kind of its array.
-_LOOKS: dict[str, tuple[tuple[str, ...], str]] = {
-    "actions": (("steps", "action dimensions"), "numbers"),
-    "proprio": (("steps", "proprio"), "numbers"),
-    "rewards": (("steps",), "rewards"),
-    _FLAGS: (("steps",), "flags"),
-}
 
 
 @dataclass(frozen=True)
@@ -320,64 +316,61 @@ class _Frames:
     dtype: np.dtype = np.dtype(np.uint8)
 
 
-def stored_episodes(
-    places: Sequence[EpisodePlace], info: Mapping[str, Any], cameras: Sequence[str], side: int
+def _stored_episodes(
+    listed: Sequence[EpisodeFiles], info: Mapping[str, Any], cameras: Sequence[str]
 ) -> list[StoredEpisode]:
     """The episodes for `check_episodes`: rows are read, videos are not decoded.
 
     Args:
-        places: the files of each episode.
+        listed: the files of each episode.
         info: content of `meta/info.json`.
         cameras: camera features.
-        side: height and width of their images.
     """
     features, fps = info["features"], float(info["fps"])
-    wanted = {"actions": ACTION, "proprio": STATE, "rewards": REWARD} | ({_FLAGS: DECISION} if "rlvla" in info else {})
-    wanted = {role: name for role, name in wanted.items() if name in features}
-    videos = {key: picture_size(features[key]) for key in cameras if features[key]["dtype"] == "video"}
-    tables = _Tables(wanted.values())
-    lengths: dict[Path, tuple[int | None, int, int]] = {}
-    problems = _overlaps(places, fps)
-    listed: defaultdict[Path, set[int]] = defaultdict(set)
-    for place in places:
-        listed[place.data].add(place.index)
+    columns = {"actions": ACTION, "proprio": STATE, "rewards": REWARD} | ({_FLAGS: DECISION} if "rlvla" in info else {})
+    columns = {role: name for role, name in columns.items() if name in features}
+    videos = {key: _picture_size(features[key]) for key in cameras if features[key]["dtype"] == "video"}
+    tables = _Tables(columns.values())
+    encoded: dict[Path, tuple[int | None, int, int]] = {}  # file -> `video_frames`
+    problems = _overlaps(listed, fps)
+    indices: defaultdict[Path, set[int]] = defaultdict(set)  # data file -> listed episodes
+    for files in listed:
+        indices[files.data].add(files.index)
     episodes = []
-    for place in places:
-        facts = _facts(place)
-        episode = StoredEpisode(place.name, {}, facts, facts["length"].value, problems[place.index])
+    for files in listed:
+        values = _stored_values(files)
+        episode = StoredEpisode(files.name, {}, values, values["length"].value, problems[files.index])
         episodes.append(episode)
         try:
-            rows = tables.rows(place)
-            unknown = tables.episodes(place.data) - listed[place.data]
+            rows = tables.rows(files)
+            unlisted = tables.episodes(files.data) - indices[files.data]
         except (OSError, ValueError, LookupError, TypeError) as error:
-            episode.problems.append(f"{place.data} cannot be used ({error})")
+            episode.problems.append(f"{files.data} cannot be used ({error})")
             continue
-        if unknown:
-            episode.problems.append(f"{place.data} also holds rows of episode {min(unknown)}, which is not listed")
-            listed[place.data] |= unknown  # reported once
+        if unlisted:
+            episode.problems.append(f"{files.data} also holds rows of episode {min(unlisted)}, which is not listed")
+            indices[files.data] |= unlisted  # reported once
         count = len(rows[_FRAME])
         if rows[_FRAME].tolist() != list(range(count)):
             episode.problems.append(f"{_FRAME} does not number its {count} rows from 0 to {count - 1}")
-        episode.parts |= _parts(rows, wanted, episode.problems)
+        episode.arrays |= _stored_arrays(rows, columns, episode.problems)
         for key, size in videos.items():
             try:
-                frames = _frames(place.videos[key], fps, size, lengths, count)
+                frames = _frames(files.videos[key], fps, size, encoded, count)
             except ValueError as error:
                 episode.problems.append(str(error))
                 continue
-            episode.parts[key] = Part(key, frames, ("steps", "pixels", "pixels", 3), "images")
+            episode.arrays[key] = StoredArray(key, frames, ("steps", "pixels", "pixels", 3), "images")
     return episodes
 
 
-def _facts(place: EpisodePlace) -> dict[str, Fact]:
-    facts = place.facts
+def _stored_values(files: EpisodeFiles) -> dict[str, StoredValue]:
+    record = files.record
+    numbers = {"task_id": 0, "init_state_id": -1, "seed": 0, "length": 1}  # name -> minimum
     return {
-        "instruction": Fact("tasks", place.task, "text"),
-        "success": Fact("success", facts.get("success"), "flag", optional=True),
-        "task_id": Fact("task_id", facts.get("task_id"), "number", optional=True, minimum=0),
-        "init_state_id": Fact("init_state_id", facts.get("init_state_id"), "number", optional=True, minimum=-1),
-        "seed": Fact("seed", facts.get("seed"), "number", optional=True, minimum=0),
-        "length": Fact("length", facts.get("length"), "number", optional=True, minimum=1),
+        "instruction": StoredValue("tasks", files.task, "text"),
+        "success": StoredValue("success", record.get("success"), "flag", optional=True),
+        **{n: StoredValue(n, record.get(n), "number", optional=True, minimum=m) for n, m in numbers.items()},
     }
 
 
@@ -392,10 +385,10 @@ class _Tables:
         self._columns = [*columns, _EPISODE, _FRAME]
         self._tables: dict[Path, tuple[Any, np.ndarray, set[int]]] = {}
 
-    def rows(self, place: EpisodePlace) -> dict[str, Any]:
-        """The columns of an episode, in the order of its frames; columns that the file lacks are left out."""
-        table, indices, _ = self._read(place.data)
-        start, stop = np.searchsorted(indices, [place.index, place.index + 1])
+    def rows(self, files: EpisodeFiles) -> dict[str, Any]:
+        """The columns of an episode that the file has, in the order of its frames."""
+        table, indices, _ = self._read(files.data)
+        start, stop = np.searchsorted(indices, [files.index, files.index + 1])
         if start == stop:
             raise ValueError("it holds no row of this episode")
         rows = {name: table.column(name).slice(start, stop - start) for name in table.column_names}
@@ -409,27 +402,27 @@ class _Tables:
         import pyarrow.parquet as pq
 
         if path not in self._tables:
-            there = pq.read_schema(path).names
-            table = pq.read_table(path, columns=[name for name in self._columns if name in there])
+            available = pq.read_schema(path).names
+            table = pq.read_table(path, columns=[name for name in self._columns if name in available])
             table = table.sort_by([(_EPISODE, "ascending"), (_FRAME, "ascending")])
             indices = table.column(_EPISODE).to_numpy()
             self._tables[path] = table, indices, set(np.unique(indices).tolist())
         return self._tables[path]
 
 
-def _parts(rows: Mapping[str, Any], wanted: Mapping[str, str], problems: list[str]) -> dict[str, Part]:
-    """The arrays of an episode; columns that are no arrays of numbers are added to `problems`."""
-    parts: dict[str, Part] = {}
-    for role, name in wanted.items():
-        axes, kind = _LOOKS[role]
+def _stored_arrays(rows: Mapping[str, Any], columns: Mapping[str, str], problems: list[str]) -> dict[str, StoredArray]:
+    """The arrays of an episode; columns that are not arrays of numbers are added to `problems`."""
+    arrays: dict[str, StoredArray] = {}
+    for role, name in columns.items():
+        axes, kind = _FORMS[role]
         try:
-            parts[role] = Part(name, as_array(rows[name], len(axes)) if name in rows else None, axes, kind)
+            arrays[role] = StoredArray(name, as_array(rows[name], len(axes)) if name in rows else None, axes, kind)
         except ValueError as error:
             problems.append(f"{name} {error}")
-    flags = parts.get(_FLAGS)
+    flags = arrays.get(_FLAGS)
     if flags is not None and flags.array is not None and flags.array.dtype == bool and flags.array.ndim == 1:
-        parts["decision_steps"] = Part(flags.name, np.flatnonzero(flags.array), ("decisions",), "decisions")
-    return parts
+        arrays["decision_steps"] = StoredArray(flags.name, np.flatnonzero(flags.array), ("decisions",), "decisions")
+    return arrays
 
 
 def as_array(column: Any, rank: int) -> np.ndarray:
@@ -464,34 +457,34 @@ def as_array(column: Any, rank: int) -> np.ndarray:
 
 
 def _frames(
-    place: tuple[Path, float, float | None],
+    span: tuple[Path, float, float | None],
     fps: float,
     size: tuple[int, int],
-    known: dict[Path, tuple[int | None, int, int]],
+    encoded: dict[Path, tuple[int | None, int, int]],
     rows: int,
 ) -> _Frames:
-    """What an episode has of a video; `known` collects what `video_frames` returns for each file."""
-    path, start, end = place
-    if path not in known:
-        known[path] = video_frames(path)
-    total, height, width = known[path]
+    """The frames of an episode in a video; `encoded` caches `video_frames` of each file."""
+    path, start, end = span
+    if path not in encoded:
+        encoded[path] = video_frames(path)
+    total, height, width = encoded[path]
     if end is not None:
         first, last = round(start * fps), round(end * fps)
         count = last - first if total is None else min(last, total) - min(first, total)
     else:
         count = rows if total is None else total  # if it is not recorded, frames are counted while they are decoded
     # The encoder pads odd sides.
-    height, width = (own if shown == own + own % 2 else shown for own, shown in zip(size, (height, width)))
+    height, width = (side if padded == side + side % 2 else padded for side, padded in zip(size, (height, width)))
     return _Frames((count, height, width, 3))
 
 
-def _overlaps(places: Sequence[EpisodePlace], fps: float) -> defaultdict[int, list[str]]:
+def _overlaps(episodes: Sequence[EpisodeFiles], fps: float) -> defaultdict[int, list[str]]:
     """Episode -> problems, for episodes that share frames of a video with another one."""
     spans: defaultdict[tuple[str, Path], list[tuple[float, float, int]]] = defaultdict(list)
-    for place in places:
-        for key, (path, start, end) in place.videos.items():
+    for files in episodes:
+        for key, (path, start, end) in files.videos.items():
             if end is not None:
-                spans[key, path].append((start, end, place.index))
+                spans[key, path].append((start, end, files.index))
     problems: defaultdict[int, list[str]] = defaultdict(list)
     for (key, _), listed in spans.items():
         listed.sort()
@@ -501,9 +494,9 @@ def _overlaps(places: Sequence[EpisodePlace], fps: float) -> defaultdict[int, li
     return problems
 
 
-def read_images(
+def _read_images(
     folder: Path,
-    episodes: Sequence[tuple[EpisodePlace, int, np.ndarray]],
+    episodes: Sequence[tuple[EpisodeFiles, int, np.ndarray]],
     features: Mapping[str, Any],
     cameras: Sequence[str],
     side: int,
@@ -512,7 +505,7 @@ def read_images(
 
     Args:
         folder: the dataset, for messages.
-        episodes: the files of each episode, its number of rows, and the rows [S] whose images are wanted.
+        episodes: the files of each episode, its number of rows, and the rows [S] with images.
         features: the features of the dataset.
         cameras: camera features.
         side: height and width of their images.
@@ -520,32 +513,32 @@ def read_images(
     Raises:
         ConfigError: images are missing, cannot be decoded, or have another size or mode than the features say.
     """
-    images = empty_images([len(seen) for *_, seen in episodes], (len(cameras), side, side, 3))
+    images = empty_images([len(rows) for *_, rows in episodes], (len(cameras), side, side, 3))
     problems = []
-    for (place, count, seen), of_episode in zip(episodes, images):
+    for (files, count, rows), of_episode in zip(episodes, images):
         for index, key in enumerate(cameras):
             try:
                 video = features[key]["dtype"] == "video"
-                frames = _decoded(place, key, count, side) if video else _embedded(place, key, side)
-                of_episode[:, index] = frames[seen]
+                frames = _decoded(files, key, count, side) if video else _embedded(files, key, side)
+                of_episode[:, index] = frames[rows]
             except (OSError, ValueError, LookupError, TypeError) as error:
-                problems.append(f"{place.name}: {key}: {error}")
+                problems.append(f"{files.name}: {key}: {error}")
     refuse(folder, problems)
     return images
 
 
-def _decoded(place: EpisodePlace, key: str, count: int, side: int) -> np.ndarray:
-    frames = read_video(*place.videos[key])
+def _decoded(files: EpisodeFiles, key: str, count: int, side: int) -> np.ndarray:
+    frames = read_video(*files.videos[key])
     if len(frames) != count:
         raise ValueError(f"the video has {len(frames)} frames; expected {count}, one for each row")
     return frames[:, :side, :side]
 
 
-def _embedded(place: EpisodePlace, key: str, side: int) -> np.ndarray:
-    """The images that the rows of an episode hold as encoded files."""
+def _embedded(files: EpisodeFiles, key: str, side: int) -> np.ndarray:
+    """Images [rows, H, W, 3] that the rows of an episode hold as encoded files."""
     import pyarrow.parquet as pq
 
-    table = pq.read_table(place.data, columns=[key, _FRAME], filters=[(_EPISODE, "=", place.index)])
+    table = pq.read_table(files.data, columns=[key, _FRAME], filters=[(_EPISODE, "=", files.index)])
     cells = table.sort_by(_FRAME).column(key).to_pylist()
     return np.stack([_picture(cell, row, side) for row, cell in enumerate(cells)])
 

@@ -9,17 +9,17 @@ from pathlib import Path
 # As the Hub allows: letters, digits, dots, dashes and underscores, with one slash.
 _REPO_ID = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 _FILES = (".hdf5", ".h5")
-INFO = Path("meta") / "info.json"  # what every LeRobot dataset has
+INFO = Path("meta") / "info.json"  # in every LeRobot dataset
 
 
 def is_repo_id(name: str | Path) -> bool:
-    """Whether a name may be that of a repository, OWNER/NAME, rather than a file's."""
+    """Whether a name has the form OWNER/NAME of a repository and is not the name of a file."""
     text = str(name)
     return _REPO_ID.fullmatch(text) is not None and not text.startswith(".") and not text.endswith(_FILES)
 
 
 def cache_folders(repo_id: str) -> list[Path]:
-    """Where a dataset of this name would lie: LeRobot's own folder, its copy of the Hub's cache, the Hub's cache.
+    """Candidate folders of a dataset: LeRobot's own folder, its copy of the Hub's cache, the Hub's cache.
 
     `HF_LEROBOT_HOME`, `HF_HUB_CACHE` and `HF_HOME` move them, as they do for LeRobot and `huggingface_hub`.
     """
@@ -32,16 +32,16 @@ def cache_folders(repo_id: str) -> list[Path]:
 
 
 def cached_dataset(repo_id: str) -> Path | None:
-    """The folder of a dataset in one of the `cache_folders`, None if none holds it.
+    """The folder of a dataset in one of the `cache_folders`; None if it is in none.
 
-    Of several snapshots in a cache it is that of the branch `main`, else the newest.
+    Of several snapshots in a cache: the one of the branch `main`, else the newest.
     """
-    for place in cache_folders(repo_id):
-        if (place / INFO).is_file():
-            return place
-        snapshots = [found.parents[1] for found in place.glob(f"snapshots/*/{INFO}")]
+    for folder in cache_folders(repo_id):
+        if (folder / INFO).is_file():
+            return folder
+        snapshots = [info.parents[1] for info in folder.glob(f"snapshots/*/{INFO}")]
         if snapshots:
-            main = place / "refs" / "main"
+            main = folder / "refs" / "main"
             commit = main.read_text(encoding="utf-8").strip() if main.is_file() else None
             return max(snapshots, key=lambda snapshot: (snapshot.name == commit, snapshot.stat().st_mtime))
     return None

@@ -85,7 +85,7 @@ def _rows_of(demos: Demonstrations, index: int) -> _Rows:
     steps = np.arange(len(actions))
     if demos.decision_steps is None:
         return _Rows(actions, images, steps, proprio, rewards, None)
-    last = np.searchsorted(demos.decision_steps[index], steps, side="right") - 1  # the decision a step belongs to
+    last = np.searchsorted(demos.decision_steps[index], steps, side="right") - 1  # decision of each step
     decision = np.isin(steps, demos.decision_steps[index])
     return _Rows(actions, images, last, None if proprio is None else proprio[last], rewards, decision)
 
@@ -137,7 +137,7 @@ def _statistics(episodes: list[_Rows], cameras: Sequence[str]) -> dict[str, Any]
     if episodes[0].proprio is not None:
         statistics[STATE] = _moments(np.concatenate([rows.proprio for rows in episodes if rows.proprio is not None]))
     for column, camera in enumerate(cameras):
-        # A few evenly spaced images of each episode are as good as all of them.
+        # from a few evenly spaced images of each episode
         statistics[IMAGE_PREFIX + camera] = _picture_moments(
             rows.pictures[rows.shown[row], column]
             for rows in episodes
@@ -147,8 +147,8 @@ def _statistics(episodes: list[_Rows], cameras: Sequence[str]) -> dict[str, Any]
 
 
 def _moments(values: np.ndarray) -> dict[str, Any]:
-    numbers = {"min": values.min, "max": values.max, "mean": values.mean, "std": values.std}
-    return {name: number(axis=0).tolist() for name, number in numbers.items()} | {"count": [len(values)]}
+    moments = {"min": values.min(0), "max": values.max(0), "mean": values.mean(0), "std": values.std(0)}
+    return {name: numbers.tolist() for name, numbers in moments.items()} | {"count": [len(values)]}
 
 
 def _picture_moments(pictures: Iterable[np.ndarray]) -> dict[str, Any]:

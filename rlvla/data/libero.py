@@ -11,6 +11,7 @@ before it. They are distinguished by the arm's joints, which match `states` of t
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -19,9 +20,9 @@ from typing import Any
 import h5py
 import numpy as np
 
-from rlvla.data.demonstrations import empty_images
+from rlvla.data.demonstrations import Demonstrations, dataset_entry, empty_images
 from rlvla.data.hdf5 import UNREADABLE, episode_groups, hdf5_episode, member, opened, read_stored_images
-from rlvla.data.validation import Part, StoredEpisode, check_episodes, refuse
+from rlvla.data.validation import StoredArray, StoredEpisode, check_episodes, refuse
 from rlvla.envs.libero import install as libero_install
 from rlvla.envs.libero.env import instruction_of
 from rlvla.utils.errors import ConfigError
@@ -38,79 +39,75 @@ def is_libero(path: Path) -> bool:
     return path.is_dir() or path.name.endswith(SUFFIX)
 
 
-def libero_files(path: Path) -> list[tuple[str, int, Path]]:
-    """(suite, task id, file) of each file at `path`, in the order of the tasks.
+def _files_by_task(path: Path) -> list[tuple[str, int, Path]]:
+    """(suite, task id, file) of each file at `path`, ordered by task.
 
     Raises:
-        ConfigError: there is no file, a file is not named after a LIBERO task, or the tasks belong to several suites.
+        ConfigError: no file, a file not named after a LIBERO task, or tasks of several suites.
     """
     files = sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else [path]
     if not files:
         raise ConfigError(f"{path} holds no file *.hdf5, *.h5 or meta/info.json, so there are no demonstrations in it")
-    names = libero_install.task_names()
-    tasks_of_files, unknown = [], []
+    names = {s: tasks for s, tasks in libero_install.task_names().items() if s.startswith("libero_")}
+    by_task, unknown = [], []
     for file in files:
         task = file.name.removesuffix(SUFFIX)
-        suites = [suite for suite, tasks in names.items() if task in tasks and suite.startswith("libero_")]
-        suites = [suite for suite in suites if suite != "libero_100"]
-        if suites:
-            tasks_of_files.append((suites[0], names[suites[0]].index(task), file))
-        else:
+        suite = next((s for s, tasks in names.items() if task in tasks and s != "libero_100"), None)
+        if suite is None:
             unknown.append(file.name)
-    problems = [f"{path}: {', '.join(unknown)}: no task of LIBERO is named like that"] if unknown else []
-    if len({suite for suite, _, _ in tasks_of_files}) > 1:
-        listed = ", ".join(sorted({suite for suite, _, _ in tasks_of_files}))
-        problems.append(f"{path} holds tasks of several suites: {listed}")
+        else:
+            by_task.append((suite, names[suite].index(task), file))
+    problems = [f"{path}: {', '.join(unknown)}: not named after a LIBERO task"] if unknown else []
+    suites = sorted({suite for suite, _, _ in by_task})
+    if len(suites) > 1:
+        problems.append(f"{path} holds tasks of several suites: {', '.join(suites)}")
     if problems:
         raise ConfigError(problems)
-    return sorted(tasks_of_files)
+    return sorted(by_task)
 
 
-def read_libero_episodes(path: Path, cameras: Sequence[str] | None) -> dict[str, Any]:
-    """All episodes of all files, as keyword arguments of `rlvla.data.demonstrations.Demonstrations`.
+def read_libero(path: Path, cameras: Sequence[str] | None) -> Demonstrations:
+    """Read the episodes of all files; without initial states, since LIBERO's evaluations use others.
 
     Row j holds the observation before action j. If the files store the observation after each action, the first action
     is dropped, because its observation was not recorded, and the last image goes into `last_images`.
 
     Args:
         path: a folder of files, or one file.
-        cameras: names from `IMAGES` in the order wanted; default `agentview`.
+        cameras: names from `IMAGES` in order; default `agentview`.
 
     Raises:
-        ConfigError: there are no files, cameras are unknown, a file has another layout, or there are no episodes.
+        ConfigError: missing files or episodes, unknown cameras, or another layout.
     """
     cameras = list(cameras or ("agentview",))
     unknown = [camera for camera in cameras if camera not in IMAGES]
     if unknown:
         raise ConfigError(f"LIBERO's demonstrations have no camera {', '.join(unknown)}; they have {', '.join(IMAGES)}")
-    files = libero_files(path)
-    content: dict[str, list] = {
-        name: [] for name in ("images", "proprio", "actions", "instructions", "success", "names")
-    }
-    last: dict[str, list] = {name: [] for name in ("last_images", "last_proprio")}
+    files = _files_by_task(path)
+    columns: defaultdict[str, Any] = defaultdict(list)  # fields of `Demonstrations` with an entry for each episode
     with ExitStack() as stack:
         episodes = _checked_episodes(path, [file for _, _, file in files], cameras, stack)
         for (_, _, file), of_file in zip(files, episodes):
             try:
-                _add_episodes(of_file, instruction_of(file.name.removesuffix(SUFFIX)), cameras, content, last)
+                _add_episodes(of_file, instruction_of(file.name.removesuffix(SUFFIX)), cameras, columns)
             except UNREADABLE as error:
                 raise ConfigError(f"{file} is not a readable file of LIBERO demonstrations ({error})") from error
+    if len(columns["last_images"]) < len(columns["images"]):  # some files store the observation before the action
+        columns |= {"last_images": None, "last_proprio": None}
     env_args = {
         "task_suite_name": files[0][0],
         "task_ids": [task_id for _, task_id, _ in files],
         "cameras": cameras,
-        "image_size": int(content["images"][0].shape[2]),
+        "image_size": int(columns["images"][0].shape[2]),
     }
-    if len(last["last_images"]) == len(content["images"]):  # empty for files that store the observation before
-        content |= last
-    # LIBERO demonstrations do not start from the initial states used in evaluations.
-    return {**content, "env_args": env_args, "init_states": []}
+    statistics = {files[0][0]: dataset_entry(columns["actions"], columns["proprio"], [GRIPPER_DIM])}
+    return Demonstrations(env_args=env_args, statistics=statistics, init_states=[], **columns)
 
 
 def _checked_episodes(
     path: Path, files: Sequence[Path], cameras: Sequence[str], stack: ExitStack
 ) -> list[list[StoredEpisode]]:
-    """The episodes of each file, which the stack keeps open; raises a ConfigError with all that is wrong with them."""
+    """The episodes of each file, which the stack keeps open; ConfigError with all their problems."""
     episodes: list[list[StoredEpisode]] = []
     problems: list[str] = []
     for file in files:
@@ -128,9 +125,9 @@ def _checked_episodes(
         [
             f"{episode.name}: actions has one row, and the observation before the first action is not recorded"
             for of_file in episodes
-            if _seen_after_actions(of_file)
+            if _observed_after_actions(of_file)
             for episode in of_file
-            if len(episode.parts["actions"].values) < 2
+            if len(episode.arrays["actions"].values) < 2
         ],
     )
     return episodes
@@ -138,46 +135,45 @@ def _checked_episodes(
 
 def _stored_episode(name: str, group: h5py.Group, cameras: Sequence[str], file: str) -> StoredEpisode:
     widths: dict[str, int | str] = {"actions": 7, "states": f"states of {file}"}
-    widths |= {f"obs/{part}": width for part, width in {**PROPRIO, "joint_states": 7}.items()}
-    parts = {role: Part(role, member(group, role), ("steps", width)) for role, width in widths.items()}
+    widths |= {f"obs/{name}": width for name, width in {**PROPRIO, "joint_states": 7}.items()}
+    arrays = {role: StoredArray(role, member(group, role), ("steps", width)) for role, width in widths.items()}
     for camera in cameras:
         image = f"obs/{IMAGES[camera]}"
-        parts[camera] = Part(image, member(group, image), ("steps", "pixels", "pixels", 3), "images")
-    return hdf5_episode(name, group, parts, {})
+        arrays[camera] = StoredArray(image, member(group, image), ("steps", "pixels", "pixels", 3), "images")
+    return hdf5_episode(name, group, arrays, {})
 
 
 def _add_episodes(
     episodes: Sequence[StoredEpisode],
     instruction: str,
     cameras: Sequence[str],
-    content: dict[str, list],
-    last: dict[str, list],
+    columns: defaultdict[str, Any],
 ) -> None:
-    seen_after = _seen_after_actions(episodes)
-    stored = [[episode.parts[camera].array for camera in cameras] for episode in episodes]
-    lengths = [len(first) - (1 if seen_after else 0) for first, *_ in stored]
-    rooms = empty_images(lengths, (len(cameras), *stored[0][0].shape[1:]))
-    for episode, datasets, images in zip(episodes, stored, rooms):
-        after = read_stored_images(datasets, images)
-        proprio = np.concatenate([episode.parts[f"obs/{part}"].values for part in PROPRIO], axis=1).astype(np.float32)
-        actions = episode.parts["actions"].values.astype(np.float32)
-        if seen_after:
-            last["last_images"].append(after[0])
-            last["last_proprio"].append(proprio[-1])
+    observed_after = _observed_after_actions(episodes)
+    stored = [[episode.arrays[camera].array for camera in cameras] for episode in episodes]
+    lengths = [len(first) - (1 if observed_after else 0) for first, *_ in stored]
+    outputs = empty_images(lengths, (len(cameras), *stored[0][0].shape[1:]))
+    for episode, datasets, images in zip(episodes, stored, outputs):
+        final = read_stored_images(datasets, images)
+        proprio = np.concatenate([episode.arrays[f"obs/{name}"].values for name in PROPRIO], axis=1).astype(np.float32)
+        actions = episode.arrays["actions"].values.astype(np.float32)
+        if observed_after:
+            columns["last_images"].append(final[0])
+            columns["last_proprio"].append(proprio[-1])
             proprio, actions = proprio[:-1], actions[1:]
-        content["images"].append(images)
-        content["proprio"].append(proprio)
-        content["actions"].append(actions)
-        content["instructions"].append(instruction)
-        content["names"].append(episode.name)
-        content["success"].append(True)  # both kinds contain successful demonstrations only
+        columns["images"].append(images)
+        columns["proprio"].append(proprio)
+        columns["actions"].append(actions)
+        columns["instructions"].append(instruction)
+        columns["names"].append(episode.name)
+        columns["success"].append(True)  # both kinds contain successful demonstrations only
 
 
-def _seen_after_actions(episodes: Sequence[StoredEpisode]) -> bool:
-    """Whether row j of `obs` was recorded after action j; if the arm never moves, it makes no difference."""
+def _observed_after_actions(episodes: Sequence[StoredEpisode]) -> bool:
+    """Whether row j of `obs` was recorded after action j; irrelevant if the arm never moves."""
     same_row, next_row = 0.0, 0.0
     for episode in episodes:
-        seen, before = episode.parts["obs/joint_states"].values[:-1], episode.parts["states"].values[:, _ARM]
-        same_row += float(np.abs(seen - before[:-1]).sum())
-        next_row += float(np.abs(seen - before[1:]).sum())
+        observed, before = episode.arrays["obs/joint_states"].values[:-1], episode.arrays["states"].values[:, _ARM]
+        same_row += float(np.abs(observed - before[:-1]).sum())
+        next_row += float(np.abs(observed - before[1:]).sum())
     return next_row <= same_row

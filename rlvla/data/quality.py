@@ -88,8 +88,9 @@ def action_facts(actions: Sequence[np.ndarray]) -> list[ActionFacts]:
     low, high = values.min(0), values.max(0)
     near = _EQUAL * np.maximum(np.abs(low), np.abs(high))
     at_low, at_high = (values <= low + near).mean(0), (values >= high - near).mean(0)
-    columns = np.stack([low, high, values.mean(0), values.std(0), at_low, at_high]).T.tolist()
-    return [ActionFacts(*column, distinct=len(np.unique(values[:, i]))) for i, column in enumerate(columns)]
+    columns = [facts.tolist() for facts in (low, high, values.mean(0), values.std(0), at_low, at_high)]
+    distinct = [len(np.unique(column)) for column in values.T]
+    return [ActionFacts(*facts) for facts in zip(*columns, distinct)]
 
 
 def quality(demos: Demonstrations, task: TaskSpec | None = None, *, every_picture: bool = True) -> list[Finding]:
@@ -264,7 +265,9 @@ def _pictures(demos: Demonstrations, every: bool) -> list[Finding]:
 
 def _repetitions(demos: Demonstrations) -> list[Finding]:
     first: dict[tuple[int, int], int] = {}
-    keys = [(hash(actions.tobytes()), hash(seen[0].tobytes())) for actions, seen in zip(demos.actions, demos.images)]
+    keys = [
+        (hash(actions.tobytes()), hash(images[0].tobytes())) for actions, images in zip(demos.actions, demos.images)
+    ]
     copies = [i for i, key in enumerate(keys) if first.setdefault(key, i) != i]
     if not copies:
         return []

@@ -9,11 +9,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from rlvla.data.demonstrations import STATISTICS_FILE, UNKNOWN_STATE, Demonstrations, dataset_entry, statistics
+from rlvla.data.demonstrations import STATISTICS_FILE, UNKNOWN_STATE, Demonstrations, dataset_entry
 from rlvla.data.hdf5 import UNREADABLE, opened
+from rlvla.data.lerobot import is_lerobot, read_lerobot
 from rlvla.data.lerobot_cache import cache_folders, is_repo_id
-from rlvla.data.libero import GRIPPER_DIM, is_libero, read_libero_episodes
 from rlvla.data.libero import SUFFIX as LIBERO_SUFFIX
+from rlvla.data.libero import is_libero, read_libero
 from rlvla.data.robomimic import read_episodes
 from rlvla.data.validation import camera_problems, refuse
 from rlvla.envs.base import TaskSpec
@@ -31,27 +32,24 @@ def read_demonstrations(path: str | Path, cameras: Sequence[str] | None = None) 
     Statistics are computed if there is no `dataset_statistics.json` next to the file.
 
     Args:
-        path: an HDF5 file, or a folder: of a LeRobot dataset, of LIBERO files, or of other HDF5 files, which are read
-            as one dataset; or the repository id of a LeRobot dataset in a cache of this machine.
-        cameras: names of the cameras in the order wanted; default all cameras of the file.
+        path: an HDF5 file; a folder with a LeRobot dataset, LIBERO files, or other HDF5 files, which are read as one
+            dataset; or the repository id of a LeRobot dataset in a cache of this machine.
+        cameras: camera names in order; default all cameras of the file.
 
     Raises:
         ConfigError: the file is missing, it has another format, it lacks a camera, or its episodes do not fit together
             (see `rlvla.data.validation`).
     """
     path = Path(path)
-    from rlvla.data import lerobot
-
     if cameras:
         refuse(path, camera_problems(cameras, "--cameras"))
-    if lerobot.is_lerobot(path):
-        return lerobot.read_lerobot(path, cameras)
+    if is_lerobot(path):
+        return read_lerobot(path, cameras)
     files = data_files([path])
     if files != [str(path)]:
         return read_several(files, cameras)
     if path.exists() and is_libero(path):
-        episodes = read_libero_episodes(path, cameras)
-        return Demonstrations(statistics={episodes["env_args"]["task_suite_name"]: _libero_entry(episodes)}, **episodes)
+        return read_libero(path, cameras)
     if not path.is_file():
         text = f"{path} does not exist; make it with cli/collect_demos.py"
         raise ConfigError.of(None, "missing_file", text + not_cached(path))
@@ -70,7 +68,7 @@ def read_demonstrations(path: str | Path, cameras: Sequence[str] | None = None) 
 
 
 def not_cached(path: str | Path) -> str:
-    """A clause on where a LeRobot dataset of this name was looked for, for messages; "" if it is no repository id."""
+    """Message suffix with the caches searched for a LeRobot dataset of this name; "" if it is not a repository id."""
     if not is_repo_id(path) or Path(path).parent.exists():  # or just not in this folder
         return ""
     places = ", ".join(map(str, cache_folders(str(path))))
@@ -79,36 +77,33 @@ def not_cached(path: str | Path) -> str:
 
 
 def data_files(paths: Sequence[str | Path]) -> list[str]:
-    """The datasets at these paths: a folder of HDF5 files stands for each file in it and in the folders below.
+    """Expand folders of HDF5 files, such as `--output` of `cli/collect_demos.py`, into the files in and below them.
 
-    So `--output` of `cli/collect_demos.py` and `--save_path` of a run with dumped rollouts are understood. The folder
-    of a LeRobot dataset or of LIBERO files is one dataset.
+    The folder of a LeRobot dataset or of LIBERO files is one dataset and stays as it is.
     """
-    from rlvla.data import lerobot
-
     files: list[str] = []
     for path in map(Path, paths):
-        whole = not path.is_dir() or lerobot.is_lerobot(path) or any(path.glob(f"*{LIBERO_SUFFIX}"))
+        whole = not path.is_dir() or is_lerobot(path) or any(path.glob(f"*{LIBERO_SUFFIX}"))
         below = [] if whole else sorted(p for p in path.rglob("*") if p.suffix in _HDF5 and p.name[0] != ".")
         files += map(str, below or [path])
     return files
 
 
-def computed_statistics(parts: Sequence[Demonstrations]) -> dict[str, Any]:
+def computed_statistics(datasets: Sequence[Demonstrations]) -> dict[str, Any]:
     """The content of `dataset_statistics.json` for these datasets: an entry for each suite.
 
     Dimensions that command a gripper are not normalized, if the suite is known here.
     """
-    of_suite: dict[str, list[Demonstrations]] = {}
-    for part in parts:
-        of_suite.setdefault(str(part.env_args.get("task_suite_name")), []).append(part)
+    by_suite: dict[str, list[Demonstrations]] = {}
+    for demos in datasets:
+        by_suite.setdefault(str(demos.env_args.get("task_suite_name")), []).append(demos)
     return {
         suite: dataset_entry(
-            [actions for part in same for actions in part.actions],
-            _all(same, lambda part: part.proprio),
-            same[0].unnormalized_dims if same[0].statistics else _gripper_dims(same[0]),
+            [actions for demos in group for actions in demos.actions],
+            _concatenated(group, lambda demos: demos.proprio),
+            group[0].unnormalized_dims if group[0].statistics else _gripper_dims(group[0]),
         )
-        for suite, same in of_suite.items()
+        for suite, group in by_suite.items()
     }
 
 
@@ -119,19 +114,14 @@ def _gripper_dims(demos: Demonstrations) -> Sequence[int]:
 
 def task_of(demos: Demonstrations) -> TaskSpec | None:
     """The first task of the recorded environment; None if the suite or an option of it is not known here."""
+    return next(iter(_tasks_of(demos)), None)
+
+
+def _tasks_of(demos: Demonstrations) -> Sequence[TaskSpec]:
     try:
-        return EnvConfig().completed(demos.env_args).tasks()[0]
+        return EnvConfig().completed(demos.env_args).tasks()
     except (ConfigError, ImportError):
-        return None
-
-
-def _libero_entry(episodes: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "action": statistics(np.concatenate(episodes["actions"]), [GRIPPER_DIM]),
-        "proprio": statistics(np.concatenate(episodes["proprio"])),
-        "num_transitions": sum(len(actions) for actions in episodes["actions"]),
-        "num_trajectories": len(episodes["actions"]),
-    }
+        return []
 
 
 def read_several(
@@ -156,7 +146,7 @@ def read_parts(
 
     Args:
         paths: files or folders that `read_demonstrations` can read; see `data_files` for folders.
-        cameras: names of the cameras in the order wanted; default all cameras of the first file.
+        cameras: camera names in order; default all cameras of the first file.
         same: further entries of `env_args` that must agree.
         prepared: applied to each file before the files are compared.
 
@@ -169,76 +159,82 @@ def read_parts(
     problems = [Problem("demos", "duplicate", f"--demos names {path} twice") for path in twice]
     if not paths:
         problems.append(Problem("demos", "too_few", "--demos names no file"))
-    parts: list[Demonstrations] = []
+    datasets: list[Demonstrations] = []
     for path in paths:
         try:
-            parts.append(prepared(read_demonstrations(path, cameras)))
+            datasets.append(prepared(read_demonstrations(path, cameras)))
         except ConfigError as error:
             problems += error.problems
-    if not problems and len(parts) > 1:
-        problems += disagreements(paths, parts, same if cameras else (*same, "cameras"))
+    if not problems and len(datasets) > 1:
+        problems += disagreements(paths, datasets, same if cameras else (*same, "cameras"))
     if problems:
         raise ConfigError(problems)
-    return parts
+    return datasets
 
 
-def joined(parts: Sequence[Demonstrations]) -> Demonstrations:
-    """The episodes of all parts as one dataset; its environment options are those of the first part."""
-    first = parts[0]
-    if len(parts) == 1:
+def joined(datasets: Sequence[Demonstrations]) -> Demonstrations:
+    """Join datasets; the environment options are taken from the first one."""
+    first = datasets[0]
+    if len(datasets) == 1:
         return first
-    actions = [a for part in parts for a in part.actions]
-    proprio = _all(parts, lambda part: part.proprio)
+    actions = [a for demos in datasets for a in demos.actions]
+    proprio = _concatenated(datasets, lambda demos: demos.proprio)
     decisions = None
-    if any(part.decision_steps is not None for part in parts):
-        decisions = [d for part in parts for d in part.decision_steps or [np.arange(len(a)) for a in part.actions]]
+    if any(demos.decision_steps is not None for demos in datasets):
+        decisions = [
+            d for demos in datasets for d in demos.decision_steps or [np.arange(len(a)) for a in demos.actions]
+        ]
+    init_states: list[tuple[int, int]] = []
+    if any(demos.init_states for demos in datasets):
+        init_states = [s for demos in datasets for s in demos.init_states or [UNKNOWN_STATE] * len(demos.actions)]
     env_args = dict(first.env_args)
-    if all(part.env_args.get("task_suite_name") == first.env_args["task_suite_name"] for part in parts):
-        task_ids = [set(part.env_args.get("task_ids") or ()) for part in parts]
+    if all(demos.env_args.get("task_suite_name") == first.env_args["task_suite_name"] for demos in datasets):
+        task_ids = [set(demos.env_args.get("task_ids") or ()) for demos in datasets]
         env_args.pop("task_ids", None)
         if all(task_ids):  # a file without task ids holds the default tasks of its suite
             env_args["task_ids"] = sorted(set().union(*task_ids))
-        env_args["max_steps"] = _longest(parts)
+        env_args["max_steps"] = _max_steps(datasets)
     return Demonstrations(
         env_args=env_args,
         statistics={str(first.env_args["task_suite_name"]): dataset_entry(actions, proprio, first.unnormalized_dims)},
-        images=[i for part in parts for i in part.images],
+        images=[i for demos in datasets for i in demos.images],
         proprio=proprio,
         actions=actions,
-        instructions=[t for part in parts for t in part.instructions],
-        success=[s for part in parts for s in part.success],
-        init_states=_init_states(parts),
+        instructions=[text for demos in datasets for text in demos.instructions],
+        success=[success for demos in datasets for success in demos.success],
+        init_states=init_states,
         decision_steps=decisions,
-        last_images=_all(parts, lambda part: part.last_images),
-        last_proprio=_all(parts, lambda part: part.last_proprio),
-        rewards=_all(parts, lambda part: part.rewards),
-        seeds=_all(parts, lambda part: part.seeds),
-        ranks=_all(parts, lambda part: part.ranks),
+        last_images=_concatenated(datasets, lambda demos: demos.last_images),
+        last_proprio=_concatenated(datasets, lambda demos: demos.last_proprio),
+        rewards=_concatenated(datasets, lambda demos: demos.rewards),
+        seeds=_concatenated(datasets, lambda demos: demos.seeds),
+        ranks=_concatenated(datasets, lambda demos: demos.ranks),
         control_freq=first.control_freq,
-        names=_all(parts, lambda part: part.names),
-        learned_from=[states for part in parts for states in part.states_learned_from],
+        names=_concatenated(datasets, lambda demos: demos.names),
+        learned_from=[states for demos in datasets for states in demos.states_learned_from],
     )
 
 
-def _longest(parts: Sequence[Demonstrations]) -> int | None:
+def _max_steps(datasets: Sequence[Demonstrations]) -> int | None:
     """The largest step limit of files from one suite, so that no episode exceeds it; None for the suite's default."""
-    recorded = [part.env_args.get("max_steps") for part in parts]
+    recorded = [demos.env_args.get("max_steps") for demos in datasets]
     if len(set(recorded)) == 1:
         return recorded[0]
-    limits = [limit if limit is not None else _default_limit(part) for limit, part in zip(recorded, parts)]
-    return max((limit for limit in limits if limit is not None), default=None)
+    limits = [limit for limit in recorded if limit is not None]
+    unrecorded = [demos for demos, limit in zip(datasets, recorded) if limit is None]
+    return max([*limits, *(task.max_steps for demos in unrecorded for task in _tasks_of(demos))], default=None)
 
 
-def _default_limit(demos: Demonstrations) -> int | None:
-    """The suite's step limit, the largest of the recorded tasks; None if the suite is unknown here."""
-    try:
-        return max(task.max_steps for task in EnvConfig().completed(demos.env_args).tasks())
-    except (ConfigError, ImportError):
-        return None
+def _concatenated(
+    datasets: Sequence[Demonstrations], field: Callable[[Demonstrations], list[T] | None]
+) -> list[T] | None:
+    """A field of all datasets, concatenated; None if any dataset lacks it."""
+    columns = [field(demos) for demos in datasets]
+    return None if any(values is None for values in columns) else [x for values in columns for x in values or ()]
 
 
 def control_frequency(demos: Demonstrations) -> float | None:
-    """Environment steps per second: as recorded, else those of the task; None if neither is known.
+    """Environment steps per second: as recorded, else of the task; None if neither is known.
 
     Raises:
         ConfigError: the suite is known, but does not support the recorded options, for example a camera.
@@ -253,17 +249,17 @@ def control_frequency(demos: Demonstrations) -> float | None:
     return config.tasks()[0].control_freq
 
 
-def disagreements(paths: Sequence[str], parts: Sequence[Demonstrations], same: Sequence[str]) -> list[Problem]:
-    """How the files differ from the first one, as problems."""
+def disagreements(paths: Sequence[str], datasets: Sequence[Demonstrations], same: Sequence[str]) -> list[Problem]:
+    """Differences of the files from the first one."""
     problems, freqs = [], []
-    for path, part in zip(paths, parts):
+    for path, demos in zip(paths, datasets):
         try:
-            freqs.append(control_frequency(part))
+            freqs.append(control_frequency(demos))
         except ConfigError as error:
             problems += [problem.of_flag("demos", path) for problem in error.problems]
             freqs.append(None)
-    for path, part, freq in zip(paths, parts, freqs):
-        differences = _differences(parts[0], part, same)
+    for path, demos, freq in zip(paths, datasets, freqs):
+        differences = _differences(datasets[0], demos, same)
         if None not in (freqs[0], freq) and freq != freqs[0]:
             differences.append(("control_freq", freqs[0], freq))
         for name, first, other in differences:
@@ -280,16 +276,3 @@ def _differences(first: Demonstrations, other: Demonstrations, same: Sequence[st
     pairs.append(("the shape of an observation", first.images[0].shape[1:], other.images[0].shape[1:]))
     pairs.append(("the number of action dimensions", first.actions[0].shape[1], other.actions[0].shape[1]))
     return [(name, value, different) for name, value, different in pairs if value != different]
-
-
-def _init_states(parts: Sequence[Demonstrations]) -> list[tuple[int, int]]:
-    """The initial states of all episodes; [] if none is known."""
-    if not any(part.init_states for part in parts):
-        return []
-    return [state for part in parts for state in part.init_states or [UNKNOWN_STATE] * len(part.actions)]
-
-
-def _all(parts: Sequence[Demonstrations], field: Callable[[Demonstrations], list[T] | None]) -> list[T] | None:
-    """A field of all parts, concatenated; None if any part lacks it."""
-    lists = [field(part) for part in parts]
-    return None if any(values is None for values in lists) else [x for values in lists for x in values or ()]

@@ -1,4 +1,4 @@
-"""Replaying recorded actions in the simulator, which recovers whatever was not recorded of an episode."""
+"""Replaying recorded actions in the simulator, to render every step or to compare with the recording."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from rlvla.envs.config import EnvConfig
 from rlvla.utils.bars import progress_bar
 from rlvla.utils.errors import ConfigError
 
-# Mean difference of two images in gray levels up to which they show the same scene. OpenGL drivers differ by less,
-# different scenes by far more.
+# Mean difference of two images of the same scene in gray levels, at most. OpenGL drivers differ by less, different
+# scenes by far more.
 _SAME_PICTURE = 2.0
 
 
@@ -52,7 +52,7 @@ def recorded_env(demos: Demonstrations) -> EnvConfig:
 
 
 def replay_problem(where: str, demos: Demonstrations) -> str | None:
-    """Why these episodes cannot be replayed, or None.
+    """Reason why these episodes cannot be replayed, or None.
 
     Demonstrations from other sources (LIBERO's files, most LeRobot datasets) lack initial states and seeds.
     """
@@ -134,15 +134,22 @@ def with_every_step(where: str, demos: Demonstrations) -> Demonstrations:
     images, proprio = [], []
     with progress_bar(len(demos.actions), "render every step") as bar:
         for played in play_again(where, demos, range(len(demos.actions))):
-            seen = played.observations[:-1]
-            images.append(np.stack([observation.images for observation in seen]))
-            proprio.append([observation.proprio for observation in seen])
-            _check_decisions(where, demos, played.index, images[-1])
+            observations = played.observations[:-1]
+            images.append(np.stack([observation.images for observation in observations]))
+            if demos.proprio is not None:
+                proprio.append(np.stack([observation.proprio for observation in observations]))  # type: ignore[arg-type]
+            for recorded, step in zip(demos.images[played.index], demos.decision_steps[played.index]):
+                distance = np.abs(recorded.astype(np.int16) - images[-1][step]).mean()
+                if distance > _SAME_PICTURE:
+                    raise ConfigError(
+                        f"{where}: demo_{played.index} looks different at step {step} than recorded (by {distance:.1f} "
+                        "gray levels); render with the version of the simulator and the options of the recording"
+                    )
             bar.update(1)
     return replace(
         demos,
         images=images,
-        proprio=None if demos.proprio is None else [np.stack(values) for values in proprio],
+        proprio=None if demos.proprio is None else proprio,
         decision_steps=None,
         last_images=None,
         last_proprio=None,
@@ -151,13 +158,13 @@ def with_every_step(where: str, demos: Demonstrations) -> Demonstrations:
 
 @dataclass(frozen=True)
 class Repetition:
-    """How a recorded episode went when its actions were executed again.
+    """Result of executing the actions of a recorded episode again.
 
     Attributes:
         index: its number in the dataset.
-        recorded, replayed: whether it succeeded then and now.
+        recorded, replayed: success in the recording and in the replay.
         distance: mean difference of the first pictures in gray levels.
-        turned: how the recorded pictures are turned against those of the environment (`TURNS`), or None.
+        turned: orientation of the recorded pictures against the environment's (`TURNS`), or None.
     """
 
     index: int
@@ -168,28 +175,18 @@ class Repetition:
 
     @property
     def looks_alike(self) -> bool:
-        """Whether the environment shows what was recorded."""
+        """Whether the environment shows the recorded scene."""
         return self.distance <= _SAME_PICTURE
 
 
 def repetitions(where: str, demos: Demonstrations, episodes: Sequence[int]) -> Iterator[Repetition]:
     """Replay episodes and compare them with the recording, first pictures included; arguments as in `play_again`."""
     for played in play_again(where, demos, episodes, strict=False):
-        seen, now = demos.images[played.index][0].astype(np.float32), played.first.images.astype(np.float32)
-        distance = float(np.abs(seen - now).mean())
-        turns = {how: float(np.abs(turn(seen) - now).mean()) for how, turn in TURNS.items()}
+        recorded = demos.images[played.index][0].astype(np.float32)
+        replayed = played.first.images.astype(np.float32)
+        distance = float(np.abs(recorded - replayed).mean())
+        turns = {how: float(np.abs(turn(recorded) - replayed).mean()) for how, turn in TURNS.items()}
         how = min(turns, key=lambda name: turns[name])
         turned = how if distance > _SAME_PICTURE >= turns[how] else None
         success = played.results[-1].success_at_end
         yield Repetition(played.index, demos.success[played.index], success, distance, turned)
-
-
-def _check_decisions(where: str, demos: Demonstrations, index: int, images: np.ndarray) -> None:
-    assert demos.decision_steps is not None
-    for recorded, step in zip(demos.images[index], demos.decision_steps[index]):
-        distance = np.abs(recorded.astype(np.int16) - images[step]).mean()
-        if distance > _SAME_PICTURE:
-            raise ConfigError(
-                f"{where}: demo_{index} looks different at step {step} than recorded (by {distance:.1f} gray levels); "
-                "render with the version of the simulator and the options that it was recorded with"
-            )

@@ -1,4 +1,4 @@
-"""Training rows of a reward model: frames of episodes with known outcomes."""
+"""Training rows of a reward model: labelled frames, and pairs of a better and a worse episode."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlvla.experience import Experience
 from rlvla.models.value_models import RewardModel
 from rlvla.utils.seeding import derive_rng
 
-# Options that affect the look of a frame or the meaning of its proprio.
+# Options that affect the appearance of a frame or the meaning of its proprio.
 _SAME = ("task_suite_name", "image_size", "render_quality")
 _EARLY = 0.5  # in the first half of a successful episode, frames are labeled as "no success yet"
 
@@ -27,7 +27,7 @@ def read_outcomes(paths: Sequence[str], cameras: Sequence[str] | None = None) ->
 
     Args:
         paths: files that `read_demonstrations` can read.
-        cameras: names of the cameras in the order wanted; default all cameras of the first file.
+        cameras: camera names in order; default all cameras of the first file.
 
     Raises:
         ConfigError: a file cannot be read, or the files differ in suite, cameras, image size, proprio, rendering,
@@ -65,7 +65,7 @@ class FrameRows:
 
     @classmethod
     def of(cls, demos: Demonstrations, episodes: Sequence[int], model: RewardModel) -> FrameRows:
-        """All frames of the given episodes, prepared for the model."""
+        """All frames of these episodes, prepared for the model."""
         success, progress, failed = [], [], []
         for index in episodes:
             steps = len(demos.images[index])
@@ -85,7 +85,7 @@ class FrameRows:
             proprio=None if proprio is None else torch.from_numpy(proprio),
             instructions=[demos.instructions[i] for i in episodes for _ in range(len(demos.images[i]))],
         )
-        columns = [torch.from_numpy(np.concatenate(part)) for part in (success, progress, failed)]
+        columns = [torch.from_numpy(np.concatenate(labels)) for labels in (success, progress, failed)]
         return cls(inputs, columns[0].float(), columns[1].float(), columns[2])
 
 
@@ -95,19 +95,20 @@ def split_episodes(demos: Demonstrations, share: float, seed: int) -> tuple[list
 
 
 def ranked_pairs(demos: Demonstrations, episodes: Sequence[int], order: str) -> list[tuple[int, int]]:
-    """All pairs (better, worse) of episodes of the same task and instruction; equal ones make no pair.
+    """All pairs (better, worse) of episodes of the same task and instruction; ties are left out.
 
     Args:
         demos: the episodes.
-        episodes: which of them.
+        episodes: numbers of the episodes to compare.
         order: "success" (success over failure), "length" (also the shorter of two successes), "return" (larger sum of
             the recorded rewards) or "rank" (smaller recorded rank).
 
     Raises:
-        ValueError: the file does not record what the order needs.
+        ValueError: the file records no rewards or ranks, but the order needs them.
     """
     merits = {index: _merit(demos, index, order) for index in episodes}
-    task = {index: (_task(demos, index), demos.instructions[index]) for index in episodes}
+    states = demos.init_states or [UNKNOWN_STATE] * len(demos.actions)
+    task = {index: (states[index][0], demos.instructions[index]) for index in episodes}
     return [(i, j) for i in episodes for j in episodes if task[i] == task[j] and merits[i] > merits[j]]
 
 
@@ -125,12 +126,8 @@ def _merit(demos: Demonstrations, index: int, order: str) -> tuple[float, ...]:
     raise ValueError(f"the file records no {'rewards' if order == 'return' else 'rank of each episode'}")
 
 
-def _task(demos: Demonstrations, index: int) -> int:
-    return (demos.init_states[index] if demos.init_states else UNKNOWN_STATE)[0]
-
-
-def at_most(demos: Demonstrations, episode: int, frames: int) -> np.ndarray:
-    """Indices of at most `frames` frames of an episode, evenly spaced, the last one included."""
+def spaced_frames(demos: Demonstrations, episode: int, frames: int) -> np.ndarray:
+    """Indices of at most `frames` evenly spaced frames of an episode, including the last one."""
     last = len(demos.images[episode]) - 1
     return np.unique(np.linspace(last if frames == 1 else 0, last, frames).round().astype(int))
 
@@ -140,9 +137,9 @@ class EpisodeFrames:
 
     Args:
         demos: the episodes.
-        episodes: which of them.
-        frames: at most so many frames of each.
-        model: reads them.
+        episodes: numbers of the episodes.
+        frames: maximum number of frames of each.
+        model: prepares the frames.
 
     Attributes:
         rows: the frames of all episodes with their labels.
@@ -151,7 +148,7 @@ class EpisodeFrames:
     def __init__(self, demos: Demonstrations, episodes: Sequence[int], frames: int, model: RewardModel):
         counts = [len(demos.images[index]) for index in episodes]
         starts = np.concatenate([[0], np.cumsum(counts)])
-        chosen = [at_most(demos, index, frames) + start for index, start in zip(episodes, starts)]
+        chosen = [spaced_frames(demos, index, frames) + start for index, start in zip(episodes, starts)]
         everything = FrameRows.of(demos, episodes, model)
         rows = torch.from_numpy(np.concatenate(chosen))
         self.rows = replace(
@@ -161,11 +158,11 @@ class EpisodeFrames:
             progress=everything.progress[rows],
             failed=everything.failed[rows],
         )
-        ends = np.cumsum([len(part) for part in chosen])
-        self._of = {index: torch.arange(end - len(part), end) for index, part, end in zip(episodes, chosen, ends)}
+        ends = np.cumsum([len(indices) for indices in chosen])
+        self._of = {index: torch.arange(end - len(indices), end) for index, indices, end in zip(episodes, chosen, ends)}
 
     def of(self, episodes: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """Rows [M] of the frames of these episodes, and for each the position [M] of its episode in `episodes`."""
-        parts = [self._of[index] for index in episodes]
-        sizes = torch.tensor([len(part) for part in parts], dtype=torch.long)
-        return torch.cat(parts), torch.arange(len(parts)).repeat_interleave(sizes)
+        rows = [self._of[index] for index in episodes]
+        sizes = torch.tensor([len(indices) for indices in rows], dtype=torch.long)
+        return torch.cat(rows), torch.arange(len(rows)).repeat_interleave(sizes)

@@ -20,7 +20,7 @@ import numpy as np
 
 from rlvla.data.demonstrations import STATISTICS_FILE, Demonstrations, dataset_entry, empty_images
 from rlvla.data.hdf5 import attribute, episode_groups, hdf5_episode, member, opened, read_stored_images
-from rlvla.data.validation import Fact, Part, StoredEpisode, camera_problems, check_episodes, refuse
+from rlvla.data.validation import StoredArray, StoredEpisode, StoredValue, camera_problems, check_episodes, refuse
 from rlvla.envs.records import checked_record
 from rlvla.models.dataset_statistics import statistics_problems
 from rlvla.utils.data_files import parse_json
@@ -117,118 +117,113 @@ def read_episodes(
     Args:
         file: the open file.
         path: its path, for messages.
-        statistics: content of `dataset_statistics.json`; None leaves those of the result empty.
+        statistics: content of `dataset_statistics.json`; None leaves the statistics of the result empty.
         cameras: names of the cameras in the order wanted; default all cameras of the file.
 
     Raises:
-        ConfigError: lists what is missing or does not fit together.
+        ConfigError: arrays or values are missing, or do not fit together; all problems at once.
     """
     problems: list[str] = []
     groups = episode_groups(file, problems)
     env_args = _env_args(file, path, problems) if groups else {}
     control_freq = _control_freq(file, env_args, problems) if groups else None
-    known = env_args.get("cameras", [])
-    unknown = [camera for camera in cameras or () if camera not in known]
-    if unknown and known:
-        problems.append(f"has no camera {', '.join(unknown)}; it has {', '.join(known)}")
-    wanted = list(cameras or known) if not unknown else []
-    episodes = [_stored_episode(name, group, wanted) for name, group in groups]
+    recorded = env_args.get("cameras", [])
+    unknown = [camera for camera in cameras or () if camera not in recorded]
+    if unknown and recorded:
+        problems.append(f"has no camera {', '.join(unknown)}; it has {', '.join(recorded)}")
+    cameras = list(cameras or recorded) if not unknown else []
+    episodes = [_stored_episode(name, group, cameras) for name, group in groups]
     size = env_args.get("image_size")
     check_episodes(path, episodes, problems, {_PIXELS: size} if isinstance(size, int) else None)
-    parts = [episode.parts for episode in episodes]
-    facts = [{name: fact.value for name, fact in episode.facts.items()} for episode in episodes]
-    first = parts[0]
+    arrays = [episode.arrays for episode in episodes]
+    values = [{name: value.value for name, value in episode.values.items()} for episode in episodes]
+    first = arrays[0]
     if statistics is not None:
         dims = {"action": first["actions"].array.shape[1]}
         dims |= {"proprio": first["proprio"].array.shape[1]} if first["proprio"].array is not None else {}
         refuse(path.parent / STATISTICS_FILE, statistics_problems(statistics, dims))
     return Demonstrations(
-        env_args=env_args | {"cameras": wanted},
+        env_args=env_args | {"cameras": cameras},
         statistics=statistics or {},
-        images=_images(parts, wanted),
-        proprio=_values(parts, "proprio"),
-        actions=[part["actions"].values for part in parts],
-        instructions=[fact["instruction"] for fact in facts],
-        success=[fact["success"] for fact in facts],
-        init_states=[(fact["task_id"], fact["init_state_id"]) for fact in facts],
-        decision_steps=_values(parts, "decision_steps"),
-        last_images=[np.stack([part[f"last image {c}"].array[:] for c in wanted]) for part in parts]
-        if first[f"last image {wanted[0]}"].array is not None
+        images=_images(arrays, cameras),
+        proprio=_recorded(arrays, "proprio"),
+        actions=[episode["actions"].values for episode in arrays],
+        instructions=[value["instruction"] for value in values],
+        success=[value["success"] for value in values],
+        init_states=[(value["task_id"], value["init_state_id"]) for value in values],
+        decision_steps=_recorded(arrays, "decision_steps"),
+        last_images=[np.stack([episode[f"last image {camera}"].array[:] for camera in cameras]) for episode in arrays]
+        if first[f"last image {cameras[0]}"].array is not None
         else None,
-        last_proprio=_values(parts, "last_proprio"),
-        rewards=None if (rewards := _values(parts, "rewards")) is None else [r.astype(np.float32) for r in rewards],
-        seeds=[fact["seed"] for fact in facts] if facts[0]["seed"] is not None else None,
-        ranks=[fact["rank"] for fact in facts] if facts[0]["rank"] is not None else None,
+        last_proprio=_recorded(arrays, "last_proprio"),
+        rewards=None if (rewards := _recorded(arrays, "rewards")) is None else [r.astype(np.float32) for r in rewards],
+        seeds=[value["seed"] for value in values] if values[0]["seed"] is not None else None,
+        ranks=[value["rank"] for value in values] if values[0]["rank"] is not None else None,
         control_freq=control_freq,
         names=[episode.name for episode in episodes],
     )
 
 
 def recorded_rewards(path: Path, names: Iterable[str]) -> dict[str, dict[str, np.ndarray]]:
-    """Episode -> reward source -> reward of each step [S], of which a dumped rollout has more than the sum.
-
-    Args:
-        path: an HDF5 file; in any other there is nothing.
-        names: the episodes.
-    """
+    """Episode -> reward source -> rewards [S] that a dumped rollout records beside their sum; {} for other formats."""
     if path.suffix not in (".hdf5", ".h5"):
         return {name: {} for name in names}
     with opened(path) as file:
-        return {name: _reward_arrays(member(file, f"data/{name}/{REWARDS}")) for name in names}
-
-
-def _reward_arrays(sources: Any) -> dict[str, np.ndarray]:
-    """The arrays of numbers [S] in a group; none if it is no group."""
-    if not isinstance(sources, h5py.Group):
-        return {}
-    arrays = {source: member(sources, source) for source in sources}
-    numbers = {n: a for n, a in arrays.items() if isinstance(a, h5py.Dataset) and a.ndim == 1 and a.dtype.kind in "fiu"}
-    return {source: values[:] for source, values in numbers.items()}
+        rewards: dict[str, dict[str, np.ndarray]] = {}
+        for name in names:
+            group = member(file, f"data/{name}/{REWARDS}")
+            sources = {s: member(group, s) for s in group} if isinstance(group, h5py.Group) else {}
+            rewards[name] = {
+                source: array[:]
+                for source, array in sources.items()
+                if isinstance(array, h5py.Dataset) and array.ndim == 1 and array.dtype.kind in "fiu"
+            }
+        return rewards
 
 
 def _stored_episode(name: str, group: h5py.Group, cameras: Sequence[str]) -> StoredEpisode:
     decisions = member(group, "decision_steps")
     rows = "steps" if decisions is None else "decisions"
     picture = (_PIXELS, _PIXELS, 3)
-    parts = {
-        "actions": Part("actions", member(group, "actions"), ("steps", "action dimensions")),
-        "decision_steps": Part("decision_steps", decisions, ("decisions",), "decisions", optional=True),
-        "rewards": Part("rewards", member(group, "rewards"), ("steps",), "rewards", optional=True),
-        "proprio": Part("obs/proprio", member(group, "obs/proprio"), (rows, "proprio"), optional=True),
+    arrays = {
+        "actions": StoredArray("actions", member(group, "actions"), ("steps", "action dimensions")),
+        "decision_steps": StoredArray("decision_steps", decisions, ("decisions",), "decisions", optional=True),
+        "rewards": StoredArray("rewards", member(group, "rewards"), ("steps",), "rewards", optional=True),
+        "proprio": StoredArray("obs/proprio", member(group, "obs/proprio"), (rows, "proprio"), optional=True),
     }
     for camera in cameras:
         image, last = f"obs/{camera}_image", f"{LAST_OBS}/{camera}_image"
-        parts[f"image {camera}"] = Part(image, member(group, image), (rows, *picture), "images")
-        parts[f"last image {camera}"] = Part(last, member(group, last), picture, "images", optional=True)
-    last_proprio = None if parts["proprio"].array is None else member(group, f"{LAST_OBS}/proprio")
-    parts["last_proprio"] = Part(f"{LAST_OBS}/proprio", last_proprio, ("proprio",), optional=True)
-    facts = {
-        "instruction": Fact("instruction", attribute(group, "instruction"), "text"),
-        "success": Fact("success", attribute(group, "success"), "flag"),
-        "task_id": Fact("task_id", attribute(group, "task_id"), "number", minimum=0),
-        "init_state_id": Fact("init_state_id", attribute(group, "init_state_id"), "number", minimum=-1),
-        "seed": Fact("seed", attribute(group, "seed"), "number", optional=True, minimum=0),
-        "rank": Fact("rank", attribute(group, "rank"), "number", optional=True),
+        arrays[f"image {camera}"] = StoredArray(image, member(group, image), (rows, *picture), "images")
+        arrays[f"last image {camera}"] = StoredArray(last, member(group, last), picture, "images", optional=True)
+    last_proprio = None if arrays["proprio"].array is None else member(group, f"{LAST_OBS}/proprio")
+    arrays["last_proprio"] = StoredArray(f"{LAST_OBS}/proprio", last_proprio, ("proprio",), optional=True)
+    values = {
+        "instruction": StoredValue("instruction", attribute(group, "instruction"), "text"),
+        "success": StoredValue("success", attribute(group, "success"), "flag"),
+        "task_id": StoredValue("task_id", attribute(group, "task_id"), "number", minimum=0),
+        "init_state_id": StoredValue("init_state_id", attribute(group, "init_state_id"), "number", minimum=-1),
+        "seed": StoredValue("seed", attribute(group, "seed"), "number", optional=True, minimum=0),
+        "rank": StoredValue("rank", attribute(group, "rank"), "number", optional=True),
     }
-    return hdf5_episode(name, group, parts, facts)
+    return hdf5_episode(name, group, arrays, values)
 
 
-def _images(parts: Sequence[dict[str, Part]], cameras: Sequence[str]) -> list[np.ndarray]:
-    """Per episode the images of these cameras, [S, N, H, W, 3] uint8."""
-    stored = [[part[f"image {camera}"].array for camera in cameras] for part in parts]
+def _images(arrays: Sequence[dict[str, StoredArray]], cameras: Sequence[str]) -> list[np.ndarray]:
+    """Per episode the images [S, N, H, W, 3] uint8 of these cameras."""
+    stored = [[episode[f"image {camera}"].array for camera in cameras] for episode in arrays]
     images = empty_images([len(first) for first, *_ in stored], (len(cameras), *stored[0][0].shape[1:]))
-    for episode, room in zip(stored, images):
-        read_stored_images(episode, room)
+    for episode, out in zip(stored, images):
+        read_stored_images(episode, out)
     return images
 
 
-def _values(parts: Sequence[dict[str, Part]], role: str) -> list[np.ndarray] | None:
-    """An array of all episodes; None if it is not recorded."""
-    return None if parts[0][role].array is None else [part[role].values for part in parts]
+def _recorded(arrays: Sequence[dict[str, StoredArray]], role: str) -> list[np.ndarray] | None:
+    """An array of each episode; None if it is not recorded."""
+    return None if arrays[0][role].array is None else [episode[role].values for episode in arrays]
 
 
 def _env_args(file: h5py.File, path: Path, problems: list[str]) -> dict[str, Any]:
-    """The recorded environment; its `cameras` are a list of names, empty if there is something wrong with them."""
+    """The recorded environment; its `cameras` are a list of names, empty if they are invalid."""
     text, source = attribute(file["data"], "env_args"), f"{path} (attribute env_args)"
     if not isinstance(text, (str, bytes)):
         problems.append("data has no attribute env_args with a JSON object; record episodes with cli/collect_demos.py")
@@ -240,7 +235,7 @@ def _env_args(file: h5py.File, path: Path, problems: list[str]) -> dict[str, Any
         return parsed | {"cameras": []}
     env_args = checked_record(parsed, source)
     suite = env_args.get("task_suite_name")
-    if Fact("task_suite_name", suite, "text").value is None:
+    if StoredValue("task_suite_name", suite, "text").value is None:
         problems.append(f"task_suite_name in env_args is {suite!r}; expected the name of a suite")
     return env_args
 
@@ -248,7 +243,9 @@ def _env_args(file: h5py.File, path: Path, problems: list[str]) -> dict[str, Any
 def _control_freq(file: h5py.File, env_args: dict[str, Any], problems: list[str]) -> float | None:
     freq = attribute(file["data"], "control_freq")
     freq = env_args.get("control_freq") if freq is None else freq
-    if freq is None or (isinstance(freq, (int, float, np.number)) and 0 < freq < np.inf):
-        return freq
+    if freq is None:
+        return None
+    if isinstance(freq, (int, float, np.number)) and 0 < freq < np.inf:
+        return float(freq)
     problems.append(f"control_freq is {freq!r}; expected the number of environment steps per second")
     return None

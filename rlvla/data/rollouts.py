@@ -1,4 +1,4 @@
-"""Writing training rollouts in the layout of demonstrations, for analysis, for scoring, or for supervised training."""
+"""Writing training rollouts in the layout of demonstrations, for analysis, scoring or supervised training."""
 
 from __future__ import annotations
 
@@ -22,16 +22,15 @@ def dump_rollouts(
     In addition to the content of demonstrations (images and proprio at decisions only, see `rlvla.data.robomimic`),
     each episode has its trace (`rollout/action_tokens` [S, K], or `rollout/trace/<name>`), `rollout/log_probs` [S, K],
     `rollout/rewards/<source>` [steps], `rollout/reward_info/<name>` (numbers that reward sources report), and in
-    `rollout/last_obs/` images and proprio after the last action. Of primitives, the actions that they consist of are
-    written.
+    `rollout/last_obs/` images and proprio after the last action. Primitives are written as the actions they consist of.
 
     Args:
         folder: parent folder of the dumps of the run.
         iteration: number of the iteration, counted from 1.
-        rank: this process, which writes a file of its own.
+        rank: rank of this process; each rank writes a separate file.
         samples: the episodes of this rank.
         env: environment options to record, see `EnvConfig.with_ordinary_actions`.
-        policy: defines which dimensions of the actions are normalized, unless it chooses primitives.
+        policy: its `normalized_dims` define the statistics mask, unless it chooses primitives.
     """
     path = folder / f"iteration_{iteration:06d}_rank{rank}" / "demos.hdf5"
     record = env.as_dict() | {"cameras": list(env.camera_names), "task_suite_name": env.suite, "iteration": iteration}

@@ -1,4 +1,4 @@
-"""Training rows from demonstrations."""
+"""Training rows of supervised fine-tuning."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class DemonstrationRows:
         self._rows = Experience(
             images=torch.from_numpy(images),
             proprio=None if proprio is None else torch.from_numpy(proprio),
-            instructions=[text for text, seen in zip(demos.instructions, demos.images) for _ in range(len(seen))],
+            instructions=[text for text, images in zip(demos.instructions, demos.images) for _ in range(len(images))],
             trace={name: torch.from_numpy(np.concatenate([trace[name] for trace in traces])) for name in traces[0]},
             action_mask=torch.from_numpy(np.concatenate(masks)),
         )
@@ -69,7 +69,7 @@ class DemonstrationRows:
         return {name: labels.numpy()[rows] for name, labels in trace.items()}, mask.numpy()[rows]
 
     def actions_of(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The demonstrated actions of the rows [m]: [m, A, D] in units of the environment, and which exist, [m, A]."""
+        """The demonstrated actions [m, A, D] of the rows [m] in units of the environment, and their mask [m, A]."""
         steps, end = self._first[rows][:, None] + np.arange(self._chunk), self._end[rows][:, None]
         return self._actions[np.minimum(steps, end - 1)], steps < end
 
@@ -88,7 +88,7 @@ class DemonstrationRows:
             size: rows per step over all ranks, capped at the number of rows; an incomplete last batch is dropped.
             epochs: passes over the rows.
             seed: seed of the shuffles.
-            rank: the rank whose part of each batch is returned.
+            rank: the rank whose share of each batch is returned.
             world_size: number of ranks.
             rows: the rows to train on, [m] int64; default all.
         """
@@ -104,9 +104,9 @@ class DemonstrationRows:
     def with_noise(
         self, batch: Experience, rng: np.random.Generator, size: int, rank: int, world_size: int
     ) -> Experience:
-        """The batch of one rank with the random numbers that its supervised loss reads, if it reads any.
+        """Add the noise of the supervised loss to the batch of one rank; unchanged if the loss needs none.
 
-        They are drawn for the rows of all ranks, so that they do not depend on the number of ranks.
+        The noise is drawn for the rows of all ranks, so that it does not depend on the number of ranks.
 
         Args:
             batch: rows `rank::world_size` of `size` rows.

@@ -1,7 +1,7 @@
-"""Checks that the arrays of every episode fit together, made by all readers before the first image is read.
+"""Consistency checks of stored episodes, made by all readers before the first image is read.
 
-A reader describes its episodes as `StoredEpisode`s, and `check_episodes` reports all that is wrong with them at once.
-It looks at shapes and dtypes of all arrays, and at the values of the small ones; images are not read.
+A reader describes its episodes as `StoredEpisode`s; `check_episodes` reports all problems at once: shapes and dtypes of
+all arrays, and the values of the small ones; images are not read.
 """
 
 from __future__ import annotations
@@ -24,23 +24,22 @@ LARGEST_ARRAY = 2**31  # bytes of an array of numbers of an episode
 REPORTED = 10  # problems of a file that are listed; the others are counted
 _LONGEST_VALUE = 60  # characters
 _LARGEST = float(np.finfo(np.float32).max)
-# Axes that belong to an episode; the others have the same size in all episodes.
-_STEPS, _DECISIONS = "steps", "decisions"
-_REASONS = {_STEPS: "one row per action", _DECISIONS: "one row per decision"}
-# Kind of an array -> kinds of numpy dtypes, and what they are called.
-_NUMBERS, _FLAGS, _IMAGES = "numbers", "flags", "images"
+# Axes of an episode -> length, for messages; the other axes have the same size in all episodes.
+_EPISODE_AXES = {"steps": "one row per action", "decisions": "one row per decision"}
+# Kind of an array -> kinds of numpy dtypes, and their name.
 _KINDS = {
-    _NUMBERS: ("fiu", "numbers"),
+    "numbers": ("fiu", "numbers"),
     "rewards": ("fiub", "numbers"),
-    _DECISIONS: ("iu", "whole numbers"),
-    _FLAGS: ("b", "true or false"),
-    _IMAGES: ("u", "uint8"),
+    "decisions": ("iu", "whole numbers"),
+    "flags": ("b", "true or false"),
+    "images": ("u", "uint8"),
 }
+_EXPECTED = {"text": "one line of text", "number": "a whole number", "flag": "true or false"}
 
 
 @dataclass
-class Part:
-    """An array of an episode as stored, and what it must look like.
+class StoredArray:
+    """An array of an episode as stored, and its required form.
 
     Attributes:
         name: its name in the file.
@@ -55,7 +54,7 @@ class Part:
     name: str
     array: Any
     axes: tuple[int | str | None, ...]
-    kind: str = _NUMBERS
+    kind: str = "numbers"
     optional: bool = False
 
     @cached_property
@@ -65,14 +64,14 @@ class Part:
 
 
 @dataclass
-class Fact:
+class StoredValue:
     """A single value recorded with an episode.
 
     Attributes:
         name: its name in the file.
         stored: the value in the file; None if it is missing.
         kind: "text" (one line), "number" (whole, perhaps written as text) or "flag".
-        optional: see `Part`.
+        optional: see `StoredArray`.
         minimum: smallest permitted number.
     """
 
@@ -84,9 +83,14 @@ class Fact:
 
     @cached_property
     def value(self) -> Any:
-        """The value as str, int or bool; None if it is missing or is none."""
-        value = {"text": _as_text, "number": _as_number, "flag": _as_flag}[self.kind](self.stored)
-        return None if self.minimum is not None and value is not None and value < self.minimum else value
+        """The value as str, int or bool; None if it is missing or invalid."""
+        if self.kind == "text":
+            return _as_text(self.stored)
+        if self.kind == "flag":
+            whole = isinstance(self.stored, (bool, np.bool_, int, np.integer))
+            return bool(self.stored) if whole and self.stored in (0, 1) else None
+        number = _as_number(self.stored)
+        return None if self.minimum is not None and number is not None and number < self.minimum else number
 
 
 def _as_text(stored: Any) -> str | None:
@@ -110,28 +114,21 @@ def _as_number(stored: Any) -> int | None:
         return None
 
 
-def _as_flag(stored: Any) -> bool | None:
-    return bool(stored) if isinstance(stored, (bool, np.bool_, int, np.integer)) and stored in (0, 1) else None
-
-
-_EXPECTED = {"text": "one line of text", "number": "a whole number", "flag": "true or false"}
-
-
 @dataclass
 class StoredEpisode:
     """An episode as stored.
 
     Attributes:
-        name: how the file calls it, with the file's name if there are several files.
-        parts: its arrays by role; `actions` comes first.
-        facts: single values by role.
+        name: its name in the file, with the file's name if there are several files.
+        arrays: its arrays by role; `actions` comes first.
+        values: single values by role.
         steps: recorded number of steps, if any.
-        problems: what else is wrong with it.
+        problems: further problems.
     """
 
     name: str
-    parts: dict[str, Part]
-    facts: dict[str, Fact] = field(default_factory=dict)
+    arrays: dict[str, StoredArray]
+    values: dict[str, StoredValue] = field(default_factory=dict)
     steps: int | None = None
     problems: list[str] = field(default_factory=list)
 
@@ -147,17 +144,24 @@ def check_episodes(
     Args:
         where: the file, for messages.
         episodes: all episodes.
-        problems: what is already known to be wrong with the file.
+        problems: problems of the file that the reader has found.
         sizes: required sizes of named axes.
 
     Raises:
-        DataError: there is no episode, or something is wrong.
+        DataError: no episode, or any problem.
     """
     every = [("", text) for text in problems]
     if not episodes and not every:
         every.append(("", "holds no episode"))
     usual = _usual_sizes(episodes) | {name: (size, "recorded") for name, size in (sizes or {}).items()}
-    present = _first_with(episodes)
+    present: dict[str, str] = {}  # role -> first episode that has it
+    for episode in episodes:
+        for role, array in episode.arrays.items():
+            if array.array is not None:
+                present.setdefault(role, episode.name)
+        for role, value in episode.values.items():
+            if value.stored is not None:
+                present.setdefault(role, episode.name)
     for episode in episodes:
         every += [(episode.name, text) for text in _problems(episode, usual, present)]
     every += _memory_problem(episodes)
@@ -172,11 +176,11 @@ def refuse(where: str | Path, problems: Sequence[str]) -> None:
 
 
 class DataError(ConfigError):
-    """What is wrong with a file; the message lists the first problems and counts the others.
+    """Invalid data in a file; the message lists the first problems and counts the others.
 
     Attributes:
         where: the file.
-        every: all problems: the episode's name ("" for the file as a whole) and what is wrong.
+        every: (name of the episode, or "" for the whole file, text) of all problems.
     """
 
     def __init__(self, where: str | Path, every: Sequence[tuple[str, str]]):
@@ -188,11 +192,11 @@ class DataError(ConfigError):
 
 
 def camera_problems(names: Any, where: str) -> list[str]:
-    """What is wrong with a list of camera names, which are parts of the names of arrays and files."""
+    """Problems of a list of camera names, which are parts of the names of arrays and files."""
     if not isinstance(names, (list, tuple)) or not names:
         return [f"{where}: cameras is {shortened(names)}; expected a list of names"]
     problems = [
-        f"{where}: {shortened(name)} is no name of a camera; expected a word without slashes and line breaks"
+        f"{where}: {shortened(name)} is not a camera name; expected a word without slashes and line breaks"
         for name in names
         if _as_text(name) is None or isinstance(name, bytes) or "/" in name or "\\" in name
     ]
@@ -201,60 +205,44 @@ def camera_problems(names: Any, where: str) -> list[str]:
 
 
 def _usual_sizes(episodes: Sequence[StoredEpisode]) -> dict[str, tuple[int, str]]:
-    """Axis -> (most frequent size, where it comes from), for axes that are the same in all episodes."""
+    """Axis -> (most frequent size, its origin), for axes that have the same size in all episodes."""
     counts: dict[str, Counter[int]] = {}
     first: dict[tuple[str, int], str] = {}
     for episode in episodes:
-        for part in episode.parts.values():
-            for axis, size in zip(part.axes, _shape(part.array, len(part.axes)) or ()):
-                if isinstance(axis, str) and axis not in _REASONS:
+        for stored in episode.arrays.values():
+            shape = getattr(stored.array, "shape", None)
+            if not isinstance(shape, tuple) or len(shape) != len(stored.axes):
+                continue
+            for axis, size in zip(stored.axes, shape):
+                if isinstance(axis, str) and axis not in _EPISODE_AXES:
                     counts.setdefault(axis, Counter())[size] += 1
                     first.setdefault((axis, size), episode.name)
     usual = {axis: count.most_common(1)[0][0] for axis, count in counts.items()}
     return {axis: (size, f"as in {first[axis, size]}") for axis, size in usual.items()}
 
 
-def _shape(array: Any, rank: int) -> tuple[int, ...] | None:
-    """The shape of an array of that rank; None for anything else."""
-    shape = getattr(array, "shape", None)
-    return shape if isinstance(shape, tuple) and len(shape) == rank else None
-
-
-def _first_with(episodes: Sequence[StoredEpisode]) -> dict[str, str]:
-    """Role of each optional array or value -> first episode that has it."""
-    present: dict[str, str] = {}
-    for episode in episodes:
-        for role, part in episode.parts.items():
-            if part.array is not None:
-                present.setdefault(role, episode.name)
-        for role, fact in episode.facts.items():
-            if fact.stored is not None:
-                present.setdefault(role, episode.name)
-    return present
-
-
 def _problems(
     episode: StoredEpisode, usual: Mapping[str, tuple[int, str]], present: Mapping[str, str]
 ) -> Iterator[str]:
     yield from episode.problems
-    sizes = {} if episode.steps is None else {_STEPS: episode.steps}
-    for role, part in episode.parts.items():
-        if part.array is not None:
-            problem = _shape_problem(part, sizes, usual) or _value_problem(part, sizes)
+    sizes = {} if episode.steps is None else {"steps": episode.steps}
+    for role, stored in episode.arrays.items():
+        if stored.array is not None:
+            problem = _shape_problem(stored, sizes, usual) or _value_problem(stored, sizes)
             if problem:
-                yield f"{part.name} {problem}"
-        elif not part.optional or role in present:
-            yield _missing(part, role, episode.name, present)
-    for role, fact in episode.facts.items():
-        if fact.stored is not None:
-            if fact.value is None:
-                least = "" if fact.minimum is None else f" of at least {fact.minimum}"
-                yield f"{fact.name} is {shortened(fact.stored)}; expected {_EXPECTED[fact.kind]}{least}"
-        elif not fact.optional or role in present:
-            yield _missing(fact, role, episode.name, present)
+                yield f"{stored.name} {problem}"
+        elif not stored.optional or role in present:
+            yield _missing(stored, role, episode.name, present)
+    for role, value in episode.values.items():
+        if value.stored is not None:
+            if value.value is None:
+                least = "" if value.minimum is None else f" of at least {value.minimum}"
+                yield f"{value.name} is {shortened(value.stored)}; expected {_EXPECTED[value.kind]}{least}"
+        elif not value.optional or role in present:
+            yield _missing(value, role, episode.name, present)
 
 
-def _missing(missing: Part | Fact, role: str, episode: str, present: Mapping[str, str]) -> str:
+def _missing(missing: StoredArray | StoredValue, role: str, episode: str, present: Mapping[str, str]) -> str:
     other = present.get(role, episode)
     if missing.optional:
         return f"{missing.name} is missing; {other} has it (optional: record it in all episodes or in none)"
@@ -262,47 +250,47 @@ def _missing(missing: Part | Fact, role: str, episode: str, present: Mapping[str
 
 
 def shortened(value: Any) -> str:
-    """A value from a file in a message."""
+    """The repr of a value from a file, cut for messages."""
     text = repr(value)
     return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
 
 
-def _shape_problem(part: Part, sizes: dict[str, int], usual: Mapping[str, tuple[int, str]]) -> str | None:
-    """What is wrong with shape and dtype; an episode's sizes that are still open are taken from this part."""
-    shape, dtype = getattr(part.array, "shape", None), getattr(part.array, "dtype", None)
+def _shape_problem(stored: StoredArray, sizes: dict[str, int], usual: Mapping[str, tuple[int, str]]) -> str | None:
+    """Problem of shape or dtype; adds the episode's sizes that this array defines to `sizes`."""
+    shape, dtype = getattr(stored.array, "shape", None), getattr(stored.array, "dtype", None)
     if not isinstance(shape, tuple) or dtype is None:
         return "is not an array"
-    known = {axis: size for axis, (size, _) in usual.items()} | sizes
-    wanted = [known.get(axis, axis) if isinstance(axis, str) else axis for axis in part.axes]
-    text = ", ".join("any" if size is None else str(size) for size in wanted)
-    if len(shape) != len(part.axes):
+    required = {axis: size for axis, (size, _) in usual.items()} | sizes
+    expected = [required.get(axis, axis) if isinstance(axis, str) else axis for axis in stored.axes]
+    text = ", ".join("any" if size is None else str(size) for size in expected)
+    if len(shape) != len(stored.axes):
         return f"has the shape {list(shape)}; expected [{text}]"
     if 0 in shape:
         return f"is empty: its shape is {list(shape)}"
-    for axis, size, other in zip(part.axes, shape, wanted):
+    for axis, size, other in zip(stored.axes, shape, expected):
         if isinstance(other, int) and size != other:
-            reason = _REASONS.get(str(axis)) or usual.get(str(axis), (0, ""))[1]
+            reason = _EPISODE_AXES.get(str(axis)) or usual.get(str(axis), (0, ""))[1]
             return f"has the shape {list(shape)}; expected [{text}]" + (f", {reason}" if reason else "")
-    kinds, words = _KINDS[part.kind]
-    if dtype.kind not in kinds or (part.kind == _IMAGES and dtype != np.uint8):
-        return f"holds {'text' if dtype.kind in 'OSU' else dtype}; expected {words}"
-    sizes |= {axis: size for axis, size in zip(part.axes, shape) if isinstance(axis, str) and axis in _REASONS}
+    kinds, name = _KINDS[stored.kind]
+    if dtype.kind not in kinds or (stored.kind == "images" and dtype != np.uint8):
+        return f"holds {'text' if dtype.kind in 'OSU' else dtype}; expected {name}"
+    sizes |= {axis: size for axis, size in zip(stored.axes, shape) if isinstance(axis, str) and axis in _EPISODE_AXES}
     return None
 
 
 def too_large(array: Any) -> str | None:
-    """What is wrong with the size of an array of numbers or names, which a small file can declare; None if nothing."""
+    """Problem of the size of an array of numbers or names, which a small file can declare; None if it is read."""
     size = math.prod(array.shape) * array.dtype.itemsize
     return None if size <= LARGEST_ARRAY else f"would take {_gib(size)}; at most 2 GiB are read"
 
 
 def _memory_problem(episodes: Sequence[StoredEpisode]) -> Iterator[tuple[str, str]]:
-    """Images that do not fit into memory, where all of them are kept; a small file can declare any number of them."""
+    """Images that do not fit into memory, where all are kept; a small file can declare any number of them."""
     images = [
-        (math.prod(part.array.shape), episode.name, part.name, part.array.shape)
+        (math.prod(stored.array.shape), episode.name, stored.name, stored.array.shape)
         for episode in episodes
-        for part in episode.parts.values()
-        if part.kind == _IMAGES and isinstance(getattr(part.array, "shape", None), tuple)
+        for stored in episode.arrays.values()
+        if stored.kind == "images" and isinstance(getattr(stored.array, "shape", None), tuple)
     ]
     total, memory = sum(size for size, *_ in images), _memory_bytes()
     if total > memory:
@@ -319,21 +307,20 @@ def _gib(size: int) -> str:
     return f"{size / 2**30:,.1f} GiB"
 
 
-def _value_problem(part: Part, sizes: Mapping[str, int]) -> str | None:
-    """What is wrong with the values of an array of the right shape and dtype."""
-    if part.kind in (_IMAGES, _FLAGS):
+def _value_problem(stored: StoredArray, sizes: Mapping[str, int]) -> str | None:
+    """Problem of the values of an array of the right shape and dtype."""
+    if stored.kind in ("images", "flags"):
         return None
-    if too_large(part.array):
-        return too_large(part.array)
+    if too_large(stored.array):
+        return too_large(stored.array)
     try:
-        values = part.values
+        values = stored.values
     except (OSError, RuntimeError, ValueError, MemoryError) as error:
         return f"cannot be read ({error})"
-    if part.kind == _DECISIONS:
-        inside = values[0] == 0 and (np.diff(values) > 0).all() and values[-1] < sizes.get(_STEPS, np.inf)
-        return (
-            None if inside else f"is {shortened(values.tolist())}; expected increasing steps of the episode from 0 on"
-        )
+    if stored.kind == "decisions":
+        if values[0] == 0 and (np.diff(values) > 0).all() and values[-1] < sizes.get("steps", np.inf):
+            return None
+        return f"is {shortened(values.tolist())}; expected increasing steps of the episode from 0 on"
     if np.abs(values).max() <= _LARGEST:  # false for NaN, too
         return None
     rows = np.flatnonzero(~(np.abs(values.reshape(len(values), -1)) <= _LARGEST).all(axis=1))

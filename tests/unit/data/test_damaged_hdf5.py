@@ -14,7 +14,7 @@ import pytest
 from rlvla.data.demonstrations import STATISTICS_FILE
 from rlvla.data.hdf5 import opened
 from rlvla.data.reading import read_demonstrations
-from rlvla.data.validation import Part, StoredEpisode, check_episodes
+from rlvla.data.validation import StoredArray, StoredEpisode, check_episodes
 from rlvla.utils.errors import ConfigError
 from tests.support.damaged_data import ENV, MAKERS, STEPS, Change, Originals, copied, problems
 
@@ -337,7 +337,7 @@ def test_memory_that_runs_out_is_a_problem_of_the_array() -> None:
         def __getitem__(self, key: object) -> None:
             raise MemoryError("no room")
 
-    episode = StoredEpisode("demo_0", {"actions": Part("actions", Array(), ("steps", "action dimensions"))})
+    episode = StoredEpisode("demo_0", {"actions": StoredArray("actions", Array(), ("steps", "action dimensions"))})
     with pytest.raises(ConfigError, match="demo_0: actions cannot be read"):
         check_episodes("file", [episode])
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlvla.data.lerobot import EpisodePlace, place_problems
+from rlvla.data.lerobot import EpisodeFiles, listing_problems
 from rlvla.data.reading import read_demonstrations
 from rlvla.utils.errors import ConfigError
 from tests.support.damaged_data import SIDE, STEPS, Change, Originals, copied, encoded, problems
@@ -267,7 +267,7 @@ def test_other_arithmetic_in_the_metadata_ends_in_one_sentence(originals: Origin
 
 
 def test_many_episodes_are_counted_at_once() -> None:
-    places = [EpisodePlace(index, Path(), {}, {}) for index in [*range(100_000), 7, 5]]
+    places = [EpisodeFiles(index, Path(), {}, {}) for index in [*range(100_000), 7, 5]]
     began = time.process_time()
-    assert place_problems(places, {}) == ["episode 5 is listed twice", "episode 7 is listed twice"]
+    assert listing_problems(places, {}) == ["episode 5 is listed twice", "episode 7 is listed twice"]
     assert time.process_time() - began < 5

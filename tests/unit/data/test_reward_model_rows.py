@@ -14,7 +14,7 @@ from cli import collect_demos, score_episodes, train_ppo_vla, train_rm_vla
 from rlvla.data.demonstrations import Demonstrations
 from rlvla.data.reading import read_demonstrations
 from rlvla.data.replayed_episodes import recorded_env
-from rlvla.data.reward_model_rows import EpisodeFrames, at_most, ranked_pairs, read_outcomes
+from rlvla.data.reward_model_rows import EpisodeFrames, ranked_pairs, read_outcomes, spaced_frames
 from rlvla.envs import make_env
 from rlvla.utils.errors import ConfigError
 
@@ -143,7 +143,7 @@ def test_what_is_not_recorded(order: str) -> None:
 
 def test_frames_are_spread_over_the_episode_and_end_with_its_last() -> None:
     demos = demonstrations()
-    assert [at_most(demos, 1, n).tolist() for n in (1, 2, 3, 99)] == [[5], [0, 5], [0, 2, 5], list(range(6))]
+    assert [spaced_frames(demos, 1, n).tolist() for n in (1, 2, 3, 99)] == [[5], [0, 5], [0, 2, 5], list(range(6))]
     frames = EpisodeFrames(demos, [3, 0], 2, SeesAll())
     rows, positions = frames.of([0, 3, 0])
     pixels = frames.rows.inputs.images[rows, 0, 0, 0, 0]
