@@ -16,9 +16,8 @@ from rlvla.rewards import StateInputSettings
 from rlvla.utils.data_files import read_json
 from rlvla.utils.deepspeed.engine import Engine
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
-from rlvla.utils.disk import is_full
 from rlvla.utils.errors import SaveError
-from rlvla.utils.files import put_in_place, write_json
+from rlvla.utils.files import is_full, put_in_place, write_json
 from rlvla.utils.terminal import log
 
 # A policy only works on the observations it was trained on: suite, cameras, image size, rendering, control frequency.

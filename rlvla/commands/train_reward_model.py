@@ -25,9 +25,8 @@ from rlvla.utils.cli.config_file import write_config_file
 from rlvla.utils.cli.flags import as_typed, range_problems
 from rlvla.utils.deepspeed.config import StrategyConfig, launched_world_size
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
-from rlvla.utils.disk import BestEffortWriter
 from rlvla.utils.errors import ConfigError, Problem, require
-from rlvla.utils.files import output_folder_problem, write_json
+from rlvla.utils.files import BestEffortWriter, output_folder_problem, write_json
 from rlvla.utils.seeding import seed_everything
 from rlvla.utils.terminal import log, quiet_libraries, show, suggest, table
 

@@ -52,9 +52,8 @@ from rlvla.utils.cli.config_file import RUN_CONFIG_FILE, write_config_file
 from rlvla.utils.cli.flags import as_typed, range_problems
 from rlvla.utils.deepspeed.config import StrategyConfig, launched_rank, launched_world_size
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
-from rlvla.utils.disk import BestEffortWriter
 from rlvla.utils.errors import ConfigError, Problem, require
-from rlvla.utils.files import output_folder_problem, write_json
+from rlvla.utils.files import BestEffortWriter, output_folder_problem, write_json
 from rlvla.utils.seeding import seed_everything
 from rlvla.utils.terminal import duration, log, passing_note, quiet_libraries, show, suggest, table
 

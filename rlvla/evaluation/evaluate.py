@@ -14,9 +14,7 @@ from rlvla.experience import Sample
 from rlvla.rollout import FinishedEpisode, RolloutEngine, RolloutPolicy
 from rlvla.rollout.proprio import foreign_proprio, saturated_proprio
 from rlvla.utils.bars import progress_bar
-from rlvla.utils.deepspeed.one_process import OneProcess
-from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
-from rlvla.utils.deepspeed.tally import Tally
+from rlvla.utils.deepspeed.strategy import DeepspeedStrategy, OneProcess, Tally
 from rlvla.utils.signals import BrokenOff
 from rlvla.utils.terminal import log
 

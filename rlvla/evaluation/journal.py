@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvla.evaluation.results import EpisodeOutcome
-from rlvla.utils.disk import BestEffortWriter
+from rlvla.utils.files import BestEffortWriter
 
 
 class EpisodeJournal:

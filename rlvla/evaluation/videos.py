@@ -25,8 +25,8 @@ from rlvla.rewards.state_input import STATE_FLAGS
 from rlvla.rollout import RolloutEngine, RolloutPolicy, TooManyDroppedError
 from rlvla.utils.data_files import read_json
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
-from rlvla.utils.disk import BestEffortWriter
 from rlvla.utils.errors import ConfigError
+from rlvla.utils.files import BestEffortWriter
 from rlvla.utils.terminal import log
 from rlvla.utils.video import beside_each_other, caption_frames, upright, write_mp4
 

@@ -18,9 +18,8 @@ from rlvla.trainer.config import AsyncConfig, GuardConfig, ScheduleConfig
 from rlvla.trainer.metrics import Metrics
 from rlvla.trainer.observers import Observer, OptimizerStep, Rollout
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
-from rlvla.utils.disk import BestEffortWriter
 from rlvla.utils.errors import TrainingHalted
-from rlvla.utils.files import flushed_file
+from rlvla.utils.files import BestEffortWriter, flushed_file
 from rlvla.utils.terminal import log
 from rlvla.utils.torch_files import read_torch_file
 

@@ -14,7 +14,7 @@ from rlvla.rollout.stats import RolloutStats
 from rlvla.trainer.metrics import Metrics
 from rlvla.utils.deepspeed.engine import Engine
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
-from rlvla.utils.disk import BestEffortWriter, require_room
+from rlvla.utils.files import BestEffortWriter, require_room
 
 
 @dataclass

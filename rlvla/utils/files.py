@@ -1,7 +1,8 @@
-"""Atomic writes, manifests with checksums, output folders, and files of metrics."""
+"""Atomic and best-effort writes, manifests with checksums, output folders, files of metrics."""
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import glob
 import hashlib
@@ -10,18 +11,21 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from rlvla.utils.data_files import check_types, inside, read_json
+from rlvla.utils.terminal import log
 
 MANIFEST = "manifest.json"
 METRICS_FILE = "metrics.jsonl"
 _UNFINISHED = ".rlvla_part"  # ends the names of temporary files
 _UNFINISHED_SECONDS = 60  # between the creation of one and its lock
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_LEAST_ROOM = 1 << 20  # bytes; libraries that write in threads of their own fail noisily on a full disk
 _TEMPORARY_NAME = 32  # bytes by which the name of a temporary file is longer
 
 
@@ -289,3 +293,76 @@ def read_metrics(folder: Path) -> list[dict[str, float]]:
     for record in read_lines(path) if path.exists() else []:
         by_step.setdefault(record["step"], {}).update(record)
     return [by_step[step] for step in sorted(by_step)]
+
+
+class BestEffortWriter:
+    """Writes that may fail without ending the run; the first failure is reported, and the next success.
+
+    Args:
+        name: of the file or folder, for messages.
+    """
+
+    def __init__(self, name: str):
+        self._name = name
+        self.failing = False
+
+    def attempt(self, write: Callable[[], object]) -> bool:
+        """Call `write`; returns whether it succeeded."""
+        try:
+            write()
+        except (OSError, RuntimeError) as error:  # h5py and torch raise RuntimeError on a full disk
+            if not self.failing:
+                log.warning(f"{self._name} cannot be written ({error}); the run goes on and tries again")
+            self.failing = True
+            return False
+        if self.failing:
+            log.info(f"{self._name}: written again")
+        self.failing = False
+        return True
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether an error reports a full disk or quota; libraries may only pass on the text of the system's error."""
+    if isinstance(error, OSError) and error.errno in _FULL:
+        return True
+    return any(os.strerror(code) in str(error) for code in _FULL)
+
+
+def require_room(folder: Path, size: int = 0) -> None:
+    """OSError unless the file system of a folder has room for `size` bytes and 1 MiB more."""
+    if shutil.disk_usage(folder).free < size + _LEAST_ROOM:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
+
+
+class LineFile:
+    """Appends lines to a text file; lines that do not fit on the disk are kept and written before the next one.
+
+    Args:
+        path: the file, created with the first line.
+    """
+
+    def __init__(self, path: Path):
+        self._path = path
+        self._descriptor = -1
+        self._unwritten = b""
+        self._best_effort = BestEffortWriter(str(path))
+
+    def append(self, line: str) -> None:
+        """Write a line, without its line break."""
+        self._unwritten += f"{line}\n".encode()
+        self._best_effort.attempt(self._write)
+
+    def _write(self) -> None:
+        if self._descriptor < 0:
+            open_lines(self._path).close()
+            self._descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND)
+        while self._unwritten:
+            self._unwritten = self._unwritten[os.write(self._descriptor, self._unwritten) :]
+
+    def close(self) -> None:
+        """Write pending lines, if there is room, and close the file."""
+        if self._unwritten and not self._best_effort.attempt(self._write):
+            log.warning(f"{self._path}: the last {self._unwritten.count(bytes([10]))} line(s) are lost")
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+        self._descriptor = -1

@@ -16,7 +16,7 @@ from rlvla.commands.runs.flags import TrainingRun
 from rlvla.trainer.progress.curve import save_learning_curve
 from rlvla.trainer.trainer import Trainer
 from rlvla.utils.cli.command import STARTS_ANEW
-from rlvla.utils.disk import BestEffortWriter
+from rlvla.utils.files import BestEffortWriter
 from rlvla.utils.files import write_json
 from rlvla.utils.cli.programs import resume_command
 from rlvla.utils.terminal import duration, show, suggest, table

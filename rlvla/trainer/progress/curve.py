@@ -11,8 +11,7 @@ from typing import Any
 from rlvla.checkpoints.run_folder import CURVE_FILE
 from rlvla.evaluation.pages import run_name
 from rlvla.evaluation.statistics import interval_of_metrics, wilson_interval
-from rlvla.utils.disk import BestEffortWriter
-from rlvla.utils.files import read_metrics, write_atomic
+from rlvla.utils.files import BestEffortWriter, read_metrics, write_atomic
 
 _SECONDS = 30.0  # between two pictures, at least
 _SHARE = 0.02  # of the time of a run that drawing may take

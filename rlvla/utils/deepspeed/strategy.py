@@ -8,14 +8,16 @@ and the `dp_size` factor of the losses undoes its averaging over ranks.
 from __future__ import annotations
 
 import atexit
+import itertools
 import os
 import signal
 import threading
 import time
 import warnings
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -26,7 +28,6 @@ from rlvla.utils.deepspeed.config import StrategyConfig, taken_port
 from rlvla.utils.deepspeed.engine import Engine, OptimConfig, ReplicatedEngine, bucket_elements
 from rlvla.utils.deepspeed.heartbeat import Heartbeat, accept, connect, listen
 from rlvla.utils.deepspeed.schedules import scheduled
-from rlvla.utils.deepspeed.tally import share
 from rlvla.utils.errors import RunEnded, require
 from rlvla.utils.terminal import log
 
@@ -34,6 +35,9 @@ from rlvla.utils.terminal import log
 _COLLECTIVE_TIMEOUT = timedelta(days=1)
 _RENDEZVOUS_TIMEOUT = timedelta(minutes=30)
 _heartbeat: Heartbeat | None = None
+_EPISODE = 1 << 32  # of a tally: successes are counted below it, so that both numbers change at once
+_tally_number = itertools.count()  # the ranks of a process group make the same tallies in the same order
+_tally_store: dist.Store | None = None  # None: each rank counts its own episodes
 
 
 def _rendezvous_failure(error: Exception) -> str:
@@ -54,7 +58,7 @@ def _join_ranks(backend: str) -> None:
     before = signal.signal(signal.SIGTERM, signal.SIG_DFL) if in_main else None
     try:
         store, rank, world_size = next(rendezvous("env://", timeout=_RENDEZVOUS_TIMEOUT))
-        share(store)
+        share_tallies(store)
         shared = dist.PrefixStore("default_pg", store)
         dist.init_process_group(backend, store=shared, rank=rank, world_size=world_size, timeout=_COLLECTIVE_TIMEOUT)
     except (dist.DistNetworkError, dist.DistStoreError) as error:
@@ -269,6 +273,49 @@ class DeepspeedStrategy:
         if self.world_size > 1:
             # NCCL guesses the GPU from the rank otherwise; other backends take none.
             dist.barrier(device_ids=[self.device.index] if self.device.type == "cuda" else None)
+
+
+class OneProcess:
+    """The part of `DeepspeedStrategy` that evaluations use, for a single process without DeepSpeed."""
+
+    rank: ClassVar[int] = 0
+    world_size: ClassVar[int] = 1
+    is_main: ClassVar[bool] = True
+
+    def any(self, condition: bool) -> bool:
+        """The condition."""
+        return condition
+
+    def gather_objects(self, item: Any) -> list[Any]:
+        """The item in a list."""
+        return [item]
+
+
+def share_tallies(store: dist.Store) -> None:
+    """Count tallies in this store from now on."""
+    global _tally_store
+    own: Any = store  # torch does not declare `clone`
+    _tally_store = dist.PrefixStore("tally", own.clone())  # a separate connection, which is never blocked
+
+
+class Tally:
+    """Counts finished episodes without waiting for other ranks; all ranks make the same tallies in the same order."""
+
+    def __init__(self) -> None:
+        number = next(_tally_number)
+        self._key, self._own = str(number), 0
+        if _tally_store is not None and number > 1:
+            with suppress(RuntimeError):
+                _tally_store.delete_key(str(number - 2))  # a collective operation lies between
+
+    def add(self, success: bool) -> tuple[int, int]:
+        """Count an episode of this rank; returns (episodes, successes) of all ranks so far."""
+        self._own += _EPISODE + success
+        total = self._own
+        if _tally_store is not None:
+            with suppress(RuntimeError):  # another rank is gone, which the next collective operation reports
+                total = _tally_store.add(self._key, _EPISODE + success)
+        return divmod(total, _EPISODE)
 
 
 def _leave_process_group() -> None:

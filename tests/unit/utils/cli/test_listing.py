@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.__main__ import main
-from rlvla.utils.cli.listing import purposes
+from cli.__main__ import main, purposes
 from rlvla.utils.cli.programs import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[4]
