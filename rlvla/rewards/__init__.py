@@ -21,7 +21,6 @@ from rlvla.rewards.config import RewardConfig
 from rlvla.rewards.state_input import StateInput, StateInputSettings
 from rlvla.rewards.success_source import EpisodeSuccess, SuccessConfig, SuccessSource, make_success_source
 from rlvla.rewards.vlm import source as _vlm  # noqa: F401
-from rlvla.rewards.vlm import success as _vlm_success  # noqa: F401
 
 __all__ = [
     "EpisodeReward",

@@ -80,10 +80,10 @@ def steps_checked(rewards: object, samples: list[Sample], who: str, names: set[s
     """Validate rewards and convert them to floats, arrays, and `NamedNumbers` for entries (reward, {name: number}).
 
     Args:
-        rewards: what was given.
+        rewards: the rewards as a user's function or server returned them.
         samples: the episodes.
-        who: who gave it, for messages.
-        names: names of numbers so far; those of a valid answer are added.
+        who: its name, for messages.
+        names: names of numbers so far; the names in a valid answer are added.
 
     Raises:
         ValueError: not one entry per sample, an entry that is neither a number nor one number per executed step, or not
@@ -111,18 +111,19 @@ def steps_checked(rewards: object, samples: list[Sample], who: str, names: set[s
             )
         reward = float(value) if value.ndim == 0 else value
         checked.append(reward if numbers is None else NamedNumbers(reward, numbers))
-    known = names.union(*(entry.numbers for entry in checked if isinstance(entry, NamedNumbers)))
-    if len(known) > _MOST_NAMES:
+    all_names = names.union(*(entry.numbers for entry in checked if isinstance(entry, NamedNumbers)))
+    if len(all_names) > _MOST_NAMES:
         raise ValueError(
-            f"{who} gave named numbers with {len(known)} different names, {printable(', '.join(sorted(known)), 80)}; "
-            f"each is a metric of its own, and there may be {_MOST_NAMES}: give the same names for every episode"
+            f"{who} gave named numbers with {len(all_names)} different names, "
+            f"{printable(', '.join(sorted(all_names)), 80)}; "
+            f"each becomes a metric, at most {_MOST_NAMES}: give the same names for every episode"
         )
-    names |= known
+    names |= all_names
     return checked
 
 
 def _numbers_checked(numbers: Mapping[object, object], who: str) -> dict[str, float]:
-    """Names and numbers as text and float; ValueError if they are anything else."""
+    """Names and numbers as str and float; ValueError if they are invalid."""
     checked = {}
     for name, number in numbers.items():
         try:
@@ -136,8 +137,6 @@ def _numbers_checked(numbers: Mapping[object, object], who: str) -> dict[str, fl
                 f"digits and _ (at most {_LONGEST_NAME}), and the number is finite"
             )
         if name in _COUNTERS:
-            raise ValueError(
-                f"{who} gave the named number '{name}', which is reserved for a count of rlvla's own; rename it"
-            )
+            raise ValueError(f"{who} gave the named number '{name}', which is reserved for a count of rlvla; rename it")
         checked[str(name)] = value
     return checked

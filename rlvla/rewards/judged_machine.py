@@ -1,4 +1,4 @@
-"""The reward source `rm`, also with propositions that a vision-language model judges instead of the simulator."""
+"""Reward source `rm`, with propositions of the simulator or of a vision-language model."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class JudgedMachineSource(MachineSource):
     """Reward machines that follow the answers of a vision-language model.
 
     Attributes:
-        server: where questions are asked, shared with the other sources of a plan.
+        server: the VLM server, shared with the other sources of a plan.
     """
 
     needs_events = False
@@ -63,7 +63,7 @@ class JudgedMachineSource(MachineSource):
 
     @property
     def server(self) -> Any:
-        """See above."""
+        """The VLM server."""
         return self._propositions.server
 
     @server.setter
@@ -71,7 +71,7 @@ class JudgedMachineSource(MachineSource):
         self._propositions.server = server
 
     def ends_episodes(self, tasks: Sequence[TaskSpec]) -> bool:
-        """Whether a machine of these tasks can fail before the episode is over."""
+        """Whether a machine of these tasks can end an episode early by failing."""
         return self._config.rm_propositions_wait and super().ends_episodes(tasks)
 
     def _known(self, task: TaskSpec) -> tuple[str, ...]:
@@ -89,9 +89,9 @@ class JudgedMachineSource(MachineSource):
 
 
 class JudgedMachineReward:
-    """A machine during one episode, fed with answers.
+    """A machine during one episode, driven by answers of a vision-language model.
 
-    Between two judged frames the earlier answers hold; so they do where a question is not answered.
+    Between two judged frames, and where a question is not answered, the earlier answers hold.
 
     Args:
         machine: a machine in its initial state.
@@ -103,7 +103,7 @@ class JudgedMachineReward:
     def __init__(self, machine: MachineReward, propositions: EpisodePropositions, every: int, *, wait: bool):
         self._machine, self._propositions, self._every, self._wait = machine, propositions, every, wait
         self._decisions = 0
-        self._looked = False
+        self._queried = False
         self._last: Observation | None = None
         self._pending: list[tuple[int | None, StepInfo]] = []  # number of the frame after a step, if it was judged
 
@@ -123,27 +123,27 @@ class JudgedMachineReward:
         return self._wait and self._machine.failed
 
     def look(self, result: ChunkResult) -> Sequence[Future[Any]]:
-        """Ask about the frame after a chunk if one is due; returns all answers that the machine will need next."""
+        """Query the frame after a chunk if it is due; returns the answers that the machine needs next."""
         self._decisions += 1
-        self._last, self._looked = result.observation, False
+        self._last, self._queried = result.observation, False
         if self._decisions % self._every == 0 or result.terminated or result.truncated:
-            self._ask_about_last()
+            self._query_last_frame()
         return self._propositions.unread if self._wait else []
 
     def query_final_frame(self, result: ChunkResult) -> Sequence[Future[Any]]:
         """Query the frame after a chunk with which a success detector ended the episode, unless already queried."""
-        if not self._looked:
-            self._ask_about_last()
+        if not self._queried:
+            self._query_last_frame()
         return self._propositions.unread if self._wait else []
 
-    def _ask_about_last(self) -> None:
+    def _query_last_frame(self) -> None:
         assert self._last is not None
         self._propositions.ask(self._last)
-        self._looked = True
+        self._queried = True
 
     def step(self, observation: Observation | None, events: frozenset[str], info: StepInfo) -> float | None:
         """The machine's reward for the step, or None while answers are not waited for."""
-        judged = self._propositions.frames - 1 if observation is not None and self._looked else None
+        judged = self._propositions.frames - 1 if observation is not None and self._queried else None
         if not self._wait:
             self._pending.append((judged, info))
             return None
@@ -154,8 +154,8 @@ class JudgedMachineReward:
 
     def end(self, *, terminated: bool, truncated: bool) -> None:
         """Ask about the last frame if another source ended the episode."""
-        if self._pending and not self._looked and self._last is not None:
-            self._ask_about_last()
+        if self._pending and not self._queried and self._last is not None:
+            self._query_last_frame()
             self._pending[-1] = self._propositions.frames - 1, self._pending[-1][1]
 
     def finish(self) -> dict[str, Any]:

@@ -68,15 +68,15 @@ def describe_episode(sample: Sample, *, images: bool) -> dict[str, Any]:
 def url_problem(url: str, flag: str) -> Problem | None:
     """Why the URL in `--flag` is unusable (malformed, or nothing listens there), or None."""
     try:
-        parts = urlsplit(url)
-        port = parts.port or (443 if parts.scheme == "https" else 80)
-        whole = parts.scheme in ("http", "https") and bool(parts.hostname) and url.isprintable() and " " not in url
+        address = urlsplit(url)
+        port = address.port or (443 if address.scheme == "https" else 80)
+        valid = address.scheme in ("http", "https") and bool(address.hostname) and url.isprintable() and " " not in url
     except ValueError:
-        whole = False
-    if not whole or parts.username or parts.fragment:
+        valid = False
+    if not valid or address.username or address.fragment:
         return Problem(flag, "out_of_range", f"--{flag} {url!r} is not a URL such as http://127.0.0.1:8000")
     try:
-        socket.create_connection((parts.hostname, port), timeout=5).close()
+        socket.create_connection((address.hostname, port), timeout=5).close()
     except (OSError, ValueError) as error:  # ValueError: a name that no host can have
         text = f"--{flag} {url} does not answer ({error}); start the server first"
         return Problem(flag, "unavailable", text)
@@ -85,7 +85,7 @@ def url_problem(url: str, flag: str) -> Problem | None:
 
 @register_reward("remote")
 class RemoteSource:
-    """Sends finished episodes to `--remote_rm_url`, in background threads."""
+    """Reward source `remote`: sends finished episodes to `--remote_rm_url` on background threads."""
 
     def __init__(self, config: RewardConfig):
         if config.remote_rm_url is None:
@@ -116,11 +116,11 @@ class RemoteSource:
         return self._judge.collect()
 
     def metrics(self) -> dict[str, float]:
-        """Further attempts, attempts that took too long, and seconds of all requests, since the last call."""
+        """Retries, timeouts and seconds of all requests since the last call."""
         return {f"reward/remote_{name}": value for name, value in self.client.take_counts().items()}
 
     def close(self) -> None:
-        """Give up all requests and shut down the threads."""
+        """Abort all requests and shut down the threads."""
         self._judge.close()
         if self._client is not None:
             self._client.close()

@@ -1,4 +1,4 @@
-"""Asks a VLM server to score images, without blocking."""
+"""Non-blocking client of a VLM server."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlvla.rewards.remote import encode_png
-from rlvla.rewards.vlm.completion import read_completion
 from rlvla.rewards.vlm.questions import Score
-from rlvla.rewards.vlm.scorers import Scorer
+from rlvla.rewards.vlm.scorers import Scorer, read_completion
 from rlvla.utils.http.client import JsonClient, RequestLimits
 from rlvla.utils.http.exchange import RequestError
 from rlvla.utils.terminal import printable
@@ -58,7 +57,7 @@ class VLMClient:
     """Client of an OpenAI-compatible server.
 
     Args:
-        config: server, model, limits; they hold for all questions together.
+        config: server, model, and limits for all questions together.
     """
 
     def __init__(self, config: VLMServerConfig):
@@ -77,11 +76,11 @@ class VLMClient:
         """
         key = self._key(scorer, prompt, images)
         with self._lock:
-            known = self._cache.get(key)
-            if known is not None and not (known.done() and isinstance(known.result(), FailedAnswer)):
+            cached = self._cache.get(key)
+            if cached is not None and not (cached.done() and isinstance(cached.result(), FailedAnswer)):
                 self._cache.move_to_end(key)
                 self._counts["cache_hits"] += 1
-                return known
+                return cached
             self._counts["requests"] += 1
             answer = self._send(scorer, prompt, list(images))
             if self._config.vlm_cache_size:
@@ -91,11 +90,10 @@ class VLMClient:
         return answer
 
     def take_metrics(self) -> dict[str, float]:
-        """Counts since the last call, named in `COUNTED`; `seconds` are those of all requests together."""
+        """Counts since the last call, named in `COUNTED`; `seconds` is summed over requests."""
         with self._lock:
             counts, self._counts = self._counts, Counter()
-        metrics = {name: float(counts[name]) for name in COUNTED}
-        return metrics | self._http.take_counts()
+        return {name: float(counts[name]) for name in COUNTED} | self._http.take_counts()
 
     def close(self) -> None:
         """Cancel pending requests."""
@@ -108,7 +106,7 @@ class VLMClient:
         return digest.digest()
 
     def _send(self, scorer: Scorer, prompt: str, images: list[np.ndarray]) -> Future[VLMResult]:
-        """The result becomes a `FailedAnswer` instead of an exception."""
+        """Send a question; a failed request gives a `FailedAnswer` instead of an exception."""
         result: Future[VLMResult] = Future()
 
         def done(answer: Future[Score]) -> None:
@@ -120,7 +118,7 @@ class VLMClient:
                 with self._lock:
                     self._counts["failures"] += 1
                 result.set_result(failure)
-            except BaseException as error:  # a mistake of ours, or the client was closed
+            except BaseException as error:  # a programming error, or the client was closed
                 result.set_exception(error)
 
         def read(answer: Any) -> Score:
@@ -137,13 +135,13 @@ class VLMClient:
 
 
 def authorization() -> dict[str, str]:
-    """The header with the key in `OPENAI_API_KEY`, if there is one."""
+    """Authorization header from the environment variable `OPENAI_API_KEY`; {} if it is not set."""
     key = os.environ.get("OPENAI_API_KEY")
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 
 def completions_url(config: VLMServerConfig) -> str:
-    """Where chat completions are requested."""
+    """URL of chat completions."""
     return f"{(config.vlm_url or '').rstrip('/')}/chat/completions"
 
 
@@ -155,11 +153,11 @@ def question(config: VLMServerConfig, scorer: Scorer, prompt: str, images: Seque
     elif config.vlm_structured_output:
         schema = {"name": scorer.name, "schema": scorer.schema, "strict": True}
         options = {"response_format": {"type": "json_schema", "json_schema": schema}}
-    shown = [{"url": f"data:image/png;base64,{encode_png(np.asarray(image))}"} for image in images]
-    parts = [{"type": "text", "text": prompt}, *({"type": "image_url", "image_url": url} for url in shown)]
+    urls = [{"url": f"data:image/png;base64,{encode_png(np.asarray(image))}"} for image in images]
+    content = [{"type": "text", "text": prompt}, *({"type": "image_url", "image_url": url} for url in urls)]
     return {
         "model": config.vlm_model,
-        "messages": [{"role": "user", "content": parts}],
+        "messages": [{"role": "user", "content": content}],
         "max_tokens": 1 if scorer.wants_log_probs else config.vlm_max_tokens,
         "temperature": 0.0,
         **options,

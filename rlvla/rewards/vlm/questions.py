@@ -1,4 +1,4 @@
-"""What a vision-language model is asked: prompts, formats of answers, and their registry."""
+"""Questions for vision-language models: prompts, answer formats, and their registry."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Number:
 
 @dataclass(frozen=True)
 class OneOf:
-    """A choice of an answer: all numbers, or all words."""
+    """An enumeration in an answer: all integers, or all strings."""
 
     values: tuple[int, ...] | tuple[str, ...]
 
@@ -46,12 +46,12 @@ class Question:
         name: name of the question; `--reward vlm:NAME` pays for it, as the component `vlm_NAME`.
         prompt: text in which `{task}` (the instruction) and `{skill}` (the task's name) are replaced; other braces are
             written twice. None: the file `prompts/NAME.txt` of this package.
-        answer: name -> format of the entries of the JSON answer; default: a number in [0, 1] called as the question.
+        answer: name -> format of the entries of the JSON answer; default: a number in [0, 1] named like the question.
             None: the answer is one word, True or False, and its log-prob the score.
-        frames: 1 image; 2: the image judged before, and this one; 0: images of the whole episode, at its end.
+        frames: 1: one image; 2: the previously scored image and this one; 0: images of the whole episode, at its end.
         score: maps a valid answer to its score.
         is_change: the score is a change in [-1, 1] rather than progress.
-        at_start: progress before the first image; None: unknown, or asked for questions about one image.
+        at_start: progress before the first image; None: unknown, or measured (questions about one image).
     """
 
     name: str
@@ -76,7 +76,7 @@ class Question:
 
     @property
     def measures_progress(self) -> bool:
-        """Whether single answers are progress in [0, 1], from which `--vlm_progress_term` makes rewards."""
+        """Whether single answers are progress in [0, 1], which `--vlm_progress_term` converts to rewards."""
         return self.frames > 0 and not self.is_change
 
 

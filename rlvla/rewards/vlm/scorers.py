@@ -1,16 +1,17 @@
-"""Prompts for vision-language models and parsing of their answers."""
+"""Prompts for vision-language models, and parsing of their chat completions."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from rlvla.rewards.vlm.completion import AnswerCutOff, AnswerError, Completion
 from rlvla.rewards.vlm.questions import Number, OneOf, Question, Score, question_named
 from rlvla.utils.errors import ConfigError, require
+from rlvla.utils.http.exchange import MalformedAnswer
 from rlvla.utils.terminal import printable
 
 if TYPE_CHECKING:
@@ -19,10 +20,91 @@ if TYPE_CHECKING:
 _READ = 50_000  # last characters of an answer that are searched
 _MOST_TRIES = 500  # braces at which an object may begin
 _END_OF_REASONING = "</think>"
+_MOST_TOKENS = 10**9  # in a plausible count
+_ROUNDING = 1e-3  # by which a log-prob may exceed 0
+
+
+class AnswerError(MalformedAnswer):
+    """An answer in the wrong format."""
+
+
+class AnswerCutOff(AnswerError):
+    """An answer cut off by the token limit; another attempt would be, too."""
+
+    retry = False
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A chat completion.
+
+    Attributes:
+        text: content of the message; "" if empty.
+        cut_off: it ended at the token limit.
+        first_tokens: candidates for the first token with their log-probs, including the chosen one; None if the server
+            returns none.
+        prompt_tokens, completion_tokens: as counted by the server; 0 if it reports none.
+    """
+
+    text: str = ""
+    cut_off: bool = False
+    first_tokens: tuple[tuple[str, float], ...] | None = None
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+def read_completion(answer: Any) -> Completion:
+    """Parse the JSON of a chat completion.
+
+    Raises:
+        MalformedAnswer: it is not a chat completion.
+        AnswerError: its content or log-probs have the wrong type.
+    """
+    choices = answer.get("choices") if isinstance(answer, dict) else None
+    choice = choices[0] if isinstance(choices, list) and choices else None
+    message = choice.get("message") if isinstance(choice, dict) else None
+    if not isinstance(choice, dict) or not isinstance(message, dict):
+        raise MalformedAnswer(f"the server's answer is not a chat completion: {str(answer)[:80]!r}")
+    text = message.get("content")
+    if text is not None and not isinstance(text, str):
+        raise AnswerError(f"the content of the answer is not text: {str(text)[:80]!r}")
+    usage = answer.get("usage")
+    return Completion(
+        text=text or "",
+        cut_off=choice.get("finish_reason") == "length",
+        first_tokens=_first_tokens(choice.get("logprobs")),
+        prompt_tokens=_tokens(usage, "prompt_tokens"),
+        completion_tokens=_tokens(usage, "completion_tokens"),
+    )
+
+
+def _tokens(usage: Any, name: str) -> int:
+    """A token count; 0 if the server reports none or an implausible one."""
+    count = usage.get(name) if isinstance(usage, dict) else None
+    return count if isinstance(count, int) and not isinstance(count, bool) and 0 <= count <= _MOST_TOKENS else 0
+
+
+def _first_tokens(log_probs: Any) -> tuple[tuple[str, float], ...] | None:
+    content = log_probs.get("content") if isinstance(log_probs, dict) else None
+    if not content:
+        return None
+    first = content[0] if isinstance(content, list) else None
+    several = first.get("top_logprobs") if isinstance(first, dict) else None
+    candidates = several if isinstance(several, list) and several else [first]
+    return tuple(_candidate(candidate) for candidate in candidates)
+
+
+def _candidate(candidate: Any) -> tuple[str, float]:
+    token = candidate.get("token") if isinstance(candidate, dict) else None
+    log_prob = candidate.get("logprob") if isinstance(candidate, dict) else None
+    is_number = isinstance(log_prob, (int, float)) and not isinstance(log_prob, bool)
+    if isinstance(token, str) and is_number and log_prob <= _ROUNDING:  # type: ignore[operator]
+        return token, min(0.0, float(log_prob))  # type: ignore[arg-type]
+    raise AnswerError(f"{str(candidate)[:80]!r} is not a token with its log-prob")
 
 
 def _answer_model(question: Question) -> type[BaseModel] | None:
-    """Pydantic model of the answer; numbers in quotes and truth values are no numbers. None: it is a single word."""
+    """Pydantic model of the answer, strict about numbers (no strings, no booleans); None: a single word."""
     if question.entries is None:
         return None
     pydantic = require("pydantic", extra="vlm")
@@ -76,8 +158,8 @@ class Scorer:
         """The score in a chat completion: the last valid JSON object after any reasoning.
 
         Raises:
-            AnswerError: there is none.
-            AnswerCutOff: there is none, since the answer was cut off.
+            AnswerError: there is no valid object.
+            AnswerCutOff: likewise, because the answer was cut off.
         """
         if self.wants_log_probs:
             return Score(_probability_of_true(completion))
@@ -109,7 +191,7 @@ class Scorer:
 
 
 def _objects(text: str) -> Iterator[dict[str, Any]]:
-    """All JSON objects in a text, in order, without those inside another; braces in prose are passed over."""
+    """Top-level JSON objects in a text, in order; braces in prose are skipped."""
     decoder, start = json.JSONDecoder(), text.find("{")
     for _ in range(_MOST_TRIES):
         if start < 0:
@@ -135,7 +217,7 @@ def _read_prompt(prompt_file: str) -> str:
             "braces twice"
         ) from None
     if "\0" not in filled:
-        raise ConfigError(f"--vlm_prompt {prompt_file} does not say where the task belongs; write {{task}} there")
+        raise ConfigError(f"--vlm_prompt {prompt_file} lacks {{task}}, the place of the instruction")
     return template
 
 

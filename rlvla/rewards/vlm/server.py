@@ -1,4 +1,4 @@
-"""The server of a run: one client, one limit and one count for all questions, whoever asks them."""
+"""The VLM server of a run: one client, one concurrency limit and one set of counts for all questions."""
 
 from __future__ import annotations
 
@@ -30,25 +30,20 @@ class VLMServer:
 
     Args:
         config: the server and its limits.
-        asked_by: the flag that asks the first question, for messages.
+        asked_by: the flag that needs the server, for messages.
 
     Attributes:
         key: equal for servers that can share a client.
     """
 
     def __init__(self, config: VLMServerConfig, asked_by: str):
-        self._config = VLMServerConfig(**{f.name: getattr(config, f.name) for f in fields(VLMServerConfig)})
+        self.key = self._config = VLMServerConfig(**{f.name: getattr(config, f.name) for f in fields(VLMServerConfig)})
         self._asked_by = asked_by
         self._scorers: dict[str, Scorer] = {}
         self._client: VLMClient | None = None
 
-    @property
-    def key(self) -> VLMServerConfig:
-        """See above."""
-        return self._config
-
     def problems(self, scorer: Scorer | None, *, episode_frames: int = 1) -> list[Problem]:
-        """Why the server cannot be asked a question (None: the question itself is not valid)."""
+        """Why the server cannot answer a question (None: the question itself is invalid)."""
         config = self._config
         problems = [
             Problem(name, "needs_flag", f"{self._asked_by} needs --{name}")
@@ -63,33 +58,33 @@ class VLMServer:
         return problems
 
     def register(self, scorer: Scorer) -> None:
-        """Announce a question, which is then asked in the warm-up, too."""
+        """Register a question for the warm-up."""
         self._scorers[scorer.name] = scorer
 
     def shared(self, other: VLMServer) -> VLMServer:
-        """This server, with the questions of another one."""
+        """This server, with the registered questions of another one added."""
         self._scorers |= other._scorers
         return self
 
     @property
     def client(self) -> VLMClient:
-        """The client."""
+        """The client, created on first use."""
         if self._client is None:
             self._client = VLMClient(self._config)
         return self._client
 
-    def ask(self, scorer: Scorer, words: Mapping[str, str], images: Sequence[np.ndarray]) -> Future[VLMResult]:
+    def ask(self, scorer: Scorer, fields: Mapping[str, str], images: Sequence[np.ndarray]) -> Future[VLMResult]:
         """Ask about images [H, W, 3] uint8; returns immediately.
 
         Args:
             scorer: the question.
-            words: what its prompt is filled with, see `Scorer.prompt`.
+            fields: of the prompt, see `Scorer.prompt`.
             images: the images, upright.
         """
-        return self.client.ask(scorer, scorer.prompt(**words), images)
+        return self.client.ask(scorer, scorer.prompt(**fields), images)
 
     def start(self) -> None:
-        """Warm up: ask every question as often as requests may be under way, with the time limit `vlm_warmup`."""
+        """Warm up: `vlm_concurrency` requests of every question, with the time limit `vlm_warmup`."""
         config = self._config
         if not config.vlm_warmup or not self._scorers:
             return
@@ -132,6 +127,6 @@ class VLMServer:
             self._client = None
 
 
-def words_of(task_name: str, first: Observation) -> dict[str, str]:
-    """What prompts say about an episode: its instruction, and the task's name as words."""
+def prompt_fields(task_name: str, first: Observation) -> dict[str, str]:
+    """The fields of prompts for an episode: its instruction, and the task's name in words."""
     return {"task": first.instruction, "skill": task_name.replace("_", " ").replace("-", " ")}

@@ -1,4 +1,4 @@
-"""Checks before training that the VLM server can judge: the model, pictures, the format of the answer."""
+"""Pre-flight check of the VLM server: the model, image input, the format of the answer."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlvla.rewards.vlm.client import authorization, completions_url, question
-from rlvla.rewards.vlm.completion import AnswerCutOff, AnswerError, read_completion
-from rlvla.rewards.vlm.scorers import Scorer
+from rlvla.rewards.vlm.scorers import AnswerCutOff, AnswerError, Scorer, read_completion
 from rlvla.utils.errors import Problem
 from rlvla.utils.http.client import JsonClient, RequestLimits
 from rlvla.utils.http.exchange import (
@@ -37,8 +36,8 @@ _SIZE = 224  # pixels
 def server_problem(config: VLMServerConfig, scorer: Scorer, *, episode_frames: int = 1) -> Problem | None:
     """Why the server at `vlm_url` cannot judge with `vlm_model`, or None.
 
-    It is asked what it will be asked in training, about pictures of the same kind; only if that fails, simpler
-    questions find out why. The first answers may take `vlm_warmup` seconds.
+    Sends a question of training about images of the same kind; only if that fails, simpler questions find the reason.
+    The first answers may take `vlm_warmup` seconds.
     """
     headers = authorization()
     if not all(value.isascii() and value.isprintable() for value in headers.values()):
@@ -70,9 +69,12 @@ class _ServerCheck:
         return None
 
     def _ask_for_names(self) -> list[str]:
-        """The server's models; none if it does not list them."""
+        """Names of the server's models; [] if it does not list them."""
         try:
-            return self._client.ask(f"{(self._config.vlm_url or '').rstrip('/')}/models", None, _model_names).result()
+            url = f"{(self._config.vlm_url or '').rstrip('/')}/models"
+            return self._client.ask(
+                url, None, lambda answer: [printable(m["id"], _LONGEST_NAME) for m in answer["data"]]
+            ).result()
         except StatusError as error:
             if error.status in _REFUSED:
                 raise
@@ -83,7 +85,7 @@ class _ServerCheck:
         return []
 
     def _judge(self, config: VLMServerConfig) -> None:
-        """What training will ask."""
+        """Send a question of training."""
         self._send(
             lambda: question(config, self._scorer, self._prompt, self._pictures),
             lambda answer: self._scorer.read(read_completion(answer)),
@@ -93,7 +95,7 @@ class _ServerCheck:
         self._client.ask(completions_url(self._config), content, read).result()
 
     def _explain(self, error: RequestError) -> Problem:
-        """Find out what the server cannot do."""
+        """The reason for a failed question, from simpler ones."""
         scorer = self._scorer
         if isinstance(error, AnswerError):
             return self._useless_answer(error)
@@ -119,7 +121,7 @@ class _ServerCheck:
         return self._unavailable("vlm_structured_output", f"does not take the JSON schema ({error}); {instead}")
 
     def _useless_answer(self, error: AnswerError) -> Problem:
-        """The server does what it is asked; its answer is of no use."""
+        """The server answers, but not in the expected format."""
         if isinstance(error, AnswerCutOff):
             return self._unavailable("vlm_max_tokens", f"answers a picture, but {error}")
         if self._scorer.wants_log_probs:
@@ -154,7 +156,7 @@ class _ServerCheck:
         )
 
     def _general(self, error: RequestError) -> Problem:
-        """The server does not answer, or is none."""
+        """The server does not answer, or is not an OpenAI-compatible server."""
         if isinstance(error, NoAnswerInTime):
             flag = "vlm_warmup" if self._config.vlm_warmup > self._config.vlm_timeout else "vlm_timeout"
             text = (
@@ -173,7 +175,7 @@ class _ServerCheck:
         elif isinstance(error, StatusError):
             text = f"answers with HTTP {error.status}: {error.beginning}"
         else:
-            text = f"is no OpenAI-compatible server ({type(error).__name__}: {error})"
+            text = f"is not an OpenAI-compatible server ({type(error).__name__}: {error})"
         return self._unavailable("vlm_url", text)
 
     def _unavailable(self, flag: str, text: str) -> Problem:
@@ -183,10 +185,6 @@ class _ServerCheck:
 def first_limit(config: VLMServerConfig) -> float:
     """Seconds that the first answers may take."""
     return max(config.vlm_timeout, config.vlm_warmup)
-
-
-def _model_names(answer: Any) -> list[str]:
-    return [printable(model["id"], _LONGEST_NAME) for model in answer["data"]]
 
 
 def example_picture(number: int) -> np.ndarray:

@@ -1,4 +1,7 @@
-"""The reward source `vlm`: frames are scored during the episode, rewards are available when it is over."""
+"""Reward source and success detector `vlm`.
+
+The reward source scores frames during the episode; its rewards are available when the episode is over.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlvla.rewards.base import EpisodeStart, StepInfo, register_reward
+from rlvla.rewards.success_source import register_success_source
 from rlvla.rewards.vlm.chain import ChainSettings, FrameJudgment, chain_rewards
 from rlvla.rewards.vlm.client import FailedAnswer, VLMResult
 from rlvla.rewards.vlm.questions import Score, question_named, question_names
 from rlvla.rewards.vlm.scorers import Scorer
-from rlvla.rewards.vlm.server import VLMServer, words_of
+from rlvla.rewards.vlm.server import VLMServer, prompt_fields
 from rlvla.utils.errors import ConfigError, Problem
 from rlvla.utils.video import upright
 
@@ -35,7 +39,7 @@ class VLMSource:
     Attributes:
         gamma: discount of the potential term; the trainer sets it to the learner's.
         bootstraps: the learner bootstraps from truncated episodes; otherwise their potential ends at 0 as well.
-        server: where questions are asked, shared with the other sources of a plan.
+        server: the VLM server, shared with the other sources of a plan.
     """
 
     def __init__(self, config: RewardConfig, kind: str | None = None):
@@ -73,7 +77,7 @@ class VLMSource:
         return VLMReward(
             self.server,
             self._scorer,
-            words_of(task.name, episode.observation),
+            prompt_fields(task.name, episode.observation),
             self._settings(),
             self._config,
             self._weight,
@@ -98,9 +102,9 @@ class VLMReward:
     """The frames of one episode and their scores.
 
     Args:
-        server: where questions are asked.
+        server: the VLM server.
         scorer: the question and the parser of its answers.
-        words: what its prompt is filled with.
+        fields: of the prompt, see `Scorer.prompt`.
         settings: conversion of scores to rewards.
         config: which frames are scored.
         weight: current curriculum weight.
@@ -113,7 +117,7 @@ class VLMReward:
         self,
         server: VLMServer,
         scorer: Scorer,
-        words: Mapping[str, str],
+        fields: Mapping[str, str],
         settings: ChainSettings,
         config: RewardConfig,
         weight: float,
@@ -123,30 +127,30 @@ class VLMReward:
         images_flipped_vertically: bool,
     ):
         self._server, self._scorer, self._settings, self._config = server, scorer, settings, config
-        self._weight, self._words, self._bootstraps = weight, words, bootstraps
+        self._weight, self._fields, self._bootstraps = weight, fields, bootstraps
         self._flipped = images_flipped_vertically
         self._latest = upright(first.images[0], images_flipped_vertically)
         self._frames = [self._latest]
         self._since = 0  # steps since the last scored frame
         self._windows: list[int] = []
         self._asked: list[Future[VLMResult]] = []
-        self._unheard: list[int] = []  # questions whose answers `late_progress` has not returned
+        self._unread: list[int] = []  # questions whose answers `late_progress` has not returned
         self._ends = False
         if scorer.frames == 1:
             self._ask(self._frames)
 
     def late_progress(self) -> list[tuple[int, float]]:
-        """Scores that have arrived since the last call, each with the steps before its frame; [] for comparisons."""
+        """(steps before the frame, progress) of answers since the last call; [] for questions about changes."""
         if not self._scorer.question.measures_progress:
             return []
-        known = [i for i in self._unheard if self._asked[i].done()]
-        self._unheard = [i for i in self._unheard if i not in known]
+        done = [i for i in self._unread if self._asked[i].done()]
+        self._unread = [i for i in self._unread if i not in done]
         steps = [0, *accumulate(self._windows)][self._scorer.frames - 1 :]  # two frames: none at the start
-        answers = [(steps[i], self._asked[i].result()) for i in known]
+        answers = [(steps[i], self._asked[i].result()) for i in done]
         return [(step, answer.progress) for step, answer in answers if isinstance(answer, Score)]
 
     def step(self, observation: Observation | None, events: frozenset[str], info: StepInfo) -> None:
-        """Count the step; if there is a frame and enough steps have passed, request a score."""
+        """Count the step, and score its frame if it has one and enough steps have passed."""
         self._since += 1
         if observation is None:
             return
@@ -155,7 +159,7 @@ class VLMReward:
             self._close_window()
 
     def end(self, *, terminated: bool, truncated: bool) -> None:
-        """Request a score for the last frame, regardless of the number of steps since the previous one."""
+        """Score the last frame, regardless of the number of steps since the previous one."""
         if self._since:
             self._close_window()
         if not self._scorer.frames:
@@ -175,30 +179,37 @@ class VLMReward:
         self._ask([self._frames[i] for i in chosen])
 
     def _ask(self, images: Sequence[np.ndarray]) -> None:
-        self._unheard.append(len(self._asked))
-        self._asked.append(self._server.ask(self._scorer, self._words, images))
+        self._unread.append(len(self._asked))
+        self._asked.append(self._server.ask(self._scorer, self._fields, images))
 
     def finish(self) -> dict[str, Any]:
         """Wait for the answers (each has a time limit) and convert them to rewards."""
         answers = [future.result() for future in self._asked]
         progress = [answer.progress if isinstance(answer, Score) else None for answer in answers]
-        rewards = self._whole_episode(progress[-1]) if not self._scorer.frames else self._chain(answers)
-        known = [p for p in progress if p is not None]
+        if self._scorer.frames:
+            rewards = self._chain(answers)
+        else:  # one score of the whole episode
+            score = progress[-1]
+            value = 0.0 if score is None else self._config.vlm_reward_scale * self._weight * score
+            rewards = [0.0] * (sum(self._windows) - 1) + [value]
         return {
             "rewards": rewards,
-            "progress": known[-1] if known else 0.0,
+            "progress": next((p for p in reversed(progress) if p is not None), 0.0),
             "failed": sum(isinstance(answer, FailedAnswer) for answer in answers),
         }
 
     def scores(self) -> list[tuple[int, float, float]]:
-        """The answers for frames after the start; NaN where a request failed. Nothing for other kinds of questions."""
+        """(steps, action score, progress) of the frames after the start; NaN where a request failed.
+
+        [] for questions that do not measure progress.
+        """
         if not self._scorer.question.measures_progress:
             return []
         answers = [future.result() for future in self._asked]
         ends = [0, *accumulate(self._windows)][self._scorer.frames - 1 :]
-        known = [(answer.action_score, answer.progress) if isinstance(answer, Score) else None for answer in answers]
-        unknown = (math.nan, math.nan)
-        return [(steps, *(scores or unknown)) for steps, scores in zip(ends, known) if steps]
+        failed = Score(math.nan, math.nan)
+        scores = [answer if isinstance(answer, Score) else failed for answer in answers]
+        return [(steps, score.action_score, score.progress) for steps, score in zip(ends, scores) if steps]
 
     def _chain(self, answers: list[VLMResult]) -> list[float]:
         scores = [answer if isinstance(answer, Score) else None for answer in answers]
@@ -211,10 +222,35 @@ class VLMReward:
         ]
         return chain_rewards(judged[0], judged[1:], self._settings, self._ends)
 
-    def _whole_episode(self, score: float | None) -> list[float]:
-        value = 0.0 if score is None else self._config.vlm_reward_scale * self._weight * score
-        return [0.0] * (sum(self._windows) - 1) + [value]
-
     def release(self) -> None:
         """Forget the frames."""
         self._frames.clear()
+
+
+@register_success_source("vlm")
+class VLMSuccess:
+    """Success detector: asks a vision-language model whether the task is done.
+
+    Attributes:
+        server: the VLM server, shared with the reward sources of a plan.
+
+    Raises:
+        ConfigError: the server is missing or cannot judge.
+    """
+
+    def __init__(self, config: Any):
+        self._scorer = Scorer("success")
+        self.server = VLMServer(config, "--success_source vlm")
+        problems = self.server.problems(self._scorer)
+        if problems:
+            raise ConfigError(problems)
+        self.server.register(self._scorer)
+
+    def ask(self, task: TaskSpec, observation: Observation) -> Future[VLMResult]:
+        """Ask about the first image."""
+        image = upright(observation.images[0], task.images_flipped_vertically)
+        return self.server.ask(self._scorer, prompt_fields(task.name, observation), [image])
+
+    def probability(self, answer: VLMResult) -> float | None:
+        """P(success); None if the request failed."""
+        return answer.progress if isinstance(answer, Score) else None

@@ -19,10 +19,9 @@ from rlvla.rewards.machine_source import MachineReward
 from rlvla.rewards.machines import formula_graph
 from rlvla.rewards.reward_machine import RewardMachine
 from rlvla.rewards.success_source import EpisodeSuccess
-from rlvla.rewards.vlm.propositions import EpisodePropositions
+from rlvla.rewards.vlm.propositions import EpisodePropositions, parse_sentences, sentence_of
 from rlvla.rewards.vlm.questions import _QUESTIONS, PROPOSITION, OneOf, Question, Score, register_question
 from rlvla.rewards.vlm.scorers import Scorer
-from rlvla.rewards.vlm.sentences import parse_sentences, sentence_of
 from rlvla.rollout.episode import Episode, EpisodeRequest, Phase
 from rlvla.utils.errors import ConfigError
 from tests.support.judge_server import (

@@ -132,8 +132,8 @@ NOT_FOUND = (404, {"error": {"message": "the model `judge` does not exist"}})
         ((200, models("a", "b")), NOT_FOUND, ["--vlm_model judge: the server", "does not know it; it has a, b"]),
         ((200, models(*"abcdefg")), NOT_FOUND, ["it has a, b, c, d, e, ..."]),
         ((200, models("a")), (500, {"error": "out of memory"}), ["HTTP 500", "out of memory"]),
-        ((200, models("a")), (200, b"<html>"), ["is no OpenAI-compatible server"]),
-        ((200, models("a")), (200, {"hello": 1}), ["is no OpenAI-compatible server", "no chat completion"]),
+        ((200, models("a")), (200, b"<html>"), ["is not an OpenAI-compatible server"]),
+        ((200, models("a")), (200, {"hello": 1}), ["is not an OpenAI-compatible server", "not a chat completion"]),
         ((200, models("a")), (200, None), ["does not answer", "start the server first"]),
     ],
 )

@@ -16,8 +16,7 @@ import pytest
 
 from rlvla.rewards import EpisodeStart, RewardConfig, RewardPlan
 from rlvla.rewards.vlm.client import FailedAnswer, VLMClient
-from rlvla.rewards.vlm.completion import AnswerError, Completion, read_completion
-from rlvla.rewards.vlm.scorers import Score, Scorer
+from rlvla.rewards.vlm.scorers import AnswerError, Completion, Score, Scorer, read_completion
 from rlvla.rewards.vlm.server import VLMFailuresError
 from rlvla.utils.errors import ConfigError
 from rlvla.utils.http import client as http_client
