@@ -3,7 +3,7 @@
     python benchmarks/scale_model.py predict --times measured.json --gpus 1 8 64 512
     python benchmarks/scale_model.py validate --output runs/scale
 
-`predict` plays iterations of a run: episodes start in free slots, wait in the batches of `rlvla.rollout.batcher`, take
+`predict` plays iterations of a run: episodes start in free slots, wait in the batches of `rlvla.rollout.session`, take
 chunks of random length, fail now and then and are played again; all ranks wait for the slowest before an update. The
 amounts are per GPU (weak scaling). "efficiency" is the episodes per second and GPU, to those of one GPU.
 
@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.async_rollout import SUITE, UPDATE, start
-from rlvla.rollout.batcher import Batcher
+from rlvla.rollout.session import Batcher
 from rlvla.utils.files import read_metrics
 from rlvla.utils.terminal import table
 

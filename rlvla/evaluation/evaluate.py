@@ -12,7 +12,7 @@ from rlvla.evaluation.protocol import eval_requests
 from rlvla.evaluation.results import EpisodeOutcome, EvalResult, sample_of, summarize
 from rlvla.experience import Sample
 from rlvla.rollout import FinishedEpisode, RolloutEngine, RolloutPolicy
-from rlvla.rollout.proprio import foreign_proprio, saturated_proprio
+from rlvla.rollout.stats import saturated_proprio, saturation_warning
 from rlvla.utils.bars import progress_bar
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy, OneProcess, Tally
 from rlvla.utils.signals import BrokenOff
@@ -91,7 +91,7 @@ def evaluate(
         raise BrokenOff
     assert finished is not None
     played = strategy.gather_objects([EpisodeOutcome.of(s) for s in finished])
-    foreign = foreign_proprio(saturated_proprio(finished))
+    foreign = saturation_warning(saturated_proprio(finished))
     if foreign and strategy.is_main:
         log.warning(f"{description}: {foreign}")
     gathered = done + [outcome for part in played for outcome in part]

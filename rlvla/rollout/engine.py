@@ -1,9 +1,9 @@
 """The rollout engine: plays episodes on worker processes and overlaps simulation with inference.
 
-A free slot starts the next episode at once. The policy answers waiting episodes as soon as a batch is due, while the
-other slots simulate. The outcome of an episode depends only on its request and the policy, not on the number of
-workers, the order of their answers, or failures, but for the last bits of what the policy computes, which depend on the
-number of episodes that it answers together (`RolloutConfig.deterministic_rollout`).
+A free slot starts the next episode at once. The policy decides for waiting episodes as soon as a batch is due, while
+the other slots simulate. The outcome of an episode depends only on its request and the policy, not on the number of
+workers, the order of their answers, or failures. Only the last bits of log-probs depend on the batch size of the policy
+(`RolloutConfig.deterministic_rollout`).
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class RolloutEngine:
 
     @property
     def success_source(self) -> str:
-        """What tells success, see `--success_source`."""
+        """Success detector, see `--success_source`."""
         return self.rewards.success_source
 
     def run(
@@ -99,15 +99,27 @@ class RolloutEngine:
         for request in requests:
             self._check(request)
         plan = self._success_only if success_only else self.rewards
-        parts = (self._tasks, self._env_kwargs, plan, self._config, policy, self._state_input)
-        keep_observed = self.keep_observed and not (success_only or greedy)
-        session = RolloutSession(self._pool, requests, *parts, keep_observed, cancelled)
+        session = RolloutSession(
+            self._pool,
+            requests,
+            tasks=self._tasks,
+            env_kwargs=self._env_kwargs,
+            plan=plan,
+            config=self._config,
+            policy=policy,
+            state_input=self._state_input,
+            keep_observed=self.keep_observed and not (success_only or greedy),
+            temperature=temperature,
+            greedy=greedy,
+            on_episode=on_episode,
+            cancelled=cancelled,
+        )
         self.stats = session.stats
-        if self._was_cancelled:  # not at that moment: mostly the run is over, and new workers would be for nothing
+        if self._was_cancelled:  # delayed until now: mostly the run is over, and new workers would be wasted
             self._pool.abandon()
             self._was_cancelled = False
         try:
-            return session.play(temperature=temperature, greedy=greedy, on_episode=on_episode)
+            return session.play()
         except BaseException as error:  # answers of this run must not reach the next one
             if isinstance(error, Exception) and not isinstance(error, RolloutCancelledError):
                 self._pool.abandon()
@@ -121,7 +133,8 @@ class RolloutEngine:
             self._tasks |= {(t.suite, t.task_id): t for t in list_tasks(request.suite, **self._env_kwargs)}
         task = self._tasks.get(key)
         if task is None or not 0 <= request.init_state_id < task.num_init_states:
-            known = "no such task" if task is None else f"its initial states are 0..{task.num_init_states - 1}"
+            reason = "no such task" if task is None else f"its initial states are 0..{task.num_init_states - 1}"
             raise ValueError(
-                f"{request.suite} task {request.task_id}, initial state {request.init_state_id} does not exist: {known}"
+                f"{request.suite} task {request.task_id}, initial state {request.init_state_id} does not exist: "
+                f"{reason}"
             )

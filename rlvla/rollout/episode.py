@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -28,8 +29,8 @@ class EpisodeRequest:
         seed: seeds the environment and the sampling of actions; equal requests and policies give equal episodes.
         uid: id of the group that the episode belongs to.
         record_frames: keep a frame of every step, for videos.
-        other_instructions: the policy gets the first of these that is not the instruction, instead of it; (): it.
-        blind: the policy sees gray in place of the images; judges see them.
+        other_instructions: candidates that replace the instruction: the first one that differs from it.
+        blind: the policy sees gray images; judges see the rendered ones.
     """
 
     suite: str
@@ -44,7 +45,7 @@ class EpisodeRequest:
 
 @dataclass(frozen=True)
 class FinishedEpisode:
-    """Outcome of an episode, available before all of its rewards are.
+    """Outcome of an episode, available before late rewards.
 
     Attributes:
         suite, task_id, init_state_id, seed, uid: see `EpisodeRequest`.
@@ -85,7 +86,7 @@ class Phase(enum.Enum):
 
 
 class Episode:
-    """Records the data of one episode.
+    """Recorder and state machine of one episode.
 
     Args:
         request: the episode to play.
@@ -113,14 +114,14 @@ class Episode:
         self._rewards: EpisodeRewards | None = None
         self._state = None if state_input is None else state_input.begin(task)
         self._success = None if rewards.success is None else rewards.success.begin(task)
-        self._answers: list[Future[Any]] = []  # that the episode waits for
-        self._undecided: ChunkResult | None = None
-        self._decided = False  # success of that chunk is known
+        self._queries: list[Future[Any]] = []  # of judges, about the pending chunk
+        self._pending_chunk: ChunkResult | None = None
+        self._success_decided = False  # for the pending chunk
         self._instruction = ""
         self._other_instruction: str | None = None
         self._rng = derive_rng(request.seed, "sampling")
         self._policy, self._keep_observed = policy, keep_observed or request.record_frames
-        self._as_rendered = True  # the policy sees just what the environment shows
+        self._as_rendered = True  # the policy sees the rendered images
         self._observations: list[Observation] = []  # prepared for the policy
         self._observed_images: list[np.ndarray] = []
         self._observed_proprio: list[np.ndarray] = []
@@ -173,8 +174,8 @@ class Episode:
             observation = replace(observation, instruction=self._other_instruction)
         if self._state is not None:
             observation = self._state.observe(observation)
-        seen = np.full_like(observation.images, _GRAY) if self.request.blind else observation.images
-        images, proprio = self._policy.prepare(seen, observation.proprio)
+        rendered = np.full_like(observation.images, _GRAY) if self.request.blind else observation.images
+        images, proprio = self._policy.prepare(rendered, observation.proprio)
         if images is not observation.images:
             self._as_rendered = False
             if self._keep_observed or self._plan.looks_at_images:
@@ -186,10 +187,7 @@ class Episode:
     def on_decision(
         self, actions: np.ndarray, log_probs: np.ndarray, trace: dict[str, np.ndarray], version: int | None = None
     ) -> None:
-        """The policy chose actions [A, D] with log-probs [K]; `trace` is needed to score them again.
-
-        `version` is that of the weights, see `Decision`.
-        """
+        """Record actions [A, D], their log-probs [K], trace and weight version, see `Decision`."""
         if version is not None:
             self._versions.append(version)
         self._actions.append(actions)
@@ -198,28 +196,28 @@ class Episode:
         self.phase = Phase.STEPPING
 
     def on_chunk(self, result: ChunkResult) -> None:
-        """The chunk was executed; the episode goes on at once unless it waits for a judge (see `answered`)."""
+        """Process an executed chunk; if judges are queried about it, `on_answers` completes this."""
         assert self._rewards is not None
-        judged = [] if self._success is None else self._success.look(result)
-        self._answers = [*judged, *self._rewards.look(result)]
-        self._undecided, self._decided = result, self._success is None
+        success_queries = [] if self._success is None else self._success.look(result)
+        self._queries = [*success_queries, *self._rewards.look(result)]
+        self._pending_chunk, self._success_decided = result, self._success is None
         self.phase = Phase.JUDGING
-        if not self._answers:
+        if not self._queries:
             self.on_answers()
 
     @property
     def answers(self) -> list[Future[Any]]:
-        """Answers of judges that the episode still waits for."""
-        return [answer for answer in self._answers if not answer.done()]
+        """Pending answers of judges."""
+        return [answer for answer in self._queries if not answer.done()]
 
     def on_answers(self) -> None:
-        """All answers have come; the episode goes on, is over, or waits for what is asked because it is over."""
-        result = self._undecided
+        """Complete the chunk after all judges have answered; success may lead to further queries about its end."""
+        result = self._pending_chunk
         assert self._rewards is not None and result is not None
-        if self._success is not None and not self._decided:
-            self._undecided = result = self._success.decide(result)
-            self._decided = True
-            self._answers = self._rewards.query_final_frame(result) if result.terminated else []
+        if self._success is not None and not self._success_decided:
+            self._pending_chunk = result = self._success.decide(result)
+            self._success_decided = True
+            self._queries = self._rewards.query_final_frame(result) if result.terminated else []
             if self.answers:
                 return
         self._rewards.score_chunk(result)
@@ -247,7 +245,7 @@ class Episode:
             self._rewards.end(terminated=self._terminated, truncated=self._truncated)
 
     def fail(self) -> None:
-        """The environment failed; this attempt is discarded."""
+        """Discard this attempt after a failure of the environment."""
         self.phase = Phase.FAILED
         if self._rewards is not None:
             self._rewards.release()
@@ -262,7 +260,7 @@ class Episode:
         assert self._rewards is not None
         paid = self._rewards.finalize_rewards(judged)
         self._rewards.release()
-        observed = sample.observed_images if self._keep_observed else None  # sample sources have had their look
+        observed = sample.observed_images if self._keep_observed else None  # sample sources have read them
         return replace(sample, **_as_tensors(paid), reward_info=paid.info, observed_images=observed)
 
     def _count_success(self, successes: np.ndarray) -> None:
@@ -272,25 +270,18 @@ class Episode:
         self._success_now = history[-1]
         self._success_once |= any(history)
 
-    def _simulator_success(self) -> dict[str, Any]:
-        """The fields of a sample that say what the simulator thinks of an episode that a judge decided."""
-        if self._success is None:
-            return {}
-        own = self._success.simulator
-        return {"simulator_once": own.once, "simulator_at_end": own.at_end, "unanswered": self._success.unanswered}
-
     def to_sample(self) -> Sample:
-        """The completed episode with the rewards known so far; RuntimeError if it is not completed."""
+        """The completed episode with the rewards available so far; RuntimeError if it is not completed."""
         if self.phase is not Phase.COMPLETED or self._last is None or self._rewards is None:
             raise RuntimeError(f"the episode is {self.phase.value}, not completed")
         actions = torch.from_numpy(np.stack(self._actions))
         decisions, last = self._observations[:-1], self._observations[-1]
-        proprio = None if last.proprio is None else torch.from_numpy(np.stack([o.proprio for o in decisions]))
-        traces = self._decision_traces
-        request = self.request
+        proprio = stacked_proprio(decisions)
+        traces, request, success = self._decision_traces, self.request, self._success
+        simulator = None if success is None else success.simulator
         return Sample(
             images=torch.from_numpy(np.stack([o.images for o in decisions])),
-            proprio=proprio,
+            proprio=None if proprio is None else torch.from_numpy(proprio),
             instruction=self._instruction,
             actions=actions,
             executed=torch.arange(actions.shape[1])[None] < torch.tensor(self._executed)[:, None],
@@ -314,7 +305,9 @@ class Episode:
             observed_proprio=_stacked(self._observed_proprio),
             images_as_rendered=self._as_rendered,
             regressions=self._regressions,
-            **self._simulator_success(),
+            simulator_once=None if simulator is None else simulator.once,
+            simulator_at_end=None if simulator is None else simulator.at_end,
+            unanswered=0 if success is None else success.unanswered,
             frames=np.concatenate(self._frames) if self._frames else None,
             step_events=self._step_events or None,
             prompted_instructions=None if self._state is None else [o.instruction for o in self._observations],
@@ -322,6 +315,12 @@ class Episode:
             images_flipped_vertically=self._task.images_flipped_vertically,
             versions=torch.tensor(self._versions) if self._versions else None,
         )
+
+
+def stacked_proprio(observations: Sequence[Observation]) -> np.ndarray | None:
+    """Proprioception [B, P] of observations; None if they have none."""
+    states = [o.proprio for o in observations if o.proprio is not None]
+    return np.stack(states) if states else None
 
 
 def _stacked(arrays: list[np.ndarray]) -> torch.Tensor | None:

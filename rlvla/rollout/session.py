@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
 from dataclasses import dataclass
@@ -19,22 +20,97 @@ from rlvla.envs.workers.watchdog import WatchedPool
 from rlvla.experience import Sample
 from rlvla.models.policy import RolloutPolicy
 from rlvla.rewards import RewardPlan, StateInput
-from rlvla.rollout.batcher import Batcher
 from rlvla.rollout.config import RolloutConfig
-from rlvla.rollout.episode import Episode, EpisodeRequest, FinishedEpisode, Phase
-from rlvla.rollout.pending import PendingEpisodes
+from rlvla.rollout.episode import Episode, EpisodeRequest, FinishedEpisode, Phase, stacked_proprio
 from rlvla.rollout.stats import DroppedEpisode, RolloutStats, TooManyDroppedError
 from rlvla.utils.errors import ConfigError, RunEnded
 
 log = logging.getLogger(__name__)
 
+Task = tuple[str, int]  # suite, task id
+
 _FOREVER_S = 1e6  # finite, as the OS requires
-_JUDGES_EVERY_S = 0.01  # between looks at the answers of judges while workers simulate
-_CANCELLED_EVERY_S = 0.1  # between looks at whether the rollout is cancelled
+_JUDGE_POLL_S = 0.01  # while workers simulate
+_CANCEL_POLL_S = 0.1
 
 
 class RolloutCancelledError(Exception):
     """The caller of a rollout no longer wants it."""
+
+
+class Batcher:
+    """Collects waiting episodes until a batch is due.
+
+    A batch is due when it reaches the target size, when its oldest episode has waited for `max_wait_s`, or when no
+    other episode could still join it.
+
+    Args:
+        max_batch: maximum batch size.
+        max_wait_s: maximum seconds an episode waits for its batch to reach the target size.
+        target: batch size that is due at once; default `max_batch`.
+    """
+
+    def __init__(self, max_batch: int, max_wait_s: float, target: int | None = None):
+        self._max_batch, self._max_wait_s = max_batch, max_wait_s
+        self._target = max_batch if target is None else target
+        self._waiting: deque[tuple[int, float]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, slot: int, now: float) -> None:
+        """Queue the episode of a slot; `now` is in seconds of a monotonic clock."""
+        self._waiting.append((slot, now))
+
+    def take(self, now: float, others: int) -> list[int]:
+        """Slots of the batch that is due, longest waiting first; empty if none is due.
+
+        Args:
+            now: current time, same clock as in `add`.
+            others: number of running episodes that are not waiting.
+        """
+        if not self._waiting:
+            return []
+        full = len(self._waiting) >= self._target
+        if not (full or others == 0 or now - self._waiting[0][1] >= self._max_wait_s):
+            return []
+        return [self._waiting.popleft()[0] for _ in range(min(self._max_batch, len(self._waiting)))]
+
+    def time_until_due(self, now: float) -> float | None:
+        """Upper bound on the seconds until a batch is due; None if no episode is waiting."""
+        return max(0.0, self._waiting[0][1] + self._max_wait_s - now) if self._waiting else None
+
+
+class PendingEpisodes:
+    """Request indices that have not started, queued by task.
+
+    Building an environment takes seconds, a reset a fraction of one. A slot therefore gets an episode of the task it
+    played last, else of a task whose environment it has kept, else of the task with the most episodes left. The order
+    does not affect results, because the outcome of an episode depends on its request alone.
+
+    Args:
+        tasks: task of each request.
+    """
+
+    def __init__(self, tasks: Sequence[Task]):
+        self._tasks = list(tasks)
+        self._queues: OrderedDict[Task, deque[int]] = OrderedDict()
+        for index, task in enumerate(tasks):
+            self._queues.setdefault(task, deque()).append(index)
+
+    def __len__(self) -> int:
+        return sum(len(queue) for queue in self._queues.values())
+
+    def take(self, kept: Sequence[Task] = ()) -> int:
+        """Next request for a slot with environments of the tasks `kept`, the one it played last first."""
+        kept_queues = [queue for task in kept if (queue := self._queues.get(task))]
+        if kept_queues and kept_queues[0] is self._queues.get(kept[0]):
+            return kept_queues[0].popleft()
+        return max(kept_queues or self._queues.values(), key=len).popleft()
+
+    def put_back(self, index: int) -> None:
+        """Return a request to the front of its task's queue."""
+        self._queues[self._tasks[index]].appendleft(index)
 
 
 @dataclass
@@ -63,23 +139,27 @@ class RolloutSession:
         self,
         pool: WatchedPool,
         requests: Sequence[EpisodeRequest],
-        tasks: Mapping[tuple[str, int], TaskSpec],
+        *,
+        tasks: Mapping[Task, TaskSpec],
         env_kwargs: dict[str, Any],
         plan: RewardPlan,
         config: RolloutConfig,
         policy: RolloutPolicy,
         state_input: StateInput | None = None,
         keep_observed: bool = False,
+        temperature: float,
+        greedy: bool,
+        on_episode: Callable[[FinishedEpisode], None] | None = None,
         cancelled: Callable[[], bool] | None = None,
     ):
         self._pool, self._requests, self._tasks = pool, requests, tasks
-        self._cancelled = cancelled
         self._env_kwargs, self._plan = env_kwargs, plan
         self._config, self._policy, self._state_input = config, policy, state_input
-        self._keep_observed = keep_observed
+        self._keep_observed, self._temperature, self._greedy = keep_observed, temperature, greedy
+        self._on_episode, self._cancelled = on_episode, cancelled
         self._pending = PendingEpisodes([(request.suite, request.task_id) for request in requests])
         self._running: dict[int, _Running] = {}  # by slot of the pool
-        self._checkers: dict[tuple[str, int], AnswerChecker] = {}
+        self._checkers: dict[Task, AnswerChecker] = {}  # one per task, whose images must have one shape
         self._judging: list[int] = []  # slots whose episodes wait for a judge
         self._outbox: list[SlotCommand] = []  # commands for the slots of a worker are sent as one message
         self._largest_batch = config.rollout_max_batch or pool.num_slots
@@ -95,16 +175,14 @@ class RolloutSession:
         self._finished: list[tuple[int, Episode, Sample]] = []
         self.stats = RolloutStats()
 
-    def play(
-        self, *, temperature: float, greedy: bool, on_episode: Callable[[FinishedEpisode], None] | None = None
-    ) -> list[Sample]:
+    def play(self) -> list[Sample]:
         """Play all episodes and return the finished ones in the order of their requests."""
         start = time.perf_counter()
         try:
             while len(self._pending) or self._running:
                 if self._cancelled is not None and self._cancelled():
                     raise RolloutCancelledError("the rollout was cancelled")
-                self._advance(temperature, greedy, on_episode)
+                self._advance()
         finally:
             self._plan.rollout_over()  # before other reward models score the episodes
         played = time.perf_counter()
@@ -114,20 +192,18 @@ class RolloutSession:
         self.stats.rewards_s = time.perf_counter() - played
         return [sample for sample in self._samples if sample is not None]
 
-    def _advance(self, temperature: float, greedy: bool, on_episode: Callable[[FinishedEpisode], None] | None) -> None:
-        """Start episodes in free slots, answer those whose batch is due, and wait for what comes next."""
-        if len(self._pending) and self._may_start():
+    def _advance(self) -> None:
+        """Start episodes in free slots, decide for the batch that is due, and process the next answers."""
+        # In deterministic mode, episodes start only when all running ones wait, independent of timing.
+        may_start = not self._config.deterministic_rollout or len(self._running) == len(self._batcher)
+        if len(self._pending) and may_start:
             self._start_episodes()
         slots = self._batcher.take(time.perf_counter(), len(self._running) - len(self._batcher))
         # Batch size and row position can change the last bits of log-probs.
         slots.sort(key=lambda slot: self._running[slot].index)
         for first in range(0, len(slots), self._largest_batch):
-            self._decide(slots[first : first + self._largest_batch], temperature, greedy)
-        self._listen(on_episode)
-
-    def _may_start(self) -> bool:
-        """In deterministic mode, start episodes only when all running ones wait, independent of timing."""
-        return not self._config.deterministic_rollout or len(self._running) == len(self._batcher)
+            self._decide(slots[first : first + self._largest_batch])
+        self._process_answers()
 
     def _start_episodes(self) -> None:
         for slot in self._pool.idle():
@@ -138,32 +214,27 @@ class RolloutSession:
             current = self._pool.holds(slot)
             index = self._pending.take([(env.suite, env.task_id) for env in self._pool.keeps(slot)])
             request = self._requests[index]
-            task = self._tasks[request.suite, request.task_id]
-            env = EnvSpec(request.suite, request.task_id, self._env_kwargs)
+            key = request.suite, request.task_id
+            task, env = self._tasks[key], EnvSpec(*key, self._env_kwargs)
+            if key not in self._checkers:
+                self._checkers[key] = AnswerChecker(task, self._env_kwargs)
             episode = Episode(
                 request, task, self._plan, self._policy, self._state_input, keep_observed=self._keep_observed
             )
-            self._running[slot] = running = _Running(index, env, episode, self._checker(task))
+            self._running[slot] = running = _Running(index, env, episode, self._checkers[key])
             if current == env:
                 self._reset(slot, running)
             else:  # separate from the reset, because building has its own time limit
-                running.episode.phase = Phase.CREATING
-                self._command(slot, running, Make(env))
+                episode.phase = Phase.CREATING
+                self._queue(slot, running, Make(env))
         self._send()
-
-    def _checker(self, task: TaskSpec) -> AnswerChecker:
-        """One for all episodes of a task, whose images must have one shape."""
-        key = (task.suite, task.task_id)
-        if key not in self._checkers:
-            self._checkers[key] = AnswerChecker(task, self._env_kwargs)
-        return self._checkers[key]
 
     def _reset(self, slot: int, running: _Running) -> None:
         request = running.episode.request
         running.episode.phase = Phase.RESETTING
-        self._command(slot, running, Reset(running.env, request.init_state_id, request.seed))
+        self._queue(slot, running, Reset(running.env, request.init_state_id, request.seed))
 
-    def _command(self, slot: int, running: _Running, command: Make | Reset | StepChunk) -> None:
+    def _queue(self, slot: int, running: _Running, command: Make | Reset | StepChunk) -> None:
         """Queue a command for the next `_send`."""
         running.since = time.perf_counter()
         self._outbox.append((slot, command))
@@ -172,44 +243,42 @@ class RolloutSession:
         self._pool.submit_all(self._outbox)
         self._outbox.clear()
 
-    def _decide(self, slots: Sequence[int], temperature: float, greedy: bool) -> None:
+    def _decide(self, slots: Sequence[int]) -> None:
         start = time.perf_counter()
         episodes = [self._running[slot].episode for slot in slots]
         observations = [episode.observation for episode in episodes]
         spec = self._policy.spec
-        noise = None if greedy and not spec.greedy_noise else np.stack([episode.noise() for episode in episodes])
-        proprio = None if observations[0].proprio is None else np.stack([o.proprio for o in observations])
+        draws = not self._greedy or spec.greedy_noise
         decision = self._policy.act(
             np.stack([o.images for o in observations]),
-            proprio,
+            stacked_proprio(observations),
             [o.instruction for o in observations],
-            noise=noise,
-            temperature=temperature,
-            **({"greedy": greedy} if spec.greedy_noise else {}),
+            noise=np.stack([episode.noise() for episode in episodes]) if draws else None,
+            temperature=self._temperature,
+            **({"greedy": self._greedy} if spec.greedy_noise else {}),
         )
         self.stats.policy_s += time.perf_counter() - start
         self.stats.policy_calls += 1
         self.stats.decisions += len(slots)
-        if not np.isfinite(decision.actions).all():
-            row = next(row for row, actions in enumerate(decision.actions) if not np.isfinite(actions).all())
-            request = episodes[row].request
-            raise RunEnded(
-                f"the policy's actions hold NaN or infinity ({request.suite}, task {request.task_id}, initial state "
-                f"{request.init_state_id}): its weights or dataset statistics are damaged; use an earlier checkpoint"
-            )
         for row, (slot, episode) in enumerate(zip(slots, episodes)):
+            actions, request = decision.actions[row], episode.request
+            if not np.isfinite(actions).all():
+                raise RunEnded(
+                    f"the policy's actions hold NaN or infinity ({request.suite}, task {request.task_id}, initial "
+                    f"state {request.init_state_id}): its weights or dataset statistics are damaged; use an earlier "
+                    "checkpoint"
+                )
             trace = {name: values[row] for name, values in decision.trace.items()}
-            episode.on_decision(decision.actions[row], decision.log_probs[row], trace, decision.version)
-            chunk = StepChunk(decision.actions[row], episode.request.record_frames)
-            self._command(slot, self._running[slot], chunk)
+            episode.on_decision(actions, decision.log_probs[row], trace, decision.version)
+            self._queue(slot, self._running[slot], StepChunk(actions, request.record_frames))
         self._send()
 
-    def _listen(self, on_episode: Callable[[FinishedEpisode], None] | None) -> None:
-        """Process answers; waits for the first one, but not longer than until a batch is due."""
+    def _process_answers(self) -> None:
+        """Process answers of workers and judges; waits for the first one, at most until a batch is due."""
         now = time.perf_counter()
         until_due = self._batcher.time_until_due(now)
         if self._cancelled is not None:
-            until_due = _CANCELLED_EVERY_S if until_due is None else min(until_due, _CANCELLED_EVERY_S)
+            until_due = _CANCEL_POLL_S if until_due is None else min(until_due, _CANCEL_POLL_S)
         results = self._wait(until_due)
         self.stats.waiting_s += time.perf_counter() - now
         for slot, result in results:
@@ -223,43 +292,47 @@ class RolloutSession:
             if error is not None:
                 self._fail(slot, running, error)
             else:
-                self._go_on(slot, running, on_episode)
-        self._hear_judges(on_episode)
+                self._dispatch(slot, running)
+        self._poll_judges()
         self._send()
 
+    @property
+    def _num_stepping(self) -> int:
+        """Number of episodes that wait for a worker."""
+        return len(self._running) - len(self._batcher) - len(self._judging)
+
     def _wait(self, until_due: float | None) -> list[tuple[int, Result]]:
-        """Wait for workers or judges, but not longer than until a batch is due."""
-        judged = [answer for slot in self._judging for answer in self._running[slot].episode.answers]
-        stepping = len(self._running) - len(self._batcher) - len(self._judging)
+        """Wait for workers or judges, at most until a batch is due."""
+        stepping = self._num_stepping
         if not self._judging:
             return self._pool.wait(until_due if stepping else 0.0 if self._running else None)
         if stepping:
-            return self._pool.wait(_JUDGES_EVERY_S if until_due is None else min(until_due, _JUDGES_EVERY_S))
-        futures.wait(judged, until_due, futures.FIRST_COMPLETED)
+            return self._pool.wait(_JUDGE_POLL_S if until_due is None else min(until_due, _JUDGE_POLL_S))
+        judgements = [answer for slot in self._judging for answer in self._running[slot].episode.answers]
+        futures.wait(judgements, until_due, futures.FIRST_COMPLETED)
         return self._pool.wait(0.0)
 
-    def _go_on(self, slot: int, running: _Running, on_episode: Callable[[FinishedEpisode], None] | None) -> None:
-        """Do what the phase of an episode asks for."""
+    def _dispatch(self, slot: int, running: _Running) -> None:
+        """Queue an episode for the policy or a judge, or finish it, by its phase."""
         if running.episode.phase is Phase.READY:
             self._batcher.add(slot, time.perf_counter())
         elif running.episode.phase is Phase.JUDGING:
             self._judging.append(slot)
         elif running.episode.phase is Phase.COMPLETED:
-            self._finish(slot, running, on_episode)
+            self._finish(slot, running)
 
-    def _hear_judges(self, on_episode: Callable[[FinishedEpisode], None] | None) -> None:
-        """Let episodes go on whose judges have answered."""
+    def _poll_judges(self) -> None:
+        """Continue episodes whose judges have answered."""
         if not self._judging:
             return
-        stepping = len(self._running) - len(self._batcher) - len(self._judging)
-        if not stepping or not self._config.deterministic_rollout:
+        if not self._num_stepping or not self._config.deterministic_rollout:
             self._plan.judge_waiting()
         waiting, self._judging = self._judging, []
         for slot in waiting:
             running = self._running[slot]
             if not running.episode.answers:
                 running.episode.on_answers()
-            self._go_on(slot, running, on_episode)
+            self._dispatch(slot, running)
 
     def _accept(self, slot: int, running: _Running, result: Result) -> EnvWorkerError | None:
         """Pass an answer to its episode; one that breaks the contract counts as an environment failure."""
@@ -283,30 +356,30 @@ class RolloutSession:
             return self._pool.reject(slot, error)
         return None
 
-    def _finish(self, slot: int, running: _Running, on_episode: Callable[[FinishedEpisode], None] | None) -> None:
+    def _finish(self, slot: int, running: _Running) -> None:
         del self._running[slot]
         sample = running.episode.to_sample()
         self._finished.append((running.index, running.episode, sample))
         self._plan.submit(sample)
         self.stats.episodes += 1
         self.stats.env_steps += sample.finish_step
-        if on_episode:
-            on_episode(FinishedEpisode.of(sample))
+        if self._on_episode:
+            self._on_episode(FinishedEpisode.of(sample))
 
     def _fail(self, slot: int, running: _Running, error: EnvWorkerError) -> None:
         """Retry the episode or drop it; a failure caused by another slot does not count as an attempt."""
         del self._running[slot]
         running.episode.fail()
         self.stats.faults[error.kind] += 1
+        retries = self._config.max_env_retries
         if error.collateral:
-            log.warning("an episode is played again, which was lost with another one: %s", error)
-            self.stats.retries += 1
-            self._pending.put_back(running.index)
-            return
-        self._attempts[running.index] += 1
-        attempt, retries = self._attempts[running.index], self._config.max_env_retries
-        log.warning("attempt %d of %d to play an episode failed: %s", attempt, retries + 1, error)
-        if attempt <= retries:
+            log.warning("retrying an episode whose worker failed in another episode: %s", error)
+        else:
+            self._attempts[running.index] += 1
+            log.warning(
+                "attempt %d of %d to play an episode failed: %s", self._attempts[running.index], retries + 1, error
+            )
+        if error.collateral or self._attempts[running.index] <= retries:
             self.stats.retries += 1
             self._pending.put_back(running.index)
             return

@@ -1,15 +1,20 @@
-"""Timing and failure statistics of a rollout."""
+"""Statistics of a rollout: timing, failures, and saturation of the normalized proprioception."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import torch
+from torch import Tensor
+
 from rlvla.envs.workers.pool import FAULT_KINDS, EnvWorkerError
+from rlvla.experience import Sample
 from rlvla.rollout.episode import EpisodeRequest
 from rlvla.utils.errors import RunEnded
 
-OF_TASKS = "rollout_tasks/"  # before the name of a task, of several: success at end of its episodes
+OF_TASKS = "rollout_tasks/"  # prefix of a task's name in multi-task runs: its success at end
 SUMMED = (
     "rollout/env_steps",
     "rollout/env_steps_per_s",
@@ -17,6 +22,8 @@ SUMMED = (
     "rollout/dropped",
     *(f"rollout/env_faults_{kind}" for kind in FAULT_KINDS),
 )
+# About 2 % of the values lie outside the 1 % and 99 % quantiles of the statistics; half of them suggest another robot.
+MAX_SATURATION = 0.5
 
 
 @dataclass(frozen=True)
@@ -37,12 +44,12 @@ class RolloutStats:
         waiting_s: seconds spent waiting for the workers.
         rewards_s: seconds spent waiting for late rewards.
         env_busy_s: seconds from command to answer, summed over all slots.
-        building_s: those of them in which environments were built.
+        building_s: the part of `env_busy_s` in which environments were built.
         policy_calls: number of forward passes.
         decisions: number of decisions of the policy.
         env_steps: environment steps of the finished episodes.
         episodes: finished episodes.
-        retries: attempts that failed and were repeated, also those lost with another episode of the same worker.
+        retries: failed attempts that were repeated, including episodes lost with another one of the same worker.
         dropped: episodes given up.
         faults: failed attempts by kind, see `FAULT_KINDS`.
     """
@@ -90,13 +97,38 @@ class TooManyDroppedError(RunEnded):
         self.dropped = dropped
         kinds = Counter(f"{d.error.phase}: {d.error.error_type or 'the process ended or hung'}" for d in dropped)
         tasks = Counter(f"{d.request.suite} task {d.request.task_id}" for d in dropped)
+        phases, by_task = (
+            ", ".join(f"{name} ({count})" for name, count in counts.most_common(5)) for counts in (kinds, tasks)
+        )
         super().__init__(
             f"{len(dropped)} of {total} episodes were dropped because their environment kept failing, more than "
-            f"--max_dropped_fraction {limit:g} allows. By phase: {_listed(kinds)}. By task: {_listed(tasks)}. "
+            f"--max_dropped_fraction {limit:g} allows. By phase: {phases}. By task: {by_task}. "
             "If they ran out of time, raise the --env_..._timeout of that phase; if of memory, start fewer workers "
             f"(--num_envs). The last failure was:\n{dropped[-1].error}"
         )
 
 
-def _listed(counts: Counter[str]) -> str:
-    return ", ".join(f"{name} ({count})" for name, count in counts.most_common(5))
+def saturated_fraction(normalized: Tensor) -> float:
+    """Fraction of the entries of normalized proprioception [B, P] at or beyond +-1, over the dimensions that vary."""
+    varying = normalized[:, normalized.amax(0) > normalized.amin(0)] if len(normalized) > 1 else normalized
+    return float((varying.abs() >= 1.0).float().mean()) if varying.numel() else 0.0
+
+
+def saturated_proprio(samples: Sequence[Sample]) -> float:
+    """`saturated_fraction` of episodes; 0 without episodes, or if the policy reads no proprioception."""
+    proprio = [sample.proprio for sample in samples if sample.proprio is not None]
+    if not proprio:
+        return 0.0
+    state_width = samples[0].state_width  # a one-hot vector is always saturated
+    return saturated_fraction(torch.cat([states[:, : states.shape[1] - state_width] for states in proprio]))
+
+
+def saturation_warning(fraction: float) -> str | None:
+    """Warning about a `saturated_fraction` beyond `MAX_SATURATION`, else None."""
+    if fraction <= MAX_SATURATION:
+        return None
+    return (
+        f"{100 * fraction:.0f} % of the proprioception lies at or outside of the range in the policy's dataset "
+        "statistics: they belong to another robot or another convention. Look at --unnorm_key and at how the "
+        "demonstrations recorded proprio"
+    )

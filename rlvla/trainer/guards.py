@@ -13,7 +13,7 @@ import torch
 
 from rlvla.evaluation.results import EvalResult
 from rlvla.experience import Experience, Sample
-from rlvla.rollout.proprio import foreign_proprio, saturated_proprio
+from rlvla.rollout.stats import saturated_proprio, saturation_warning
 from rlvla.trainer.config import AsyncConfig, GuardConfig, ScheduleConfig
 from rlvla.trainer.metrics import Metrics
 from rlvla.trainer.observers import Observer, OptimizerStep, Rollout
@@ -59,7 +59,7 @@ class StartCheck:
                     "demonstrations), add a reward that is paid on the way (--reward), or play more episodes per "
                     "iteration"
                 )
-        foreign = foreign_proprio(metrics.get("saturated_proprio", 0.0))
+        foreign = saturation_warning(metrics.get("saturated_proprio", 0.0))
         problems += [foreign] if foreign else []
         return problems
 

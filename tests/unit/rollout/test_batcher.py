@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from rlvla.rollout.batcher import Batcher
-from rlvla.rollout.pending import PendingEpisodes
+from rlvla.rollout.session import Batcher, PendingEpisodes
 
 
 def test_a_full_batch_is_due_at_once_the_longest_waiting_first() -> None:

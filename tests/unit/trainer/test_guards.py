@@ -15,7 +15,7 @@ from rlvla.commands import replay_batch
 from rlvla.commands.replay_batch import run_replay
 from rlvla.experience import Experience
 from rlvla.models.families import check_checkpoint
-from rlvla.rollout.proprio import saturated_share
+from rlvla.rollout.stats import saturated_fraction
 from rlvla.trainer.guards import BadSteps, IdleCheck, StartCheck, read_batch
 from rlvla.utils.deepspeed.config import StrategyConfig
 from rlvla.utils.deepspeed.engine import OptimConfig
@@ -132,8 +132,8 @@ def test_no_batch_of_a_bad_step_is_replaced(strategy: DeepspeedStrategy, tmp_pat
 
 def test_share_of_saturated_proprio() -> None:
     normalized = torch.tensor([[0.2, 1.0, 0.0], [-0.3, 1.5, 0.0]])
-    assert saturated_share(normalized) == 0.5  # the last dimension never varies
-    assert saturated_share(torch.zeros(4, 0)) == 0.0
+    assert saturated_fraction(normalized) == 0.5  # the last dimension never varies
+    assert saturated_fraction(torch.zeros(4, 0)) == 0.0
 
 
 @pytest.mark.parametrize("bf16", [False, True])
