@@ -35,7 +35,7 @@ class RolloutConfig:
     rollout_max_batch: int | None = arg(
         None,
         "maximum episodes per forward pass of the policy (default: --num_envs; a batch of half that size does "
-        "not wait, so that one half simulates while the policy answers the other)",
+        "not wait, so that one half simulates while the policy decides for the other)",
         minimum=1,
     )
     rollout_max_wait_ms: float = arg(
@@ -43,11 +43,11 @@ class RolloutConfig:
     )
     deterministic_rollout: bool = arg(
         False,
-        "the policy waits for all running episodes and answers them in a fixed order: log-probs are then bitwise "
+        "the policy waits for all running episodes and decides in a fixed order: log-probs are then bitwise "
         "reproducible regardless of worker timing, but simulation and inference no longer overlap",
     )
     max_env_retries: int = arg(
-        2, "how often an episode is retried from its initial state after its environment failed", minimum=0, maximum=100
+        2, "retries of an episode from its initial state after its environment failed", minimum=0, maximum=100
     )
     max_dropped_fraction: float = arg(
         0.05,
@@ -59,44 +59,44 @@ class RolloutConfig:
 
 @dataclass(frozen=True)
 class BackendConfig:
-    """Where the policy runs that plays the training episodes."""
+    """Where the policy of training episodes runs."""
 
     rollout_backend: str = arg(
         COLOCATED,
-        "where the policy runs that plays the training episodes: colocated (in this process), actors (copies of it on "
-        "a Ray cluster, see --ray_address), vllm (its decoder in vLLM, for policies that decode token by token), or a "
-        "backend of your own",
+        "where the policy of training episodes runs: colocated (in this process), actors (copies of it on a Ray "
+        "cluster, see --ray_address), vllm (its decoder in vLLM, for policies that decode token by token), or a custom "
+        "backend",
         choices=ROLLOUT_BACKENDS.names,
     )
     rollout_actors: int | None = arg(
         None,
-        "copies of the policy for each rank that --rollout_backend actors starts (default: 1)",
+        "copies of the policy per rank, for --rollout_backend actors (default: 1)",
         minimum=1,
         maximum=1000,
     )
     rollout_python: str | None = arg(
         None,
-        "Python interpreter with vLLM, for --rollout_backend vllm (default: that of .venv-vllm, which "
-        "examples/scripts/install_vllm.sh makes)",
+        "Python interpreter with vLLM, for --rollout_backend vllm (default: .venv-vllm, made by "
+        "examples/scripts/install_vllm.sh)",
         metavar="PATH",
     )
 
 
 @dataclass(frozen=True)
 class BackendSetup:
-    """What a rollout backend is told of the run.
+    """Configuration of a rollout backend.
 
     Attributes:
         config: its flags.
-        checkpoint: the folder that the policy was read from; None: it could not be read, which is reported elsewhere.
+        checkpoint: the checkpoint of the policy; None: unreadable, which is reported elsewhere.
         actor: adapters and memory options of the policy.
         ray_address: Ray cluster, see `rlvla.envs.workers.ray_backend.RayBackend`.
-        custom_modules: the user's modules, which processes that load the policy must import first.
-        folder: run folder, for logs; None: there is none.
+        custom_modules: the user's modules, to be imported before the policy is loaded.
+        folder: run folder, for logs; None without one.
         bf16: whether the weights in training are bfloat16, else float32.
-        episodes: how many may be played at once, on this rank.
+        episodes: maximum number of concurrent episodes on this rank.
         device: of the policy in training; None: the CPU.
-        rank, ranks: this process and the number of them; each has its own backend.
+        rank, ranks: this process and their number; each has its own backend.
     """
 
     config: BackendConfig = BackendConfig()
@@ -114,31 +114,31 @@ class BackendSetup:
 
 @dataclass(frozen=True)
 class TaskSamplingConfig:
-    """Which task instances are played in training."""
+    """Choice of the task instances of training."""
 
     task_sampling: str = arg(
         "uniform",
-        "how the tasks of groups are drawn: uniform (every initial state equally often), inverse_success (by their "
-        "share of failures), learning_progress (by how far their success has moved), or a curriculum of your own",
+        "curriculum that draws the task of each group: uniform (every initial state equally often), inverse_success "
+        "(by failure rate), learning_progress (by change of the success rate), or a custom one",
         choices=list_task_samplings,
     )
     task_sampling_floor: float = arg(
-        0.2, "share of the groups that all tasks have in equal parts, whatever the curriculum", above=0, maximum=1
+        0.2, "fraction of the groups that any curriculum divides equally among all tasks", above=0, maximum=1
     )
     task_success_horizon: float = arg(
         64.0, "episodes of a task over which the curriculum averages its success", above=0, maximum=1e6
     )
     task_weights: tuple[str, ...] = arg(
         (),
-        "weights by which the tasks of groups are drawn, 1 for tasks not named; factors of what a curriculum gives "
-        "(default: every initial state equally often)",
+        "sampling weights of tasks, 1 for tasks not named; they multiply the probabilities of a curriculum (default: "
+        "every initial state equally often)",
         metavar="TASK:WEIGHT",
     )
     task_sampler: str | None = arg(
-        None, "a class of your own that chooses task and initial state of each group", metavar="FILE.py:CLASS"
+        None, "custom class that chooses task and initial state of each group", metavar="FILE.py:CLASS"
     )
 
     @property
     def favours_some(self) -> bool:
-        """Whether tasks or states are chosen by how they go, so that success over all episodes says little."""
+        """Whether sampling depends on success, so that success over all episodes is biased."""
         return self.task_sampler is not None or self.task_sampling != "uniform"

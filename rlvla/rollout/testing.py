@@ -1,4 +1,4 @@
-"""The contract of rollout backends as tests, for those that ship with rlvla and for custom ones.
+"""The contract of rollout backends as tests, for built-in and custom ones.
 
 Subclass `BackendContract` in a test file and run it with pytest:
 
@@ -37,8 +37,8 @@ from rlvla.models.testing import PolicyContract
 from rlvla.rollout.backends import RolloutBackend
 from rlvla.rollout.config import BackendConfig, BackendSetup
 
-_ENDING_S = 60.0  # for processes to end; only reached if they do not
-_PLAYING_S = 60.0  # for weights to be taken over; only reached if they are not
+_ENDING_S = 60.0  # timeout for processes to end
+_PLAYING_S = 60.0  # timeout for weights to be loaded
 _ROUNDS = 12
 _CASES = PolicyContract()  # observations and random numbers
 
@@ -51,7 +51,7 @@ class BackendContract:
         flags: its flags.
         setup_options: further fields of its `BackendSetup`.
         config: adapters and memory options of the policy.
-        tolerance: how far log-probs may be from those of the policy in training.
+        tolerance: absolute, of log-probs against the policy in training.
     """
 
     backend_class: ClassVar[type[RolloutBackend]]
@@ -76,7 +76,7 @@ class BackendContract:
     @pytest.fixture(scope="class")
     @classmethod
     def backend(cls, policy: Any, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RolloutBackend]:
-        """The backend; afterwards it is closed twice and must have left nothing."""
+        """The backend; closed twice afterwards, when no process may be left."""
         options = {"folder": tmp_path_factory.mktemp("run"), **cls.setup_options}
         setup = BackendSetup(BackendConfig(**cls.flags), check_checkpoint(folder), cls.config, **options)
         assert cls.backend_class.problems(setup) == []
@@ -95,18 +95,18 @@ class BackendContract:
             decide(backend, 0)
 
     def version(self, backend: RolloutBackend) -> int:
-        """A version that no weights have had yet."""
+        """An unused version."""
         return backend.newest + 1
 
     def test_it_describes_and_prepares_as_the_policy_does(self, backend: RolloutBackend, policy: Any) -> None:
         assert backend.spec == policy.spec
         images, proprio, _ = _CASES.observations(policy)
-        found, state = backend.prepare(images, proprio)
-        wanted, wanted_state = policy.prepare(images, proprio)
-        np.testing.assert_array_equal(found, wanted)
-        assert (state is None) == (wanted_state is None)
+        prepared, state = backend.prepare(images, proprio)
+        expected, expected_state = policy.prepare(images, proprio)
+        np.testing.assert_array_equal(prepared, expected)
+        assert (state is None) == (expected_state is None)
         if state is not None:
-            np.testing.assert_array_equal(state, wanted_state)
+            np.testing.assert_array_equal(state, expected_state)
 
     @pytest.mark.parametrize("rows", [1, 6])
     @pytest.mark.parametrize("greedy", [False, True])
@@ -114,9 +114,9 @@ class BackendContract:
         self, backend: RolloutBackend, policy: Any, rows: int, greedy: bool
     ) -> None:
         backend.load(policy, version := self.version(backend))
-        found, wanted = decide(backend, 1, rows, greedy=greedy), decide(policy, 1, rows, greedy=greedy)
-        assert found.version == version
-        assert_close(found, wanted, self.tolerance)
+        decision = decide(backend, 1, rows, greedy=greedy)
+        assert decision.version == version
+        assert_close(decision, decide(policy, 1, rows, greedy=greedy), self.tolerance)
 
     def test_log_probs_are_those_of_the_policy_in_training(self, backend: RolloutBackend, policy: Any) -> None:
         backend.load(policy, self.version(backend))
@@ -129,15 +129,15 @@ class BackendContract:
         before = decide(policy, 3)
         with other_weights(policy):
             changed = decide(policy, 3)
-            assert not close(changed, before, self.tolerance), "the other weights must decide otherwise"
-            found = decide(backend, 3)
-            assert found.version == version
-            assert_close(found, before, self.tolerance)
+            assert not close(changed, before, self.tolerance), "other weights must lead to other decisions"
+            decision = decide(backend, 3)
+            assert decision.version == version
+            assert_close(decision, before, self.tolerance)
             backend.load(policy, version + 1)
             assert (backend.version, backend.newest) == (version + 1, version + 1)
-            found = decide(backend, 3)
-            assert found.version == version + 1
-            assert_close(found, changed, self.tolerance)
+            decision = decide(backend, 3)
+            assert decision.version == version + 1
+            assert_close(decision, changed, self.tolerance)
 
     def test_staged_weights_wait_to_be_asked_for(self, backend: RolloutBackend, policy: Any) -> None:
         backend.load(policy, version := self.version(backend))
@@ -146,17 +146,17 @@ class BackendContract:
             backend.stage(policy, version + 1)
         with other_weights(policy, seed=1):
             last = decide(policy, 4)
-            backend.stage(policy, version + 2)  # those before it never decide
+            backend.stage(policy, version + 2)  # replaces the staged weights
         assert (backend.version, backend.newest) == (version, version + 2)
-        found = decide(backend, 4)
-        assert found.version == version
-        assert_close(found, before, self.tolerance)
-        for _ in range(2):  # the second time there is nothing new
+        decision = decide(backend, 4)
+        assert decision.version == version
+        assert_close(decision, before, self.tolerance)
+        for _ in range(2):  # the second time there are no new weights
             backend.renew()
             assert (backend.version, backend.newest) == (version + 2, version + 2)
-            found = decide(backend, 4)
-            assert found.version == version + 2
-            assert_close(found, last, self.tolerance)
+            decision = decide(backend, 4)
+            assert decision.version == version + 2
+            assert_close(decision, last, self.tolerance)
 
     def test_the_noise_level_can_be_set(self, backend: RolloutBackend, policy: Any) -> None:
         if not policy.spec.anneals_noise:
@@ -196,17 +196,19 @@ class BackendContract:
         self, backend: RolloutBackend, policy: Any
     ) -> None:
         backend.load(policy, first := self.version(backend))
-        wanted, last = {first: decide(policy, 7)}, first + _ROUNDS
+        expected, last = {first: decide(policy, 7)}, first + _ROUNDS
         for version in range(first + 1, last + 1):
             with other_weights(policy, seed=version):
-                wanted[version] = decide(policy, 7)
-        found: list[Decision] = []
+                expected[version] = decide(policy, 7)
+        decisions: list[Decision] = []
+        versions: list[int] = []
 
         def play() -> None:
             deadline = time.monotonic() + _PLAYING_S
-            while (not found or found[-1].version < last) and time.monotonic() < deadline:
+            while (not versions or versions[-1] < last) and time.monotonic() < deadline:
                 backend.renew()
-                found.append(decide(backend, 7))
+                decisions.append(decide(backend, 7))
+                versions.append(decisions[-1].version or 0)
                 backend.metrics()
 
         with _hasty_threads(), ThreadPoolExecutor(1) as pool:
@@ -215,10 +217,9 @@ class BackendContract:
                 with other_weights(policy, seed=version):
                     (backend.stage if version % 2 else backend.load)(policy, version)
             playing.result()
-        versions = [decision.version for decision in found]
         assert versions == sorted(versions) and versions[-1] == last == backend.version
-        for decision in found:
-            assert_close(decision, wanted[decision.version], self.tolerance)
+        for decision, version in zip(decisions, versions):
+            assert_close(decision, expected[version], self.tolerance)
 
     def test_metrics_have_the_same_names_each_time(self, backend: RolloutBackend, policy: Any) -> None:
         first = backend.metrics()
@@ -231,36 +232,35 @@ def decide(policy: Any, seed: int, rows: int = 6, *, greedy: bool = False) -> De
     images, proprio, instructions = _CASES.prepared(policy, rows)
     if greedy and not policy.spec.greedy_noise:
         return policy.act(images, proprio, instructions, noise=None, temperature=1.3)
+    options = {"greedy": True} if greedy else {}
     noise = _CASES.noise(policy, rows, seed)
-    return policy.act(
-        images, proprio, instructions, noise=noise, temperature=1.3, **({"greedy": True} if greedy else {})
-    )
+    return policy.act(images, proprio, instructions, noise=noise, temperature=1.3, **options)
 
 
-def close(found: Decision, wanted: Decision, tolerance: float) -> bool:
+def close(actual: Decision, expected: Decision, tolerance: float) -> bool:
     """Whether two batches of decisions agree."""
     return all(
         one.shape == other.shape and np.allclose(one, other, atol=tolerance, rtol=0)
-        for one, other in _parts(found, wanted)
+        for one, other in _array_pairs(actual, expected)
     )
 
 
-def assert_close(found: Decision, wanted: Decision, tolerance: float) -> None:
+def assert_close(actual: Decision, expected: Decision, tolerance: float) -> None:
     """Assert that two batches of decisions agree."""
-    assert found.trace.keys() == wanted.trace.keys()
-    for one, other in _parts(found, wanted):
+    assert actual.trace.keys() == expected.trace.keys()
+    for one, other in _array_pairs(actual, expected):
         assert (one.shape, one.dtype) == (other.shape, other.dtype)
         np.testing.assert_allclose(one, other, atol=tolerance, rtol=0)
 
 
-def _parts(one: Decision, other: Decision) -> list[tuple[np.ndarray, np.ndarray]]:
+def _array_pairs(one: Decision, other: Decision) -> list[tuple[np.ndarray, np.ndarray]]:
     pairs = [(one.actions, other.actions), (one.log_probs, other.log_probs)]
     return pairs + [(one.trace[name], other.trace[name]) for name in sorted(one.trace.keys() & other.trace.keys())]
 
 
 @contextmanager
 def other_weights(policy: nn.Module, seed: int = 0) -> Iterator[None]:
-    """Within the block, all weights that are trained are others."""
+    """Perturb all trained weights within the block."""
     generator = torch.Generator().manual_seed(seed)
     trained = [p for p in policy.parameters() if p.requires_grad]
     before = [p.detach().clone() for p in trained]
@@ -277,7 +277,7 @@ def other_weights(policy: nn.Module, seed: int = 0) -> Iterator[None]:
 
 @contextmanager
 def _hasty_threads() -> Iterator[None]:
-    """Within the block, threads take turns so often that each finds what others do half done."""
+    """Switch threads very often within the block, to expose races."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     try:
@@ -294,7 +294,7 @@ def _ended(pids: list[int]) -> bool:
 
 
 def _runs(pid: int) -> bool:
-    """Whether a process has not ended, reaped or not."""
+    """Whether a process exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:

@@ -73,7 +73,7 @@ class TestFlow(ActorsContract):
                 decide(backend, 7)
             assert victim not in backend.pids and wait_until_gone([victim])
             assert_close(decide(backend, 7), wanted, self.tolerance)
-            assert [member.ends for member in backend._members] == [0, 0], "both have decided"
+            assert [member.failures for member in backend._members] == [0, 0], "both have decided"
             policy.anneal_noise(0.05, 0.0)
             backend.anneal_noise(0.05, 0.0)
 
@@ -92,7 +92,7 @@ class TestFlow(ActorsContract):
     ) -> None:
         while len(backend.pids) < 2:
             decide(backend, 9)
-        monkeypatch.setattr(actors, "_MOST_ENDS", 1)
+        monkeypatch.setattr(actors, "_MAX_FAILURES", 1)
         os.kill(backend.pids[0], signal.SIGKILL)
         with pytest.raises(RunEnded, match="ended 1 times without a decision; the last time: .*actor"):
             decide(backend, 9)

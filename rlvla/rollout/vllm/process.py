@@ -1,4 +1,4 @@
-"""The program that decodes with vLLM: starting it, asking it, ending it."""
+"""The process that decodes with vLLM: start, requests, end."""
 
 from __future__ import annotations
 
@@ -32,33 +32,31 @@ _VLLM_ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "PYTHONSAFEPATH": "1",
 }
-# What belongs to this process: its packages, its place among the ranks, and the older way to set the size of the cache.
+# Variables that belong to this process: its packages and rank; and the deprecated setting of the cache size.
 _NOT_PASSED_ON = (
     *("PYTHONPATH", "PYTHONHOME", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
     "VLLM_CPU_KVCACHE_SPACE",
 )
 _ANSWER_SECONDS = 600.0  # for a batch of decisions or for new weights
-_POLL_SECONDS = 0.5  # between two looks at whether the run should stop
+_POLL_SECONDS = 0.5  # interval of checks for a stop signal
 _END_SECONDS = 3.0
 _LOG_LINES = 15  # of the log, in a message
 _LONGEST_LOG = 4000  # characters of them
 
 
 class EngineProcess:
-    """A running `engine.py`.
-
-    It ends with this process, however that ends.
+    """A running `engine.py`, which ends with this process even if that is killed.
 
     Args:
         python: interpreter that has vLLM.
         settings: see `rlvla.rollout.vllm.engine.Engine`.
-        log: file to which it prints; continued if it exists.
+        log: file for its output; appended to.
         device: of the policy; the program gets the same GPU.
         program: the program.
 
     Attributes:
         is_closed: whether `close` was called.
-        prompts, weights: shared memory for the tensors of a command, which the program reads before it answers.
+        prompts, weights: shared memory for the tensors of a command.
     """
 
     def __init__(
@@ -85,7 +83,7 @@ class EngineProcess:
                     stderr=output,
                     env=environment,
                     pass_fds=(theirs.fileno(), *files),
-                    start_new_session=True,  # a terminal's Ctrl-C is for this process
+                    start_new_session=True,  # Ctrl-C in a terminal is for this process
                 )
         except OSError as error:
             ours.close()
@@ -120,7 +118,7 @@ class EngineProcess:
         self._asked += 1
         try:
             self._connection.send_bytes(json.dumps({"id": self._asked, **message}).encode())
-        except OSError:  # what it sent before, and its log, say why
+        except OSError:  # its earlier messages and its log have the reason
             raise self._gone() from None
         answer: dict[str, Any] = {}
         while answer.get("id") != self._asked:  # a signal may have ended the wait for an earlier answer
@@ -130,7 +128,7 @@ class EngineProcess:
         return answer
 
     def close(self) -> None:
-        """End it and what it has started; may be called again."""
+        """End the program with its child processes; may be called again."""
         if self.is_closed:
             return
         self.is_closed = True
@@ -174,10 +172,10 @@ class EngineProcess:
 
 
 def place(tensor: Tensor, memory: Slab) -> dict[str, Any]:
-    """Copy a tensor into shared memory; where it is, as the program reads it.
+    """Copy a tensor into shared memory and return its ref (see `engine.py`).
 
     Raises:
-        OSError: there is no room.
+        OSError: shared memory is full.
     """
     host = tensor.detach().cpu().contiguous()
     ref = memory.append(host.reshape(-1).view(torch.uint8).numpy())

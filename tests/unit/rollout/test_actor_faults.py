@@ -10,7 +10,7 @@ import ray.exceptions
 from torch import nn
 
 from rlvla.models.policy import Decision
-from rlvla.rollout.backends import actors, object_store
+from rlvla.rollout.backends import actors
 from rlvla.rollout.backends.actors import ReplicaError, RolloutActors
 from rlvla.rollout.config import BackendConfig, BackendSetup
 from rlvla.utils.errors import ConfigError, RunEnded
@@ -22,8 +22,7 @@ SETUP = BackendSetup(BackendConfig(rollout_backend="actors", rollout_actors=2))
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
     fake = FakeRay()
-    for module in (actors, object_store):
-        monkeypatch.setattr(module, "ray_module", lambda: fake)
+    monkeypatch.setattr(actors, "ray_module", lambda: fake)
     monkeypatch.setattr(actors, "connect", lambda address: None)
     monkeypatch.setattr(actors, "least_busy_node", lambda taken: None)
     return fake

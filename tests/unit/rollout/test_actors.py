@@ -19,7 +19,7 @@ from rlvla.models.config import ActorConfig
 from rlvla.models.families import check_checkpoint
 from rlvla.models.policy import Decision
 from rlvla.rollout.backends.actors import RolloutActors, _divided, _joined
-from rlvla.rollout.backends.weights import Vessel, num_bytes, pack, tensors_of, without_weights
+from rlvla.rollout.backends.replica import ReceivedPolicy, pack, tensors_of, without_weights
 from rlvla.rollout.config import BackendSetup
 from rlvla.rollout.testing import assert_close, decide, other_weights
 from tests.support.flow_folders import write_flow
@@ -40,21 +40,21 @@ class Tied(nn.Module):
         self.plain = torch.tensor([7.0])
 
 
-def arrived(policy: nn.Module) -> Vessel:
+def arrived(policy: nn.Module) -> ReceivedPolicy:
     """The policy as in another process; what arrives there cannot be written to."""
-    vessel = Vessel(without_weights(policy), CPU)
+    received = ReceivedPolicy(without_weights(policy), CPU)
     packed = pack(tensors_of(policy), range(len(tensors_of(policy))))
     for *_, data in packed:
         data.setflags(write=False)
-    vessel.take(packed)
-    return vessel
+    received.load(packed)
+    return received
 
 
 def test_a_policy_arrives_without_its_weights_and_takes_them_in() -> None:
     policy = Tied()
     pickled = without_weights(policy)
     assert policy.first.weight.device == CPU and policy.second.weight is policy.first.weight
-    assert all(tensor.is_meta for tensor in tensors_of(Vessel(pickled, CPU).policy))
+    assert all(tensor.is_meta for tensor in tensors_of(ReceivedPolicy(pickled, CPU).policy))
     there = arrived(policy).policy
     for name, tensor in [*policy.named_parameters(), *policy.named_buffers()]:
         found = there.get_parameter(name) if name != "mask" else there.mask
@@ -65,15 +65,15 @@ def test_a_policy_arrives_without_its_weights_and_takes_them_in() -> None:
 
 def test_parameters_are_not_copied_on_the_way_and_buffers_are() -> None:
     policy = Tied()
-    vessel = Vessel(without_weights(policy), CPU)
+    received = ReceivedPolicy(without_weights(policy), CPU)
     packed = pack(tensors_of(policy), range(3))
-    assert num_bytes(packed) == 9 * 4 + 2 + 2
-    vessel.take(packed)
+    assert sum(data.nbytes for *_, data in packed) == 9 * 4 + 2 + 2
+    received.load(packed)
     with torch.no_grad():
         policy.first.weight.fill_(5.0)
         policy.mask.fill_(True)
-    assert vessel.policy.second.weight[0, 0] == 5.0, "it is the memory that was given"
-    assert vessel.policy.mask.tolist() == [True, False]
+    assert received.policy.second.weight[0, 0] == 5.0, "it is the memory that was given"
+    assert received.policy.mask.tolist() == [True, False]
 
 
 @pytest.mark.parametrize("kind", ["adapters", "flow"])
@@ -82,18 +82,18 @@ def test_every_kind_of_policy_can_be_sent(kind: str, policy_folder: Path, tmp_pa
     if kind == "flow":
         write_flow(tmp_path)
     policy = check_checkpoint(folder).load_policy(config).eval()  # type: ignore[attr-defined]
-    vessel = arrived(policy)
-    assert_close(decide(vessel.policy, 1), decide(policy, 1), 0.0)
+    received = arrived(policy)
+    assert_close(decide(received.policy, 1), decide(policy, 1), 0.0)
     trained = [place for place, p in enumerate(policy.parameters()) if p.requires_grad]
     with other_weights(policy):
-        vessel.take(copy.deepcopy(pack(tensors_of(policy), trained)))
+        received.load(copy.deepcopy(pack(tensors_of(policy), trained)))
         wanted = decide(policy, 1)
-    assert_close(decide(vessel.policy, 1), wanted, 0.0)
+    assert_close(decide(received.policy, 1), wanted, 0.0)
 
 
 @pytest.mark.parametrize(("rows", "members"), [(8, 3), (2, 4), (1, 1), (64, 7)])
 def test_batches_are_divided_evenly(rows: int, members: int) -> None:
-    parts = list(_divided(rows, members))
+    parts = _divided(rows, members)
     assert [row for part in parts for row in range(rows)[part]] == list(range(rows))
     sizes = [part.stop - part.start for part in parts]
     assert len(parts) == min(rows, members) and max(sizes) - min(sizes) <= 1 and min(sizes) >= 1

@@ -13,8 +13,13 @@ from rlvla.algorithms import curricula
 from rlvla.envs import list_tasks
 from rlvla.rollout import EpisodeRequest, FinishedEpisode
 from rlvla.rollout.config import TaskSamplingConfig
-from rlvla.rollout.task_sampler import CurriculumSampler, TaskSampler, make_sampler, parse_task_weights
-from rlvla.rollout.user_sampler import TaskSamplerError
+from rlvla.rollout.task_sampler import (
+    CurriculumSampler,
+    TaskSampler,
+    TaskSamplerError,
+    make_sampler,
+    parse_task_weights,
+)
 from rlvla.utils.errors import ConfigError
 
 TASKS = [*list_tasks("toy_reach"), list_tasks("robosuite")[0]]

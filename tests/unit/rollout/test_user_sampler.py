@@ -8,7 +8,7 @@ import pytest
 
 from rlvla.envs import list_tasks
 from rlvla.rollout import FinishedEpisode
-from rlvla.rollout.user_sampler import TaskSamplerError, UserSampler
+from rlvla.rollout.task_sampler import TaskSamplerError, UserSampler
 from rlvla.utils.errors import ConfigError
 
 TASKS = list_tasks("toy_reach")
@@ -84,11 +84,11 @@ def test_only_at_is_needed(tmp_path: Path) -> None:
     [
         ("requests[:-1]", "2 groups of 2"),
         ("None", "list of EpisodeRequest"),
-        ("[dataclasses.replace(r, uid='same') for r in requests]", "uid of their own"),
+        ("[dataclasses.replace(r, uid='same') for r in requests]", "unique uid"),
         ("[dataclasses.replace(r, init_state_id=i) for i, r in enumerate(requests)]", "one initial state"),
         ("[dataclasses.replace(r, init_state_id=7) for r in requests]", "state 7 is not for training"),
         ("[dataclasses.replace(r, task_id=99) for r in requests]", "task 99"),
-        ("requests[99]", "raised in at:(?s:.*)IndexError"),
+        ("requests[99]", "at raised:(?s:.*)IndexError"),
     ],
 )
 def test_episodes_that_cannot_be_trained_on(tmp_path: Path, change: str, words: str) -> None:
