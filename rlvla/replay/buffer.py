@@ -1,4 +1,4 @@
-"""The replay buffer: transitions of decisions, drawn by priority, saved exactly and incrementally."""
+"""Prioritized replay buffer of decisions, with exact and incremental saved states."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rlvla.replay import targets
-from rlvla.replay.priorities import Priority, make_priority, unjudged
+from rlvla.replay.priorities import Priority, make_priority, unscored
 from rlvla.replay.row_store import RowStore
 from rlvla.replay.sampling import draw, draw_uniform, importance_weights, mixture_probabilities
 from rlvla.replay.schema import Array, BufferConfig, Episode
 from rlvla.replay.sum_tree import Floats, Indices, SumTree, last_of_each
 
-_OF_EPISODES = (
+_EPISODE_FIELDS = (
     "rewards",
     "steps",
     "terminated",
@@ -26,17 +26,17 @@ _OF_EPISODES = (
     "action_score",
     "progress",
 )
-_PROTECTED = 0.1  # share of the episodes, the newest ones, that eviction by value leaves alone
+_PROTECTED = 0.1  # fraction of the episodes, the newest ones, that eviction by value keeps
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """Rows that were drawn.
+    """A batch of drawn rows.
 
     Attributes:
         rows: [B] rows of the buffer.
-        episodes: [B] their episodes, by which `ReplayBuffer.update` sees that a row has left.
-        probabilities: [B] with which each was drawn.
+        episodes: [B] their episodes, by which `ReplayBuffer.update` recognizes evicted rows.
+        probabilities: [B] of the draws.
         weights: [B] see `importance_weights`.
     """
 
@@ -62,18 +62,18 @@ class NStep:
 
 
 class ReplayBuffer:
-    """Episodes up to a number of rows; those that make room for new ones leave whole.
+    """Ring buffer of whole episodes.
 
-    Saved states lie in the buffer's own folder and refer to its mapped files: an image is on the disk once.
+    Saved states lie in the buffer's folder and refer to its mapped files: an image is on the disk once.
 
     Args:
-        config: what it holds.
+        config: columns and capacity.
         folder: for mapped files and saved states; created with its parents.
         priority: priorities from (action_score, progress, td_error), see `make_priority`; uniform by default. A row for
-            which it is NaN keeps its priority, which for a new row is the largest so far.
+            which it is NaN keeps its priority; new rows have the largest priority so far.
 
     Attributes:
-        tree: priorities of the rows that can be drawn, or of the windows that begin there.
+        tree: priorities of the rows that can be drawn.
 
     Raises:
         ConfigError: the folder holds saved states; `load` continues from them.
@@ -105,7 +105,7 @@ class ReplayBuffer:
 
     @property
     def drawable(self) -> NDArray[np.bool_]:
-        """[capacity]: the rows that can be drawn, those of decisions."""
+        """[capacity] mask of the rows that can be drawn, one per decision."""
         return self._store.next >= 0
 
     # ------------------------------------------------------------------------------------------------ adding
@@ -118,15 +118,17 @@ class ReplayBuffer:
 
         Raises:
             ValueError: an episode does not have the declared columns, or is longer than the buffer. Nothing is added.
-            OSError: there is no room for mapped columns; the episodes before it have been added.
+            OSError: the disk is full; the episodes before have been added.
         """
         prepared = [episode.rows(self.config.columns, self.config.chunk_len) for episode in episodes]
         counts = [len(values["steps"]) for values in prepared]
         if max(counts, default=0) > self.config.capacity:
-            text = f"an episode takes {max(counts)} rows, one of them for its last observation"
-            raise ValueError(f"{text}; the buffer has {self.config.capacity}")
+            raise ValueError(
+                f"an episode takes {max(counts)} rows, one of them for its last observation; the buffer has "
+                f"{self.config.capacity}"
+            )
         full = self._store.live + sum(counts) > self.config.capacity
-        leaving: Iterator[int] = iter(self._leaving_order() if full else ())
+        eviction: Iterator[int] = iter(self._eviction_order() if full else ())
         fresh = {"td_error": np.nan, "prioritised_at": -1, "priority": self.tree.max or 1.0}
         changed = [np.empty(0, dtype=np.int64)]
         try:
@@ -134,18 +136,18 @@ class ReplayBuffer:
                 self._store.write_mapped(values, count)
                 while self._store.live + count > self.config.capacity:
                     oldest = next(iter(self._store.episodes))
-                    changed.append(self._store.evict(next(leaving, oldest)))
-                judged = ~np.isnan(values["action_score"]) | ~np.isnan(values["progress"])
-                scored_at = np.where(judged, now, -1)
+                    changed.append(self._store.evict(next(eviction, oldest)))
+                scored = ~np.isnan(values["action_score"]) | ~np.isnan(values["progress"])
+                scored_at = np.where(scored, now, -1)
                 changed.append(self._store.add({**values, **fresh, "scored_at": scored_at}, count))
         finally:
             rows = np.concatenate(changed)
             free = self._store.next[rows] < 0
             self.tree.set(rows[free], 0.0)
-            self._reprioritise(rows[~free])
+            self._update_tree(rows[~free])
 
-    def _leaving_order(self) -> list[int]:
-        """Episodes in the order in which they leave; with eviction by value without the newest 10 %."""
+    def _eviction_order(self) -> list[int]:
+        """Episodes in order of eviction; by value without the newest 10 %."""
         numbers = list(self._store.episodes)
         if self.config.eviction == "fifo":
             return numbers
@@ -169,23 +171,23 @@ class ReplayBuffer:
         normalise: str | None = "max",
         max_weight: float = 10.0,
     ) -> Drawn:
-        """Draw k rows, or first rows of windows.
+        """Draw k rows.
 
         Args:
             k: number of rows.
             rng: for the draws.
             beta: see `importance_weights`.
-            share: part of the batch that is drawn by priority, rounded to whole rows; the rest is uniform. The
-                probabilities are those of the mixture.
+            share: fraction of the batch that is drawn by priority, rounded to whole rows; the rest is uniform.
+                `Drawn.probabilities` refer to the mixture.
             stratified: one draw by priority from each of equal segments; otherwise independent draws.
             normalise: see `importance_weights`.
             max_weight: see `importance_weights`.
 
         Raises:
-            ValueError: the buffer is empty, all priorities are 0, or an argument is out of its range.
+            ValueError: the buffer is empty, or all priorities are 0.
         """
-        if k < 1 or not len(self):
-            raise ValueError(f"{k} rows cannot be drawn from a buffer with {len(self)}")
+        if not len(self):
+            raise ValueError(f"{k} rows cannot be drawn from an empty buffer")
         by_priority = round(share * k)
         rows = np.empty(0, dtype=np.int64)
         if by_priority:
@@ -207,46 +209,45 @@ class ReplayBuffer:
         return Drawn(rows, self._columns["episode"][rows], probabilities[:-1], weights)
 
     def draw_uniform(self, k: int, rng: np.random.Generator) -> Indices:
-        """Rows [k], all equally likely."""
+        """Uniform draws of rows [k]."""
         return draw_uniform(lambda rows: self._store.next[rows] >= 0, self._store.extent, len(self), k, rng)
 
     def gather(self, rows: Indices, names: Sequence[str] | None = None) -> dict[str, Array]:
-        """Columns of rows [...], by name; by default the declared ones.
+        """Columns of rows [...] by name; by default the declared ones.
 
         Raises:
-            KeyError: there is no such column.
+            KeyError: unknown column.
         """
         return self._store.gather(rows, [c.name for c in self.config.columns] if names is None else names)
 
     def rows_of(self, number: int) -> Indices:
-        """The rows of an episode in order, that of its last observation included.
+        """The rows of an episode in order, including the one of its last observation.
 
         Raises:
-            KeyError: the episode is not there.
+            KeyError: the episode is not in the buffer.
         """
         return self._store.rows_of(number)
 
     def stored_episodes(self) -> Iterator[Episode]:
-        """The episodes as they were appended, the oldest first, with the scores known by now."""
+        """The episodes as appended, oldest first, with their current scores."""
         observed = {column.name for column in self.config.columns if column.observation}
         for number in self._store.episodes:
             rows = self.rows_of(number)
-            found, decisions = self.gather(rows), rows[:-1]
-            numbers = self.gather(decisions, _OF_EPISODES)
+            columns, fields = self.gather(rows), self.gather(rows[:-1], _EPISODE_FIELDS)
             yield Episode(
-                {name: values if name in observed else values[:-1] for name, values in found.items()},
-                numbers["rewards"],
-                numbers["steps"],
-                bool(numbers["terminated"][-1]),
-                bool(numbers["truncated"][-1]),
-                int(numbers["init_state"][0]),
-                numbers["policy_version"],
-                numbers["action_score"],
-                numbers["progress"],
+                {name: values if name in observed else values[:-1] for name, values in columns.items()},
+                fields["rewards"],
+                fields["steps"],
+                bool(fields["terminated"][-1]),
+                bool(fields["truncated"][-1]),
+                int(fields["init_state"][0]),
+                fields["policy_version"],
+                fields["action_score"],
+                fields["progress"],
             )
 
     def windows(self, rows: Indices, length: int) -> tuple[Indices, NDArray[np.bool_]]:
-        """Windows [B, length] of decisions that begin at rows [B], and their mask, see `targets.follow`."""
+        """Windows [B, length] of decisions from rows [B] on, and their mask, see `targets.follow`."""
 
         def successor(at: Indices) -> Indices:
             following = self._store.next[at]
@@ -274,21 +275,21 @@ class ReplayBuffer:
         action_score: ArrayLike | None = None,
         progress: ArrayLike | None = None,
     ) -> int:
-        """Store what became known of rows [B], and compute their priorities again.
+        """Store TD errors and scores of rows [B], and update their priorities.
 
         Args:
-            rows: [B]; of a row named twice the last one holds.
-            episodes: [B] the episodes they belonged to when they were drawn; rows that have left since are skipped.
+            rows: [B]; the last of duplicates holds.
+            episodes: [B] their episodes when they were drawn; rows evicted since are skipped.
             now: updates so far.
             td_error: [B].
-            action_score: [B]; where it is NaN there was no answer, and what was known stays.
+            action_score: [B]; NaN keeps the stored value.
             progress: [B], as action_score.
 
         Returns:
             Number of rows that were skipped.
 
         Raises:
-            ValueError: a TD error is not finite, or the priority refuses a score. Nothing is stored.
+            ValueError: a TD error is not finite, or the priority rejects a score. Nothing is stored.
         """
         here = np.flatnonzero((self._columns["episode"][rows] == episodes) & (self._store.next[rows] >= 0))
         skipped = len(rows) - len(here)
@@ -297,10 +298,10 @@ class ReplayBuffer:
         new = {name: self._columns[name][at] for name in ("action_score", "progress", "td_error")}
         for name, values in (("action_score", action_score), ("progress", progress), ("td_error", td_error)):
             if values is not None:
-                given = np.asarray(values, dtype=np.float64)[here]
-                if name == "td_error" and not np.isfinite(given).all():
+                updates = np.asarray(values, dtype=np.float64)[here]
+                if name == "td_error" and not np.isfinite(updates).all():
                     raise ValueError("a TD error is not finite: the critic has diverged")
-                new[name] = np.where(np.isnan(given), new[name], given)
+                new[name] = np.where(np.isnan(updates), new[name], updates)
         priorities = self._priority(new["action_score"], new["progress"], new["td_error"])
         if td_error is not None:
             self._columns["prioritised_at"][at] = now
@@ -309,12 +310,12 @@ class ReplayBuffer:
         for name, column in new.items():
             self._columns[name][at] = column
         self._store.scores_changed(at)
-        known = ~np.isnan(priorities)
-        self.set_priorities(at[known], priorities[known])
+        valid = ~np.isnan(priorities)
+        self.set_priorities(at[valid], priorities[valid])
         return skipped
 
     def set_priorities(self, rows: Indices, priorities: ArrayLike) -> None:
-        """Set the priorities [B] of rows [B] that can be drawn, each named once.
+        """Set the priorities [B] of unique rows [B] that can be drawn.
 
         Raises:
             ValueError: a row cannot be drawn, or a priority is negative, NaN or infinite. Nothing is set.
@@ -326,28 +327,13 @@ class ReplayBuffer:
             raise ValueError("a row is free, or holds a last observation; it has no priority")
         self._columns["priority"][rows] = values
         self._store.scores_changed(rows)
-        self._reprioritise(rows)
+        self._update_tree(rows)
 
-    def _reprioritise(self, rows: Indices) -> None:
-        """Bring the tree up to date with the priorities of rows: all windows that hold one of them."""
-        priority, length = self._columns["priority"], self.config.window
-        if length == 1:
-            self.tree.set(rows, priority[rows])
-            return
-        starts = [rows]
-        for _ in range(length - 1):
-            before = self._store.previous[starts[-1]]
-            starts.append(before[before >= 0])
-        begins = np.unique(np.concatenate(starts))
-        window, mask = self.windows(begins, length)
-        priorities = np.where(mask, priority[window], 0.0)
-        if self.config.window_priority == "max":
-            self.tree.set(begins, priorities.max(1))
-        else:  # added in order, so that the result does not depend on how many windows there are
-            self.tree.set(begins, sum(priorities.T) / mask.sum(1))
+    def _update_tree(self, rows: Indices) -> None:
+        self.tree.set(rows, self._columns["priority"][rows])
 
     def due(self, now: int, interval: int, budget: int, *, of: str = "scored_at") -> Indices:
-        """At most `budget` rows to be asked about again, the oldest first; those never asked about come before all.
+        """At most `budget` rows whose scores are outdated: never scored first, then oldest first.
 
         Args:
             now: updates so far.
@@ -355,45 +341,44 @@ class ReplayBuffer:
             budget: largest number of rows.
             of: "scored_at" for scores, "prioritised_at" for TD errors.
         """
-        asked = self._columns[of]
-        rows = np.flatnonzero(self.drawable & ((asked < 0) | (asked <= now - interval)))
+        updated = self._columns[of]
+        rows = np.flatnonzero(self.drawable & ((updated < 0) | (updated <= now - interval)))
         if len(rows) > budget:
-            rows = np.sort(rows[np.argpartition(asked[rows], budget)[:budget]])
-        return rows[np.argsort(asked[rows], kind="stable")]
+            rows = np.sort(rows[np.argpartition(updated[rows], budget)[:budget]])
+        return rows[np.argsort(updated[rows], kind="stable")]
 
     def score_age(self, now: int, *, of: str = "scored_at") -> float:
-        """Mean number of updates since rows were asked about (`of` as in `due`); NaN if none was."""
-        asked = self._columns[of][self.drawable]
-        asked = asked[asked >= 0]
-        return float(now - asked.mean()) if len(asked) else float("nan")
+        """Mean number of updates since rows were scored (`of` as in `due`); NaN without scores."""
+        updated = self._columns[of][self.drawable]
+        updated = updated[updated >= 0]
+        return float(now - updated.mean()) if len(updated) else float("nan")
 
     @property
-    def unjudged_share(self) -> float:
-        """Share of the rows without a judge's score, whose priority is that of their TD error; NaN without rows."""
+    def missing_score_fraction(self) -> float:
+        """Fraction of the rows without a judge's score, whose priority is by TD error alone; NaN without rows."""
         scores = (self._columns[name][self.drawable] for name in ("action_score", "progress"))
-        missing = unjudged(*scores)
+        missing = unscored(*scores)
         return float(missing.mean()) if len(missing) else float("nan")
 
     # ------------------------------------------------------------------------------------------------ saving
     def keep_only(self, numbers: Collection[int]) -> None:
-        """Give up all saved states but these, of which there must be one."""
+        """Delete all saved states but these, at least one."""
         self._store.keep_only(numbers)
 
     def save(self, *, keep: int | None = 2) -> int:
-        """Save the state: the rows that changed since the last time, and once in a while all of them.
+        """Save the state: the rows changed since the last save, and occasionally all of them.
 
-        Killed at any moment, the states before stay complete. To continue from a checkpoint exactly, save first and put
+        If the process is killed, earlier states stay complete. To resume exactly from a checkpoint, save first and put
         the number into the checkpoint.
 
         Args:
-            keep: number of newest states that stay, this one included, with the images that they need; None: all, until
-                `keep_only`.
+            keep: number of newest states to keep, this one included, with their images; None: all, until `keep_only`.
 
         Returns:
             The number of the state.
 
         Raises:
-            OSError: it could not be written (disk full); the states before are untouched.
+            OSError: it could not be written (disk full); earlier states are untouched.
         """
         return self._store.save(self.tree.max, keep)
 
@@ -401,21 +386,21 @@ class ReplayBuffer:
     def load(
         cls, config: BufferConfig, folder: Path, priority: Priority | None = None, *, generation: int | None = None
     ) -> ReplayBuffer:
-        """The buffer as it was saved; other states in the folder are removed, since this one goes on from here.
+        """Restore a saved state; all other states in the folder are deleted.
 
         Args:
-            config: as it was saved; eviction and windows may be others.
-            folder: where it was saved.
+            config: as saved; the eviction may differ.
+            folder: the folder of the buffer.
             priority: see the class.
             generation: number of the state; by default the newest.
 
         Raises:
-            ConfigError: there is no such state, a file is missing or damaged, or it has other columns or another
-                capacity. Nothing is removed.
+            ConfigError: no such state, a missing or damaged file, or another capacity or other columns. Nothing is
+                deleted.
         """
         buffer = cls.__new__(cls)
         buffer._set_up(config, folder, priority)
         largest = buffer._store.load(generation)
-        buffer._reprioritise(np.flatnonzero(buffer.drawable))
+        buffer._update_tree(np.flatnonzero(buffer.drawable))
         buffer.tree.max = largest
         return buffer

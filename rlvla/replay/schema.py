@@ -1,4 +1,4 @@
-"""What a buffer holds: columns, its size, and the episodes that are appended."""
+"""Schema of a replay buffer: columns, capacity, and the episodes that are appended."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Column:
         name: unique in a buffer.
         shape: of one row.
         dtype: of numpy; numbers or booleans.
-        observation: it has a value after the last decision too; otherwise it belongs to decisions.
+        observation: has a value after the last decision too; otherwise one per decision.
         mapped: kept in a memory-mapped file instead of memory (images). Observations only.
 
     Raises:
-        ValueError: the name is taken or not a word, the dtype is not of numbers, or a mapped column is no observation.
+        ValueError: the name is taken or not a word, the dtype is not numeric, or a mapped column is not an observation.
     """
 
     name: str
@@ -39,20 +39,20 @@ class Column:
         if np.dtype(self.dtype).kind not in "biuf":
             raise ValueError(f"column {self.name} has dtype {self.dtype}; columns hold numbers or booleans")
         if self.mapped and not self.observation:
-            raise ValueError(f"column {self.name} is mapped but no observation; only observations can be")
+            raise ValueError(f"column {self.name} is mapped but not an observation; only observations can be")
         if min(self.shape, default=1) < 1:
             raise ValueError(f"column {self.name} has shape {self.shape}; its sizes must be positive")
 
     def describe(self) -> list[Any]:
-        """As it stands in a saved state."""
+        """JSON for saved states."""
         return [self.name, list(self.shape), np.dtype(self.dtype).str, self.observation, self.mapped]
 
 
-# Written once, when the row is appended: name -> dtype. `rewards` are [chunk_len].
+# Columns written when the row is appended: name -> dtype. `rewards` are [chunk_len].
 CONTENT = {
     "episode": "int64",  # -1: the row is free
     "step": "int64",
-    "image_row": "int64",  # where the mapped columns of the row are
+    "image_row": "int64",  # row of the mapped columns
     "rewards": "float32",
     "steps": "int64",
     "terminated": "bool",
@@ -60,7 +60,7 @@ CONTENT = {
     "init_state": "int64",
     "policy_version": "int64",
 }
-# Change while the row is in the buffer.
+# Columns updated while the row is in the buffer.
 SCORES = {
     "priority": "float64",
     "td_error": "float64",  # NaN until trained on
@@ -74,40 +74,35 @@ RESERVED = {*CONTENT, *SCORES}
 
 @dataclass(frozen=True)
 class BufferConfig:
-    """What a buffer holds.
+    """Configuration of a replay buffer.
 
     Attributes:
         columns: the declared columns of a row.
-        capacity: rows, those of last observations included.
+        capacity: maximum number of rows, including one per episode for its last observation.
         chunk_len: actions per decision.
-        eviction: whole episodes leave; "fifo": the oldest, "value": that of least mean priority, never the newest 10 %.
-        window: rows of the windows that are drawn; 1 draws single rows.
-        window_priority: "mean" or "max" of the priorities of its rows is that of a window.
+        eviction: of whole episodes; "fifo": the oldest, "value": least mean priority, never the newest 10 %.
 
     Raises:
-        ValueError: a number is not positive, a choice is unknown, or two columns have one name.
+        ValueError: a number is out of range, the eviction is unknown, or two columns have one name.
     """
 
     columns: tuple[Column, ...]
     capacity: int = 100_000
     chunk_len: int = 1
     eviction: str = "fifo"
-    window: int = 1
-    window_priority: str = "mean"
 
     def __post_init__(self) -> None:
-        for name, least in (("capacity", 2), ("chunk_len", 1), ("window", 1)):
+        for name, least in (("capacity", 2), ("chunk_len", 1)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be {least} or more")
-        for name, known in (("eviction", ("fifo", "value")), ("window_priority", ("mean", "max"))):
-            if getattr(self, name) not in known:
-                raise ValueError(f"{name} is {getattr(self, name)!r}; known: {', '.join(known)}")
+        if self.eviction not in ("fifo", "value"):
+            raise ValueError(f"eviction is {self.eviction!r}; known: fifo, value")
         names = [column.name for column in self.columns]
         if len(set(names)) < len(names):
             raise ValueError(f"two columns have the same name: {', '.join(sorted(names))}")
 
     def describe(self) -> dict[str, Any]:
-        """What a saved state must agree on."""
+        """JSON that a saved state must match."""
         return {
             "capacity": self.capacity,
             "chunk_len": self.chunk_len,
@@ -123,9 +118,9 @@ class Episode:
         columns: the declared columns, observations [S + 1, ...] (with the one after the last action), others [S, ...].
         rewards: [S, chunk_len] per env step; entries beyond `steps` are not read.
         steps: [S] env steps of each decision.
-        terminated, truncated: how it ended; neither means that it was cut off, which bootstraps as well.
+        terminated, truncated: how it ended; an episode with neither was cut off and bootstraps like a truncated one.
         init_state: initial state.
-        policy_version: of the policy that acted, one number or [S].
+        policy_version: version of the acting policy, one number or [S].
         action_score, progress: [S], or None until judged.
     """
 
@@ -144,7 +139,7 @@ class Episode:
         object.__setattr__(self, "num_decisions", len(np.asarray(self.steps)))
 
     def rows(self, columns: Sequence[Column], chunk_len: int) -> dict[str, Array]:
-        """All columns of its S + 1 rows, without `image_row`; what belongs to decisions is 0 or NaN in the last row.
+        """All columns but `image_row` of its S + 1 rows; per-decision columns are 0 or NaN in the last row.
 
         Raises:
             ValueError: a column is missing or not declared, a shape or dtype is not the declared one, or the number of
@@ -157,25 +152,25 @@ class Episode:
         steps = np.asarray(self.steps)
         if not count or steps.ndim != 1 or steps.min() < 1 or steps.max() > chunk_len:
             raise ValueError(f"steps is {steps}; each of the decisions takes 1..{chunk_len} env steps")
-        found = {}
+        rows = {}
         for column in columns:
-            wanted = (count + column.observation, *column.shape)
-            values = _fitting(column.name, self.columns[column.name], wanted, column.dtype)
-            found[column.name] = values if column.observation else _one_more(values)
-        found["rewards"] = _one_more(_fitting("rewards", self.rewards, (count, chunk_len), "float32"))
-        found["steps"] = _one_more(steps.astype(np.int64))
+            shape = (count + column.observation, *column.shape)
+            values = _checked(column.name, self.columns[column.name], shape, column.dtype)
+            rows[column.name] = values if column.observation else _with_last_row(values)
+        rows["rewards"] = _with_last_row(_checked("rewards", self.rewards, (count, chunk_len), "float32"))
+        rows["steps"] = _with_last_row(steps.astype(np.int64))
         last = np.arange(count + 1) == count - 1
-        found["terminated"], found["truncated"] = last & bool(self.terminated), last & bool(self.truncated)
-        found["init_state"] = np.full(count + 1, self.init_state, dtype=np.int64)
+        rows["terminated"], rows["truncated"] = last & bool(self.terminated), last & bool(self.truncated)
+        rows["init_state"] = np.full(count + 1, self.init_state, dtype=np.int64)
         versions = np.broadcast_to(np.asarray(self.policy_version, dtype=np.int64), (count,))
-        found["policy_version"] = _one_more(versions)
+        rows["policy_version"] = _with_last_row(versions)
         for name in ("action_score", "progress"):
             scores = np.full(count, np.nan) if getattr(self, name) is None else getattr(self, name)
-            found[name] = np.append(_fitting(name, scores, (count,), "float64"), np.nan)
-        return found
+            rows[name] = np.append(_checked(name, scores, (count,), "float64"), np.nan)
+        return rows
 
 
-def _fitting(name: str, values: ArrayLike, shape: tuple[int, ...], dtype: str) -> Array:
+def _checked(name: str, values: ArrayLike, shape: tuple[int, ...], dtype: str) -> Array:
     array = np.asarray(values)
     if array.shape != shape:
         raise ValueError(f"{name} has shape {array.shape}; {shape} is needed")
@@ -184,6 +179,6 @@ def _fitting(name: str, values: ArrayLike, shape: tuple[int, ...], dtype: str) -
     return array.astype(dtype, copy=False)
 
 
-def _one_more(values: Array) -> Array:
-    """With a row of zeros at the end."""
+def _with_last_row(values: Array) -> Array:
+    """Append a row of zeros."""
     return np.concatenate([values, np.zeros_like(values[:1])])

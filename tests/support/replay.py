@@ -68,6 +68,23 @@ def exercise(buffer: ReplayBuffer, rng: np.random.Generator, rounds: int) -> lis
     return seen
 
 
+def slow_returns(
+    rewards: np.ndarray, terminated: np.ndarray, truncated: np.ndarray, *, n: int, gamma: float, steps: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """n-step returns of consecutive rows [T] by a loop: returns, discounts of the bootstrap value, last rows."""
+    rows = []
+    for start in range(len(rewards)):
+        total, discount, at = 0.0, 1.0, start
+        for at in range(start, min(start + n, len(rewards))):
+            total += discount * rewards[at]
+            discount *= gamma ** steps[at]
+            if terminated[at] or truncated[at]:
+                break
+        rows.append((total, 0.0 if terminated[at] else discount, at))
+    returns, discounts, last = zip(*rows)
+    return np.array(returns), np.array(discounts), np.array(last)
+
+
 def same(one: list[Any], other: list[Any]) -> bool:
     return len(one) == len(other) and all(
         np.array_equal(a, b, equal_nan=a.dtype.kind == "f") for a, b in zip(one, other)

@@ -160,7 +160,7 @@ ONE_KIND = re.compile(r"OpenVLA|openvla\.|\b256\b|tokens_per_decision|num_action
 # Lines outside rlvla/models in which these words mean something else, by file: a part of each line.
 ELSEWHERE = {
     "rlvla/checkpoints/training.py": ["SHA-256"],
-    "rlvla/replay/saved_states.py": ["SHA-256"],
+    "rlvla/replay/row_store.py": ["SHA-256"],
     "rlvla/utils/files.py": ["SHA-256"],
     "rlvla/data/libero.py": ["OpenVLA's `regenerate_libero_dataset.py`"],
     "rlvla/data/lerobot_writing.py": ["256 values", "(3, 256)", "minlength=256", "np.arange(256)"],  # of a pixel

@@ -417,7 +417,7 @@ class SAC(Algorithm):
         if self._hindsight is not None:
             metrics.total({"replay/relabelled": float(self.memory.relabelled)})
         if self.config.replay.replay_score_source is not None:
-            metrics.mean({"replay/unjudged_share": buffer.unjudged_share}, float(len(buffer)))
+            metrics.mean({"replay/unjudged_share": buffer.missing_score_fraction}, float(len(buffer)))
         return {"critic/updates": float(self.updates)}
 
     # ------------------------------------------------------------------------------------------------ state

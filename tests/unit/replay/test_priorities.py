@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from rlvla.replay.priorities import (
     priority_names,
     progress_factor,
     register_priority,
-    unjudged,
+    unscored,
     vlm_score,
 )
 
@@ -44,26 +45,26 @@ def test_hybrid_agrees_with_the_formula(combine: str, eps: float) -> None:
         wanted = [
             slow_hybrid(slow_score(a, p), t, combine, alpha, vlm, share, eps) for a, p, t in zip(action, progress, td)
         ]
-        found = hybrid_priority(action, progress, td, alpha=alpha, vlm_weight=vlm, td_weight=share, combine=combine)
+        settings = PrioritySettings(alpha, vlm, share, combine=combine)
+        found = hybrid_priority(action, progress, td, settings=settings)
         np.testing.assert_allclose(found, wanted, rtol=1e-12)
-        explicit = hybrid_priority(
-            action, progress, td, alpha=alpha, vlm_weight=vlm, td_weight=share, combine=combine, eps=eps
-        )
+        explicit = hybrid_priority(action, progress, td, settings=replace(settings, eps=eps))
         np.testing.assert_array_equal(found, explicit)
 
 
 def test_td_errors_are_clipped_and_lose_their_sign() -> None:
     for combine in ("product", "additive"):
-        found = hybrid_priority([0.5] * 3, [0.5] * 3, [20.0, -1e9, -20.0], combine=combine)
+        settings = PrioritySettings(combine=combine)
+        found = hybrid_priority([0.5] * 3, [0.5] * 3, [20.0, -1e9, -20.0], settings=settings)
         assert found[0] == found[1] == found[2]
 
 
 def test_without_a_score_the_td_error_decides() -> None:
     action, progress, td = np.array([np.nan, 0.5, np.nan, 0.5]), np.array([0.5, np.nan, np.nan, 0.5]), np.full(4, -4.0)
-    assert unjudged(action, progress).tolist() == [True, True, True, False]
-    product = hybrid_priority(action, progress, td)
+    assert unscored(action, progress).tolist() == [True, True, True, False]
+    product = hybrid_priority(action, progress, td, settings=PrioritySettings(combine="product"))
     assert product[:3] == pytest.approx([(4 + 1e-6) ** 0.6] * 3)
-    additive = hybrid_priority(action, progress, td, combine="additive")
+    additive = hybrid_priority(action, progress, td, settings=PrioritySettings())
     assert additive[:3] == pytest.approx([(0.2 + 0.01) ** 0.6] * 3)
     assert np.isfinite(product[3]) and np.isfinite(additive[3])
 
@@ -75,9 +76,7 @@ def test_kinds() -> None:
     assert make_priority("td")(action, progress, td) == pytest.approx([(3 + 1e-6) ** 0.6, (20 + 1e-6) ** 0.6])
     assert make_priority("vlm")(action, progress, td) == pytest.approx([(0.1 + 0.4 + 0.01) ** 0.6, 1.01**0.6])
     settings = PrioritySettings(alpha=0.9, vlm_weight=0.3, td_weight=0.8, max_td_error=5.0)
-    wanted = hybrid_priority(
-        action, progress, td, alpha=0.9, vlm_weight=0.3, td_weight=0.8, max_td_error=5.0, combine="additive"
-    )
+    wanted = hybrid_priority(action, progress, td, settings=settings)
     np.testing.assert_array_equal(make_priority("hybrid", settings)(action, progress, td), wanted)
     with pytest.raises(ValueError, match="unknown replay priority 'mean'; known: hybrid"):
         make_priority("mean")
@@ -118,8 +117,6 @@ def test_what_is_not_known_yet_is_nan() -> None:
 )
 def test_settings_are_checked(wrong: dict, named: str) -> None:
     with pytest.raises(ValueError, match=named):
-        hybrid_priority([0.5], [0.5], [1.0], **wrong)
-    with pytest.raises(ValueError, match=named):
         PrioritySettings(**wrong)
 
 
@@ -128,5 +125,3 @@ def test_scores_are_checked() -> None:
         vlm_score([0.1, -0.5], [0, 0])
     with pytest.raises(ValueError, match="progress holds inf"):
         vlm_score([0.1], [np.inf])
-    with pytest.raises(ValueError, match="action_weight is -1"):
-        vlm_score([0.1], [0.1], action_weight=-1)

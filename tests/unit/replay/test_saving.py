@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlvla.replay import mapped, row_store, saved_states
+from rlvla.replay import row_store
 from rlvla.replay.buffer import ReplayBuffer
-from rlvla.replay.mapped import RowAllocator
 from rlvla.replay.priorities import make_priority
+from rlvla.replay.row_store import RowAllocator, list_states
 from rlvla.replay.schema import BufferConfig, Column, Episode
 from rlvla.utils.errors import ConfigError
 from tests.support.disks import needs_root, small_disk
@@ -41,9 +41,7 @@ def content(buffer: ReplayBuffer) -> list[Any]:
     return [rows, *found, tree.get(rows), np.array([tree.total, tree.min, tree.max, tree.positive, len(buffer)])]
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"eviction": "value"}, {"window": 3}, {"window": 2, "window_priority": "max"}], ids=str
-)
+@pytest.mark.parametrize("options", [{}, {"eviction": "value"}], ids=str)
 def test_resumed_to_the_bit(tmp_path: Path, options: dict) -> None:
     settings = config(61, **options)
     through = ReplayBuffer(settings, tmp_path / "through", HYBRID)
@@ -65,11 +63,11 @@ def test_an_older_state_is_still_what_it_was(tmp_path: Path) -> None:
         exercise(buffer, rng, 5)
         past[buffer.save(keep=3)] = content(buffer)
         exercise(buffer, rng, 5)  # the ring turns over
-    assert saved_states.states(tmp_path) == [6, 7, 8]
+    assert list_states(tmp_path) == [6, 7, 8]
     buffer.close()
     again = ReplayBuffer.load(config(40), tmp_path, HYBRID, generation=6)
     assert same(content(again), past[6])
-    assert saved_states.states(tmp_path) == [6]
+    assert list_states(tmp_path) == [6]
     exercise(again, rng, 20)
     assert again.save() == 7
     assert same(content(ReplayBuffer.load(config(40), tmp_path, HYBRID)), content(again))
@@ -106,7 +104,7 @@ def test_only_what_changed_is_written(tmp_path: Path) -> None:
 
 
 def test_states_do_not_gather_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_store, "_MOST_FILES", 6)
+    monkeypatch.setattr(row_store, "_MAX_FILES", 6)
     buffer = ReplayBuffer(config(4000), tmp_path)
     buffer.append([episode(seed, 10) for seed in range(300)])
     for seed in range(20):
@@ -132,9 +130,9 @@ def test_rows_are_taken_back_when_no_state_needs_them() -> None:
     assert places.take(3).tolist() == [1, 4, 6]
     places.put_back(np.array([0, 2]), needed_by=3)
     places.put_back(np.array([5]), needed_by=4)
-    places.give_up(3)
+    places.release(3)
     assert places.take(1).tolist() == [7], "state 3 exists"
-    places.give_up(4)
+    places.release(4)
     assert places.take(3).tolist() == [0, 2, 8], "state 4 exists"
     places.restore(np.array([7, 3]))
     assert places.take(8).tolist() == [0, 1, 2, 4, 5, 6, 8, 9]
@@ -145,11 +143,11 @@ class Killed(BaseException):
 
 
 STEPS = [
-    (saved_states, "flushed_file"),
-    (saved_states, "manifest_entry"),
-    (mapped.RowFile, "sync"),
-    (saved_states, "fsync_entry"),
-    (saved_states, "write_json"),
+    (row_store, "flushed_file"),
+    (row_store, "manifest_entry"),
+    (row_store.RowFile, "sync"),
+    (row_store, "fsync_entry"),
+    (row_store, "write_json"),
     (Path, "unlink"),
     (os, "pwrite"),
     (os, "replace"),
@@ -184,7 +182,7 @@ def test_ended_at_any_step_of_saving(
         now = content(buffer)
         buffer.save()
     buffer.close()
-    newest = saved_states.states(tmp_path)[-1]
+    newest = list_states(tmp_path)[-1]
     assert newest in (2, 3)
     assert same(content(ReplayBuffer.load(config(40), tmp_path, HYBRID)), now if newest == 3 else before)
 
@@ -194,14 +192,14 @@ import sys
 from pathlib import Path
 import numpy as np
 from rlvla.replay.buffer import ReplayBuffer
-from rlvla.replay import saved_states
+from rlvla.replay.row_store import list_states
 from tests.support.replay import config, exercise
 folder = Path(sys.argv[1])
-start = saved_states.states(folder)
+start = list_states(folder)
 buffer = ReplayBuffer.load(config(200), folder) if start else ReplayBuffer(config(200), folder)
 print("ready", flush=True)
 while True:
-    number = (saved_states.states(folder) or [0])[-1]
+    number = (list_states(folder) or [0])[-1]
     exercise(buffer, np.random.default_rng(number), 4)
     buffer.save()
 """
@@ -213,18 +211,18 @@ def test_sigkill_at_random_moments(tmp_path: Path) -> None:
     folder.mkdir()
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     for _ in range(4):
-        before = saved_states.states(folder)[-1:]
+        before = list_states(folder)[-1:]
         child = subprocess.Popen([sys.executable, "-c", KILLED, str(folder)], stdout=subprocess.PIPE, env=environment)
         assert child.stdout is not None and child.stdout.readline() == b"ready\n"
         deadline = time.monotonic() + 60
-        while saved_states.states(folder)[-1:] == before and time.monotonic() < deadline:
+        while list_states(folder)[-1:] == before and time.monotonic() < deadline:
             time.sleep(0.01)
         time.sleep(rng.uniform(0, 0.2))
         child.send_signal(signal.SIGKILL)
         assert child.wait() == -signal.SIGKILL
         child.stdout.close()
     whole = ReplayBuffer(config(200), tmp_path / "whole")
-    newest = saved_states.states(folder)[-1]
+    newest = list_states(folder)[-1]
     for number in range(newest):
         exercise(whole, np.random.default_rng(number), 4)
     assert newest >= 4
@@ -245,7 +243,7 @@ def test_a_full_disk_leaves_the_state_before(tmp_path: Path) -> None:
             buffer.save()
         assert len(list(folder.glob("rows_*"))) == 1, "nothing is left of the attempt"
         disk.make_room()
-        assert saved_states.states(folder) == [1]
+        assert list_states(folder) == [1]
         now = content(buffer)
         assert buffer.save() == 2
         buffer.close()
@@ -320,7 +318,7 @@ def test_nothing_in_a_folder_is_executed(tmp_path: Path) -> None:
     np.savez(path, left=np.array([Malice()], dtype=object))
     manifest = tmp_path / "state_000002.json"
     state = json.loads(manifest.read_text())
-    state["files"][path.name] = saved_states.manifest_entry(path)
+    state["files"][path.name] = row_store.manifest_entry(path)
     manifest.write_text(json.dumps(state))
     assert "rows_000002.npz cannot be read" in refused(tmp_path)
     assert not (tmp_path / "executed").exists()
@@ -338,7 +336,7 @@ def test_another_buffer_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match="does not hold a replay buffer"):
         ReplayBuffer.load(config(40), tmp_path / "empty")
-    ReplayBuffer.load(config(40, eviction="value", window=2), tmp_path)
+    ReplayBuffer.load(config(40, eviction="value"), tmp_path)
 
 
 def test_what_a_run_left_before_it_saved_is_no_obstacle(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from scipy.stats import chisquare
 
 from rlvla.replay.sum_tree import SumTree
 
@@ -63,27 +62,6 @@ def test_rounding_at_the_end() -> None:
     assert tree.find(tree.total * (1 + 1e-12)) == 9
 
 
-def test_frequencies_are_proportional_to_priorities() -> None:
-    priorities = np.array([1.0, 0.0, 2.0, 3.0, 0.5, 3.5])
-    tree = filled(priorities.tolist())
-    draws = np.concatenate([tree.stratified(10, np.random.default_rng(seed)) for seed in range(2000)])
-    counts = np.bincount(draws, minlength=6)
-    assert counts[1] == 0
-    drawn = priorities > 0
-    # Stratified draws vary less than independent ones, so that the statistic is smaller than chi-square's.
-    assert chisquare(counts[drawn], priorities[drawn] / 10 * len(draws)).pvalue > 0.01
-
-
-def test_each_segment_is_drawn_from_once() -> None:
-    tree = filled([1.0] * 64)
-    rng = np.random.default_rng(3)
-    for k in (1, 4, 16, 64):
-        assert (tree.stratified(k, rng) // (64 // k)).tolist() == list(range(k))
-    assert tree.stratified(4, offsets=[0.0, 0.5, 0.99, 0.25]).tolist() == [0, 24, 47, 52]
-    # Segments of equal priority, not of equally many rows.
-    assert filled([1.0, 6.0, 1.0]).stratified(4, offsets=[0.0, 0.5, 0.99, 0.99]).tolist() == [0, 1, 1, 2]
-
-
 def test_sums_do_not_depend_on_the_order_of_changes() -> None:
     rng = np.random.default_rng(1)
     values = rng.random(1000)
@@ -96,47 +74,9 @@ def test_sums_do_not_depend_on_the_order_of_changes() -> None:
     np.testing.assert_array_equal(at_once.find(u), one_by_one.find(u))
 
 
-def test_the_state_restores_everything() -> None:
-    tree = SumTree(11)
-    tree.set(np.arange(11), np.random.default_rng(0).random(11))
-    tree.set(3, 9.0)
-    tree.set(3, 0.0)
-    other = SumTree(11)
-    other.load_state_dict(tree.state_dict())
-    assert (other.total, other.min, other.max, other.positive) == (tree.total, tree.min, 9.0, 10)
-    np.testing.assert_array_equal(other.state_dict()["priorities"], tree.state_dict()["priorities"])
-    with pytest.raises(ValueError, match="11 rows, this tree has 12"):
-        SumTree(12).load_state_dict(tree.state_dict())
-
-
-@pytest.mark.parametrize("wrong", [-1.0, np.nan, np.inf, -np.inf])
-def test_priorities_are_checked(wrong: float) -> None:
-    tree = filled([1.0, 2.0])
-    with pytest.raises(ValueError, match="a priority is"):
-        tree.set([0, 1], [3.0, wrong])
-    assert tree.get([0, 1]).tolist() == [1, 2]
-
-
-def test_rows_and_sums_are_checked() -> None:
-    tree = filled([1.0, 2.0, 3.0])  # the tree beneath has four leaves
-    for call in (lambda rows: tree.set(rows, 1.0), tree.get):
-        for rows in ([3], [-1], [0, 99]):
-            with pytest.raises(IndexError, match="rows are 0..2"):
-                call(rows)
-        with pytest.raises(IndexError, match="whole numbers"):
-            call([0.5])
-    with pytest.raises(ValueError, match="2 priorities for 3 rows"):
-        tree.set([0, 1, 2], [1.0, 2.0])
-    for u in (-0.1, np.nan):
-        with pytest.raises(ValueError, match="prefix sum"):
-            tree.find([u])
+def test_nothing_can_be_drawn_if_all_priorities_are_0() -> None:
     with pytest.raises(ValueError, match="nothing to draw"):
         SumTree(3).find([0.0])
-    with pytest.raises(ValueError, match="either rng or offsets"):
-        tree.stratified(2)
-    with pytest.raises(ValueError, match="3 offsets for 2 segments"):
-        tree.stratified(2, offsets=[0, 0, 0])
-    with pytest.raises(ValueError, match="capacity is 0"):
-        SumTree(0)
+    tree = filled([1.0, 2.0, 3.0])
     tree.set([], [])
     assert tree.total == 6
