@@ -24,10 +24,18 @@ from rlvla.utils.signals import begin
 begin(__name__)
 
 from rlvla.commands.custom_modules import CustomConfig, load_custom_modules, parse_command_line
-from rlvla.recipes.config import RecipeConfig
-from rlvla.recipes.recipe import Source, changes, chosen_variants, flags_of_stage, parsers_needed, plan, read_recipe
+from rlvla.recipes.recipe import (
+    RecipeConfig,
+    Settings,
+    Source,
+    changes,
+    chosen_variants,
+    flags_of_stage,
+    parsers_needed,
+    plan,
+    read_recipe,
+)
 from rlvla.recipes.runner import describe_plan, run_recipe
-from rlvla.recipes.stages import Settings
 from rlvla.utils.cli.command import command, heavy_imports
 from rlvla.utils.cli.flags import Parser, add_arguments, fail, from_namespace, range_problems
 from rlvla.utils.errors import ConfigError, MissingExtraError

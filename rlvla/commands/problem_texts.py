@@ -9,41 +9,6 @@ from rlvla.utils.errors import Problem
 
 # (flag, reason) -> text; None stands for all flags without a specific text.
 _TEXTS: dict[tuple[str | None, str], str] = {
-    # recipes; the flag that is reported is the place to change, such as sft.seed
-    ("recipe", "no_recipe"): "{where} is no recipe: it needs the key 'stages' with at least one stage and its settings",
-    ("recipe", "unknown_part"): "{where}: a recipe has no such key; it has {known}",
-    ("recipe", "unknown_stage"): "{where}: there is no such stage; the stages are {known}",
-    ("recipe", "unknown_variant"): "--variant {value}: {path} has no such variant; it has {known}",
-    ("recipe", "no_stage"): "{where}: the recipe does not have this stage; it has {known}",
-    ("recipe", "no_mapping"): "{where} must hold lines 'name: value'",
-    ("recipe", "no_word"): "{where} must be a text",
-    ("recipe", "no_assignment"): "--set {value}: write STAGE.FLAG=VALUE, e.g. sft.max_epochs=5",
-    ("recipe", "one_process"): "{where}: this command runs in one process; leave it out",
-    ("recipe", "no_amount"): "{where}: {value!r} must be a number greater than 0 (processes: a whole one)",
-    ("recipe", "withheld"): "{where}: a recipe does not set this flag; leave it out",
-    ("recipe", "no_value"): "{where} must be a value or a list of values",
-    ("recipe", "no_flags"): "{where}: this stage has no settings; leave it out",
-    ("recipe", "write_false"): "{where}: write {name}: false",
-    ("recipe", "no_switch"): "{where}: {value} is for switches; give this flag a value",
-    ("recipe", "no_suite"): (
-        "{path} does not say in which environment to record demonstrations; give --task_suite_name (and "
-        "--custom_module, if it is your own), or recorded ones with --demos"
-    ),
-    ("recipe", "no_input"): (
-        "{path}: stage {stage} needs {what}, and no earlier stage writes any; add such a stage or give {stage}.{name}"
-    ),
-    ("recipe", "missing_input"): "stage {stage} needs {what}, and {value} does not exist; name what exists",
-    ("recipe", "changed"): (
-        "done with other settings: {stages}; name another folder with --output, or repeat what has changed and all "
-        "that follows: {command}"
-    ),
-    ("recipe", "lost_input"): (
-        "stage {stage} needs {value}, which an earlier stage wrote and which is gone; repeat that stage with --from "
-        "{source}"
-    ),
-    ("recipe", "no_such_start"): "--from {value}: the recipe does not have this stage; it has {known}",
-    ("recipe", "folder_in_use"): "--output {value}: another process is running a recipe there; wait until it has ended",
-    ("recipe", "invalid_state"): "{error}; remove the file to run all stages again, in another folder or an empty one",
     # sharing
     ("repo_id", "needs_flag"): "name the repository with --repo_id OWNER/NAME",
     ("repo_id", "malformed"): "--repo_id {value}: give OWNER/NAME ({why})",

@@ -1,49 +1,134 @@
-"""Reading recipes: YAML with its line numbers, variants, changes on the command line, and all problems at once."""
+"""Recipes: YAML files with stages and their flags, variants, overrides, and validation of everything at once."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlvla.commands.problem_texts import problem
 from rlvla.data.lerobot_cache import cached_dataset, is_repo_id
 from rlvla.envs.registry import get_suite
-from rlvla.recipes.stages import (
-    BEFORE_DEMOS,
-    COMMANDS,
-    KINDS,
-    OUTPUT,
-    REPORT,
-    Settings,
-    inputs_of,
-    with_references,
-    written_by,
-)
 from rlvla.utils.cli.config_file import words_of_flag
-from rlvla.utils.cli.flags import Parser
+from rlvla.utils.cli.flags import Parser, arg
 from rlvla.utils.data_files import read_yaml_with_lines
 from rlvla.utils.errors import ConfigError, Problem
 
-ALL = "all"  # beside the stages: settings of each stage that knows them
-MINUTES, PROCESSES = "minutes", "processes"  # settings of a stage that are no flags of its command
-_OWN = (MINUTES, PROCESSES)
-_TOP = ("about", "output", ALL, "stages", "variants")
-# A stage that only looks would leave nothing for the next one; a file of flags would escape the checks made here.
-_WITHHELD = ("dry_run", "config", "local_rank", "help", "version")
+Settings = dict[str, Any]  # flag, without dashes -> value as YAML has it; None for the default
 Parsers = Mapping[str, Parser]  # command -> its command line
+DEMOS_FILE = "demos.hdf5"
+POLICY_FOLDER = "policy"
+OUTPUT = "$output"  # in values of a recipe: the folder of --output
+ALL = "all"  # beside the stages: settings for every stage that has such a flag
+MINUTES, PROCESSES = "minutes", "processes"  # settings of a stage that are not flags of its command
+_STAGE_SETTINGS = (MINUTES, PROCESSES)
+_TOP = ("about", "output", ALL, "stages", "variants")
+# A dry run would leave no output for the next stage; a file of flags would bypass the checks made here.
+_WITHHELD = ("dry_run", "config", "local_rank", "help", "version")
 
 
+# -------------------------------------------------------------------------------------------------------- the stages
+@dataclass(frozen=True)
+class StageKind:
+    """A stage of any recipe.
+
+    Attributes:
+        name: its name in recipes.
+        command: the file in `cli/` that it runs, without suffix; "" for the report, made in the process of the recipe.
+        writes: the flag that names its output.
+        resumes: whether the command continues its unfinished work; otherwise the output of an interrupted attempt is
+            removed.
+        takes_ranks: whether the command can be launched on several ranks.
+        reads: flag -> kind of its input, "demonstrations" or "policy".
+        optional_inputs: flags of `reads` that may stay unset.
+    """
+
+    name: str
+    command: str
+    writes: str | None = None
+    resumes: bool = False
+    takes_ranks: bool = True
+    reads: Mapping[str, str] | None = None
+    optional_inputs: tuple[str, ...] = ()
+
+
+DEMONSTRATIONS, POLICY = "demonstrations", "policy"
+REPORT = "report"
+BEFORE_DEMOS = ("sac", "demos")  # stages that --demos replaces
+KINDS = {
+    kind.name: kind
+    for kind in (
+        StageKind("sac", "train_sac_vla", "save_path", resumes=True),
+        StageKind(
+            "demos", "collect_demos", "output", takes_ranks=False, reads={"policy": POLICY}, optional_inputs=("policy",)
+        ),
+        StageKind("check", "check_demos", "output", takes_ranks=False, reads={"demos": DEMONSTRATIONS}),
+        StageKind("sft", "train_sft_vla", "save_path", reads={"demos": DEMONSTRATIONS}),
+        StageKind("eval_sft", "eval_vla", "output", resumes=True, reads={"pretrain": POLICY}),
+        StageKind("rl", "train_ppo_vla", "save_path", resumes=True, reads={"pretrain": POLICY}),
+        StageKind("eval_rl", "eval_vla", "output", resumes=True, reads={"pretrain": POLICY}),
+        StageKind(REPORT, ""),
+    )
+}
+# Stage -> the stage that writes its initial policy.
+_POLICY_SOURCE = {"demos": "sac", "eval_sft": "sft", "rl": "sft", "eval_rl": "rl"}
+
+
+def output_of(name: str, settings: Settings, folder: Path) -> Path:
+    """The file or folder that a stage writes; by default in `folder`, that of --output."""
+    kind = KINDS[name]
+    configured = settings.get(kind.writes) if kind.writes else None
+    if configured is not None:
+        return Path(str(configured))
+    return folder / (f"{name}.json" if kind.command == "eval_vla" else name)
+
+
+def with_references(name: str, settings: Settings, earlier: Mapping[str, Settings], folder: Path) -> Settings:
+    """Complete the settings of a stage by its output and by inputs that earlier stages write.
+
+    Args:
+        name: the stage.
+        settings: settings of the recipe, which take precedence.
+        earlier: completed settings of the stages before it.
+        folder: folder of --output.
+    """
+    kind, completed = KINDS[name], dict(settings)
+    if kind.writes and completed.get(kind.writes) is None:
+        completed[kind.writes] = str(output_of(name, settings, folder))
+    if name in ("sac", "rl") and completed.get("load_checkpoint") is None:
+        completed["load_checkpoint"] = True
+    for flag, what in (kind.reads or {}).items():
+        if completed.get(flag) is not None:
+            continue
+        source: Any = None
+        if what == POLICY and (stage := _POLICY_SOURCE[name]) in earlier:
+            source = str(output_of(stage, earlier[stage], folder) / POLICY_FOLDER)
+        elif what == DEMONSTRATIONS and "demos" in earlier:
+            source = str(output_of("demos", earlier["demos"], folder) / DEMOS_FILE)
+        elif what == DEMONSTRATIONS:
+            source = earlier.get("check", {}).get("demos")
+        if source is not None:
+            completed[flag] = source
+    return completed
+
+
+def inputs_of(name: str, settings: Settings) -> list[Path]:
+    """The files and folders that a stage reads, from its completed settings."""
+    values = [settings.get(flag) for flag in KINDS[name].reads or {}]
+    paths = [path for value in values for path in (value if isinstance(value, list) else [value])]
+    return [Path(str(path)) for path in paths if path is not None]
+
+
+# -------------------------------------------------------------------------------------------------------- the recipe
 @dataclass(frozen=True)
 class Source:
-    """Settings from one place.
+    """Settings from one place: the file, a variant, or the command line.
 
     Attributes:
         stages: stage or `all` -> setting -> value.
-        lines: stage -> setting -> line of the file; empty for settings from the command line.
-        label: what messages call the place.
+        lines: (stage, setting) -> line of the file; empty for settings from the command line.
+        label: name of the place in messages.
     """
 
     stages: Mapping[str, Mapping[str, Any]]
@@ -58,16 +143,16 @@ class Source:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A recipe as its file has it.
+    """A recipe as written in its file.
 
     Attributes:
         path: the file.
-        about: what it is for, in a sentence.
+        about: its purpose in a sentence.
         output: its default of --output.
-        stages: names of its stages, in the order in which they run.
-        base: the settings of all stages.
+        stages: names of its stages, in order of execution.
+        base: settings of all stages.
         variants: name -> settings that differ.
-        problems: parts that are not of the form of a recipe, and were left out; `plan` refuses them.
+        problems: malformed entries, which were left out; `plan` reports them.
     """
 
     path: Path
@@ -81,8 +166,8 @@ class Recipe:
     def custom_modules(self, sources: Sequence[Source]) -> list[str]:
         """The user's modules that stages name, in order and without duplicates."""
         values = [s.get("custom_module") for source in (self.base, *sources) for s in source.stages.values()]
-        several = [one for value in values for one in (value if isinstance(value, list) else [value])]
-        return list(dict.fromkeys(str(one) for one in several if one is not None))
+        modules = [one for value in values for one in (value if isinstance(value, list) else [value])]
+        return list(dict.fromkeys(str(one) for one in modules if one is not None))
 
 
 @dataclass(frozen=True)
@@ -91,19 +176,65 @@ class Stage:
 
     Attributes:
         name: its name.
-        settings: flags of its command, those taken over from earlier stages included.
-        words: the same as words of a command line.
+        settings: flags of its command, including inputs from earlier stages.
+        argv: the same as command-line arguments.
         output: the file or folder that it writes.
-        processes: ranks; 1 is plain Python.
-        minutes: how long it was measured to take, or None.
+        processes: number of ranks; 1 is plain Python.
+        minutes: measured duration, or None.
     """
 
     name: str
     settings: Settings
-    words: tuple[str, ...]
+    argv: tuple[str, ...]
     output: Path
     processes: int = 1
     minutes: float | None = None
+
+
+@dataclass(frozen=True)
+class RecipeConfig:
+    """Recipe, overrides and output; each field is a flag of `cli/run_recipe.py`."""
+
+    recipe: str | None = arg(
+        None, "YAML file with the stages and their flags; rlvla's are in recipes/ of its source", metavar="FILE"
+    )
+    output: str | None = arg(None, "folder of all stages (default: from the recipe)", metavar="DIR", writes="folder")
+    assignments: tuple[str, ...] = arg(
+        (),
+        "settings that take precedence over the recipe's, e.g. sft.max_epochs=5 rl.eps_clip_low_high=[0.2,0.3] "
+        "all.seed=1; may be repeated",
+        flag="set",
+        action="extend",
+        metavar="STAGE.FLAG=VALUE",
+    )
+    variant: tuple[str, ...] = arg((), "variants of the recipe to use, by their names in it", metavar="NAME")
+    task_suite_name: str | None = arg(None, "the suite of all stages (default: the recipe's)", metavar="SUITE")
+    demos: tuple[str, ...] = arg(
+        (),
+        "existing demonstrations, which replace the stages that record some: files or folders",
+        metavar="DIR_OR_FILE",
+    )
+    first: str | None = arg(
+        None,
+        "repeat this stage and all later ones (default: only unfinished stages run); earlier outputs are kept as "
+        "superseded_NAME",
+        flag="from",
+        metavar="STAGE",
+    )
+    dry_run: bool = arg(False, "check the whole recipe, print the commands, and start nothing")
+
+    @property
+    def path(self) -> Path:
+        """The recipe; ConfigError if none is given."""
+        if self.recipe is None:
+            raise ConfigError.of(
+                "recipe", "needs_flag", "no recipe is given; name one, e.g. recipes/toy_reach.yaml of the source"
+            )
+        return Path(self.recipe)
+
+    def folder(self, recipe: Recipe) -> Path:
+        """The folder of all stages."""
+        return Path(self.output or recipe.output or Path("runs") / recipe.path.stem)
 
 
 # ---------------------------------------------------------------------------------------------------------- the file
@@ -111,24 +242,29 @@ def read_recipe(path: Path) -> Recipe:
     """Read a recipe; its flags and their values are checked by `plan`.
 
     Raises:
-        ConfigError: the file is no valid YAML, or has no stages.
+        ConfigError: the file is not valid YAML, or has no stages.
     """
     content, lines = read_yaml_with_lines(path)
-    content = _with_text_as_keys(content)
+    content = _with_text_keys(content)
+    not_a_recipe = Problem(
+        "recipe",
+        "no_recipe",
+        f"{path} is not a recipe: it needs the key 'stages' with at least one stage and its settings",
+    )
     if not isinstance(content, dict):
-        raise ConfigError(_problem("recipe", "no_recipe", where=path))
+        raise ConfigError([not_a_recipe])
     problems: list[Problem] = []
 
-    def refuse(reason: str, *keys: str, **values: object) -> None:
-        place = f"{path}, line {lines.get(keys, 1)}: {'.'.join(keys)}"
-        problems.append(_problem(".".join(keys), reason, where=place, **values))
+    def report(reason: str, text: str, *keys: str) -> None:
+        place = ".".join(keys)
+        problems.append(Problem(place, reason, f"{path}, line {lines.get(keys, 1)}: {place}{text}"))
 
     def mapping(*keys: str) -> dict[Any, Any]:
         value: Any = content
         for key in keys:
             value = value.get(key)
         if value is not None and not isinstance(value, dict):
-            refuse("no_mapping", *keys)
+            report("no_mapping", " must hold lines 'name: value'", *keys)
         return value if isinstance(value, dict) else {}
 
     def source(places: Sequence[tuple[str, ...]]) -> Source:
@@ -138,7 +274,7 @@ def read_recipe(path: Path) -> Recipe:
         for keys in places:
             name = keys[-1]
             if name not in KINDS and not (name == ALL and keys[0] != "stages"):
-                refuse("unknown_stage", *keys, known=", ".join(KINDS))
+                report("unknown_stage", f": there is no such stage; the stages are {', '.join(KINDS)}", *keys)
                 continue
             stages[name] = mapping(*keys)
             where |= {(name, key): lines.get((*keys, key), 1) for key in stages[name]}
@@ -146,10 +282,10 @@ def read_recipe(path: Path) -> Recipe:
 
     for key in content:
         if key not in _TOP:
-            refuse("unknown_part", key, known=", ".join(_TOP))
+            report("unknown_part", f": a recipe has no such key; it has {', '.join(_TOP)}", key)
     for key in ("about", "output"):
         if not isinstance(content.get(key, ""), str):
-            refuse("no_word", key)
+            report("no_word", " must be a text", key)
     common = [(ALL,)] if ALL in content else []
     base = source([*common, *(("stages", name) for name in mapping("stages"))])
     variants = {
@@ -157,34 +293,29 @@ def read_recipe(path: Path) -> Recipe:
     }
     stages = tuple(name for name in KINDS if name in base.stages and name != REPORT)
     if not stages:
-        raise ConfigError(problems or [_problem("recipe", "no_recipe", where=path)])
-    about, output = (word if isinstance(word := content.get(key), str) else None for key in ("about", "output"))
+        raise ConfigError(problems or [not_a_recipe])
+    about, output = (text if isinstance(text := content.get(key), str) else None for key in ("about", "output"))
     return Recipe(path, about or "", output, stages, base, variants, tuple(problems))
 
 
-def _with_text_as_keys(content: Any) -> Any:
-    """YAML reads `1:` as a number and `on:` as true; names are texts."""
+def _with_text_keys(content: Any) -> Any:
+    """Turn keys into text: YAML reads `1:` as a number and `on:` as true."""
     if not isinstance(content, dict):
         return content
-    words = {None: "null", True: "true", False: "false"}
+    names = {None: "null", True: "true", False: "false"}
     return {
-        words[key] if isinstance(key, (bool, type(None))) else str(key): _with_text_as_keys(value)
+        names[key] if isinstance(key, (bool, type(None))) else str(key): _with_text_keys(value)
         for key, value in content.items()
     }
-
-
-def _problem(flag: str, reason: str, **values: object) -> Problem:
-    """A problem of a recipe; `flag` is the place to change, such as `sft.seed`."""
-    return replace(problem("recipe", reason, **values), flag=flag)
 
 
 # -------------------------------------------------------------------------------------------------- the command line
 def chosen_variants(recipe: Recipe, names: Sequence[str]) -> list[Source]:
     """The variants of these names; ConfigError for unknown ones."""
-    unknown = [name for name in names if name not in recipe.variants]
-    if unknown:
-        known = ", ".join(recipe.variants) or "none"
-        raise ConfigError(_problem("variant", "unknown_variant", value=unknown[0], path=recipe.path, known=known))
+    for name in names:
+        if name not in recipe.variants:
+            text = f"{recipe.path} has no such variant; it has {', '.join(recipe.variants) or 'none'}"
+            raise ConfigError.of("variant", "unknown_variant", f"--variant {name}: {text}")
     return [recipe.variants[name] for name in names]
 
 
@@ -192,44 +323,48 @@ def changes(assignments: Sequence[str]) -> Source:
     """The settings of `--set STAGE.FLAG=VALUE ...`; values are YAML.
 
     Raises:
-        ConfigError: an assignment is not of this form; all that are not.
+        ConfigError: malformed assignments, all of them.
     """
     import yaml
 
     stages: dict[str, dict[str, Any]] = {}
     problems = []
     for text in assignments:
-        place, equals, typed = text.partition("=")
+        place, equals, value = text.partition("=")
         stage, dot, name = place.partition(".")
         if not (equals and dot and name):
-            problems.append(_problem("set", "no_assignment", value=text))
+            usage = f"--set {text}: write STAGE.FLAG=VALUE, e.g. sft.max_epochs=5"
+            problems.append(Problem("set", "no_assignment", usage))
         elif stage not in KINDS and stage != ALL:
-            problems.append(_problem("set", "unknown_stage", where=f"--set {text}", known=", ".join((ALL, *KINDS))))
+            names = ", ".join((ALL, *KINDS))
+            problems.append(
+                Problem("set", "unknown_stage", f"--set {text}: there is no such stage; the stages are {names}")
+            )
         else:
             try:
-                stages.setdefault(stage, {})[name] = yaml.safe_load(typed)
+                stages.setdefault(stage, {})[name] = yaml.safe_load(value)
             except yaml.YAMLError:
-                stages.setdefault(stage, {})[name] = typed
+                stages.setdefault(stage, {})[name] = value
     if problems:
         raise ConfigError(problems)
     return Source(stages, {}, "--set")
 
 
-def flags_of_stage(stage: str, words: Sequence[str]) -> Source:
-    """Settings of one stage from words of a command line, e.g. what follows `--`."""
+def flags_of_stage(stage: str, argv: Sequence[str]) -> Source:
+    """Settings of one stage from command-line arguments, e.g. those after `--`."""
     settings: dict[str, Any] = {}
     name = ""
-    for word in words:
-        if word.startswith("--") and len(word) > 2:
-            name, equals, value = word[2:].partition("=")
+    for token in argv:
+        if token.startswith("--") and len(token) > 2:
+            name, equals, value = token[2:].partition("=")
             negative = name.startswith("no-")
             name = name.removeprefix("no-")
             settings[name] = value if equals else not negative
         elif isinstance(settings.get(name), bool):
-            settings[name] = word
+            settings[name] = token
         else:
             before = settings.get(name, [])
-            settings[name] = [*(before if isinstance(before, list) else [before]), word]
+            settings[name] = [*(before if isinstance(before, list) else [before]), token]
     return Source({stage: settings}, {}, "behind --")
 
 
@@ -237,86 +372,83 @@ def flags_of_stage(stage: str, words: Sequence[str]) -> Source:
 def plan(
     recipe: Recipe, parsers: Parsers, folder: Path, sources: Sequence[Source] = (), demos: Sequence[str] = ()
 ) -> list[Stage]:
-    """The stages to run, completed and checked.
+    """The stages to run, completed and validated.
 
     Args:
         recipe: the recipe.
         parsers: command -> its parser.
-        folder: of --output.
+        folder: folder of --output.
         sources: further settings; later ones take precedence.
-        demos: demonstrations to use instead of recording some: the stages before `check` are left out.
+        demos: existing demonstrations, which replace the stages before `check`.
 
     Raises:
-        ConfigError: with all problems of all stages, variants that are not chosen included.
+        ConfigError: with all problems of all stages and of all variants, chosen or not.
     """
     names = [name for name in recipe.stages if not (demos and name in BEFORE_DEMOS)]
-    everything = [recipe.base, *recipe.variants.values()]
-    everything += [source for source in sources if not any(source is known for known in everything)]
-    problems = [*recipe.problems, *(p for source in everything for p in _problems_of(source, parsers, recipe.stages))]
+    all_sources = [recipe.base, *recipe.variants.values()]
+    all_sources += [source for source in sources if not any(source is other for other in all_sources)]
+    problems = [*recipe.problems, *(p for source in all_sources for p in _problems_of(source, parsers, recipe.stages))]
     earlier: dict[str, Settings] = {}
-    stages = []
+    stages: list[Stage] = []
     for name in names:
-        own = _merged(name, [recipe.base, *sources], parsers)
-        given = [str(path) for path in demos]
-        own |= {"demos": given} if given and "demos" in (KINDS[name].reads or {}) else {}
-        minutes, processes = own.pop(MINUTES, None), own.pop(PROCESSES, None)
-        own = {flag: _placed(value, folder) for flag, value in own.items()}
-        settings = with_references(name, own, earlier, folder)
+        settings = _merged(name, [recipe.base, *sources], parsers)
+        if demos and "demos" in (KINDS[name].reads or {}):
+            settings["demos"] = [str(path) for path in demos]
+        minutes, processes = settings.pop(MINUTES, None), settings.pop(PROCESSES, None)
+        settings = {flag: _with_folder(value, folder) for flag, value in settings.items()}
+        settings = with_references(name, settings, earlier, folder)
         problems += _missing_inputs(name, settings, recipe, stages)
         earlier[name] = settings
-        output, words = written_by(name, settings, folder), _words(name, settings, parsers)
-        stages.append(Stage(name, settings, words, output, processes or 1, minutes))
+        command = KINDS[name].command
+        repeated = parsers[command].repeated_flags() if command in parsers else []
+        argv = tuple(w for n, value in settings.items() for w in words_of_flag(n, value, repeated=n in repeated))
+        stages.append(Stage(name, settings, argv, output_of(name, settings, folder), processes or 1, minutes))
     if problems:
         raise ConfigError(dict.fromkeys(problems))
     return stages
 
 
 def _merged(stage: str, sources: Sequence[Source], parsers: Parsers) -> Settings:
-    """The settings of a stage; of one place, those of the stage itself take precedence over those of all."""
-    settings: Settings = {}
+    """Merge the settings of a stage; within a source, the stage takes precedence over `all`."""
+    command, settings = KINDS[stage].command, Settings()
     for source in sources:
-        common = source.stages.get(ALL, {})
-        given = {name: value for name, value in common.items() if _takes(stage, name, parsers)}
-        given |= source.stages.get(stage, {})
-        settings |= {_first_name(stage, name, parsers): value for name, value in given.items()}
+        values = {name: v for name, v in source.stages.get(ALL, {}).items() if _takes(stage, name, parsers)}
+        for name, value in (values | dict(source.stages.get(stage, {}))).items():
+            action = _action(parsers[command], name) if command in parsers else None
+            # A flag may be given by an alias, such as the name in another tool.
+            settings[name if action is None else action.option_strings[0].removeprefix("--")] = value
     return settings
 
 
-def _first_name(stage: str, name: str, parsers: Parsers) -> str:
-    """The name of a flag of which another tool's name may be given."""
-    command = KINDS[stage].command
-    action = _action(parsers[command], name) if command in parsers else None
-    return name if action is None else action.option_strings[0].removeprefix("--")
-
-
 def _takes(stage: str, name: str, parsers: Parsers) -> bool:
-    """Whether a setting means something to a stage."""
+    """Whether a stage has such a setting."""
     kind = KINDS[stage]
-    if name in _OWN:
+    if name in _STAGE_SETTINGS:
         return name == MINUTES or kind.takes_ranks
     return kind.command in parsers and _action(parsers[kind.command], name) is not None
 
 
 def _action(parser: Parser, name: str) -> argparse.Action | None:
-    named = (action for action in parser._actions if f"--{name}" in action.option_strings)
-    return None if name.startswith("no-") else next(named, None)
+    matches = (action for action in parser._actions if f"--{name}" in action.option_strings)
+    return None if name.startswith("no-") else next(matches, None)
 
 
-def _problems_of(source: Source, parsers: Parsers, known: Sequence[str]) -> Iterator[Problem]:
-    """Stages that the recipe does not have, unknown flags, and values that they do not take."""
+def _problems_of(source: Source, parsers: Parsers, stages: Sequence[str]) -> Iterator[Problem]:
+    """Stages missing from the recipe, unknown flags, and invalid values."""
     for stage, settings in source.stages.items():
-        if settings and stage not in (*known, ALL, REPORT):
+        if settings and stage not in (*stages, ALL, REPORT):
             name = next(iter(settings))
-            yield _problem(f"{stage}.{name}", "no_stage", where=source.where(stage, name), known=", ".join(known))
+            text = f"{source.where(stage, name)}: the recipe does not have this stage; it has {', '.join(stages)}"
+            yield Problem(f"{stage}.{name}", "no_stage", text)
             continue
         for name, value in settings.items():
             readers = [stage] if stage != ALL else [other for other in KINDS if _takes(other, name, parsers)]
             if stage == ALL and not readers:
                 readers = ["rl"]  # the command with the most flags, for its suggestions
-            for reader in readers[:1] if name in _OWN else readers:
-                found = list(_problems_of_setting(source, stage, reader, name, value, parsers))
-                yield from found
-                if found:
+            for reader in readers[:1] if name in _STAGE_SETTINGS else readers:
+                problems = list(_problems_of_setting(source, stage, reader, name, value, parsers))
+                yield from problems
+                if problems:
                     break
 
 
@@ -325,86 +457,85 @@ def _problems_of_setting(
 ) -> Iterator[Problem]:
     where, flag, kind = source.where(stage, name), f"{stage}.{name}", KINDS[reader]
     values = value if isinstance(value, list) else [value]
-    if name in _OWN:
+    if name in _STAGE_SETTINGS:
         number = isinstance(value, (int, float) if name == MINUTES else int) and not isinstance(value, bool)
         if not kind.takes_ranks and name == PROCESSES:
-            yield _problem(flag, "one_process", where=where)
+            yield Problem(flag, "one_process", f"{where}: this command runs in one process; leave it out")
         elif value is not None and not (number and 0 < value < 1e6):
-            yield _problem(flag, "no_amount", where=where, value=value)
+            text = f"{where}: {value!r} must be a number greater than 0 (processes: an integer)"
+            yield Problem(flag, "no_amount", text)
     elif name in _WITHHELD:
-        yield _problem(flag, "withheld", where=where)
+        yield Problem(flag, "withheld", f"{where}: a recipe does not set this flag; leave it out")
     elif any(isinstance(one, (dict, list)) for one in values):
-        yield _problem(flag, "no_value", where=where)
-    elif kind.command is None:
-        yield _problem(flag, "no_flags", where=where)
+        yield Problem(flag, "no_value", f"{where} must be a value or a list of values")
+    elif not kind.command:
+        yield Problem(flag, "no_flags", f"{where}: this stage has no settings; leave it out")
     elif kind.command in parsers:
         parser, namespace = parsers[kind.command], argparse.Namespace()
         action = _action(parser, name)
         if action is None and name.startswith("no-"):
-            yield _problem(flag, "write_false", where=where, name=name[3:])
+            yield Problem(flag, "write_false", f"{where}: write {name[3:]}: false")
             return
         if isinstance(value, bool) and action is not None and f"--no-{name}" not in action.option_strings:
-            yield _problem(flag, "no_switch", where=where, value=str(value).lower())
+            text = f"{where}: {str(value).lower()} is for switches; give this flag a value"
+            yield Problem(flag, "no_switch", text)
             return
-        words = words_of_flag(name, value, repeated=name in parser.repeated_flags())
-        if action is None:
-            words = [f"--{name}"]
-        wrong = parser.read_flags(words, namespace)
+        argv = words_of_flag(name, value, repeated=name in parser.repeated_flags())
+        errors = parser.read_flags([f"--{name}"] if action is None else argv, namespace)
         reason = "unknown_name" if action is None else "invalid_value"
-        yield from (Problem(flag, reason, f"{where}: {text}") for text in wrong)
-        if not wrong:
-            dest = action.dest if action is not None else name
-            ranges = [p for p in parser.value_problems(namespace) if p.flag == dest and p.reason != "not_writable"]
-            yield from (Problem(flag, p.reason, f"{where}: {p}") for p in ranges)
-            yield from _unknown_suites(flag, where, name, values)
-
-
-def _unknown_suites(flag: str, where: str, name: str, values: Sequence[Any]) -> Iterator[Problem]:
-    for value in values if name == "task_suite_name" else ():
-        try:
-            if value is not None:
-                get_suite(str(value))
-        except ConfigError as error:
-            yield from (Problem(flag, p.reason or "unknown_name", f"{where}: {p}") for p in error.problems)
+        yield from (Problem(flag, reason, f"{where}: {text}") for text in errors)
+        if errors:
+            return
+        dest = action.dest if action is not None else name
+        ranges = [p for p in parser.value_problems(namespace) if p.flag == dest and p.reason != "not_writable"]
+        yield from (Problem(flag, p.reason, f"{where}: {p}") for p in ranges)
+        for suite in values if name == "task_suite_name" else ():
+            try:
+                if suite is not None:
+                    get_suite(str(suite))
+            except ConfigError as error:
+                yield from (Problem(flag, p.reason or "unknown_name", f"{where}: {p}") for p in error.problems)
 
 
 def _missing_inputs(name: str, settings: Settings, recipe: Recipe, before: Sequence[Stage]) -> Iterator[Problem]:
     """Inputs that neither exist nor are written by an earlier stage."""
     if name == "demos" and all(settings.get(flag) is None for flag in ("task_suite_name", "policy")):
-        yield _problem("demos.task_suite_name", "no_suite", path=recipe.path)
+        yield Problem(
+            "demos.task_suite_name",
+            "no_suite",
+            f"{recipe.path} does not say in which environment to record demonstrations; give --task_suite_name (and "
+            "--custom_module, if it is a custom one), or recorded ones with --demos",
+        )
     for flag, what in (KINDS[name].reads or {}).items():
+        place = f"{name}.{flag}"
         if settings.get(flag) is None:
-            if flag in KINDS[name].can_do_without:
-                continue
-            yield _problem(f"{name}.{flag}", "no_input", stage=name, what=what, name=flag, path=recipe.path)
+            if flag not in KINDS[name].optional_inputs:
+                text = f"{recipe.path}: stage {name} needs {what}, and no earlier stage writes any; add such a stage "
+                yield Problem(place, "no_input", f"{text}or give {place}")
             continue
-        written = [stage.output for stage in before]
+        outputs = [stage.output for stage in before]
         for path in inputs_of(name, {flag: settings[flag]}):
-            if not _exists(path) and not any(path == output or output in path.parents for output in written):
-                yield _problem(f"{name}.{flag}", "missing_input", stage=name, what=what, value=path)
+            if not _exists(path) and not any(path == output or output in path.parents for output in outputs):
+                text = f"stage {name} needs {what}, and {path} does not exist; give an existing one"
+                yield Problem(place, "missing_input", text)
 
 
 def _exists(path: Path) -> bool:
     try:
         return path.exists() or (is_repo_id(path) and cached_dataset(str(path)) is not None)
-    except (OSError, ValueError):  # no file could have this name
+    except (OSError, ValueError):  # not a possible file name
         return False
 
 
-def _placed(value: Any, folder: Path) -> Any:
-    """A value with the folder of --output in place of `$output`."""
+def _with_folder(value: Any, folder: Path) -> Any:
+    """Replace `$output` in a value by the folder of --output."""
     if isinstance(value, list):
-        return [_placed(one, folder) for one in value]
+        return [_with_folder(one, folder) for one in value]
     return value.replace(OUTPUT, str(folder)) if isinstance(value, str) else value
 
 
-def _words(stage: str, settings: Settings, parsers: Parsers) -> tuple[str, ...]:
-    command = KINDS[stage].command
-    repeated = parsers[command].repeated_flags() if command in parsers else []
-    return tuple(w for n, value in settings.items() for w in words_of_flag(n, value, repeated=n in repeated))
-
-
 def parsers_needed(recipe: Recipe) -> list[str]:
-    """The commands whose flags a recipe, with its variants, may name."""
-    named = {stage for source in (recipe.base, *recipe.variants.values()) for stage in source.stages}
-    return [command for command in COMMANDS if any(KINDS[s].command == command for s in named if s in KINDS)]
+    """The commands whose flags a recipe, with its variants, may set."""
+    stages = {stage for source in (recipe.base, *recipe.variants.values()) for stage in source.stages}
+    commands = dict.fromkeys(kind.command for kind in KINDS.values() if kind.command)
+    return [command for command in commands if any(KINDS[s].command == command for s in stages if s in KINDS)]

@@ -1,4 +1,4 @@
-"""What came out of a recipe: `report.json`, a table for the terminal, and a page."""
+"""Results of a recipe: `report.json`, a table for the terminal, and an HTML page."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from rlvla.evaluation.comparison import Difference
 from rlvla.evaluation.report import SUITES_KEY, EvaluationReport, PolicyEvaluation, SuiteEvaluation
 from rlvla.evaluation.report_page import write_report
 from rlvla.evaluation.results import EvalResult
-from rlvla.recipes.recipe import Stage
-from rlvla.recipes.stages import POLICY_FOLDER, REPORT
+from rlvla.recipes.recipe import POLICY_FOLDER, REPORT, Stage
 from rlvla.recipes.state import State
 from rlvla.utils.data_files import read_json
 from rlvla.utils.files import write_json
@@ -27,11 +26,11 @@ _SEVERAL_SECONDS = {"eval_sft": "eval", "eval_rl": "eval"}
 
 @dataclass(frozen=True)
 class Outcome:
-    """The evaluations of a recipe, and what the training cost.
+    """Evaluations of a recipe, and the cost of the training.
 
     Attributes:
-        findings: the policy at the end against the one at the start, or the only one alone; None without evaluations.
-        evaluated: "sft", "rl" or both, in this order: which policies were evaluated.
+        findings: the final policy against the initial one, or one alone; None without evaluations.
+        evaluated: the evaluated policies: "sft", "rl" or both, in this order.
         seconds: stage -> seconds; both evaluations together are "eval".
         totals: `totals.json` of the training, or {}.
     """
@@ -42,7 +41,7 @@ class Outcome:
     totals: Mapping[str, Any]
 
     def results(self, name: str) -> list[Any]:
-        """The results of a policy, one per mode; over several suites their means."""
+        """The results of a policy, one per mode; means over several suites."""
         if self.findings is None or name not in self.evaluated:
             return []
         position = 0 if name == self.evaluated[-1] else 1
@@ -60,7 +59,7 @@ class Outcome:
 
 
 def outcome_of(stages: Sequence[Stage], state: State) -> Outcome:
-    """Read what the stages left.
+    """Read the results of the stages.
 
     Raises:
         ConfigError: a file is missing or damaged.
@@ -84,8 +83,8 @@ def outcome_of(stages: Sequence[Stage], state: State) -> Outcome:
     names = tuple(name for name in (START, END) if name in evaluated)
     if not names:
         return Outcome(None, (), seconds, totals)
-    own, baselines = evaluated[names[-1]], [evaluated[name] for name in names[:-1]]
-    suites = {suite: SuiteEvaluation.of(of, [base[suite] for base in baselines]) for suite, of in own.items()}
+    final, baselines = evaluated[names[-1]], [evaluated[name] for name in names[:-1]]
+    suites = {suite: SuiteEvaluation.of(of, [base[suite] for base in baselines]) for suite, of in final.items()}
     return Outcome(EvaluationReport.of(suites), names, seconds, totals)
 
 
@@ -99,14 +98,14 @@ def _read(path: Path) -> dict[str, PolicyEvaluation]:
 
 
 def _of_training(folder: Path) -> dict[str, dict[str, PolicyEvaluation]]:
-    """The training's own first and last evaluation, as those of the policy at the start and at the end."""
+    """The first and last evaluation of the training, for the initial and the final policy."""
     path = folder / EVALUATIONS_FILE
     if not path.is_file():
         return {}
     entries = json.loads(path.read_text(encoding="utf-8"))
     settings = read_json(folder / RUN_FILE, allow_nan=True)
     chosen = {START: next((e for e in entries if e["iteration"] == 0), None), END: entries[-1] if entries else None}
-    found = {}
+    evaluations = {}
     for name, entry in chosen.items():
         if entry is None or (name == END and entry["iteration"] == 0):
             continue
@@ -114,12 +113,12 @@ def _of_training(folder: Path) -> dict[str, dict[str, PolicyEvaluation]]:
         suite, seed = settings["env"]["task_suite_name"], settings["run"]["seed"]
         policy = folder / POLICY_FOLDER if name == END else Path(settings["policy"]["pretrain"])
         protocol = {"suite": suite, "name": result.protocol, "seed": seed, "tasks": _tasks(result, settings["env"])}
-        found[name] = {suite: PolicyEvaluation(str(policy), settings["env"], {result.mode: protocol}, [result])}
-    return found
+        evaluations[name] = {suite: PolicyEvaluation(str(policy), settings["env"], {result.mode: protocol}, [result])}
+    return evaluations
 
 
 def _tasks(result: EvalResult, env: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The tasks of a protocol, from the episodes that were played and the settings of the environment."""
+    """The tasks of a protocol, from the episodes and the settings of the environment."""
     limits = {name: env.get(name) for name in ("max_steps", "control_freq")}
     states: dict[int, list[int]] = {task.task_id: [] for task in result.tasks}
     for episode in result.episodes:
@@ -132,7 +131,7 @@ def build_report(outcome: Outcome) -> dict[str, Any]:
 
     `sft` and `rl`: rates of the greedy policy before and after reinforcement learning; with `_sampled`: of sampled
     actions; `difference`: rl minus sft on the same initial states; `seconds` per stage; `env_steps` and `episodes` of
-    the training; `seed` and `protocol` of the evaluations. What was not measured has no key.
+    the training; `seed` and `protocol` of the evaluations. Unmeasured values have no key.
     """
     report: dict[str, Any] = {}
     for suffix, position in (("", 0), ("_sampled", 1)):
@@ -191,19 +190,19 @@ def describe(report: Mapping[str, Any]) -> str:
 
 
 def conclude(stages: Sequence[Stage], state: State) -> str:
-    """Write report.json and, if anything was evaluated, report.html; returns the closing words."""
+    """Write report.json and, with evaluations, report.html; returns the closing message."""
     outcome = outcome_of(stages, state)
     report, folder = build_report(outcome), state.folder
     write_json(folder / REPORT_FILE, report)
     places, page = [str(folder / REPORT_FILE)], None
     if outcome.findings is not None:
         rows = [
-            (stage.name, duration(record.seconds), " ".join(stage.words))
+            (stage.name, duration(record.seconds), " ".join(stage.argv))
             for stage in stages
             if (record := state.of(stage))
         ]
         page = write_report(folder, outcome.findings, rows)
     curves = [stage.output / "learning_curve.png" for stage in stages if stage.name == END]
     places += [str(path) for path in curves if path.is_file()]
-    words = f"{describe(report)}\nresults: {', '.join(places)}"
-    return words if page is None else f"{words}\n{page_words('report', page)}"
+    text = f"{describe(report)}\nresults: {', '.join(places)}"
+    return text if page is None else f"{text}\n{page_words('report', page)}"

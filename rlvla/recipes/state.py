@@ -1,4 +1,4 @@
-"""What has been done of a recipe: `state.json` in the folder of --output, replaced whole after every step."""
+"""Progress of a recipe: `state.json` in the folder of --output, rewritten after every step."""
 
 from __future__ import annotations
 
@@ -7,37 +7,35 @@ import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlvla.commands.problem_texts import problem
-from rlvla.recipes.recipe import Stage
-from rlvla.recipes.stages import KINDS, OUTPUT, POLICY_FOLDER
+from rlvla.recipes.recipe import KINDS, OUTPUT, POLICY_FOLDER, Stage
 from rlvla.utils.data_files import check_types, read_json
 from rlvla.utils.errors import ConfigError
 from rlvla.utils.files import write_json
 
 STATE_FILE = "state.json"
 _LOCK = ".recipe_lock"
-_SECONDS_OF_SCRIPTS = "seconds.txt"  # of the shell scripts that were here before recipes
-_LOCK_SECONDS = 60.0  # what a killed attempt had started ends within this time
+_SCRIPT_SECONDS = "seconds.txt"  # of the shell scripts that recipes have replaced
+_LOCK_SECONDS = 60.0  # for the processes of a killed attempt to end
 RUNNING, DONE = "running", "done"
-# Settings that change nothing of what a stage makes.
+# Settings that do not affect the output of a stage.
 _WITHOUT_EFFECT = {"quiet", "log_level", "num_envs", "use_tensorboard", "use_wandb", "load_checkpoint"}
 
 
 @dataclass(frozen=True)
 class Record:
-    """What is known of a stage that was begun.
+    """Record of a started stage.
 
     Attributes:
         stage: its name.
-        status: "running" (or ended before it was done) or "done".
-        output: what it writes; relative to the folder of --output if it lies there.
-        settings: setting -> value, as text, of the last attempt; None if it was made by another program.
-        seconds: how long all attempts took together, in seconds.
-        cpu_seconds: processor time, without attempts during which the recipe was killed; None if it was not measured.
+        status: "running" (or interrupted) or "done".
+        output: its output; relative to the folder of --output if inside.
+        settings: setting -> value, as text, of the last attempt; None if another program ran it.
+        seconds: duration of all attempts.
+        cpu_seconds: processor time, without attempts during which the recipe was killed; None if not measured.
     """
 
     stage: str
@@ -50,12 +48,12 @@ class Record:
 
 @dataclass
 class State:
-    """The records of a folder, by what the stages write: the same stage may write to several places.
+    """Records of the stages in a folder, by output, since the same stage may have several.
 
     Attributes:
-        folder: of --output.
+        folder: folder of --output.
         records: output -> record.
-        earlier: stage -> seconds that it took before it was repeated.
+        earlier: stage -> seconds of the last run before it was repeated.
     """
 
     folder: Path
@@ -64,7 +62,7 @@ class State:
 
     @classmethod
     def read(cls, folder: Path) -> State:
-        """The state of a folder; empty if nothing was done there.
+        """The state of a folder; empty for a new one.
 
         Raises:
             ConfigError: the file is damaged.
@@ -81,16 +79,17 @@ class State:
                 check_types(dict.fromkeys(hints) | entry, hints, f"{path}: {key}")
             records = {key: Record(**{name: e.get(name) for name in hints}) for key, e in content["stages"].items()}
         except ConfigError as error:
-            raise ConfigError(problem("recipe", "invalid_state", error=error)) from error
+            text = f"{error}; remove the file to run all stages again, in another folder or an empty one"
+            raise ConfigError.of("recipe", "invalid_state", text) from error
         return cls(folder, records, dict(content.get("earlier", {})))
 
     def write(self) -> None:
-        """Replace the file."""
+        """Write `state.json`."""
         stages = {key: asdict(record) for key, record in self.records.items()}
         write_json(self.folder / STATE_FILE, {"stages": stages, "earlier": self.earlier})
 
     def of(self, stage: Stage) -> Record | None:
-        """The record of a stage that writes where this one does."""
+        """The record with the output of this stage."""
         return self.records.get(self._key(stage))
 
     def is_done(self, stage: Stage) -> bool:
@@ -105,17 +104,17 @@ class State:
         self.write()
 
     def changes(self, stage: Stage) -> list[str]:
-        """How the settings of a stage that is done differ from those now, e.g. `seed 0 -> 1`; [] if they do not."""
+        """Differences between the settings of a finished stage and the current ones, e.g. `seed 0 -> 1`."""
         record = self.of(stage)
         if record is None or record.status != DONE or record.settings is None:
             return []
         now, before = self._as_recorded(stage), record.settings
         names = [name for name in {**before, **now} if name not in _WITHOUT_EFFECT]
-        shown = [(name, before.get(name), now.get(name)) for name in names]
-        return [f"{name} {_typed(old)} -> {_typed(new)}" for name, old, new in shown if old != new]
+        values = [(name, before.get(name, "(default)"), now.get(name, "(default)")) for name in names]
+        return [f"{name} {old} -> {new}" for name, old, new in values if old != new]
 
     def begin_again(self, stages: Sequence[Stage], first: str) -> None:
-        """Forget `first` and all later stages, whatever they wrote to; what they left is set aside."""
+        """Reset `first` and all later stages with any output; outputs are renamed to `superseded_...`."""
         order = list(KINDS)
         late = {key: r for key, r in self.records.items() if order.index(r.stage) >= order.index(first)}
         for stage in stages:
@@ -123,12 +122,17 @@ class State:
             if self._key(stage) in late and record is not None and record.status == DONE:
                 self.earlier[stage.name] = record.seconds
         for record in late.values():
-            _set_aside(self.folder, Path(record.output))
+            path = self.folder / record.output
+            if not Path(record.output).is_absolute() and path.exists():
+                superseded = path.with_name(f"superseded_{path.name}")
+                if superseded.is_dir():
+                    shutil.rmtree(superseded)
+                path.replace(superseded)
         self.records = {key: record for key, record in self.records.items() if key not in late}
         self.write()
 
-    def remove_remains(self, stage: Stage) -> None:
-        """Remove what an attempt that was interrupted left, unless the command continues from it."""
+    def remove_unfinished(self, stage: Stage) -> None:
+        """Remove the output of an interrupted attempt, unless the command continues from it."""
         key, record = self._key(stage), self.of(stage)
         if record is None or KINDS[stage.name].resumes or Path(key).is_absolute():
             return
@@ -140,15 +144,12 @@ class State:
 
     @classmethod
     def opened(cls, folder: Path, stages: Sequence[Stage]) -> State:
-        """The state of a folder, with what the shell scripts of earlier versions, which had no such file, did there."""
+        """The state of a folder; a folder of the former shell scripts, which had no `state.json`, is converted."""
         state = cls.read(folder)
-        if not state.records:
-            state._adopt(stages)
-        return state
-
-    def _adopt(self, stages: Sequence[Stage]) -> None:
+        if state.records:
+            return state
         seconds: dict[str, float] = {}
-        path = self.folder / _SECONDS_OF_SCRIPTS
+        path = folder / _SCRIPT_SECONDS
         for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
             name, _, value = line.partition(" ")
             name = name.removesuffix("/interrupted")
@@ -156,12 +157,11 @@ class State:
         trained = any(s.name == "sft" and (s.output / POLICY_FOLDER).is_dir() for s in stages)
         for stage in stages:
             evaluated = stage.name.startswith("eval_") and stage.output.is_file()
-            if evaluated or (trained and stage.name in ("demos", "sft")):
-                key = self._key(stage)
-                self.records[key] = Record(stage.name, DONE, key, None, seconds.get(stage.name, 0.0))
-            elif stage.name in seconds and stage.output.exists():
-                key = self._key(stage)
-                self.records[key] = Record(stage.name, RUNNING, key, None, seconds[stage.name])
+            done = evaluated or (trained and stage.name in ("demos", "sft"))
+            if done or (stage.name in seconds and stage.output.exists()):
+                key, status = state._key(stage), DONE if done else RUNNING
+                state.records[key] = Record(stage.name, status, key, None, seconds.get(stage.name, 0.0))
+        return state
 
     def _key(self, stage: Stage) -> str:
         output = stage.output.absolute()
@@ -169,7 +169,7 @@ class State:
         return str(output.relative_to(folder)) if output.is_relative_to(folder) else str(output)
 
     def _as_recorded(self, stage: Stage) -> dict[str, Any]:
-        """The settings as text, without those left to their defaults and independent of where the folder lies."""
+        """The settings as text, without defaults and independent of the place of the folder."""
         settings = {name: value for name, value in stage.settings.items() if value is not None}
         if stage.processes > 1:
             settings["processes"] = stage.processes
@@ -185,42 +185,26 @@ def _as_text(value: Any, folder: Path) -> str:
     return str(Path(OUTPUT) / Path(value).relative_to(folder)) if inside else str(value)
 
 
-def _typed(value: str | None) -> str:
-    return "(default)" if value is None else value
-
-
-def _set_aside(folder: Path, output: Path) -> None:
-    """Rename what a stage wrote below the folder; what was set aside before is removed."""
-    path = folder / output
-    if output.is_absolute() or not path.exists():
-        return
-    aside = path.with_name(f"superseded_{path.name}")
-    if aside.is_dir():
-        shutil.rmtree(aside)
-    path.replace(aside)
-
-
 @contextmanager
 def locked(folder: Path) -> Iterator[int]:
-    """Hold the lock of a folder, which is created; yields the descriptor, for the processes that share the lock.
+    """Lock a folder, created if missing; yields the descriptor, which child processes inherit.
 
-    What a killed attempt had started holds the lock until it has ended, which is waited for.
+    The processes of a killed attempt hold the lock until they have ended, which is waited for.
 
     Raises:
         ConfigError: another process is running a recipe there.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / _LOCK).open("a", encoding="utf-8") as file:
-        ends = time.monotonic() + _LOCK_SECONDS
+        deadline = time.monotonic() + _LOCK_SECONDS
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                if time.monotonic() > ends:
-                    raise ConfigError(
-                        replace(problem("recipe", "folder_in_use", value=folder), flag="output")
-                    ) from None
+                if time.monotonic() > deadline:
+                    text = f"--output {folder}: another process is running a recipe there; wait until it has ended"
+                    raise ConfigError.of("output", "folder_in_use", text) from None
                 time.sleep(0.2)
             except OSError:
                 break  # a file system without locks

@@ -1,4 +1,4 @@
-"""What a later stage would refuse: said before the stages that it waits for."""
+"""Validate later stages before running earlier ones."""
 
 from __future__ import annotations
 
@@ -11,25 +11,24 @@ from rlvla.commands.algorithm_checks import algorithm_problems, batch_problems, 
 from rlvla.commands.ppo_flags import PPORun
 from rlvla.commands.rollout_backends import backend_problems
 from rlvla.commands.runs.asynchronous import async_problems
-from rlvla.recipes.recipe import Parsers, Stage
-from rlvla.recipes.stages import KINDS
+from rlvla.recipes.recipe import KINDS, Parsers, Stage
 from rlvla.utils.errors import Problem, require
 
 
 def training_problems(stages: Sequence[Stage], parsers: Parsers) -> list[Problem]:
-    """Problems of the stage `rl` that need neither its policy nor its environment; [] if there is no such stage."""
+    """Problems of the stage `rl` that can be checked without its policy and environment."""
     return [problem for stage in stages if stage.name == "rl" for problem in _problems_of(stage, parsers)]
 
 
 def require_extras(stages: Sequence[Stage]) -> None:
-    """Raises MissingExtraError if a stage films, and what writes videos is not installed."""
+    """Raise MissingExtraError if a stage records videos and the encoder is not installed."""
     if any(KINDS[stage.name].command == "eval_vla" and stage.settings.get("num_videos") for stage in stages):
         require("av", extra="video")
 
 
 def _problems_of(stage: Stage, parsers: Parsers) -> Iterator[Problem]:
     namespace = argparse.Namespace()
-    parsers[KINDS[stage.name].command or ""].read_flags(stage.words, namespace)
+    parsers[KINDS[stage.name].command].read_flags(stage.argv, namespace)
     namespace.given = frozenset(name for name, value in stage.settings.items() if value is not None)
     flags = PPORun.from_namespace(namespace)
     with _launched_on(stage.processes):
@@ -47,7 +46,7 @@ def _problems_of(stage: Stage, parsers: Parsers) -> Iterator[Problem]:
 
 @contextmanager
 def _launched_on(ranks: int) -> Iterator[None]:
-    """Inside the block the configuration is checked as on so many ranks."""
+    """Set the number of ranks for checks within the block."""
     before = os.environ.get("WORLD_SIZE")
     os.environ["WORLD_SIZE"] = str(ranks)
     try:

@@ -66,15 +66,15 @@ def refused(folder: Path, parsers: dict[str, Parser], text: str, **options) -> d
 def test_stages_take_over_what_earlier_ones_write(tmp_path: Path, parsers: dict[str, Parser]) -> None:
     stages, run = planned(tmp_path, parsers), tmp_path / "run"
     assert list(stages) == ["demos", "sft", "eval_sft", "rl", "eval_rl"]
-    assert f"--demos={run}/demos/demos.hdf5" in stages["sft"].words
-    assert f"--pretrain={run}/sft/policy" in stages["eval_sft"].words
-    assert f"--pretrain={run}/sft/policy" in stages["rl"].words and "--load_checkpoint" in stages["rl"].words
-    assert f"--pretrain={run}/ppo/policy" in stages["eval_rl"].words
+    assert f"--demos={run}/demos/demos.hdf5" in stages["sft"].argv
+    assert f"--pretrain={run}/sft/policy" in stages["eval_sft"].argv
+    assert f"--pretrain={run}/sft/policy" in stages["rl"].argv and "--load_checkpoint" in stages["rl"].argv
+    assert f"--pretrain={run}/ppo/policy" in stages["eval_rl"].argv
     assert stages["eval_rl"].output == run / "eval_rl.json"
     assert (stages["sft"].processes, stages["demos"].processes, stages["demos"].minutes) == (2, 1, 1)
-    assert {"--seed=0", "--no-bootstrap_truncated"} <= set(stages["rl"].words)
+    assert {"--seed=0", "--no-bootstrap_truncated"} <= set(stages["rl"].argv)
     other = planned(tmp_path, parsers, assignments=[f"rl.pretrain={tmp_path}"])
-    assert f"--pretrain={tmp_path}" in other["rl"].words, "what is given takes precedence"
+    assert f"--pretrain={tmp_path}" in other["rl"].argv, "what is given takes precedence"
 
 
 def test_later_settings_take_precedence(tmp_path: Path, parsers: dict[str, Parser]) -> None:
@@ -99,12 +99,12 @@ def test_a_flag_may_have_the_name_of_another_tool(tmp_path: Path, parsers: dict[
     stages = planned(tmp_path, parsers, text, assignments=["rl.init_kl_coef=0.2"], further=["--kl_coef", "0.3"])
     assert (stages["rl"].settings["init_kl_coef"], stages["rl"].output) == ("0.3", tmp_path / "run" / "other")
     assert not {"kl_coef", "output_dir"} & set(stages["rl"].settings)
-    assert f"--pretrain={tmp_path}/run/other/policy" in stages["eval_rl"].words
+    assert f"--pretrain={tmp_path}/run/other/policy" in stages["eval_rl"].argv
 
 
 def test_null_is_the_default(tmp_path: Path, parsers: dict[str, Parser]) -> None:
     words = planned(tmp_path, parsers, assignments=["rl.eps_clip_low_high=", "sft.learning_rate=null"])
-    assert not [w for name in ("rl", "sft") for w in words[name].words if "eps_clip" in w or "learning" in w]
+    assert not [w for name in ("rl", "sft") for w in words[name].argv if "eps_clip" in w or "learning" in w]
 
 
 def test_recorded_demonstrations_replace_the_stage(tmp_path: Path, parsers: dict[str, Parser]) -> None:
@@ -112,7 +112,7 @@ def test_recorded_demonstrations_replace_the_stage(tmp_path: Path, parsers: dict
     file.touch()
     stages = planned(tmp_path, parsers, demos=[str(file)])
     assert list(stages) == ["sft", "eval_sft", "rl", "eval_rl"]
-    words = stages["sft"].words
+    words = stages["sft"].argv
     assert words[words.index("--demos") + 1] == str(file)
 
 
@@ -127,11 +127,11 @@ stages:
 def test_a_policy_of_the_stage_before_records_the_demonstrations(tmp_path: Path, parsers: dict[str, Parser]) -> None:
     stages, run = planned(tmp_path, parsers, EXPERT), tmp_path / "run"
     assert list(stages) == ["sac", "demos", "sft"]
-    assert f"--policy={run}/sac/policy" in stages["demos"].words
-    assert f"--save_path={run}/sac" in stages["sac"].words and "--load_checkpoint" in stages["sac"].words
-    assert f"--demos={run}/demos/demos.hdf5" in stages["sft"].words
+    assert f"--policy={run}/sac/policy" in stages["demos"].argv
+    assert f"--save_path={run}/sac" in stages["sac"].argv and "--load_checkpoint" in stages["sac"].argv
+    assert f"--demos={run}/demos/demos.hdf5" in stages["sft"].argv
     alone = EXPERT.replace("demos: {", f"demos: {{policy: {tmp_path}, ").replace("  sac", "  #sac")
-    assert f"--policy={tmp_path}" in planned(tmp_path, parsers, alone)["demos"].words, "it knows its suite"
+    assert f"--policy={tmp_path}" in planned(tmp_path, parsers, alone)["demos"].argv, "it knows its suite"
     nowhere = EXPERT.replace("demos: {", "demos: {policy: /nowhere, ").replace("  sac", "  #sac")
     assert refused(tmp_path, parsers, nowhere).keys() == {"demos.policy"}
     (tmp_path / "known.hdf5").touch()

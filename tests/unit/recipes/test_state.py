@@ -101,11 +101,11 @@ def test_only_remains_of_an_attempt_are_removed(tmp_path: Path) -> None:
     state = State(tmp_path)
     for one in (demos, rl):
         one.output.mkdir()
-    state.remove_remains(demos)
+    state.remove_unfinished(demos)
     assert demos.output.is_dir(), "somebody else's"
     for one in (demos, rl):
         state.note(one, RUNNING, 1.0)
-        state.remove_remains(one)
+        state.remove_unfinished(one)
     assert not demos.output.exists()
     assert rl.output.is_dir(), "the command continues"
 
@@ -146,7 +146,7 @@ def test_times_follow_the_machine_and_earlier_attempts(tmp_path: Path) -> None:
     demos, sft, rl = (stage(tmp_path, name, minutes=m) for name, m in (("demos", 1.0), ("sft", 4.0), ("rl", 5.0)))
     stages, state = [demos, sft, rl], State(tmp_path)
     timing = Timing(stages, state)
-    assert timing.words(stages) == "about 10m00s"
+    assert timing.text(stages) == "about 10m00s"
     state.note(demos, DONE, 120.0)  # half as fast as the machine of the recipe; a minute says little
     assert [timing.left(one) for one in stages] == [0.0, 360.0, 450.0]
     state.note(sft, RUNNING, 100.0)  # starts anew
@@ -155,8 +155,8 @@ def test_times_follow_the_machine_and_earlier_attempts(tmp_path: Path) -> None:
     state.note(rl, RUNNING, 900.0)
     assert timing.left(rl) == 45.0
     unknown = stage(tmp_path, "eval_rl", "eval_rl.json")
-    assert Timing([*stages, unknown], state).words([sft, unknown]) == "more than 6m00s"
-    assert Timing([unknown], state).words([unknown]) == ""
+    assert Timing([*stages, unknown], state).text([sft, unknown]) == "more than 6m00s"
+    assert Timing([unknown], state).text([unknown]) == ""
 
 
 def test_a_stage_of_seconds_does_not_make_hours_of_the_others_vanish(tmp_path: Path) -> None:
