@@ -22,7 +22,7 @@ from rlvla.commands.evaluate_checks import (
 from rlvla.commands.run_policies import policy_folder
 from rlvla.commands.setup import start_workers
 from rlvla.envs.config import EnvConfig, SplitConfig
-from rlvla.envs.splits import learned_from_words
+from rlvla.envs.splits import describe_learned_from
 from rlvla.envs.workers.config import WorkerConfig
 from rlvla.envs.workers.watchdog import WatchedPool
 from rlvla.evaluation.config import EvalConfig
@@ -166,7 +166,7 @@ def _evaluate_policy(
     if evaluation.rewards.success is not None and hasattr(evaluation.rewards.success.judge, "device"):
         evaluation.rewards.success.judge.device = strategy.device
     learned_from = learned_states(recorded_environment(policy.folder))
-    trained_on = learned_from_words(setting.tasks, learned_from)
+    trained_on = describe_learned_from(setting.tasks, learned_from)
     unseen: tuple[int, ...] = ()
     if learned_from and any(seen.suite == setting.env.suite for seen in learned_from):
         unseen = tuple(t.task_id for t in setting.tasks if not any(seen.may_be_of(t) for seen in learned_from))

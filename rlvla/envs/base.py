@@ -24,8 +24,8 @@ _LOWEST = {"task_id": 0, "max_steps": 1, "num_init_states": 1, "action_dim": 1, 
 class TaskSpec:
     """One task of a suite; write it with keywords.
 
-    `suite`, `instruction`, `max_steps` and `action_dim` are required. Sequences of any type become tuples, and NumPy's
-    numbers those of Python, so that a task equals its copy from a worker.
+    `suite`, `instruction`, `max_steps` and `action_dim` are required. Sequences become tuples and NumPy scalars Python
+    numbers, so that a task equals its copy from a worker.
 
     Attributes:
         suite: registered name of the suite.
@@ -49,19 +49,19 @@ class TaskSpec:
             over the propositions; None if there is none.
         goals: for each goal of `machine` "goals" the propositions that lead to it, the goal's own last; by default
             every proposition is a goal.
-        reward_range: lowest and highest reward of a step (`ChunkResult.rewards`); None if unknown. An answer with a
-            reward outside it is refused, and its episode played again.
-        primitives: action primitives that a decision chooses from, (name, number of parameters) each; () for ordinary
-            actions. An action then holds a score per primitive, of which the highest chooses (the first of equal
-            ones), and the parameters of the chosen one in [-1, 1]; further entries are ignored.
+        reward_range: lowest and highest reward of a step (`ChunkResult.rewards`); None if unknown. A result outside the
+            range is rejected and its episode retried.
+        primitives: action primitives to choose from, (name, number of parameters) each; () for ordinary actions. An
+            action then holds a score per primitive (the argmax is executed, the first of equal ones) and the parameters
+            of that primitive in [-1, 1]; further entries are ignored.
         macro_steps: the most environment steps that a primitive takes; 0 for ordinary actions. Otherwise chunks are
             [macro_steps, D]: the first row is the primitive, the other rows are ignored.
         step_action_dim: E, length of the ordinary actions that primitives consist of (`ChunkResult.step_actions`); 0
-            for ordinary actions, and where primitives do not tell.
+            for ordinary actions, and if primitives do not report them.
         reward_components: names of the terms in `ChunkResult.components`.
         instructions: all instructions of the task, if `instruction` is a template.
-        category: what a benchmark counts the task under, e.g. the axis of its perturbation; "" if under nothing.
-        dense_reward: the rewards of steps (`ChunkResult.rewards`) tell more than success.
+        category: category in a benchmark, e.g. the axis of the perturbation; "" if none.
+        dense_reward: whether the rewards of steps (`ChunkResult.rewards`) are more than an indicator of success.
 
     Raises:
         TypeError: required attributes are missing; the message names all of them.
@@ -98,33 +98,35 @@ class TaskSpec:
         for name, value in vars(self).items():
             object.__setattr__(self, name, _plain(value))
         if type(self.action_dim) is int and isinstance(self.gripper_dims, tuple):
-            object.__setattr__(self, "gripper_dims", tuple(_from_front(d, self.action_dim) for d in self.gripper_dims))
+            size = self.action_dim  # negative indices count from the last dimension
+            dims = (d + size if type(d) is int and -size <= d < 0 else d for d in self.gripper_dims)
+            object.__setattr__(self, "gripper_dims", tuple(dims))
 
     def problems(self) -> list[str]:
-        """Everything wrong with the values, each with what is expected; [] for a valid task."""
-        found = [
-            f"{name} must be a text that is not empty, not {value!r}"
+        """Validation errors, each with the expected value; [] for a valid task."""
+        problems = [
+            f"{name} must be a non-empty string, not {value!r}"
             for name in ("suite", "name", "instruction")
             if not isinstance(value := getattr(self, name), str) or not value
         ]
         for name, low in _LOWEST.items():
             if type(value := getattr(self, name)) is not int or value < low:
-                found.append(f"{name} must be an int of at least {low}, not {value!r}")
+                problems.append(f"{name} must be an int of at least {low}, not {value!r}")
         for name in ("control_freq", "action_limit"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, Real) or not 0 < float(value) < math.inf:
-                found.append(f"{name} must be a number greater than 0, not {value!r}")
+                problems.append(f"{name} must be a number greater than 0, not {value!r}")
         if isinstance(self.propositions, str):
-            found.append(f"propositions must be a tuple of names, not {self.propositions!r}")
+            problems.append(f"propositions must be a tuple of names, not {self.propositions!r}")
         if type(self.action_dim) is int and (wrong := set(self.gripper_dims) - set(range(self.action_dim))):
-            found.append(f"gripper_dims must lie in 0..{self.action_dim - 1}, not {sorted(wrong)}")
+            problems.append(f"gripper_dims must lie in 0..{self.action_dim - 1}, not {sorted(wrong)}")
         if self.reward_range is not None and not self.reward_range[0] <= self.reward_range[1]:
-            found.append(f"reward_range must be (lowest, highest), not {self.reward_range}")
-        return found
+            problems.append(f"reward_range must be (lowest, highest), not {self.reward_range}")
+        return problems
 
 
 def _plain(value: Any) -> Any:
-    """Sequences and arrays as tuples, numbers of NumPy as those of Python."""
+    """Convert sequences and arrays to tuples, and NumPy scalars to Python numbers."""
     if isinstance(value, np.generic | np.ndarray):
         value = value.tolist()
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
@@ -132,14 +134,9 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _from_front(dim: Any, size: int) -> Any:
-    """An index that may count from the end, as one that does not."""
-    return dim + size if type(dim) is int and -size <= dim < 0 else dim
-
-
 @dataclass
 class Observation:
-    """Input of the policy at a decision.
+    """Policy input at a decision.
 
     Attributes:
         images: [N, H, W, 3] uint8, one per camera, in the requested order.
@@ -169,10 +166,10 @@ class ChunkResult:
         success_at_end: success had held for `hold_steps` when the last step was executed, or the episode terminated.
         events: for each executed step the set of propositions that hold, for reward machines.
         frames: [n, H, W, 3] uint8, first camera after each executed step, if frames are recorded.
-        components: the task's `reward_components`, name -> [A] float32, finite, 0 where not executed. They are terms
-            of their own, which reward sources pay, and not part of `rewards`.
-        step_actions: [n, E] float32, the ordinary action of each executed step where the chunk was a primitive; None
-            if the task's `step_action_dim` is 0. In an environment with ordinary actions they give the same episode.
+        components: the task's `reward_components`, name -> [A] float32, finite, 0 where not executed. Reward
+            sources may pay them; they are not part of `rewards`.
+        step_actions: [n, E] float32, the ordinary action of each executed step of a primitive; None if the task's
+            `step_action_dim` is 0. In an environment with ordinary actions, they reproduce the episode.
     """
 
     observation: Observation
@@ -192,8 +189,8 @@ class ChunkResult:
 class Env(Protocol):
     """An environment for one task.
 
-    Equal (task, init_state_id, seed, actions) give equal trajectories, whatever ran before in the process. The
-    initial state depends on (task, init_state_id) only, so that a split of the ids is a split of the states; `seed`
+    Equal (task, init_state_id, seed, actions) give equal trajectories, regardless of earlier episodes in the process.
+    The initial state depends on (task, init_state_id) only, so that a split of the ids is a split of the states; `seed`
     controls all other randomness.
     """
 
@@ -234,7 +231,7 @@ class BatchedEnv(Protocol):
     task: TaskSpec
 
     def reset(self, slots: Sequence[int], init_state_ids: Sequence[int], seeds: Sequence[int]) -> list[Observation]:
-        """Start an episode in each of these slots, leaving the others untouched; see `Env.reset`.
+        """Start an episode in each of these slots; the others are not affected. See `Env.reset`.
 
         Raises ValueError for a slot outside [0, num_slots), a repeated slot, or an unknown initial state.
         """
@@ -245,8 +242,8 @@ class BatchedEnv(Protocol):
     ) -> list[ChunkResult]:
         """Execute actions [n, A, D] float32, one chunk per slot; see `Env.step_chunk`.
 
-        An episode that ends inside its chunk stops there while the others continue. Errors are those of `Env`; if one
-        is raised, no action has been executed in any slot.
+        An episode that ends inside its chunk stops there while the others continue. Raises as `Env.step_chunk`; after
+        an error, no action has been executed in any slot.
         """
         ...
 
@@ -257,29 +254,6 @@ class BatchedEnv(Protocol):
     def close(self) -> None:
         """Release the simulator. Safe to call twice."""
         ...
-
-
-class SuccessTracker:
-    """Tracks for how many consecutive steps success has held, and whether it ever did.
-
-    Args:
-        hold_steps: consecutive successful steps after which an episode terminates (at least 1).
-    """
-
-    def __init__(self, hold_steps: int):
-        self.hold_steps = hold_steps
-        self.reset()
-
-    def reset(self) -> None:
-        """Forget the previous episode."""
-        self.streak = 0
-        self.once = False
-
-    def update(self, success: bool) -> bool:
-        """Update with one step; True once success has held for `hold_steps`."""
-        self.streak = self.streak + 1 if success else 0
-        self.once |= success
-        return self.streak >= self.hold_steps
 
 
 def check_actions(actions: np.ndarray, action_dim: int, limit: float = 1.0) -> np.ndarray:
@@ -326,9 +300,9 @@ def check_init_state_id(task: TaskSpec, init_state_id: int) -> None:
 
 
 def task_of(suite: str, tasks: Iterable[TaskSpec], task_id: int) -> TaskSpec:
-    """The task with this id; ConfigError listing the known ones otherwise."""
+    """The task with this id; ConfigError listing the available tasks if there is none."""
     by_id = {task.task_id: task for task in tasks}
     if task_id not in by_id:
-        known = ", ".join(f"{task.task_id} ({task.name})" for task in by_id.values())
-        raise ConfigError(f"{suite} has no task {task_id}; its tasks: {known}")
+        available = ", ".join(f"{task.task_id} ({task.name})" for task in by_id.values())
+        raise ConfigError(f"{suite} has no task {task_id}; its tasks: {available}")
     return by_id[task_id]

@@ -6,32 +6,30 @@ from collections.abc import Callable
 
 import numpy as np
 
-from rlvla.envs.base import ChunkResult, Observation, SuccessTracker
+from rlvla.envs.base import ChunkResult, Observation
 
-# Range of the rewards of a simulator without its own, see `ChunkRunner.play`.
+# Reward range of a simulator without a native reward, see `ChunkRunner.play`.
 SUCCESS_REWARD = (0.0, 1.0)
 # Executes an action [D]; returns the success predicate and the propositions that hold afterwards.
 Advance = Callable[[np.ndarray], tuple[bool, frozenset[str]]]
 
 
 class ChunkRunner:
-    """Tracks steps and success of the running episode.
+    """Steps and consecutive successes of the running episode.
 
     Args:
         max_steps: steps after which an episode is truncated.
         hold_steps: consecutive successful steps after which it terminates.
-        plays_on: play to the step limit in any case; the episode then terminates there if success holds at that step.
+        plays_on: always play to the step limit; the episode then terminates there if success holds at that step.
     """
 
     def __init__(self, max_steps: int, hold_steps: int, *, plays_on: bool = False):
-        self._max_steps, self._plays_on = max_steps, plays_on
-        self._tracker = SuccessTracker(hold_steps)
-        self._steps_left = 0
+        self._max_steps, self._hold_steps, self._plays_on = max_steps, hold_steps, plays_on
+        self._steps_left = self._streak = 0
 
     def begin(self) -> None:
         """Start an episode."""
-        self._tracker.reset()
-        self._steps_left = self._max_steps
+        self._steps_left, self._streak = self._max_steps, 0
 
     def end(self) -> None:
         """Mark that no episode is running."""
@@ -59,10 +57,10 @@ class ChunkRunner:
             advance: executes one action.
             observe: called once, after the last executed action.
             frame: renders [H, W, 3] uint8 after each step; None records no frames.
-            reward: native reward of the last step; by default 1 once success has lasted long enough.
-            done: whether the rest of the chunk is left out although the episode goes on: a primitive has ended.
-            ended: whether the simulator has terminated or truncated the episode. Where it terminates, success counts
-                at once, however briefly it was held; otherwise the episode is truncated.
+            reward: native reward of the last step; by default 1 at the step that terminates with success.
+            done: whether to skip the rest of the chunk although the episode continues, because a primitive has ended.
+            ended: whether the simulator has (terminated, truncated) the episode. If it terminates at a successful step,
+                success counts without being held; otherwise the episode is truncated.
         """
         self.require_episode()
         rewards, successes = np.zeros(len(actions), dtype=np.float32), np.zeros(len(actions), dtype=bool)
@@ -73,11 +71,12 @@ class ChunkRunner:
             success, happened = advance(action)
             successes[index] = success
             self._steps_left -= 1
-            lasted = self._tracker.update(bool(success))
+            self._streak = self._streak + 1 if success else 0
             over, cut = (False, False) if ended is None else ended()
             if over or cut:
                 self._steps_left = 0
-            held = (lasted or (over and success)) and not (self._plays_on and self._steps_left)
+            lasted = self._streak >= self._hold_steps or (over and success)
+            held = lasted and not (self._plays_on and self._steps_left)
             events.append(happened)
             rewards[index] = float(held) if reward is None else reward()
             if frame is not None:

@@ -1,4 +1,4 @@
-"""Flags of the environment, its observations and the split of initial states, shared by all commands."""
+"""Flags of the environment, its observations and the split of initial states."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from rlvla.envs.workers.interpreter import (
 from rlvla.utils.cli.flags import arg
 from rlvla.utils.errors import ConfigError, Problem
 
-# Specific to a suite: not taken from a record of another suite.
+# Suite-specific settings, not taken from the record of another suite.
 _OF_THE_SUITE = ("task_ids", "max_steps", "success_hold_steps", "after_success")
 
 
@@ -39,10 +39,10 @@ _OF_THE_SUITE = ("task_ids", "max_steps", "success_hold_steps", "after_success")
 class EnvConfig:
     """The task suite and the observations.
 
-    Commands that start from a checkpoint or demonstrations take values that are not given from there.
+    Commands that start from a checkpoint or demonstrations take missing values from their record.
 
     Attributes:
-        options: suite-specific options, see `rlvla.envs.suite_flags`; each of them is also a flag.
+        options: suite-specific options, which are also flags, see `rlvla.envs.suite_flags`.
     """
 
     task_suite_name: str | None = arg(
@@ -59,8 +59,8 @@ class EnvConfig:
     )
     task_names: tuple[str, ...] = arg(
         (),
-        "tasks of the suite by name, and groups of tasks that it has (metaworld: MT10, MT50, ML10, ML10-test, ML45, "
-        "ML45-test), instead of --task_ids",
+        "tasks and task groups of the suite by name (metaworld: MT10, MT50, ML10, ML10-test, ML45, ML45-test), instead "
+        "of --task_ids",
         metavar="NAME",
         recorded=False,
     )
@@ -92,8 +92,8 @@ class EnvConfig:
     )
     after_success: str | None = arg(
         None,
-        "once success has been held: end the episode, or continue to the step limit, where it must hold (default: the "
-        "checkpoint's, else end)",
+        "once success has been held: end the episode, or continue to the step limit, where success must hold (default: "
+        "the checkpoint's, else end)",
         choices=AFTER_SUCCESS,
     )
     render_quality: str | None = arg(
@@ -111,14 +111,14 @@ class EnvConfig:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def with_suite_flags(self, namespace: Namespace) -> EnvConfig:
-        """With suite-specific flags added; `tasks` rejects those that the chosen suite does not have."""
+        """With the suite-specific flags; `tasks` rejects flags of other suites."""
         return replace(self, options=given_options(namespace))
 
     def completed(self, recorded: dict[str, Any]) -> EnvConfig:
         """Fill missing values from the record of a checkpoint or of demonstrations (`as_dict`).
 
-        Flags that depend on the machine are never taken from there. If another suite is given than the recorded one,
-        only settings of the observations are taken.
+        Machine-dependent flags are never taken from the record. If the suite differs from the recorded one, only
+        settings of the observations are taken.
         """
         options: dict[str, Any] = {}
         if self.task_names:
@@ -137,7 +137,7 @@ class EnvConfig:
     def as_dict(self) -> dict[str, Any]:
         """Flat dict for JSON, read back by `completed`. Machine-dependent values are omitted.
 
-        Options of the suite that are not given are None. Names of tasks are left out, see `numbered`.
+        Missing options of the suite are None. Task names are omitted, see `numbered`.
         """
         flags = suite_flags()
         given = {name: value for name, value in self.options.items() if name not in flags or flags[name].recorded}
@@ -145,16 +145,16 @@ class EnvConfig:
         return common | recorded_options(self.task_suite_name, given) | given
 
     def numbered(self, tasks: Sequence[TaskSpec]) -> EnvConfig:
-        """With the numbers of the chosen `tasks` in place of names, if they were given by name."""
+        """With the ids of the selected `tasks` in place of their names, if given."""
         if not self.task_names:
             return self
         return replace(self, task_ids=tuple(task.task_id for task in tasks), task_names=())
 
     def with_ordinary_actions(self) -> EnvConfig:
-        """The environment in which `ChunkResult.step_actions` are actions; this one where there are no primitives.
+        """The environment whose actions are `ChunkResult.step_actions`; this one if there are no primitives.
 
         Raises:
-            ConfigError: as `tasks`, or the primitives of the suite do not tell what they consist of.
+            ConfigError: as `tasks`, or the primitives of the suite do not report their step actions.
         """
         tasks = self.tasks()
         if not any(task.primitives for task in tasks):
@@ -165,32 +165,32 @@ class EnvConfig:
         ordinary = replace(self, options=options, max_steps=max(task.max_steps for task in tasks))
         for task, plain in zip(tasks, ordinary.tasks()):
             if plain.primitives or plain.action_dim != task.step_action_dim:
-                text = f"the primitives of {self.suite} ({task.name}) do not tell the actions that they consist of"
+                text = f"the primitives of {self.suite} ({task.name}) do not report the actions of their steps"
                 raise ConfigError.of("task_suite_name", "unavailable", text)
         return ordinary
 
     @property
     def played_options(self) -> dict[str, Any]:
-        """Options but `perturb` that decide what is played, if not at their defaults, see `SuiteOptions`."""
+        """Non-default options that affect episodes, except `perturb`, see `SuiteOptions`."""
         options = get_suite(self.suite).options
         if options is None:
             return {}
         free = {"perturb", *options.action_options, *options.privileged_options, *options.unplayed_options}
-        known = {name: field for name, field in own_flags(options).items() if field.metadata.get("recorded", True)}
+        recorded = {name: field for name, field in own_flags(options).items() if field.metadata.get("recorded", True)}
         return {
             name: list(value) if isinstance(value, tuple) else value  # as in JSON
-            for name in sorted(known.keys() & self.options.keys() - free)
-            if (value := self.options[name]) != known[name].default
+            for name in sorted(recorded.keys() & self.options.keys() - free)
+            if (value := self.options[name]) != recorded[name].default
         }
 
     @property
     def camera_names(self) -> tuple[str, ...]:
-        """The cameras; those of the suite by default."""
+        """Camera names, by default those of the suite."""
         return self.cameras or get_suite(self.suite).default_cameras
 
     @property
     def suite(self) -> str:
-        """Name of the suite; ConfigError if it is not set."""
+        """Name of the suite; ConfigError if not set."""
         if self.task_suite_name is None:
             text = "no task suite is given; name one with --task_suite_name"
             raise ConfigError.of("task_suite_name", "needs_flag", text)
@@ -211,7 +211,7 @@ class EnvConfig:
         return {name: value for name, value in given.items() if value is not None}
 
     def tasks(self) -> list[TaskSpec]:
-        """The selected tasks; ConfigError for unknown suite, task, camera or option, or unusable `--env_python`."""
+        """Selected tasks; ConfigError for an unknown suite, task, camera or option, or an unusable `--env_python`."""
         get_suite(self.suite)  # ConfigError if unknown
         problems: list[str | Problem] = list(option_problems(self.suite, self.options))
         try:
@@ -219,7 +219,7 @@ class EnvConfig:
         except ConfigError as error:
             problems += error.problems
             try:
-                specs = self.suite_tasks({})  # so that the task ids can still be checked
+                specs = self.suite_tasks({})  # to check the task ids as well
             except ConfigError:  # tasks cannot be listed without the invalid option
                 raise ConfigError(problems) from None
         chosen, unknown = self._select(specs)
@@ -230,20 +230,20 @@ class EnvConfig:
         return chosen
 
     def _select(self, specs: Sequence[TaskSpec]) -> tuple[list[TaskSpec], list[Problem]]:
-        """The selected tasks among all of the suite, and problems of the selection."""
+        """Select from all tasks of the suite; returns the tasks and the problems of the selection."""
         if self.task_names and self.task_ids:
-            text = "--task_names and --task_ids both choose the tasks; give one of them"
+            text = "--task_names and --task_ids both select the tasks; give one of them"
             return [], [Problem("task_names", "contradiction", text)]
         if self.task_names:
             return tasks_by_name(self.suite, specs, self.task_names)
         tasks = {task.task_id: task for task in specs}
         problems, unknown = [], [i for i in self.task_ids if i not in tasks]
         if unknown:
-            known = ", ".join(f"{task.task_id} ({task.name})" for task in tasks.values())
-            text = f"{self.suite} has no task {', '.join(map(str, unknown))}; its tasks: {known}"
+            available = ", ".join(f"{task.task_id} ({task.name})" for task in tasks.values())
+            text = f"{self.suite} has no task {', '.join(map(str, unknown))}; its tasks: {available}"
             problems.append(Problem("task_ids", "unknown_name", text))
-        wanted = self.task_ids or get_suite(self.suite).default_tasks or sorted(tasks)
-        return [tasks[i] for i in wanted if i in tasks], problems
+        selected = self.task_ids or get_suite(self.suite).default_tasks or sorted(tasks)
+        return [tasks[i] for i in selected if i in tasks], problems
 
     def _proprio_problems(self, tasks: Sequence[TaskSpec]) -> list[Problem]:
         without = [task.name for task in tasks if not task.proprio_dim]
@@ -256,8 +256,8 @@ class EnvConfig:
         return [Problem("use_proprio", "unavailable", text)]
 
     def suite_tasks(self, options: dict[str, Any]) -> list[TaskSpec]:
-        """All tasks of the suite with these options of `make_env`, listed by the workers' interpreter."""
-        get_suite(self.suite)  # ConfigError if unknown, whichever interpreter is used
+        """All tasks of the suite with these options of `make_env`, from the workers' interpreter."""
+        get_suite(self.suite)  # ConfigError if unknown
         if self.env_python is None:
             return list_tasks(self.suite, **options)
         if ships_with_rlvla(self.suite):
@@ -266,41 +266,40 @@ class EnvConfig:
         return list_tasks(self.suite, **options)  # custom modules are imported in this process as well
 
     def simulator_versions(self) -> dict[str, str]:
-        """Versions of the simulator's packages in the workers' interpreter."""
+        """Module -> version of the simulator's packages in the workers' interpreter."""
         if self.env_python is not None and ships_with_rlvla(self.suite):
             return versions_of_interpreter(self.env_python, self.suite, self.env_kwargs())
         return installed_versions(get_suite(self.suite).requires)
 
 
-# Fields that are common to all suites.
+# Fields common to all suites.
 _COMMON = tuple(f.name for f in fields(EnvConfig) if f.name != "options")
-# Those that are saved with demonstrations and checkpoints; the others depend on the machine.
+# Fields saved with demonstrations and checkpoints; the others depend on the machine.
 RECORDED_FLAGS = tuple(f.name for f in fields(EnvConfig) if f.name in _COMMON and f.metadata.get("recorded", True))
 
 
 def tasks_by_name(
     suite: str, tasks: Sequence[TaskSpec], names: Sequence[str], flag: str = "task_names"
 ) -> tuple[list[TaskSpec], list[Problem]]:
-    """The tasks of these names and groups, each once, in that order; and a problem of `flag` for each unknown name."""
+    """Distinct tasks with these names or in these groups, in order, and a problem of `flag` per unknown name."""
     groups = get_suite(suite).groups
-    known = {task.name: task for task in tasks}
+    by_name = {task.name: task for task in tasks}
     chosen: dict[str, TaskSpec] = {}
     problems = []
     for name in names:
-        members = [member for member in groups.get(name, (name,)) if member in known]
-        chosen |= {member: known[member] for member in members}
+        members = [member for member in groups.get(name, (name,)) if member in by_name]
+        chosen |= {member: by_name[member] for member in members}
         if members:
             continue
-        everything = [*groups, *known]
-        spelled = {word.lower(): word for word in everything}
-        near = [spelled[word] for word in get_close_matches(name.lower(), spelled, n=4, cutoff=0.5)]
-        others = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(everything)}"
+        lower = {valid.lower(): valid for valid in [*groups, *by_name]}
+        near = [lower[match] for match in get_close_matches(name.lower(), lower, n=4, cutoff=0.5)]
+        others = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join([*groups, *by_name])}"
         problems.append(Problem(flag, "unknown_name", f"--{flag}: {suite} has no task {name}; {others}"))
     return list(chosen.values()), problems
 
 
 def without_checkpoint(help_text: str) -> str:
-    """The help text of an `EnvConfig` flag for a command that does not start from a checkpoint."""
+    """Help text of an `EnvConfig` flag for commands that do not start from a checkpoint."""
     return help_text.replace("the checkpoint's, else ", "").replace(" (default: that of the checkpoint)", "")
 
 
@@ -308,8 +307,8 @@ def heldout_tasks_flag() -> Any:
     """The field of `--heldout_tasks`."""
     return arg(
         (),
-        "tasks that must stay unseen, by name or group: an error if they are trained on or recorded as demonstrations, "
-        "or if the policy has learned from them before",
+        "held-out tasks, by name or group: an error if they are trained on, recorded as demonstrations, or among the "
+        "tasks that the policy was trained on",
         metavar="NAME",
     )
 
@@ -321,14 +320,14 @@ def heldout_problems(
     learned_from: Sequence[LearnedStates] = (),
     of: str = "",
 ) -> list[Problem]:
-    """Problems if tasks that are to stay unseen are trained on, or were before.
+    """Problems with held-out tasks that are, or were, trained on.
 
     Args:
         names: values of `--heldout_tasks`.
-        env: the environment, whose suite the tasks belong to.
-        trained: tasks that are going to be trained on.
-        learned_from: states that a policy or demonstrations were made from.
-        of: what `learned_from` belongs to, for the message.
+        env: the environment with the suite of the tasks.
+        trained: tasks to train on.
+        learned_from: states that a policy was trained on, or demonstrations were recorded from.
+        of: the owner of `learned_from`, for the message.
 
     Raises:
         ConfigError: the tasks of the suite cannot be listed.
@@ -336,17 +335,18 @@ def heldout_problems(
     if not names:
         return []
     heldout, problems = tasks_by_name(env.suite, env.suite_tasks({}), names, "heldout_tasks")
-    wanted = {(task.suite, task.task_id) for task in trained}
-    again = [task.name for task in heldout if (task.suite, task.task_id) in wanted]
-    if again:
-        text = f"--heldout_tasks: {', '.join(again)} would be trained on; leave them out of --task_names or --task_ids"
+    trained_ids = {(task.suite, task.task_id) for task in trained}
+    if overlap := [task.name for task in heldout if (task.suite, task.task_id) in trained_ids]:
+        text = (
+            f"--heldout_tasks: {', '.join(overlap)} would be trained on; leave them out of --task_names or --task_ids"
+        )
         problems.append(Problem("heldout_tasks", "contradiction", text))
-    seen = [task.name for task in heldout if any(states.of(task) for states in learned_from if states.recorded)]
+    learned = [task.name for task in heldout if any(states.of(task) for states in learned_from if states.recorded)]
     text = ""
-    if seen:
-        text = f"--heldout_tasks: {of} learned from {', '.join(seen)}, which are no longer unseen; take another"
+    if learned:
+        text = f"--heldout_tasks: {of} was trained on {', '.join(learned)}; take another one"
     elif any(states.may_be_of(task) for states in learned_from for task in heldout):
-        text = f"--heldout_tasks: {of} does not record its tasks, which may include these; take one that does"
+        text = f"--heldout_tasks: {of} does not record its training tasks, which may include these; take one that does"
     if text:
         problems.append(Problem("heldout_tasks", "mismatch", text))
     return problems
@@ -358,8 +358,8 @@ class SplitConfig:
 
     eval_protocol: str = arg(
         "heldout",
-        "heldout: evaluate on the last 20 % of each task's initial states, never trained on; shared: train and "
-        "evaluate on all of them, as most published results do",
+        "heldout: evaluate on the last 20 % of each task's initial states, which are excluded from training; shared: "
+        "train and evaluate on all of them, as most published results do",
         choices=EVAL_PROTOCOLS,
     )
     train_init_states: tuple[int, ...] = arg(
@@ -391,10 +391,10 @@ class SplitConfig:
         return _range(task, "train_init_states", self.train_init_states) or train_init_states(task, self.eval_protocol)
 
     def eval_states(self, task: TaskSpec, n: int) -> list[int]:
-        """The first n ids for evaluation; ConfigError if there are fewer."""
+        """Ids of the first n initial states for evaluation; ConfigError if there are fewer."""
         if self.eval_states_file:
             if self.eval_init_states:
-                text = "--eval_states_file and --eval_init_states name the same thing; give one of them"
+                text = "--eval_states_file and --eval_init_states both select the states; give one of them"
                 raise ConfigError.of("eval_states_file", "contradiction", text)
             return states_of_task(read_state_file(self.eval_states_file), task, n, self.eval_states_file)
         states = _range(task, "eval_init_states", self.eval_init_states)
@@ -411,22 +411,22 @@ class SplitConfig:
         Args:
             tasks: the tasks.
             n: evaluation states per task.
-            learned_from: states the policy was trained on; those of these tasks must not be evaluated on either.
+            learned_from: states the policy was trained on, which must not be evaluated on either.
         """
-        found = []
+        problems = []
         for task in tasks:
             try:
                 evaluated, trained = self.eval_states(task, n), self.train_states(task)
                 if self.eval_protocol != "shared":
-                    for seen in [trained, *(seen.states for seen in learned_from if seen.of(task))]:
-                        check_disjoint(seen, evaluated)
+                    for states in [trained, *(learned.states for learned in learned_from if learned.of(task))]:
+                        check_disjoint(states, evaluated)
             except ConfigError as error:
-                found += error.problems
-        return found
+                problems += error.problems
+        return problems
 
 
 def _range(task: TaskSpec, flag: str, bounds: tuple[int, ...]) -> range:
-    """The states that a flag names by its bounds, none if it is not given."""
+    """Initial states start..stop - 1 from the value of a flag; empty if it is not given."""
     if not bounds:
         return range(0)
     start, stop = bounds

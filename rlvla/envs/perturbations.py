@@ -1,6 +1,6 @@
-"""Perturbations of what a policy sees and starts from, to evaluate how far it generalises. Needs no simulator.
+"""Perturbations of observations and initial states, to evaluate generalization. Needs no simulator.
 
-Each is written KIND=LEVEL. What it draws depends on the task and the initial state alone, not on the seed.
+Each is written KIND=LEVEL. Random draws depend on the task and the initial state only, not on the seed.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from rlvla.envs.options import SuiteOptions
 from rlvla.utils.cli.flags import arg
 from rlvla.utils.errors import Problem
 
-# Kind -> what LEVEL means. Levels lie in (0, 1], except where a number of things is counted.
+# Kind -> effect of LEVEL, which lies in (0, 1], or is an integer up to the maximum in `COUNTED`.
 KINDS = {
     "camera": "moves cameras by up to 10 LEVEL cm (on a hand: 2 LEVEL cm) and turns them by up to 10 LEVEL degrees",
     "light": "changes the color of each light, and its brightness by up to 70 LEVEL %",
-    "texture": "mixes a random color into what does not move, with share LEVEL",
-    "distractor": "LEVEL objects, 1 to 8, stand around; they are seen, not felt",
-    "instruction": "the task in other words: paraphrase LEVEL, 1 or 2",
-    "initial_state": "objects are placed from ranges that are 1 + LEVEL times as wide",
+    "texture": "mixes a random color into static geometry, with share LEVEL",
+    "distractor": "adds LEVEL purely visual objects, 1 to 8",
+    "instruction": "paraphrase number LEVEL of the instruction, 1 or 2",
+    "initial_state": "samples object positions from ranges 1 + LEVEL times as wide",
 }
 COUNTED = {"distractor": 8, "instruction": 2}
 
@@ -43,7 +43,7 @@ class PerturbedOptions(SuiteOptions):
 
     perturb: tuple[str, ...] = arg(
         (),
-        "perturbations, all at once; " + "; ".join(f"{name}: {text}" for name, text in KINDS.items()),
+        "perturbations, all applied together; " + "; ".join(f"{name}: {text}" for name, text in KINDS.items()),
         nargs="+",
         metavar="KIND=LEVEL",
     )
@@ -53,23 +53,22 @@ class PerturbedOptions(SuiteOptions):
         return super().problems() + perturbation_problems(self.perturb)
 
 
-def levels(words: Sequence[str]) -> Mapping[str, float]:
-    """`["camera=0.5"]` -> {"camera": 0.5}; the words must have no problems."""
-    return {kind: float(level) for kind, _, level in (word.partition("=") for word in words)}
+def levels(perturb: Sequence[str]) -> Mapping[str, float]:
+    """Parse valid values of `--perturb`: `["camera=0.5"]` -> {"camera": 0.5}."""
+    return {kind: float(level) for kind, _, level in (item.partition("=") for item in perturb)}
 
 
-def perturbation_problems(words: Sequence[str]) -> list[Problem]:
-    """Everything wrong with the values of `--perturb`."""
-    found, seen = [], set[str]()
-    for word in words:
-        kind, _, text = word.partition("=")
-        reason = _problem_of(kind, text)
-        if reason is None and kind in seen:
+def perturbation_problems(perturb: Sequence[str]) -> list[Problem]:
+    """Validation errors of the values of `--perturb`."""
+    problems, kinds = [], [item.partition("=")[0] for item in perturb]
+    for index, item in enumerate(perturb):
+        kind, _, level = item.partition("=")
+        reason = _problem_of(kind, level)
+        if reason is None and kind in kinds[:index]:
             reason = "duplicate", f"{kind} is given twice"
         if reason is not None:
-            found.append(Problem("perturb", reason[0], f"--perturb {word}: {reason[1]}"))
-        seen.add(kind)
-    return found
+            problems.append(Problem("perturb", reason[0], f"--perturb {item}: {reason[1]}"))
+    return problems
 
 
 def _problem_of(kind: str, text: str) -> tuple[str, str] | None:
@@ -81,7 +80,7 @@ def _problem_of(kind: str, text: str) -> tuple[str, str] | None:
         return "malformed", f"write KIND=LEVEL, e.g. {kind}={1 if kind in COUNTED else 0.5}"
     most = COUNTED.get(kind)
     if most is not None and level not in range(1, most + 1):
-        return "out_of_range", f"the level must be a whole number from 1 to {most}"
+        return "out_of_range", f"the level must be an integer from 1 to {most}"
     if most is None and not 0.0 < level <= 1.0:
         return "out_of_range", "the level must be above 0 and at most 1"
     return None

@@ -1,4 +1,4 @@
-"""The record of an environment in a policy folder or a data set: never about this machine, and of unknown origin."""
+"""Untrusted records of environments in policy folders and data sets: types are checked, machine settings dropped."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ _STATES = {"suite": str, "task_id": int | None, "start": int, "stop": int}
 
 
 def checked_record(content: Mapping[str, Any], source: object) -> dict[str, Any]:
-    """A record without what depends on the machine, which is named in one warning.
+    """Validate a record and drop its machine-dependent settings with one warning.
 
-    What decides which program runs or which folder is read (fields made with `arg(..., recorded=False)`) comes from
-    flags and the environment alone: a folder from elsewhere must not choose it.
+    Settings that select a program to run or a folder to read (fields made with `arg(..., recorded=False)`) come from
+    flags and environment variables only, never from a folder of unknown origin.
 
     Args:
-        content: what was written by `EnvConfig.as_dict`, possibly with other entries.
-        source: the file it is from.
+        content: result of `EnvConfig.as_dict`, possibly with other entries.
+        source: its file.
 
     Raises:
-        ConfigError: values of the wrong type; all problems are reported at once.
+        ConfigError: values of the wrong type; reports all problems.
     """
     flags = suite_flags()
     common = {f.name for f in fields(EnvConfig) if "help" in f.metadata}
-    ours = common.difference(RECORDED_FLAGS) | {name for name, flag in flags.items() if not flag.recorded}
-    ignored = tuple(sorted(name for name in ours if content.get(name) is not None))
+    local = common.difference(RECORDED_FLAGS) | {name for name, flag in flags.items() if not flag.recorded}
+    ignored = tuple(sorted(name for name in local if content.get(name) is not None))
     if ignored:
         _warn(str(source), ignored)
-    record = {name: value for name, value in content.items() if name not in ours}
+    record = {name: value for name, value in content.items() if name not in local}
     hints = {name: hint for name, hint in field_types(EnvConfig).items() if name in RECORDED_FLAGS}
     hints |= {name: flags[name].hint for name in flags if name in record}
     check_types(record, {name: hint | None for name, hint in hints.items()}, source)
@@ -49,7 +49,7 @@ def checked_record(content: Mapping[str, Any], source: object) -> dict[str, Any]
 
 
 def _is_states(entry: Any) -> bool:
-    """Whether an entry is one of `LearnedStates`, or a pair [start, stop) as in early records."""
+    """Whether an entry holds the fields of `LearnedStates`, or a pair [start, stop) as in early records."""
     if isinstance(entry, Mapping):
         return set(entry) == set(_STATES) and all(fits(entry[name], hint) for name, hint in _STATES.items())
     return fits(entry, list[int]) and len(entry) == 2
@@ -60,6 +60,6 @@ def _warn(source: str, names: tuple[str, ...]) -> None:
     if launched_rank() == 0:
         flags = " ".join(f"--{name}" for name in names)
         log.warning(
-            f"{source} names {', '.join(names)}, which is ignored: what runs and is read on this machine is named by "
-            f"{flags} alone"
+            f"{source}: ignoring the recorded {', '.join(names)}; programs and folders of this machine are set only "
+            f"by the flags {flags}"
         )

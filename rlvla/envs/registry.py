@@ -26,24 +26,23 @@ class Suite:
     """A task suite: lists its tasks and builds environments for them.
 
     Attributes:
-        list_tasks: `(**kw) -> list[TaskSpec]`; must not start a simulator. `kw` are the options that differ from their
-            defaults.
+        list_tasks: `(**kw) -> list[TaskSpec]`; must not start a simulator. `kw` are the non-default options.
         make: `(task_id, **kw) -> Env`.
         cameras: available camera names; see `default_cameras`.
         options: dataclass of the options in `kw`; fields created with `arg` become flags. None: the options are the
             keyword arguments of the two functions, without flags.
-        image_size: default side of the images in pixels, without `options`.
+        image_size: default image size in pixels if there are no `options`.
         requires: importable names of the modules that the simulator needs.
         default_tasks: tasks used if none are selected; empty means all.
         expert: `(task, config) -> Expert`, a scripted expert for `cli/collect_demos.py`, or None.
-        task_problems: `(tasks, options) -> problems` of options that some of the chosen tasks do not have.
-        groups: names of groups of tasks and the names of their members, for `--task_names`.
-        kept: how many environments a slot keeps of those it played before (one simulator for each), instead of building
-            them again when it returns to their task; for simulators that take longer to build than memory is worth.
+        task_problems: `(tasks, options) -> problems` of options that some of the selected tasks do not support.
+        groups: group name -> task names, for `--task_names`.
+        kept: number of earlier environments that a slot caches (one simulator each) for its return to their tasks; for
+            simulators that are slow to build.
         make_batched: `(task_id, num_slots, **kw) -> BatchedEnv`, one simulator for several episodes, used by workers
             with several slots (`--envs_per_worker`); None builds one environment per slot.
-        batched_if: `options -> bool`, whether they use it, from the options that were given; by default always.
-        chunk: actions per decision of a new model for its demonstrations, unless the user asks for another number.
+        batched_if: `options -> bool`, whether to use `make_batched` with these non-default options; by default always.
+        chunk: default action chunk length of a new model for its demonstrations.
     """
 
     list_tasks: Callable[..., list[TaskSpec]]
@@ -62,17 +61,17 @@ class Suite:
     task_problems: Callable[[Sequence[TaskSpec], Mapping[str, Any]], list[Problem]] = lambda tasks, options: []
 
     def offers_batch(self, options: Mapping[str, Any]) -> bool:
-        """Whether the slots of a worker share an environment of these options."""
+        """Whether the slots of a worker share one environment with these options."""
         return self.make_batched is not None and self.batched_if(options)
 
     @property
     def default_cameras(self) -> tuple[str, ...]:
-        """The cameras of an environment that is made without naming any: the default of `options`, else the first."""
+        """Cameras of an environment made without `cameras`: the default of `options`, else the first camera."""
         return self._default("cameras") or self.cameras[:1]
 
     @property
     def default_image_size(self) -> int:
-        """Side of its images in pixels: the default of `options`, else `image_size`."""
+        """Image size in pixels: the default of `options`, else `image_size`."""
         return self._default("image_size") or self.image_size
 
     def _default(self, name: str) -> Any:
@@ -82,7 +81,7 @@ class Suite:
 
 
 _SUITES: dict[str, Suite] = {}
-GYM = "gym:"  # before the id of a Gymnasium environment
+GYM = "gym:"  # prefix of a Gymnasium environment id
 _GYM_MODULES: dict[str, None] = {}  # see `gym_modules`
 # Suites that ship with rlvla, imported on first use.
 _BUILTIN = {
@@ -114,7 +113,7 @@ def ships_with_rlvla(name: str) -> bool:
 
 
 def is_known(name: str) -> bool:
-    """Whether `get_suite` finds it."""
+    """Whether `get_suite` accepts the name."""
     return name in _SUITES or ships_with_rlvla(name)
 
 
@@ -124,7 +123,7 @@ def suite_names() -> list[str]:
 
 
 def suite_names_in_short() -> str:
-    """All names for a help text; variants of a suite stand behind it, as in libero_10[_lan|_swap]."""
+    """All names for a help text, variants of a suite abbreviated as in libero_10[_lan|_swap]."""
     names = suite_names()
     base = {name: name.rpartition("_")[0] for name in names}
     variants = {name: [other for other in names if base[other] == name] for name in names}
@@ -137,12 +136,12 @@ def suite_names_in_short() -> str:
 
 
 def registered_suites() -> dict[str, Suite]:
-    """The suites registered so far; those of rlvla are included once they have been used."""
+    """Suites registered so far; built-in suites register on first use."""
     return dict(_SUITES)
 
 
 def get_suite(name: str) -> Suite:
-    """The suite registered under `name`; ConfigError listing the known ones otherwise."""
+    """The suite registered under `name`; ConfigError listing the available suites if there is none."""
     if name not in _SUITES and name in _BUILTIN:
         importlib.import_module(_BUILTIN[name])
     if name not in _SUITES and name.startswith(GYM):
@@ -153,33 +152,29 @@ def get_suite(name: str) -> Suite:
         raise ConfigError.of(
             "task_suite_name",
             "unknown_name",
-            f"unknown task suite '{name}'{meant}; known suites: {suite_names_in_short()}; one of your own is known "
-            "once its module is named with --custom_module FILE.py",
+            f"unknown task suite '{name}'{meant}; known suites: {suite_names_in_short()}; load the module of "
+            "your own suite with --custom_module FILE.py",
         )
     return _SUITES[name]
 
 
 def list_tasks(suite: str, **kw) -> list[TaskSpec]:
-    """The tasks of a suite, without starting a simulator. `kw` are those of `make_env`.
+    """Tasks of a suite, without starting a simulator; `kw` as in `make_env`.
 
     Raises:
-        ConfigError: unknown suite or option, or the suite lists invalid tasks; all of their problems are reported.
+        ConfigError: unknown suite or option, or invalid tasks; reports all problems.
     """
     tasks = _call_with_options(suite, get_suite(suite).list_tasks, **kw)
-    if problems := _task_problems(suite, tasks):
-        raise ConfigError(problems)
-    return tasks
-
-
-def _task_problems(suite: str, tasks: Sequence[TaskSpec]) -> list[Problem]:
-    """What is wrong with the tasks that a suite lists."""
-    found = [f"task {task.task_id}: {text}" for task in tasks for text in task.problems()]
-    lost = [task for task in tasks if task.suite != suite and not is_known(task.suite)]  # another's tasks may be listed
-    found += [f"task {task.task_id}: suite must be {suite!r}, not {task.suite!r}" for task in lost]
+    problems = [f"task {task.task_id}: {text}" for task in tasks for text in task.problems()]
+    for task in tasks:
+        if task.suite != suite and not is_known(task.suite):  # tasks of another registered suite may be listed
+            problems.append(f"task {task.task_id}: suite must be {suite!r}, not {task.suite!r}")
     ids = [task.task_id for task in tasks]
     if len(set(ids)) < len(ids):
-        found.append(f"the task_id of each task must be another one, not {ids}")
-    return [Problem("task_suite_name", "invalid_task", f"suite {suite}, {text}") for text in found]
+        problems.append(f"task_ids must be unique, not {ids}")
+    if problems:
+        raise ConfigError(Problem("task_suite_name", "invalid_task", f"suite {suite}, {text}") for text in problems)
+    return tasks
 
 
 def make_env(suite: str, task_id: int, **kw) -> Env:
@@ -198,7 +193,7 @@ def make_batched_env(suite: str, task_id: int, num_slots: int, **kw) -> BatchedE
     """Build an environment that steps `num_slots` episodes of one task at once; `kw` as in `make_env`.
 
     Raises:
-        ConfigError: as `make_env`, or the suite offers none.
+        ConfigError: as `make_env`, or the suite has no batched environment.
     """
     make = get_suite(suite).make_batched
     if make is None:
@@ -215,7 +210,7 @@ def load_custom_module(source: str) -> None:
     Raises:
         ConfigError: no such file or module.
     """
-    known = _gymnasium_specs()
+    specs_before = _gymnasium_specs()
     if not source.endswith(".py"):
         try:
             importlib.import_module(source)
@@ -225,17 +220,17 @@ def load_custom_module(source: str) -> None:
         load_file(Path(source))
     else:
         raise ConfigError(f"custom module '{source}' does not exist")
-    if any(known.get(name) is not spec for name, spec in _gymnasium_specs().items()):
+    if any(specs_before.get(name) is not spec for name, spec in _gymnasium_specs().items()):
         _GYM_MODULES[located(source)] = None
 
 
 def gym_modules() -> list[str]:
-    """The custom modules that have registered Gymnasium environments, which the suites `gym:ENV_ID` make."""
+    """Custom modules that registered Gymnasium environments, for the suites `gym:ENV_ID`."""
     return list(_GYM_MODULES)
 
 
 def _gymnasium_specs() -> dict[str, Any]:
-    """Registered Gymnasium environments but its own; none if it is not imported."""
+    """Registered third-party Gymnasium environments; {} if Gymnasium is not imported."""
     gymnasium = sys.modules.get("gymnasium")
     if gymnasium is None:
         return {}
@@ -243,16 +238,15 @@ def _gymnasium_specs() -> dict[str, Any]:
 
 
 def located(source: str) -> str:
-    """A custom module, named such that processes with other working directories find it: `.py` files by full path."""
+    """Name of a custom module that is valid in any working directory: absolute path of a `.py` file."""
     return str(Path(source).resolve()) if source.endswith(".py") else source
 
 
 def _call_with_options(suite: str, function: Callable[..., Any], *args, **kw) -> Any:
     """Call `function`; unknown options raise ConfigError instead of TypeError."""
-    known = known_options(suite, function)
-    unknown = sorted(set(kw) - set(known)) if known is not None else []
-    if unknown:
-        raise ConfigError(f"{suite} has no option {', '.join(unknown)}; known options: {', '.join(known or ())}")
+    options = known_options(suite, function)
+    if options is not None and (unknown := sorted(set(kw) - set(options))):
+        raise ConfigError(f"{suite} has no option {', '.join(unknown)}; known options: {', '.join(options)}")
     return function(*args, **kw)
 
 

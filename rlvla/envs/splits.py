@@ -20,7 +20,7 @@ HELD_OUT_FRACTION = 0.2
 
 @dataclass(frozen=True)
 class LearnedStates:
-    """Initial states `start`..`stop - 1` of a task that a policy was trained on; none: they are not recorded.
+    """Initial states `start`..`stop - 1` of a task that a policy was trained on; an empty range if not recorded.
 
     Attributes:
         suite: the task's suite.
@@ -38,12 +38,12 @@ class LearnedStates:
         return self.suite == task.suite and self.task_id in (None, task.task_id)
 
     def may_be_of(self, task: TaskSpec) -> bool:
-        """Whether they belong to this task, or may for all that is recorded."""
+        """Whether the record allows that the states belong to this task."""
         return self.of(task) or not (self.recorded or is_known(self.suite))
 
     @property
     def recorded(self) -> bool:
-        """Whether it is recorded which tasks or states they are, and not the suite's name alone, or that of a file."""
+        """Whether tasks or states are recorded, and not only the name of a suite or file."""
         return self.task_id is not None or bool(self.states)
 
     @property
@@ -53,11 +53,11 @@ class LearnedStates:
 
 
 class EvalStates(Protocol):
-    """Chooses the initial states of an evaluation."""
+    """Selects the initial states of an evaluation."""
 
     @property
     def protocol_name(self) -> str:
-        """Name of the choice in reports."""
+        """Name of the selection in reports."""
         ...
 
     def eval_states(self, task: TaskSpec, n: int) -> list[int]:
@@ -67,11 +67,11 @@ class EvalStates(Protocol):
 
 @dataclass(frozen=True)
 class UnseenStates:
-    """Initial states to evaluate on that are not in the data, apart from those of the final evaluation if possible.
+    """Validation on initial states outside the data, if possible also outside the states of the final evaluation.
 
     Attributes:
         seen: task id -> initial states in the data.
-        before: further initial states that the policy was trained on.
+        before: other initial states that the policy was trained on.
     """
 
     seen: Mapping[int, frozenset[int]]
@@ -79,16 +79,15 @@ class UnseenStates:
     protocol_name: ClassVar[str] = "initial states outside of the data"
 
     def eval_states(self, task: TaskSpec, n: int) -> list[int]:
-        """Ids of n states outside of the data: of those for training or, if they are too few, of those for evaluation.
-
-        Raises:
-            ConfigError: there are fewer.
-        """
+        """Ids of n training states outside the data; if there are too few, evaluation states (ConfigError if fewer)."""
         training, evaluation = _split(task, "heldout") if task.num_init_states > 1 else (range(1), range(0))
-        seen, ranges = self.seen.get(task.task_id, frozenset()), [s.states for s in self.before if s.of(task)]
+        used = [
+            self.seen.get(task.task_id, frozenset()),
+            *(learned.states for learned in self.before if learned.of(task)),
+        ]
         most = 0
         for candidates in (training, evaluation):
-            unseen = [i for i in candidates if i not in seen and not any(i in states for states in ranges)]
+            unseen = [i for i in candidates if not any(i in states for states in used)]
             if len(unseen) >= n:
                 return unseen[:n]
             most = max(most, len(unseen))
@@ -100,25 +99,25 @@ class UnseenStates:
         )
 
 
-def learned_from_words(tasks: Sequence[TaskSpec], learned_from: Sequence[LearnedStates] | None) -> str:
+def describe_learned_from(tasks: Sequence[TaskSpec], learned_from: Sequence[LearnedStates] | None) -> str:
     """Describe the training states of a policy with respect to the tasks it is evaluated on; None: not recorded."""
     if learned_from is None:
         return "which initial states it was trained on is not recorded"
-    unknown = any(seen.may_be_of(task) for seen in learned_from if not seen.recorded for task in tasks)
-    own = [seen for seen in learned_from if seen.recorded and any(seen.of(task) for task in tasks)]
-    ranges = [seen for seen in own if seen.states]
+    unknown = any(states.may_be_of(task) for states in learned_from if not states.recorded for task in tasks)
+    own = [states for states in learned_from if states.recorded and any(states.of(task) for task in tasks)]
+    ranges = [states for states in own if states.states]
     if own:
-        known = sum(any(seen.of(task) for seen in ranges or own) for task in tasks)
-        which = f"{known} of these {len(tasks)} tasks" if known < len(tasks) else "each task"
+        trained = sum(any(states.of(task) for states in ranges or own) for task in tasks)
+        which = f"{trained} of these {len(tasks)} tasks" if trained < len(tasks) else "each task"
         which = tasks[0].name if len(tasks) == 1 else which
         if not ranges:
             return f"trained on {which}; from which initial states is not recorded"
-        span = f"{min(seen.start for seen in ranges)}..{max(seen.stop for seen in ranges) - 1}"
+        span = f"{min(states.start for states in ranges)}..{max(states.stop for states in ranges) - 1}"
         more = ", and on others that are not recorded" if unknown or len(ranges) < len(own) else ""
         return f"trained on initial states {span} of {which}{more}"
     if unknown:
         return "which tasks and initial states it was trained on is not recorded"
-    elsewhere = sorted({seen.suite for seen in learned_from} - {tasks[0].suite})
+    elsewhere = sorted({states.suite for states in learned_from} - {tasks[0].suite})
     if elsewhere:
         return f"trained in {', '.join(elsewhere)}; no initial state of these tasks was trained on"
     return "no initial state of these tasks is recorded as trained on"

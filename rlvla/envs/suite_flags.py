@@ -40,7 +40,7 @@ class SuiteFlag:
         return all(field.metadata.get("recorded", True) for field in self.fields.values())
 
     def help(self) -> str:
-        """The help text including the default."""
+        """The help text, including the default."""
         text = self.field.metadata["help"]
         text = text() if callable(text) else text
         suites_of: dict[str, list[str]] = {}
@@ -56,7 +56,7 @@ class SuiteFlag:
 
 
 def _without_variants(suites: Collection[str]) -> list[str]:
-    """The suites without those whose names only add a word to another's, such as libero_goal_swap."""
+    """The suites without variants of others, such as libero_goal_swap of libero_goal."""
     return [suite for suite in suites if suite.rpartition("_")[0] not in suites]
 
 
@@ -69,7 +69,7 @@ def _as_text(default: Any) -> str:
 
 
 def suite_flags() -> dict[str, SuiteFlag]:
-    """Flag name -> flag of all registered suites, including those of loaded custom modules.
+    """Flags of all registered suites by name, including suites of custom modules.
 
     Raises:
         ConfigError: two suites have options of the same name but different types or choices.
@@ -81,14 +81,13 @@ def suite_flags() -> dict[str, SuiteFlag]:
             continue
         hints = field_types(options)
         for name, field in own_flags(options).items():
-            before = flags.get(name, SuiteFlag(name, hints[name], {}))
-            if before.hint != hints[name] or (before.fields and _form(before.field) != _form(field)):
-                others = ", ".join(before.fields)
+            flag = flags.get(name, SuiteFlag(name, hints[name], {}))
+            if flag.hint != hints[name] or (flag.fields and _form(flag.field) != _form(field)):
+                others = ", ".join(flag.fields)
                 raise ConfigError(
-                    f"suite {suite} has an option {name} of another type or with other choices than that of {others}; "
-                    "rename it"
+                    f"suite {suite} has an option {name} with another type or other choices than {others}; rename it"
                 )
-            flags[name] = dataclasses.replace(before, fields={**before.fields, suite: field})
+            flags[name] = dataclasses.replace(flag, fields={**flag.fields, suite: field})
     return flags
 
 
@@ -133,30 +132,28 @@ def given_options(namespace: argparse.Namespace) -> dict[str, Any]:
     for name in suite_flags():
         value = getattr(namespace, name)
         if value not in (None, NONE):
-            given[name] = tuple(value) if isinstance(value, list) else value
-            if given[name] == (NONE,):  # nothing, whatever a checkpoint records
-                given[name] = ()
+            value = tuple(value) if isinstance(value, list) else value
+            given[name] = () if value == (NONE,) else value  # () overrides the checkpoint's record
     return given
 
 
 def option_problems(suite: str, options: Mapping[str, Any]) -> list[Problem]:
     """Options that the suite does not have ("no_effect")."""
-    known, flags = known_options(suite), suite_flags()
-    found = []
+    accepted, flags, problems = known_options(suite), suite_flags(), []
     for name in options:
-        if known is not None and name not in known:
+        if accepted is not None and name not in accepted:
             owners = f", it belongs to {', '.join(_without_variants(flags[name].fields))}" if name in flags else ""
             text = f"--{name}: {suite} has no option {name}{owners}; leave it out"
-            found.append(Problem(name, "no_effect", text))
-    return found
+            problems.append(Problem(name, "no_effect", text))
+    return problems
 
 
 def recorded_options(suite: str | None, record: Mapping[str, Any]) -> dict[str, Any]:
     """The suite's options saved with demonstrations or a checkpoint; None if an option is not recorded.
 
     Args:
-        suite: name of the suite. If it is not registered (its `--custom_module` is not loaded), all values that could
-            be options are kept, so that they are not lost when the record is passed on.
+        suite: name of the suite. If it is not registered (its `--custom_module` is not loaded), all values that may be
+            options are kept for the next record.
         record: result of `EnvConfig.as_dict`, possibly with other entries.
     """
     if suite is None:
@@ -165,7 +162,7 @@ def recorded_options(suite: str | None, record: Mapping[str, Any]) -> dict[str, 
         simple, flags = (bool, int, float, str), suite_flags()
         kept = {name: value for name, value in record.items() if isinstance(value, simple)}
         return {name: value for name, value in kept.items() if name not in flags or flags[name].recorded}
-    known = known_options(suite)
-    names = [name for name, flag in suite_flags().items() if flag.recorded and (known is None or name in known)]
+    accepted = known_options(suite)
+    names = [name for name, flag in suite_flags().items() if flag.recorded and (accepted is None or name in accepted)]
     values = {name: record.get(name) for name in names}
     return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}

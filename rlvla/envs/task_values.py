@@ -1,4 +1,4 @@
-"""Values of single tasks, as flags give them: `push:20`, or `3:0.5` with the number of the task."""
+"""Per-task flag values: `push:20`, or `3:0.5` with the task id."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Value = TypeVar("Value", int, float)
 
 @dataclass(frozen=True)
 class TaskValues(Generic[Value]):
-    """A flag that takes `TASK:VALUE`, any number of times.
+    """A repeatable flag `TASK:VALUE`.
 
     Attributes:
         flag: without dashes.
-        read: of a value; raises ValueError where it is no number.
-        allowed: the lowest and the highest value.
-        form: how to write it, with an example.
+        read: parses a value; raises ValueError.
+        allowed: lowest and highest value.
+        form: the expected form, with an example.
     """
 
     flag: str
@@ -31,9 +31,9 @@ class TaskValues(Generic[Value]):
     form: str
 
     def parse(self, specs: Sequence[str], tasks: Sequence[TaskSpec]) -> tuple[dict[int, Value], list[Problem]]:
-        """`task_id` -> value of the tasks that are named, by name or number; and what is wrong with the others."""
+        """Parse values of tasks given by name or id into `task_id` -> value, and the problems of invalid ones."""
         numbers = {task.name: task.task_id for task in tasks} | {str(task.task_id): task.task_id for task in tasks}
-        found, problems, seen = dict[int, Value](), list[Problem](), set[int]()
+        values, problems, given_ids = dict[int, Value](), list[Problem](), set[int]()
 
         def report(reason: str, text: str) -> None:
             problems.append(Problem(self.flag, reason, f"--{self.flag} {text}"))
@@ -51,19 +51,17 @@ class TaskValues(Generic[Value]):
             if number is None:
                 names = [task.name for task in tasks]
                 near = [] if name.isdigit() else get_close_matches(name, names, n=3, cutoff=0.5)
-                known = ", ".join(f"{task.name} ({task.task_id})" for task in tasks)
-                others = f"did you mean {' or '.join(near)}?" if near else f"there are {known}"
-                report("unknown_name", f"{spec}: no such task is chosen; {others}")
+                available = ", ".join(f"{task.name} ({task.task_id})" for task in tasks)
+                others = f"did you mean {' or '.join(near)}?" if near else f"there are {available}"
+                report("unknown_name", f"{spec}: no such task is selected; {others}")
                 continue
-            if number in seen:
+            if number in given_ids:
                 report("duplicate", f"{spec}: {name} is given twice")
             elif not self.allowed[0] <= value <= self.allowed[1]:
-                report("out_of_range", f"{spec}: must be {self._range()}")
+                low, high = self.allowed
+                bounds = f"at least {low:g}" if math.isinf(high) else f"a number from {low:g} to {high:g}"
+                report("out_of_range", f"{spec}: must be {bounds}")
             else:
-                found[number] = value
-            seen.add(number)
-        return found, problems
-
-    def _range(self) -> str:
-        low, high = self.allowed
-        return f"at least {low:g}" if math.isinf(high) else f"a number from {low:g} to {high:g}"
+                values[number] = value
+            given_ids.add(number)
+        return values, problems

@@ -165,7 +165,7 @@ class EnvContract:
                 value = getattr(result, name)
                 expect(value is False, f"{name} must be False after so few random actions, not {value!r}")
             count = len(result.events) if isinstance(result.events, list) else 0
-            expect(count == result.steps_executed, f"events: a frozenset for each executed step was due, not {count}")
+            expect(count == result.steps_executed, f"events: expected a frozenset for each executed step, not {count}")
 
     def test_answers_pass_the_check_of_rollouts(self, env: Env, solution: Solution) -> None:
         init_state_id, actions = solution

@@ -35,7 +35,7 @@ class PolicyEvaluation:
         results: one per mode.
         videos: mode -> video files.
         versions: package versions used for the evaluation.
-        trained_on: description of its training states (`learned_from_words`).
+        trained_on: description of its training states (`describe_learned_from`).
     """
 
     policy: str

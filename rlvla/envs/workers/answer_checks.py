@@ -11,10 +11,10 @@ from rlvla.envs.base import ChunkResult, Observation, TaskSpec, check_chunk_leng
 from rlvla.envs.experts.episode import ExpertEpisode
 from rlvla.envs.workers.codec import readable
 
-# Longest instruction in characters, and most propositions of a step where the task does not name them.
+# Maximum characters of an instruction, and maximum propositions of a step if the task does not list them.
 _LONGEST_INSTRUCTION, _MOST_EVENTS = 10_000, 1_000
 _FLAGS = ("terminated", "truncated", "success_at_end")
-_SHOWN = 4  # problems in the message of an error: an answer may be wrong in every field
+_SHOWN = 4  # maximum number of problems in an error message
 Problems = Iterator[str]
 
 
@@ -22,7 +22,7 @@ class BadAnswerError(ValueError):
     """A worker's answer has a wrong type, shape, dtype or value, or contradicts itself.
 
     Args:
-        problems: everything that is wrong with it, each with what was expected; the message holds the first of them.
+        problems: all problems, each with the expected value; the message holds the first few.
     """
 
     def __init__(self, problems: Iterable[str]):
@@ -49,11 +49,10 @@ class AnswerChecker:
         self._propositions = frozenset(task.propositions)
 
     def made(self, value: object) -> None:
-        """Check that the environment is the one of the task."""
+        """Check that the environment has the expected task."""
         if not isinstance(value, TaskSpec):
-            raise BadAnswerError([f"a task was due, not {type(value).__name__}"])
-        other = [name for name, expected in vars(self._task).items() if getattr(value, name) != expected]
-        if other:
+            raise BadAnswerError([f"expected a task, not {type(value).__name__}"])
+        if other := [name for name, expected in vars(self._task).items() if getattr(value, name) != expected]:
             shown = ", ".join(f"{name} {_shown(getattr(value, name))}" for name in other)
             raise BadAnswerError([f"the environment says its task has {shown}, unlike the suite's list: {self._task}"])
 
@@ -73,7 +72,7 @@ class AnswerChecker:
             record_frames: whether frames were requested.
 
         Raises:
-            BadAnswerError: it is not.
+            BadAnswerError: it is invalid.
             ValueError: the task has primitives, and chunks of another length.
         """
         check_chunk_length(self._task, length)
@@ -86,28 +85,28 @@ class AnswerChecker:
     def privileged_state(self, value: object) -> None:
         """Check that a simulator state is a dict of arrays."""
         if not isinstance(value, dict) or not all(isinstance(item, np.ndarray) for item in value.values()):
-            raise BadAnswerError(["a dict of arrays was due"])
+            raise BadAnswerError(["expected a dict of arrays"])
 
     def _observation(self, value: object) -> Problems:
         if not isinstance(value, Observation):
-            yield f"an observation was due, not {type(value).__name__}"
+            yield f"expected an observation, not {type(value).__name__}"
             return
         yield from self._images(value.images)
         yield from self._instruction(value.instruction)
         if self._proprio:
             yield from _numbers("proprio", value.proprio, (self._task.proprio_dim,), np.float32)
         elif value.proprio is not None:
-            yield "proprio was not asked for and must be None"
+            yield "proprio was not requested and must be None"
 
     def _chunk(self, value: object, length: int, steps_before: int, record_frames: bool) -> Problems:
         if not isinstance(value, ChunkResult):
-            yield f"the result of a chunk was due, not {type(value).__name__}"
+            yield f"expected the result of a chunk, not {type(value).__name__}"
             return
         yield from self._observation(value.observation)
         executed = value.steps_executed
         if isinstance(executed, bool) or not isinstance(executed, int | np.integer) or not 1 <= executed <= length:
             yield f"steps_executed must lie in 1..{length}, not {_shown(executed)}"
-            return  # all that follows depends on it
+            return  # all other checks depend on it
         executed = int(executed)
         wrong_flags = [problem for name in _FLAGS for problem in _flag(name, getattr(value, name))]
         yield from wrong_flags
@@ -124,7 +123,7 @@ class AnswerChecker:
 
     def _expert_episode(self, value: object, init_state_id: int, seed: int) -> Problems:
         if not isinstance(value, dict) or value.keys() != ExpertEpisode.__annotations__.keys():
-            yield "an episode of the expert was due"
+            yield "expected an episode of the expert"
             return
         actions, steps = value["actions"], 0
         if isinstance(actions, np.ndarray) and actions.ndim:
@@ -146,13 +145,13 @@ class AnswerChecker:
             yield "success_once contradicts the successes"
         images = value["images"]
         if not isinstance(images, np.ndarray) or len(images) != steps:
-            yield f"images of {steps} steps were due, not {_describe(images)}"
+            yield f"expected images of {steps} steps, not {_describe(images)}"
         else:
             yield from self._images(images[0])
         if self._proprio:
             yield from _numbers("proprio", value["proprio"], (steps, self._task.proprio_dim), np.float32)
         elif value["proprio"] is not None:
-            yield "proprio was not asked for and must be None"
+            yield "proprio was not requested and must be None"
         yield from self._instruction(value["instruction"])
         if (value["init_state_id"], value["seed"]) != (init_state_id, seed):
             yield "an episode from another initial state or seed"
@@ -176,7 +175,7 @@ class AnswerChecker:
             yield f"the instruction holds control characters or lone surrogates: {_shown(text)}"
 
     def _limits(self, terminated: bool, truncated: bool, success_at_end: bool, steps: int) -> Problems:
-        """Check how an episode of `steps` steps so far has ended, if it has."""
+        """Check the end flags and the step limit of an episode with `steps` steps so far."""
         if terminated and truncated:
             yield "an episode cannot be terminated and truncated at once"
         if terminated and not success_at_end:
@@ -196,8 +195,8 @@ class AnswerChecker:
     def _components(self, components: object, length: int, executed: int) -> Problems:
         declared = self._task.reward_components
         if not isinstance(components, dict) or components.keys() != set(declared):
-            found = list(components) if isinstance(components, dict) else type(components).__name__
-            yield f"components must be {list(declared)}, not {_shown(found)}"
+            names = list(components) if isinstance(components, dict) else type(components).__name__
+            yield f"components must be {list(declared)}, not {_shown(names)}"
             return
         for name, values in components.items():
             yield from _numbers(f"component {name}", values, (length,), np.float32, executed=executed)
@@ -214,8 +213,8 @@ class AnswerChecker:
                 return
         if self._propositions:
             if unknown := frozenset().union(*events) - self._propositions:
-                known = _shown(sorted(self._propositions))
-                yield f"events that are not among the task's propositions {known}: {_shown(list(unknown))}"
+                propositions = _shown(sorted(self._propositions))
+                yield f"events that are not among the task's propositions {propositions}: {_shown(list(unknown))}"
             return
         for happened in events:
             if len(happened) > _MOST_EVENTS or not all(isinstance(name, str) for name in happened):
@@ -225,7 +224,7 @@ class AnswerChecker:
     def _frames(self, frames: object, executed: int, requested: bool) -> Problems:
         if not requested:
             if frames is not None:
-                yield "frames were not asked for and must be None"
+                yield "frames were not requested and must be None"
             return
         expected = (executed, self._size, self._size, 3)
         if not isinstance(frames, np.ndarray) or frames.shape != expected or frames.dtype != np.uint8:
@@ -239,8 +238,8 @@ class AnswerChecker:
 
 
 def _refuse(problems: Problems) -> None:
-    if found := list(problems):
-        raise BadAnswerError(found)
+    if collected := list(problems):
+        raise BadAnswerError(collected)
 
 
 def _flag(name: str, value: object) -> Problems:
@@ -254,13 +253,13 @@ def _successes(successes: object, length: int, executed: int, success_at_end: ob
     if wrong or not isinstance(success_at_end, bool | np.bool_):
         return
     if success_at_end and isinstance(successes, np.ndarray) and not successes[executed - 1]:
-        yield "success_at_end, yet the last executed step is no success"
+        yield "success_at_end, yet the last executed step is not a success"
 
 
 def _numbers(
     name: str, value: object, shape: Sequence[int], dtype: type[np.generic], *, executed: int | None = None
 ) -> Problems:
-    """An array of this shape and dtype, finite, and zero after the last of `executed` steps, if that is given."""
+    """Check shape, dtype and finiteness of an array, and that it is zero after `executed` steps, if given."""
     if not isinstance(value, np.ndarray) or value.dtype != dtype or value.shape != shape:
         yield f"{name} must be {list(shape)} {np.dtype(dtype).name}, not {_describe(value)}"
         return
@@ -276,5 +275,5 @@ def _describe(value: object) -> str:
 
 
 def _shown(value: object) -> str:
-    """A value from a worker in a message."""
+    """Printable form of a value from a worker."""
     return readable(repr(value), 100)

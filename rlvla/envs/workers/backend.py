@@ -32,9 +32,9 @@ class WorkerOptions:
 
 
 class Channel(Protocol):
-    """The connection to a worker. It sends a `Hello`, then commands and answers alternate within each slot.
+    """Connection to a worker: the worker sends a `Hello`, then commands and answers alternate within each slot.
 
-    Commands are executed in the order they were sent; those of several slots may be executed together.
+    Commands are executed in the order they were sent; commands of several slots may be executed together.
     """
 
     @property
@@ -44,7 +44,7 @@ class Channel(Protocol):
 
     @property
     def place(self) -> str:
-        """Where the worker runs, for error messages."""
+        """Interpreter or host of the worker, for error messages."""
         ...
 
     def send(self, commands: Sequence[SlotCommand]) -> None:
@@ -70,7 +70,7 @@ class Channel(Protocol):
         ...
 
     def reap(self) -> str:
-        """Close the channel, ensure that the worker has ended, and return how it ended."""
+        """Close the channel, ensure that the worker has ended, and return a description of its end."""
         ...
 
     def rss_bytes(self) -> int:
@@ -94,9 +94,9 @@ class Backend(Protocol[AnyChannel]):
         ...
 
     def wait(self, channels: Sequence[AnyChannel], timeout: float | None) -> Sequence[AnyChannel]:
-        """Channels with something to `receive`; waits up to `timeout` seconds (None: forever) for the first.
+        """Channels ready to `receive`; waits up to `timeout` seconds (None: forever) for the first.
 
-        A worker that sends a part of a message only, however slowly, does not keep the caller longer than that.
+        Incomplete messages do not delay the return beyond the timeout.
         """
         ...
 

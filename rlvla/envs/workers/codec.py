@@ -1,8 +1,8 @@
-"""Answers of workers as JSON: reading one runs no code, whatever its bytes.
+"""Safe JSON encoding of worker answers.
 
-Workers run foreign simulators, perhaps in another interpreter. Unpickling what they send could import any class, and
-even a pickle without classes can exhaust the memory in a few bytes. Arrays are not part of the JSON: the sender stores
-them elsewhere (shared memory, or behind the JSON), and the answer references them.
+Workers run third-party simulators, perhaps in another interpreter. Unpickling their messages could import any class,
+and even a pickle without classes can exhaust the memory in a few bytes. Arrays are not part of the JSON: the sender
+stores them elsewhere (shared memory, or behind the JSON), and the answer references them.
 """
 
 from __future__ import annotations
@@ -22,30 +22,29 @@ from rlvla.envs.workers.messages import Answer, Failure, Hello, PlayActions, Run
 from rlvla.envs.workers.slab import ArrayRef
 from rlvla.utils.errors import Problem
 
-# Limits in bytes: of the JSON per slot, of all arrays of a message, and of those of a whole episode, which holds
-# every image.
+# Limits in bytes: JSON per slot, all arrays of a message, all arrays of a message with a whole episode.
 LARGEST_MESSAGE, LARGEST_ARRAYS, LARGEST_EPISODE = 2**20, 2**29, 2**33
-# Characters kept of an exception's text and of its traceback.
+# Maximum characters of an exception's text and of its traceback.
 _TEXT, _TRACEBACK = 2_000, 20_000
 _MOST_PROBLEMS = 100
 _DTYPE = re.compile(r"[<>|][biufcSU]\d{1,6}")
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
-# Puts an array where the reader finds it; returns a reference as JSON can hold it.
+# Stores an array and returns a JSON-serializable reference.
 Store = Callable[[np.ndarray], dict[str, Any]]
-# Returns the array of a slot's reference, which belongs to the caller.
+# (slot, reference) -> array, owned by the caller.
 Load = Callable[[int, Mapping[str, Any]], np.ndarray]
 
 
 class UnreadableError(ValueError):
-    """A message is longer than permitted or is no message of this protocol."""
+    """A message is too long or does not follow the protocol."""
 
 
 def encode_answer(answer: Answer | Failure, store: Store) -> str:
-    """The JSON of one answer; numpy scalars become numbers, sets become lists.
+    """Encode one answer as JSON; NumPy scalars become numbers, sets become lists.
 
     Raises:
-        TypeError: an answer of an unknown type, or a value in it that is neither plain data nor an array.
+        TypeError: unknown answer type, or a value that is neither plain data nor an array.
         ValueError, OSError: an array cannot be stored.
     """
 
@@ -75,7 +74,7 @@ def _tagged(answer: Answer | Failure) -> list[Any]:
         return ["failure", answer.phase, answer.error_type, *texts, problems, answer.closed]
     if isinstance(answer, dict):
         return ["values", answer]
-    raise TypeError(f"{type(answer).__name__} is no answer of an environment")
+    raise TypeError(f"{type(answer).__name__} is not an answer of an environment")
 
 
 _CHUNK_FIELDS = tuple(field.name for field in dataclasses.fields(ChunkResult) if field.name != "observation")
@@ -83,22 +82,22 @@ _CHUNK_FIELDS = tuple(field.name for field in dataclasses.fields(ChunkResult) if
 
 def _fields_of_observation(observation: object) -> list[Any]:
     if not isinstance(observation, Observation):
-        raise TypeError(f"an observation was due, not {type(observation).__name__}")
+        raise TypeError(f"expected an observation, not {type(observation).__name__}")
     return [observation.images, observation.proprio, observation.instruction]
 
 
 def encode_hello(hello: Hello) -> bytes:
-    """The first message of a worker."""
+    """Encode the first message of a worker."""
     return json.dumps({"hello": vars(hello)}).encode()
 
 
 def join_answers(answers: Sequence[tuple[int, str]]) -> bytes:
-    """One message of the encoded answers of several slots."""
+    """Join the encoded answers of several slots into one message."""
     return ("[" + ",".join(f"[{slot},{answer}]" for slot, answer in answers) + "]").encode()
 
 
 def arrays_due(commands: Iterable[SlotCommand]) -> int:
-    """Most bytes of arrays that the answers to these commands may hold."""
+    """Maximum bytes of arrays in the answers to these commands."""
     whole = any(isinstance(command, RunExpert | PlayActions) for _, command in commands)
     return LARGEST_EPISODE if whole else LARGEST_ARRAYS
 
@@ -106,26 +105,26 @@ def arrays_due(commands: Iterable[SlotCommand]) -> int:
 def decode_message(
     data: bytes, load: Load, num_slots: int = 1, most_arrays: int = LARGEST_ARRAYS
 ) -> Hello | list[SlotAnswer]:
-    """Read a message; fields of answers have any JSON type, or are arrays: see `AnswerChecker`.
+    """Decode a message; fields of answers may have any JSON type or be arrays, see `AnswerChecker`.
 
     Args:
         data: a message of `encode_hello` or `join_answers`.
         load: returns the array of a reference.
         num_slots: slots of the worker.
-        most_arrays: most bytes of all arrays together, see `arrays_due`.
+        most_arrays: maximum bytes of all arrays together, see `arrays_due`.
 
     Raises:
-        UnreadableError: anything else.
+        UnreadableError: the message is invalid.
     """
     limit = LARGEST_MESSAGE * num_slots
     if len(data) > limit:
-        raise UnreadableError(f"a message of {len(data)} bytes, where at most {limit} are read")
+        raise UnreadableError(f"a message of {len(data)} bytes, more than {limit}")
     try:
         return _message(json.loads(data), _counted(load, most_arrays), num_slots)
     except UnreadableError:
         raise
-    except Exception as error:  # whatever a value of the wrong type leads to
-        raise UnreadableError(readable(f"no message of this protocol ({error!r})", _TEXT)) from error
+    except Exception as error:  # from values of the wrong type
+        raise UnreadableError(readable(f"not a message of this protocol ({error!r})", _TEXT)) from error
 
 
 def _message(raw: Any, load: Load, num_slots: int) -> Hello | list[SlotAnswer]:
@@ -137,42 +136,37 @@ def _message(raw: Any, load: Load, num_slots: int) -> Hello | list[SlotAnswer]:
         if type(slot) is not int or not 0 <= slot < num_slots:
             raise UnreadableError(f"an answer of slot {readable(repr(slot), 100)}; the worker has {num_slots}")
         kind, *fields = answer
-        answers.append((slot, _KINDS[kind](fields, partial(_loaded, load, slot))))
+        answers.append((slot, _KINDS[kind](fields, partial(_load_value, load, slot))))
     return answers
 
 
 def _counted(load: Load, limit: int) -> Load:
-    """Limit the size of all arrays together, and their types to numbers and text."""
+    """Limit the total size of arrays, and their dtypes to numbers and text."""
     left = limit
 
     def counted(slot: int, reference: Mapping[str, Any]) -> np.ndarray:
         nonlocal left
         shape, dtype = reference["shape"], reference["dtype"]
         if not all(type(size) is int and size >= 0 for size in shape) or not _DTYPE.fullmatch(dtype):
-            raise UnreadableError("an array of a type that is not read")
+            raise UnreadableError("an array with an invalid shape or dtype")
         left -= math.prod(shape) * np.dtype(dtype).itemsize
         if left < 0:
-            raise UnreadableError(f"arrays of more than the {limit} bytes that are due")
+            raise UnreadableError(f"arrays of more than {limit} bytes")
         return load(slot, reference)
 
     return counted
 
 
-def reference_to(array: ArrayRef) -> dict[str, Any]:
-    """The JSON of a reference."""
-    return vars(array)
-
-
 def reference_of(fields: Mapping[str, Any]) -> ArrayRef:
-    """The inverse of `reference_to`."""
+    """The reference with these fields, `vars(ArrayRef(...))` as JSON."""
     return ArrayRef(fields["offset"], tuple(fields["shape"]), fields["dtype"])
 
 
 _Loaded = Callable[[Any], Any]
 
 
-def _loaded(load: Load, slot: int, value: Any) -> Any:
-    """Plain values as they are, references as arrays."""
+def _load_value(load: Load, slot: int, value: Any) -> Any:
+    """Replace a reference by its array; return plain values unchanged."""
     return load(slot, value) if type(value) is dict else value
 
 
@@ -202,43 +196,35 @@ def _chunk(fields: Sequence[Any], load: _Loaded) -> ChunkResult:
 def _failure(fields: Sequence[Any], load: _Loaded) -> Failure:
     phase, error_type, message, trace, problems, closed = fields
     if not all(type(slot) is int for slot in closed):
-        raise UnreadableError("closed slots that are no numbers")
+        raise UnreadableError("closed slots that are not integers")
     return Failure(
         readable(str(phase), 100),
         readable(str(error_type), 100),
         readable(str(message), _TEXT),
         readable(str(trace), _TRACEBACK + 100),
-        tuple(_problem(*problem) for problem in problems[:_MOST_PROBLEMS]),
+        tuple(
+            Problem(
+                None if flag is None else readable(str(flag), 100),
+                readable(str(reason), 100),
+                readable(str(text), _TEXT),
+            )
+            for flag, reason, text in problems[:_MOST_PROBLEMS]
+        ),
         tuple(closed),
     )
-
-
-def _problem(flag: Any, reason: Any, text: Any) -> Problem:
-    name = None if flag is None else readable(str(flag), 100)
-    return Problem(name, readable(str(reason), 100), readable(str(text), _TEXT))
-
-
-def task_from_json(fields: Mapping[str, Any]) -> TaskSpec:
-    """Restore a task from JSON; TypeError for other fields than those of `TaskSpec`."""
-    return TaskSpec(**fields)
 
 
 _KINDS: dict[str, Callable[[Sequence[Any], _Loaded], Answer | Failure]] = {
     "chunk": _chunk,
     "observation": _observation,
-    "task": lambda fields, load: task_from_json(fields[0]),
+    "task": lambda fields, load: TaskSpec(**fields[0]),
     "values": lambda fields, load: {name: load(value) for name, value in fields[0].items()},
     "failure": _failure,
 }
 
 
 def readable(text: str, most: int) -> str:
-    """Text that can be printed and stored: without control characters and lone surrogates, its middle left out.
-
-    Args:
-        text: any text.
-        most: characters to keep.
-    """
+    """Replace control characters and lone surrogates, and cut the middle of a text longer than `most` characters."""
     if len(text) > most:
         half = most // 2
         text = f"{text[:half]} [... {len(text) - 2 * half} characters left out ...] {text[-half:]}"

@@ -23,8 +23,8 @@ class WorkerConfig:
     )
     envs_per_worker: int = arg(
         1,
-        "environments per worker, stepped one after another, or at once if the suite supports it; if a worker fails, "
-        "all of its episodes are lost. There are --num_envs / --envs_per_worker workers",
+        "environments per worker, stepped one after another, or in a batch if the suite supports it; a failing worker "
+        "loses all of its episodes. The number of workers is --num_envs / --envs_per_worker",
         minimum=1,
         maximum=1000,
     )
@@ -63,11 +63,11 @@ class WorkerConfig:
         )
 
     def problems(self, env_python: str | None, *, policies_on_ray: bool = False) -> list[Problem]:
-        """Reasons why workers cannot be started, without starting any.
+        """Validate the flags without starting workers.
 
         Args:
             env_python: the requested interpreter; None: that of this process.
-            policies_on_ray: something else than the workers runs on the Ray cluster, too.
+            policies_on_ray: whether policies run on the Ray cluster.
         """
         if self.env_backend == "ray":
             return ray_problems(self.ray_address or "auto", env_python)
@@ -79,8 +79,7 @@ class WorkerConfig:
 
     def pool(self, num_envs: int, custom_modules: Sequence[str] = (), python: str | None = None) -> EnvPool:
         """Start the workers; see `EnvPool` for the arguments and errors."""
-        problems = self.problems(python, policies_on_ray=True)  # whoever knows better has checked that
-        if problems:
+        if problems := self.problems(python, policies_on_ray=True):  # --ray_address is checked by the command
             raise ConfigError(problems)
         backend = None
         if self.env_backend == "ray":

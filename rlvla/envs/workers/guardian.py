@@ -1,7 +1,7 @@
-"""Ends what a simulator or another program has started, once a process has ended for whatever reason.
+"""Kill the descendants of a process after its end, e.g. programs started by a simulator.
 
-A worker's descendants inherit a mark in their environment; it finds those that left its process group as well. The
-worker runs this file as a program that outlives it, because whoever started the worker may have been killed, too:
+A worker's descendants inherit a mark in their environment, also those that left its process group. The worker runs this
+file as a program that outlives it, because the parent of the worker may have been killed as well:
 
     python -I -S guardian.py PID
 """
@@ -17,20 +17,20 @@ from contextlib import suppress
 
 # Environment variable with the mark of a worker.
 MARK = "RLVLA_WORKER_MARK"
-# A process may start others while it is being killed; what goes on for longer than this is no accident.
+# Maximum passes over the processes: one may start others while it is being killed.
 _ROUNDS = 20
 
 
 def new_mark() -> str:
-    """A mark that no other worker has."""
+    """A unique mark."""
     return f"{os.getpid()}-{os.urandom(8).hex()}"
 
 
 def kill_marked(marks: Collection[str]) -> None:
     """Kill all processes with one of these marks, except this one (Linux; elsewhere without effect)."""
-    wanted = {f"{MARK}={mark}".encode() for mark in marks}
-    for _ in range(_ROUNDS if wanted else 0):
-        left = [pid for pid, variables in _environments() if not wanted.isdisjoint(variables)]
+    marked = {f"{MARK}={mark}".encode() for mark in marks}
+    for _ in range(_ROUNDS if marked else 0):
+        left = [pid for pid, variables in _environments() if not marked.isdisjoint(variables)]
         for pid in left:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
@@ -39,7 +39,7 @@ def kill_marked(marks: Collection[str]) -> None:
 
 
 def _environments() -> Iterator[tuple[int, list[bytes]]]:
-    """Every other running process of this user, with the environment in which it was started."""
+    """(pid, environment at start) of all other running processes of this user."""
     try:
         names = os.listdir("/proc")
     except OSError:
@@ -49,7 +49,7 @@ def _environments() -> Iterator[tuple[int, list[bytes]]]:
             try:
                 with open(f"/proc/{name}/environ", "rb") as file:
                     yield int(name), file.read().split(b"\0")
-            except OSError:  # it has ended, or belongs to someone else
+            except OSError:  # it has ended, or belongs to another user
                 continue
 
 
@@ -59,22 +59,22 @@ def guard_this_process() -> None:
 
 
 def guard(pid: int, environment: Mapping[str, str]) -> None:
-    """Start a guardian that outlives a process of this machine and then kills what has the mark in `environment`."""
+    """Start a guardian that kills all processes with the mark in `environment` once the process `pid` has ended."""
     import subprocess  # not needed by the guardian itself, which should start fast
 
     if hasattr(os, "pidfd_open"):
         command = [sys.executable, "-I", "-S", __file__, str(pid)]
-        with suppress(OSError):  # without one, whoever started the marked processes ends them
+        with suppress(OSError):  # without a guardian, the parent of the marked processes ends them
             subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=environment, check=False)
 
 
 def main() -> None:
-    """Entry point: wait in the background for the end of a process, then kill what has the same mark."""
+    """Entry point: wait in the background for the end of a process, then kill processes with the same mark."""
     try:
         watched = os.pidfd_open(int(sys.argv[1]))
     except OSError:  # an old kernel
         return
-    if os.fork():  # the worker waits for this process, not for the guardian, which is nobody's child
+    if os.fork():  # the worker waits for this process only; the guardian is a daemon
         return
     os.setsid()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

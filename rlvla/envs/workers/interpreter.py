@@ -1,7 +1,7 @@
 """A separate Python interpreter for the workers (`--env_python`): compatibility check and task lists.
 
-Its environment needs only numpy and the simulator; rlvla is imported from the location used by this process. The other
-interpreter runs this file as a module to answer queries.
+It needs only numpy and the simulator; rlvla is imported from the location used by this process. The interpreter runs
+this file as a module to answer queries.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from typing import Any
 
 from rlvla.envs.base import TaskSpec
 from rlvla.envs.registry import GYM, get_suite, gym_modules, list_tasks, load_custom_module
-from rlvla.envs.workers.codec import readable, task_from_json
+from rlvla.envs.workers.codec import readable
 from rlvla.envs.workers.processes import worker_environment
 from rlvla.utils.errors import ConfigError, MissingExtraError, Problem
 
 _OLDEST = (3, 10)
 # Exit code of an interpreter that is too old; not used by Python itself.
 _TOO_OLD = 86
-_NO_TASKS = "its answer is no list of tasks"
+_NO_TASKS = "its answer is not a list of tasks"
 # The first import of a simulator may compile code.
 _TIMEOUT_SECONDS = 120.0
 
 
 @functools.cache
 def path_of_interpreter(python: str) -> str:
-    """Absolute path of an interpreter, given by path or by name on PATH.
+    """Absolute path of an interpreter given by path or by name on PATH.
 
     Raises:
-        ConfigError: there is no such executable, or it is not a supported Python interpreter.
+        ConfigError: not an executable, or not a supported Python interpreter.
     """
     executable = shutil.which(python)
     if executable is None:
@@ -70,7 +70,7 @@ def tasks_of_interpreter(python: str, suite: str, options: Mapping[str, Any]) ->
     answer = _ask(path_of_interpreter(python), suite, options)
     try:
         problems = [Problem(**problem) for problem in answer.get("problems", ())]
-        tasks = [] if problems else [task_from_json(task) for task in answer["tasks"]]
+        tasks = [] if problems else [TaskSpec(**task) for task in answer["tasks"]]
     except (AttributeError, KeyError, TypeError) as error:
         raise ConfigError.of("env_python", "unavailable", f"--env_python {python}: {_NO_TASKS} ({error})") from error
     if problems:
@@ -91,13 +91,13 @@ def installed_versions(modules: Iterable[str]) -> dict[str, str]:
 
 
 def _ask(python: str, suite: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    return _answer_of(python, suite, repr(dict(options)), *(gym_modules() if suite.startswith(GYM) else ()))
+    return _cached_answer(python, suite, repr(dict(options)), *(gym_modules() if suite.startswith(GYM) else ()))
 
 
 @functools.cache
-def _answer_of(python: str, *words: str) -> dict[str, Any]:
-    """Of `answer`; the words are its arguments."""
-    ended = _run([python, "-m", "rlvla.envs.workers.interpreter", *words], python)
+def _cached_answer(python: str, *arguments: str) -> dict[str, Any]:
+    """Result of `answer(*arguments)` in another interpreter."""
+    ended = _run([python, "-m", "rlvla.envs.workers.interpreter", *arguments], python)
     try:
         answer = json.loads(ended.stdout.strip().splitlines()[-1])
     except (IndexError, ValueError, RecursionError):
@@ -115,7 +115,6 @@ def _reason(ended: subprocess.CompletedProcess[str], python: str) -> str:
 
 
 def _run(command: list[str], python: str) -> subprocess.CompletedProcess[str]:
-    environment = worker_environment({})
     try:
         return subprocess.run(
             command,
@@ -123,7 +122,7 @@ def _run(command: list[str], python: str) -> subprocess.CompletedProcess[str]:
             capture_output=True,
             text=True,
             errors="replace",
-            env=environment,
+            env=worker_environment({}),
             timeout=_TIMEOUT_SECONDS,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -137,25 +136,23 @@ def answer(suite: str, options: Mapping[str, Any], *custom_modules: str) -> dict
     for module in custom_modules:
         try:
             load_custom_module(module)
-        except Exception as error:  # of the user's own
+        except Exception as error:  # from user code
             return _unusable(sys.executable, f"{module} cannot be imported: {type(error).__name__}: {error}")
-    known = get_suite(suite)
-    missing = [name for name in known.requires if importlib.util.find_spec(name) is None]
-    if missing:
-        names = " ".join(missing)
-        install = f"install with: {sys.executable} -m pip install {names}"
+    requires = get_suite(suite).requires
+    if missing := [name for name in requires if importlib.util.find_spec(name) is None]:
+        install = f"install with: {sys.executable} -m pip install {' '.join(missing)}"
         return _unusable(sys.executable, f"it has no {', '.join(missing)}, which {suite} needs; {install}")
     try:
         tasks = [dataclasses.asdict(task) for task in list_tasks(suite, **options)]
-        return {"tasks": tasks, "versions": installed_versions(known.requires)}
+        return {"tasks": tasks, "versions": installed_versions(requires)}
     except ConfigError as error:
         return {"problems": [dataclasses.asdict(problem) for problem in error.problems]}
     except MissingExtraError as error:
         return _unusable(sys.executable, error)
 
 
-def _unusable(python: str, why: object) -> dict[str, Any]:
-    text = f"--env_python {python}: {why}"
+def _unusable(python: str, reason: object) -> dict[str, Any]:
+    text = f"--env_python {python}: {reason}"
     return {"problems": [{"flag": "env_python", "reason": "unavailable", "text": text}]}
 
 

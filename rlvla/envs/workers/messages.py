@@ -143,7 +143,7 @@ def dump_commands(commands: Sequence[tuple[int, Any]]) -> bytes:
 
 
 def load_commands(data: bytes) -> list[tuple[int, Any]]:
-    """The inverse of `dump_commands`, for workers only: it runs what the data says."""
+    """The inverse of `dump_commands`; unpickles, so that only workers may call it, with data from their pool."""
     return pickle.loads(data)
 
 

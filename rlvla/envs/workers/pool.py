@@ -43,8 +43,8 @@ class WorkerState(enum.Enum):
     DEAD = "dead"
 
 
-# How an environment can fail: an exception, the end of its process, a time limit, a message that cannot be read, an
-# answer that breaks the contract, a command that could not be sent, and (lost) a failure of another slot.
+# Causes of a failure: an exception, the end of the process, a time limit, an unreadable message, an answer that
+# violates the contract, a command that could not be sent, and (lost) a failure of another slot.
 FAULT_KINDS = ("exception", "ended", "late", "unreadable", "bad_answer", "unsent", "lost")
 
 
@@ -132,19 +132,19 @@ class _Slot:
         self.command: Command | None = None
         # Environment and episode, for error messages.
         self.spec: EnvSpec | None = None
-        self.built: EnvSpec | None = None  # the environment it is known to have
-        self.kept: list[EnvSpec] = []  # those that it keeps besides, the one played last at the end
+        self.built: EnvSpec | None = None  # current environment
+        self.kept: list[EnvSpec] = []  # cached environments, the most recent one last
         self.init_state_id: int | None = None
         self.seed: int | None = None
-        self.sent = 0.0  # when the command was sent to the worker
+        self.sent = 0.0  # time at which the command was sent to the worker
         self.lost = False  # its episode was lost by a failure of another slot that shares its environment
 
     @property
     def phase(self) -> str:
         return "start" if self.command is None else PHASES[type(self.command)]
 
-    def now_has(self, spec: EnvSpec | None) -> None:
-        """It has this environment, and keeps others as workers do."""
+    def set_built(self, spec: EnvSpec | None) -> None:
+        """Set the current environment and update the cached ones as the worker does."""
         if spec is not None and spec != self.built:
             suite = registered_suites().get(spec.suite)
             others = [*self.kept, *([] if self.built is None else [self.built])]
@@ -163,13 +163,12 @@ class _Slot:
     def joins(self, other: _Slot) -> bool:
         """Whether a single call of a batched environment may execute the commands of both."""
         kind = type(self.command)
-        return kind in (Reset, StepChunk) and kind is type(other.command) and self.spec == other.spec and self._shares()
-
-    def _shares(self) -> bool:
+        if kind not in (Reset, StepChunk) or kind is not type(other.command) or self.spec != other.spec:
+            return False
         assert self.spec is not None
         try:
             return get_suite(self.spec.suite).offers_batch(self.spec.options)
-        except ConfigError:  # a suite registered in the workers only
+        except ConfigError:  # a suite that is registered in the workers only
             return False
 
 
@@ -180,22 +179,22 @@ class WorkerHandle:
         self.worker_id, self.first = worker_id, first
         self.channel = channel
         self.state = WorkerState.BUSY  # until its `Hello` arrives
-        self.end = ""  # how its process ended
+        self.end = ""  # description of the end of its process
         self.slots = [_Slot() for _ in range(num_slots)]
-        self.owed: list[int] = []  # slots with a pending answer, in the order of their commands
-        self.since = time.monotonic()  # start time of the first of them
+        self.pending: list[int] = []  # slots with a pending answer, in the order of their commands
+        self.since = time.monotonic()  # start time of the first pending command
 
     def shown(self, slot: int) -> int | None:
         """The slot's number in the pool, for messages; None if each worker has one slot."""
         return self.first + slot if len(self.slots) > 1 or self.first != self.worker_id else None
 
     def executing(self) -> list[int]:
-        """Slots whose commands are being executed: the oldest, and all that the same call may execute."""
-        if not self.owed:
+        """Slots whose commands are being executed: the oldest, and all that may share its call."""
+        if not self.pending:
             return []
-        first = self.slots[self.owed[0]]
-        others = [slot for slot in self.owed[1:] if self.slots[slot].sent <= self.since]
-        return [self.owed[0], *(slot for slot in others if self.slots[slot].joins(first))]
+        first = self.slots[self.pending[0]]
+        others = [slot for slot in self.pending[1:] if self.slots[slot].sent <= self.since]
+        return [self.pending[0], *(slot for slot in others if self.slots[slot].joins(first))]
 
     def error(
         self,
@@ -206,16 +205,16 @@ class WorkerHandle:
         kind: str = "ended",
         error_type: str | None = None,
     ) -> EnvWorkerError:
-        """Create the report of a failure in a slot; `failure` is the worker's description of it, if any."""
-        known = self.slots[slot]
+        """Create the failure report of a slot; `failure` is the worker's description, if any."""
+        entry = self.slots[slot]
         return EnvWorkerError(
             message,
             worker_id=self.worker_id,
             slot=self.shown(slot),
-            phase=failure.phase if failure else known.phase,
-            spec=known.spec,
-            init_state_id=known.init_state_id,
-            seed=known.seed,
+            phase=failure.phase if failure else entry.phase,
+            spec=entry.spec,
+            init_state_id=entry.init_state_id,
+            seed=entry.seed,
             error_type=failure.error_type if failure else error_type,
             worker_traceback=failure.traceback if failure else "",
             collateral=collateral,
@@ -223,18 +222,18 @@ class WorkerHandle:
         )
 
     def send(self, commands: Sequence[SlotCommand]) -> None:
-        """Send commands; raises as `Channel.send`. After a `WorkerGoneError`, their answers are also pending."""
+        """Send commands; raises as `Channel.send`. Their answers are pending even after a `WorkerGoneError`."""
         now = time.monotonic()
-        if not self.owed:
+        if not self.pending:
             self.since = now
         for slot, command in commands:
             self.slots[slot].note(command)
             self.slots[slot].sent = now
-            self.owed.append(slot)
+            self.pending.append(slot)
         try:
             self.channel.send(commands)
         except OSError:
-            del self.owed[-len(commands) :]
+            del self.pending[-len(commands) :]
             raise
 
     def check(self, answers: object) -> list[SlotAnswer]:
@@ -242,10 +241,8 @@ class WorkerHandle:
         if not isinstance(answers, list):
             raise UnreadableError("a second greeting")
         slots = {slot for slot, _ in answers}
-        if not answers or len(slots) < len(answers) or not slots <= set(self.owed):
-            raise UnreadableError(
-                f"answers of slots {[slot for slot, _ in answers]} where those of {self.owed} are due"
-            )
+        if not answers or len(slots) < len(answers) or not slots <= set(self.pending):
+            raise UnreadableError(f"answers of slots {[slot for slot, _ in answers]}, but pending are {self.pending}")
         for slot, answer in answers:
             command = self.slots[slot].command
             if isinstance(answer, Failure):
@@ -253,22 +250,22 @@ class WorkerHandle:
                     raise UnreadableError(f"slots {answer.closed} were closed, of {len(self.slots)}")
             elif not isinstance(answer, ANSWERS[type(command)]):
                 raise UnreadableError(f"{type(answer).__name__} in answer to {type(command).__name__}")
-        return sorted(answers, key=lambda item: isinstance(item[1], Failure))  # they may discard other environments
+        return sorted(answers, key=lambda item: isinstance(item[1], Failure))  # failures may discard other environments
 
     def take(self, slot: int, answer: Answer | Failure) -> Result:
-        """Convert the answer to a slot's command to a result and update the slot."""
-        self.owed.remove(slot)
-        known = self.slots[slot]
-        lost, known.lost = known.lost, False
+        """Convert an answer to a result and update the slot."""
+        self.pending.remove(slot)
+        entry = self.slots[slot]
+        lost, entry.lost = entry.lost, False
         if not isinstance(answer, Failure):
-            known.now_has(known.spec)
+            entry.set_built(entry.spec)
             return answer
-        known.built = None  # the worker discards the environment
+        entry.built = None  # the worker discards the environment
         for closed in answer.closed:
             self.slots[closed].built, self.slots[closed].lost = None, True
         if answer.problems:
             return ConfigError(answer.problems)
-        collateral = lost and isinstance(known.command, StepChunk | PrivilegedState)
+        collateral = lost and isinstance(entry.command, StepChunk | PrivilegedState)
         return self.error(slot, f"{answer.error_type}: {answer.message}", answer, collateral)
 
 
@@ -359,11 +356,11 @@ class EnvPool:
         return range(first, min(first + self._envs_per_worker, self._num_slots))
 
     def state(self, slot: int) -> WorkerState:
-        """State of a slot, as far as the pool knows."""
+        """State of a slot, as known to the pool."""
         worker, local = self._locate(slot)
         if worker.state is not WorkerState.IDLE:
             return worker.state
-        return WorkerState.BUSY if local in worker.owed else WorkerState.IDLE
+        return WorkerState.BUSY if local in worker.pending else WorkerState.IDLE
 
     def pid(self, slot: int) -> int:
         """Process id of a slot's worker on its machine."""
@@ -375,15 +372,15 @@ class EnvPool:
         return worker.slots[local].phase
 
     def holds(self, slot: int) -> EnvSpec | None:
-        """The environment a slot is known to have, which a reset will reuse."""
+        """The current environment of a slot, which a reset reuses."""
         worker, local = self._locate(slot)
         return worker.slots[local].built
 
     def keeps(self, slot: int) -> list[EnvSpec]:
-        """The environments that a slot need not build, that which it `holds` first."""
+        """Current and cached environments of a slot, most recent first."""
         worker, local = self._locate(slot)
-        known = worker.slots[local]
-        return [*([] if known.built is None else [known.built]), *reversed(known.kept)]
+        entry = worker.slots[local]
+        return [*([] if entry.built is None else [entry.built]), *reversed(entry.kept)]
 
     def rss_bytes(self, slot: int) -> int:
         """Resident memory in bytes of a slot's worker; 0 if unknown or ended."""
@@ -392,12 +389,12 @@ class EnvPool:
     def failure(
         self, slot: int, message: str, *, collateral: bool = False, kind: str = "ended", error_type: str | None = None
     ) -> EnvWorkerError:
-        """Create a failure report for a slot, for callers that detect failures themselves; see `EnvWorkerError`."""
+        """Create a failure report for a slot, for callers that detect failures; see `EnvWorkerError`."""
         worker, local = self._locate(slot)
         return worker.error(local, message, collateral=collateral, kind=kind, error_type=error_type)
 
     def executing(self, worker_id: int) -> list[int]:
-        """Slots whose commands a worker is executing: one, or several that share a batched environment."""
+        """Slots whose commands a worker is executing: several only in a batched environment."""
         worker = self._workers[worker_id]
         return [worker.first + local for local in worker.executing()]
 
@@ -409,7 +406,7 @@ class EnvPool:
         """
         worker, local = self._locate(slot)
         executing = worker.state is WorkerState.BUSY or (
-            worker.state is WorkerState.IDLE and worker.owed[:1] == [local]
+            worker.state is WorkerState.IDLE and worker.pending[:1] == [local]
         )
         return time.monotonic() - worker.since if executing else 0.0
 
@@ -462,7 +459,7 @@ class EnvPool:
         busy = {
             worker.channel: worker
             for worker in self._workers
-            if worker.state is WorkerState.BUSY or (worker.state is WorkerState.IDLE and worker.owed)
+            if worker.state is WorkerState.BUSY or (worker.state is WorkerState.IDLE and worker.pending)
         }
         if busy:
             for channel in self._backend.wait(list(busy), 0.0 if results else timeout):
@@ -477,7 +474,7 @@ class EnvPool:
             TimeoutError: no answer in time; the slot stays busy.
         """
         if any(self.state(other) is WorkerState.BUSY for other in range(self._num_slots)):
-            raise RuntimeError("call is for a pool that is otherwise idle: another worker is busy; use submit and wait")
+            raise RuntimeError("call needs an idle pool, but another worker is busy; use submit and wait")
         self.submit(slot, command)
         results = self.wait(timeout)
         if not results:
@@ -512,8 +509,8 @@ class EnvPool:
     def close(self) -> None:
         """End all workers: idle ones may close their environments, busy ones are terminated. Safe to call twice."""
         alive = [worker for worker in self._workers if worker.state is not WorkerState.DEAD]
-        idle = [worker.channel for worker in alive if worker.state is WorkerState.IDLE and not worker.owed]
-        busy = [worker.channel for worker in alive if worker.state is WorkerState.BUSY or worker.owed]
+        idle = [worker.channel for worker in alive if worker.state is WorkerState.IDLE and not worker.pending]
+        busy = [worker.channel for worker in alive if worker.state is WorkerState.BUSY or worker.pending]
         for worker in self._workers:
             worker.state = WorkerState.DEAD
         self._backend.close(idle, busy)
@@ -587,16 +584,16 @@ class EnvPool:
 
         Args:
             worker: the worker to reap.
-            account: error message; by default, how the process ended.
-            kind: what happened, one of `FAULT_KINDS`.
+            account: error message; by default, the description of the process end.
+            kind: one of `FAULT_KINDS`.
         """
         starting = worker.state is WorkerState.BUSY
         if worker.state is not WorkerState.DEAD:
             worker.state = WorkerState.DEAD
             worker.end = worker.channel.reap()
-        failed, guilty = worker.owed or ([0] if starting else []), worker.executing() or [0]
-        worker.owed = []
+        failed, cause = worker.pending or ([0] if starting else []), worker.executing() or [0]
+        worker.pending = []
         return [
-            (worker.first + slot, worker.error(slot, account or worker.end, collateral=slot not in guilty, kind=kind))
+            (worker.first + slot, worker.error(slot, account or worker.end, collateral=slot not in cause, kind=kind))
             for slot in failed
         ]

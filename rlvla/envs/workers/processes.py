@@ -44,11 +44,11 @@ WORKER_ENVIRONMENT = {
     # `python -m` would search the working directory first, which may contain another copy of rlvla.
     "PYTHONSAFEPATH": "1",
 }
-# Time for an idle worker to close its environment, and for any worker to react to SIGTERM.
+# Seconds for an idle worker to close its environment, and for any worker to react to SIGTERM.
 _GRACE_SECONDS, _TERMINATE_SECONDS = 3.0, 1.0
-# Time in which a worker must read a command; a command is short, and a worker that runs reads the one before first.
+# Seconds in which a worker must read a command.
 _SEND_SECONDS = 5.0
-# Interval at which ends are looked for, while ending workers, and where no descriptor announces them.
+# Seconds between checks for ended processes: while ending workers, and on systems without pidfd.
 _END_TICK, _POLL_SECONDS = 0.005, 0.5
 # Message length, big-endian, as in `multiprocessing.connection.Connection`, which the worker uses.
 _HEADER = struct.Struct("!i")
@@ -56,10 +56,10 @@ _READ_BYTES = 2**16
 
 
 class ProcessChannel:
-    """A worker process. Arrays are passed in a slab per slot, everything else through the connection.
+    """A worker process; arrays are passed in one slab per slot, everything else through a socket.
 
     Args:
-        process: the process, the leader of a session and a group of its own.
+        process: the process, which leads a new session and process group.
         connection: socket to the process.
         slabs: shared memory of each slot.
         python: its interpreter.
@@ -94,12 +94,12 @@ class ProcessChannel:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the process has ended; it stays a zombie, so that its number and its group's are not reused."""
+        """Whether the process has ended; it stays a zombie, so that the ids of process and group are not reused."""
         if self.process.returncode is not None:
             return True
         try:
             return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-        except ChildProcessError:  # somebody else has reaped it
+        except ChildProcessError:  # it was reaped elsewhere
             return True
 
     def send(self, commands: Sequence[SlotCommand]) -> None:
@@ -125,13 +125,13 @@ class ProcessChannel:
         return self._slabs[slot].read(reference_of(reference))
 
     def kill(self) -> None:
-        """SIGKILL, for the process and all that it has started."""
+        """SIGKILL the process group."""
         if self.process.returncode is None:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
 
     def reap(self) -> str:
-        """Ensure that the process has ended, and all that it has started."""
+        """Ensure that the process and its descendants have ended."""
         self.release()
         # After its connection broke, a process usually ends by itself; wait for its exit code.
         _wait_for_end([self], _TERMINATE_SECONDS)
@@ -189,7 +189,7 @@ class ProcessBackend:
         return ProcessChannel(process, ours, [Slab(fd) for fd in slab_fds], self._python, mark)
 
     def wait(self, channels: Sequence[ProcessChannel], timeout: float | None) -> Sequence[ProcessChannel]:
-        """Channels that sent a message or ended; those that sent a part of one are not waited for."""
+        """Channels that sent a complete message or ended."""
         deadline = None if timeout is None else time.monotonic() + timeout
         waiting = select.poll()
         reading = {channel.connection.fileno(): channel for channel in channels}
@@ -248,7 +248,7 @@ def _bury(channels: Sequence[ProcessChannel]) -> list[int]:
 
 
 def _death_of(pid: int) -> int | None:
-    """A descriptor that becomes readable when the process ends; None where the system has none."""
+    """A pidfd, which becomes readable when the process ends; None on systems without pidfd."""
     try:
         return os.pidfd_open(pid)
     except (AttributeError, OSError):
@@ -307,11 +307,11 @@ def _describe_exit(returncode: int) -> str:
 
 
 class Inbox:
-    """Collects the bytes that have arrived.
+    """Receive buffer of a non-blocking socket.
 
     Args:
         connection: a socket that does not block.
-        limit: most bytes of a message.
+        limit: maximum bytes of a message.
 
     Attributes:
         at_end: whether the other side has closed the connection.
@@ -324,7 +324,7 @@ class Inbox:
 
     @property
     def is_ready(self) -> bool:
-        """Whether `take` would return at once: a message is complete, is too long, or will never be complete."""
+        """Whether a message is complete, too long, or will never be complete."""
         return self.at_end or self._has_message()
 
     def _has_message(self) -> bool:
@@ -335,7 +335,7 @@ class Inbox:
         return _HEADER.unpack_from(self._bytes)[0] if len(self._bytes) >= _HEADER.size else None
 
     def fill(self) -> None:
-        """Read what has arrived, up to the end of a message."""
+        """Read available bytes until a message is complete."""
         while not self.is_ready:
             try:
                 data = os.read(self._fd, _READ_BYTES)
@@ -357,7 +357,7 @@ class Inbox:
         length = self._length()
         assert length is not None
         if not 0 <= length <= self._limit:
-            raise UnreadableError(f"a message of {length} bytes, where at most {self._limit} are read")
+            raise UnreadableError(f"a message of {length} bytes, more than {self._limit}")
         end = _HEADER.size + length
         message = bytes(self._bytes[_HEADER.size : end])
         del self._bytes[:end]
@@ -365,5 +365,5 @@ class Inbox:
 
 
 def send_message(connection: socket.socket, message: bytes) -> None:
-    """Send a message, within the socket's time limit; OSError if the other side is gone or does not read."""
+    """Send a message within the socket's timeout; OSError if the other side is gone or does not read."""
     connection.sendall(_HEADER.pack(len(message)) + message)

@@ -1,8 +1,8 @@
 """Workers as actors on the machines of a Ray cluster (`--env_backend ray`).
 
-An actor executes the same commands as a worker process. Its answers are bytes, the JSON of
-`rlvla.envs.workers.codec` followed by the arrays, camera images raw or as PNG (lossless). What Ray sends around them is
-Ray's own, which unpickles it: all machines of a cluster must be trusted.
+An actor executes the same commands as a worker process. Its answers are bytes: the JSON of `rlvla.envs.workers.codec`,
+then the arrays, camera images raw or as PNG (lossless). Ray unpickles its own messages around them: all machines of a
+cluster must be trusted.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ from rlvla.envs.workers.codec import (
     join_answers,
     readable,
     reference_of,
-    reference_to,
 )
 from rlvla.envs.workers.guardian import MARK, guard_this_process, new_mark
 from rlvla.envs.workers.messages import Hello, SlotAnswer, SlotCommand, dump_commands, load_commands
@@ -43,11 +42,11 @@ from rlvla.utils.errors import ConfigError, MissingExtraError, Problem
 
 # Encodings of camera images in messages.
 FRAMES = ("raw", "png")
-# Prefixes of the trainer's variables that are also set for workers on other machines.
+# Prefixes of the environment variables that are forwarded to workers on other machines.
 _FORWARDED = ("MUJOCO_", "PYOPENGL_", "LIBERO_", "ROBOTWIN_", "RLVLA_")
-# Time for idle workers to close their environments.
+# Seconds for idle workers to close their environments.
 _GRACE_SECONDS = 3.0
-# An announced answer is already on this machine, unless it was lost in transit.
+# Timeout in seconds: an announced answer is already on this machine, unless it was lost in transit.
 _FETCH_SECONDS = 10.0
 _LENGTH = struct.Struct("!I")
 _LONGEST_ENVELOPE = 10_000
@@ -55,13 +54,13 @@ _LONGEST_ENVELOPE = 10_000
 
 @dataclass(frozen=True)
 class Envelope:
-    """What a reply says about its process.
+    """Header of a reply: the state of its process.
 
     Attributes:
         pid, host: the process and its machine.
         rss_bytes: its resident memory.
         is_batched: whether commands should be sent together.
-        message_bytes: length of the message, which follows; the arrays come after it.
+        message_bytes: length of the message that follows; the arrays come after it.
     """
 
     pid: int
@@ -71,8 +70,8 @@ class Envelope:
     message_bytes: int = 0
 
 
-class ArraysBehind:
-    """Collects the arrays of a message as bytes, camera images raw or as PNG.
+class ArrayWriter:
+    """Serializes the arrays of a message, camera images raw or as PNG.
 
     Args:
         frames: encoding of camera images, one of `FRAMES`.
@@ -80,7 +79,7 @@ class ArraysBehind:
 
     def __init__(self, frames: str):
         self._frames, self._end = frames, 0
-        self.parts: list[Any] = []
+        self.chunks: list[bytes] = []
 
     def store(self, array: np.ndarray) -> dict[str, Any]:
         """Append an array; ValueError for an array of Python objects."""
@@ -89,18 +88,18 @@ class ArraysBehind:
         is_image = array.dtype == np.uint8 and array.ndim >= 3 and array.shape[-1] == 3 and array.size > 0
         as_png = self._frames == "png" and is_image
         data = _compressed(array) if as_png else array.tobytes()
-        place = reference_to(ArrayRef(self._end, array.shape, array.dtype.str))
+        place = vars(ArrayRef(self._end, array.shape, array.dtype.str))
         reference = {**place, "bytes": len(data), "png": as_png}
-        self.parts.append(data)
+        self.chunks.append(data)
         self._end += len(data)
         return reference
 
 
-def array_behind(data: memoryview, reference: Mapping[str, Any]) -> np.ndarray:
-    """The array of a reference into these bytes; it belongs to the caller.
+def read_array(data: memoryview, reference: Mapping[str, Any]) -> np.ndarray:
+    """A copy of the array of a reference into these bytes.
 
     Raises:
-        ValueError: the reference is outside the data, or the data is no such array.
+        ValueError: the reference is outside the data, or the data is not such an array.
     """
     array, start, length = reference_of(reference), int(reference["offset"]), int(reference["bytes"])
     if start < 0 or length < 0 or start + length > len(data):
@@ -112,7 +111,7 @@ def array_behind(data: memoryview, reference: Mapping[str, Any]) -> np.ndarray:
 
 
 def _compressed(images: np.ndarray) -> bytes:
-    """Images [..., H, W, 3] uint8, stacked vertically in one PNG."""
+    """Encode images [..., H, W, 3] uint8, stacked vertically, as one PNG."""
     from PIL import Image
 
     buffer = io.BytesIO()
@@ -135,7 +134,7 @@ def _decompressed(data: memoryview, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def write_reply(envelope: Envelope, message: bytes, arrays: Sequence[bytes]) -> bytes:
-    """The return value of an actor."""
+    """Encode the return value of an actor."""
     head = json.dumps(vars(replace(envelope, message_bytes=len(message)))).encode()
     return b"".join([_LENGTH.pack(len(head)), head, message, *arrays])
 
@@ -143,14 +142,14 @@ def write_reply(envelope: Envelope, message: bytes, arrays: Sequence[bytes]) -> 
 def read_reply(
     data: bytes, num_slots: int, most_arrays: int = LARGEST_ARRAYS
 ) -> tuple[Envelope, Hello | list[SlotAnswer]]:
-    """Read the return value of an actor; `UnreadableError` unless it is one."""
+    """Decode the return value of an actor; `UnreadableError` if it is invalid."""
     try:
         length = _LENGTH.unpack_from(data)[0]
         if length > _LONGEST_ENVELOPE:
-            raise UnreadableError(f"{length} bytes about the process")
+            raise UnreadableError(f"a header of {length} bytes")
         fields = json.loads(data[_LENGTH.size : _LENGTH.size + length])
         if not all(0 <= int(fields[name]) < 2**63 for name in ("pid", "rss_bytes", "message_bytes")):
-            raise UnreadableError("impossible numbers about the process")
+            raise UnreadableError("a header with numbers out of range")
         envelope = Envelope(
             int(fields["pid"]),
             readable(str(fields["host"]), 100),
@@ -160,14 +159,14 @@ def read_reply(
         )
     except UnreadableError:
         raise
-    except Exception as error:  # whatever a value of the wrong type leads to
-        raise UnreadableError(readable(f"no reply of this protocol ({error!r})", 1000)) from error
+    except Exception as error:  # from values of the wrong type
+        raise UnreadableError(readable(f"not a reply of this protocol ({error!r})", 1000)) from error
     start = _LENGTH.size + length
     end = start + max(0, envelope.message_bytes)
     arrays = memoryview(data)[end:]
 
     def load(_: int, reference: Mapping[str, Any]) -> np.ndarray:
-        return array_behind(arrays, reference)
+        return read_array(arrays, reference)
 
     return envelope, decode_message(data[start:end], load, num_slots, most_arrays)
 
@@ -182,7 +181,7 @@ class RayWorker:
     """
 
     def __init__(self, custom_modules: Sequence[str], frames: str, num_slots: int):
-        os.environ[MARK] = new_mark()  # for what the simulator starts
+        os.environ[MARK] = new_mark()  # for processes started by the simulator
         guard_this_process()
         self._worker = Worker(custom_modules, num_slots)
         self._frames = frames
@@ -193,20 +192,19 @@ class RayWorker:
 
     def execute(self, commands: bytes) -> bytes:
         """Execute commands of different slots and return their answers."""
-        arrays = ArraysBehind(self._frames)
+        arrays = ArrayWriter(self._frames)
         groups = answers_of(
             self._worker, load_commands(commands), lambda _, answer: encode_answer(answer, arrays.store)
         )
         message = join_answers([answer for group in groups for answer in group])
-        return self._reply(message, arrays.parts)
+        return self._reply(message, arrays.chunks)
 
     def close(self) -> None:
         """Close the environments, ignoring exceptions."""
         self._worker.close()
 
     def _reply(self, message: bytes, arrays: Sequence[bytes]) -> bytes:
-        memory = resident_bytes("self")
-        envelope = Envelope(os.getpid(), socket.gethostname(), memory, self._worker.is_batched)
+        envelope = Envelope(os.getpid(), socket.gethostname(), resident_bytes("self"), self._worker.is_batched)
         return write_reply(envelope, message, arrays)
 
 
@@ -222,23 +220,23 @@ class RayChannel:
         self.actor = actor
         self._num_slots, self._most_arrays = num_slots, LARGEST_ARRAYS
         self._calls: deque[Any] = deque([actor.hello.remote()])
-        self._known = Envelope(0, "a machine of the Ray cluster", 0)
-        self._end = "the worker was ended"
+        self._header = Envelope(0, "a machine of the Ray cluster", 0)
+        self._end = "the worker was killed"
         self.ended = False
 
     @property
     def pid(self) -> int:
         """The process id on the worker's machine; 0 before its `Hello`."""
-        return self._known.pid
+        return self._header.pid
 
     @property
     def place(self) -> str:
         """The machine."""
-        return self._known.host
+        return self._header.host
 
     @property
     def pending(self) -> Any:
-        """The call that will be answered next."""
+        """The oldest pending call."""
         return self._calls[0]
 
     def send(self, commands: Sequence[SlotCommand]) -> None:
@@ -248,7 +246,7 @@ class RayChannel:
         no answer waits for another slot.
         """
         self._most_arrays = max(self._most_arrays, arrays_due(commands))
-        calls = [commands] if self._known.is_batched else [[command] for command in commands]
+        calls = [commands] if self._header.is_batched else [[command] for command in commands]
         for call in calls:
             self._calls.append(self.actor.execute.remote(dump_commands(call)))
 
@@ -262,8 +260,8 @@ class RayChannel:
             self._end = f"the process on {self.place} has ended: {account_of(error)}"
             raise WorkerGoneError from error
         if not isinstance(data, bytes):
-            raise UnreadableError(f"bytes were due, not {type(data).__name__}")
-        self._known, message = read_reply(data, self._num_slots, self._most_arrays)
+            raise UnreadableError(f"expected bytes, not {type(data).__name__}")
+        self._header, message = read_reply(data, self._num_slots, self._most_arrays)
         return message
 
     def kill(self) -> None:
@@ -271,7 +269,7 @@ class RayChannel:
         ray_module().kill(self.actor)
 
     def reap(self) -> str:
-        """Ensure that the process has ended, if its machine can be reached."""
+        """Ensure that the process has ended, if its machine is reachable."""
         self.kill()
         self._calls.clear()
         self.ended = True
@@ -279,7 +277,7 @@ class RayChannel:
 
     def rss_bytes(self) -> int:
         """Resident memory as of the last answer."""
-        return self._known.rss_bytes
+        return self._header.rss_bytes
 
 
 class RayBackend:
@@ -316,7 +314,8 @@ class RayBackend:
         variables["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
         # No restarts by Ray: the pool must see each failure to repeat the right episode.
         settings: dict[str, Any] = {"max_restarts": 0, "runtime_env": {"env_vars": variables}}
-        node = self._least_busy_node()
+        self._placed = [(node, channel) for node, channel in self._placed if not channel.ended]
+        node = least_busy_node(Counter(node for node, _ in self._placed))
         if node is not None:
             place = ray_module().util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=True)
             settings["scheduling_strategy"] = place
@@ -327,11 +326,6 @@ class RayBackend:
         if node is not None:
             self._placed.append((node, channel))
         return channel
-
-    def _least_busy_node(self) -> str | None:
-        """See `least_busy_node`."""
-        self._placed = [(node, channel) for node, channel in self._placed if not channel.ended]
-        return least_busy_node(Counter(node for node, _ in self._placed))
 
     def wait(self, channels: Sequence[RayChannel], timeout: float | None) -> Sequence[RayChannel]:
         """Channels that answered or ended."""
@@ -356,7 +350,7 @@ class RayBackend:
 
 
 def ray_problems(address: str, env_python: str | None) -> list[Problem]:
-    """Reasons why workers cannot run on a Ray cluster, without starting anything."""
+    """Validate workers on a Ray cluster without starting anything."""
     problems = []
     if env_python is not None:
         text = (

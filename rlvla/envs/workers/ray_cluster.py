@@ -1,4 +1,4 @@
-"""The Ray cluster that workers and policies may run on: reaching it, and where there is room."""
+"""Connection to the Ray cluster of workers and policies, and placement on its nodes."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _DEFAULT_PORT = 6379
 
 
 def connect(address: str) -> None:
-    """Connect this process to the cluster as a driver; no effect if it is connected.
+    """Connect this process to the cluster as a driver; no effect if already connected.
 
     Args:
-        address: HOST:PORT of the cluster's head; "auto": the cluster that this machine belongs to; "local": a cluster
-            on this machine only, started now and ended with this process.
+        address: HOST:PORT of the cluster's head; "auto": the cluster of this machine; "local": a cluster on this
+            machine only, which is started now and ends with this process.
 
     Raises:
         ConfigError: the cluster cannot be reached or runs another version of Ray or Python.
@@ -38,8 +38,7 @@ def connect(address: str) -> None:
     if problem:
         raise ConfigError(problem)
     logging.getLogger("ray").setLevel(logging.ERROR)
-    # Hide log messages of other machines; relevant errors are part of the answers. Ray 2 has no setting for those that
-    # `log_to_driver` does not cover.
+    # Hide log messages of other machines that `log_to_driver` does not cover; relevant errors are part of the answers.
     ray._private.worker._worker_logs_enabled = False
     local: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
     on_sigterm = signal.getsignal(signal.SIGTERM)
@@ -73,7 +72,7 @@ def address_problem(address: str) -> str | None:
             )
     host, _, port = place.rpartition(":") if ":" in place else (place, "", str(_DEFAULT_PORT))
     if not port.isdigit() or not 0 < int(port) < 2**16 or not host:
-        return f"--ray_address {address}: '{place}' is no address; give HOST:PORT, auto or local"
+        return f"--ray_address {address}: '{place}' is not an address; give HOST:PORT, auto or local"
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
     except OSError as error:
@@ -85,12 +84,11 @@ def address_problem(address: str) -> str | None:
 
 
 def least_busy_node(taken: Mapping[str, int]) -> str | None:
-    """Node with the lowest ratio of our actors, `taken` by node, to cores; None if no node has one.
+    """Node with the lowest ratio of actors of this process (`taken` by node) to cores; None if no node has a core.
 
     Ray's own scheduling uses delayed statistics.
     """
-    known = [node for node in ray_module().nodes() if node["Alive"]]
-    cores = {node["NodeID"]: node["Resources"].get("CPU", 0.0) for node in known}
+    cores = {node["NodeID"]: node["Resources"].get("CPU", 0.0) for node in ray_module().nodes() if node["Alive"]}
     fit = [node for node, number in cores.items() if number >= 1]
     return min(fit, key=lambda node: (taken.get(node, 0) + 1) / cores[node], default=None)
 

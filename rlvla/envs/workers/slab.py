@@ -76,10 +76,11 @@ class Slab:
             ValueError: the reference is outside the file or not to a numeric array.
         """
         if np.dtype(reference.dtype).hasobject or any(size < 0 for size in reference.shape):
-            raise ValueError(f"{reference} is no array that can be shared")
-        held = os.fstat(self._fd).st_size
-        if reference.offset < 0 or reference.offset + _num_bytes(reference) > held:
-            raise ValueError(f"{reference} reaches outside the {held} bytes of shared memory")
+            raise ValueError(f"{reference} is not an array that can be shared")
+        size = os.fstat(self._fd).st_size
+        num_bytes = math.prod(reference.shape) * np.dtype(reference.dtype).itemsize
+        if reference.offset < 0 or reference.offset + num_bytes > size:
+            raise ValueError(f"{reference} reaches outside the {size} bytes of shared memory")
         array = np.empty(reference.shape, dtype=reference.dtype)
         data = _bytes_of(array)
         done = 0
@@ -100,7 +101,3 @@ class Slab:
 def _bytes_of(array: np.ndarray) -> memoryview:
     """The memory of a contiguous array."""
     return array.reshape(-1).view(np.uint8).data if array.size else memoryview(b"")
-
-
-def _num_bytes(reference: ArrayRef) -> int:
-    return math.prod(reference.shape) * np.dtype(reference.dtype).itemsize

@@ -1,4 +1,4 @@
-"""Supervises a pool, so that a failing or hanging worker never blocks the caller.
+"""Supervision of a pool, so that a failing or hanging worker never blocks the caller.
 
 Workers that exceed the time limit of their phase are killed. Dead workers are restarted in the background, and workers
 that use too much memory are replaced between episodes.
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 # Intervals in seconds at which time limits and memory are checked.
 _TICK, _MEMORY_INTERVAL = 0.2, 2.0
-# Consecutive failed starts of a worker after which the error is raised.
+# Consecutive failed starts of a worker after which its error is raised.
 _FAILED_STARTS = 3
 
 
@@ -36,7 +36,7 @@ class WatchdogLimits:
         create: building an environment.
         reset: one reset.
         step: one action chunk.
-        expert: one whole episode, of a scripted expert or of given actions.
+        expert: a whole episode of a scripted expert or of given actions.
         max_rss_gb: resident memory (1e9 bytes) above which a worker is replaced between episodes; None: no limit.
     """
 
@@ -114,8 +114,8 @@ class WatchedPool:
         self._failed: deque[tuple[int, Result]] = deque()
         self._lost: dict[int, EnvWorkerError] = {}  # slots whose worker was replaced during their episode
         self._failed_starts = [0] * pool.num_workers
-        self._memory_seen = [0.0] * pool.num_workers
-        self._outgrown: set[int] = set()  # workers to replace once none of their slots plays an episode
+        self._memory_checked = [0.0] * pool.num_workers  # time of the last check
+        self._oversized: set[int] = set()  # workers to replace once none of their slots plays an episode
 
     def __enter__(self) -> WatchedPool:
         return self
@@ -140,11 +140,11 @@ class WatchedPool:
         return self._pool.worker_of(slot)
 
     def holds(self, slot: int) -> EnvSpec | None:
-        """The environment a slot is known to have."""
+        """The current environment of a slot."""
         return self._pool.holds(slot)
 
     def keeps(self, slot: int) -> list[EnvSpec]:
-        """The environments that a slot need not build, that which it `holds` first."""
+        """Current and cached environments of a slot, most recent first."""
         return self._pool.keeps(slot)
 
     def idle(self) -> list[int]:
@@ -162,7 +162,7 @@ class WatchedPool:
     def between_episodes(self, slot: int, playing: Container[int] = ()) -> bool:
         """Whether an idle slot may start an episode.
 
-        It may not if its worker uses too much memory; the worker is replaced once none of its slots plays an episode.
+        A worker that uses too much memory starts none, and is replaced once none of its slots plays an episode.
 
         Args:
             slot: the slot.
@@ -173,23 +173,23 @@ class WatchedPool:
         if self._pool.state(slot) is not WorkerState.IDLE:  # its worker was just replaced
             return False
         worker = self._pool.worker_of(slot)
-        if worker not in self._outgrown and not self._has_outgrown(slot, worker, self._limits.max_rss_gb):
+        if worker not in self._oversized and not self._exceeds_memory(slot, worker, self._limits.max_rss_gb):
             return True
-        self._outgrown.add(worker)
+        self._oversized.add(worker)
         if not any(other in playing for other in self._pool.slots_of(worker)):
-            self._outgrown.discard(worker)
+            self._oversized.discard(worker)
             self.recycled += 1
             self._pool.restart(slot, wait=False)
         return False
 
-    def _has_outgrown(self, slot: int, worker: int, limit: float) -> bool:
+    def _exceeds_memory(self, slot: int, worker: int, limit: float) -> bool:
         now = time.monotonic()
-        if now - self._memory_seen[worker] < _MEMORY_INTERVAL:
+        if now - self._memory_checked[worker] < _MEMORY_INTERVAL:
             return False
-        self._memory_seen[worker] = now
+        self._memory_checked[worker] = now
         used = self._pool.rss_bytes(slot) / 1e9
         if used > limit:
-            log.warning("environment worker %d holds %.2f GB, more than %.2f: it is replaced", worker, used, limit)
+            log.warning("environment worker %d uses %.2f GB, more than %.2f: replacing it", worker, used, limit)
         return used > limit
 
     def submit(self, slot: int, command: Command) -> None:
@@ -224,8 +224,10 @@ class WatchedPool:
         """
         tick = _TICK if timeout is None else min(_TICK, timeout)
         answers = self._pool.wait(0.0 if self._failed else tick)
-        if not (answers or self._failed) and not self._busy():  # a pool without busy workers returns at once
-            time.sleep(tick)
+        if not (answers or self._failed):
+            slots = range(self._pool.num_slots)
+            if not any(self._pool.state(slot) is WorkerState.BUSY for slot in slots):  # the pool returned at once
+                time.sleep(tick)
         results: list[tuple[int, Result]] = list(self._failed)
         self._failed.clear()
         self._working -= {slot for slot, _ in results}  # later results for them belong to a start
@@ -237,7 +239,7 @@ class WatchedPool:
             elif isinstance(result, EnvWorkerError):
                 self._start_failed(slot, result)
         self._working -= {slot for slot, _ in results}
-        return results + self._stop_late_ones()
+        return results + self._stop_overdue()
 
     def drain(self) -> None:
         """Wait until no answer is pending; discards the answers."""
@@ -255,10 +257,7 @@ class WatchedPool:
         """End all workers."""
         self._pool.close()
 
-    def _busy(self) -> bool:
-        return any(self._pool.state(slot) is WorkerState.BUSY for slot in range(self._pool.num_slots))
-
-    def _stop_late_ones(self) -> list[tuple[int, Result]]:
+    def _stop_overdue(self) -> list[tuple[int, Result]]:
         late: list[tuple[int, Result]] = []
         for slot in range(self._pool.num_slots):
             if self._pool.state(slot) is not WorkerState.BUSY:
@@ -267,13 +266,13 @@ class WatchedPool:
             limit = self._limits.of(phase)
             if self._pool.busy_seconds(slot) <= limit:
                 continue
-            message = f"no answer within {limit:g} s: the process is replaced"
+            message = f"no answer within {limit:g} s: replacing the process"
             if slot not in self._working:
                 self._start_failed(slot, self._pool.failure(slot, message, kind="late"))
                 continue
-            together = self._pool.executing(self._pool.worker_of(slot))  # any command of the call may be the cause
-            late += [(member, self._pool.failure(member, message, kind="late")) for member in together]
-            self._working.difference_update(together)
+            batch = self._pool.executing(self._pool.worker_of(slot))  # any command of the call may be the cause
+            late += [(member, self._pool.failure(member, message, kind="late")) for member in batch]
+            self._working.difference_update(batch)
             self.replace(slot)
         return late
 
@@ -285,8 +284,8 @@ class WatchedPool:
         self.replace(slot)
 
     def reject(self, slot: int, error: BadAnswerError) -> EnvWorkerError:
-        """Replace the worker of a slot that gave an invalid answer; returns the report of the failure."""
-        message = f"broke the contract of environments: {error}"
+        """Replace the worker of a slot after an invalid answer; returns the failure report."""
+        message = f"violated the environment contract: {error}"
         failure = self._pool.failure(slot, message, kind="bad_answer", error_type=type(error).__name__)
         self.replace(slot)
         return failure
@@ -294,12 +293,12 @@ class WatchedPool:
     def replace(self, slot: int) -> None:
         """Kill the worker of a slot and start a new one in the background.
 
-        Other slots of the worker lose their episodes: those with a pending answer fail now, the rest with their next
+        Other slots of the worker lose their episodes: slots with a pending answer fail now, the others at their next
         action chunk. These failures are collateral.
         """
         self.restarts += 1
         worker = self._pool.worker_of(slot)
-        self._outgrown.discard(worker)
+        self._oversized.discard(worker)
         answered = {failed for failed, _ in self._failed}
         for other in self._pool.slots_of(worker):
             if other in answered:
@@ -313,7 +312,7 @@ class WatchedPool:
         try:
             self._pool.restart(slot, wait=False)
         except OSError as error:  # out of shared memory or processes: `idle` tries again
-            log.warning("environment worker %d cannot be started anew now: %s", worker, error)
+            log.warning("environment worker %d: restart failed, will retry: %s", worker, error)
 
 
 def run_everywhere(pool: WatchedPool, command: Command) -> Sequence[Result]:

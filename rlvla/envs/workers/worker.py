@@ -23,7 +23,7 @@ from rlvla.envs.batched_slots import SlotEnv
 from rlvla.envs.experts import make_expert
 from rlvla.envs.experts.episode import play_actions, play_expert_episode
 from rlvla.envs.registry import get_suite, load_custom_module, make_batched_env, make_env
-from rlvla.envs.workers.codec import encode_answer, encode_hello, join_answers, reference_to
+from rlvla.envs.workers.codec import encode_answer, encode_hello, join_answers
 from rlvla.envs.workers.guardian import guard_this_process
 from rlvla.envs.workers.messages import (
     PROTOCOL_VERSION,
@@ -50,7 +50,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class _Built:
-    """An environment: of one slot, or a batched one shared by several.
+    """An environment of one slot, or a batched environment shared by several.
 
     Args:
         spec: its specification.
@@ -75,9 +75,9 @@ class _Built:
 
 
 class Worker:
-    """Executes commands in its slots. Environments are built on demand, and some kept for later (`Suite.kept`).
+    """Executes commands in its slots. Environments are built on demand, and some are cached (`Suite.kept`).
 
-    With several slots, they share a batched environment if the suite supports it; otherwise each has its own.
+    Several slots share a batched environment if the suite supports it; otherwise each has its own.
 
     Args:
         custom_modules: imported before the first command is executed, see `EnvPool`.
@@ -91,19 +91,19 @@ class Worker:
         self.phase = "import"
         self._to_import = list(custom_modules)
         self._slots: list[_Built | None] = [None] * num_slots
-        self._kept: list[list[_Built]] = [[] for _ in range(num_slots)]  # the one played last at the end
+        self._kept: list[list[_Built]] = [[] for _ in range(num_slots)]  # most recent last
 
     @property
     def is_batched(self) -> bool:
-        """Whether there is a batched environment, so that commands should be sent together."""
+        """Whether there is a batched environment, for which commands should be sent together."""
         return any(held is not None and held.batch is not None for held in self._slots)
 
     def execute(self, commands: Sequence[SlotCommand]) -> Iterator[list[SlotAnswer]]:
         """Execute commands of different slots in order.
 
         Yields:
-            Answers as soon as they are available: of one command, or of those that a batched environment executed
-            together. Exceptions become `Failure`s; the environment is closed, because its state is undefined.
+            Answers as soon as they are available: of one command, or of a batch executed together. Exceptions become
+            `Failure`s; the environment is closed, because its state is undefined.
         """
         waiting = list(commands)
         while waiting:
@@ -142,7 +142,7 @@ class Worker:
             del self._to_import[0]
 
     def _together(self, waiting: Sequence[SlotCommand]) -> list[SlotCommand]:
-        """The first command and all others that a batched environment can execute in the same call."""
+        """The first command and all others that a batched environment can execute in one call."""
         slot, first = waiting[0]
         if isinstance(first, Reset) and self._offers_batch(first.env):
             return [item for item in waiting if isinstance(item[1], Reset) and item[1].env == first.env]
@@ -216,7 +216,7 @@ class Worker:
         return len(self._slots) > 1 and get_suite(spec.suite).offers_batch(spec.options)
 
     def _ensure(self, slot: int, spec: EnvSpec) -> _Built:
-        """The environment of the slot; built if the slot has none or another one, and did not keep it."""
+        """The environment of the slot, from the cache or built if the slot has none or a different one."""
         self.phase = "make"
         held = self._slots[slot]
         if held is not None and held.spec == spec:
@@ -263,7 +263,7 @@ def hello() -> Hello:
 def answers_of(
     worker: Worker, commands: Sequence[SlotCommand], encode: Callable[[int, Answer | Failure], str]
 ) -> Iterator[list[tuple[int, str]]]:
-    """`Worker.execute` with encoded answers; an answer that cannot be encoded is a failure of its slot.
+    """`Worker.execute` with encoded answers; an encoding error becomes a failure of the slot.
 
     Args:
         worker: the worker.
@@ -285,14 +285,14 @@ def serve(connection: Connection, slabs: Sequence[Slab], custom_modules: Sequenc
 
     def encode(slot: int, answer: Answer | Failure) -> str:
         slabs[slot].rewind()
-        return encode_answer(answer, lambda array: reference_to(slabs[slot].append(array)))
+        return encode_answer(answer, lambda array: vars(slabs[slot].append(array)))
 
     connection.send_bytes(encode_hello(hello()))
     worker = Worker(custom_modules, len(slabs))
     try:
         while True:
             message = load_commands(connection.recv_bytes())
-            while len(slabs) > 1 and connection.poll():  # batch with commands that have arrived meanwhile
+            while len(slabs) > 1 and connection.poll():  # batch with commands that arrived meanwhile
                 message += load_commands(connection.recv_bytes())
             commands: list[SlotCommand] = []
             for slot, packed in message:
@@ -329,8 +329,7 @@ def die_with_parent(parent_pid: int) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point of the process; arguments are passed by `EnvPool`."""
-    # Ctrl-C and a closing terminal reach the whole process group: the parent handles them and closes the connection.
-    # It started this process with SIGINT blocked.
+    # The parent handles Ctrl-C and SIGHUP and closes the connection; it started this process with SIGINT blocked.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})

@@ -35,12 +35,12 @@ class WorkerEnv:
 
     Args:
         pool: pool with the worker.
-        worker_id: index of the worker, which has one environment at a time.
+        worker_id: index of the worker.
         spec: the environment to build.
 
     Raises:
         ConfigError, EnvWorkerError: the environment cannot be built.
-        BadAnswerError: as all methods, it breaks the contract.
+        BadAnswerError: the environment violates the contract; also raised by all methods.
     """
 
     def __init__(self, pool: CallablePool, worker_id: int, spec: EnvSpec):
@@ -59,7 +59,7 @@ class WorkerEnv:
 
     def step_chunk(self, actions: np.ndarray, *, record_frames: bool = False) -> ChunkResult:
         """Execute actions [A, D] until done; see `Env.step_chunk`."""
-        # Check before sending: a worker discards its environment after an exception.
+        # Checked before sending: a worker discards its environment after an exception.
         actions = check_chunk(actions, self.task)
         self._require_present()
         result = self._call(StepChunk(actions, record_frames), ChunkResult)

@@ -11,8 +11,8 @@ from rlvla.envs.splits import (
     LearnedStates,
     UnseenStates,
     check_disjoint,
+    describe_learned_from,
     eval_init_states,
-    learned_from_words,
     train_init_states,
 )
 from rlvla.utils.errors import ConfigError
@@ -105,23 +105,24 @@ def test_states_of_other_tasks_are_other_states() -> None:
 def test_it_is_said_where_a_policy_was_trained() -> None:
     seen = LearnedStates("toy_reach", 0, 0, 8000)
     tasks = [TOY, replace(TOY, task_id=1, name="push")]
-    assert learned_from_words([TOY], [seen]) == "trained on initial states 0..7999 of reach"
-    assert learned_from_words(tasks, [seen]).endswith("0..7999 of 1 of these 2 tasks")
-    assert learned_from_words(tasks, [seen, replace(seen, task_id=1, stop=9)]).endswith("0..7999 of each task")
-    assert learned_from_words([TOY], [replace(seen, suite="lift")]).startswith("trained in lift; no initial state")
-    assert learned_from_words([TOY], [replace(seen, task_id=1)]).startswith("no initial state")
-    assert "not recorded" in learned_from_words([TOY], None)
+    assert describe_learned_from([TOY], [seen]) == "trained on initial states 0..7999 of reach"
+    assert describe_learned_from(tasks, [seen]).endswith("0..7999 of 1 of these 2 tasks")
+    assert describe_learned_from(tasks, [seen, replace(seen, task_id=1, stop=9)]).endswith("0..7999 of each task")
+    assert describe_learned_from([TOY], [replace(seen, suite="lift")]).startswith("trained in lift; no initial state")
+    assert describe_learned_from([TOY], [replace(seen, task_id=1)]).startswith("no initial state")
+    assert "not recorded" in describe_learned_from([TOY], None)
     task_alone = replace(seen, stop=0)
     any_task = LearnedStates("toy_reach", None, 0, 0)
     for unknown in (any_task, LearnedStates("a_folder", None, 0, 0)):
         assert (
-            learned_from_words([TOY], [unknown]) == "which tasks and initial states it was trained on is not recorded"
+            describe_learned_from([TOY], [unknown])
+            == "which tasks and initial states it was trained on is not recorded"
         )
         text = "trained on initial states 0..7999 of reach, and on others that are not recorded"
-        assert learned_from_words([TOY], [unknown, seen]) == text
-    assert "trained in metaworld; no initial" in learned_from_words([TOY], [LearnedStates("metaworld", None, 0, 0)])
-    assert learned_from_words([TOY], [task_alone]) == "trained on reach; from which initial states is not recorded"
-    both = learned_from_words([TOY], [seen, task_alone])
+        assert describe_learned_from([TOY], [unknown, seen]) == text
+    assert "trained in metaworld; no initial" in describe_learned_from([TOY], [LearnedStates("metaworld", None, 0, 0)])
+    assert describe_learned_from([TOY], [task_alone]) == "trained on reach; from which initial states is not recorded"
+    both = describe_learned_from([TOY], [seen, task_alone])
     assert both == "trained on initial states 0..7999 of reach, and on others that are not recorded"
     assert SplitConfig().problems([TOY], 10, [task_alone]) == []
 

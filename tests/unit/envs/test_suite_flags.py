@@ -163,7 +163,7 @@ def test_suites_may_share_a_flag_of_one_type_only() -> None:
     text = suite_flags()["control_freq"].help()
     assert text.endswith(f"(default: the checkpoint's, else 20 (robosuite), 5 ({SUITE}))")
     register_suite(SUITE, replace(suite, options=Worded))
-    with pytest.raises(ConfigError, match=f"suite {SUITE} has an option control_freq of another type .* robosuite"):
+    with pytest.raises(ConfigError, match=f"suite {SUITE} has an option control_freq with another type .* robosuite"):
         suite_flags()
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from rlvla.envs import list_tasks
 from rlvla.envs.config import SplitConfig
-from rlvla.envs.splits import LearnedStates, learned_from_words
+from rlvla.envs.splits import LearnedStates, describe_learned_from
 from rlvla.evaluation import report_page
 from rlvla.evaluation.learning_charts import _reward_series, _reward_sources, _short_names, learning_charts
 from rlvla.evaluation.protocol import describe_protocol
@@ -25,7 +25,7 @@ from rlvla.evaluation.results import EpisodeOutcome, EvalResult, summarize
 from rlvla.evaluation.statistics import interval_of_metrics, wilson_interval
 
 TASK = list_tasks("toy_reach")[0]
-TRAINED_ON = learned_from_words([TASK], [LearnedStates("toy_reach", 0, 0, 8000)])
+TRAINED_ON = describe_learned_from([TASK], [LearnedStates("toy_reach", 0, 0, 8000)])
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 

@@ -4,7 +4,6 @@ import mujoco
 import numpy as np
 import pytest
 
-from rlvla.envs.base import SuccessTracker
 from rlvla.envs.experts.base import ExpertConfig
 from rlvla.envs.registry import make_env
 from rlvla.envs.robosuite.expert import make_robosuite_expert
@@ -59,14 +58,15 @@ def test_model_is_physically_the_stock_model(env, stock):
 def test_expert_trajectory_equals_stock(env, stock, init_state_id):
     expert = make_robosuite_expert("Lift", ExpertConfig(noise_std=0.1))
     expert.reset(np.random.default_rng(init_state_id))
-    lengths, trackers = [None, None], [SuccessTracker(HOLD_STEPS), SuccessTracker(HOLD_STEPS)]
+    lengths, streaks = [None, None], [0, 0]
     act = [lambda: expert.act(env.privileged_state())] * MAX_STEPS
     for step, _ in enumerate(play_both(env, stock, init_state_id, act)):
         np.testing.assert_allclose(env._sim.data.qpos, stock.data.qpos, rtol=0, atol=1e-10)
         assert ("grasped" in env._facts.events()) == stock.grasped()
         assert ("lifted" in env._facts.events()) == env._sim.success() == stock.success()
         for i, success in enumerate((env._sim.success(), stock.success())):
-            if trackers[i].update(success) and lengths[i] is None:
+            streaks[i] = streaks[i] + 1 if success else 0
+            if streaks[i] >= HOLD_STEPS and lengths[i] is None:
                 lengths[i] = step + 1
     assert lengths[0] == lengths[1] is not None
 

@@ -22,7 +22,7 @@ from rlvla.envs.workers.codec import (
 from rlvla.envs.workers.messages import EnvSpec, Failure, Make, Reset, StepChunk
 from rlvla.envs.workers.pool import WorkerHandle
 from rlvla.envs.workers.processes import Inbox
-from rlvla.envs.workers.ray_backend import ArraysBehind, Envelope, read_reply, write_reply
+from rlvla.envs.workers.ray_backend import ArrayWriter, Envelope, read_reply, write_reply
 from rlvla.envs.workers.worker import describe_failure, hello
 from rlvla.utils.errors import ConfigError, Problem
 from tests.support import faulty_suite
@@ -53,9 +53,9 @@ def result_of(seed, chunks=1):
 
 def received(answer, command):
     """The answer as it arrives."""
-    arrays = ArraysBehind("raw")
+    arrays = ArrayWriter("raw")
     message = join_answers([(0, encode_answer(answer, arrays.store))])
-    _, answers = read_reply(write_reply(Envelope(1, "here", 1), message, arrays.parts), 1)
+    _, answers = read_reply(write_reply(Envelope(1, "here", 1), message, arrays.chunks), 1)
     return pending(command).check(answers)[0][1]
 
 
@@ -145,7 +145,7 @@ def test_random_changes_are_read_or_refused():
     failure = Failure("make", "E", "text", "trace", (Problem("flag", "reason", "text"),), ())
     answers = (failure, result_of(1007), faulty_suite.make(0).reset(0, 0), faulty_suite.task())
     for answer in answers:
-        arrays = ArraysBehind("raw")
+        arrays = ArrayWriter("raw")
         good = join_answers([(0, encode_answer(answer, arrays.store))])
         command = Reset(EnvSpec("faulty", 0), 0, 0) if isinstance(answer, Observation) else StepChunk(ACTIONS)
         command = Make(EnvSpec("faulty", 0)) if isinstance(answer, TaskSpec) else command
@@ -153,7 +153,7 @@ def test_random_changes_are_read_or_refused():
             bad = bytearray(good)
             for position in rng.integers(0, len(bad), 1 + trial % 3):
                 bad[position] = rng.choice(list(b'[]{},":0123456789truefalsn\\\xff\x00'))
-            data = write_reply(Envelope(1, "here", 1), bytes(bad), arrays.parts)
+            data = write_reply(Envelope(1, "here", 1), bytes(bad), arrays.chunks)
             try:
                 pending(command).check(read_reply(data, 1)[1])
             except UnreadableError:

@@ -74,13 +74,13 @@ def test_one_that_failed_is_not_kept(log: list[str]) -> None:
 
 def test_the_pool_knows_what_its_workers_keep() -> None:
     get_suite("metaworld")  # of which a slot keeps nine
-    known = _Slot()
+    slot = _Slot()
     for task in (*range(12), 3):
-        known.now_has(EnvSpec("metaworld", task, {}))
-    assert known.built == EnvSpec("metaworld", 3, {})
-    assert [spec.task_id for spec in known.kept] == [2, 4, 5, 6, 7, 8, 9, 10, 11]
-    known.now_has(EnvSpec("toy_reach", 0, {}))
-    assert known.kept == []
+        slot.set_built(EnvSpec("metaworld", task, {}))
+    assert slot.built == EnvSpec("metaworld", 3, {})
+    assert [spec.task_id for spec in slot.kept] == [2, 4, 5, 6, 7, 8, 9, 10, 11]
+    slot.set_built(EnvSpec("toy_reach", 0, {}))
+    assert slot.kept == []
 
 
 def test_meta_world_keeps_those_of_mt10() -> None:

@@ -16,7 +16,7 @@ from rlvla.envs.workers.codec import UnreadableError, encode_answer, join_answer
 from rlvla.envs.workers.config import WorkerConfig
 from rlvla.envs.workers.ray_backend import (
     FRAMES,
-    ArraysBehind,
+    ArrayWriter,
     Envelope,
     RayBackend,
     read_reply,
@@ -28,9 +28,9 @@ from rlvla.utils.errors import ConfigError
 
 def encode(answer: Any, frames: str) -> bytes:
     """The reply of an actor with one answer."""
-    arrays = ArraysBehind(frames)
+    arrays = ArrayWriter(frames)
     message = join_answers([(0, encode_answer(answer, arrays.store))])
-    return write_reply(Envelope(4, "here", 5, True), message, arrays.parts)
+    return write_reply(Envelope(4, "here", 5, True), message, arrays.chunks)
 
 
 def decode(data: bytes) -> Any:
