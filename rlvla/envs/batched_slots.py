@@ -1,4 +1,4 @@
-"""Episodes in slots of one simulator: what `BatchedEnv` asks for, except for the simulation."""
+"""Bases for batched environments: `BatchedSlots` for any simulator, `BatchedTable` for drawn tabletops, `SlotEnv`."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from rlvla.envs.options import SuiteOptions
 
 
 class Advanced(NamedTuple):
-    """What a step did in n slots.
+    """Result of a step in n slots.
 
     Attributes:
         success: [n] bool, the success predicate.
-        events: n sets of propositions that hold.
-        rewards: [n], the simulator's own; None gives 1 at the step that ends an episode with success.
+        events: for each slot the set of propositions that hold.
+        rewards: [n] native rewards; None gives 1 at the step that ends an episode with success.
     """
 
     success: np.ndarray
@@ -28,29 +28,29 @@ class Advanced(NamedTuple):
 class BatchedSlots:
     """`num_slots` concurrent episodes; see `rlvla.envs.base.BatchedEnv` for the contract.
 
-    A simulator writes `_begin`, `_advance`, `_observe`, `_frames` and `_state`. An episode succeeds when success lasted
-    `success_hold_steps` steps, 1 if that is None.
+    Subclasses implement `_begin`, `_advance`, `_observe`, `_frames` and `_state`. An episode terminates once success
+    has held for `success_hold_steps` steps (None: 1).
 
     Args:
         task: the task, including the step limit.
         num_slots: number of concurrent episodes.
-        options: of the suite.
+        options: options of the suite.
     """
 
     def __init__(self, task: TaskSpec, num_slots: int, options: SuiteOptions):
         self.task, self._options = task, options
         self._steps = np.zeros(num_slots, dtype=np.int64)
-        self._streaks = np.zeros(num_slots, dtype=np.int64)  # number of steps that success has lasted
+        self._streaks = np.zeros(num_slots, dtype=np.int64)  # consecutive successful steps
         self._begun = np.zeros(num_slots, dtype=bool)
         self._playing = np.zeros(num_slots, dtype=bool)
         self._closed = False
 
     def _begin(self, slot: int, init_state_id: int) -> None:
-        """Place everything in a slot."""
+        """Set up an initial state in a slot."""
         raise NotImplementedError
 
     def _advance(self, slots: np.ndarray, actions: np.ndarray) -> Advanced | tuple:
-        """Execute actions [n, D] float64 in the slots [n], and in no other; the first fields of `Advanced` will do."""
+        """Execute actions [n, D] float64 in the slots [n] only; a tuple holds the first fields of `Advanced`."""
         raise NotImplementedError
 
     def _observe(self, slots: np.ndarray) -> list[Observation]:
@@ -58,7 +58,7 @@ class BatchedSlots:
         raise NotImplementedError
 
     def _frames(self, slots: np.ndarray) -> np.ndarray | list[np.ndarray]:
-        """N frames [H, W, 3] uint8 of a video, the first camera of the slots [n]."""
+        """Video frames, n x [H, W, 3] uint8, of the first camera in the slots [n]."""
         raise NotImplementedError
 
     def _state(self, slot: int) -> dict[str, np.ndarray]:
@@ -123,7 +123,7 @@ class BatchedSlots:
         ]
 
     def privileged_state(self, slot: int) -> dict[str, np.ndarray]:
-        """See `privileged_state` of the environment for one episode."""
+        """See `BatchedEnv.privileged_state`."""
         self._require_open()
         self._check([slot])
         if not self._begun[slot]:
@@ -135,13 +135,13 @@ class BatchedSlots:
         self._closed = True
 
     def _count_step(self, slots: np.ndarray, done: Advanced) -> np.ndarray:
-        """Count a step in running slots; whether the episode ends with success, [n] bool."""
+        """Update the counters of running slots; returns [n] bool, whether the episode ends with success."""
         self._steps[slots] += 1
         self._streaks[slots] = np.where(done.success, self._streaks[slots] + 1, 0)
-        going_on = self._steps[slots] < self.task.max_steps
+        below_limit = self._steps[slots] < self.task.max_steps
         lasted = self._streaks[slots] >= (self._options.success_hold_steps or 1)
-        held = lasted & ~(self._options.plays_on & going_on)
-        self._playing[slots] = ~held & going_on
+        held = lasted & ~(self._options.plays_on & below_limit)
+        self._playing[slots] = ~held & below_limit
         return held
 
     def _require_open(self) -> None:
@@ -150,14 +150,14 @@ class BatchedSlots:
 
     def _check(self, slots: Sequence[int]) -> None:
         if len(set(slots)) < len(slots) or not all(0 <= slot < len(self._steps) for slot in slots):
-            raise ValueError(f"slots must be different ones of 0..{len(self._steps) - 1}, not {list(slots)}")
+            raise ValueError(f"slots must be distinct and in 0..{len(self._steps) - 1}, not {list(slots)}")
 
 
 class BatchedTable(BatchedSlots):
     """A tabletop for `num_slots` concurrent episodes.
 
-    A suite writes `_begin`, which draws the background as well, `_advance`, `_paint`, `_position`, `_state` and, if the
-    task has several, `_instruction`. The dynamics are deterministic.
+    Subclasses implement `_begin`, which also draws the background, `_advance`, `_paint`, `_position`, `_state` and, if
+    the task has several instructions, `_instruction`. The dynamics are deterministic.
 
     Args:
         task: the task, including the step limit.
@@ -168,10 +168,10 @@ class BatchedTable(BatchedSlots):
     def __init__(self, task: TaskSpec, num_slots: int, options: SuiteOptions):
         super().__init__(task, num_slots, options)
         size = options.image_size
-        self._backgrounds = np.empty((num_slots, size, size, 3), dtype=np.uint8)  # do not change in an episode
+        self._backgrounds = np.empty((num_slots, size, size, 3), dtype=np.uint8)  # constant during an episode
 
     def _paint(self, images: np.ndarray, slots: np.ndarray) -> None:
-        """Draw what moves over the backgrounds [n, H, H, 3] of the slots [n], in place."""
+        """Draw moving objects over the backgrounds [n, H, H, 3] of the slots [n], in place."""
         raise NotImplementedError
 
     def _position(self, slots: np.ndarray) -> np.ndarray:
@@ -195,7 +195,7 @@ class BatchedTable(BatchedSlots):
 
 
 class SlotEnv:
-    """A view of one slot; see `rlvla.envs.base.Env` for the interface.
+    """One slot of a batched environment as an `Env`.
 
     Args:
         batch: the batched environment; closing the view closes it.

@@ -9,7 +9,7 @@ Inherit from `EnvContract` in a test file and run it with pytest:
         suite = "my_suite"
         hold_steps = 5
 
-A test that fails says what is expected, and lists all that is wrong with an answer at once.
+A failing test lists all violated expectations at once.
 
 For a suite with a batched environment, also inherit from `BatchedEnvContract`; where the options give a task action
 primitives, from `PrimitiveContract`.
@@ -34,7 +34,7 @@ from rlvla.envs.registry import get_suite, list_tasks, make_batched_env, make_en
 from rlvla.envs.workers.answer_checks import AnswerChecker, BadAnswerError
 from rlvla.utils.errors import ConfigError
 
-# Initial states to try when searching one that the expert solves.
+# Initial states to try until the expert solves one.
 _EXPERT_TRIES = 10
 Solution = tuple[int, np.ndarray]
 
@@ -93,7 +93,7 @@ class EnvContract:
     def find_solution(cls, env: Env) -> Solution | None:
         """An initial state and actions [S, D] that end in success, by default from the expert; None without one.
 
-        None as well where the task has primitives: they cannot be cut into chunks.
+        Also None if the task has primitives, which cannot be cut into chunks.
         """
         if env.task.primitives:
             return None
@@ -110,7 +110,7 @@ class EnvContract:
     @pytest.fixture(scope="class")
     @classmethod
     def env(cls) -> Iterator[Env]:
-        """Environment shared by all tests of the class: no test may depend on what ran before."""
+        """Environment shared by all tests of the class, which must not depend on earlier tests."""
         env = cls.make(use_proprio=True)
         yield env
         env.close()
@@ -125,12 +125,12 @@ class EnvContract:
         return solution
 
     def random_actions(self, env: Env, count: int, seed: int = 0) -> np.ndarray:
-        """Actions [count, D] float32, uniform in [-1, 1]; where the task has primitives, the chunk of one."""
+        """Actions [count, D] float32, uniform in [-1, 1]; the chunk of one primitive if the task has primitives."""
         shape = (env.task.macro_steps or count, env.task.action_dim)
         return np.random.default_rng(seed).uniform(-1, 1, shape).astype(np.float32)
 
     def equal_actions(self, env: Env, count: int, value: float = 0.0) -> np.ndarray:
-        """As `random_actions`, with this value everywhere."""
+        """As `random_actions`, with a constant value."""
         return np.full((env.task.macro_steps or count, env.task.action_dim), value, dtype=np.float32)
 
     def check_observation(self, env: Env, observation: Observation) -> None:
@@ -216,7 +216,9 @@ class EnvContract:
 
     def test_step_limit_truncates_inside_the_chunk(self) -> None:
         env = self.make(max_steps=3)
-        assert env.task.max_steps == 3, f"the option max_steps=3 must reach the task, which has {env.task.max_steps}"
+        assert env.task.max_steps == 3, (
+            f"the option max_steps=3 must set the task's limit, which is {env.task.max_steps}"
+        )
         noop = self.equal_actions(env, 5)
         env.reset(0, seed=0)
         result = env.step_chunk(noop)
@@ -224,14 +226,14 @@ class EnvContract:
             for problem in problems_of(_checker(env, result, proprio=False).chunk, result, len(noop)):
                 expect(False, problem)
             expect(result.steps_executed == 3, f"steps_executed must be 3, not {result.steps_executed}")
-            expect(len(result.events) == 3, f"events must be those of 3 steps, not of {len(result.events)}")
+            expect(len(result.events) == 3, f"there must be events of 3 steps, not of {len(result.events)}")
             expect(bool(result.truncated), "truncated must be True: the step limit was reached")
             expect(not result.terminated, "terminated must be False: success was not held")
         with raises(RuntimeError, "step_chunk after the end of an episode"):
             env.step_chunk(noop)
         env.reset(0, seed=0)
         ended = not env.task.macro_steps and env.step_chunk(noop[:2]).truncated
-        assert not ended, "reset must start counting steps anew"
+        assert not ended, "reset must reset the step count"
         env.close()
 
     def test_success_terminates_inside_the_chunk(self, env: Env, solution: Solution) -> None:
@@ -246,7 +248,7 @@ class EnvContract:
             expect(not result.truncated, "truncated must be False: an episode that terminates is not truncated")
             expect(bool(result.success_at_end), "success_at_end must be True where terminated is")
             expect(result.steps_executed == steps, f"steps_executed must be {steps}, not {result.steps_executed}")
-            expect(len(result.events) == steps, f"events must be those of {steps} steps, not of {len(result.events)}")
+            expect(len(result.events) == steps, f"there must be events of {steps} steps, not of {len(result.events)}")
             held = result.successes[steps - hold : steps].all()
             expect(bool(held), f"terminated before success was held for hold_steps={hold} steps")
             runs = "".join("x" if success else " " for success in result.successes[: steps - 1]).split()
@@ -269,12 +271,14 @@ class EnvContract:
         env.reset(init_state_id, seed=0)
         whole = env.step_chunk(actions)
         env.reset(init_state_id, seed=0)
-        parts = [env.step_chunk(actions[i : i + 3]) for i in range(0, len(actions), 3)]
-        assert_same_observation(whole.observation, parts[-1].observation)
+        chunks = [env.step_chunk(actions[i : i + 3]) for i in range(0, len(actions), 3)]
+        assert_same_observation(whole.observation, chunks[-1].observation)
         for name in ("successes", "rewards"):
-            joined = np.concatenate([getattr(part, name) for part in parts])
+            joined = np.concatenate([getattr(chunk, name) for chunk in chunks])
             np.testing.assert_array_equal(getattr(whole, name), joined, err_msg=f"{name} depend on the chunks")
-        assert whole.events == [happened for part in parts for happened in part.events], "events depend on the chunks"
+        assert whole.events == [happened for chunk in chunks for happened in chunk.events], (
+            "events depend on the chunks"
+        )
 
     def test_equal_inputs_give_equal_trajectories_whatever_ran_before(self, env: Env) -> None:
         def play(env: Env) -> tuple[Observation, list[ChunkResult], dict[str, np.ndarray]]:
@@ -304,11 +308,11 @@ class EnvContract:
     def test_images_show_the_state(self, env: Env) -> None:
         if env.task.num_init_states > 1:
             differ = (env.reset(0, seed=0).images != env.reset(1, seed=0).images).any()
-            assert differ, "initial states 0 and 1 look alike: init_state_id must decide where an episode starts"
+            assert differ, "initial states 0 and 1 look alike: init_state_id must determine the initial state"
         before = env.reset(0, seed=0)
         kept = before.images.copy()
         after = env.step_chunk(self.equal_actions(env, 3, 0.7)).observation
-        assert (after.images != kept).any(), "the images must show what three actions of 0.7 have changed"
+        assert (after.images != kept).any(), "the images must show the effect of three actions of 0.7"
         np.testing.assert_array_equal(before.images, kept, err_msg="stepping changed an observation handed out earlier")
 
     def test_image_size_and_proprio_are_as_asked(self) -> None:
@@ -361,13 +365,13 @@ class EnvContract:
 
 
 def _checker(env: Env, answer: Observation | ChunkResult, *, proprio: bool = True) -> AnswerChecker:
-    """What rollouts check answers with; a task without proprioception may leave it out when it is asked for."""
-    given = getattr(getattr(answer, "observation", answer), "proprio", None) is not None
-    return AnswerChecker(env.task, {"use_proprio": given or (proprio and env.task.proprio_dim > 0)})
+    """The checker of rollouts; a task without proprioception may omit it although requested."""
+    has_proprio = getattr(getattr(answer, "observation", answer), "proprio", None) is not None
+    return AnswerChecker(env.task, {"use_proprio": has_proprio or (proprio and env.task.proprio_dim > 0)})
 
 
 class PrimitiveContract(EnvContract):
-    """The same tests for a task with action primitives, and tests of what its chunks must look like."""
+    """The same tests for a task with action primitives, and tests of the form of its chunks."""
 
     def test_primitives_have_one_length(self, env: Env) -> None:
         assert env.task.action_dim == len(env.task.primitives) + max(count for _, count in env.task.primitives)
@@ -473,13 +477,13 @@ class BatchedEnvContract(EnvContract):
 
 @contextmanager
 def expectations(of: str) -> Iterator[Callable[[bool, str], None]]:
-    """Collect expectations; AssertionError with all that do not hold, and with the error that ended the checks, if any.
+    """Collect expectations; AssertionError with all violated ones and the error that ended the checks, if any.
 
     Args:
-        of: what they are about, e.g. "the result of step_chunk".
+        of: the subject, e.g. "the result of step_chunk".
 
     Yields:
-        `expect(holds, text)`; the text says what is expected, and what is there instead.
+        `expect(holds, text)`; the text states the expected and the actual value.
     """
     unmet: list[str] = []
 
@@ -498,7 +502,7 @@ def expectations(of: str) -> Iterator[Callable[[bool, str], None]]:
 
 
 def problems_of(check: Callable[..., None], *args: Any, **kw: Any) -> list[str]:
-    """The problems that a method of `AnswerChecker` finds in an answer."""
+    """Problems that a method of `AnswerChecker` reports."""
     try:
         check(*args, **kw)
     except BadAnswerError as error:
@@ -507,7 +511,7 @@ def problems_of(check: Callable[..., None], *args: Any, **kw: Any) -> list[str]:
 
 
 def differing_fields(task: TaskSpec, listed: TaskSpec) -> list[str]:
-    """The attributes in which the task of an environment differs from the one that its suite lists."""
+    """Differences between the task of an environment and the one listed by its suite."""
     pairs = {name: (value, getattr(listed, name)) for name, value in vars(task).items()}
     return [
         f"{name} is {mine!r}, but the suite lists {theirs!r}"
@@ -517,13 +521,13 @@ def differing_fields(task: TaskSpec, listed: TaskSpec) -> list[str]:
 
 
 @contextmanager
-def raises(kind: type[Exception], what: str, naming: Sequence[str] = ()) -> Iterator[None]:
-    """Expect an error: AssertionError unless `what` raises `kind` with a message that names all of `naming`."""
+def raises(kind: type[Exception], action: str, naming: Sequence[str] = ()) -> Iterator[None]:
+    """Expect an error: AssertionError unless `action` raises `kind` with a message that contains all of `naming`."""
     try:
         yield
     except kind as error:
         message = str(error)
     else:
-        raise AssertionError(f"{what} must raise {kind.__name__}, but nothing was raised")
-    if lost := [name for name in naming if name not in message]:
-        raise AssertionError(f"{what}: the error must name {', '.join(lost)}, but says: {message}")
+        raise AssertionError(f"{action} must raise {kind.__name__}, but nothing was raised")
+    if missing := [name for name in naming if name not in message]:
+        raise AssertionError(f"{action}: the error must name {', '.join(missing)}, but says: {message}")

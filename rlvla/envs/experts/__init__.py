@@ -20,7 +20,7 @@ def make_expert(suite: str, task_id: int, config: ExpertConfig) -> Expert:
     task = task_of(suite, list_tasks(suite), task_id)
     if expert is None:
         raise ConfigError(
-            f"suite '{suite}' has no scripted expert; let a policy that was trained on state play (--policy FOLDER), "
+            f"suite '{suite}' has no scripted expert; record a policy that was trained on state (--policy FOLDER), "
             "train on recorded demonstrations, or register one with Suite(expert=...)"
         )
     return expert(task, config)

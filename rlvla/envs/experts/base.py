@@ -19,10 +19,10 @@ class ExpertConfig:
     """
 
     noise_std: float = arg(0.0, "std of Gaussian noise on every action dimension that moves the arm", minimum=0)
-    offset_prob: float = arg(0.0, "probability that an episode aims beside its target", minimum=0, maximum=1)
+    offset_prob: float = arg(0.0, "probability that an episode has a target offset", minimum=0, maximum=1)
     offset_max: float = arg(
         0.0,
-        "largest distance of that per-episode offset: uniform in [0, offset_max], in a random direction",
+        "maximum of the per-episode offset, which is uniform in [0, offset_max] in a random direction",
         minimum=0,
     )
     offset_bias: tuple[float, ...] = arg(
@@ -52,7 +52,7 @@ class Expert(Protocol):
 
 
 def draw_offset(config: ExpertConfig, rng: np.random.Generator) -> np.ndarray:
-    """Sample an episode's target offset [2] in the table plane."""
+    """Sample the target offset [2] of an episode in the table plane."""
     offset = np.asarray(config.offset_bias, dtype=np.float64)
     wanders, radius, angle = rng.random(), rng.random() * config.offset_max, rng.random() * 2 * np.pi
     if wanders < config.offset_prob:
@@ -71,10 +71,10 @@ def disturb(action: np.ndarray, moving: slice, config: ExpertConfig, rng: np.ran
 
 
 class TableExpert:
-    """An expert whose actions are velocities in the plane; a suite writes `_velocity`.
+    """Base of experts with planar velocity actions; subclasses implement `_velocity`.
 
     Args:
-        config: deviations from the best behavior. `gripper_shift` must be 0, because there is no gripper.
+        config: deviations from the best behavior; `gripper_shift` must be 0, because there is no gripper.
 
     Raises:
         ConfigError: `gripper_shift` is not 0.

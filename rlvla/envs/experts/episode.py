@@ -1,4 +1,4 @@
-"""Complete episodes, of an expert or of given actions, with the data of a demonstration."""
+"""Recording of complete episodes, from an expert or from given actions, as demonstrations."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ExpertEpisode(TypedDict):
 
 
 def play_expert_episode(env: Env, expert: Expert, init_state_id: int, seed: int) -> ExpertEpisode:
-    """Play until the episode ends, one action at a time, recording each observation.
+    """Record an episode of an expert, one action at a time.
 
     Episodes are deterministic given task, initial state, seed and expert configuration.
     """
@@ -44,29 +44,29 @@ def play_expert_episode(env: Env, expert: Expert, init_state_id: int, seed: int)
 
 
 def play_actions(env: Env, actions: np.ndarray, init_state_id: int, seed: int) -> ExpertEpisode:
-    """The same of an episode whose actions [S, D] are known.
+    """Record an episode with given actions [S, D].
 
     Raises:
-        RuntimeError: the episode does not end with the last of them.
+        RuntimeError: the episode does not end with the last action.
     """
     rows = iter(actions)
-    unlike = f"the actions were those of an episode of {len(actions)} steps, and now it"
+    expected = f"the recorded episode has {len(actions)} steps, but its replay"
     try:
         episode = _record(env, lambda: next(rows), init_state_id, seed)
     except StopIteration:
-        raise RuntimeError(f"{unlike} goes on; the simulator does not repeat itself") from None
+        raise RuntimeError(f"{expected} continues; the simulator is not deterministic") from None
     if next(rows, None) is not None:
-        raise RuntimeError(f"{unlike} ends after {len(episode['actions'])}; the simulator does not repeat itself")
+        raise RuntimeError(f"{expected} ends after {len(episode['actions'])}; the simulator is not deterministic")
     return episode
 
 
 def _record(env: Env, act: Callable[[], np.ndarray], init_state_id: int, seed: int) -> ExpertEpisode:
     observation = env.reset(init_state_id, seed)
     instruction = observation.instruction
-    seen: list[Observation] = []
+    observations: list[Observation] = []
     actions, rewards, successes = [], [], []
     while True:
-        seen.append(observation)
+        observations.append(observation)
         action = act()
         result = env.step_chunk(action[None])
         actions.append(action)
@@ -75,9 +75,10 @@ def _record(env: Env, act: Callable[[], np.ndarray], init_state_id: int, seed: i
         observation = result.observation
         if result.terminated or result.truncated:
             break
+    proprio = [o.proprio for o in observations if o.proprio is not None]
     return ExpertEpisode(
-        images=np.stack([o.images for o in seen]),
-        proprio=None if seen[0].proprio is None else np.stack([o.proprio for o in seen if o.proprio is not None]),
+        images=np.stack([o.images for o in observations]),
+        proprio=np.stack(proprio) if proprio else None,
         actions=np.stack(actions),
         rewards=np.array(rewards, dtype=np.float32),
         successes=np.array(successes, dtype=bool),

@@ -1,5 +1,5 @@
-"""Suites `gym:ENV_ID`: any Gymnasium environment with continuous actions. Importing this imports no gymnasium."""
+"""Suites `gym:ENV_ID`: Gymnasium environments with continuous actions. Registering them does not import gymnasium."""
 
 from rlvla.envs.gymnasium.env import PREFIX, register_environment
 
-register_environment(f"{PREFIX}ENV_ID")  # stands for all of them in lists of suites and in --help
+register_environment(f"{PREFIX}ENV_ID")  # placeholder for lists of suites and --help

@@ -19,13 +19,13 @@ from rlvla.envs.mujoco.gl import forget_current
 from rlvla.envs.options import SuiteOptions
 from rlvla.envs.registry import Suite, register_suite
 from rlvla.utils.cli.flags import arg
-from rlvla.utils.errors import ConfigError, MissingExtraError, Problem
+from rlvla.utils.errors import ConfigError, MissingExtraError
 
 PREFIX = "gym:"
 CAMERA = "render"
-OBSERVATION = "observation"  # the camera of an observation that is an image itself
+OBSERVATION = "observation"  # camera name if the whole observation is an image
 NUM_INIT_STATES = 10_000
-STEPS = 200  # where the environment has no limit of its own
+STEPS = 200  # limit of environments without one
 SUCCESS_KEYS = ("is_success", "success")
 TERMINATED = "terminated"
 
@@ -34,11 +34,11 @@ TERMINATED = "terminated"
 class GymOptions(SuiteOptions):
     """Options of the suites.
 
-    Besides `render`, the images of an environment's observation are cameras; `list_tasks` refuses unknown ones.
+    Cameras are `render` and the images of the environment's observation; `list_tasks` rejects unknown ones.
 
     Attributes:
-        gym_success: what tells success: an entry of `info`, or "terminated"; None: `is_success` or `success` of `info`.
-        gym_instruction: what the policy is told; None: made of the name.
+        gym_success: success signal: an entry of `info`, or "terminated"; None: `is_success` or `success` of `info`.
+        gym_instruction: language instruction; None: derived from the name.
     """
 
     known_cameras: ClassVar[tuple[str, ...]] = (CAMERA,)
@@ -48,17 +48,17 @@ class GymOptions(SuiteOptions):
     cameras: tuple[str, ...] = (CAMERA,)
     gym_success: str | None = arg(
         None,
-        "what tells success: an entry of the environment's `info`, or `terminated` where an episode ends only by "
-        "success (default: its `is_success` or `success`)",
+        "success signal: an entry of the environment's `info`, or `terminated` if episodes terminate only at success "
+        "(default: `is_success` or `success`)",
         metavar="KEY",
     )
     gym_instruction: str | None = arg(
-        None, "what the policy is told (default: the words of the environment's name)", metavar="TEXT"
+        None, "language instruction (default: derived from the environment's name)", metavar="TEXT"
     )
 
 
 def _gymnasium(env_id: str) -> Any:
-    """The package; the environments of gymnasium-robotics are registered when one is asked for that is not known."""
+    """Import Gymnasium, and for an unknown environment register those of gymnasium-robotics."""
     try:
         import gymnasium
     except ImportError as error:
@@ -73,29 +73,29 @@ def _gymnasium(env_id: str) -> Any:
 
 
 def _make(suite: str, **options: Any) -> Any:
-    """The environment of a suite; ConfigError if it cannot be made."""
+    """Create the environment of a suite; ConfigError if that fails."""
     env_id = suite.removeprefix(PREFIX)
     if env_id == "ENV_ID":
-        text = "--task_suite_name gym:ENV_ID: name an environment in its place, e.g. gym:FetchReach-v4"
+        text = "--task_suite_name gym:ENV_ID: replace ENV_ID by an environment, e.g. gym:FetchReach-v4"
         raise ConfigError.of("task_suite_name", "malformed", text)
     gymnasium = _gymnasium(env_id)
-    os.environ.setdefault("MUJOCO_GL", "egl")  # without a screen; MuJoCo reads it when it is imported
+    os.environ.setdefault("MUJOCO_GL", "egl")  # off-screen; MuJoCo reads it on import
     try:
         return gymnasium.make(env_id, **options)
-    except Exception as error:  # of gymnasium's registry, or whatever the environment raises
+    except Exception as error:  # from the registry or the environment
         text = f"--task_suite_name {suite}: Gymnasium cannot make it ({type(error).__name__}: {error})"
         raise ConfigError.of("task_suite_name", "unknown_name", text) from error
 
 
 @dataclass(frozen=True)
 class _Facts:
-    """What a suite's environment is.
+    """Properties of an environment.
 
     Attributes:
-        steps: its step limit.
-        action_dim, state_dim: dimensions of its actions, and of the vectors in its observation.
-        images: names of the images in its observation.
-        draws: whether it has the render mode `rgb_array`.
+        steps: step limit.
+        action_dim, state_dim: dimensions of the action and of the numeric part of the observation.
+        images: names of the images in the observation.
+        draws: whether the render mode `rgb_array` is available.
         frequency: steps per second.
     """
 
@@ -109,7 +109,7 @@ class _Facts:
 
 @functools.cache
 def _facts(suite: str) -> _Facts:
-    """Made once, without rendering; ConfigError if its spaces cannot be used."""
+    """Inspect an environment without rendering; ConfigError if its spaces are not supported."""
     env = _make(suite)
     try:
         actions, leaves = env.action_space, list(_leaves(env.observation_space.sample()))
@@ -135,60 +135,55 @@ _Leaf = tuple[str, np.ndarray]  # name and value of an array in an observation
 
 
 def _leaves(observation: Any, name: str = "") -> Iterator[_Leaf]:
-    """Name and value of each array in an observation, keys in order; names of parts are joined by dots."""
+    """Flatten an observation: (name, array) with sorted keys; nested names are joined by dots."""
     if isinstance(observation, Mapping):
-        parts = [(str(key), observation[key]) for key in sorted(observation)]
+        items = [(str(key), observation[key]) for key in sorted(observation)]
     elif isinstance(observation, (tuple, list)):
-        parts = [(str(number), part) for number, part in enumerate(observation)]
+        items = [(str(number), item) for number, item in enumerate(observation)]
     else:
         yield name or OBSERVATION, np.asarray(observation)
         return
-    for key, part in parts:
-        yield from _leaves(part, f"{name}.{key}" if name else key)
+    for key, item in items:
+        yield from _leaves(item, f"{name}.{key}" if name else key)
 
 
 def _state(leaves: Sequence[_Leaf]) -> np.ndarray:
-    """[P] float32: the numbers of an observation, by name; images and texts are left out."""
-    parts = [values for _, values in leaves if values.dtype.kind in "fiub" and not _is_picture(values)]
-    return np.concatenate([np.zeros(0, np.float32), *(values.astype(np.float32).ravel() for values in parts)])
-
-
-def _is_picture(values: np.ndarray) -> bool:
-    """Whether it is an image, or several."""
-    return values.dtype == np.uint8 and values.ndim >= 3
-
-
-def _is_image(values: np.ndarray) -> bool:
-    """Whether it is one image, [H, W, C] or [C, H, W] uint8 with 1 or 3 channels."""
-    return values.dtype == np.uint8 and values.ndim == 3 and bool({values.shape[0], values.shape[2]} & {1, 3})
-
-
-def _camera_of(name: str) -> str:
-    """The camera that shows an image of the observation: without slashes, which files of demonstrations do not take."""
-    return f"{OBSERVATION}.{name}" if name == CAMERA else re.sub(r"[/\\]", ".", name)
+    """Concatenate the numeric arrays of an observation, without images, to [P] float32."""
+    vectors = [np.zeros(0, np.float32)]
+    for _, values in leaves:
+        if values.dtype.kind in "fiub" and not (values.dtype == np.uint8 and values.ndim >= 3):
+            vectors.append(values.astype(np.float32).ravel())
+    return np.concatenate(vectors)
 
 
 def _images(leaves: Sequence[_Leaf]) -> list[_Leaf]:
-    """Camera and image of those in an observation."""
-    return [(_camera_of(name), values) for name, values in leaves if _is_image(values)]
+    """(camera, image) for each array [H, W, C] or [C, H, W] uint8 with 1 or 3 channels.
+
+    Camera names have no slashes, which are not allowed in files of demonstrations.
+    """
+    return [
+        (f"{OBSERVATION}.{name}" if name == CAMERA else re.sub(r"[/\\]", ".", name), values)
+        for name, values in leaves
+        if values.dtype == np.uint8 and values.ndim == 3 and {values.shape[0], values.shape[2]} & {1, 3}
+    ]
 
 
 def _image_names(suite: str, space: Any, leaves: Sequence[_Leaf]) -> tuple[str, ...]:
-    """The cameras of an observation space with these leaves; ConfigError if they cannot be told apart."""
+    """Cameras of an observation space with these leaves; ConfigError if names are ambiguous or images vary."""
     cameras = [camera for camera, _ in _images(leaves)]
-    twice = sorted({name for name in cameras if cameras.count(name) > 1})
+    ambiguous = sorted({name for name in cameras if cameras.count(name) > 1})
     text = ""
     if _varies(space):
-        text = "the number of parts of its observations varies"
-    elif twice:
-        text = f"several images of its observations would be the camera {', '.join(twice)}"
+        text = "the number of arrays in its observations varies"
+    elif ambiguous:
+        text = f"several images of its observations map to camera {', '.join(ambiguous)}"
     if text:
         raise ConfigError.of("task_suite_name", "unavailable", f"--task_suite_name {suite}: {text} ({space})")
     return tuple(cameras)
 
 
 def _varies(space: Any) -> bool:
-    """Whether a space has parts that differ from sample to sample."""
+    """Whether the structure of samples of a space varies."""
     from gymnasium import spaces
 
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
@@ -197,28 +192,27 @@ def _varies(space: Any) -> bool:
 
 
 def _in_color(image: np.ndarray) -> np.ndarray:
-    """[H, W, 3] of an image as `_images` finds them."""
+    """Convert an image from `_images` to [H, W, 3]."""
     if image.shape[2] not in (1, 3):
         image = np.moveaxis(image, 0, 2)
     return np.broadcast_to(image, (*image.shape[:2], 3))
 
 
 def list_tasks(suite: str, **kw: Any) -> list[TaskSpec]:
-    """The one task of a suite; `kw` are the fields of `GymOptions`. The environment is made, and nothing is drawn."""
+    """The single task of a suite; `kw` are the fields of `GymOptions`. Creates the environment without rendering."""
     options, facts = GymOptions(**kw), _facts(suite)
-    known = (CAMERA, *facts.images)
-    unknown = [name for name in options.cameras if name not in known]
-    if unknown:
-        text = f"unknown camera(s) {', '.join(unknown)}; known cameras: {', '.join(known)}"
+    available = (CAMERA, *facts.images)
+    if unknown := [name for name in options.cameras if name not in available]:
+        text = f"unknown camera(s) {', '.join(unknown)}; known cameras: {', '.join(available)}"
         raise ConfigError.of("cameras", "unknown_name", text)
     name = suite.removeprefix(PREFIX).rpartition(":")[2]
-    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", re.sub(r"-v\d+$", "", name).rpartition("/")[2])
+    title = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", re.sub(r"-v\d+$", "", name).rpartition("/")[2])
     return [
         TaskSpec(
             suite=suite,
             task_id=0,
             name=name,
-            instruction=options.gym_instruction or words.replace("_", " ").replace("-", " ").lower(),
+            instruction=options.gym_instruction or title.replace("_", " ").replace("-", " ").lower(),
             max_steps=options.max_steps or facts.steps,
             num_init_states=NUM_INIT_STATES,
             action_dim=facts.action_dim,
@@ -226,7 +220,7 @@ def list_tasks(suite: str, **kw: Any) -> list[TaskSpec]:
             control_freq=facts.frequency,
             propositions=("success",),
             machine="F(success)",
-            dense_reward=True,  # or at least not that of success
+            dense_reward=True,  # native rewards, not an indicator of success
         )
     ]
 
@@ -234,9 +228,9 @@ def list_tasks(suite: str, **kw: Any) -> list[TaskSpec]:
 class GymEnv:
     """One Gymnasium environment.
 
-    Actions [D] in [-1, 1] are scaled to the bounds of its action space. Proprio is its observation, without images; its
-    images are what it renders (`render`), or those of its observation. The initial state of a number is that of
-    `reset(seed=number)`. Rewards are its own. An episode that it ends without success is truncated.
+    Actions [D] in [-1, 1] are scaled to the bounds of the action space. Proprio is the observation without images;
+    images are rendered (`render`) or taken from the observation. The initial state id is the seed of `reset`. Rewards
+    are native. An episode that the environment ends without success is truncated.
 
     Privileged state: `observation` [P].
 
@@ -245,7 +239,7 @@ class GymEnv:
         options: validated options.
 
     Raises:
-        ConfigError: it cannot be made, or cannot draw.
+        ConfigError: it cannot be created, or does not render.
     """
 
     def __init__(self, spec: TaskSpec, options: GymOptions):
@@ -255,17 +249,18 @@ class GymEnv:
         space = self._env.action_space
         self._middle, self._half = (space.high + space.low) / 2.0, (space.high - space.low) / 2.0
         self._runner = ChunkRunner(spec.max_steps, options.success_hold_steps or 1, plays_on=options.plays_on)
-        self._seen: np.ndarray | None = None
+        self._state: np.ndarray | None = None  # [P]
         self._has_drawn = False
-        self._from_observation = [name for name in options.cameras if name != CAMERA]
-        self._shown: dict[str, np.ndarray] = {}  # the images of these cameras
+        self._observed_cameras = [name for name in options.cameras if name != CAMERA]
+        self._images: dict[str, np.ndarray] = {}  # of the observed cameras
         self._reward, self._ended = 0.0, (False, False)
 
     def reset(self, init_state_id: int, seed: int) -> Observation:
         """Start an episode. Raises ValueError for an `init_state_id` outside [0, num_init_states)."""
         self._require_open()
         check_init_state_id(self.task, init_state_id)
-        self._before_it_observes()
+        if self._observed_cameras:  # reset and step may render
+            self._take_context()
         observation, _ = self._env.reset(seed=init_state_id)
         self._keep(observation)
         self._ended = (False, False)
@@ -279,15 +274,16 @@ class GymEnv:
         if record_frames and not self.options.cameras:
             raise ValueError("frames cannot be recorded: the environment was made without cameras")
         frame = (lambda: self._picture(self.options.cameras[0])) if record_frames else None
-        parts = (self._advance, self._observe, frame)
-        return self._runner.play(actions, *parts, reward=lambda: self._reward, ended=lambda: self._ended)
+        return self._runner.play(
+            actions, self._advance, self._observe, frame, reward=lambda: self._reward, ended=lambda: self._ended
+        )
 
     def privileged_state(self) -> dict[str, np.ndarray]:
         """`observation` [P], for scripted experts."""
         self._require_open()
-        if self._seen is None:
+        if self._state is None:
             raise RuntimeError("no episode was started: call reset first")
-        return {"observation": self._seen.copy()}
+        return {"observation": self._state.copy()}
 
     def close(self) -> None:
         """Release the simulator. Safe to call twice."""
@@ -301,60 +297,56 @@ class GymEnv:
 
     def _advance(self, action: np.ndarray) -> tuple[bool, frozenset[str]]:
         space = self._env.action_space
-        played = np.clip(self._middle + self._half * action, space.low, space.high).astype(space.dtype)
-        self._before_it_observes()
-        observation, reward, terminated, truncated, info = self._env.step(played)
+        scaled = np.clip(self._middle + self._half * action, space.low, space.high).astype(space.dtype)
+        if self._observed_cameras:
+            self._take_context()
+        observation, reward, terminated, truncated, info = self._env.step(scaled)
         self._keep(observation)
         success = self._success(bool(terminated), info)
         self._reward, self._ended = float(reward), (bool(terminated), bool(truncated))
         return success, frozenset({"success"} if success else ())
 
     def _success(self, terminated: bool, info: Mapping[str, Any]) -> bool:
-        asked = self.options.gym_success
-        if asked == TERMINATED:
+        key = self.options.gym_success
+        if key == TERMINATED:
             return terminated
-        found = [key for key in ((asked,) if asked else SUCCESS_KEYS) if key in info]
-        if not found:
-            wanted = asked or " or ".join(SUCCESS_KEYS)
-            has = ", ".join(map(str, info)) or "nothing"
-            text = (
-                f"{self.task.suite} does not tell success: its info has {has} and no {wanted}; name another entry with "
-                f"--gym_success, or `{TERMINATED}` if an episode ends only by success"
-            )
-            raise ConfigError([Problem("gym_success", "mismatch", text)])
-        return bool(info[found[0]])
+        for name in (key,) if key else SUCCESS_KEYS:
+            if name in info:
+                return bool(info[name])
+        text = (
+            f"{self.task.suite} does not report success: its info has {', '.join(map(str, info)) or 'nothing'} and no "
+            f"{key or ' or '.join(SUCCESS_KEYS)}; select another entry with --gym_success, or `{TERMINATED}` if an "
+            "episode terminates only at success"
+        )
+        raise ConfigError.of("gym_success", "mismatch", text)
 
     def _observe(self) -> Observation:
         size, images = self.options.image_size, [self._picture(name) for name in self.options.cameras]
         stacked = np.stack(images) if images else np.empty((0, size, size, 3), np.uint8)
-        assert self._seen is not None
-        return Observation(stacked, self._seen.copy() if self.options.use_proprio else None, self.task.instruction)
-
-    def _before_it_observes(self) -> None:
-        if self._from_observation:  # it may draw them
-            self._take_context()
+        assert self._state is not None
+        return Observation(stacked, self._state.copy() if self.options.use_proprio else None, self.task.instruction)
 
     def _keep(self, observation: Any) -> None:
-        """Copy what is used of an observation, whose arrays the environment may use again."""
+        """Copy the used arrays of an observation, which the environment may overwrite."""
         leaves = list(_leaves(observation))
-        self._seen = _state(leaves)
-        images = dict(_images(leaves)) if self._from_observation else {}
-        if missing := [name for name in self._from_observation if name not in images]:
+        self._state = _state(leaves)
+        images = dict(_images(leaves)) if self._observed_cameras else {}
+        if missing := [name for name in self._observed_cameras if name not in images]:
             text = f"observations of {self.task.suite} lack the uint8 images that its space has: {', '.join(missing)}"
             raise ConfigError.of("cameras", "unavailable", text)
-        self._shown = {name: _in_color(images[name]).copy() for name in self._from_observation}
+        self._images = {name: _in_color(images[name]).copy() for name in self._observed_cameras}
 
     def _take_context(self) -> None:
-        """Gymnasium's MuJoCo viewers draw into whatever GL context is current: with two of them, black frames."""
+        """Make the GL context of Gymnasium's MuJoCo viewers current; they render into any current context otherwise."""
         viewers = getattr(getattr(self._env.unwrapped, "mujoco_renderer", None), "_viewers", {})
         for viewer in viewers.values():
             viewer.make_context_current()
         forget_current()
 
     def _picture(self, camera: str) -> np.ndarray:
-        """[H, W, 3] uint8, scaled to a square of `image_size` pixels."""
+        """Image [H, W, 3] uint8, scaled to a square of `image_size` pixels."""
         size = self.options.image_size
-        pixels = self._drawn() if camera == CAMERA else self._shown[camera]
+        pixels = self._drawn() if camera == CAMERA else self._images[camera]
         if pixels.shape[:2] == (size, size):
             return pixels.copy()
         import cv2
@@ -362,25 +354,25 @@ class GymEnv:
         return np.asarray(cv2.resize(pixels, (size, size), interpolation=cv2.INTER_AREA), np.uint8)
 
     def _drawn(self) -> np.ndarray:
-        """[H, W, 3] uint8, what the environment renders."""
+        """Rendered image [H, W, 3] uint8."""
         self._take_context()
         try:
             drawn = self._env.render()
-        except Exception as error:  # of the environment
+        except Exception as error:  # from the environment
             if self._has_drawn:
-                raise  # the attempt has failed, and may be repeated
+                raise  # a temporary failure
             raise self._draws_nothing(f"{type(error).__name__}: {error}".rstrip(": ")) from error
         pixels = np.asarray(drawn)
         if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3:
-            what = "nothing" if drawn is None else f"{pixels.dtype} {list(pixels.shape)}"
-            raise self._draws_nothing(f"{what}, not an image [H, W, 3] uint8")
+            result = "nothing" if drawn is None else f"{pixels.dtype} {list(pixels.shape)}"
+            raise self._draws_nothing(f"{result}, not an image [H, W, 3] uint8")
         self._has_drawn = True
         return pixels
 
     def _draws_nothing(self, instead: str) -> ConfigError:
         images = _facts(self.task.suite).images
-        see = f"; choose from the images of its observation with --cameras: {', '.join(images)}" if images else ""
-        text = f"{self.task.suite} does not draw with render_mode='rgb_array' ({instead}){see}"
+        hint = f"; select images of its observation with --cameras: {', '.join(images)}" if images else ""
+        text = f"{self.task.suite} does not render with render_mode='rgb_array' ({instead}){hint}"
         return ConfigError.of("cameras", "unavailable", text)
 
 

@@ -1,7 +1,4 @@
-"""The five LIBERO suites, and those of LIBERO-PRO and LIBERO-plus.
-
-Registering them imports neither LIBERO nor robosuite.
-"""
+"""The suites of LIBERO, LIBERO-PRO and LIBERO-plus. Registering them imports neither LIBERO nor robosuite."""
 
 from functools import partial
 

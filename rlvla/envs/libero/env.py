@@ -35,9 +35,9 @@ MAX_STEPS = {
     "libero_10": 520,
     "libero_90": 400,
 }
-# LIBERO-PRO: the suite with this at the end of its name -> what is perturbed in it.
+# LIBERO-PRO: suffix of the suite name -> perturbed aspect.
 AXES = {"_object": "object", "_swap": "position", "_lan": "semantic", "_task": "task"}
-_RETOLD = ("_lan", "_task")  # their instructions are in the definitions of the tasks, not in the names
+_LANGUAGE_VARIANTS = ("_lan", "_task")  # instructions from the task definitions instead of the names
 PRO_SUITES = tuple(
     base + axis for base in ("libero_spatial", "libero_object", "libero_goal", "libero_10") for axis in AXES
 )
@@ -54,10 +54,10 @@ ACTION_DIM, PROPRIO_DIM = 7, 8
 SETTLE_STEPS = 10
 NOOP = np.array([0, 0, 0, 0, 0, 0, -1], dtype=np.float32)  # no motion, open gripper
 MOVING = ("near", "grasped", "lifted")  # stages of moving an object
-# Meters: from the gripper to the object's center, and above where the object stood after the reset. Contacts are looked
-# at only where an object can be within the fingers' reach.
+# Meters: from the gripper to the object's center, and height above its position after the reset. Contacts are checked
+# only for objects closer than GRASPABLE.
 NEAR, LIFTED, GRASPABLE = 0.1, 0.04, 0.3
-# LIBERO ends an episode at the first step in which the goal holds.
+# LIBERO ends an episode at the first step at which the goal holds.
 HOLD_STEPS = 1
 
 
@@ -70,7 +70,7 @@ class LiberoOptions(SuiteOptions):
 
     Attributes:
         libero_assets: folder with LIBERO's meshes and textures.
-        settle_steps: no-op steps after a reset, in which objects drop onto their support.
+        settle_steps: no-op steps after a reset, during which objects settle on their support.
     """
 
     known_cameras: ClassVar[tuple[str, ...]] = tuple(CAMERAS)
@@ -90,14 +90,9 @@ class LiberoOptions(SuiteOptions):
 
 def instruction_of(name: str) -> str:
     """LIBERO's instruction for a task name: `KITCHEN_SCENE3_turn_on_the_stove` -> `turn on the stove`."""
-    words = name.split("_")
-    scene = next((index for index, word in enumerate(words) if word.startswith("SCENE")), -1)
-    return " ".join(words[scene + 1 :])
-
-
-def axis_of(suite: str) -> str:
-    """The end of a LIBERO-PRO suite's name, of `AXES`; "" for the suites of LIBERO."""
-    return next((axis for axis in AXES if suite in PRO_SUITES and suite.endswith(axis)), "")
+    tokens = name.split("_")
+    scene = next((index for index, token in enumerate(tokens) if token.startswith("SCENE")), -1)
+    return " ".join(tokens[scene + 1 :])
 
 
 def proposition_of(predicate: Sequence[str]) -> str:
@@ -107,12 +102,12 @@ def proposition_of(predicate: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class TaskFacts:
-    """What a task's propositions speak of.
+    """Goal of a task, from which its propositions follow.
 
     Attributes:
         goal: predicates of the goal, each with its arguments.
-        moved: objects that the goal wants to be moved.
-        operated: fixtures that it wants to be opened, closed or switched.
+        moved: objects to be moved.
+        operated: fixtures to be opened, closed or switched.
     """
 
     goal: tuple[tuple[str, ...], ...]
@@ -134,7 +129,7 @@ class TaskFacts:
     def propositions(self) -> tuple[str, ...]:
         """The goal's predicates; `near`, `grasped`, `lifted` of moved objects; `touched` of operated fixtures.
 
-        All but the predicates once for any of them, and once for each by name.
+        All but the predicates occur once for any object, and once per object with its name.
         """
         stages = [(kind, name) for name in self.moved for kind in MOVING] + [
             ("touched", name) for name in self.operated
@@ -145,17 +140,19 @@ class TaskFacts:
     @property
     def stages(self) -> tuple[tuple[str, ...], ...]:
         """See `TaskSpec.goals`."""
-        return tuple((*self._before(predicate[1]), proposition_of(predicate)) for predicate in self.goal)
-
-    def _before(self, subject: str) -> list[str]:
-        if subject in self.moved:
-            return [f"{kind}_{subject}" for kind in MOVING]
-        return [f"touched_{name}" for name in self.operated if f"{subject}_".startswith(f"{name}_")]
+        stages = []
+        for predicate in self.goal:
+            subject = predicate[1]
+            touched = [f"touched_{name}" for name in self.operated if f"{subject}_".startswith(f"{name}_")]
+            before = [f"{kind}_{subject}" for kind in MOVING] if subject in self.moved else touched
+            stages.append((*before, proposition_of(predicate)))
+        return tuple(stages)
 
 
 def list_tasks(suite: str, **kw) -> list[TaskSpec]:
     """The tasks of a suite; `kw` are the fields of `LiberoOptions`. MissingExtraError if LIBERO is not installed."""
-    options, axis = LiberoOptions(**kw), axis_of(suite)
+    options = LiberoOptions(**kw)
+    axis = next((axis for axis in AXES if suite in PRO_SUITES and suite.endswith(axis)), "")  # "" for LIBERO itself
     specs = []
     for task_id, name in enumerate(install.task_names_of(suite)):
         definition = install.bddl_file(suite, name).read_text(encoding="utf-8")
@@ -165,7 +162,7 @@ def list_tasks(suite: str, **kw) -> list[TaskSpec]:
                 suite=suite,
                 task_id=task_id,
                 name=name,
-                instruction=install.language_of(definition) if axis in _RETOLD else instruction_of(name),
+                instruction=install.language_of(definition) if axis in _LANGUAGE_VARIANTS else instruction_of(name),
                 max_steps=options.max_steps or MAX_STEPS[suite.removesuffix(axis)],
                 num_init_states=NUM_INIT_STATES,
                 action_dim=ACTION_DIM,
@@ -222,7 +219,7 @@ class LiberoEnv(MujocoArmEnv):
         bddl = install.bddl_file(spec.suite, spec.name)
         kind = libero.bddl_utils.get_problem_info(str(bddl))["problem_name"]
         task_class = with_edited_xml(libero.TASK_MAPPING[kind], partial(_lighter, fast=draws_fast))
-        # Fixtures are placed at random when a scene is built; the seed makes all processes agree.
+        # Building a scene places fixtures at random: use the same seed in all processes.
         with numpy_seed(BUILD_SEED), contextlib.redirect_stdout(io.StringIO()):
             env = task_class(str(bddl), robots=["Panda"], **physics_only(CONTROL_FREQ))
         env.visualize(vis_settings=dict.fromkeys(env._visualizations, False))  # hide the gripper markers
@@ -279,7 +276,7 @@ class LiberoEnv(MujocoArmEnv):
         return all(value for _, value in holds), events | self._stages()
 
     def _stages(self) -> frozenset[str]:
-        """Propositions about the gripper and what the goal wants moved or operated."""
+        """Propositions about the gripper and the moved objects and operated fixtures of the goal."""
         sim = self._sim
         hand = sim.data.site_xpos[sim.eef_site]
         stages: list[tuple[str, str]] = []

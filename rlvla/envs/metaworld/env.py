@@ -17,14 +17,14 @@ from rlvla.utils.errors import Problem
 SUITE = "metaworld"
 # Camera name -> MuJoCo's name.
 CAMERAS = {
-    "corner4": "corner4",  # where public evaluations put their `corner2`
+    "corner4": "corner4",  # the position of `corner2` in public evaluations
     "corner": "corner",
     "corner2": "corner2",
     "corner3": "corner3",
     "topview": "topview",
     "behind": "behindGripper",
     "wrist": "gripperPOV",
-    "sideview": "sideview",  # these two are not in the package
+    "sideview": "sideview",  # this and the next are not in the package
     "frontview": "frontview",
 }
 ACTION_DIM, PROPRIO_DIM, OBJECT_DIM = 4, 4, 35
@@ -33,9 +33,9 @@ STEPS, MAX_STEPS = 100, 500  # as in published reinforcement learning, and the l
 NUM_INIT_STATES = 10_000
 PROPOSITIONS = ("near", "grasped", "contact", "moved", "success")
 REWARD_RANGE = (0.0, 10.0)
-_NEAR, _MOVED = 0.06, 0.02  # meters between hand and object, and by which an object has to be displaced
-# The goals of many tasks are sites.
+_NEAR, _MOVED = 0.06, 0.02  # meters: distance of hand and object, displacement of an object
 _TABLE = Surface((-0.35, 0.45), (0.35, 0.90), 0.0)
+# With sites, which mark the goals of many tasks.
 _DRAWING = {"show_sites": True, "groups": (0, 1, 2), "show_sky": False, "light_meshes": True}
 
 
@@ -95,12 +95,12 @@ class MetaWorldEnv(MujocoArmEnv):
 
     Actions [4] in [-1, 1]: displacement of the hand (1 = 1 cm, world axes), and effort of the fingers (1 closes).
 
-    Proprio [4]: position of the hand in meters and how far the fingers are open, in [0, 1]. With `object_state`, the
+    Proprio [4]: position of the hand in meters and opening of the fingers in [0, 1]. With `object_state`, the
     other 35 numbers of the package's observation follow: objects now and one step before, and the goal.
 
-    Propositions: `contact` (the hand touches something that can move), `near` (that, or the fingers' center is within
-    6 cm of an object or handle), `grasped` (both fingers touch), `moved` (an object is 2 cm from where it was),
-    `success`. They are computed here: what the package calls near and grasped differs from task to task.
+    Propositions: `contact` (the hand touches a movable body), `near` (contact, or the fingers' center is within 6 cm of
+    an object or handle), `grasped` (both fingers touch), `moved` (an object is 2 cm from its initial position),
+    `success`. Except for success, they are computed here: the package defines near and grasped differently per task.
 
     Privileged state: `observation` [39] of the package.
 

@@ -1,4 +1,4 @@
-"""The scripted policies of the package `metaworld`, which reads their state from the package's observation."""
+"""The scripted policies of the package `metaworld`."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _HAND = slice(0, 3)  # of the observation
 class MetaWorldExpert:
     """A scripted policy of the package.
 
-    The package is imported at the first action: who asks for an expert may run in another interpreter than the
-    simulator (`--env_python`).
+    The package is imported at the first action, because experts are also created outside the simulator's interpreter
+    (`--env_python`).
 
     Args:
         env_name: the package's name of the task.
-        config: deviations from the best behavior. An offset moves where the policy believes its hand to be.
+        config: deviations from the best behavior. An offset shifts the hand position that the policy observes.
     """
 
     def __init__(self, env_name: str, config: ExpertConfig):
@@ -47,11 +47,11 @@ class MetaWorldExpert:
         observation = state["observation"].copy()
         observation[_HAND][:2] -= self._offset
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of actions beyond 1, which are clipped
+            warnings.simplefilter("ignore")  # about actions beyond 1, which are clipped
             action = self._policy.get_action(observation)
         return disturb(np.clip(action, -1.0, 1.0), _ARM, self.config, self._rng)
 
 
 def metaworld_expert(task: TaskSpec, config: ExpertConfig) -> MetaWorldExpert:
-    """The expert of a task."""
+    """Create the expert of a task."""
     return MetaWorldExpert(TASKS[task.task_id].env_name, config)

@@ -11,10 +11,10 @@ from rlvla.envs.mujoco.cameras import CameraPlacement
 from rlvla.utils.errors import MissingExtraError
 
 _FINGERS = (("rightpad", "rightclaw"), ("leftpad", "leftclaw"))
-# Cameras that stand on their heads, and the turn about the axis of view that sets them upright.
+# Cameras that are upside down in the package, and the half turn about the optical axis that corrects them.
 _ROLLED = ("corner", "corner2", "corner3", "corner4")
 _HALF_ROLL = np.array([0.0, 0.0, 0.0, 1.0])
-# From the right and from the front, so near that goals and objects are several pixels wide in an image of 64.
+# Close enough that goals and objects are several pixels wide in a 64-pixel image.
 _CLOSEUPS = {
     "sideview": CameraPlacement((0.85, 0.75, 0.55), (0.0, 0.72, 0.13), 34.0),
     "frontview": CameraPlacement((0.0, 1.45, 0.75), (0.0, 0.71, 0.10), 36.0),
@@ -22,7 +22,7 @@ _CLOSEUPS = {
 
 
 def _with_closeups(package: Any) -> type:
-    """An environment class of the package whose model has the cameras in `_CLOSEUPS` as well."""
+    """Subclass of a package environment whose model also has the cameras in `_CLOSEUPS`."""
 
     class WithCloseups(package):
         def _initialize_simulation(self) -> tuple[mujoco.MjModel, mujoco.MjData]:
@@ -38,15 +38,15 @@ def _with_closeups(package: Any) -> type:
 
 
 class MetaWorldSim:
-    """A task whose objects and goal are drawn anew for each initial state.
+    """Simulation of a task, with objects and goal sampled per initial state.
 
     Attributes:
         env: the package's environment.
         model: the compiled model.
         data: its state.
-        observation: [39] of the package: hand, fingers, objects, the same one step before, goal.
+        observation: [39] of the package: hand, fingers, objects; the same of the previous step; goal.
         reward: dense reward of the last step, in [0, 10].
-        info: what the package tells of the last step.
+        info: the package's `info` of the last step.
 
     Args:
         name: the package's name of the task.
@@ -66,16 +66,16 @@ class MetaWorldSim:
             raise MissingExtraError(text) from error
 
         self.env: Any = _with_closeups(ALL_V3_ENVIRONMENTS[name])()
-        # The space was made while goals were hidden, and would clip them to 0.
+        # The cached space hides goals and would clip them to 0.
         self.env._partially_observable = False
         self.env.__dict__.pop("sawyer_observation_space", None)
         self.env._freeze_rand_vec, self.env.seeded_rand_vec, self.env._set_task_called = False, True, True
         if spread != 1.0:
             space: Any = self.env._random_reset_space
             middle, half = (space.low + space.high) / 2, spread * (space.high - space.low) / 2
-            half[2::3] /= spread  # heights stay, or goals would lie below the table
+            half[2::3] /= spread  # keep heights, or goals would lie below the table
             self.env._random_reset_space = type(space)(middle - half, middle + half, dtype=space.dtype)
-            # What is observed of the goal is clipped to this space.
+            # Observed goals are clipped to this space.
             self.env.goal_space = type(space)(-np.inf, np.inf, self.env.goal_space.shape, np.float64)
         self.model: mujoco.MjModel = self.env.model
         self.data: mujoco.MjData = self.env.data
@@ -95,18 +95,18 @@ class MetaWorldSim:
             mujoco.mju_mulQuat(self.model.cam_quat[camera], self.model.cam_quat[camera].copy(), _HALF_ROLL)
 
     def _below(self, name: str) -> np.ndarray:
-        """[nbody] bool: a body and all that hang on it; none if there is no such body."""
-        found = np.zeros(self.model.nbody, dtype=bool)
+        """Mask [nbody] bool of a body and its descendants; all False if there is no such body."""
+        subtree = np.zeros(self.model.nbody, dtype=bool)
         first = mujoco.mj_name2id(self.model, mujoco.mjtObj.mjOBJ_BODY, name)
         if first >= 0:
-            found[first] = True
+            subtree[first] = True
             for body in range(first + 1, self.model.nbody):
-                found[body] = found[self.model.body_parentid[body]]
-        return found
+                subtree[body] = subtree[self.model.body_parentid[body]]
+        return subtree
 
-    def reset(self, number: int) -> None:
-        """Start from an initial state."""
-        self.env.seed(number)
+    def reset(self, init_state_id: int) -> None:
+        """Start an episode."""
+        self.env.seed(init_state_id)
         self.observation, _ = self.env.reset()
         self._start = self._objects().copy()
 
@@ -117,24 +117,24 @@ class MetaWorldSim:
 
     @property
     def success(self) -> bool:
-        """What the package says of the last step."""
+        """Success of the last step, as defined by the package."""
         return bool(self.info["success"] > 0.5)
 
     def touching(self) -> list[bool]:
-        """Whether the hand touches something that can move, and whether each of the two fingers does."""
+        """Whether the hand, the right and the left finger touch a movable body."""
         first, second = self.data.contact.geom.T
-        parts = (self._hand, *self._fingers)
-        hits = [(part[first] & self._movable[second]) | (self._movable[first] & part[second]) for part in parts]
+        bodies = (self._hand, *self._fingers)
+        hits = [(body[first] & self._movable[second]) | (self._movable[first] & body[second]) for body in bodies]
         return [bool(hit.any()) for hit in hits]
 
     def distance(self) -> float:
-        """From the center of the fingers to the nearest object or handle, in meters."""
+        """Distance from the center of the fingers to the nearest object or handle, in meters."""
         return float(np.linalg.norm(self._objects() - self.env.tcp_center, axis=1).min())
 
     def displacement(self) -> float:
-        """The largest distance of an object from where it was at first, in meters."""
+        """Maximum distance of an object from its initial position, in meters."""
         return float(np.linalg.norm(self._objects() - self._start, axis=1).max())
 
     def _objects(self) -> np.ndarray:
-        """[N, 3] positions."""
+        """Object positions [N, 3]."""
         return np.asarray(self.env._get_pos_objects(), dtype=np.float64).reshape(-1, 3)

@@ -1,6 +1,6 @@
-"""The fifty tasks of Meta-World: names in the order of the package, groups, and sentences.
+"""The fifty tasks of Meta-World: names in the order of the package, task groups and instructions.
 
-The package has no language. Each task has one instruction and two paraphrases, which are for evaluation only.
+The package has no instructions. The two paraphrases of each task are for evaluation only.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ class MetaWorldTask:
 
     Attributes:
         name: the package's name without its version.
-        instruction: what the policy is told.
-        paraphrases: the same in other words.
+        instruction: language instruction.
+        paraphrases: paraphrases of the instruction.
     """
 
     name: str
@@ -200,7 +200,7 @@ TASKS = tuple(MetaWorldTask(name, said, (first, second)) for name, (said, first,
 
 _ML10_TEST = ("drawer-open", "door-close", "shelf-place", "sweep-into", "lever-pull")
 _ML45_TEST = ("bin-picking", "box-close", "hand-insert", "door-lock", "door-unlock")
-# The benchmarks of the package: tasks to train on, and tasks that are not seen in training.
+# The benchmarks of the package: training tasks and held-out tasks.
 GROUPS = {
     "MT10": (
         *("reach", "push", "pick-place", "door-open", "drawer-open", "drawer-close", "button-press-topdown"),

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class MujocoArmEnv:
     """Base of `RobosuiteEnv`, `LiberoEnv` and `MetaWorldEnv`.
 
-    They add `reset`, `_advance`, `_proprio` and `privileged_state`.
+    Subclasses implement `reset`, `_advance`, `_proprio` and `privileged_state`.
 
     Args:
         task: the task, including the step limit.
@@ -28,7 +28,7 @@ class MujocoArmEnv:
         cameras: camera name -> MuJoCo's name.
         hold_steps: consecutive successful steps that end an episode.
         perturbed: if the suite can be perturbed: surface for distractors, and paraphrases of the instruction.
-        drawing: how to draw, see `Renderer`.
+        drawing: options of `Renderer`.
 
     Raises:
         ConfigError: no working GL.
@@ -54,22 +54,22 @@ class MujocoArmEnv:
         self._renderer: Renderer | None = None
         if self._cameras:
             self._renderer = Renderer(simulator.model, options.image_size, options.render_quality, **drawing)
-        self._reward: Callable[[], float] | None = None  # the simulator's own, of the last step
+        self._reward: Callable[[], float] | None = None  # native reward of the last step
         self._runner = ChunkRunner(task.max_steps, hold_steps, plays_on=options.plays_on)
         if perturbed is not None and isinstance(options, PerturbedOptions) and options.perturb:
             self._perturb(levels(options.perturb), *perturbed)
 
-    def _perturb(self, asked: Mapping[str, float], surface: Surface, paraphrases: Sequence[str]) -> None:
+    def _perturb(self, levels: Mapping[str, float], surface: Surface, paraphrases: Sequence[str]) -> None:
         from rlvla.envs.mujoco.perturbation import Perturbation
 
-        self._perturbation = Perturbation(self._sim.model, asked, self._cameras, surface, self.task.name)
+        self._perturbation = Perturbation(self._sim.model, levels, self._cameras, surface, self.task.name)
         if self._renderer is not None:
             self._renderer.decorate = self._perturbation.decorate
-        if "instruction" in asked:
-            self._instruction = paraphrases[int(asked["instruction"]) - 1]
+        if "instruction" in levels:
+            self._instruction = paraphrases[int(levels["instruction"]) - 1]
 
     def _begin(self, init_state_id: int) -> Observation:
-        """Begin an episode whose initial state is set; returns the first observation."""
+        """Start the episode after the initial state is set; returns the first observation."""
         self._runner.begin()
         if self._perturbation is not None:
             self._perturbation.begin(self._sim.data, init_state_id)

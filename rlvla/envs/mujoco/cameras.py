@@ -1,4 +1,4 @@
-"""Where cameras stand that a simulator's package does not have."""
+"""Additional cameras for MuJoCo models."""
 
 from __future__ import annotations
 

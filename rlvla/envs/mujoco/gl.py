@@ -60,6 +60,6 @@ def make_current(context: Any) -> None:
 
 
 def forget_current() -> None:
-    """Say that another library may have made a context of its own current."""
+    """Invalidate the cached current context, after another library may have changed it."""
     global _current
     _current = None

@@ -23,7 +23,7 @@ from rlvla.utils.files import write_atomic
 
 KEPT_FRACTION = 1 / 6
 MIN_FACES = 700  # smaller meshes are kept as they are; larger ones are not reduced below this
-# Part of the names of cached files, so that files made by another method are not reused.
+# Part of the cache key, so that files of another method are not reused.
 _RECIPE = f"quadric-{KEPT_FRACTION:.4f}-{MIN_FACES}-1"
 
 
@@ -102,9 +102,10 @@ _DRAWN = (
 
 @contextmanager
 def lightly_drawn(model: mujoco.MjModel) -> Iterator[None]:
-    """Inside the block the meshes of a compiled model are simplified, those without textures.
+    """Temporarily simplify the meshes without textures of a compiled model.
 
-    For the time in which a drawing context copies them: collisions, which use the same arrays, must not be computed.
+    For the creation of a drawing context, which copies them. Do not compute collisions inside the block: they use the
+    same arrays.
     """
     saved = {name: getattr(model, name).copy() for name in _DRAWN}
     try:
@@ -117,7 +118,7 @@ def lightly_drawn(model: mujoco.MjModel) -> Iterator[None]:
 
 
 def _lighten(model: mujoco.MjModel, mesh: int) -> None:
-    """Put a simplified mesh, with smooth normals, in the place of a mesh of a compiled model."""
+    """Replace a mesh of a compiled model by a simplified one with smooth normals."""
     first, face = model.mesh_vertadr[mesh], model.mesh_faceadr[mesh]
     number, faces = model.mesh_vertnum[mesh], model.mesh_facenum[mesh]
     points = model.mesh_vert[first : first + number]
@@ -154,7 +155,7 @@ def _read_mesh(file: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _welded(vertices: np.ndarray, faces: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Numbers of distinct vertices, and the faces by them: those that share none would be simplified one by one."""
+    """Merge equal vertices, so that faces are connected; returns the indices of distinct vertices and the faces."""
     _, first, welded = np.unique(vertices, axis=0, return_index=True, return_inverse=True)
     return first, welded.reshape(-1)[faces].astype(np.int32)
 

@@ -1,4 +1,4 @@
-"""Perturbations drawn by MuJoCo: cameras, lights, colors of what does not move, and objects that are only seen."""
+"""Visual perturbations of MuJoCo models: cameras, lights, colors of static geometry, and visual distractors."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ import numpy as np
 from rlvla.envs.perturbations import Surface
 from rlvla.utils.seeding import derive_rng
 
-_FAR, _NEAR_HAND, _TURN = 0.10, 0.02, 10.0  # meters, meters of a camera that moves along, degrees
+_FAR, _NEAR_HAND, _TURN = 0.10, 0.02, 10.0  # meters, meters for a camera on a moving body, degrees
 _BRIGHTNESS, _TINT = 0.7, 0.3
 # Distractors; lengths in meters.
-_FREE = 0.08  # to the center of anything that moves, and of each other
-_TRIES = 50  # places that are looked at for each
-_CORNER = 0.04  # half the side of the square of ground below one
-_ACROSS = 5  # points along a side at which that ground is looked at
-_LEVEL = 0.002  # differences of its height
-_OFF = 0.12  # how far it may be from the height of the surface
-_ABOVE, _ROOM = 0.6, 0.07  # one looks down from above, through what moves higher than this
+_FREE = 0.08  # minimum distance from moving bodies and from each other
+_TRIES = 50  # candidate positions per distractor
+_CORNER = 0.04  # half side of the square of ground that must be level
+_ACROSS = 5  # rays along a side of that square
+_LEVEL = 0.002  # tolerance of its height
+_OFF = 0.12  # maximum height difference from the surface
+_ABOVE, _ROOM = 0.6, 0.07  # height of the ray origin, and minimum height of moving geometry above a distractor
 _SHAPES = (mujoco.mjtGeom.mjGEOM_BOX, mujoco.mjtGeom.mjGEOM_SPHERE, mujoco.mjtGeom.mjGEOM_CYLINDER)
-# Neither red nor green, by which instructions name objects.
+# Neither red nor green, which instructions use to name objects.
 _COLORS = ((0.1, 0.2, 0.8), (0.9, 0.8, 0.1), (0.5, 0.1, 0.6), (0.1, 0.7, 0.8), (0.05, 0.05, 0.05), (0.85, 0.85, 0.85))
 # The fields of a model that are changed.
 _FIELDS = ("cam_pos", "cam_quat", "light_diffuse", "light_ambient", "geom_rgba")
 
 
 class Perturbation:
-    """Changes how a model looks, anew for each initial state.
+    """Perturbs the appearance of a model, with a new draw for each initial state.
 
     Args:
         model: the compiled model.
-        levels: kind -> level, see `rlvla.envs.perturbations`; kinds that are not drawn are left to the environment.
-        cameras: ids of the cameras that are used.
-        surface: where distractors stand.
-        task: name of the task, on which the draws depend.
+        levels: kind -> level, see `rlvla.envs.perturbations`; non-visual kinds are left to the environment.
+        cameras: ids of the cameras in use.
+        surface: the surface for distractors.
+        task: name of the task, part of the random seed.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Perturbation:
         self._objects: list[tuple[int, np.ndarray, np.ndarray, np.ndarray]] = []
 
     def begin(self, data: mujoco.MjData, init_state_id: int) -> None:
-        """Draw for an initial state whose objects are in place."""
+        """Sample for an initial state; its objects must be placed."""
         for name, values in self._original.items():
             getattr(self._model, name)[:] = values
         self._model.vis.headlight.diffuse[:], self._model.vis.headlight.ambient[:] = self._headlight
@@ -59,7 +59,7 @@ class Perturbation:
 
         for kind, level in self._levels.items():
             if kind == "camera":
-                for camera in self._cameras:  # each alone, whichever others there are
+                for camera in self._cameras:  # independent of the other cameras
                     self._move_camera(camera, level, rng(kind, self._model.camera(camera).name))
             elif kind == "light":
                 self._change_lights(level, rng(kind))
@@ -70,7 +70,7 @@ class Perturbation:
         mujoco.mj_camlight(self._model, data)
 
     def decorate(self, scene: mujoco.MjvScene) -> None:
-        """Add the distractors to a scene that is about to be drawn."""
+        """Add the distractors to a scene."""
         for shape, size, position, color in self._objects:
             if scene.ngeom < scene.maxgeom:
                 mujoco.mjv_initGeom(scene.geoms[scene.ngeom], shape, size, position, np.eye(3).ravel(), color)
@@ -95,7 +95,7 @@ class Perturbation:
             values[:] = np.clip(values * factor, 0.0, 1.0)
 
     def _color(self, level: float, rng: np.random.Generator) -> None:
-        """One color for all geoms of a material, so that what belongs together stays together."""
+        """Mix a random color into each static material, or each geom without a material."""
         model, of_material = self._model, dict[int, np.ndarray]()
         for geom in self._static:
             material = int(model.geom_matid[geom])
@@ -124,7 +124,7 @@ class Perturbation:
             self._objects.append((int(shape), np.array(size), place + [0.0, 0.0, height], color))
 
     def _free_place(self, data: mujoco.MjData, spots: np.ndarray, taken: Sequence[np.ndarray]) -> np.ndarray | None:
-        """The first of the spots [n, 2] that is free, with the height of the ground there; None if none is."""
+        """The first free spot of [n, 2], with the height of its ground, [3]; None if there is none."""
         for spot in spots:
             if all(np.linalg.norm(spot - other) > _FREE for other in taken):
                 ground = self._ground(data, spot)
@@ -133,17 +133,17 @@ class Perturbation:
         return None
 
     def _ground(self, data: mujoco.MjData, spot: np.ndarray) -> float | None:
-        """Height of the ground on which a distractor would stand; None if it is not level, or something is there."""
+        """Height of the ground below a distractor; None if it is not level or is occupied."""
         along = np.linspace(-_CORNER, _CORNER, _ACROSS)
         heights = [self._look_down(data, spot + [x, y]) for x in along for y in along]
-        found = [height for height in heights if height is not None]
-        if len(found) < len(heights) or max(found) - min(found) > _LEVEL:
+        ground = [height for height in heights if height is not None]
+        if len(ground) < len(heights) or max(ground) - min(ground) > _LEVEL:
             return None
-        off = found[0] - self._surface.height
-        return self._surface.height if abs(off) < _LEVEL else found[0] if abs(off) < _OFF else None
+        off = ground[0] - self._surface.height
+        return self._surface.height if abs(off) < _LEVEL else ground[0] if abs(off) < _OFF else None
 
     def _look_down(self, data: mujoco.MjData, at: np.ndarray) -> float | None:
-        """Height of what does not move under a point; None if something that moves is on it, but not high above."""
+        """Height of static geometry under a point; None if moving geometry is on or closely above it."""
         hit, down = np.zeros(1, dtype=np.int32), np.array([0.0, 0.0, -1.0])
         height = self._surface.height + _ABOVE
         while True:
@@ -155,4 +155,4 @@ class Perturbation:
                 return height
             if height < self._surface.height + _ROOM:
                 return None
-            height -= 1e-6  # out of the surface that was hit
+            height -= 1e-6  # below the surface that was hit

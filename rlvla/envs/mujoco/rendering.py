@@ -54,7 +54,7 @@ class Renderer:
         image_size: height and width in pixels.
         quality: "fast" (no shadows, reflections, multisampling) or "full".
         show_sites: whether to draw the sites of the groups that MuJoCo shows by default.
-        groups: the groups of geoms that are drawn; by default robosuite's visual ones.
+        groups: the geom groups to draw; by default robosuite's visual group.
         show_sky: whether "fast" draws skybox and haze.
         light_meshes: whether "fast" draws simplified meshes; the model keeps its own.
 

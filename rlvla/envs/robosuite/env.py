@@ -41,7 +41,7 @@ CAMERAS = {
     "birdview": "birdview",
     "robotview": "robot0_robotview",
 }
-ACTION_DIM, PROPRIO_DIM = 7, 6  # one less without a gripper
+ACTION_DIM, PROPRIO_DIM = 7, 6  # minus one without a gripper
 NUM_INIT_STATES = 10_000
 HOLD_SECONDS = 0.25  # how long success must last to end an episode
 ACTION_SPACES = ("osc", "primitives")
@@ -60,9 +60,9 @@ class RobosuiteOptions(PerturbedOptions):
         control_freq: control steps per simulated second.
         action_space: "osc" for actions of the controller, "primitives" for action primitives, see
             `rlvla.envs.robosuite.primitives`.
-        primitives: names of the primitives on offer; () for all of the task.
+        primitives: names of the available primitives; () for all of the task.
         object_state: append the state of the task's objects to proprio, see `TaskFacts.object_state`.
-        dense_reward: the simulator's own reward is robosuite's shaped one, in [0, 1].
+        dense_reward: the native reward is robosuite's shaped reward, in [0, 1].
     """
 
     known_cameras: ClassVar[tuple[str, ...]] = tuple(CAMERAS)
@@ -80,30 +80,29 @@ class RobosuiteOptions(PerturbedOptions):
         choices=ACTION_SPACES,
     )
     primitives: tuple[str, ...] = arg(
-        (), "names of the action primitives on offer (default: all of the task)", nargs="+", metavar="NAME"
+        (), "names of the available action primitives (default: all of the task)", nargs="+", metavar="NAME"
     )
     object_state: bool = arg(False, "append position and orientation of the task's objects to proprio")
     dense_reward: bool = arg(
-        False, "the simulator's own reward (sources env and env_progress) is the package's shaped one, not success"
+        False, "use the shaped reward of robosuite instead of success in the reward sources env and env_progress"
     )
 
     def problems(self) -> list[Problem]:
         """All problems of the values."""
         problems = super().problems()
-        known = [name for name, _ in PRIMITIVES]
-        unknown = [name for name in self.primitives if name not in known]
-        if unknown:
-            text = f"--primitives: there is no {', '.join(unknown)}; known: {', '.join(known)}"
+        names = [name for name, _ in PRIMITIVES]
+        if unknown := [name for name in self.primitives if name not in names]:
+            text = f"--primitives: there is no {', '.join(unknown)}; known: {', '.join(names)}"
             problems.append(Problem("primitives", "unknown_name", text))
         if self.primitives and not self.has_primitives:
-            text = "--primitives: actions are those of the controller; give --action_space primitives as well"
+            text = "--primitives needs --action_space primitives"
             problems.append(Problem("primitives", "needs_flag", text))
         return problems
 
     @property
     def has_primitives(self) -> bool:
         """Whether actions are primitives."""
-        return self.action_space == ACTION_SPACES[1]
+        return self.action_space == "primitives"
 
 
 def list_tasks(**kw) -> list[TaskSpec]:
@@ -113,15 +112,15 @@ def list_tasks(**kw) -> list[TaskSpec]:
 
 
 def task_problems(tasks: Sequence[TaskSpec], options: Mapping[str, Any]) -> list[Problem]:
-    """Tasks whose objects cannot be placed from wider ranges, or whose shaped reward cannot be had."""
+    """Problems of options that some of the tasks do not support."""
     problems = []
     fixed = [task.name for task in tasks if not TASKS[task.task_id].can_spread]
     if fixed and "initial_state" in levels(options.get("perturb", ())):
-        text = f"--perturb initial_state: the objects of {', '.join(fixed)} cannot be placed further apart; "
-        problems.append(Problem("perturb", "unavailable", f"{text}leave these out"))
+        text = f"--perturb initial_state: not available for {', '.join(fixed)}; leave these out"
+        problems.append(Problem("perturb", "unavailable", text))
     counting = [task.name for task in tasks if TASKS[task.task_id].facts is WipeFacts]
     if counting and options.get("dense_reward"):
-        text = f"--dense_reward: {', '.join(counting)} counts what was wiped when its reward is computed; leave it out"
+        text = f"--dense_reward: not available for {', '.join(counting)}, whose reward computation changes its state"
         problems.append(Problem("dense_reward", "unavailable", text))
     return problems
 
@@ -192,8 +191,8 @@ class RobosuiteEnv(MujocoArmEnv):
             return lighten_visual_meshes(xml) if options.render_quality == "fast" and options.cameras else xml
 
         simulator = RobosuiteSim(build_robosuite(spec.name, options.control_freq, edit_xml))
-        if "initial_state" in (asked := levels(options.perturb)):
-            simulator.spread_objects(1.0 + asked["initial_state"])
+        if spread := levels(options.perturb).get("initial_state"):
+            simulator.spread_objects(1.0 + spread)
         hold_steps = options.success_hold_steps or math.ceil(HOLD_SECONDS * options.control_freq)
         self._facts, self._shows_objects = task.facts(simulator), options.object_state
         table = Surface(task.workspace.low[:2], task.workspace.high[:2], _TABLE_HEIGHT)
@@ -221,15 +220,15 @@ class RobosuiteEnv(MujocoArmEnv):
             return super()._play(actions, frame)
         name, params = self._primitives.chosen(actions[0])
         keypoints = self._facts.keypoints().get(name, ())
-        suits = affordance(name, self._primitives.target(name, params), keypoints)
+        score = affordance(name, self._primitives.target(name, params), keypoints)
         steps = (step.astype(np.float32) for step in self._primitives.start(actions[0]))
         action = next(steps, None)
-        played: list[np.ndarray] = []
+        step_actions: list[np.ndarray] = []
 
         def advance(row: np.ndarray) -> tuple[bool, frozenset[str]]:
             nonlocal action
             assert action is not None
-            played.append(action)
+            step_actions.append(action)
             outcome = self._advance(action)
             action = next(steps, None)
             return outcome
@@ -237,9 +236,9 @@ class RobosuiteEnv(MujocoArmEnv):
         result = self._runner.play(
             actions, advance, self._observe, frame, reward=self._reward, done=lambda: action is None
         )
-        lost = np.zeros(len(actions), dtype=np.float32)
-        lost[0] = suits - 1.0
-        result.components, result.step_actions = {AFFORDANCE: lost}, np.stack(played)
+        penalties = np.zeros(len(actions), dtype=np.float32)
+        penalties[0] = score - 1.0
+        result.components, result.step_actions = {AFFORDANCE: penalties}, np.stack(step_actions)
         return result
 
     def _hand(self) -> tuple[np.ndarray, np.ndarray]:
@@ -290,11 +289,10 @@ def make(task_id: int, **kw) -> RobosuiteEnv:
     """
     spec, options = task_of(SUITE, list_tasks(**kw), task_id), RobosuiteOptions(**kw)
     task = TASKS[task_id]
-    missing = [name for name in options.cameras if name in task.missing_cameras]
-    if missing:
+    if missing := [name for name in options.cameras if name in task.missing_cameras]:
         raise ConfigError(f"robosuite's {task.name} has no camera {', '.join(missing)}; choose another")
     if options.primitives and not spec.primitives:
-        known = ", ".join(name for name, _ in task.primitives)
-        text = f"robosuite's {task.name} has no primitive {', '.join(options.primitives)}; it has {known}"
+        names = ", ".join(name for name, _ in task.primitives)
+        text = f"robosuite's {task.name} has no primitive {', '.join(options.primitives)}; it has {names}"
         raise ConfigError.of("primitives", "unavailable", text)
     return RobosuiteEnv(spec, options)

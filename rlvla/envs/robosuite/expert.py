@@ -137,7 +137,7 @@ class StackExpert:
         return error, (turn + math.pi) % (2.0 * math.pi) - math.pi
 
     def _choose_yaw(self, state: dict[str, np.ndarray]) -> float:
-        """The nearest yaw of the hand aligned with cube A that puts no finger between cubes that are close together."""
+        """The nearest yaw aligned with cube A at which no finger is between cubes that are close together."""
         hand = yaw_of(state["eef_quat"])
         yaw = hand + quarter_turn(yaw_of(state["cubeA_quat"]) - hand)
         way = state["cubeB_pos"][:2] - state["cubeA_pos"][:2]
@@ -198,15 +198,15 @@ _EXPERTS: dict[str, Callable[[ExpertConfig], Expert]] = {"Lift": LiftExpert, "St
 
 
 def make_robosuite_expert(task_name: str, config: ExpertConfig) -> Expert:
-    """The expert of a robosuite task.
+    """Create the expert of a robosuite task.
 
     Raises:
         ConfigError: the task has no expert.
     """
     if task_name not in _EXPERTS:
         raise ConfigError(
-            f"no scripted expert for robosuite task {task_name}; there are: {', '.join(_EXPERTS)}. A policy that was "
-            "trained on state can play instead (--policy FOLDER)"
+            f"no scripted expert for robosuite task {task_name}; there are: {', '.join(_EXPERTS)}. Record a policy "
+            "that was trained on state instead (--policy FOLDER)"
         )
     return _EXPERTS[task_name](config)
 

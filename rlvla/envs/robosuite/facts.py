@@ -30,7 +30,7 @@ OPENED_ANGLE = 0.3  # angle of the door's hinge in radians: robosuite's success
 ABOVE_BIN_HEIGHT = 0.15  # of the can above the bottom of the first bin
 NUT_LIFTED_HEIGHT = 0.1  # above the table top
 STACKED_HEIGHT = 0.045  # between the centers of two cubes, one on the other
-RELEASE_HEIGHT = 0.1  # of the hand above the bottom of a bin, and above the middle of a peg, when it lets go
+RELEASE_HEIGHT = 0.1  # of the hand above the bottom of a bin, and above the middle of a peg
 PEG_DISTANCE = 0.03  # horizontal, from the nut to the axis of its peg
 
 
@@ -60,14 +60,14 @@ class TaskFacts(Protocol):
         ...
 
     def object_state(self) -> np.ndarray:
-        """What a policy without images needs to know of the objects, [object_state_dim].
+        """Object state for policies without images, [object_state_dim].
 
-        Positions relative to `origin`, directions along which to grasp as in `rlvla.envs.robosuite.rotation.grasp_yaw`.
+        Positions are relative to `origin`, grasp directions as in `rlvla.envs.robosuite.rotation.grasp_yaw`.
         """
         ...
 
     def keypoints(self) -> Keypoints:
-        """Positions that the target of a primitive should be near; none for one that needs no object."""
+        """Target positions per primitive, for its affordance; primitives that need no object are missing."""
         ...
 
 
@@ -91,6 +91,7 @@ def _vertical_axis(quat: np.ndarray) -> np.ndarray:
 
 
 def _table_top(sim: RobosuiteSim) -> np.ndarray:
+    """Center [3] of the table top."""
     return np.array(sim.env.model.mujoco_arena.table_offset, dtype=np.float64)
 
 
@@ -112,9 +113,8 @@ class LiftFacts:
 
     def events(self) -> frozenset[str]:
         """Names of the propositions that currently hold."""
-        apart = self._cube.position - self.sim.data.site_xpos[self.sim.eef_site]
         return _holding(
-            reached=np.linalg.norm(apart) < CUBE_REACHED_DISTANCE,
+            reached=np.linalg.norm(self._cube.position - _hand(self.sim)) < CUBE_REACHED_DISTANCE,
             grasped=self.sim.grasped(self._cube.geoms),
             lifted=self._cube.position[2] > self.origin[2] + LIFTED_HEIGHT,
         )
@@ -196,7 +196,7 @@ class StackFacts:
         )
 
     def keypoints(self) -> Keypoints:
-        """Cube A, and its place on cube B."""
+        """Cube A, and its target on cube B."""
         place = self._b.position + [0.0, 0.0, STACKED_HEIGHT]
         return {"grasp": [self._a.position], "push": [self._a.position, self._b.position], "reach": [place]}
 
@@ -215,14 +215,11 @@ class DoorFacts:
         self._hinge, self._latch = env.hinge_qpos_addr, env.handle_qpos_addr
         self._frame = sim.data.xquat[sim.model.body(env.door.root_body).id]
 
-    def _distance(self) -> float:
-        return float(np.linalg.norm(self.sim.data.site_xpos[self.sim.eef_site] - self._handle))
-
     def events(self) -> frozenset[str]:
         """Names of the propositions that currently hold."""
         qpos = self.sim.data.qpos
         return _holding(
-            reached=self._distance() < REACHED_DISTANCE,
+            reached=np.linalg.norm(_hand(self.sim) - self._handle) < REACHED_DISTANCE,
             unlatched=abs(qpos[self._latch]) > UNLATCHED_ANGLE,
             opened=qpos[self._hinge] > OPENED_ANGLE,
         )
@@ -289,7 +286,7 @@ class PickPlaceCanFacts:
         }
 
     def object_state(self) -> np.ndarray:
-        """Can: position [3], its axis [3], from the hand to it [3], from it to its place [3], whether it is grasped."""
+        """Can: position [3], axis [3], from the hand to it [3], from it to its target [3], whether it is grasped."""
         can = self._can.position
         return np.array(
             [
@@ -302,7 +299,7 @@ class PickPlaceCanFacts:
         )
 
     def keypoints(self) -> Keypoints:
-        """The can, and where to let go of it."""
+        """The can, and its release position."""
         place = self._target + np.array([0.0, 0.0, RELEASE_HEIGHT])
         return {"grasp": [self._can.position], "push": [self._can.position], "reach": [place]}
 
@@ -355,7 +352,7 @@ class NutAssemblyRoundFacts:
         )
 
     def keypoints(self) -> Keypoints:
-        """The handle of the nut, and where it is when the nut is over its peg."""
+        """The handle of the nut, and its position when the nut is over the peg."""
         place = self._peg + self._handle - self._nut.position + [0.0, 0.0, RELEASE_HEIGHT]
         return {"grasp": [self._handle], "push": [self._handle], "reach": [place]}
 
@@ -384,7 +381,7 @@ class WipeFacts:
             w25=wiped >= 0.25,
             w50=wiped >= 0.5,
             w100=wiped >= 1.0,
-            collision=self.sim.arm_in_trouble(),
+            collision=self.sim.arm_in_collision(),
         )
 
     def state(self) -> State:
@@ -398,7 +395,7 @@ class WipeFacts:
         }
 
     def object_state(self) -> np.ndarray:
-        """Dirt: mean position of what is left [3], from the tool to the nearest of it [3], share that is wiped."""
+        """Remaining dirt: mean position [3], from the tool to the nearest marker [3]; fraction wiped."""
         env, tool, left = self.sim.env, _hand(self.sim), self._left()
         if not len(left):
             return np.array([0.0] * 6 + [1.0])
@@ -407,12 +404,12 @@ class WipeFacts:
         return np.array([*(left.mean(axis=0) - self.origin), *(nearest - tool), wiped])
 
     def keypoints(self) -> Keypoints:
-        """The dirt that is left."""
+        """The remaining dirt."""
         left = list(self._left())
         return {"reach": left, "push": left}
 
     def _left(self) -> np.ndarray:
-        """Positions [M, 3] of the dirt that is left."""
+        """Positions [M, 3] of the remaining dirt."""
         env = self.sim.env
         markers = [marker for marker in env.model.mujoco_arena.markers if marker not in env.wiped_markers]
         return self.sim.data.xpos[[self.sim.model.body(marker.root_body).id for marker in markers]]

@@ -38,9 +38,9 @@ def import_robosuite(supported: Sequence[str] = SUPPORTED) -> Any:
             robosuite = require("robosuite", extra="robosuite")
     except Exception:
         if installed and importlib.util.find_spec("mujoco") is not None:
-            make_gl_context(1, 1).free()  # raises an error that names what is missing if GL is the cause
+            make_gl_context(1, 1).free()  # raises an actionable error if GL is the cause
         raise
     if ".".join(robosuite.__version__.split(".")[:2]) not in supported:
-        wanted = " or ".join(f"{version}.x" for version in supported)
-        raise ConfigError(f"robosuite {robosuite.__version__} is installed; this suite needs robosuite {wanted}")
+        versions = " or ".join(f"{version}.x" for version in supported)
+        raise ConfigError(f"robosuite {robosuite.__version__} is installed; this suite needs robosuite {versions}")
     return robosuite

@@ -222,7 +222,7 @@ class OscController:
         self._eef_pos, self._eef_mat, self._qm = data.site_xpos[site], data.site_xmat[site], data.qM
         self._goal_pos, self._goal_mat = np.zeros(3), np.zeros((3, 3))
         self._rest = np.zeros(len(dofs))
-        self._seen: tuple[np.ndarray, ...] | None = None
+        self._frozen: tuple[np.ndarray, ...] | None = None  # inputs of the next step, see `freeze`
         self._qpos_index = np.asarray(qpos_index, dtype=np.int64)
         actuators = np.asarray(actuators, dtype=np.int64)
         limits = model.actuator_ctrlrange[actuators]
@@ -240,15 +240,15 @@ class OscController:
         self._rest[:] = self.data.qpos[self._qpos_index]
         self._goal_pos[:] = self._eef_pos
         self._goal_mat[:] = self._eef_mat.reshape(3, 3)
-        self._seen = None
+        self._frozen = None
 
     def freeze(self) -> None:
-        """Compute the next goal and the torques of the next substep from the current state, even if it changes first.
+        """Use the current state for the next goal and the torques of the next substep, even if the state changes first.
 
-        robosuite's controller does not read the simulator when a state is restored, only after applying its torques.
+        robosuite's controller does not read the simulator after a state is restored, only after applying its torques.
         """
-        self._look()
-        self._seen = tuple(np.array(values) for values in self._arguments[:_NUM_INPUTS])
+        self._update_jacobian_and_mass()
+        self._frozen = tuple(np.array(values) for values in self._arguments[:_NUM_INPUTS])
 
     def set_goal(self, action: np.ndarray) -> None:
         """Set the goal to the current pose plus action [6] in [-1, 1]; without rotation, see `keeps_orientation`.
@@ -256,7 +256,7 @@ class OscController:
         Uses double precision throughout; robosuite rounds the rotation to single precision.
         """
         delta = action * self.output_max
-        position, mat = self._seen[:2] if self._seen else (self._eef_pos, self._eef_mat)
+        position, mat = self._frozen[:2] if self._frozen else (self._eef_pos, self._eef_mat)
         self._goal_pos[:] = position + delta[:3]
         angle = math.sqrt(float(delta[3:] @ delta[3:]))
         if angle > 0.0:
@@ -269,13 +269,13 @@ class OscController:
 
     def apply(self) -> None:
         """Write torques for the current state to `data.ctrl`; call between `mj_step1` and `mj_step2`."""
-        self._look()
-        if self._seen is None:
+        self._update_jacobian_and_mass()
+        if self._frozen is None:
             _control(*self._arguments)
         else:
-            _control(*self._seen, *self._arguments[_NUM_INPUTS:])
-            self._seen = None
+            _control(*self._frozen, *self._arguments[_NUM_INPUTS:])
+            self._frozen = None
 
-    def _look(self) -> None:
+    def _update_jacobian_and_mass(self) -> None:
         mujoco.mj_jacSite(self.model, self.data, self._jacp, self._jacr, self.site)
         mujoco.mj_fullM(self.model, self._mass, self._qm)

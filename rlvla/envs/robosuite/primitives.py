@@ -1,8 +1,8 @@
-"""Action primitives of the robosuite tasks: short controllers that a policy chooses and parameterizes.
+"""Action primitives of the robosuite tasks: short controllers that a policy selects and parameterizes.
 
 Nasiriany et al., "Augmenting Reinforcement Learning with Behavior Primitives for Diverse Manipulation Tasks" (MAPLE),
-2022. A primitive is a generator of OSC actions, each computed from the pose of the hand at that moment; it ends when
-its aim is reached or its time is over.
+2022. A primitive is a generator of OSC actions, each computed from the current pose of the hand; it ends when its
+target is reached or its time is over.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ import numpy as np
 from rlvla.envs.robosuite.rotation import HOME_YAW, MOST_TURN, pointing_down, rotation_vector, wrapped
 
 OPEN, KEEP, CLOSE = -1.0, 0.0, 1.0
-# Name -> number of parameters in [-1, 1]; those of a task without a gripper.
+# (name, number of parameters in [-1, 1]), with a gripper and without.
 PRIMITIVES = (("reach", 3), ("grasp", 4), ("push", 7), ("open", 0), ("atomic", 5))
 TOOL_PRIMITIVES = (("reach", 3), ("push", 7), ("atomic", 4))
-# Longest time of a primitive in simulated seconds, times `Workspace.time_scale`. `open` takes as long as the fingers
+# Time limit of a primitive in simulated seconds, times `Workspace.time_scale`. `open` takes as long as the fingers
 # need, `atomic` one step.
 SECONDS = {"reach": 1.5, "grasp": 2.0, "push": 2.0}
-# Default time limit of an episode, if it is longer than that of the task: exploring takes several primitives.
+# Minimum of the default time limit of an episode: exploration takes several primitives.
 EPISODE_SECONDS = 15.0
 
 _STEP_SIZE, _TURN_SIZE = 0.05, 0.5  # meters and radians of an OSC action of 1
-_PUSH = np.array([0.25, 0.25, 0.05])  # largest displacement of a push, meters
-_POSITION_TOLERANCE = 0.008  # meters at which a position is reached,
-_TRANSIT_TOLERANCE, _TRANSIT_HEIGHT = 0.015, 0.03  # and at which the next part of the way begins
+_PUSH = np.array([0.25, 0.25, 0.05])  # maximum displacement of a push, meters
+_POSITION_TOLERANCE = 0.008  # meters
+_TRANSIT_TOLERANCE, _TRANSIT_HEIGHT = 0.015, 0.03  # meters, for waypoints
 _TURN_TOLERANCE, _TRANSIT_TURN = 0.06, 0.3  # radians
 _GAIN = 2.0  # the arm lags behind its goal, and friction stops it short of it
-_SETTLE_SECONDS = 0.25  # what is let go of comes to rest, as long as success must last
-_CLOSING_SHARE = 0.75  # of the fingers' travel, times `Workspace.time_scale`: enough for a cube
+_SETTLE_SECONDS = 0.25  # for a released object to come to rest; as long as success must last
+_CLOSING_SHARE = 0.75  # fraction of the fingers' travel, times `Workspace.time_scale`: enough for a cube
 
 # Name of the affordance score in `ChunkResult.components`.
 AFFORDANCE = "affordance"
@@ -51,13 +51,13 @@ Pose = Callable[[], tuple[np.ndarray, np.ndarray]]
 
 @dataclass(frozen=True)
 class Workspace:
-    """The box that the positions of a task's primitives are scaled to; meters, world frame.
+    """Box of the target positions of primitives; meters, world frame.
 
     Attributes:
         low, high: corners of the box of `reach`.
-        object_height: highest z of `grasp` and `push`, whose lowest is that of the box.
+        object_height: maximum z of `grasp` and `push`.
         lift_height: z at which the hand moves sideways.
-        time_scale: how much longer primitives may take than on a small table.
+        time_scale: factor of the time limits, 1 for a small table.
     """
 
     low: tuple[float, float, float]
@@ -67,7 +67,7 @@ class Workspace:
     time_scale: float = 1.0
 
     def position(self, params: np.ndarray, highest: float) -> np.ndarray:
-        """The position [3] that parameters [3] in [-1, 1] stand for, in the box up to `highest`."""
+        """Scale parameters [3] in [-1, 1] to a position [3] in the box up to height `highest`."""
         low, high = np.array(self.low), np.array([*self.high[:2], highest])
         return low + 0.5 * (np.asarray(params, dtype=np.float64) + 1.0) * (high - low)
 
@@ -78,17 +78,17 @@ class Workspace:
 
 
 def most_steps(workspace: Workspace, control_freq: float) -> dict[str, int]:
-    """Name -> the most environment steps of the primitives that go somewhere."""
+    """Name -> maximum environment steps, of primitives with a target."""
     return {name: math.ceil(seconds * workspace.time_scale * control_freq) for name, seconds in SECONDS.items()}
 
 
 def macro_steps(workspace: Workspace, control_freq: float) -> int:
-    """The most environment steps that a primitive takes."""
+    """Maximum environment steps of a primitive."""
     return max(most_steps(workspace, control_freq).values())
 
 
 def action_dim(primitives: tuple[tuple[str, int], ...]) -> int:
-    """Length of an action: a score per primitive, then the parameters of the chosen one."""
+    """Length of an action: a score per primitive, then the parameters of the selected one."""
     return len(primitives) + max(count for _, count in primitives)
 
 
@@ -97,7 +97,7 @@ class PrimitiveController:
 
     Args:
         primitives: their names and numbers of parameters.
-        workspace: the box of their positions.
+        workspace: the box of their target positions.
         control_freq: environment steps per simulated second.
         gripper_steps: steps in which the fingers open from closed.
         pose: the current pose of the hand.
@@ -126,12 +126,12 @@ class PrimitiveController:
         self._gripper = KEEP
 
     def chosen(self, row: np.ndarray) -> tuple[str, np.ndarray]:
-        """The primitive of a row [D] with the highest score (the first one of several), and its parameters."""
+        """The primitive with the highest score in an action [D] (the first of equal ones), and its parameters."""
         name, count = self._primitives[int(np.argmax(row[: len(self._primitives)]))]
         return name, np.asarray(row[len(self._primitives) :][:count], dtype=np.float64)
 
     def target(self, name: str, params: np.ndarray) -> np.ndarray | None:
-        """The position [3] that a primitive goes to first; None if it has none."""
+        """First target position [3] of a primitive; None if it has none."""
         return self._position(name, params) if name in SECONDS else None
 
     def _position(self, name: str, params: np.ndarray) -> np.ndarray:
@@ -139,7 +139,7 @@ class PrimitiveController:
         return self._space.position(params[:3], highest)
 
     def start(self, row: np.ndarray) -> Iterator[np.ndarray]:
-        """The OSC actions, at least one, of the primitive in a row [D] in [-1, 1]."""
+        """OSC actions, at least one, of the primitive in an action [D] in [-1, 1]."""
         name, params = self.chosen(row)
         actions = getattr(self, f"_{name}")(params)
         first = next(actions, None)
@@ -173,7 +173,7 @@ class PrimitiveController:
         yield action
 
     def _travel(self, target: np.ndarray, yaw: float, gripper: float) -> Iterator[np.ndarray]:
-        """Up to the lift height unless the hand is above the target, over the target, and down."""
+        """Move up to the lift height (unless above the target), over the target, and down."""
         above = np.array([*target[:2], max(self._space.lift_height, target[2])])
         position, _ = self._pose()
         if np.hypot(*(target - position)[:2]) > _TRANSIT_TOLERANCE:
@@ -190,7 +190,7 @@ class PrimitiveController:
     def _move(
         self, target: np.ndarray, yaw: float, gripper: float, until: Callable[[], bool] | None = None
     ) -> Iterator[np.ndarray]:
-        """Straight to the target, until it is reached or the condition holds."""
+        """Move straight to the target until it is reached, or until the condition holds."""
 
         def reached() -> bool:
             apart = float(np.linalg.norm(target - self._pose()[0]))
@@ -206,11 +206,11 @@ class PrimitiveController:
             yield self._action((position - self._pose()[0]) / _STEP_SIZE, yaw, gripper)
 
     def _action(self, displacement: np.ndarray, yaw: float, gripper: float) -> np.ndarray:
-        """An OSC action toward a yaw with the hand pointing down; the fingers' command is kept for what follows."""
+        """OSC action toward a yaw with the hand pointing down; later primitives keep the gripper command."""
         self._gripper = gripper
         _, rotation = self._pose()
         now = self._yaw()
-        # In small turns, so that the hand turns back the way it came: beyond that the wrist's limit would stop it.
+        # In small turns, so that the hand turns back the way it came, within the limits of the wrist.
         next_yaw = now + float(np.clip(yaw - now, -_TURN_SIZE, _TURN_SIZE))
         turn = rotation_vector(pointing_down(next_yaw) @ rotation.T) / _TURN_SIZE
         displacement = displacement / max(1.0, float(np.abs(displacement).max()))  # straight, however long
@@ -224,26 +224,26 @@ class PrimitiveController:
 
     @staticmethod
     def _turned(param: float) -> float:
-        """The yaw that a parameter in [-1, 1] stands for."""
+        """Scale a parameter in [-1, 1] to a yaw."""
         return HOME_YAW + MOST_TURN * float(param)
 
 
 def affordance(name: str, target: np.ndarray | None, keypoints: Sequence[np.ndarray]) -> float:
-    """1 within the primitive's threshold of a keypoint, else 1 - tanh(10 (distance - threshold)), the best of all.
+    """Affordance score of MAPLE, in [0, 1]: 1 - tanh(10 max(0, distance to the nearest keypoint - threshold)).
 
     Args:
         name: the primitive.
-        target: [3] where it goes first; None if it goes nowhere.
-        keypoints: positions [3] of what it may be used on; none if it needs no object, which gives 1.
+        target: first target position [3]; None gives 1.
+        keypoints: positions [3] of suitable objects; none gives 1.
     """
     if target is None or not len(keypoints):
         return 1.0
-    nearest = min(_beyond(np.abs(target - keypoint), _THRESHOLDS[name]) for keypoint in keypoints)
+    nearest = min(_excess(np.abs(target - keypoint), _THRESHOLDS[name]) for keypoint in keypoints)
     return 1.0 - float(np.tanh(_STEEPNESS * nearest))
 
 
-def _beyond(apart: np.ndarray, threshold: float | tuple[float, float, float]) -> float:
-    """Distance of a point from the ball or box of points within the threshold; `apart` [3] is not negative."""
+def _excess(apart: np.ndarray, threshold: float | tuple[float, float, float]) -> float:
+    """Distance of a point from the ball or box of the threshold; `apart` [3] holds absolute differences."""
     if isinstance(threshold, float):
         return max(float(np.linalg.norm(apart)) - threshold, 0.0)
     return float(np.linalg.norm(np.maximum(apart - np.array(threshold), 0.0)))

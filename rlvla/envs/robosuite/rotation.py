@@ -1,4 +1,4 @@
-"""Rotations about the vertical axis, and how the hand is turned to grasp. Angles are in radians."""
+"""Rotations of the hand about the vertical axis. Angles are in radians."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 # Yaw of the hand in its home pose, where the fingers open along the world's y axis: they open along the hand's x axis.
 HOME_YAW = math.pi / 2
-# A hand is turned by at most this much from home; with symmetric fingers that covers all directions.
+# Maximum turn of the hand from home; with symmetric fingers, it covers all directions.
 MOST_TURN = math.pi / 2
 
 
@@ -29,11 +29,11 @@ def quarter_turn(angle: float) -> float:
 
 
 def grasp_yaw(finger_yaw: float, folds: int) -> list[float]:
-    """The direction along which fingers grasp an object, as a policy can read it.
+    """Encode the grasp direction of a symmetric object as policy input.
 
     Args:
         finger_yaw: yaw of a direction along which the fingers can close on the object.
-        folds: directions in a full turn along which they can: 4 for a cube, 2 for a bar.
+        folds: number of such directions in a full turn: 4 for a cube, 2 for a bar.
 
     Returns:
         Sine and cosine of `folds` times the turn from home, and the smallest such turn as the yaw parameter of a

@@ -262,13 +262,13 @@ class RobosuiteSim:
         self.osc.reset()
 
     def spread_objects(self, factor: float) -> None:
-        """Multiply the ranges of positions that objects are placed in by a factor, about their middle."""
+        """Widen the ranges of object positions by a factor about their centers."""
         sampler = self.env.placement_initializer
-        for part in getattr(sampler, "samplers", {"": sampler}).values():
+        for sub_sampler in getattr(sampler, "samplers", {"": sampler}).values():
             for name in ("x_range", "y_range"):
-                low, high = getattr(part, name)
+                low, high = getattr(sub_sampler, name)
                 middle, half = (low + high) / 2, factor * (high - low) / 2
-                setattr(part, name, (middle - half, middle + half))
+                setattr(sub_sampler, name, (middle - half, middle + half))
 
     def restore(self, state: np.ndarray) -> None:
         """Set a flat state [1 + nq + nv] (time, positions, velocities), as `set_init_state` of LIBERO does.
@@ -306,7 +306,7 @@ class RobosuiteSim:
             self.env.reward()  # records the markers under the tool
 
     def shaped_reward(self) -> float:
-        """The package's reward for partial success, in [0, 1]."""
+        """Robosuite's shaped reward, clipped to [0, 1]."""
         self.env.reward_shaping = True
         return float(np.clip(self.env.reward(None), 0.0, 1.0))
 
@@ -339,7 +339,7 @@ class RobosuiteSim:
         qpos = self.data.qpos[self._arm_qpos]
         return bool(((qpos <= low + JOINT_MARGIN) | (qpos >= high - JOINT_MARGIN))[low != high].any())
 
-    def arm_in_trouble(self) -> bool:
+    def arm_in_collision(self) -> bool:
         """Whether the arm (not its tool) touches anything or a joint is near its limit."""
         touched = self.data.contact.geom.reshape(-1).tolist()
         return not self.arm_geoms.isdisjoint(touched) or self.near_joint_limit()

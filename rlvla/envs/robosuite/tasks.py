@@ -27,14 +27,14 @@ class RobosuiteTask:
     Attributes:
         name: robosuite's name of the environment.
         instruction: instruction for the policy.
-        paraphrases: the same in other words, for evaluation.
+        paraphrases: paraphrases of the instruction, for evaluation.
         seconds: time limit in simulated seconds.
         facts: computes propositions and privileged state.
         machine: its reward machine, see `TaskSpec.machine`.
         closeup: placement of the camera `closeup`, whose image is filled by the objects and the gripper's workspace.
         workspace: the box of its action primitives.
         has_gripper: False (Wipe) shortens actions and proprio by one dimension.
-        can_spread: whether its objects can be placed from wider ranges and still be reached where they belong.
+        can_spread: whether objects sampled from wider ranges remain reachable.
         missing_cameras: cameras of the suite that the task's arena lacks.
     """
 

@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
-
 from rlvla.envs.base import TaskSpec, task_of
 from rlvla.envs.chunks import SUCCESS_REWARD
 from rlvla.envs.options import SuiteOptions
@@ -37,25 +35,24 @@ CONTROL_FREQ = 250 / 15  # physics steps per second / physics steps per recorded
 IMAGE_SIZE = 224
 DEFAULT_STEPS = 1000  # RoboTwin's default for tasks without a limit
 NUM_INIT_STATES = 1000
-# The last fifth of the initial states is held out (rlvla.envs.splits). These states use the seeds, backgrounds and
-# instructions of RoboTwin's evaluation, the others those of its data collection.
+# The last fifth of the initial states is held out (rlvla.envs.splits) and uses the seeds, backgrounds and instructions
+# of RoboTwin's evaluation, the others those of its data collection.
 FIRST_EVAL_STATE = NUM_INIT_STATES - round(HELD_OUT_FRACTION * NUM_INIT_STATES)
 FIRST_EVAL_SEED = 100_000
-# Unstable scenes and scenes the planner cannot solve are replaced by the one whose seed is larger by this stride.
+# Seed increment of the next scene if a scene is unstable or the planner cannot solve it, and maximum number of scenes.
 SEED_STRIDE, MAX_SCENES = 1_000_000, 20
 
 
-def find_root(given: str | None) -> Path:
-    """Folder of a RoboTwin checkout: `given` or `$ROBOTWIN_ROOT`; ConfigError if it is not one."""
-    named = given or os.environ.get("ROBOTWIN_ROOT")
-    if not named:
+def find_root(robotwin_root: str | None) -> Path:
+    """Folder of a RoboTwin checkout: `robotwin_root` or `$ROBOTWIN_ROOT`; ConfigError if it is not a checkout."""
+    folder = robotwin_root or os.environ.get("ROBOTWIN_ROOT")
+    if not folder:
         raise ConfigError(
-            "RoboTwin is not a Python package: name its folder with --robotwin_root or the variable ROBOTWIN_ROOT"
+            "RoboTwin is not a Python package: give its folder with --robotwin_root or the variable ROBOTWIN_ROOT"
         )
-    root = Path(named).resolve()
-    missing = [part for part in ("envs", "task_config", "description") if not (root / part).is_dir()]
-    if missing:
-        raise ConfigError(f"{root} is no RoboTwin 2.0 folder: it has no {', '.join(missing)}")
+    root = Path(folder).resolve()
+    if missing := [name for name in ("envs", "task_config", "description") if not (root / name).is_dir()]:
+        raise ConfigError(f"{root} is not a RoboTwin 2.0 folder: it has no {', '.join(missing)}")
     return root
 
 
@@ -94,7 +91,7 @@ class RobotwinOptions(SuiteOptions):
     robotwin_config: str = arg("demo_clean", "RoboTwin's task configuration", metavar="NAME")
 
     def problems(self) -> list[Problem]:
-        """Also a configuration outside of RoboTwin's folder: the name is recorded, the content decides what runs."""
+        """Also reject a configuration outside of RoboTwin's folder: the recorded name decides which code runs."""
         problems = super().problems()
         if Path(self.robotwin_config).name != self.robotwin_config:
             text = f"--robotwin_config {self.robotwin_config}: give the name of a file in task_config, without folders"
@@ -103,18 +100,18 @@ class RobotwinOptions(SuiteOptions):
 
 
 def list_tasks(**kw) -> list[TaskSpec]:
-    """The tasks of a checkout, sorted by name: those with a class in `envs/` and instructions in `description/`."""
+    """Tasks of a checkout with a class in `envs/` and instructions in `description/`, sorted by name."""
     options = RobotwinOptions(**kw)
     root = find_root(options.robotwin_root)
     if not (root / "task_config" / f"{options.robotwin_config}.yml").is_file():
-        known = sorted(path.stem for path in (root / "task_config").glob("[!_]*.yml"))
-        raise ConfigError(f"--robotwin_config {options.robotwin_config}: RoboTwin has {', '.join(known)}")
+        names = sorted(path.stem for path in (root / "task_config").glob("[!_]*.yml"))
+        raise ConfigError(f"--robotwin_config {options.robotwin_config}: RoboTwin has {', '.join(names)}")
     limits_file = root / "task_config" / "_eval_step_limit.yml"
     limits = _read_yaml(limits_file) if limits_file.is_file() else {}
     sentences = sorted((root / "description" / "task_instruction").glob("*.json"))
     names = [path for path in sentences if (root / "envs" / path.name).with_suffix(".py").is_file()]
     if not names:
-        raise ConfigError(f"{root} holds no task: nothing stands both in envs/ and in description/task_instruction/")
+        raise ConfigError(f"{root} has no task: none is both in envs/ and in description/task_instruction/")
     return [
         TaskSpec(
             suite=SUITE,
@@ -163,7 +160,7 @@ def settings_of(root: Path, name: str, config: str) -> dict[str, Any]:
 
 
 class Scenes:
-    """Starts episodes: searches a solvable scene for an initial state and its instruction, as RoboTwin does.
+    """Start of episodes: finds a solvable scene for an initial state and its instruction, as RoboTwin does.
 
     RoboTwin's planner must play a scene once to determine its objects and whether it is stable and solvable. The result
     is cached for the lifetime of the process.
@@ -176,15 +173,15 @@ class Scenes:
 
     def __init__(self, root: Path, name: str, settings: dict[str, Any]):
         self._root, self._name, self._settings = root, name, settings
-        self._known: dict[int, tuple[int, str]] = {}
+        self._solvable: dict[int, tuple[int, str]] = {}  # initial state -> seed of the scene, instruction
         self._running = False
 
     def begin(self, simulator: Any, init_state_id: int, seed: int) -> str:
         """Set up the scene of an initial state and return its instruction; `seed` has no effect (scenes have seeds)."""
         with working_directory(self._root):
-            if init_state_id not in self._known:
-                self._known[init_state_id] = self._search(simulator, init_state_id)
-            scene_seed, instruction = self._known[init_state_id]
+            if init_state_id not in self._solvable:
+                self._solvable[init_state_id] = self._search(simulator, init_state_id)
+            scene_seed, instruction = self._solvable[init_state_id]
             self._set_up(simulator, init_state_id, scene_seed)
             if hasattr(simulator, "set_instruction"):
                 simulator.set_instruction(instruction=instruction)
@@ -217,7 +214,7 @@ class Scenes:
         ) from problem
 
     def _sentence(self, info: Mapping[str, Any], init_state_id: int) -> str:
-        """An instruction that depends only on the initial state; RoboTwin samples it with Python's global generator."""
+        """Sample the instruction of an initial state with Python's global generator, as RoboTwin does."""
         describe = importlib.import_module("generate_episode_instructions").generate_episode_descriptions
         kind = "unseen" if init_state_id >= FIRST_EVAL_STATE else "seen"
         before = random.getstate()
@@ -237,14 +234,6 @@ def working_directory(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.chdir(before)
-
-
-def _picture(seen: Mapping[str, Any], camera: str) -> np.ndarray:
-    return seen["observation"][camera]["rgb"]
-
-
-def _state(seen: Mapping[str, Any]) -> np.ndarray:
-    return seen["joint_action"]["vector"]
 
 
 def _simulator(root: Path, name: str) -> Any:
@@ -267,5 +256,11 @@ def make(task_id: int, **kw) -> SingleStepEnv:
     task, options = task_of(SUITE, list_tasks(**kw), task_id), RobotwinOptions(**kw)
     root = find_root(options.robotwin_root)
     scenes = Scenes(root, task.name, settings_of(root, task.name, options.robotwin_config))
-    view = View(options.cameras, options.image_size, options.use_proprio, _picture, _state)
+    view = View(
+        options.cameras,
+        options.image_size,
+        options.use_proprio,
+        picture=lambda observation, camera: observation["observation"][camera]["rgb"],
+        state=lambda observation: observation["joint_action"]["vector"],
+    )
     return SingleStepEnv(task, _simulator(root, task.name), scenes.begin, view, options.success_hold_steps)

@@ -13,7 +13,7 @@ Interface of the simulator's class:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -27,7 +27,7 @@ from rlvla.utils.errors import ConfigError
 
 @dataclass(frozen=True)
 class View:
-    """The part of a simulator's observation that the policy sees.
+    """Selection of the policy's observation from a simulator's.
 
     Attributes:
         cameras: camera names in the order of the images.
@@ -47,14 +47,14 @@ class View:
 class SingleStepEnv:
     """Adapts a simulator that steps one action at a time to `rlvla.envs.base.Env`.
 
-    Observations are rendered once per chunk. Success is checked after each action, so that an episode may end inside a
-    chunk. The simulator's step limit is set to the task's.
+    Observations are rendered once per chunk; success is checked after each action. The simulator's step limit is set to
+    the task's.
 
     Args:
         task: the task, including the step limit.
         simulator: the simulator, see the module docstring.
         begin: `(simulator, init_state_id, seed)` starts an episode and may return its instruction.
-        view: selects what the policy sees.
+        view: selects the policy's observation.
         hold_steps: consecutive successful actions after which an episode terminates.
     """
 
@@ -83,10 +83,10 @@ class SingleStepEnv:
         """Start an episode. Raises ValueError for an `init_state_id` outside [0, num_init_states)."""
         self._require_open()
         check_init_state_id(self.task, init_state_id)
-        said = self._begin(self._simulator, init_state_id, seed)
-        if said is None and hasattr(self._simulator, "get_instruction"):
-            said = self._simulator.get_instruction()
-        self._instruction = str(said or self.task.instruction)
+        instruction = self._begin(self._simulator, init_state_id, seed)
+        if instruction is None and hasattr(self._simulator, "get_instruction"):
+            instruction = self._simulator.get_instruction()
+        self._instruction = str(instruction or self.task.instruction)
         self._simulator.step_lim = self.task.max_steps
         self._runner.begin()
         self._started = True
@@ -100,7 +100,7 @@ class SingleStepEnv:
         return self._runner.play(actions, self._advance, self._observe, frame)
 
     def privileged_state(self) -> dict[str, np.ndarray]:
-        """`state` [P]: the joint state; these simulators provide nothing else."""
+        """`state` [P]: the joint state."""
         self._require_open()
         if not self._started:
             raise RuntimeError("no episode was started: call reset first")
@@ -127,8 +127,8 @@ class SingleStepEnv:
         success = bool(success() if callable(success) else success)
         return success, frozenset({"success"} if success else ())
 
-    def _picture(self, seen: Mapping[str, Any], camera: str) -> np.ndarray:
-        pixels, size = np.asarray(self._view.picture(seen, camera)), self._view.image_size
+    def _picture(self, observation: Mapping[str, Any], camera: str) -> np.ndarray:
+        pixels, size = np.asarray(self._view.picture(observation, camera)), self._view.image_size
         if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3:
             raise ValueError(f"camera {camera} must give [H, W, 3] uint8, not {list(pixels.shape)} {pixels.dtype}")
         if pixels.shape[:2] == (size, size):
@@ -137,13 +137,13 @@ class SingleStepEnv:
 
         return np.asarray(Image.fromarray(pixels).resize((size, size), Image.Resampling.LANCZOS))
 
-    def _state(self, seen: Mapping[str, Any]) -> np.ndarray:
-        return np.array(self._view.state(seen), dtype=np.float32).reshape(-1)
+    def _state(self, observation: Mapping[str, Any]) -> np.ndarray:
+        return np.array(self._view.state(observation), dtype=np.float32).reshape(-1)
 
     def _observe(self) -> Observation:
-        seen = self._simulator.get_obs()
-        images = np.stack([self._picture(seen, camera) for camera in self._view.cameras])
-        return Observation(images, self._state(seen) if self._view.use_proprio else None, self._instruction)
+        observation = self._simulator.get_obs()
+        images = np.stack([self._picture(observation, camera) for camera in self._view.cameras])
+        return Observation(images, self._state(observation) if self._view.use_proprio else None, self._instruction)
 
 
 @dataclass(frozen=True)
@@ -163,13 +163,13 @@ class SingleStepSuite:
     build: Callable[[int], Any]
     begin: Callable[[Any, int, int], str | None]
     cameras: tuple[str, ...]
-    picture: Callable[[Mapping[str, Any], str], np.ndarray] = field(default=lambda seen, camera: seen[camera])
-    state: Callable[[Mapping[str, Any]], np.ndarray] = field(default=lambda seen: seen["state"])
+    picture: Callable[[Mapping[str, Any], str], np.ndarray] = lambda observation, camera: observation[camera]
+    state: Callable[[Mapping[str, Any]], np.ndarray] = lambda observation: observation["state"]
     hold_steps: int = 1
 
 
 def register_single_step(name: str, suite: SingleStepSuite) -> None:
-    """Register a suite of single-step simulators with the options common to all suites (`SuiteOptions`)."""
+    """Register a suite of single-step simulators with the common options (`SuiteOptions`)."""
 
     @dataclass(frozen=True)
     class Options(SuiteOptions):

@@ -1,4 +1,4 @@
-"""Batched `toy_push`. Its results equal those of `ToyPushEnv` bit for bit."""
+"""Batched `toy_push`, bitwise equal to `ToyPushEnv`."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ A red and a blue disc lie on a table [-1, 1] x [-1, 1] with walls (x right, y up
 yellow zone beyond them. The instruction names a disc and a zone. The pusher, a smaller disc, has to get behind the
 named disc first, often around the other one, and contact is unstable: a disc that is not pushed through its center
 slips away to the side, so the image matters all the way. Actions are velocities: a step moves the pusher by at most
-`STEP_SIZE` in each direction. All tasks share their scenes, so an image alone does not say what to do.
+`STEP_SIZE` in each direction. All tasks share their scenes, so that the instruction is needed.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def distance(a: Point, b: Point) -> float:
 
 
 def named(task: TaskSpec) -> tuple[int, int]:
-    """Index of the object and of the zone that a task names."""
+    """Index of the object and of the zone named by a task."""
     return divmod(task.task_id, len(ZONES))
 
 
@@ -181,7 +181,7 @@ class ToyPushEnv:
         return self._runner.play(actions, advance, self._observe, self._draw if record_frames else None)
 
     def privileged_state(self) -> dict[str, np.ndarray]:
-        """`pusher`, `object` and `zone` (those that the task names), `distractor`: centers [2] in table units."""
+        """`pusher`, named `object` and `zone`, and `distractor`: centers [2] in table units."""
         if self._scene is None:
             raise RuntimeError("no episode was started: call reset first")
         return state_of(self._positions, self._object, self._scene.zones[self._zone])

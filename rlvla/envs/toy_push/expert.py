@@ -16,7 +16,7 @@ _PUSHER_CLEARANCE = CONTACT + 0.03  # of the pusher on its way
 _APPROACH_GAP = 0.04  # it gets behind the disc without touching it
 _PUSHING_GAP = 0.12  # largest gap at which it pushes
 _PUSHING_ANGLE = 0.6  # largest angle from straight behind at which it pushes, in radians
-_SHOVING_GAP = 0.18  # closer than this it goes around the disc in any case, shoving the other one away
+_SHOVING_GAP = 0.18  # gap below which it goes around the disc even if it shoves the other one
 _STEERING = 2.0  # sideways motion per unit of distance from straight behind
 
 
@@ -41,7 +41,7 @@ def make_toy_push_expert(task: TaskSpec, config: ExpertConfig) -> ToyPushExpert:
 
 
 def _displacement(pusher: complex, disc: complex, other: complex, goal: complex) -> complex:
-    """Where the pusher should go, relative to its position; points of the table are complex numbers."""
+    """Target displacement of the pusher; points of the table are complex numbers."""
     ahead = _direction(disc, goal, [(other, _OBJECT_CLEARANCE)])
     # In the frame of the disc whose first axis is the way ahead.
     position = (pusher - disc) / ahead
@@ -57,7 +57,7 @@ def _displacement(pusher: complex, disc: complex, other: complex, goal: complex)
 def _direction(start: complex, goal: complex, obstacles: list[tuple[complex, float]]) -> complex:
     """Unit vector from `start` that leads to `goal`, or past the obstacles (center, clearance) in between."""
     straight = goal - start
-    blocked = []  # direction to each obstacle that is nearer than the goal, and the angle that it takes up
+    blocked = []  # direction and angular radius of each obstacle that is nearer than the goal
     for center, clearance in obstacles:
         way, clearance = center - start, min(clearance, abs(goal - center))
         if abs(way) - clearance < abs(straight):

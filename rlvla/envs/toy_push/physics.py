@@ -23,7 +23,7 @@ TOLERANCE = 1e-3
 
 _OBJECT_LIMIT, _PUSHER_LIMIT = 1.0 - OBJECT_RADIUS, 1.0 - PUSHER_RADIUS
 _SUBSTEPS = 2
-_ROUNDS = 12  # of separating all pairs; a pushed pair of objects halves its overlap in each
+_ROUNDS = 12  # of separating all pairs; each halves the overlap of a pushed pair of objects
 _SLOP = 1e-9  # separated discs are this far apart, so that rounding does not make them touch again
 
 # Coordinates of pusher, first and second object: (px, py, ax, ay, bx, by), numbers or arrays [n].
@@ -32,7 +32,7 @@ Positions = tuple[Any, Any, Any, Any, Any, Any]
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """The operations that differ between numbers and arrays."""
+    """Operations that differ between numbers and arrays."""
 
     sqrt: Callable[[Any], Any]
     minimum: Callable[[Any, Any], Any]
@@ -48,7 +48,7 @@ ARRAYS = Arithmetic(np.sqrt, np.minimum, np.maximum, np.any, np.where)
 def push(positions: Positions, dx: Any, dy: Any, do: Arithmetic) -> Positions:
     """Move the pusher by (`dx`, `dy`) and all else out of its way.
 
-    A part of the step after which discs would overlap by more than `TOLERANCE`, because they are jammed, is not made.
+    A substep after which discs would overlap by more than `TOLERANCE`, because they are jammed, is skipped.
 
     Args:
         positions: positions without overlaps, numbers or float64 arrays [n].
@@ -84,14 +84,14 @@ def _inside(x: Any, limit: float, do: Arithmetic) -> Any:
 
 
 def _way_out(dx: Any, dy: Any, reach: float, do: Arithmetic) -> tuple[Any, Any]:
-    """By how much a disc at (dx, dy) from another must move to be `reach` away from it; 0 if it is farther away."""
+    """Displacement that moves a disc at (dx, dy) from another to distance `reach`; 0 if it is farther away."""
     distance = do.sqrt(dx * dx + dy * dy)
     share = (distance < reach) * ((reach + _SLOP - distance) / distance)
     return share * dx, share * dy
 
 
 def _overlap(positions: Positions, do: Arithmetic) -> Any:
-    """The largest overlap of two discs, negative if all are apart."""
+    """Maximum overlap of two discs, negative if none overlap."""
     px, py, ax, ay, bx, by = positions
     first = CONTACT - do.sqrt((ax - px) * (ax - px) + (ay - py) * (ay - py))
     second = CONTACT - do.sqrt((bx - px) * (bx - px) + (by - py) * (by - py))

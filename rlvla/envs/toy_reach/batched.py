@@ -1,4 +1,4 @@
-"""Batched `toy_reach`, a minimal example of a `BatchedTable`. Its results equal those of `ToyReachEnv` bit for bit."""
+"""Batched `toy_reach`, bitwise equal to `ToyReachEnv`; a minimal example of a `BatchedTable`."""
 
 from __future__ import annotations
 

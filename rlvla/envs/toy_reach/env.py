@@ -17,8 +17,8 @@ from rlvla.envs.base import ChunkResult, Observation, TaskSpec, check_actions, c
 from rlvla.envs.chunks import SUCCESS_REWARD, ChunkRunner
 from rlvla.envs.options import SuiteOptions
 
-# Each color has a third of the table (center x of its lane): with discs anywhere, grounding color words would take a
-# model of this size far too long for a first example. The y coordinate of a disc must be read from the image.
+# Each color has a third of the table (center x of its lane): with discs anywhere, a small model would need too long to
+# ground color words for a first example. The y coordinate of a disc must be read from the image.
 COLORS: dict[str, tuple[int, int, int]] = {
     "red": (214, 39, 40),
     "green": (44, 160, 60),
@@ -149,7 +149,8 @@ class ToyReachEnv:
 
         def advance(action: np.ndarray) -> tuple[bool, frozenset[str]]:
             scene.effector = np.clip(scene.effector + STEP_SIZE * action.astype(np.float64), -1.0, 1.0)
-            return _judge(scene)
+            (success,), (events,) = judge(scene.effector[None], scene.centers[scene.target][None])
+            return bool(success), events
 
         frame = (lambda: self._draw(scene)) if record_frames else None
         return self._runner.play(actions, advance, lambda: self._observe(scene), frame)
@@ -182,14 +183,8 @@ class ToyReachEnv:
         return Observation(self._draw(scene)[None], proprio, instruction)
 
 
-def _judge(scene: Scene) -> tuple[bool, frozenset[str]]:
-    """Whether the effector is on the named disc, and the events for reward machines."""
-    (success,), (events,) = judge(scene.effector[None], scene.centers[scene.target][None])
-    return bool(success), events
-
-
 def judge(effectors: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, list[frozenset[str]]]:
-    """`_judge` for effectors [n, 2] and the centers [n, 2] of their named discs; success is [n] bool."""
+    """Success [n] bool and events for effectors [n, 2] and the centers [n, 2] of their named discs."""
     x, y = (effectors - targets).T
     distances = np.sqrt(x * x + y * y)
     events = [_REACHED if d <= DISC_RADIUS else _NEAR if d <= 2 * DISC_RADIUS else _NOTHING for d in distances]

@@ -26,7 +26,8 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     small.write_package(folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(install, "package_folder", lambda: folder)
-        patch.setattr(plus, "_simulator_class", lambda options: small.OffScreenRenderEnv)
+        patch.setattr(install, "find_assets", lambda folder: folder)
+        patch.setattr(install, "import_libero", lambda assets: small)
         plus._specs.cache_clear()
         yield folder
     plus._specs.cache_clear()

@@ -88,9 +88,9 @@ def test_damaged_replies_are_unreadable(frames: str) -> None:
 
 
 @pytest.mark.parametrize("address", ["host:port", "host:0", ":6379", "host:99999"])
-def test_words_that_are_no_address(address: str) -> None:
+def test_invalid_addresses(address: str) -> None:
     pytest.importorskip("ray", reason="Ray is not installed")
-    assert f"--ray_address {address}: '{address}' is no address" in (address_problem(address) or "")
+    assert f"--ray_address {address}: '{address}' is not an address" in (address_problem(address) or "")
 
 
 def test_nobody_answers() -> None:
