@@ -31,7 +31,7 @@ import torch
 from transformers import LlamaConfig
 
 from rlvla.models.actor import Actor
-from rlvla.models.inputs import VLAInputs
+from rlvla.models.vla.inputs import VLAInputs
 from rlvla.models.vla.openvla import OpenVLAForActionPrediction
 from rlvla.models.vla.tiny import build_tiny
 from rlvla.rollout.config import BackendConfig, BackendSetup

@@ -19,8 +19,7 @@ from rlvla.utils.signals import begin
 begin(__name__)
 
 from rlvla.models.config import PLATFORM_HELP, VARIANT_HELP
-from rlvla.models.vla.choices import MODEL_VARIANTS
-from rlvla.models.vla.platforms import PLATFORMS
+from rlvla.models.vla.choices import MODEL_VARIANTS, PLATFORMS
 from rlvla.utils.cli.command import command, heavy_imports
 from rlvla.utils.cli.flags import Parser, add_arguments, arg, fail, from_namespace
 from rlvla.utils.errors import ConfigError

@@ -12,8 +12,7 @@ from rlvla.commands.run_policies import policy_folder
 from rlvla.experience import Experience
 from rlvla.models.actor import Actor
 from rlvla.models.families import Checkpoint, check_checkpoint
-from rlvla.models.feature_models import FeatureCritic
-from rlvla.models.value_models import REWARD_HEAD_FILE, Critic, SuccessPredictor
+from rlvla.models.value_models import REWARD_HEAD_FILE, Critic, FeatureCritic, SuccessPredictor
 from rlvla.trainer.guards import read_batch
 from rlvla.utils.errors import ConfigError
 from rlvla.utils.terminal import put, show, table

@@ -8,11 +8,11 @@ from typing import Any
 _HOMES = {
     "Actor": "actor",
     "ActorConfig": "config",
-    "ActorCritic": "actor_critic",
+    "ActorCritic": "actor",
     "Critic": "value_models",
     "ReferenceModel": "reference",
     "RewardModel": "value_models",
-    "VLAInputs": "inputs",
+    "VLAInputs": "vla.inputs",
     "describe": "inspection",
 }
 

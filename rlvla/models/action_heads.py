@@ -9,14 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlvla.models.distributions import TokenDistribution
-from rlvla.models.gaussian import GaussianDistribution
+from rlvla.models.distributions import GaussianDistribution, TokenDistribution
 from rlvla.models.policy import PolicyOutput, PolicySpec
 from rlvla.models.vla.choices import REGRESSION
 
 if TYPE_CHECKING:
-    from rlvla.models.inputs import VLAInputs
     from rlvla.models.vla.configuration_openvla import OpenVLAConfig
+    from rlvla.models.vla.inputs import VLAInputs
 
 # A prediction within this distance of its label counts as correct: one fortieth of the range [-1, 1].
 CORRECT_WITHIN = 0.05

@@ -12,17 +12,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from rlvla.experience import Experience
 from rlvla.models.action_heads import action_head, policy_spec
 from rlvla.models.backbone import prepare_backbone
 from rlvla.models.config import ActorConfig
 from rlvla.models.distributions import AutoregressiveTokens
 from rlvla.models.families import check_checkpoint, type_of
-from rlvla.models.inputs import VLAInputs, row_tokens
 from rlvla.models.lora import MergedWeights, StartParts, add_adapters, lora_layers, save_adapter
 from rlvla.models.network_policy import NetworkPolicy
+from rlvla.models.value_models import scalar_head
 from rlvla.models.vla.checkpoint_files import ADAPTER_FOLDER
 from rlvla.models.vla.configuration_openvla import OpenVLAConfig
-from rlvla.models.vla.flops import training_flops
+from rlvla.models.vla.inputs import VLAInputs, row_tokens
 from rlvla.models.vla.openvla import DecoderInput, OpenVLAForActionPrediction
 from rlvla.models.vla.served import ServedDecoder
 
@@ -163,7 +164,7 @@ class Actor(NetworkPolicy):
         return row_tokens(self.inputs, instructions, num_images)
 
     def training_flops(self, model: nn.Module, tokens: int, num_images: int) -> float:
-        """FLOPs of a forward and backward pass over one decision; see `rlvla.models.vla.flops.training_flops`."""
+        """FLOPs of a forward and backward pass over one decision; see `rlvla.models.actor.training_flops`."""
         return training_flops(model, num_images * self.inputs.config.tower_configs()[0].num_patches, tokens)
 
     def freeze_action_std(self) -> None:
@@ -227,3 +228,55 @@ class Actor(NetworkPolicy):
 
     def _merged(self, state: dict[str, torch.Tensor]) -> MergedWeights:
         return MergedWeights(state, self.config.lora_alpha / self.config.lora_rank)
+
+
+class ActorCritic(Actor):
+    """An `Actor` with a linear value head next to its action head, both on the same hidden states.
+
+    The value of an action is read at the position of its first token, as in `Critic`. Everything else comes from the
+    actor: adapters, sampling, and `save_pretrained`, which writes a plain policy without the value head.
+
+    Args:
+        vla: the architecture with its weights.
+        inputs: turns observations into model inputs.
+        config: LoRA and memory options.
+    """
+
+    has_value_head = True
+
+    def __init__(self, vla: OpenVLAForActionPrediction, inputs: VLAInputs, config: ActorConfig | None = None):
+        super().__init__(vla, inputs, config)
+        self.value_head = scalar_head(inputs.config.text_config.hidden_size)
+
+    def score_values(self, batch: Experience) -> dict[str, Any]:
+        """Keyword arguments of `forward` that ask only for the values of a batch, on the model's device.
+
+        Observations without decisions work too: the first position does not depend on them.
+        """
+        if not batch.trace:
+            batch = batch.with_fields(trace={"tokens": torch.zeros(len(batch), self.spec.columns, dtype=torch.long)})
+        return super().score_values(batch)
+
+
+def training_flops(model: nn.Module, patches: int, tokens: int) -> float:
+    """Floating-point operations of a forward and a backward pass over one decision.
+
+    Two per weight and position in the forward pass, two for the activation gradient, and two for the weight gradient if
+    the weight is trained; with all weights trained this is the usual 6ND (Kaplan et al. 2020). Towers and projector
+    process the image patches, the rest the whole sequence. Not counted: attention scores, norms, the embedding table,
+    recomputation, and activation gradients in a fully frozen vision backbone.
+
+    Args:
+        model: the policy or a network of the same architecture, possibly sharded by ZeRO-3.
+        patches: image patches per decision, over all its images.
+        tokens: length of its whole sequence.
+    """
+    parameters = [(name, p) for name, p in model.named_parameters() if "embed_tokens" not in name]
+    vision_trained = any(p.requires_grad for name, p in parameters if "vision_backbone." in name)
+    total = 0.0
+    for name, parameter in parameters:
+        of_pictures = "vision_backbone." in name or ".projector." in f".{name}"
+        through = vision_trained or "vision_backbone." not in name
+        per_weight = 2 + 2 * through + 2 * parameter.requires_grad
+        total += per_weight * getattr(parameter, "ds_numel", parameter.numel()) * (patches if of_pictures else tokens)
+    return total

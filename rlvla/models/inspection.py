@@ -13,7 +13,7 @@ import torch
 
 from rlvla.models.dataset_statistics import STATISTICS_FILE, value_problems
 from rlvla.models.families import check_checkpoint, checkpoint_overrides, policy_families, start_warnings, type_of
-from rlvla.models.finite_weights import check_finite
+from rlvla.models.stored_tensors import check_finite
 from rlvla.models.vla.checkpoint import (
     check_tensors,
     complete_config,
@@ -24,8 +24,8 @@ from rlvla.models.vla.checkpoint import (
 )
 from rlvla.models.vla.checkpoint_files import FolderTensors, action_heads, adapter_folder, find_tensors, lineage
 from rlvla.models.vla.configuration_openvla import OpenVLAConfig
+from rlvla.models.vla.inputs import load_tokenizer
 from rlvla.models.vla.openvla import OpenVLAForActionPrediction
-from rlvla.models.vla.prompts import load_tokenizer
 from rlvla.utils.errors import ConfigError
 
 

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from rlvla.models.vla.checkpoint_files import ADAPTER_CONFIG_FILE, ADAPTER_WEIGHTS_FILE, merged_weight
-from rlvla.models.vla.head_files import HEAD_PREFIX
+from rlvla.models.vla.checkpoint_files import ADAPTER_CONFIG_FILE, ADAPTER_WEIGHTS_FILE, HEAD_PREFIX, merged_weight
 from rlvla.utils.errors import ConfigError, require
 from rlvla.utils.files import write_atomic
 

@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from rlvla.models.actor import Actor, ActorConfig
-from rlvla.models.inputs import VLAInputs
 from rlvla.models.vla.configuration_openvla import OpenVLAConfig
+from rlvla.models.vla.inputs import VLAInputs
 from rlvla.models.vla.openvla import OpenVLAForActionPrediction
 from rlvla.models.vla.tiny import build_tiny, initialize
 

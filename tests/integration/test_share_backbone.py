@@ -10,8 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from rlvla.checkpoints.training import list_checkpoints
-from rlvla.models.actor import Actor
-from rlvla.models.actor_critic import ActorCritic
+from rlvla.models.actor import Actor, ActorCritic
 from rlvla.models.value_models import Critic
 from rlvla.trainer.algorithm_config import AlgorithmConfig
 from rlvla.trainer.config import BatchConfig

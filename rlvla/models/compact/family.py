@@ -28,15 +28,15 @@ from rlvla.models.families import (
     register_policy_family,
     type_of,
 )
-from rlvla.models.feature_models import (
+from rlvla.models.flow.settings import ASKED_SCORES, FLOW_SETTINGS
+from rlvla.models.policy import Policy
+from rlvla.models.stored_tensors import read_tensors, stored_head_problems, tensor_problems
+from rlvla.models.value_models import (
     FeatureCritic,
     FeatureRewardModel,
     load_feature_critic,
     load_feature_reward_model,
 )
-from rlvla.models.flow.settings import ASKED_SCORES, FLOW_SETTINGS
-from rlvla.models.policy import Policy
-from rlvla.models.stored_heads import read_tensors, stored_head_problems, tensor_problems
 from rlvla.utils.data_files import check_types, read_json
 from rlvla.utils.errors import ConfigError, Problem
 

@@ -21,9 +21,8 @@ from rlvla.models.action_heads import (
 )
 from rlvla.models.codec import StatisticsCodec
 from rlvla.models.compact.config import CompactConfig
-from rlvla.models.compact.network import CompactNetwork
+from rlvla.models.compact.network import CompactNetwork, VelocityNetwork
 from rlvla.models.compact.text import SentenceCache, Sentences, words_of
-from rlvla.models.compact.velocity import VelocityNetwork
 from rlvla.models.dataset_statistics import STATISTICS_FILE
 from rlvla.models.families import CONFIG_FILE
 from rlvla.models.flow.head import FlowHead, flow_spec

@@ -16,7 +16,7 @@ from rlvla.models.dsrl.policy import DSRLPolicy, dsrl_spec
 from rlvla.models.families import CONFIG_FILE, Checkpoint, PolicyFamily, register_policy_family, type_of
 from rlvla.models.policy import Policy
 from rlvla.models.soft_actor.policy import WEIGHTS_FILE, SoftActorPolicy
-from rlvla.models.stored_heads import check_tensors
+from rlvla.models.stored_tensors import check_tensors
 from rlvla.utils.data_files import read_json
 from rlvla.utils.errors import ConfigError
 

@@ -12,12 +12,6 @@ import torch
 
 from rlvla.models.config import ActorConfig
 from rlvla.models.families import SETTINGS, Checkpoint, PolicyFamily, RowShape, Sketch, type_of
-from rlvla.models.feature_models import (
-    FeatureCritic,
-    FeatureRewardModel,
-    load_feature_critic,
-    load_feature_reward_model,
-)
 from rlvla.models.flow.settings import ASKED_SCORES, FLOW_SETTINGS
 from rlvla.models.lerobot.adapters import flow_lora_layers
 from rlvla.models.lerobot.codec import LeRobotCodec
@@ -31,7 +25,13 @@ from rlvla.models.lerobot.settings import LEROBOT_SETTINGS, LeRobotSettings, rea
 from rlvla.models.lerobot.sketch import LeRobotSketch
 from rlvla.models.lerobot.std_head import std_problems
 from rlvla.models.policy import Policy
-from rlvla.models.stored_heads import stored_head_problems
+from rlvla.models.stored_tensors import stored_head_problems
+from rlvla.models.value_models import (
+    FeatureCritic,
+    FeatureRewardModel,
+    load_feature_critic,
+    load_feature_reward_model,
+)
 from rlvla.utils.errors import ConfigError, Problem
 
 # Settings of a run that LeRobot policies take, see `read_settings`.

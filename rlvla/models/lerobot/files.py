@@ -11,7 +11,6 @@ from typing import Any, Self, TypeVar
 import torch
 from torch import Tensor, nn
 
-from rlvla.models.finite_weights import all_finite
 from rlvla.models.lerobot.config import LeRobotConfig
 from rlvla.models.lerobot.folder import (
     CONFIG_FILE,
@@ -25,6 +24,7 @@ from rlvla.models.lerobot.new import NewPolicyFacts
 from rlvla.models.lerobot.processors import Processors, tokenizer_settings
 from rlvla.models.lerobot.prompts import PADDINGS, PromptTokenizer, with_new_line
 from rlvla.models.lerobot.refit import refit_folder
+from rlvla.models.stored_tensors import all_finite
 from rlvla.utils.data_files import fits
 from rlvla.utils.errors import ConfigError, Problem
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from torch import nn
 
 from rlvla.models.lerobot.folder import tensor_problems
-from rlvla.models.stored_heads import read_head
+from rlvla.models.stored_tensors import read_head
 from rlvla.models.value_models import scalar_head
 from rlvla.utils.errors import ConfigError, Problem
 

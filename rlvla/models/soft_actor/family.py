@@ -13,7 +13,7 @@ from rlvla.models.config import ActorConfig
 from rlvla.models.families import CONFIG_FILE, Checkpoint, PolicyFamily, register_policy_family
 from rlvla.models.soft_actor.config import MODEL_TYPE, CriticView, SoftActorConfig
 from rlvla.models.soft_actor.policy import WEIGHTS_FILE, SoftActorPolicy, soft_actor_spec
-from rlvla.models.stored_heads import check_tensors
+from rlvla.models.stored_tensors import check_tensors
 from rlvla.utils.data_files import read_json
 from rlvla.utils.errors import ConfigError
 

@@ -1,8 +1,8 @@
-"""The files of a checkpoint folder: locates every tensor by its name in the model, whatever its file and name there.
+"""Files of a checkpoint folder in the public layout, and the location of each tensor of the model in them.
 
-Public folders keep most tensors in safetensors files. OpenVLA-OFT stores some parts separately: a proprio projector, a
-vision backbone with FiLM (complete, replacing the one in the safetensors files) and an action head. A folder may also
-have just a LoRA adapter that names its base model, which may be such a folder, too. No code in the folder is run.
+Most tensors are in safetensors files. OpenVLA-OFT stores some modules separately: a proprio projector, a vision
+backbone with FiLM (complete, replacing the one in the safetensors files) and an action head. A folder may also hold
+only a LoRA adapter that names its base model, which may be such a folder, too. No code in the folder is run.
 """
 
 from __future__ import annotations
@@ -23,23 +23,24 @@ from rlvla.utils.torch_files import read_torch_file
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
-# Evaluation results of the weights in the folder; they do not apply to weights trained from them.
+# Evaluation results; they do not apply to weights trained from those in the folder.
 EVALUATION_FILE = "eval.json"
 ADAPTER_CONFIG_FILE = "adapter_config.json"
 ADAPTER_WEIGHTS_FILE = "adapter_model.safetensors"
 ADAPTER_FOLDER = "lora_adapter"
 PROPRIO_PREFIX = "proprio_projector."
 VISION_PREFIX = "vision_backbone."
-# Parts that OpenVLA-OFT stores in files of their own, `{part}--{step}_checkpoint.pt`, and their names in the model.
+# Modules that OpenVLA-OFT stores in separate files, `{module}--{step}_checkpoint.pt` -> prefix in the model.
 PARTS = {"proprio_projector": PROPRIO_PREFIX, "vision_backbone": VISION_PREFIX}
-# Standard deviation for a policy with a regression head.
+# Standard deviation beside a regression head. Specific to rlvla: OFT's actions are deterministic.
 ACTION_STD_FILE = "action_std.safetensors"
 NOT_THE_BODY = (ADAPTER_WEIGHTS_FILE, ACTION_STD_FILE)
-# OFT's continuous action heads: a checkpoint that has one was not trained to emit action tokens.
+# OFT's regression and diffusion heads: a checkpoint with one was not trained to emit action tokens.
 HEAD_PATTERNS = ("action_head--*_checkpoint.pt", "noisy_action_projector--*_checkpoint.pt")
-# OFT wraps every vision block for FiLM; the wrapper's name has no counterpart here.
+HEAD_PREFIX, STD_PREFIX = "action_head.", "action_std."
+# OFT wraps every vision block for FiLM; the model here has no wrapper.
 _FILM_WRAPPER = re.compile(r"(\.blocks\.\d+)\.block\.")
-# In the names of an adapted layer's own tensors.
+# In the names of the base weights of an adapted layer.
 BASE_LAYER = ".base_layer."
 _ADAPTER_PART = re.compile(r"\.lora_(A|B)(?:\.default)?\.weight$")
 _ADAPTER_SETTINGS = {"r": int, "lora_alpha": float, "use_rslora": bool | None}
@@ -56,7 +57,7 @@ class Stored:
         path: the file.
         key: its name there.
         shape: its shape.
-        content: the tensor itself, memory-mapped from a torch file; None for safetensors.
+        content: the tensor, memory-mapped from a torch file; None for safetensors.
     """
 
     path: Path
@@ -74,7 +75,7 @@ class Stored:
 
 @dataclass(frozen=True)
 class LowRank:
-    """A LoRA adapter of a matrix or a convolution, which adds `scale * up @ down` to its weight (Hu et al. 2021).
+    """A LoRA adapter, which adds `scale * up @ down` to the weight of a layer (Hu et al. 2021).
 
     Attributes:
         down: [r, in], or [r, in, k, k] for a convolution.
@@ -92,11 +93,11 @@ class FolderTensors:
     """The tensors of a folder by their names in the model.
 
     Attributes:
-        tensors: where each is stored.
-        adapters: LoRA adapters of some of them, in the order in which they were trained.
+        tensors: the location of each.
+        adapters: their LoRA adapters, in order of training.
         shadowed: tensors of the safetensors files that a separate file overrides.
         separate: separate file -> name in the model -> name in the file, in the file's order.
-        separate_adapters: separate file -> name in the file -> part of an adapter.
+        separate_adapters: separate file -> name in the file -> half of an adapter.
     """
 
     tensors: dict[str, Stored] = field(default_factory=dict)
@@ -111,7 +112,7 @@ class FolderTensors:
         return {name: stored.shape for name, stored in self.tensors.items()}
 
     def read(self, name: str) -> Tensor:
-        """A tensor, with its adapters merged."""
+        """Read a tensor and merge its adapters."""
         tensor = self.tensors[name].read()
         for adapter in self.adapters.get(name, ()):
             tensor = merged_weight(tensor, adapter.down.read(), adapter.up.read(), adapter.scale)
@@ -139,16 +140,19 @@ def find_tensors(folder: Path) -> FolderTensors:
         ConfigError: no weights, or a file that is missing or unreadable.
     """
     tensors = FolderTensors()
-    places = lineage(folder)
-    for path in weight_files(places[-1]):
+    folders = lineage(folder)
+    for path in weight_files(folders[-1]):
         for key, shape in safetensors_header(path):
             tensors.tensors[canonical_name(key)] = Stored(path, key, shape)
-    parts = {prefix: _part_file(part, places) for part, prefix in PARTS.items()}
-    for place in reversed(places):
+    separate = {
+        prefix: find_one(folders, f"{module}--*_checkpoint.pt", f"files of {module}")
+        for module, prefix in PARTS.items()
+    }
+    for place in reversed(folders):
         trained: dict[str, LowRank] = {}  # OFT stores adapters of the vision backbone in both files
-        for prefix, path in parts.items():
-            if path is not None and path.parent == place:
-                trained |= _add_separate(tensors, path, prefix)
+        for prefix, file in separate.items():
+            if file is not None and file.parent == place:
+                trained |= _add_separate(tensors, file, prefix)
         adapter = adapter_folder(place)
         if adapter is not None:
             trained |= _adapters_of(tensors, adapter)
@@ -157,24 +161,24 @@ def find_tensors(folder: Path) -> FolderTensors:
     return tensors
 
 
-def _part_file(part: str, places: Sequence[Path]) -> Path | None:
-    """The separate file of a part: that of the first folder which has one."""
-    for place in places:
-        paths = sorted(place.glob(f"{part}--*_checkpoint.pt"))
+def find_one(folders: Sequence[Path], pattern: str, title: str) -> Path | None:
+    """The file of this pattern in the first folder that has any; ConfigError if that has several."""
+    for folder in folders:
+        paths = sorted(folder.glob(pattern))
         if len(paths) > 1:
-            raise ConfigError(f"{place} has several files of {part} {[p.name for p in paths]}; keep one")
+            raise ConfigError(f"{folder} has several {title} {[p.name for p in paths]}; keep one")
         if paths:
             return paths[0]
     return None
 
 
 def action_heads(folder: Path) -> list[Path]:
-    """Regression head files next to the weights."""
+    """Files of regression or diffusion heads next to the weights."""
     return sorted(path for pattern in HEAD_PATTERNS for path in folder.glob(pattern))
 
 
 def adapter_folder(folder: Path) -> Path | None:
-    """The LoRA adapter of a folder without weights; None if it has weights, which take precedence."""
+    """Folder of the LoRA adapter of a folder without weights; None if there are weights, which take precedence."""
     if (folder / INDEX_FILE).is_file() or _single_files(folder):
         return None
     places = (folder, folder / ADAPTER_FOLDER)
@@ -182,30 +186,25 @@ def adapter_folder(folder: Path) -> Path | None:
 
 
 def lineage(folder: Path) -> list[Path]:
-    """The folder and, while it has only an adapter, the base model of that, which has config, weights and tokenizer.
+    """The folder and its chain of base models; only the last has config, weights and tokenizer.
 
     Raises:
         ConfigError: a base model is not a local folder, or adapters name each other as base models.
     """
-    places = [folder]
-    while (adapter := adapter_folder(places[-1])) is not None:
-        places.append(_base_of(adapter, places))
-    return places
+    folders = [folder]
+    while (adapter := adapter_folder(folders[-1])) is not None:
+        folders.append(_base_of(adapter, folders))
+    return folders
 
 
 def _base_of(adapter: Path, adapted: Sequence[Path]) -> Path:
-    """The folder that an adapter names as its base model.
-
-    Args:
-        adapter: folder of the adapter's files.
-        adapted: the folders whose base model it is, which cannot be the base model themselves.
-    """
+    """The folder that an adapter names as its base model, which is not one of `adapted`."""
     config = read_json(adapter / ADAPTER_CONFIG_FILE)
     check_types(config, {"base_model_name_or_path": str | None}, adapter / ADAPTER_CONFIG_FILE)
     named = config.get("base_model_name_or_path") or ""
-    seen = {adapter.resolve(), *(place.resolve() for place in adapted)}
+    visited = {adapter.resolve(), *(place.resolve() for place in adapted)}
     for place in (Path(named), adapter / named):
-        if named and place.is_dir() and place.resolve() not in seen:
+        if named and place.is_dir() and place.resolve() not in visited:
             return place
     raise ConfigError(
         f"{adapter / ADAPTER_CONFIG_FILE}: the base model {named!r} is not a folder here; set "
@@ -214,7 +213,7 @@ def _base_of(adapter: Path, adapted: Sequence[Path]) -> Path:
 
 
 def find_file(folder: Path, name: str) -> Path:
-    """Path of a small file in the folder, or in its adapter's base model if only that has it; it may not exist."""
+    """Path of a small file in the folder or, if only that has it, in the base model; it may not exist."""
     path = folder / name
     if path.is_file() or not folder.is_dir():
         return path
@@ -237,10 +236,10 @@ def weight_files(folder: Path) -> list[Path]:
             raise ConfigError.of(None, "invalid_file", f"{folder / INDEX_FILE}: {error}") from None
         absent = [path.name for path in paths if not path.is_file()]
         if absent or not paths:
-            what = ", ".join(absent) or "every shard"
+            names = ", ".join(absent) or "every shard"
             lost = sum(name in absent for name in weight_map.values())
             raise ConfigError(
-                f"{folder}: {what} is missing, although {INDEX_FILE} names it ({lost} tensors); copy the checkpoint "
+                f"{folder}: {names} is missing, although {INDEX_FILE} names it ({lost} tensors); copy the checkpoint "
                 "again"
             )
         return paths
@@ -249,8 +248,8 @@ def weight_files(folder: Path) -> list[Path]:
         return single
     if (folder / WEIGHTS_FILE).is_file():
         return [folder / WEIGHTS_FILE]
-    found = [p.name for p in single]
-    raise ConfigError(f"{folder} has no weights: neither {WEIGHTS_FILE} nor {INDEX_FILE} (safetensors found: {found})")
+    names = [p.name for p in single]
+    raise ConfigError(f"{folder} has no weights: neither {WEIGHTS_FILE} nor {INDEX_FILE} (safetensors found: {names})")
 
 
 def _single_files(folder: Path) -> list[Path]:
@@ -280,7 +279,7 @@ def torch_file(path: Path) -> dict[str, Tensor]:
 
 
 def _add_separate(tensors: FolderTensors, path: Path, prefix: str) -> dict[str, LowRank]:
-    """Add the separate file of a part, whose tensors override those of the safetensors files; returns its adapters."""
+    """Add the tensors of a separate file, which override the safetensors files; returns its LoRA adapters."""
     names, low_rank, adapters = {}, {}, {}
     for key, value in torch_file(path).items():
         plain = key.removeprefix("module.")
@@ -303,7 +302,7 @@ def _add_separate(tensors: FolderTensors, path: Path, prefix: str) -> dict[str, 
 
 
 def _adapters_of(tensors: FolderTensors, folder: Path) -> dict[str, LowRank]:
-    """The LoRA adapters in a folder in peft's format."""
+    """LoRA adapters in peft's format."""
     config = read_json(folder / ADAPTER_CONFIG_FILE)
     check_types({"r": None, "lora_alpha": None} | config, _ADAPTER_SETTINGS, folder / ADAPTER_CONFIG_FILE)
     unsupported = [k for k in ("use_dora", "rank_pattern", "alpha_pattern", "modules_to_save") if config.get(k)]
@@ -331,12 +330,12 @@ def _adapters_of(tensors: FolderTensors, folder: Path) -> dict[str, LowRank]:
 
 
 def _pair_adapters(tensors: FolderTensors, low_rank: dict[str, Stored], scale: float, path: Path) -> dict[str, LowRank]:
-    """The adapters by the name of the weight to which they belong."""
+    """Adapters by the name of the adapted weight."""
     adapters, problems = {}, []
     for name, down in low_rank.items():
         if not name.endswith(".lora_A.weight"):
             if name.replace("lora_B", "lora_A") not in low_rank or not name.endswith(".lora_B.weight"):
-                problems.append(f"{path}: {name} belongs to no adapter")
+                problems.append(f"{path}: {name} does not belong to an adapter")
             continue
         stem = name.removesuffix("lora_A.weight")
         weight, up = tensors.tensors.get(f"{stem}weight"), low_rank.get(f"{stem}lora_B.weight")
@@ -351,7 +350,7 @@ def _pair_adapters(tensors: FolderTensors, low_rank: dict[str, Stored], scale: f
 
 
 def _fit_together(weight: tuple[int, ...], down: tuple[int, ...], up: tuple[int, ...]) -> bool:
-    """Whether shapes of a weight and of its adapter belong together, see `LowRank`."""
+    """Whether the shapes of a weight and its adapter are compatible, see `LowRank`."""
     if len(weight) < 2 or not down:
         return False
     return down[1:] == weight[1:] and up == (weight[0], down[0], *(1 for _ in weight[2:]))

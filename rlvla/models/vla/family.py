@@ -12,8 +12,7 @@ import torch
 
 from rlvla.experience import Experience
 from rlvla.models.action_heads import policy_spec
-from rlvla.models.actor import Actor
-from rlvla.models.actor_critic import ActorCritic
+from rlvla.models.actor import Actor, ActorCritic
 from rlvla.models.config import ActorConfig
 from rlvla.models.dataset_statistics import STATISTICS_FILE, entry_problems, resolve_statistics_key
 from rlvla.models.families import (
@@ -27,20 +26,19 @@ from rlvla.models.families import (
     type_of,
 )
 from rlvla.models.flow.settings import FLOW_SETTINGS
-from rlvla.models.inputs import VLAInputs, row_tokens
 from rlvla.models.inspection import head_warnings
 from rlvla.models.lora import lora_layers
 from rlvla.models.policy import Policy
 from rlvla.models.value_models import Critic, RewardModel
-from rlvla.models.vla.attention import require_flash_attention
 from rlvla.models.vla.checkpoint import (
     check_weights,
     read_config,
     read_statistics,
 )
 from rlvla.models.vla.configuration_openvla import OpenVLAConfig
+from rlvla.models.vla.decoder import require_flash_attention
+from rlvla.models.vla.inputs import VLAInputs, load_tokenizer, row_tokens
 from rlvla.models.vla.openvla import OpenVLAForActionPrediction
-from rlvla.models.vla.prompts import load_tokenizer
 from rlvla.models.vla.sketch import OpenVLASketch
 from rlvla.utils.data_files import check_types
 from rlvla.utils.errors import ConfigError, Problem

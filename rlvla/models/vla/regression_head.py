@@ -54,7 +54,7 @@ class ResidualMLP(nn.Module):
 class RegressionHead(nn.Module):
     """Normalized actions from the hidden states at the action positions; OFT's `L1RegressionActionHead`.
 
-    Each action is predicted from its D hidden states, not from those of other actions in the chunk.
+    Each action is predicted from its D hidden states only.
 
     Args:
         llm_dim: d, width of the decoder and of the head.
@@ -65,6 +65,15 @@ class RegressionHead(nn.Module):
         super().__init__()
         self.action_dim = action_dim
         self.model = ResidualMLP(action_dim * llm_dim, llm_dim, action_dim)
+
+    @torch.no_grad()
+    def initialize(self, generator: torch.Generator) -> None:
+        """Xavier weights and zero biases; the last layer is scaled by 0.1 so that actions start near 0."""
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.xavier_uniform_(module.weight, generator=generator)
+                module.bias.zero_()
+        self.model.fc2.weight.mul_(0.1)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[B, A*D, d] -> [B, A, D]."""

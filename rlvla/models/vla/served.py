@@ -9,9 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlvla.models.inputs import VLAInputs
-from rlvla.models.policy import Decision
-from rlvla.models.token_decoder import Prompts
+from rlvla.models.policy import Decision, Prompts
+from rlvla.models.vla.inputs import VLAInputs
 from rlvla.models.vla.openvla import DecoderInput
 
 _PREFIX = "language_model."

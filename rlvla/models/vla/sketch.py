@@ -8,9 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from rlvla.models.config import ActorConfig
-from rlvla.models.distributions import pick_tokens
+from rlvla.models.distributions import GaussianDistribution, pick_tokens
 from rlvla.models.families import RowShape
-from rlvla.models.gaussian import GaussianDistribution
 from rlvla.models.lora import add_adapters, lora_layers
 from rlvla.models.vla.configuration_openvla import OpenVLAConfig
 from rlvla.models.vla.openvla import OpenVLAForActionPrediction

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import rlvla
-from rlvla.models.policy import Decision, PolicySpec
-from rlvla.models.token_decoder import undecodable
+from rlvla.models.policy import Decision, PolicySpec, undecodable
 from rlvla.rollout.backends.base import RolloutBackend, register_rollout_backend
 from rlvla.rollout.config import VLLM, BackendSetup
 from rlvla.rollout.vllm.process import EngineProcess, place

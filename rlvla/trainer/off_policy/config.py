@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from rlvla.algorithms.choices import CRITIC_REDUCTIONS
 from rlvla.models.config import CAMERA_MAP_HELP, MAX_FLOW_STEPS, PLATFORM_HELP
-from rlvla.models.vla.platforms import PLATFORMS
+from rlvla.models.vla.choices import PLATFORMS
 from rlvla.replay.priorities import PrioritySettings, priority_names
 from rlvla.rewards.machine_source import MachineSource
 from rlvla.rollout.config import TaskSamplingConfig

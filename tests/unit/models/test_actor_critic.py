@@ -9,8 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from rlvla.experience import Experience
-from rlvla.models.actor import Actor, ActorConfig
-from rlvla.models.actor_critic import ActorCritic
+from rlvla.models.actor import Actor, ActorConfig, ActorCritic
 from rlvla.models.value_models import VALUE_HEAD_FILE, Critic
 
 T = 8

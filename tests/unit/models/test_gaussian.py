@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.distributions import Normal, kl_divergence
 
-from rlvla.models.gaussian import GaussianDistribution
+from rlvla.models.distributions import GaussianDistribution
 
 B, A, D = 4, 3, 2
 

@@ -10,9 +10,8 @@ import torch
 
 from rlvla.experience import Experience
 from rlvla.models.action_heads import CORRECT_WITHIN
-from rlvla.models.actor import Actor, ActorConfig
-from rlvla.models.actor_critic import ActorCritic
-from rlvla.models.gaussian import GaussianDistribution
+from rlvla.models.actor import Actor, ActorConfig, ActorCritic
+from rlvla.models.distributions import GaussianDistribution
 from rlvla.models.reference import ReferenceModel
 from rlvla.models.vla.tiny import build_tiny
 

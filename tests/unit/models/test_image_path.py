@@ -15,9 +15,9 @@ from rlvla.envs import list_tasks
 from rlvla.envs.base import ChunkResult, Observation
 from rlvla.experience import Experience, Sample
 from rlvla.models.actor import Actor
-from rlvla.models.inputs import VLAInputs
 from rlvla.models.value_models import Critic, RewardModel
 from rlvla.models.vla.image_processing import center_crop, libero_image, to_pixel_values
+from rlvla.models.vla.inputs import VLAInputs
 from rlvla.models.vla.tiny import build_tiny
 from rlvla.rewards import RewardPlan
 from rlvla.rollout import Episode, EpisodeRequest

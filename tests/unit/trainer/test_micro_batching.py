@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rlvla.experience import Experience
 from rlvla.models.actor import Actor
-from rlvla.models.inputs import row_tokens
+from rlvla.models.vla.inputs import row_tokens
 from rlvla.trainer.config import BatchConfig
 from rlvla.trainer.metrics import Metrics
 from rlvla.trainer.replay import MicroBatchPlanner, share_out

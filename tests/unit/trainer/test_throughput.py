@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from rlvla.experience import Experience
-from rlvla.models.actor import Actor
-from rlvla.models.inputs import row_tokens
-from rlvla.models.vla.flops import training_flops
+from rlvla.models.actor import Actor, training_flops
+from rlvla.models.vla.inputs import row_tokens
 from rlvla.rollout.stats import RolloutStats
 from rlvla.trainer import measurements as throughput
 from rlvla.trainer.measurements import Throughput

@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from rlvla.models.vla.attention import Attention, require_flash_attention
 from rlvla.models.vla.configuration_openvla import OpenVLAConfig
+from rlvla.models.vla.decoder import Attention, require_flash_attention
 from rlvla.utils.errors import ConfigError
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from rlvla.models.inputs import VLAInputs
+from rlvla.models.vla.inputs import VLAInputs
 from rlvla.models.vla.openvla import OpenVLAForActionPrediction
 from rlvla.models.vla.tiny import build_tiny
 

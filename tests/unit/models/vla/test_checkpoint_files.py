@@ -11,10 +11,9 @@ from safetensors.torch import load_file, save_file
 
 from rlvla.models.actor import Actor, ActorConfig
 from rlvla.models.lora import ADAPTER_FIELDS
-from rlvla.models.vla.checkpoint import read_config
+from rlvla.models.vla.checkpoint import detect_variant, read_config
 from rlvla.models.vla.checkpoint_files import find_tensors
 from rlvla.models.vla.openvla import OpenVLAForActionPrediction
-from rlvla.models.vla.variants import detect_variant
 from rlvla.utils.errors import ConfigError
 
 
@@ -116,7 +115,11 @@ def test_an_adapter_of_another_model_is_named(adapted, tmp_path):
     [
         (lambda f: None, "oft", "assumed"),
         (lambda f: (f / "modeling_prismatic.py").write_text("NUM_ACTIONS_CHUNK = 8"), "oft", "decodes chunks"),
-        (lambda f: (f / "modeling_prismatic.py").write_text("def f(): ..."), "autoregressive", "knows no chunks"),
+        (
+            lambda f: (f / "modeling_prismatic.py").write_text("def f(): ..."),
+            "autoregressive",
+            "does not decode chunks",
+        ),
         (lambda f: torch.save({}, f / "action_head--1_checkpoint.pt"), "oft", "holds action_head--1"),
         (
             lambda f: edit_config(f, auto_map={"AutoConfig": "openvla/openvla-7b--configuration_prismatic.C"}),
@@ -161,7 +164,7 @@ def test_a_regression_head_travels_with_its_weights(copy, tmp_path):
 
 
 def test_shards_are_written_and_replace_what_was_there(copy):
-    from rlvla.models.vla.checkpoint_writing import save_folder
+    from rlvla.models.vla.checkpoint import save_folder
 
     before = load(copy)
     save_folder(before, copy, max_shard_bytes=200_000)

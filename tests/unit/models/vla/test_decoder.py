@@ -7,8 +7,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from rlvla.models.vla.attention import Attention
-from rlvla.models.vla.decoder import LayerCache, build_language_model, decode, decode_next, rotary_tables
+from rlvla.models.vla.decoder import Attention, LayerCache, build_language_model, decode, decode_next, rotary_tables
 from rlvla.utils.errors import ConfigError
 
 

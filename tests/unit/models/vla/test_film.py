@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 
-from rlvla.models.inputs import VLAInputs
+from rlvla.models.vla.inputs import VLAInputs
 from rlvla.models.vla.openvla import OpenVLAForActionPrediction
 
 FILE = "vision_backbone--7_checkpoint.pt"

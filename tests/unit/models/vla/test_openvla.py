@@ -6,12 +6,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from rlvla.models.inputs import VLAInputs
 from rlvla.models.vla import openvla
-from rlvla.models.vla.attention import Attention
 from rlvla.models.vla.configuration_openvla import OpenVLAConfig
-from rlvla.models.vla.openvla import OpenVLAForActionPrediction
-from rlvla.models.vla.sequence import arrange
+from rlvla.models.vla.decoder import Attention
+from rlvla.models.vla.inputs import VLAInputs
+from rlvla.models.vla.openvla import OpenVLAForActionPrediction, arrange
 
 TOLERANCE = 1e-4
 

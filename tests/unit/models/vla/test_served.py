@@ -15,8 +15,8 @@ from rlvla.models.actor import Actor
 from rlvla.models.config import ActorConfig
 from rlvla.models.distributions import pick_tokens
 from rlvla.models.families import check_checkpoint
+from rlvla.models.policy import undecodable
 from rlvla.models.testing import PolicyContract
-from rlvla.models.token_decoder import undecodable
 from tests.support.autoregressive import trained_adapters, write_autoregressive
 
 CASES = PolicyContract()

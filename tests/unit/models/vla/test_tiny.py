@@ -9,12 +9,10 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from rlvla.models.inputs import VLAInputs
 from rlvla.models.vla.checkpoint_files import CONFIG_FILE
+from rlvla.models.vla.inputs import VLAInputs, build_prompt, load_tokenizer
 from rlvla.models.vla.openvla import OpenVLAForActionPrediction
-from rlvla.models.vla.prompts import build_prompt, load_tokenizer
-from rlvla.models.vla.tiny import build_tiny, sincos_positions
-from rlvla.models.vla.tokenizer import save_tokenizer, train_tokenizer
+from rlvla.models.vla.tiny import build_tiny, save_tokenizer, sincos_positions, train_tokenizer
 from rlvla.utils.errors import ConfigError
 
 from_pretrained = OpenVLAForActionPrediction.from_pretrained

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from rlvla.models.inputs import VLAInputs
 from rlvla.models.vla.configuration_openvla import OpenVLAConfig
 from rlvla.models.vla.image_processing import center_crop, libero_image
-from rlvla.models.vla.prompts import build_prompt
+from rlvla.models.vla.inputs import VLAInputs, build_prompt
 from rlvla.utils.errors import ConfigError
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from rlvla.models.critic_ensemble import CriticEnsemble
+from rlvla.models.soft_actor.network import CriticEnsemble
 
 M, F, SIZES = 3, 5, (7, 6)
 

@@ -13,18 +13,18 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from rlvla.experience import Experience
 from rlvla.models.codec import StatisticsCodec
 from rlvla.models.dataset_statistics import resolve_statistics_key
 from rlvla.models.vla.action_tokenizer import ActionTokenizer
 from rlvla.models.vla.checkpoint import complete_config, read_config, read_statistics
-from rlvla.models.vla.checkpoint_files import find_tensors
+from rlvla.models.vla.checkpoint_files import find_file, find_tensors
 from rlvla.models.vla.configuration_openvla import OpenVLAConfig
 from rlvla.models.vla.image_processing import center_crop, libero_image, to_pixel_values
 from rlvla.models.vla.normalization import RANGE_EPS
-from rlvla.models.vla.prompts import build_prompt, load_tokenizer
+from rlvla.utils.errors import ConfigError
 
 CENTER_CROP_SCALE = 0.9
 
@@ -165,3 +165,33 @@ class VLAInputs(StatisticsCodec):
         """Like `observations` for a batch, with its decisions."""
         trace = {name: value.to(device) for name, value in (batch.trace or {}).items()}
         return {**self.observations(batch.images, batch.proprio, batch.instructions, device), "trace": trace}
+
+
+PROMPT_TEMPLATE = "In: What action should the robot take to {instruction}?\nOut:"
+# OpenVLA v0.1 was built on a chat model and keeps its system prompt (Vicuna v1.5).
+VICUNA_TEMPLATE = (
+    "A chat between a curious user and an artificial intelligence assistant. "
+    "The assistant gives helpful, detailed, and polite answers to the user's questions. "
+    "USER: What action should the robot take to {instruction}? ASSISTANT:"
+)
+PROMPT_TEMPLATES = {"openvla": PROMPT_TEMPLATE, "vicuna": VICUNA_TEMPLATE}
+
+
+def build_prompt(instruction: str, style: str = "openvla") -> str:
+    """The prompt for an instruction, which is lowercased; `style` is a key of `PROMPT_TEMPLATES`."""
+    return PROMPT_TEMPLATES[style].format(instruction=instruction.lower())
+
+
+def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerFast:
+    """The text tokenizer of a checkpoint folder, read from tokenizer.json without running code from the folder.
+
+    Raises:
+        ConfigError: the file is missing or not a tokenizer.
+    """
+    path = find_file(Path(folder), "tokenizer.json")
+    if not path.is_file():
+        raise ConfigError(f"{path} is missing; a checkpoint folder needs its tokenizer")
+    try:
+        return PreTrainedTokenizerFast(tokenizer_file=str(path))
+    except Exception as error:  # tokenizers raises nothing more specific
+        raise ConfigError(f"{path} is not a readable tokenizer ({error}); copy the checkpoint again") from error

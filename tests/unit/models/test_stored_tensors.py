@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from rlvla.models import describe
 from rlvla.models.dataset_statistics import value_problems
 from rlvla.models.families import check_checkpoint
-from rlvla.models.finite_weights import all_finite
+from rlvla.models.stored_tensors import all_finite
 from rlvla.utils.errors import ConfigError
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
