@@ -17,7 +17,7 @@ from rlvla.evaluation.pages import labels, render
 from rlvla.evaluation.report import EvaluationReport, PolicyEvaluation, SuiteEvaluation, SuitesResult
 from rlvla.evaluation.results import EvalResult
 from rlvla.evaluation.videos import recorded_state
-from rlvla.utils.cli.config_file import command_line
+from rlvla.utils.cli.programs import command_line
 from rlvla.utils.files import read_metrics, write_atomic
 from rlvla.utils.video import video_poster, video_size
 

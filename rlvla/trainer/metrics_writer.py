@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from rlvla.utils.cli.config_file import command_line, resolved_flags, telling_flags
+from rlvla.utils.cli.config_file import resolved_flags, telling_flags
+from rlvla.utils.cli.programs import command_line
 from rlvla.utils.errors import require
 from rlvla.utils.files import METRICS_FILE, BestEffortWriter, LineFile, read_lines, require_room, write_atomic
 from rlvla.utils.terminal import is_quiet, one_line

@@ -19,7 +19,7 @@ _run_left: Callable[[], float | None] | None = None
 
 @contextmanager
 def part_of_run(left: Callable[[], float | None]) -> Iterator[None]:
-    """Inside the block bars show a part of a run, and with it `left()`: seconds until the run is over, if known."""
+    """Inside the block bars also show `left()`: seconds until the whole run is over, if known."""
     global _run_left
     before, _run_left = _run_left, left
     try:
@@ -29,11 +29,11 @@ def part_of_run(left: Callable[[], float | None]) -> Iterator[None]:
 
 
 class Bar(tqdm):
-    """A tqdm bar whose figures come before the bar itself, which takes the room that is left."""
+    """A tqdm bar with its figures in front; the bar itself fills the rest of the line."""
 
     @property
     def format_dict(self) -> dict[str, Any]:
-        """What `bar_format` can show."""
+        """The fields of `bar_format`, with `figures`: count, speed, remaining times."""
         facts = super().format_dict
         done, total, elapsed = facts["n"], facts["total"], facts["elapsed"]
         new = done - facts["initial"]
@@ -45,12 +45,12 @@ class Bar(tqdm):
             figures.append(self.postfix)
         rest = (total - done) / rate if rate else 0.0
         run = (_run_left() if _run_left is not None else None) or 0.0
-        figures += [f"{what}{duration(s)} left" for what, s in (("", rest), ("run ", run)) if round(s)]
+        figures += [f"{prefix}{duration(s)} left" for prefix, s in (("", rest), ("run ", run)) if round(s)]
         return facts | {"figures": ", ".join(figures)}
 
 
 def _three_digits(number: float) -> str:
-    """Always as many, so that what stands behind them on a line keeps its place: 9.50, 14.0, 157, 1570."""
+    """Three significant digits, at a fixed width: 9.50, 14.0, 157, 1570."""
     return f"{number:#.3g}".removesuffix(".") if number < 999.5 else f"{number:.0f}"
 
 
@@ -74,7 +74,7 @@ def progress_bar(total: int, description: str, *, enabled: bool = True, initial:
 
 
 class _LogLines(io.StringIO):
-    """Prints each state of a bar on a line of its own, where tqdm would overwrite the previous one."""
+    """Prints each state of a bar on a new line, where tqdm would overwrite the previous one."""
 
     def write(self, text: str) -> int:
         if text.strip():

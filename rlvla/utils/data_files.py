@@ -1,4 +1,4 @@
-"""Reading JSON and YAML of unknown origin: one sentence that names the file for whatever is wrong with it."""
+"""Reading untrusted JSON and YAML: any defect becomes a `ConfigError` that names the file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from rlvla.utils.errors import ConfigError
+from rlvla.utils.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -49,12 +49,19 @@ def parse_json(text: str | bytes, where: object, *, allow_nan: bool = False) -> 
         value = float(digits)
         return value if math.isfinite(value) else refuse(digits)
 
+    def unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+        _refuse_duplicates([key for key, _ in pairs])
+        return dict(pairs)
+
     try:
         text = text.decode("utf-8") if isinstance(text, bytes) else text
-        content = json.loads(text, object_pairs_hook=_without_twins, parse_constant=refuse, parse_float=number)
+        content = json.loads(text, object_pairs_hook=unique, parse_constant=refuse, parse_float=number)
     except (ValueError, RecursionError) as error:
         raise ConfigError.of(None, "invalid_file", f"{where} is not valid JSON ({_why(error)})") from error
-    return _as_object(content, where, "a JSON object")
+    if not isinstance(content, dict):
+        kind = type(content).__name__
+        raise ConfigError.of(None, "invalid_file", f"{where} holds a {kind}; a JSON object is needed")
+    return content
 
 
 def read_yaml(path: Path) -> Any:
@@ -87,17 +94,17 @@ def read_yaml_with_lines(path: Path) -> tuple[Any, dict[tuple[str, ...], int]]:
                 note_lines(value, (*above, key.value))
 
     def expanded(node: Any, sizes: dict[int, int]) -> int:
-        """Number of nodes of `node` with its aliases expanded; `sizes` are those already counted."""
+        """Number of nodes of `node` with its aliases expanded; `sizes`: id of a counted node -> its number."""
         if isinstance(node, yaml.ScalarNode):
             return 1
         if id(node) not in sizes:
             sizes[id(node)] = _MOST_NODES  # unless it holds itself
-            parts = node.value
+            entries = node.value
             if isinstance(node, yaml.MappingNode):
-                if not all(isinstance(key, yaml.ScalarNode) for key, _ in parts):
+                if not all(isinstance(key, yaml.ScalarNode) for key, _ in entries):
                     raise ValueError("a key is a list or a mapping; keys are words or numbers")
-                parts = [value for _, value in parts]
-            sizes[id(node)] = 1 + sum(expanded(part, sizes) for part in parts)
+                entries = [value for _, value in entries]
+            sizes[id(node)] = 1 + sum(expanded(entry, sizes) for entry in entries)
         return sizes[id(node)]
 
     class Loader(yaml.SafeLoader):
@@ -110,7 +117,7 @@ def read_yaml_with_lines(path: Path) -> tuple[Any, dict[tuple[str, ...], int]]:
 
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:
             keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-            _refuse_twins([str(key) for key in keys if key != "<<"])
+            _refuse_duplicates([str(key) for key in keys if key != "<<"])
             return super().construct_mapping(node, deep)
 
     try:
@@ -130,21 +137,10 @@ def _content_of(path: Path) -> bytes:
         raise ConfigError.of(None, "invalid_file", f"{path} cannot be read ({_why(error)})") from error
 
 
-def _without_twins(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    _refuse_twins([key for key, _ in pairs])
-    return dict(pairs)
-
-
-def _refuse_twins(keys: Sequence[str]) -> None:
+def _refuse_duplicates(keys: Sequence[str]) -> None:
     if len(set(keys)) < len(keys):
         twice = next(key for key in keys if keys.count(key) > 1)
         raise ValueError(f"{twice!r} is named twice")
-
-
-def _as_object(content: Any, where: object, wanted: str) -> dict[str, Any]:
-    if not isinstance(content, dict):
-        raise ConfigError.of(None, "invalid_file", f"{where} holds a {type(content).__name__}; {wanted} is needed")
-    return content
 
 
 def _why(error: BaseException) -> str:
@@ -165,19 +161,19 @@ def read_dataclass(kind: type[Kind], raw: Mapping[str, Any], where: object, *, w
     Raises:
         ConfigError: entries are missing or have other types.
     """
-    known = [entry for entry in dataclasses.fields(kind) if entry.name not in without]
+    fields = [field for field in dataclasses.fields(kind) if field.name not in without]
     absent = (dataclasses.MISSING, dataclasses.MISSING)
-    needed = [entry.name for entry in known if (entry.default, entry.default_factory) == absent]
-    missing = [name for name in needed if name not in raw]
+    required = [field.name for field in fields if (field.default, field.default_factory) == absent]
+    missing = [name for name in required if name not in raw]
     if missing:
         raise ConfigError.of(None, "invalid_file", f"{where}: {', '.join(missing)} missing")
-    given = {entry.name: raw[entry.name] for entry in known if entry.name in raw}
-    check_types(given, field_types(kind), where)
-    return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
+    values = {field.name: raw[field.name] for field in fields if field.name in raw}
+    check_types(values, field_types(kind), where)
+    return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
 
 
 def field_types(kind: type) -> Mapping[str, Any]:
-    """Name -> type of the fields of a dataclass; remembered, since annotations are compiled to find out."""
+    """Name -> type of the fields of a dataclass; cached, since annotations have to be compiled."""
     return _field_types(kind)
 
 
@@ -187,7 +183,7 @@ def _field_types(kind: type) -> Mapping[str, Any]:
 
 
 def check_types(content: Mapping[str, Any], hints: Mapping[str, Any], where: object) -> None:
-    """Check the entries of a JSON object that have a type; others, and those that are absent, are not looked at.
+    """Check the types of the entries of a JSON object; entries without a hint, and absent ones, are ignored.
 
     Args:
         content: the object.
@@ -197,13 +193,13 @@ def check_types(content: Mapping[str, Any], hints: Mapping[str, Any], where: obj
     Raises:
         ConfigError: with one problem for each entry of another type.
     """
-    wrong = [name for name, hint in hints.items() if name in content and not fits(content[name], hint)]
     problems = [
-        ConfigError.of(None, "invalid_file", f"{where}: {name} is {_shown(content[name])}, not {_words(hints[name])}")
-        for name in wrong
+        Problem(None, "invalid_file", f"{where}: {name} is {_shown(content[name])}, not {_type_name(hint)}")
+        for name, hint in hints.items()
+        if name in content and not fits(content[name], hint)
     ]
     if problems:
-        raise ConfigError(problem for error in problems for problem in error.problems)
+        raise ConfigError(problems)
 
 
 def fits(value: Any, hint: Any) -> bool:
@@ -222,17 +218,15 @@ def fits(value: Any, hint: Any) -> bool:
         entry = args[1] if args else Any
         return isinstance(value, Mapping) and all(fits(one, entry) for one in value.values())
     if hint is float:
-        return isinstance(value, (int, float)) and not isinstance(value, bool) and _is_finite(value)
+        if not isinstance(value, (int, float)) or isinstance(value, bool):
+            return False
+        try:
+            return math.isfinite(value)
+        except OverflowError:  # an integer beyond all floats
+            return False
     if hint is int:
         return isinstance(value, int) and not isinstance(value, bool)
     return isinstance(value, hint) if isinstance(hint, type) else True
-
-
-def _is_finite(value: float) -> bool:
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # a whole number beyond all floats
-        return False
 
 
 def _shown(value: Any) -> str:
@@ -240,16 +234,12 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 40 else f"{text[:40]}..."
 
 
-def _words(hint: Any) -> str:
+def _type_name(hint: Any) -> str:
     return str(getattr(hint, "__name__", hint)) if typing.get_origin(hint) is None else str(hint)
 
 
 def inside(folder: Path, name: object) -> Path:
-    """The path of a file that a record names, which must lie in its folder.
-
-    Raises:
-        ValueError: it is no relative path, or leaves the folder.
-    """
+    """`folder / name` for a name from a file; ValueError unless it is a relative path inside the folder."""
     if not isinstance(name, str) or not name or "\0" in name or Path(name).is_absolute() or ".." in Path(name).parts:
         raise ValueError(f"{_shown(name)} is not the name of a file in {folder}")
     return folder / name

@@ -1,4 +1,4 @@
-"""Errors meant for the user: what is wrong, and what to do about it."""
+"""Errors for the user: the problem and its remedy."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ class Problem:
     def __str__(self) -> str:
         return self.text
 
-    def __contains__(self, words: str) -> bool:
-        """Whether the text contains `words`."""
-        return words in self.text
+    def __contains__(self, part: str) -> bool:
+        """Whether the text contains `part`."""
+        return part in self.text
 
     def of_flag(self, flag: str, value: object = None) -> Problem:
         """The same problem, attributed to `flag`; its text starts with the flag and its value."""
-        given = f"--{flag}" if value is None else f"--{flag} {value}"
-        return Problem(flag, self.reason, f"{given}: {self.text}")
+        start = f"--{flag}" if value is None else f"--{flag} {value}"
+        return Problem(flag, self.reason, f"{start}: {self.text}")
 
-    def prefixed(self, words: str) -> Problem:
-        """The same problem with `words` before its text."""
-        return Problem(self.flag, self.reason, f"{words}{self.text}")
+    def prefixed(self, prefix: str) -> Problem:
+        """The same problem with `prefix` before its text."""
+        return Problem(self.flag, self.reason, f"{prefix}{self.text}")
 
 
 def as_problems(problems: Iterable[str | Problem]) -> list[Problem]:
@@ -74,7 +74,7 @@ class ConfigError(ValueError):
 
 
 class RunEnded(RuntimeError):
-    """The run cannot or should not go on; the message, shown without a traceback, says why and what to try.
+    """The run cannot or should not go on; the message, shown without a traceback, gives the reason and a remedy.
 
     Attributes:
         one_rank: it may be raised on this rank alone, which then prints it; if False, every rank raises it at the same
@@ -91,7 +91,7 @@ class TrainingHalted(RunEnded):
 
 
 class SaveError(RunEnded):
-    """What the run has learned could not be written; raised on every rank at the same point."""
+    """A checkpoint or policy could not be written; raised on every rank at the same point."""
 
     one_rank = False
 

@@ -63,7 +63,7 @@ def write_manifest(folder: Path, entries: dict[Path, dict[str, Any]]) -> None:
 
 
 def damage(folder: Path, *, checksums: bool = True) -> str | None:
-    """What is wrong with a folder completed by `write_manifest`, or None.
+    """The defect of a folder that `write_manifest` should have completed, or None.
 
     Args:
         folder: the folder to check.
@@ -105,16 +105,12 @@ def fsync_entry(folder: Path) -> None:
         os.close(handle)
 
 
-def _set_aside(final: Path) -> Path:
-    return final.with_name(f".old_{final.name}")
-
-
 def put_in_place(temporary: Path, final: Path) -> None:
     """Rename a complete folder to its final name, replacing an existing one.
 
     The existing folder is removed only after the rename; `recover` restores it after a crash in between.
     """
-    aside = _set_aside(final)
+    aside = final.with_name(f".old_{final.name}")
     shutil.rmtree(aside, ignore_errors=True)
     if final.exists():
         final.rename(aside)
@@ -134,7 +130,7 @@ def recover(folder: Path) -> None:
 
 
 def target_problem(target: str | Path, *, folder: bool) -> str | None:
-    """Why nothing can be written at a path, or None; found out by writing, which leaves nothing behind.
+    """Why nothing can be written at a path, or None; tried with a temporary file.
 
     Args:
         target: a file to be written or replaced, or a folder to be written into; either is created with its parents.
@@ -161,7 +157,7 @@ def target_problem(target: str | Path, *, folder: bool) -> str | None:
 
 
 def output_folder_problem(folder: str | Path, *, resuming: bool | None = None) -> str | None:
-    """Why `folder` cannot receive a new run, or None; for what `target_problem` reports, None as well.
+    """Why `folder` cannot receive a new run, or None; problems that `target_problem` reports are left out.
 
     Args:
         folder: where the run would go.
@@ -179,17 +175,17 @@ def output_folder_problem(folder: str | Path, *, resuming: bool | None = None) -
 
 
 def no_folder(folder: str | Path) -> str:
-    """What to say of a folder that does not exist: where it was looked for, and what has nearly that name."""
+    """The message about a missing folder: the directory searched, and a similar name."""
     path = Path(folder)
     if path.exists():
-        return f"{path} is no folder"
+        return f"{path} is not a folder"
     where = "" if path.is_absolute() else f" in {Path.cwd()}"
     missing = next(place for place in [*reversed(path.parents), path] if not place.exists())
-    found: list[Path] = []
+    similar: list[str] = []
     with suppress(OSError):  # a folder that may not be listed
-        beside = [place.name for place in missing.parent.iterdir()]
-        found = [missing.parent / name / path.relative_to(missing) for name in get_close_matches(missing.name, beside)]
-    near = next((place for place in found if place.is_dir()), None)
+        similar = get_close_matches(missing.name, [place.name for place in missing.parent.iterdir()])
+    candidates = (missing.parent / name / path.relative_to(missing) for name in similar)
+    near = next((place for place in candidates if place.is_dir()), None)
     return f"there is no folder {path}{where}" + (f"; did you mean {near}?" if near else "")
 
 
@@ -228,7 +224,7 @@ def _lock(handle: int) -> bool:
 
 
 def _remove_unfinished(files: Iterable[Path]) -> None:
-    """Remove those temporary files of `atomic_path` that no process is writing any more."""
+    """Remove temporary files of `atomic_path` whose process has ended."""
     for path in files:
         with suppress(OSError):  # it has just got its final name, or belongs to somebody else
             old = time.time() - path.stat().st_mtime > _UNFINISHED_SECONDS
@@ -238,7 +234,7 @@ def _remove_unfinished(files: Iterable[Path]) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what killed processes left in a folder that nobody else uses: our hidden temporary files and folders."""
+    """Remove hidden temporary files and folders of killed processes from a folder that nobody else uses."""
     recover(folder)
     _remove_unfinished(folder.rglob(f".*{_UNFINISHED}"))
     for unfinished in folder.glob(".*.part"):

@@ -1,4 +1,4 @@
-"""The processes that launched this rank, as the operating system shows them (Linux; elsewhere none are known)."""
+"""Launcher processes of this rank, from /proc (Linux; elsewhere none are found)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 _NODE_LAUNCHER = "deepspeed.launcher.launch"  # started by the program `deepspeed`, on every machine
 _PROGRAMS = {"deepspeed", "deepspeed.pt", "ds", "torchrun"}
 _MODULES = {_NODE_LAUNCHER, "deepspeed.launcher.runner", "torch.distributed.run", "torch.distributed.launch"}
-_LEADING_WORDS = 5  # of a command line, among which its program stands: an interpreter and its options come first
+_LEADING_ARGUMENTS = 5  # of a command line, among which its program stands: an interpreter and its options come first
 _GONE = -1  # no process started then
 
 
@@ -33,10 +33,7 @@ class Ancestor:
 
 
 def launchers_of_this_rank() -> list[Ancestor]:
-    """The launcher of this rank, and the launcher's own; [] if this process was not launched as a rank.
-
-    One that has ended already is included, as a process that is not alive.
-    """
+    """The launcher of this rank and its parent launchers, also if they have ended; [] if this is not a rank."""
     if "RANK" not in os.environ:
         return []
     launchers: list[Ancestor] = []
@@ -47,15 +44,15 @@ def launchers_of_this_rank() -> list[Ancestor]:
         # Whoever starts the outermost launcher may end without consequence (nohup, a script's `&`).
         if started_by_launcher and _is_adopted(child, pid):
             return [*launchers, Ancestor(pid, _GONE)]
-        words = _leading_words(pid)
-        if fields is None or not any(Path(word).name in _PROGRAMS or word in _MODULES for word in words):
+        argv = _leading_arguments(pid)
+        if fields is None or not any(Path(word).name in _PROGRAMS or word in _MODULES for word in argv):
             return launchers
         launchers.append(Ancestor(pid, int(fields[19])))
-        child, pid, started_by_launcher = pid, int(fields[1]), _NODE_LAUNCHER in words
+        child, pid, started_by_launcher = pid, int(fields[1]), _NODE_LAUNCHER in argv
 
 
 def _is_adopted(child: int, parent: int) -> bool:
-    """Whether the parent is not the process that started the child, whose session it would share."""
+    """Whether the parent did not start the child: they are in different sessions."""
     try:
         session = os.getsid(child)
         return session != child and os.getsid(parent) != session
@@ -63,9 +60,9 @@ def _is_adopted(child: int, parent: int) -> bool:
         return False
 
 
-def _leading_words(pid: int) -> list[str]:
+def _leading_arguments(pid: int) -> list[str]:
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")[:_LEADING_WORDS]
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")[:_LEADING_ARGUMENTS]
     except OSError:
         return []
 

@@ -25,7 +25,7 @@ def load_file(path: Path) -> ModuleType:
 
     Raises:
         ValueError: its name does not end in .py.
-        Exception: whatever the file raises; a later call executes it again.
+        Exception: any exception of the file; a later call executes it again.
     """
     path = path.resolve()
     # Named after the full path, so that two files of the same name can both be loaded.
@@ -72,9 +72,9 @@ def load_from_file(spec: str, flag: str, kind: str = "function") -> Callable[...
         raise ConfigError.of(flag, "invalid_file", text) from error
     loaded = getattr(module, name, None)
     if not callable(loaded) or (kind == "class" and not isinstance(loaded, type)):
-        wanted = {n: v for n, v in vars(module).items() if callable(v) and not n.startswith("_")}
-        there = ", ".join(n for n, v in wanted.items() if kind != "class" or isinstance(v, type)) or "none"
-        raise ConfigError.of(flag, "unknown_name", f"--{flag} {spec}: {path} has no {kind} {name}; it has: {there}")
+        public = {n: v for n, v in vars(module).items() if callable(v) and not n.startswith("_")}
+        names = ", ".join(n for n, v in public.items() if kind != "class" or isinstance(v, type)) or "none"
+        raise ConfigError.of(flag, "unknown_name", f"--{flag} {spec}: {path} has no {kind} {name}; it has: {names}")
     return loaded
 
 

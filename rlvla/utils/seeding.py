@@ -1,4 +1,4 @@
-"""Seeds and generators derived from the seed of a run and a name, one for each purpose."""
+"""Seeds and generators derived from the run's seed and the name of a purpose."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import zlib
 import numpy as np
 
 
-def derive_seed(*parts: int | str) -> int:
-    """A 63-bit seed that depends on all parts and their order; the same on every platform."""
-    words = [zlib.crc32(part.encode()) if isinstance(part, str) else part for part in parts]
-    return int(np.random.SeedSequence(words).generate_state(2, np.uint32).view(np.uint64)[0] >> 1)
+def derive_seed(*keys: int | str) -> int:
+    """A 63-bit seed that depends on all keys and their order; the same on every platform."""
+    entropy = [zlib.crc32(key.encode()) if isinstance(key, str) else key for key in keys]
+    return int(np.random.SeedSequence(entropy).generate_state(2, np.uint32).view(np.uint64)[0] >> 1)
 
 
-def derive_rng(*parts: int | str) -> np.random.Generator:
+def derive_rng(*keys: int | str) -> np.random.Generator:
     """A numpy generator seeded by `derive_seed`."""
-    return np.random.default_rng(derive_seed(*parts))
+    return np.random.default_rng(derive_seed(*keys))
 
 
 def seed_everything(seed: int) -> None:

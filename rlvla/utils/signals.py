@@ -1,7 +1,7 @@
 """Signals: how a command stops early, at once or at a safe point, also if its launcher or another rank is gone.
 
 The first SIGINT, SIGTERM or SIGHUP becomes an exception in the main thread; `StopSignals` may take it over. A thread
-sees every signal when it arrives, whatever the main thread is doing, and
+sees every signal on arrival, even while the main thread is blocked, and
 
 - sends it again if it came where Python would discard the exception (finalizers, imports);
 - ends the process if the main thread has not ended it in time;
@@ -302,7 +302,7 @@ def run_command(work: Callable[[], None], after_interrupt: str) -> None:
 
     Args:
         work: the command.
-        after_interrupt: what happens when the command is run again.
+        after_interrupt: outcome of running the command again, for messages.
 
     Raises:
         SystemExit: a signal ended it; the status is 128 + signal number, as in a shell.

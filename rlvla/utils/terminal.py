@@ -53,7 +53,7 @@ class _StandardOutput(logging.Handler):
 
 
 def _bars_out_of_the_way() -> AbstractContextManager[None]:
-    """Inside the block no progress bar is shown, so that a message starts on a line of its own."""
+    """Hide progress bars inside the block, so that a message starts at the beginning of a line."""
     tqdm = sys.modules.get("tqdm")
     return nullcontext() if tqdm is None else tqdm.tqdm.external_write_mode(file=sys.stderr)
 
@@ -118,7 +118,7 @@ def style(text: str, name: str, stream: TextIO | None = None) -> str:
 
 
 def without_codes(text: str) -> str:
-    """The text without what is meant for a terminal (`style`)."""
+    """The text without terminal codes (`style`)."""
     return _CODE.sub("", text)
 
 
@@ -127,7 +127,8 @@ def fit(text: str, stream: TextIO | None = None) -> str:
 
     Args:
         text: one or more lines.
-        stream: where it is printed (standard output); if that is no terminal, the text stays as it is. So do tables.
+        stream: output stream (default: standard output); unless it is a terminal, the text stays as it is. Tables
+            always do.
     """
     stream = stream or sys.stdout
     if not stream.isatty():
@@ -142,18 +143,18 @@ def show(text: str) -> None:
 
 
 def page_words(name: str, path: Path) -> str:
-    """Where a page is, and its address, alone at the end of a line: terminals make it a link."""
+    """Path and URL of an HTML page; the URL ends its line, so that terminals make it a link."""
     return f"{name}: {path}\nopen: {path.resolve().as_uri()}"
 
 
 def suggest(command: str) -> None:
-    """Show the command to run next; not in a stage of a recipe, whose next stage follows by itself."""
+    """Show the command to run next; not inside a recipe, which runs the next stage itself."""
     if IN_RECIPE not in os.environ:
         show(f"next: {command}")
 
 
 def put(text: str) -> None:
-    """Print; nothing happens if nobody reads it any more, as with `| head`."""
+    """Print; a closed output, as with `| head`, is ignored."""
     try:
         print(text, flush=True)
     except OSError:
@@ -186,7 +187,7 @@ def fold_command(command: str, width: int) -> list[str]:
 
 
 def header(title: str, rows: Mapping[str, str]) -> str:
-    """What a run is about, shown before it starts: a title, and a line for each fact."""
+    """Summary shown before a run starts: a title, and a line per fact."""
     widest = max(map(len, rows))
     return "\n".join([style(title, "bold"), *(f"  {name:<{widest}}  {text}" for name, text in rows.items())])
 
@@ -195,7 +196,7 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     """Format rows as a plain-text table; columns of numbers are right-aligned."""
     cells = [[str(c) for c in row] for row in rows]
     widths = [max(len(h), *(len(row[i]) for row in cells)) if cells else len(h) for i, h in enumerate(headers)]
-    numeric = [all(_is_number(row[i]) for row in cells) for i in range(len(headers))]
+    numeric = [all(not row[i].strip("%+-.0123456789 []e,") for row in cells) for i in range(len(headers))]
 
     def line(row: Sequence[str]) -> str:
         return "  ".join(c.rjust(w) if n else c.ljust(w) for c, w, n in zip(row, widths, numeric)).rstrip()
@@ -227,10 +228,6 @@ def printable(text: str, limit: int = 200) -> str:
     """The first `limit` characters of a foreign text on one line, safe for terminals and logs."""
     line = " ".join(text[: 4 * limit].split())
     return "".join(c if c.isprintable() else "?" for c in line[:limit])
-
-
-def _is_number(text: str) -> bool:
-    return text.strip("%+-.0123456789 []e,").strip() == ""
 
 
 def duration(seconds: float) -> str:

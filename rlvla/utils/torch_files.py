@@ -1,8 +1,8 @@
-"""Reading the files of `torch.save`: tensors, arrays and plain values, never code.
+"""Reading files of `torch.save` without running code in them.
 
-A pickle may name any function of the machine and have it called. Here only what is listed can be named: torch's own
-list, numpy arrays of numbers, bytes, frozen sets, and the classes that a caller adds, with their members if they are
-enumerations. A `--custom_module` adds classes of its own with `torch.serialization.add_safe_globals`.
+A pickle may call any function of the machine. Allowed here: torch's own list, numpy arrays of numbers, bytes, frozen
+sets, and classes that a caller adds, with their members if they are enumerations. A `--custom_module` adds its classes
+with `torch.serialization.add_safe_globals`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _dtype_of_numbers(code: Any, *more: Any) -> np.dtype:
 def _member(kind: Any, name: Any) -> enum.Enum:
     """A member of an enumeration, which Python 3.11 up to 3.11.3 pickles as `getattr(class, name)`."""
     if not (isinstance(kind, type) and issubclass(kind, enum.Enum) and name in kind.__members__):
-        raise ValueError(f"{name!r} is no member of an enumeration")
+        raise ValueError(f"{name!r} is not a member of an enumeration")
     return kind[name]
 
 
@@ -63,10 +63,10 @@ def _numpy_names() -> list[Callable[..., Any] | tuple[Callable[..., Any], str]]:
 
 @contextmanager
 def restricted_loading(classes: Sequence[type] = ()) -> Iterator[None]:
-    """Inside the block every `torch.load` of this process, whoever calls it, reads with the list of this module.
+    """Inside the block every `torch.load` of this process is restricted to the classes of this module.
 
     Args:
-        classes: further classes that a file may name; they are created without their constructor.
+        classes: further classes that a file may hold; they are created without their constructor.
     """
     forced, listed = os.environ.get(_FORCED), get_safe_globals()
     os.environ[_FORCED] = "1"
@@ -93,7 +93,7 @@ def read_torch_file(path: Path, *, classes: Sequence[type] = (), mmap: bool = Fa
         mmap: map the tensors into memory instead of reading them, where the format of the file allows it.
 
     Raises:
-        RefusedFileError: it names anything else, or is not such a file; the message names it.
+        RefusedFileError: it refers to anything else, or is not such a file; the message names it.
         OSError: it cannot be opened.
     """
     with restricted_loading(classes):

@@ -33,7 +33,7 @@ def upright(images: np.ndarray, flipped_vertically: bool) -> np.ndarray:
 
 
 def beside_each_other(views: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Several views of an episode in one picture, from left to right, each with its name in a corner.
+    """Several views of an episode side by side, each with its name in a corner.
 
     Args:
         views: name -> frames [F, H, W, 3] uint8; the number of frames may differ by some at the end, where the last
@@ -60,8 +60,8 @@ def beside_each_other(views: Mapping[str, np.ndarray]) -> np.ndarray:
     gap = np.full((height, _GAP, 3), _BAND, np.uint8)
     rows = []
     for index in range(max(map(len, columns))):
-        parts = [part for pictures in columns for part in (gap, pictures[min(index, len(pictures) - 1)])]
-        rows.append(np.concatenate(parts[1:], axis=1))
+        tiles = [tile for pictures in columns for tile in (gap, pictures[min(index, len(pictures) - 1)])]
+        rows.append(np.concatenate(tiles[1:], axis=1))
     return np.stack(rows)
 
 
@@ -104,20 +104,20 @@ def caption_frames(
         page = Image.new("RGB", (width, height + band), _BAND)
         page.paste(Image.fromarray(frame).resize((width, height), Image.Resampling.NEAREST), (0, band))
         draw = ImageDraw.Draw(page)
-        words: list[tuple[str, tuple[int, int, int]]] = [(f"step {index}/{count - 1}", _TEXT)]
+        labels: list[tuple[str, tuple[int, int, int]]] = [(f"step {index}/{count - 1}", _TEXT)]
         if primitives is not None and primitives[index]:
-            words.append((primitives[index], _PRIMITIVE))
+            labels.append((primitives[index], _PRIMITIVE))
         if success is not None and success[index]:
-            words.append(("success holds", _SUCCESS))
+            labels.append(("success holds", _SUCCESS))
         if states is not None and states[index]:
-            words.append((f"state {states[index]}", _TEXT))
+            labels.append((f"state {states[index]}", _TEXT))
         if result is not None and index == count - 1:
-            words.append(("SUCCESS", _SUCCESS) if result else ("FAILURE", _FAILURE))
+            labels.append(("SUCCESS", _SUCCESS) if result else ("FAILURE", _FAILURE))
         top = _MARGIN
         draw.text((_MARGIN, top), first, _TEXT, font=font)
         draw.text((_MARGIN, top + _LINE_HEIGHT), second, _TEXT, font=font)
         left = float(_MARGIN)
-        for text, color in words:
+        for text, color in labels:
             draw.text((left, top + 2 * _LINE_HEIGHT), text, color, font=font)
             left += draw.textlength(text + "    ", font=font)
         captioned[index] = np.asarray(page)
@@ -125,7 +125,7 @@ def caption_frames(
 
 
 def two_lines(text: str, width: int, font: Any) -> tuple[str, str]:
-    """Wrap a text into two lines of at most `width` pixels; what does not fit is replaced by an ellipsis."""
+    """Wrap a text into two lines of at most `width` pixels; the rest is replaced by an ellipsis."""
     lines = ["", ""]
     row = 0
     for word in text.split():
@@ -163,7 +163,7 @@ def encode_mp4(frames: np.ndarray, fps: float, *, crf: int = 20) -> bytes:
 
 
 def encode_frames(path: Path, frames: Iterable[np.ndarray], fps: float, *, crf: int = 20) -> None:
-    """Like `encode_mp4`, but into a file and frame by frame, so that a long video is never in memory as a whole.
+    """Like `encode_mp4`, but streaming into a file, so that a long video is never in memory as a whole.
 
     Args:
         path: the file to write; an error leaves it incomplete.
@@ -313,8 +313,8 @@ def contact_sheet(pictures: Sequence[tuple[str, np.ndarray | None]]) -> bytes:
     draw, font = ImageDraw.Draw(page), ImageFont.load_default(size=13)
     for index, (caption, pixels) in enumerate(pictures):
         left, top = _GAP + index % columns * width, _GAP + index // columns * height
-        for line, words in enumerate(two_lines(caption, _TILE, font)):
-            draw.text((left, top + _TITLE * line), words, fill=_TEXT, font=font)
+        for line, text in enumerate(two_lines(caption, _TILE, font)):
+            draw.text((left, top + _TITLE * line), text, fill=_TEXT, font=font)
         top += _CAPTION
         if pixels is None:
             draw.rectangle((left, top, left + _TILE - 1, top + _TILE - 1), fill=_EMPTY)

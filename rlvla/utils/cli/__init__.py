@@ -1,1 +1,1 @@
-"""Command-line flags, configuration files, and what all commands share."""
+"""Command-line flags, configuration files, and the frame of all commands."""

@@ -1,4 +1,4 @@
-"""What every command does around its `main`: interrupts, expected errors, heavy imports."""
+"""The frame of every command's `main`: interrupts, expected errors, heavy imports."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def command(after_interrupt: str = STARTS_ANEW) -> Callable[[Main], Main]:
     Workers are stopped and unfinished files removed on the way out, as after an error.
 
     Args:
-        after_interrupt: what happens when the command is run again; part of the message after Ctrl-C.
+        after_interrupt: outcome of running the command again; part of the message after Ctrl-C.
     """
 
     def decorate(main: Main) -> Main:
@@ -61,23 +61,19 @@ def _run(main: Main, argv: Sequence[str] | None) -> None:
         print(f"{program()}: the run was ended: {error.strerror}{place}", file=sys.stderr, flush=True)
         raise SystemExit(1) from None
     except RuntimeError as error:
-        if not _is_lost_rank(error):
+        names = {kind.__name__ for kind in type(error).__mro__}
+        rank_lost = "DistError" in names or "gloo/" in str(error)  # of a collective operation
+        if int(os.environ.get("WORLD_SIZE", "1")) == 1 or not rank_lost:
             raise
         time.sleep(_OTHERS_SPEAK_SECONDS)  # the heartbeat, the launcher, or the rank that failed knows more
         end_now("another rank has ended")
-
-
-def _is_lost_rank(error: RuntimeError) -> bool:
-    """Whether a collective operation failed because another rank is gone."""
-    kinds = {kind.__name__ for kind in type(error).__mro__}
-    return int(os.environ.get("WORLD_SIZE", "1")) > 1 and ("DistError" in kinds or "gloo/" in str(error))
 
 
 @contextmanager
 def heavy_imports() -> Iterator[None]:
     """Wrap imports that take seconds: a note is shown, and Ctrl-C ends the process at once.
 
-    The garbage collector, which would look through all that was imported again and again, leaves it out for good.
+    The imported objects are excluded from garbage collection for good, which would traverse them again and again.
     """
     before, collects = len(sys.modules), gc.isenabled()
     gc.disable()

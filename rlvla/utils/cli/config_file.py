@@ -3,40 +3,40 @@
 from __future__ import annotations
 
 import dataclasses
-import shlex
-import sys
+import subprocess
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from rlvla.utils.cli.programs import typed_command
+from rlvla.utils.cli.programs import command_line
 from rlvla.utils.data_files import read_yaml
 from rlvla.utils.errors import ConfigError
 from rlvla.utils.files import write_atomic
-from rlvla.utils.provenance import source_words
+from rlvla.version import __version__
 
 RUN_CONFIG_FILE = "config.yaml"
-# Set by the launcher for each launch.
-_OF_THE_LAUNCH = {"local_rank"}
+_ROOT = Path(__file__).resolve().parents[3]
+_SET_BY_LAUNCHER = {"local_rank"}
 _LEADING = ("advantage_estimator", "policy_loss", "reward", "actor_learning_rate", "learning_rate", "seed")
-_PLACES = {"pretrain", "save_path", "demos", "load_checkpoint"}
+_PATHS = {"pretrain", "save_path", "demos", "load_checkpoint"}
 
 
-def words_of_config_file(words: Sequence[str], repeated: Collection[str] = ()) -> list[str]:
-    """The flags of the file that `--config` names, as words of a command line; [] without `--config`.
+def words_of_config_file(argv: Sequence[str], repeated: Collection[str] = ()) -> list[str]:
+    """The flags in the file of `--config`, as arguments of a command line; [] without `--config`.
 
     In the file a flag is written `name: value`, without dashes: a list for several values, true or false for a switch,
     null for the default.
 
     Args:
-        words: the command line.
-        repeated: names of flags that are repeated for each of their values.
+        argv: the command line.
+        repeated: names of flags that are repeated for each value.
 
     Raises:
         ConfigError: the file is missing, is not valid YAML, or contains anything but flags with values.
     """
-    path = config_file_of(words)
+    path = config_file_of(argv)
     if path is None:
         return []
     try:
@@ -60,23 +60,23 @@ def words_of_config_file(words: Sequence[str], repeated: Collection[str] = ()) -
     return flags
 
 
-def config_file_of(words: Sequence[str]) -> str | None:
+def config_file_of(argv: Sequence[str]) -> str | None:
     """The value of `--config` on a command line, or None."""
-    for index, word in enumerate(words):
-        if word == "--config" and index + 1 < len(words):
-            return words[index + 1]
+    for index, word in enumerate(argv):
+        if word == "--config" and index + 1 < len(argv):
+            return argv[index + 1]
         if word.startswith("--config="):
             return word.partition("=")[2]
     return None
 
 
 def words_of_flag(name: str, value: Any, *, repeated: bool = False) -> list[str]:
-    """A flag and its value, as a YAML file has it, as words of a command line.
+    """A flag with its value from YAML as arguments of a command line.
 
     Args:
         name: name of the flag, without dashes.
-        value: a list for several values, True or False for a switch, None for the default (no words).
-        repeated: whether the flag is repeated for each of its values.
+        value: a list for several values, True or False for a switch, None for the default (no arguments).
+        repeated: whether the flag is repeated for each value.
     """
     if repeated and isinstance(value, list):
         return [word for one in value for word in words_of_flag(name, one)]
@@ -89,42 +89,42 @@ def words_of_flag(name: str, value: Any, *, repeated: bool = False) -> list[str]
     return [f"--{name}={value}"]
 
 
-def resolved_flags(parts: Sequence[Any]) -> dict[str, Any]:
-    """Flags of configuration dataclasses with their values, without those left to the checkpoint or suite (None)."""
+def resolved_flags(configs: Sequence[Any]) -> dict[str, Any]:
+    """Flag -> value of configuration dataclasses; None (left to the checkpoint or suite) is omitted."""
     resolved: dict[str, Any] = {}
-    for part in parts:
-        for field in dataclasses.fields(part):
-            value = getattr(part, field.name)
+    for config in configs:
+        for field in dataclasses.fields(config):
+            value = getattr(config, field.name)
             flags = value if isinstance(value, Mapping) else {field.name: value}  # a mapping: options of a suite
             for name, value in flags.items():
-                if value is None or name in _OF_THE_LAUNCH or (value == () and field.default == ()):
+                if value is None or name in _SET_BY_LAUNCHER or (value == () and field.default == ()):
                     continue
                 resolved[name] = list(value) if isinstance(value, tuple) else value
     return resolved
 
 
-def telling_flags(parts: Sequence[Any]) -> list[str]:
+def telling_flags(configs: Sequence[Any]) -> list[str]:
     """Flags that distinguish runs: algorithm, learning rates, seed, and all non-default values except paths."""
-    flags = resolved_flags(parts)
-    defaults = resolved_flags([type(part)() for part in parts])
+    flags = resolved_flags(configs)
+    defaults = resolved_flags([type(config)() for config in configs])
     changed = [name for name, value in flags.items() if name not in defaults or value != defaults[name]]
     leading = [name for name in _LEADING if name in flags]
     # Paths differ between any two runs, and are too wide for a table.
-    return list(dict.fromkeys([*leading, *(name for name in changed if name not in _PLACES)]))
+    return list(dict.fromkeys([*leading, *(name for name in changed if name not in _PATHS)]))
 
 
-def write_config_file(folder: Path, parts: Sequence[Any]) -> Path:
-    """Write `config.yaml`, from which `--config` repeats the run; its header quotes the command line."""
+def write_config_file(folder: Path, configs: Sequence[Any]) -> Path:
+    """Write `config.yaml`, which repeats the run with `--config`; its header quotes version and command line."""
     import yaml
 
-    flags = resolved_flags(parts)
+    flags = resolved_flags(configs)
     head = f"# {source_words()}\n# {command_line()}\n"
     write_atomic(folder / RUN_CONFIG_FILE, (head + yaml.safe_dump(flags, sort_keys=False)).encode())
     return folder / RUN_CONFIG_FILE
 
 
 def quoted_head(folder: Path) -> tuple[str, str]:
-    """Version and command line that `write_config_file` quoted; empty if the folder holds no such file."""
+    """Version and command line in the header of `config.yaml`; ("", "") if there is no such file."""
     path = folder / RUN_CONFIG_FILE
     with suppress(OSError, UnicodeDecodeError):
         version, command, *_ = [*path.read_text(encoding="utf-8").splitlines()[:2], "", ""]
@@ -133,7 +133,23 @@ def quoted_head(folder: Path) -> tuple[str, str]:
     return "", ""
 
 
-def command_line() -> str:
-    """The command as typed, quoted for a shell, without the launcher's additions."""
-    typed = [word for word in sys.argv if not word.startswith("--local_rank=")]
-    return shlex.join(typed_command(typed))
+@cache
+def source_commit(root: Path = _ROOT) -> str | None:
+    """The commit of the checkout in `root`, with "-dirty" if tracked files differ from it; None outside a checkout.
+
+    An installed package is not in a checkout, even if a folder above it is.
+    """
+    if not (root / ".git").exists():
+        return None
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None
+
+
+def source_words() -> str:
+    """Version and, in a checkout, commit: `rlvla 0.2.0, commit 1e3158d...`."""
+    commit = source_commit()
+    return f"rlvla {__version__}" + (f", commit {commit}" if commit else "")

@@ -1,4 +1,4 @@
-"""Names of OpenRLHF, verl and TRL that resemble one of ours but are no synonym; for synonyms see `aliases` of `arg`."""
+"""Flags of OpenRLHF, verl and TRL that resemble ours without being synonyms (for synonyms: `aliases` of `arg`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _PASSES = (
 _DECISIONS = "it counts decisions, of which an episode has many"
 _WHOLE_STEP = "it is the optimizer step over all ranks: TRL's number x accumulation steps x ranks"
 _ACCUMULATION = "accumulation follows from it, --micro_train_batch_size and the number of ranks"
-_OWN_RATES = "the critic has a rate of its own, --critic_learning_rate"
+_OWN_RATES = "the critic has its own rate, --critic_learning_rate"
 _BOTH_WIDTHS = "it takes both clip widths, below and above 1"
 _BOTH_KLS = "it is that of the KL in the reward and, with --use_kl_loss, of that in the loss"
 _WEIGHTS = "it takes the kind of importance weights, tis for truncated ones; their cap is --rollout_is_high"
@@ -23,7 +23,7 @@ _BY_NAME = "it takes the name of a checkpoint of this run, such as iteration_000
 # that are named, and not theirs.
 OTHER_TOOLS = {
     "advantage.estimator": ("advantage_estimator", "OpenRLHF's reinforce is reinforce_plus_plus, group_norm is grpo"),
-    "async_queue_size": ("max_staleness", "it counts iterations of training that the weights may lack"),
+    "async_queue_size": ("max_staleness", "it is the maximum policy lag in iterations"),
     "async_train": ("async_rollout", "how far ahead episodes are played is --max_staleness"),
     "clip_ratio_high": ("eps_clip_low_high", _BOTH_WIDTHS),
     "clip_ratio_low": ("eps_clip_low_high", _BOTH_WIDTHS),
@@ -146,17 +146,17 @@ OTHER_VALUES = {
 
 
 def counterpart(name: str, flags: Mapping[str, str]) -> tuple[str, str]:
-    """Our flag for another tool's, and what is different about it ("" if nothing is); ("", "") if there is none.
+    """(our flag for another tool's, how it differs or ""); ("", "") if there is none.
 
     Args:
         name: as typed, without its dashes; of a dotted name the end is looked up, never guessed.
         flags: every name of a flag of the command -> its first name, all with their dashes.
     """
-    words = name.split(".")
-    dotted = len(words) > 1
-    for count in range(min(len(words), _LONGEST_PATH), 0, -1):
-        end = ".".join(words[-count:])
-        if count == 1 and dotted and (end in _OTHER_MEANING or not _OTHER_PARTS.isdisjoint(words)):
+    path = name.split(".")
+    dotted = len(path) > 1
+    for count in range(min(len(path), _LONGEST_PATH), 0, -1):
+        end = ".".join(path[-count:])
+        if count == 1 and dotted and (end in _OTHER_MEANING or not _OTHER_PARTS.isdisjoint(path)):
             break
         flag, difference = OTHER_TOOLS.get(end, ("", ""))
         if {f"--{flag}", *re.findall(r"--[a-z_-]+", difference)} <= flags.keys():

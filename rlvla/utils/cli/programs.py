@@ -1,4 +1,4 @@
-"""The commands as programs: their names in a checkout (`python cli/NAME.py`) and where they are installed."""
+"""Command lines of rlvla: `python cli/NAME.py` in a checkout, `rlvla-NAME` where it is installed."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pathlib import Path
 
 PREFIX = "rlvla-"  # of the installed programs
 _MODULE = "rlvla.cli"
-# In the order in which one meets them.
+# In the order of a first use.
 COMMANDS = (
     *("run_recipe", "check_env", "new_env", "collect_demos", "view_data", "check_demos", "convert_demos"),
     *("inspect_vla", "train_sft_vla", "train_ppo_vla", "train_sac_vla", "train_rm_vla", "score_episodes"),
     *("draw_reward_machine", "eval_vla", "compare_runs", "export_policy", "push_to_hub", "replay_batch"),
 )
-# No other file in a folder cli/, which may be the user's.
+# Not other files in a folder cli/, which may be the user's.
 _FILE = re.compile(rf"(?<![\w/.-])(?:python )?cli/({'|'.join(COMMANDS)})\.py\b")
 _LAUNCHER = re.compile(r"(?<![\w/.-])deepspeed (?:-\S+ (?:[^-\s]\S* )?)*$")  # before the script that it starts
 
@@ -30,14 +30,12 @@ def is_installed() -> bool:
 
 
 def as_installed(text: str) -> str:
-    """A text in which commands are called as in a checkout, one command per line, as one would type it here."""
-    if not is_installed():
-        return text
-    return _FILE.sub(_called, text)
+    """Rewrite commands of a checkout in a text (at most one per line) as they are called here."""
+    return _FILE.sub(_called, text) if is_installed() else text
 
 
 def typed_command(argv: Sequence[str], ranks: int | None = None) -> list[str]:
-    """The words that start a command again.
+    """The arguments that start a command again.
 
     Args:
         argv: its command line, beginning with the program, a file or a module.
@@ -51,6 +49,11 @@ def typed_command(argv: Sequence[str], ranks: int | None = None) -> list[str]:
     if ranks is None:
         return [PREFIX + stem.replace("_", "-"), *flags]
     return [*launcher, "--module", f"{_MODULE}.{stem.replace('-', '_')}", *flags]
+
+
+def command_line() -> str:
+    """The command as typed, quoted for a shell, without the launcher's additions."""
+    return shlex.join(typed_command([word for word in sys.argv if not word.startswith("--local_rank=")]))
 
 
 def _without_named_checkpoint(argv: Sequence[str]) -> list[str]:

@@ -1,1 +1,1 @@
-"""DeepSpeed: the strategy, engines, flags."""
+"""DeepSpeed: strategy, engines, flags."""

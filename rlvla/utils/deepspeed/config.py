@@ -1,4 +1,4 @@
-"""Flags of DeepSpeed, and the ranks its launcher announces before a process group exists."""
+"""Flags of DeepSpeed, and the launcher's ranks before a process group exists."""
 
 from __future__ import annotations
 
@@ -95,12 +95,12 @@ def launched_rank() -> int:
 
 
 def launch_problems() -> list[Problem]:
-    """What is wrong with how the ranks were launched: `port_problems`, `device_problems`."""
+    """Problems of the launch: `port_problems`, `device_problems`."""
     return port_problems() + device_problems()
 
 
 def port_problems() -> list[Problem]:
-    """Problems if another process has taken the port at which the ranks are to meet; known to the first rank."""
+    """On the first rank, a problem if another process has taken the rendezvous port."""
     port, is_host = os.environ.get("MASTER_PORT", ""), os.environ.get("RANK") == "0"
     distributed = sys.modules.get("torch.distributed")
     connected = distributed is not None and distributed.is_initialized()
@@ -114,7 +114,7 @@ def port_problems() -> list[Problem]:
 
 
 def device_problems() -> list[Problem]:
-    """Problems if more ranks were launched on this machine than it has GPUs."""
+    """A problem if more ranks were launched on this machine than it has GPUs."""
     ranks = int(os.environ.get("LOCAL_SIZE") or os.environ.get("LOCAL_WORLD_SIZE") or 1)
     if ranks == 1 or os.environ.get("DS_ACCELERATOR") == "cpu":
         return []
@@ -124,14 +124,14 @@ def device_problems() -> list[Problem]:
     if gpus == 0 or ranks <= gpus:
         return []
     text = (
-        f"{ranks} ranks were launched on this machine, each needs a GPU of its own, and {gpus} can be used: launch "
+        f"{ranks} ranks were launched on this machine, each needs its own GPU, and {gpus} can be used: launch "
         f"{gpus} (deepspeed --num_accelerators {gpus}), or let all compute on the CPU: export DS_ACCELERATOR=cpu"
     )
     return [Problem("num_accelerators", "unavailable", text)]
 
 
 def taken_port(place: str) -> str:
-    """The message about a port at which the ranks cannot meet."""
+    """The message about an occupied rendezvous port."""
     return (
         f"port {place} is taken, perhaps by another run on this machine; give the launcher another one: "
         "deepspeed --master_port 29600 ..."

@@ -42,7 +42,7 @@ class _CheckpointWriter:
 
 
 def classes_of_deepspeed() -> list[type]:
-    """The classes that DeepSpeed's own files name beside tensors and plain values."""
+    """Classes in DeepSpeed's checkpoint files, beside tensors and plain values."""
     from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
     from deepspeed.runtime.zero.config import ZeroStageEnum
     from deepspeed.utils.tensor_fragment import fragment_address
@@ -101,7 +101,7 @@ class Engine:
         return self.engine.get_lr()[0]
 
     def cool_down(self, steps: int) -> None:
-        """From here on let the learning rate fall linearly to 0 over so many steps, instead of its schedule."""
+        """Replace the rest of the schedule by a linear decay of the learning rate to 0 over `steps`."""
         scheduler = self.engine.lr_scheduler
         now = scheduler.last_epoch
         scheduler.lr_lambdas = [partial(falling, factor(now), now, steps) for factor in scheduler.lr_lambdas]
@@ -141,7 +141,7 @@ class Engine:
         self.engine.offload_states(include=[Kind.optim_states, Kind.hp_params, *([Kind.lp_params] if weights else [])])
 
     def reload_states(self) -> None:
-        """Move back what `offload_states` has moved, if anything."""
+        """Undo `offload_states`; nothing happens if nothing is offloaded."""
         if self.config.engine_stage == 3:
             self._move_moments(self.engine.device)
             return
@@ -184,7 +184,7 @@ class Engine:
         return writer.problems[0] if writer.problems else None
 
     def load(self, folder: Path, tag: str, *, universal: bool = False) -> None:
-        """Read what `save` wrote with the same world size, or what `convert` made of it; no code in it is run.
+        """Load a checkpoint of `save` with the same world size, or one converted by `convert`; no code in it is run.
 
         Raises:
             RuntimeError: there is no such checkpoint.
@@ -202,7 +202,7 @@ class Engine:
             raise RuntimeError(f"no DeepSpeed checkpoint '{tag}' in {folder}")
 
     def convert(self, source: Path, target: Path) -> None:
-        """Convert what `save` wrote into a form that any number of ranks can load; called on one rank.
+        """Convert a checkpoint of `save` to a form that any number of ranks can load; called on one rank.
 
         Raises:
             pickle.UnpicklingError: as `load`.
@@ -279,7 +279,7 @@ def bucket_elements(trainable: int) -> int:
 
 @contextmanager
 def _without_deepspeed_hooks(module: nn.Module) -> Iterator[None]:
-    """Inside the block no layer gathers its parameters from other ranks or releases them again."""
+    """Disable DeepSpeed's gathering and releasing of ZeRO-3 parameters inside the block."""
     tables = [table for part in module.modules() for table in (part._forward_pre_hooks, part._forward_hooks)]
     before = [dict(table) for table in tables]
     for table in tables:

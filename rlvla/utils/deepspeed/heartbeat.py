@@ -1,9 +1,9 @@
-"""Signs of life between the ranks of a run, so that none waits for one that is frozen, dead or unreachable.
+"""Heartbeat between the ranks of a run, which ends when a rank is frozen, dead or unreachable.
 
-Every rank has a connection to rank 0 and sends a message each interval from a thread of its own, however long its main
-thread computes or waits in a collective operation. Rank 0 answers. A rank from which nothing comes for `timeout`
-seconds, or whose connection breaks before it says goodbye, is lost: no collective operation can succeed any more, so
-the others end. A signal that one rank received is passed on to all.
+Every rank has a connection to rank 0 and sends a message each interval from a background thread, however long its main
+thread computes or waits in a collective operation. Rank 0 answers. A rank that is silent for `timeout` seconds, or
+whose connection breaks without a goodbye, is lost: no collective operation can succeed any more, so the others end. A
+signal that one rank received is passed on to all.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Learning-rate schedules: warm-up, then constant, linear or cosine decay to 0.
 
-The factors are those of `transformers.get_scheduler`, whose import would take longer than starting a run.
+Same factors as `transformers.get_scheduler`, whose import would take longer than starting a run.
 """
 
 from __future__ import annotations

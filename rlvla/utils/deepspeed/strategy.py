@@ -207,8 +207,8 @@ class DeepspeedStrategy:
     def prepare_frozen(self, model: nn.Module) -> None:
         """Freeze a model and move it to the device for forward passes without gradients.
 
-        Under ZeRO-3 its parameters are sharded like those of trained models and gathered layer by layer in each pass,
-        so all ranks must call it the same number of times.
+        Under ZeRO-3 its parameters are sharded and gathered layer by layer in each pass, so all ranks must call it the
+        same number of times.
         """
         model.requires_grad_(False).eval()
         settings = self._deepspeed_config(trainable=0)

@@ -1,13 +1,22 @@
-"""Flags in a YAML file."""
+"""Flags in a YAML file, and the header that records version, commit and command line."""
 
 from __future__ import annotations
 
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from rlvla.utils.cli.config_file import resolved_flags, telling_flags, write_config_file
+from rlvla.utils.cli import config_file
+from rlvla.utils.cli.config_file import (
+    quoted_head,
+    resolved_flags,
+    source_commit,
+    source_words,
+    telling_flags,
+    write_config_file,
+)
 from rlvla.utils.cli.flags import Parser, add_arguments, arg, from_namespace
 
 
@@ -93,3 +102,35 @@ def test_mistakes_in_the_file(content: str | None, words: str, tmp_path: Path, c
     with pytest.raises(SystemExit) as stop:
         parse("--config", path)
     assert stop.value.code == 2 and words in capsys.readouterr().err
+
+
+def git(folder: Path, *words: str) -> str:
+    identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    done = subprocess.run(["git", "-C", str(folder), *identity, *words], check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+def test_the_commit_of_a_checkout(tmp_path: Path) -> None:
+    git(tmp_path, "init", "-q")
+    (tmp_path / "file").write_text("a")
+    git(tmp_path, "add", "file")
+    git(tmp_path, "commit", "-qm", "first")
+    git(tmp_path, "tag", "-a", "v1", "-m", "v1")
+    commit = git(tmp_path, "rev-parse", "HEAD")
+    assert source_commit(tmp_path) == commit
+    source_commit.cache_clear()
+    (tmp_path / "file").write_text("b")
+    assert source_commit(tmp_path) == f"{commit}-dirty"
+    (tmp_path / "site-packages").mkdir()
+    assert source_commit(tmp_path / "site-packages") is None, "installed inside of somebody's repository"
+
+
+def test_the_head_of_a_runs_flags_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config_file, "source_words", lambda: "rlvla 9.8.7, commit abc")
+    monkeypatch.setattr("sys.argv", ["cli/train.py", "--seed", "3"])
+    assert quoted_head(tmp_path) == ("", "")
+    write_config_file(tmp_path, [])
+    assert quoted_head(tmp_path) == ("rlvla 9.8.7, commit abc", "python cli/train.py --seed 3")
+    (tmp_path / "config.yaml").write_text("seed: 3\n")
+    assert quoted_head(tmp_path) == ("", "")
+    assert source_words().startswith("rlvla ")
