@@ -28,7 +28,7 @@ from rlvla.envs.workers.watchdog import WatchedPool
 from rlvla.evaluation.config import EvalConfig
 from rlvla.evaluation.evaluate import evaluate
 from rlvla.evaluation.journal import EpisodeJournal, fingerprint, journal_folder, remove_journals
-from rlvla.evaluation.protocol import named_given
+from rlvla.evaluation.protocol import condition_labels
 from rlvla.evaluation.report import (
     EvaluationReport,
     PolicyEvaluation,
@@ -226,7 +226,7 @@ def _evaluate_policy(
             videos[mode] = [video.path for video in recorded]
         if strategy.is_main:
             heading = [suite] * evaluation.several + [policy.folder] * bool(config.compare)
-            note = "; ".join(filter(None, [trained_on, *named_given(plan.given)]))
+            note = "; ".join(filter(None, [trained_on, *condition_labels(plan.given)]))
             show("\n".join([*([", ".join(heading)] if heading else []), f"{result.as_table(note)}\n"]))
     versions = package_versions(setting.env.simulator_versions())
     environment = setting.env.as_dict()

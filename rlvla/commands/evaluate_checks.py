@@ -16,7 +16,7 @@ from rlvla.commands.setup import CheckedRun, check_run
 from rlvla.envs.config import EnvConfig, SplitConfig
 from rlvla.envs.workers.config import WorkerConfig
 from rlvla.evaluation.config import EvalConfig
-from rlvla.evaluation.protocol import describe_differences, describe_protocol, known_instructions, named_given
+from rlvla.evaluation.protocol import condition_labels, describe_differences, describe_protocol, known_instructions
 from rlvla.evaluation.report import PolicyEvaluation
 from rlvla.models.config import PolicyConfig
 from rlvla.models.vla.checkpoint_files import EVALUATION_FILE
@@ -190,7 +190,7 @@ def _conditions(env: EnvConfig, config: EvalConfig) -> list[tuple[EnvConfig, dic
 def _condition(protocols: Mapping[str, dict[str, Any]]) -> list[str]:
     """The suite, the perturbations, the instructions and the images of an evaluation."""
     first = next(iter(protocols.values()))
-    return [first["suite"], *first.get("perturb", ()), *named_given(first)]
+    return [first["suite"], *first.get("perturb", ()), *condition_labels(first)]
 
 
 def _plan(
@@ -206,7 +206,7 @@ def _plan(
     policies: list[EvaluatedPolicy] = []
     earlier: dict[str, PolicyEvaluation] = {}
     words = [*(env.options.get("perturb", ()) if config.each_perturbation else ())]
-    words += named_given({name: kind for name, kind in given.items() if len(getattr(config, name)) > 1})
+    words += condition_labels({name: kind for name, kind in given.items() if len(getattr(config, name)) > 1})
 
     def called(suite: str) -> str:
         return ", ".join([suite, *words])

@@ -137,7 +137,7 @@ def with_every_step(where: str, demos: Demonstrations) -> Demonstrations:
             observations = played.observations[:-1]
             images.append(np.stack([observation.images for observation in observations]))
             if demos.proprio is not None:
-                proprio.append(np.stack([observation.proprio for observation in observations]))  # type: ignore[arg-type]
+                proprio.append(np.stack([np.asarray(observation.proprio) for observation in observations]))
             for recorded, step in zip(demos.images[played.index], demos.decision_steps[played.index]):
                 distance = np.abs(recorded.astype(np.int16) - images[-1][step]).mean()
                 if distance > _SAME_PICTURE:

@@ -62,7 +62,7 @@ class Comparison:
         policy, baseline: checkpoint folders.
         mode: "greedy" or "sampled".
         protocol_differences: differences between the protocols; empty if paired.
-        differences: one per measure and task; if paired, those over `EvalResult.task_groups`; "all" last.
+        differences: one per measure and task; if paired, also per entry of `EvalResult.task_groups`; "all" last.
         lost_states: (task id, initial state id) of episodes that only the baseline solved at the end.
     """
 
@@ -85,7 +85,7 @@ class Comparison:
         return [d for d in self.differences if d.measure == measure][-1]
 
     def of_task(self, task: str, measure: str = MEASURES[0]) -> Difference | None:
-        """The difference of an entry of `differences`, or None."""
+        """The entry of `differences` for a task or group, or None."""
         return next((d for d in self.differences if (d.task, d.measure) == (task, measure)), None)
 
     def rows(self) -> list[tuple[Any, ...]]:
@@ -114,7 +114,7 @@ class Comparison:
             grouped = f"; over {' and '.join(groups)} clustered by task, without a test" if groups else ""
             return f"paired on the same initial states: 95 % score interval (Tango), exact McNemar test{grouped}"
         differing = "; ".join(self.protocol_differences)
-        return f"THE PROTOCOLS DIFFER, so this is no paired comparison (Newcombe interval, no test): {differing}"
+        return f"THE PROTOCOLS DIFFER, so the comparison is unpaired (Newcombe interval, no test): {differing}"
 
     def as_table(self) -> str:
         """For the terminal."""
@@ -166,22 +166,21 @@ def compare(
 
 
 def compare_over_runs(runs: Sequence[tuple[EvalResult, EvalResult]]) -> Difference:
-    """The difference in success at end over several training runs, all evaluated on the same initial states.
+    """Difference in success at end over several training runs, all evaluated on the same initial states.
 
-    The interval is over initial states: other states give a difference in it, other runs need not. See
-    `clustered_tango_interval`, with a cluster for each initial state.
+    The interval covers the choice of initial states (`clustered_tango_interval`, a cluster for each), not of runs.
 
     Args:
         runs: results of the policy and of the baseline in each run.
 
     Raises:
-        ValueError: nothing was played by both.
+        ValueError: they have no initial state in common.
     """
     pairs = [pair for run in runs for pair in _pairs(*run)]
-    found = _clustered("all", MEASURES[0], pairs, lambda episode: (episode.task_id, episode.init_state_id))
-    if found is None:
+    difference = _clustered("all", MEASURES[0], pairs, lambda episode: (episode.task_id, episode.init_state_id))
+    if difference is None:
         raise ValueError("the policy and the baseline have no initial state in common")
-    return found
+    return difference
 
 
 @dataclass(frozen=True)
@@ -196,7 +195,7 @@ class SuitesComparison(Comparison):
 
     def note(self) -> str:
         """Note on the intervals and on differences between the protocols."""
-        return super().note() + "; in the mean every suite has the same weight, and the intervals are joined (MOVER)"
+        return super().note() + "; suites have equal weights in the mean, and their intervals are combined (MOVER)"
 
 
 def compare_over_suites(
@@ -254,7 +253,7 @@ def _clustered(
     pairs: Sequence[tuple[EpisodeOutcome, EpisodeOutcome]],
     cluster: Callable[[EpisodeOutcome], Hashable],
 ) -> Difference | None:
-    """Over pairs that are independent only if they are of different clusters."""
+    """Difference over pairs that are independent only across clusters."""
     if not pairs:
         return None
     signs: dict[Hashable, list[int]] = {}
@@ -271,9 +270,9 @@ def _unpaired(
 ) -> Difference | None:
     rates = []
     for side in (result, base_result):
-        entries = [side] if task == "all" else [t for t in side.tasks if {t.task_id} == ids]
+        entries: Sequence[Any] = [side] if task == "all" else [t for t in side.tasks if {t.task_id} == ids]
         if not entries:
-            return None  # the baseline does not have this task, or they are several
+            return None  # the baseline lacks this task, or it is a category
         rates.append(getattr(entries[0], measure))
     own, base = rates
     low, high = newcombe_interval(round(own.rate * own.n), own.n, round(base.rate * base.n), base.n)

@@ -1,4 +1,4 @@
-"""Evaluates a policy on held-out initial states."""
+"""Evaluation of a policy on held-out initial states."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rlvla.utils.terminal import log
 
 
 class Journal(Protocol):
-    """Stores finished episodes of an evaluation that may be interrupted."""
+    """Storage of finished episodes, with which an interrupted evaluation is resumed."""
 
     def read(self) -> list[EpisodeOutcome]:
         """All episodes stored so far, by any rank."""
@@ -52,34 +52,35 @@ def evaluate(
     """Play the first `episodes_per_task` evaluation states of each task, each `samples` times, on all ranks together.
 
     Without a `strategy` this process plays all of them; without a `split` the states are held out (`SplitConfig`).
-    `instructions` is what the policy is told and `images` what it sees, see `rlvla.evaluation.config`.
+    `instructions` and `images` are the policy's inputs, see `rlvla.evaluation.config`.
 
     Policies evaluated with equal arguments get equal initial states and random numbers. Episodes in the `journal` are
-    not played again. If most proprioception lies outside of the policy's dataset statistics, a warning says so.
+    not played again. A warning is logged if most proprioception lies outside the policy's dataset statistics.
 
     Raises:
         BrokenOff: on all ranks, if `attempt`, which runs the rollout, was interrupted on any rank.
     """
     strategy, split = strategy or OneProcess(), split or SplitConfig()
-    given = {"instructions": instructions, "images": images}
-    requests = eval_requests(tasks, split, episodes_per_task, seed, samples=samples, **given)
+    requests = eval_requests(
+        tasks, split, episodes_per_task, seed, samples=samples, instructions=instructions, images=images
+    )
     done: list[EpisodeOutcome] = []
     if journal is not None:
         # One rank reads for all: others may already be writing when the slowest rank reads.
-        wanted = {(r.task_id, r.init_state_id, sample_of(r.uid)) for r in requests}
-        read = strategy.gather_objects(journal.read() if strategy.rank == 0 else [])[0]
-        done = [outcome for outcome in read if _key(outcome) in wanted]
-    known = {_key(outcome) for outcome in done}
-    open_requests = [r for r in requests if (r.task_id, r.init_state_id, sample_of(r.uid)) not in known]
+        requested = {(r.task_id, r.init_state_id, sample_of(r.uid)) for r in requests}
+        stored = strategy.gather_objects(journal.read() if strategy.rank == 0 else [])[0]
+        done = [outcome for outcome in stored if _key(outcome) in requested]
+    played = {_key(outcome) for outcome in done}
+    open_requests = [r for r in requests if (r.task_id, r.init_state_id, sample_of(r.uid)) not in played]
     assigned = open_requests[strategy.rank :: strategy.world_size]
     if done and strategy.is_main:
-        log.info(f"{description}: {len(done)} of {len(requests)} episodes are those of the interrupted evaluation")
+        log.info(f"{description}: {len(done)} of {len(requests)} episodes are kept from the interrupted evaluation")
     with progress_bar(len(requests), description, enabled=strategy.is_main, initial=len(done)) as bar:
         show = SuccessOnBar(bar, [outcome.success_at_end for outcome in done])
 
         def on_episode(episode: FinishedEpisode) -> None:
             show(episode)
-            if journal is not None and not episode.unanswered:  # otherwise it is judged again after an interruption
+            if journal is not None and not episode.unanswered:  # otherwise the judge is asked again on resume
                 journal.append(EpisodeOutcome.of(episode))
 
         finished = attempt(
@@ -90,13 +91,12 @@ def evaluate(
     if strategy.any(finished is None):
         raise BrokenOff
     assert finished is not None
-    played = strategy.gather_objects([EpisodeOutcome.of(s) for s in finished])
-    foreign = saturation_warning(saturated_proprio(finished))
-    if foreign and strategy.is_main:
-        log.warning(f"{description}: {foreign}")
-    gathered = done + [outcome for part in played for outcome in part]
+    gathered = strategy.gather_objects([EpisodeOutcome.of(s) for s in finished])
+    warning = saturation_warning(saturated_proprio(finished))
+    if warning and strategy.is_main:
+        log.warning(f"{description}: {warning}")
     return summarize(
-        gathered,
+        done + [outcome for of_rank in gathered for outcome in of_rank],
         tasks,
         split.protocol_name,
         greedy,

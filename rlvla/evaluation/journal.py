@@ -14,13 +14,13 @@ from rlvla.utils.files import BestEffortWriter
 
 
 class EpisodeJournal:
-    """The finished episodes of one policy in one mode. Each rank writes its own file and reads those of all ranks.
+    """Finished episodes of one policy in one mode; each rank writes one file and reads the files of all ranks.
 
-    The file name is a hash of `identity`, so that other evaluations never pick it up.
+    The file name contains a hash of `identity`, which keeps evaluations apart.
 
     Args:
         folder: see `journal_folder`.
-        identity: everything outcomes depend on, JSON-serializable: policy, environment, states, seed, mode.
+        identity: all settings that outcomes depend on, JSON-serializable: policy, environment, states, seed, mode.
         rank: rank of this process.
     """
 
@@ -43,23 +43,17 @@ class EpisodeJournal:
         return list(outcomes.values())
 
     def append(self, outcome: EpisodeOutcome) -> None:
-        """Append an episode and flush it to disk; what finds no room is played again after an interrupt."""
+        """Append an episode and flush it to disk; on a full disk it is played again after an interrupt."""
         self._best_effort.attempt(lambda: self._append(outcome))
 
     def _append(self, outcome: EpisodeOutcome) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
-        with self._path.open("ab") as file:
+        with self._path.open("a+b") as file:
             # A truncated last line of an earlier attempt must not merge with this one.
-            truncated = file.tell() > 0 and not _ends_with_newline(self._path)
+            truncated = file.tell() > 0 and file.seek(-1, os.SEEK_END) >= 0 and file.read(1) != b"\n"
             file.write((b"\n" if truncated else b"") + json.dumps(outcome.as_dict()).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
-
-
-def _ends_with_newline(path: Path) -> bool:
-    with path.open("rb") as file:
-        file.seek(-1, os.SEEK_END)
-        return file.read(1) == b"\n"
 
 
 def journal_folder(output: Path) -> Path:

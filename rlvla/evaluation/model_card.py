@@ -230,7 +230,7 @@ def _evaluation(record: CardRecord) -> list[str]:
         result = shown.result
         dropped = f" **{result.dropped} episodes could not be played.**" if result.dropped else ""
         intervals = result.about_samples or f"95 % {result.kind_of_intervals}"
-        about = f"Protocol {result.protocol}; {shown.protocol}; {result.told_by}; {intervals}."
+        about = f"Protocol {result.protocol}; {shown.protocol}; {result.success_detector}; {intervals}."
         parts += [
             f"### {markdown_text(shown.condition)}, {result.mode}",
             f"{markdown_text(about)}{dropped}",

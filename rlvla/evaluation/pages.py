@@ -1,16 +1,17 @@
-"""What HTML pages share: template and style, tables, charts."""
+"""Parts of HTML pages: template rendering, tables, charts, short names of policies."""
 
 from __future__ import annotations
 
 import io
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-COLORS = ("#2f7df6", "#e0563b", "#2f9e5b", "#b07cf0", "#d29a1f", "#1aa7b5", "#e05fa8")  # an arm has seven actions
-INK = "#7b8494"  # axes and text of charts; on a page it becomes the color of the text around
+COLORS = ("#2f7df6", "#e0563b", "#2f9e5b", "#b07cf0", "#d29a1f", "#1aa7b5", "#e05fa8")  # one per action of an arm
+INK = "#7b8494"  # axes and text of charts; `svg` turns it into the current text color
 LABEL_SIZE, TICK_SIZE = 10.5, 10  # points, in a figure that is shown a little larger than drawn
 
 
@@ -19,7 +20,7 @@ def render(template: str, **values: Any) -> str:
 
     Args:
         template: its file in `rlvla/evaluation/templates`.
-        values: variables of the template; `table` and `counted` are functions that every template has.
+        values: variables of the template, in addition to the functions `table` and `counted`.
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -29,20 +30,19 @@ def render(template: str, **values: Any) -> str:
     return environment.get_template(template).render(table=html_table, counted=counted, **values)
 
 
-def counted(number: int, what: str) -> str:
+def counted(number: int, noun: str) -> str:
     """For example "3 episodes"."""
-    return f"{number} {what}" + "s" * (number != 1)
+    return f"{number} {noun}" + "s" * (number != 1)
 
 
 def html_table(headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> Any:
     """A table as markup; columns without a number are aligned to the left."""
     from markupsafe import Markup, escape
 
-    words = [not any(char.isdigit() for row in rows for char in str(row[i])) for i in range(len(headers))]
-    words[0] = True  # task names
+    numeric = [i > 0 and any(char.isdigit() for row in rows for char in str(row[i])) for i in range(len(headers))]
+    kinds = ["" if is_numeric else ' class="words"' for is_numeric in numeric]
 
     def line(tag: str, cells: Sequence[Any]) -> str:
-        kinds = [' class="words"' if kind else "" for kind in words]
         return "<tr>" + "".join(f"<{tag}{kind}>{escape(str(c))}</{tag}>" for c, kind in zip(cells, kinds)) + "</tr>"
 
     body = "".join(line("td", row) for row in rows)
@@ -90,31 +90,30 @@ def svg(figure: Any, axes: Any, *, legend: bool = True) -> Any:
     return Markup(re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", drawing)))
 
 
-_RUNS = "runs"  # where runs are by default
+# Folders of a run that hold a policy -> note in its name.
 _POLICY_FOLDERS = {"policy": "", "best_policy": "best", "policies": "", "exported": ""}
-_PARTS = 2
 
 
 def run_name(policy: str) -> str:
-    """What a person calls the policy in this folder: `runs/lift/ppo/policy` is "lift / ppo".
+    """Short name of a policy folder: `runs/lift/ppo/policy` is "lift / ppo".
 
-    Of policies beside the last one of a run it says which: "lift / ppo (best)", "lift / ppo (iteration 40)".
+    Policies beside the last one of a run are marked: "lift / ppo (best)", "lift / ppo (iteration 40)".
     """
-    parts = [part for part in Path(policy).parts if part not in ("/", ".", "..")]
+    folders = [name for name in Path(policy).parts if name not in ("/", ".", "..")]
     notes = []
-    if len(parts) > 1 and (match := re.fullmatch(r"iteration_(\d+)", parts[-1])):
+    if len(folders) > 1 and (match := re.fullmatch(r"iteration_(\d+)", folders[-1])):
         notes.append(f"iteration {int(match[1])}")
-        parts.pop()
-    if len(parts) > 1 and parts[-1] in _POLICY_FOLDERS:
-        notes += filter(None, [_POLICY_FOLDERS[parts.pop()]])
-    if len(parts) > 1 and parts[0] == _RUNS:
-        parts = parts[1:]
-    name = " / ".join(parts[-_PARTS:]) or policy
+        folders.pop()
+    if len(folders) > 1 and folders[-1] in _POLICY_FOLDERS:
+        notes += filter(None, [_POLICY_FOLDERS[folders.pop()]])
+    if len(folders) > 1 and folders[0] == "runs":  # the default parent of run folders
+        folders = folders[1:]
+    name = " / ".join(folders[-2:]) or policy
     return f"{name} ({', '.join(notes)})" if notes else name
 
 
 def labels(policies: Iterable[str]) -> dict[str, str]:
-    """Policy -> its `run_name`, or the policy itself where two would be called the same."""
+    """Policy -> its `run_name`, or the policy itself where the name is not unique."""
     names = {policy: run_name(policy) for policy in policies}
-    taken = list(names.values())
-    return {policy: name if taken.count(name) == 1 else policy for policy, name in names.items()}
+    counts = Counter(names.values())
+    return {policy: name if counts[name] == 1 else policy for policy, name in names.items()}

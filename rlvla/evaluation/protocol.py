@@ -1,8 +1,8 @@
-"""Evaluation protocols: which episodes are played, and when two evaluations are paired."""
+"""Evaluation protocols: the episodes of an evaluation, and the settings that paired evaluations share."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,29 +20,27 @@ def eval_requests(
     episodes_per_task: int,
     seed: int,
     *,
-    chosen: Callable[[int, int], bool] = lambda task_id, state: True,
     samples: int = 1,
     instructions: str = "own",
     images: str = "own",
 ) -> list[EpisodeRequest]:
-    """The episodes of an evaluation, task by task; `chosen(task_id, init_state_id)` selects a subset.
+    """The episodes of an evaluation, task by task.
 
-    With several `samples` each initial state is played that often; the first episodes are those of `samples=1`. What
-    the policy is told (`rlvla.evaluation.config.INSTRUCTIONS`) depends on the task and the initial state alone;
-    `images` is one of `rlvla.evaluation.config.IMAGES`.
+    With several `samples` each initial state is played that often; the first episodes equal the ones of `samples=1`.
+    `instructions` and `images` are one of `INSTRUCTIONS` and `IMAGES` in `rlvla.evaluation.config`; the instruction of
+    an episode depends on its task and initial state alone.
     """
-    heard, blind = Instructions(instructions, tasks), images == "none"
+    texts, blind = Instructions(instructions, tasks), images == "none"
     return [
-        replace(eval_request(task, state, seed, sample), other_instructions=heard.of(task, state), blind=blind)
+        replace(eval_request(task, state, seed, sample), other_instructions=texts.of(task, state), blind=blind)
         for task in tasks
         for state in split.eval_states(task, episodes_per_task)
-        if chosen(task.task_id, state)
         for sample in range(samples)
     ]
 
 
 class Instructions:
-    """What the policy is told in the episodes of an evaluation.
+    """Instructions given to the policy in the episodes of an evaluation.
 
     Args:
         kind: one of `rlvla.evaluation.config.INSTRUCTIONS`.
@@ -58,7 +56,7 @@ class Instructions:
         if self._kind != "shuffled":
             return ("",) if self._kind == "none" else ()
         if task.instruction not in self._others:
-            # Its own must not come back where the policy would be told the task in other words.
+            # Other phrasings of a task may replace its instruction, the same text must not.
             others = [t for t in self._tasks if t.instructions or t.instruction != task.instruction]
             self._others[task.instruction] = known_instructions(others)
         texts = self._others[task.instruction]
@@ -67,7 +65,7 @@ class Instructions:
 
 
 def known_instructions(tasks: Sequence[TaskSpec]) -> list[str]:
-    """All distinct instructions of some tasks, sorted."""
+    """Distinct instructions of these tasks, sorted."""
     return sorted({text for task in tasks for text in task.instructions or (task.instruction,)})
 
 
@@ -97,73 +95,77 @@ def describe_protocol(
     instructions: str = "own",
     images: str = "own",
 ) -> dict[str, Any]:
-    """Everything two evaluations must have in common to be paired; `temperature` is None if greedy.
+    """The settings that two evaluations must share to be paired; defaults are left out.
 
-    `success_hold_steps` is given only if it differs from the suite's, `after_success` only if episodes go on after it,
-    `success_source` (a description) only if it is not the simulator; `samples` are the episodes per initial state,
-    `perturb` the perturbations of the environment, `options` its `EnvConfig.played_options`, `instructions` and
-    `images` as for `eval_requests`.
+    Args:
+        tasks: the evaluated tasks.
+        split: source of the initial states.
+        episodes: episodes per task.
+        seed: seed of the episodes.
+        temperature: None if greedy.
+        success_hold_steps: None if it is the suite's.
+        after_success: None or "end" if success ends the episode.
+        samples: episodes per initial state.
+        success_source: description of the success detector; None for the simulator.
+        perturb: perturbations of the environment.
+        options: `EnvConfig.played_options`.
+        instructions: as for `eval_requests`.
+        images: as for `eval_requests`.
     """
-    described: dict[str, Any] = {"suite": tasks[0].suite, "name": split.protocol_name, "seed": seed}
-    if temperature is not None:
-        described["temperature"] = temperature
-    if success_hold_steps is not None:
-        described["success_hold_steps"] = success_hold_steps
-    if after_success not in (None, "end"):
-        described["after_success"] = after_success
-    if samples > 1:
-        described["samples"] = samples
-    if success_source is not None:
-        described["success_source"] = success_source
-    if perturb:
-        described["perturb"] = sorted(perturb)
-    if options:
-        described["options"] = dict(options)
-    if instructions != "own":
-        described["instructions"] = instructions
-    if images != "own":
-        described["images"] = images
-    described["tasks"] = [
-        {
-            "task_id": task.task_id,
-            "name": task.name,
-            "max_steps": task.max_steps,
-            "control_freq": task.control_freq,
-            "init_states": split.eval_states(task, episodes),
-        }
-        for task in tasks
-    ]
-    return described
+    optional = {
+        "temperature": temperature,
+        "success_hold_steps": success_hold_steps,
+        "after_success": None if after_success == "end" else after_success,
+        "samples": samples if samples > 1 else None,
+        "success_source": success_source,
+        "perturb": sorted(perturb) or None,
+        "options": dict(options) if options else None,
+        "instructions": None if instructions == "own" else instructions,
+        "images": None if images == "own" else images,
+    }
+    return {
+        **{"suite": tasks[0].suite, "name": split.protocol_name, "seed": seed},
+        **{name: value for name, value in optional.items() if value is not None},
+        "tasks": [
+            {
+                "task_id": task.task_id,
+                "name": task.name,
+                "max_steps": task.max_steps,
+                "control_freq": task.control_freq,
+                "init_states": split.eval_states(task, episodes),
+            }
+            for task in tasks
+        ],
+    }
 
 
-def named_given(given: Mapping[str, Any]) -> list[str]:
-    """How a condition is called by what the policy is told and sees in place of its own instructions and images."""
-    kinds = {name: given.get(name, "own") for name in ("instructions", "images")}
+def condition_labels(protocol: Mapping[str, Any]) -> list[str]:
+    """Labels of replaced instructions and images, for example "images=none"; [] if the policy gets the episode's."""
+    kinds = {name: protocol.get(name, "own") for name in ("instructions", "images")}
     return [f"{name}={kind}" for name, kind in kinds.items() if kind != "own"]
 
 
 def describe_differences(policy: dict[str, Any], base: dict[str, Any]) -> list[str]:
     """Differences between two protocols (see `describe_protocol`), one phrase each."""
     differences = []
-    named = ["suite", "name", "seed", "temperature", "success_hold_steps", "after_success", "samples", "success_source"]
-    for name in [*named, "perturb", "instructions", "images"]:
+    names = ["suite", "name", "seed", "temperature", "success_hold_steps", "after_success", "samples", "success_source"]
+    for name in [*names, "perturb", "instructions", "images"]:
         default = "own" if name in ("instructions", "images") else None
         if policy.get(name) != base.get(name):
             differences.append(f"{name} {policy.get(name, default)} and {base.get(name, default)}")
     options = [side.get("options", {}) for side in (policy, base)]
     for name in sorted({*options[0], *options[1]}):
-        mine, theirs = (side.get(name, "its default") for side in options)
-        if mine != theirs:
-            differences.append(f"{name}: {mine} and {theirs}")
+        own, other = (side.get(name, "its default") for side in options)
+        if own != other:
+            differences.append(f"{name}: {own} and {other}")
     tasks = [{task["task_id"]: task for task in side.get("tasks", [])} for side in (policy, base)]
     if list(tasks[0]) != list(tasks[1]):
         differences.append(f"tasks {sorted(tasks[0])} and {sorted(tasks[1])}")
-    for task_id in [i for i in tasks[0] if i in tasks[1]]:
-        mine, theirs = tasks[0][task_id], tasks[1][task_id]
+    for own, other in ((task, tasks[1][task_id]) for task_id, task in tasks[0].items() if task_id in tasks[1]):
         for name in ("max_steps", "control_freq"):
-            if mine[name] != theirs[name]:
-                differences.append(f"{name} of {mine['name']} {mine[name]:g} and {theirs[name]:g}")
-        if mine["init_states"] != theirs["init_states"]:
-            counts = f"{len(mine['init_states'])} and {len(theirs['init_states'])}"
-            differences.append(f"initial states of {mine['name']} ({counts})")
+            if own[name] != other[name]:
+                differences.append(f"{name} of {own['name']} {own[name]:g} and {other[name]:g}")
+        if own["init_states"] != other["init_states"]:
+            counts = f"{len(own['init_states'])} and {len(other['init_states'])}"
+            differences.append(f"initial states of {own['name']} ({counts})")
     return differences

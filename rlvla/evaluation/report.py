@@ -1,4 +1,4 @@
-"""Data model of evaluation results: policies, baselines and suites."""
+"""Evaluation of policies and baselines over suites, and its JSON and Markdown files."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 from rlvla.envs.config import EnvConfig
 from rlvla.envs.registry import is_known
 from rlvla.evaluation.comparison import MEAN_OF_SUITES, Comparison, SuitesComparison, compare, compare_over_suites
-from rlvla.evaluation.protocol import describe_differences, named_given
-from rlvla.evaluation.results import EvalResult, Rate
+from rlvla.evaluation.protocol import condition_labels, describe_differences
+from rlvla.evaluation.results import EvalResult, Rate, table_row
 from rlvla.utils.data_files import read_json
 from rlvla.utils.errors import ConfigError
 from rlvla.utils.files import json_text, write_atomic, write_json
@@ -47,7 +47,7 @@ class PolicyEvaluation:
     trained_on: str = ""
 
     def result(self, mode: str) -> EvalResult | None:
-        """The results of a mode, or None."""
+        """The results in a mode, or None."""
         return next((result for result in self.results if result.mode == mode), None)
 
     def as_dict(self) -> dict[str, Any]:
@@ -66,7 +66,7 @@ class PolicyEvaluation:
 
     @classmethod
     def from_dict(cls, content: dict[str, Any]) -> PolicyEvaluation:
-        """The inverse of `as_dict`; protocols that are older than their `options` take them from the environment."""
+        """The inverse of `as_dict`; protocols without `options` (older files) take them from the environment."""
         protocols, env = content["protocols"], EnvConfig().completed(content["environment"])
         if env.task_suite_name is not None and is_known(env.task_suite_name):
             protocols = {mode: {"options": env.played_options} | p for mode, p in protocols.items()}
@@ -87,11 +87,14 @@ class PolicyEvaluation:
 
     @classmethod
     def read(cls, path: Path, suite: str | None = None) -> PolicyEvaluation:
-        """Read a file written by `cli/eval_vla.py`; ConfigError if it is anything else.
+        """Read a JSON file of `cli/eval_vla.py`.
 
         Args:
-            path: JSON file.
-            suite: suite to read from a file with several suites; ConfigError if missing.
+            path: the file.
+            suite: suite to read from a file with several suites.
+
+        Raises:
+            ConfigError: another file, or it lacks the suite or the episodes.
         """
         try:
             content = read_json(path, allow_nan=True)
@@ -158,17 +161,17 @@ class SuiteEvaluation:
         """Success at end over "all" tasks or an entry of `EvalResult.task_groups`.
 
         Returns:
-            (position in `everyone`, mode) -> rate; without who played none of these tasks.
+            (position in `everyone`, mode) -> rate, for policies that played any of these tasks.
         """
         ids = self.own.results[0].task_groups.get(group)
-        found = {}
+        rates = {}
         for position, evaluation in enumerate(self.everyone):
             for result in evaluation.results:
                 if ids is None:
-                    found[position, result.mode] = result.success_at_end
+                    rates[position, result.mode] = result.success_at_end
                 elif any(task.task_id in ids for task in result.tasks):
-                    found[position, result.mode] = result.of_tasks(group, ids).success_at_end
-        return found
+                    rates[position, result.mode] = result.of_tasks(group, ids).success_at_end
+        return rates
 
     @property
     def comparisons(self) -> list[Comparison]:
@@ -176,7 +179,7 @@ class SuiteEvaluation:
         return list(self.compared.values())
 
     def results_of(self, position: int, mode: str) -> tuple[EvalResult, EvalResult]:
-        """Results of the policy and of the baseline behind an entry of `compared`."""
+        """Results of the policy and of the baseline of an entry of `compared`."""
         own, base = self.own.result(mode), self.baselines[position].result(mode)
         assert own is not None and base is not None
         return own, base
@@ -235,26 +238,14 @@ class SuitesResult:
 
     def rows(self) -> list[tuple[str, int, str, str, str, str]]:
         """Table rows for `HEADERS`, one per suite, the mean last."""
-        entries: list[tuple[str, EvalResult | SuitesResult]] = [*self.results.items(), (MEAN_OF_SUITES, self)]
-        return [
-            (
-                name,
-                entry.success_at_end.n,
-                str(entry.success_at_end),
-                str(entry.success_once),
-                f"{entry.mean_length:.1f}",
-                f"{entry.regressions:.2f}",
-            )
-            for name, entry in entries
-        ]
+        return [*(table_row(name, result) for name, result in self.results.items()), table_row(MEAN_OF_SUITES, self)]
 
     def note(self) -> str:
         """Note on the mean and on dropped episodes."""
         dropped = f"; {self.dropped} EPISODES COULD NOT BE PLAYED and are in no figure" if self.dropped else ""
-        told = next(iter(self.results.values())).told_by
+        detector = next(iter(self.results.values())).success_detector
         return (
-            f"{told}; every suite has the same weight in the mean; its 95 % interval is joined from theirs "
-            f"(MOVER){dropped}"
+            f"{detector}; suites have equal weights in the mean, whose 95 % interval combines theirs (MOVER){dropped}"
         )
 
     def as_table(self) -> str:
@@ -302,10 +293,10 @@ class EvaluationReport:
 
     @property
     def conditions(self) -> list[tuple[str, ...]]:
-        """Where conditions of a suite are not pooled: a header, and a row for each with success at end; else [].
+        """Success at end by condition: a header and a row for each condition; [] unless conditions are not pooled.
 
         A row has the success of all policies, and the paired differences of the policy to its baselines in points.
-        Where the policy has learned from some of the tasks only, seen and unseen tasks follow in rows of their own.
+        Where the policy was trained on some of the tasks only, rows of seen and unseen tasks follow.
         """
         if self.results or len(self.suites) == 1:
             return []
@@ -316,8 +307,8 @@ class EvaluationReport:
         rows = []
         for name, suite in self.suites.items():
             for group in ("all", *suite.own.results[0].task_groups):
-                found = suite.rates(group)
-                cells = [str(found.get(column, "-")) for column in columns]
+                rates = suite.rates(group)
+                cells = [str(rates.get(column, "-")) for column in columns]
                 for key in compared:
                     comparison = suite.compared.get(key)
                     difference = None if comparison is None else comparison.of_task(group)
@@ -327,9 +318,9 @@ class EvaluationReport:
 
     @property
     def categories(self) -> list[tuple[str, ...]]:
-        """Over all suites, by `TaskSpec.category`: a header, and success at end of all policies in each; else [].
+        """Success at end by `TaskSpec.category` over all suites: a header and a row for each; [] without categories.
 
-        Intervals are over tasks. Every task counts under one category, once: there is none for conditions of a suite.
+        Intervals are over tasks. Every task counts once, so there is none for conditions of a suite.
         """
         if self.conditions:
             return []
@@ -339,13 +330,13 @@ class EvaluationReport:
         columns = [(p, m) for p, policy in enumerate(self.first.everyone) for m in range(len(policy.results))]
         rows = []
         for name in names:
-            found = [self._clusters(name, *column) for column in columns]
-            counts = str(len(found[0])), str(sum(map(len, found[0])))
-            rows.append((name or "-", *counts, *(str(Rate.of_clusters(c)) if c else "-" for c in found)))
+            clusters = [self._by_task(name, *column) for column in columns]
+            counts = str(len(clusters[0])), str(sum(map(len, clusters[0])))
+            rows.append((name or "-", *counts, *(str(Rate.of_clusters(c)) if c else "-" for c in clusters)))
         header = [f"{e.policy}, {result.mode}" for e in self.first.everyone for result in e.results]
         return [("category", "tasks", "episodes", *header), *rows]
 
-    def _clusters(self, category: str, policy: int, mode: int) -> list[list[bool]]:
+    def _by_task(self, category: str, policy: int, mode: int) -> list[list[bool]]:
         """Success at end of the episodes of each task of a category."""
         results = [suite.everyone[policy].results[mode] for suite in self.suites.values()]
         return [
@@ -383,21 +374,21 @@ def _comparisons_over_suites(suites: Mapping[str, SuiteEvaluation]) -> Iterator[
             yield compare_over_suites(compared, results)
 
 
-def write_figures(output: Path, findings: EvaluationReport) -> Path:
+def write_figures(output: Path, report: EvaluationReport) -> Path:
     """Write the JSON file and a Markdown file next to it; returns the path of the latter.
 
     Existing results are kept under the next free number: `eval.json` becomes `eval_1.json`.
     """
-    content = as_json(findings)
-    _keep_others(output, content)
+    content = as_json(report)
+    _keep_earlier(output, content)
     write_json(output, content)
     markdown = output.with_suffix(".md")
-    write_atomic(markdown, as_markdown(findings).encode())
+    write_atomic(markdown, as_markdown(report).encode())
     return markdown
 
 
-def _keep_others(output: Path, content: dict[str, Any]) -> None:
-    """Rename existing results that differ from those about to be written."""
+def _keep_earlier(output: Path, content: dict[str, Any]) -> None:
+    """Rename existing results that differ from the new ones."""
     if not output.exists() or output.read_text(encoding="utf-8") == json_text(content):
         return
     numbered = (output.with_stem(f"{output.stem}_{number}") for number in count(1))
@@ -409,73 +400,68 @@ def _keep_others(output: Path, content: dict[str, Any]) -> None:
     log.info("earlier results are kept: %s", kept)
 
 
-def as_json(findings: EvaluationReport) -> dict[str, Any]:
+def as_json(report: EvaluationReport) -> dict[str, Any]:
     """The content of the JSON file.
 
     For one suite its policy, baselines and comparisons; for several suites the same per suite under `suites`, and
     results over all suites under `mean_of_suites` and `comparisons`.
     """
-    first = findings.first
-    if len(findings.suites) == 1:
+    first = report.first
+    if len(report.suites) == 1:
         return first.as_dict()
     return {
         "policy": first.own.policy,
-        "mean_of_suites": [result.as_dict() for result in findings.results],
-        "comparisons": [comparison.as_dict() for comparison in findings.comparisons],
-        SUITES_KEY: {name: suite.as_dict() for name, suite in findings.suites.items()},
+        "mean_of_suites": [result.as_dict() for result in report.results],
+        "comparisons": [comparison.as_dict() for comparison in report.comparisons],
+        SUITES_KEY: {name: suite.as_dict() for name, suite in report.suites.items()},
     }
 
 
-def as_markdown(findings: EvaluationReport) -> str:
-    """All tables as Markdown; those over all suites come first."""
-    parts = []
-    for over_all in findings.results:
-        note = over_all.note()
-        parts += [
-            f"## {markdown_text(over_all.policy)}, {over_all.mode}, all suites",
-            f"{markdown_text(note[0].upper() + note[1:])}.",
-            markdown_table(over_all.HEADERS, over_all.rows()),
-        ]
-    if findings.conditions:
-        parts += ["## Success at end by condition", markdown_table(findings.conditions[0], findings.conditions[1:])]
-    if findings.categories:
+def as_markdown(report: EvaluationReport) -> str:
+    """All tables as Markdown; the tables over all suites come first."""
+    blocks = []
+    for overall in report.results:
+        heading = f"{overall.policy}, {overall.mode}, all suites"
+        blocks += _section(heading, overall.note(), overall.HEADERS, overall.rows())
+    if report.conditions:
+        blocks += ["## Success at end by condition", markdown_table(report.conditions[0], report.conditions[1:])]
+    if report.categories:
         title = "## Success at end by category, 95 % intervals over tasks"
-        parts += [title, markdown_table(findings.categories[0], findings.categories[1:])]
-    parts += _comparison_sections(findings.comparisons, "")
-    for name, suite in findings.suites.items():
-        where = f"{name}: " if len(findings.suites) > 1 else ""
+        blocks += [title, markdown_table(report.categories[0], report.categories[1:])]
+    for overall_comparison in report.comparisons:
+        blocks += _comparison_section(overall_comparison)
+    for name, suite in report.suites.items():
+        where = f"{name}: " if len(report.suites) > 1 else ""
         for evaluation in suite.everyone:
             for result in evaluation.results:
                 protocol = evaluation.protocols[result.mode]
-                given = "".join(f"{name}; " for name in named_given(protocol))
+                labels = "".join(f"{label}; " for label in condition_labels(protocol))
                 trained_on = markdown_text(evaluation.trained_on) + "; " if evaluation.trained_on else ""
                 intervals = result.about_samples or f"95 % {result.kind_of_intervals}"
                 dropped = f" **{result.dropped} episodes could not be played.**" if result.dropped else ""
-                parts += [
+                blocks += [
                     f"## {markdown_text(where + evaluation.policy)}, {result.mode}",
-                    f"Protocol {markdown_text(result.protocol)}, seed {protocol['seed']}; {given}"
-                    f"{trained_on}{result.told_by}; {intervals}.{dropped}",
+                    f"Protocol {markdown_text(result.protocol)}, seed {protocol['seed']}; {labels}"
+                    f"{trained_on}{result.success_detector}; {intervals}.{dropped}",
                     markdown_table(result.HEADERS, result.rows()),
-                    *_agreement(result),
                 ]
-        parts += _comparison_sections(suite.comparisons, where)
-    versions = ", ".join(f"{name} {number}" for name, number in findings.versions.items())
-    parts.append(f"Measured with {markdown_text(versions)}.")
-    return "\n\n".join(parts) + "\n"
+                agreement, source = result.agreement, result.success_source
+                if agreement is not None:
+                    blocks.append(markdown_table(agreement.headers(source), agreement.rows(source)))
+        for comparison in suite.comparisons:
+            blocks += _comparison_section(comparison, where)
+    versions = ", ".join(f"{name} {number}" for name, number in report.versions.items())
+    blocks.append(f"Measured with {markdown_text(versions)}.")
+    return "\n\n".join(blocks) + "\n"
 
 
-def _agreement(result: EvalResult) -> list[str]:
-    agreement = result.agreement
-    return [] if agreement is None else [agreement.as_markdown(result.success_source)]
+def _comparison_section(comparison: Comparison, where: str = "") -> list[str]:
+    return _section(where + comparison.heading(), comparison.note(), comparison.HEADERS, comparison.rows())
 
 
-def _comparison_sections(comparisons: Sequence[Comparison], where: str) -> list[str]:
-    parts = []
-    for comparison in comparisons:
-        note = comparison.note()
-        parts += [
-            f"## {markdown_text(where + comparison.heading())}",
-            f"{markdown_text(note[0].upper() + note[1:])}.",
-            markdown_table(comparison.HEADERS, comparison.rows()),
-        ]
-    return parts
+def _section(heading: str, note: str, headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
+    return [
+        f"## {markdown_text(heading)}",
+        f"{markdown_text(note[0].upper() + note[1:])}.",
+        markdown_table(headers, rows),
+    ]

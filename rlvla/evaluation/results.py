@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from rlvla.envs.base import TaskSpec
 from rlvla.evaluation.statistics import clustered_interval, mean_interval, wilson_interval
 from rlvla.experience import Sample
 from rlvla.rewards.success_source import SIMULATOR
 from rlvla.rollout import FinishedEpisode
-from rlvla.utils.terminal import markdown_table, table
+from rlvla.utils.terminal import table
 
-# Of more tasks than these, categories are listed instead, if tasks have some.
-LISTED = 100
+LISTED = 100  # above this number of tasks, tables list categories instead, if tasks have any
 TASK_GROUPS = ("seen tasks", "unseen tasks")
 
 
@@ -35,7 +36,7 @@ class Rate:
 
     @classmethod
     def of_clusters(cls, clusters: Sequence[Sequence[bool]], *, graded: bool = False) -> Rate:
-        """From the outcomes of several episodes of each initial state, task or run, see `clustered_interval`."""
+        """From outcomes clustered by initial state, task or run, see `clustered_interval`."""
         counts = [(sum(cluster), len(cluster)) for cluster in clusters]
         low, high = clustered_interval(counts, graded=graded)
         total = sum(n for _, n in counts)
@@ -65,9 +66,9 @@ def eval_uid(task_id: int, init_state_id: int, sample: int = 0) -> str:
 
 
 def sample_of(uid: str) -> int:
-    """The number of the episode among those of its initial state, from its uid."""
-    parts = uid.split("/")
-    return int(parts[3]) if parts[0] == "eval" and len(parts) == 4 else 0
+    """Sample index of an evaluation episode within its initial state, from its uid."""
+    match = re.fullmatch(r"eval/[^/]*/[^/]*/(\d+)", uid)
+    return int(match[1]) if match else 0
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ class EpisodeOutcome:
         success_at_end, success_once: see `rlvla.experience.Sample`.
         length: environment steps.
         regressions: how often success was lost again.
-        sample: number of the episode among those of its initial state, counted from 0.
+        sample: index of the episode within its initial state, counted from 0.
         simulator_once, simulator_at_end, unanswered: see `rlvla.experience.Sample`.
     """
 
@@ -111,10 +112,57 @@ class EpisodeOutcome:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON; without what concerns judges of success if there was none."""
-        judged = ("simulator_once", "simulator_at_end", "unanswered")
-        kept = asdict(self)
-        return kept if self.simulator_at_end is not None else {n: v for n, v in kept.items() if n not in judged}
+        """For JSON; the simulator's success and `unanswered` only if a judge detected success."""
+        judged = () if self.simulator_at_end is not None else ("simulator_once", "simulator_at_end", "unanswered")
+        return {name: value for name, value in asdict(self).items() if name not in judged}
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Confusion counts of a judge's success at end against the simulator's.
+
+    Attributes:
+        both, neither: episodes in which they agree on success, and on failure.
+        judge_only, simulator_only: episodes that only one of them counts as a success.
+    """
+
+    both: int = 0
+    neither: int = 0
+    judge_only: int = 0
+    simulator_only: int = 0
+
+    @classmethod
+    def of(cls, pairs: Iterable[tuple[bool, bool | None]]) -> Agreement | None:
+        """From (judge, simulator) of each episode; None if the simulator is the success detector."""
+        counts = Counter((judge, simulator) for judge, simulator in pairs if simulator is not None)
+        both, neither = counts[True, True], counts[False, False]
+        return cls(both, neither, counts[True, False], counts[False, True]) if counts else None
+
+    @property
+    def n(self) -> int:
+        """Number of episodes."""
+        return self.both + self.neither + self.judge_only + self.simulator_only
+
+    @property
+    def share(self) -> float:
+        """Share of the episodes in which they agree."""
+        return (self.both + self.neither) / self.n
+
+    @property
+    def simulator_rate(self) -> float:
+        """Success rate by the simulator."""
+        return (self.both + self.simulator_only) / self.n
+
+    def headers(self, source: str) -> tuple[str, str, str]:
+        """Headers of `rows`."""
+        return (f"success at end, {source} against simulator", "simulator: yes", "simulator: no")
+
+    def rows(self, source: str) -> list[tuple[str, int, int]]:
+        """Confusion matrix."""
+        return [
+            (f"{source}: yes", self.both, self.judge_only),
+            (f"{source}: no", self.simulator_only, self.neither),
+        ]
 
 
 @dataclass(frozen=True)
@@ -146,8 +194,8 @@ class EvalResult:
         samples: episodes per initial state; with more than one, intervals allow for their dependence.
         pass_at_k: share of the initial states of which at least one of k = `samples` episodes succeeded at the end (of
             states with all their episodes); None with one episode per state.
-        success_source: what told success, see `--success_source`.
-        unseen_tasks: ids of the tasks that the policy has not learned from; () also if that is not recorded.
+        success_source: success detector, see `--success_source`.
+        unseen_tasks: ids of the tasks that the policy was not trained on; () also if that is not recorded.
     """
 
     protocol: str
@@ -166,25 +214,22 @@ class EvalResult:
 
     @property
     def listed(self) -> list[tuple[str, frozenset[int]]]:
-        """What tables and charts list, by name: the tasks, or what they count under if they are more than `LISTED`."""
+        """(name, task ids) of the rows of tables and charts: tasks, or categories of more than `LISTED` tasks."""
         categories = dict.fromkeys(task.category for task in self.tasks)
         if len(self.tasks) <= LISTED or not any(categories):
             return [(task.name, frozenset([task.task_id])) for task in self.tasks]
         return [(c or "-", frozenset(t.task_id for t in self.tasks if t.category == c)) for c in categories]
 
     def of_listed(self, name: str, ids: frozenset[int]) -> TaskResult | None:
-        """The results of an entry of `listed`, of these or other results; None if its tasks are not here."""
-        found = [task for task in self.tasks if task.task_id in ids]
-        if len(ids) == 1 or not found:
-            return found[0] if found else None
-        return self.of_tasks(f"{name} ({len(found)})", {task.task_id for task in found})
+        """The results of an entry of `listed`, of these or other results; None if its tasks were not played."""
+        tasks = [task for task in self.tasks if task.task_id in ids]
+        if len(ids) == 1 or not tasks:
+            return tasks[0] if tasks else None
+        return self.of_tasks(f"{name} ({len(tasks)})", {task.task_id for task in tasks})
 
     @property
     def task_groups(self) -> dict[str, frozenset[int]]:
-        """Name -> ids of the tasks that the policy has learned from, and of those that it has not.
-
-        Empty if there is one task, or if it has learned from all.
-        """
+        """`TASK_GROUPS` -> task ids: tasks seen and not seen in training; {} if there is one task, or all were seen."""
         played = frozenset(task.task_id for task in self.tasks)
         unseen = played & frozenset(self.unseen_tasks)
         if len(played) == 1 or not unseen:
@@ -192,22 +237,14 @@ class EvalResult:
         return {name: ids for name, ids in zip(TASK_GROUPS, (played - unseen, unseen)) if ids}
 
     def of_tasks(self, name: str, ids: Collection[int]) -> TaskResult:
-        """Results over some tasks, as far as they were played; the intervals are over tasks, not over episodes.
-
-        Raises:
-            ValueError: none was played.
-        """
-        of_task: dict[int, list[EpisodeOutcome]] = {}
+        """Results over the played ones of these tasks, with intervals over tasks; ValueError if none was played."""
+        by_task: dict[int, list[EpisodeOutcome]] = {}
         for episode in self.episodes:
             if episode.task_id in ids:
-                of_task.setdefault(episode.task_id, []).append(episode)
-        parts = list(of_task.values())
-        rates = [
-            Rate.of_clusters([[getattr(episode, measure) for episode in part] for part in parts])
-            for measure in ("success_at_end", "success_once")
-        ]
-        episodes = [episode for part in parts for episode in part]
-        return TaskResult(-1, name, *rates, *_counts(episodes))
+                by_task.setdefault(episode.task_id, []).append(episode)
+        at_end = Rate.of_clusters([[e.success_at_end for e in episodes] for episodes in by_task.values()])
+        once = Rate.of_clusters([[e.success_once for e in episodes] for episodes in by_task.values()])
+        return TaskResult(-1, name, at_end, once, *_counts([e for episodes in by_task.values() for e in episodes]))
 
     @property
     def mode(self) -> str:
@@ -227,26 +264,28 @@ class EvalResult:
             if not task["category"]:
                 del task["category"]
         agreement = self.agreement
-        return content if agreement is None else content | {"agreement": agreement.as_dict()}
+        return content if agreement is None else content | {"agreement": asdict(agreement)}
 
     @property
     def agreement(self) -> Agreement | None:
-        """A judge's success against the simulator's; None if the simulator tells success."""
+        """A judge's success against the simulator's; None if the simulator is the success detector."""
         return Agreement.of((e.success_at_end, e.simulator_at_end) for e in self.episodes)
 
     @property
-    def told_by(self) -> str:
-        """A phrase that says what told success."""
-        return told_by(self.success_source, sum(e.unanswered for e in self.episodes))
+    def success_detector(self) -> str:
+        """Phrase for reports, with the number of questions that a judge left unanswered."""
+        source = "the simulator" if self.success_source == SIMULATOR else self.success_source
+        unanswered = sum(e.unanswered for e in self.episodes)
+        return f"success detector: {source}" + (f" ({unanswered} question(s) without an answer)" if unanswered else "")
 
     @property
     def kind_of_intervals(self) -> str:
-        """How the intervals of success rates were computed."""
+        """Method of the intervals of success rates."""
         return "Wilson intervals" if self.samples == 1 else "intervals clustered by initial state"
 
     @property
     def about_samples(self) -> str:
-        """Episodes per initial state, pass@k, kind of intervals; "" with one episode per state of tasks alike."""
+        """Episodes per initial state, pass@k, kind of intervals; "" with one episode per state and no `task_groups`."""
         groups = self.task_groups
         kind = f"95 % {self.kind_of_intervals}" + (f", those of {' and '.join(groups)} over tasks" if groups else "")
         if self.samples == 1:
@@ -301,28 +340,36 @@ class EvalResult:
         """Table rows for `HEADERS`, one per `listed`; with several tasks seen and unseen ones and the total follow."""
         groups = [self.of_tasks(f"{name} ({len(ids)})", ids) for name, ids in self.task_groups.items()]
         listed = [self.of_listed(*entry) for entry in self.listed]
-        entries = [*filter(None, listed), *groups, *([self] if len(self.tasks) > 1 else [])]
-        return [
-            (
-                entry.name if isinstance(entry, TaskResult) else "all",
-                entry.success_at_end.n,
-                str(entry.success_at_end),
-                str(entry.success_once),
-                f"{entry.mean_length:.1f}",
-                f"{entry.regressions:.2f}",
-            )
-            for entry in entries
-        ]
+        total = [table_row("all", self)] if len(self.tasks) > 1 else []
+        return [*(table_row(entry.name, entry) for entry in (*filter(None, listed), *groups)), *total]
 
     HEADERS = ("task", "n", "success at end [95 %]", "success once [95 %]", "steps", "lost again")
 
     def as_table(self, note: str = "") -> str:
         """For the terminal, followed by mode, protocol and the note."""
-        notes = [f"{self.mode}, protocol {self.protocol}", self.told_by, *filter(None, [note, self.about_samples])]
+        notes = [f"{self.mode}, protocol {self.protocol}", self.success_detector]
+        notes += filter(None, [note, self.about_samples])
         notes += [f"{self.dropped} EPISODES COULD NOT BE PLAYED and are in no figure"] if self.dropped else []
-        agreement = self.agreement
-        beside = "" if agreement is None else f"\n\n{agreement.as_table(self.success_source)}"
-        return f"{table(self.HEADERS, self.rows())}\n({'; '.join(notes)}){beside}"
+        text = f"{table(self.HEADERS, self.rows())}\n({'; '.join(notes)})"
+        agreement, source = self.agreement, self.success_source
+        return text if agreement is None else f"{text}\n\n{table(agreement.headers(source), agreement.rows(source))}"
+
+
+class _Averages(Protocol):
+    @property
+    def success_at_end(self) -> Rate: ...
+    @property
+    def success_once(self) -> Rate: ...
+    @property
+    def mean_length(self) -> float: ...
+    @property
+    def regressions(self) -> float: ...
+
+
+def table_row(name: str, result: _Averages) -> tuple[str, int, str, str, str, str]:
+    """A row for `EvalResult.HEADERS`."""
+    at_end, once = result.success_at_end, result.success_once
+    return name, at_end.n, str(at_end), str(once), f"{result.mean_length:.1f}", f"{result.regressions:.2f}"
 
 
 def summarize(
@@ -344,126 +391,55 @@ def summarize(
         greedy: how actions were chosen.
         requested: number of requested episodes (default: number of outcomes).
         samples: episodes requested of each initial state.
-        success_source: what told success.
+        success_source: success detector.
     """
     order = {task.task_id: position for position, task in enumerate(tasks)}
     outcomes = sorted(outcomes, key=lambda o: (order[o.task_id], o.init_state_id, o.sample))
     results = []
     for task in tasks:
         of_task = [outcome for outcome in outcomes if outcome.task_id == task.task_id]
-        if not of_task and task.category and outcomes:
-            continue  # one of very many, with a single episode; it is counted among the dropped ones
-        if not of_task:
+        if of_task:
+            results.append(TaskResult(task.task_id, task.name, *_averages(of_task), task.category))
+        elif not (task.category and outcomes):  # of many tasks with a single episode, one may be dropped
             raise RuntimeError(f"no evaluation episode of {task.name} could be played to its end")
-        results.append(TaskResult(task.task_id, task.name, *_averages(of_task), task.category))
     at_end, once, length, regressions = _averages(outcomes)
-    dropped = (requested or len(outcomes)) - len(outcomes)
-    parts = (tuple(results), regressions, dropped, tuple(outcomes), samples, _pass_at(samples, outcomes))
-    return EvalResult(protocol, greedy, at_end, once, length, *parts, success_source=success_source)
-
-
-def _pass_at(samples: int, outcomes: Sequence[EpisodeOutcome]) -> Rate | None:
-    complete = [part for part in _by_state(outcomes) if len(part) == samples]
-    if samples == 1 or not complete:
-        return None
-    return Rate.of([any(outcome.success_at_end for outcome in part) for part in complete])
+    complete = [group for group in _by_state(outcomes) if len(group) == samples > 1]
+    return EvalResult(
+        protocol,
+        greedy,
+        at_end,
+        once,
+        length,
+        tuple(results),
+        regressions,
+        dropped=(requested or len(outcomes)) - len(outcomes),
+        episodes=tuple(outcomes),
+        samples=samples,
+        pass_at_k=Rate.of([any(o.success_at_end for o in group) for group in complete]) if complete else None,
+        success_source=success_source,
+    )
 
 
 def _by_state(outcomes: Sequence[EpisodeOutcome]) -> list[list[EpisodeOutcome]]:
     """The outcomes of each initial state."""
-    parts: dict[tuple[int, int], list[EpisodeOutcome]] = {}
+    groups: dict[tuple[int, int], list[EpisodeOutcome]] = {}
     for outcome in outcomes:
-        parts.setdefault((outcome.task_id, outcome.init_state_id), []).append(outcome)
-    return list(parts.values())
+        groups.setdefault((outcome.task_id, outcome.init_state_id), []).append(outcome)
+    return list(groups.values())
 
 
 def _rate(outcomes: Sequence[EpisodeOutcome], success: Callable[[EpisodeOutcome], bool]) -> Rate:
-    parts = _by_state(outcomes)
-    if len(parts) == len(outcomes):
+    groups = _by_state(outcomes)
+    if len(groups) == len(outcomes):
         return Rate.of([success(outcome) for outcome in outcomes])
-    return Rate.of_clusters([[success(outcome) for outcome in part] for part in parts])
+    return Rate.of_clusters([[success(outcome) for outcome in group] for group in groups])
 
 
 def _averages(outcomes: Sequence[EpisodeOutcome]) -> tuple[Rate, Rate, float, float]:
-    return (
-        _rate(outcomes, lambda outcome: outcome.success_at_end),
-        _rate(outcomes, lambda outcome: outcome.success_once),
-        *_counts(outcomes),
-    )
+    at_end, once = (_rate(outcomes, lambda o: o.success_at_end), _rate(outcomes, lambda o: o.success_once))
+    return at_end, once, *_counts(outcomes)
 
 
 def _counts(outcomes: Sequence[EpisodeOutcome]) -> tuple[float, float]:
     """Mean length and regressions."""
     return sum(o.length for o in outcomes) / len(outcomes), sum(o.regressions for o in outcomes) / len(outcomes)
-
-
-@dataclass(frozen=True)
-class Agreement:
-    """Numbers of episodes by success at the end: as the judge says, and by the simulator's own predicate.
-
-    Attributes:
-        both, neither: they agree.
-        judge_only: the judge says success, the simulator does not.
-        simulator_only: the reverse.
-    """
-
-    both: int = 0
-    neither: int = 0
-    judge_only: int = 0
-    simulator_only: int = 0
-
-    @classmethod
-    def of(cls, pairs: Iterable[tuple[bool, bool | None]]) -> Agreement | None:
-        """From (judge, simulator) of each episode; None if the simulator tells success itself."""
-        names = {(True, True): "both", (False, False): "neither", (True, False): "judge_only"}
-        counts: dict[str, int] = {}
-        for judge, simulator in pairs:
-            if simulator is not None:
-                name = names.get((judge, simulator), "simulator_only")
-                counts[name] = counts.get(name, 0) + 1
-        return cls(**counts) if counts else None
-
-    @property
-    def n(self) -> int:
-        """Number of episodes."""
-        return self.both + self.neither + self.judge_only + self.simulator_only
-
-    @property
-    def share(self) -> float:
-        """Share of the episodes in which they agree."""
-        return (self.both + self.neither) / self.n
-
-    @property
-    def simulator_rate(self) -> float:
-        """Success rate by the simulator."""
-        return (self.both + self.simulator_only) / self.n
-
-    def as_dict(self) -> dict[str, int]:
-        """For JSON."""
-        return asdict(self)
-
-    def headers(self, source: str) -> tuple[str, str, str]:
-        """Headers of `rows`."""
-        return (f"success at end, {source} against simulator", "simulator: yes", "simulator: no")
-
-    def rows(self, source: str) -> list[tuple[str, int, int]]:
-        """The table of confusions."""
-        return [
-            (f"{source}: yes", self.both, self.judge_only),
-            (f"{source}: no", self.simulator_only, self.neither),
-        ]
-
-    def as_table(self, source: str) -> str:
-        """For the terminal."""
-        return table(self.headers(source), self.rows(source))
-
-    def as_markdown(self, source: str) -> str:
-        """For Markdown."""
-        return markdown_table(self.headers(source), self.rows(source))
-
-
-def told_by(source: str, unanswered: int = 0) -> str:
-    """A phrase for reports: what told success."""
-    words = "the simulator" if source == SIMULATOR else source
-    missing = f" ({unanswered} question(s) without an answer)" if unanswered else ""
-    return f"success told by {words}{missing}"

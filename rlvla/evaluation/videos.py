@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -32,9 +33,9 @@ from rlvla.utils.video import beside_each_other, caption_frames, upright, write_
 
 _best_effort = BestEffortWriter("a video")
 POLICY_VIEW = "seen by the policy"
-# Name of a camera -> its pictures [F, H, W, 3] uint8 of an episode, as rendered.
+# Camera -> frames [F, H, W, 3] uint8 of an episode, as rendered.
 SceneViews = Mapping[str, np.ndarray]
-# What further cameras show of recorded episodes; None of one that could not be filmed.
+# Renders further cameras of recorded episodes; None for an episode that could not be rendered.
 SceneFilm = Callable[[Sequence[Sample]], Iterable[SceneViews | None]]
 
 
@@ -64,13 +65,10 @@ def choose_episodes(
 ) -> list[EpisodeOutcome]:
     """Select up to `count` episodes, alternating tasks; half of them (rounded up) are failures if possible.
 
-    Args:
-        result: the evaluation.
-        count: how many.
-        preferred: (`recorded_name` of the task, initial state) of episodes that are chosen before others.
+    Episodes in `preferred`, given as (`recorded_name` of the task, initial state), are chosen before others.
     """
     names = {task.task_id: recorded_name(task.name) for task in result.tasks}
-    first = [episode for episode in result.episodes if not episode.sample]  # each initial state at most once
+    first = [episode for episode in result.episodes if not episode.sample]  # one per initial state
     first.sort(key=lambda e: (names.get(e.task_id, ""), e.init_state_id) not in preferred)
     failures = _in_turn([e for e in first if not e.success_at_end])
     successes = _in_turn([e for e in first if e.success_at_end])
@@ -79,12 +77,12 @@ def choose_episodes(
 
 
 def recorded_name(task: str) -> str:
-    """The name of a task in the file names of videos."""
+    """Name of a task in the file names of videos."""
     return re.sub(r"[^\w.-]+", "_", task)
 
 
 def recorded_state(path: Path) -> tuple[str, int]:
-    """(`recorded_name` of the task, initial state) of a file written by `record_videos`; state -1 of any other file."""
+    """(`recorded_name` of the task, initial state) of a video file; state -1 if `record_videos` did not write it."""
     match = re.fullmatch(r"(.+)_state(\d+)_(?:success|failure)", path.stem)
     return (match[1], int(match[2])) if match else (path.stem, -1)
 
@@ -121,18 +119,18 @@ def record_videos(
     Args:
         engine: rollout engine.
         policy: the evaluated policy.
-        tasks: as in the evaluation.
+        tasks: as in the evaluation, like `seed`, `temperature`, `instructions` and `images`.
         strategy: distributes the episodes over the ranks.
         result: results of the evaluation.
         folder: output folder.
-        count: number of videos, at most.
-        seed: as in the evaluation.
-        temperature: as in the evaluation (ignored if greedy).
-        instructions: as in the evaluation.
-        images: as in the evaluation; videos show those of the episode.
-        machines: reward machines whose states are shown; default: those of the engine's rewards, if any.
+        count: maximum number of videos.
+        seed: see `tasks`.
+        temperature: see `tasks`; ignored if greedy.
+        instructions: see `tasks`.
+        images: see `tasks`; videos show the images of the episode in any case.
+        machines: reward machines whose states are shown; default: the engine's, if any.
         states: (task id, initial state id) of the episodes to record, instead of `count` chosen ones.
-        scene: what other cameras show beside what the policy sees.
+        scene: renders further cameras, shown beside the policy's images.
 
     Returns:
         The videos of all ranks, on the main rank; [] on the others.
@@ -142,11 +140,11 @@ def record_videos(
         states = [(e.task_id, e.init_state_id) for e in choose_episodes(result, count)]
     played = {(e.task_id, e.init_state_id) for e in result.episodes}
     chosen = sorted(played & set(states))
-    heard = Instructions(instructions, tasks)
+    texts = Instructions(instructions, tasks)
     requests = [
         replace(
             eval_request(by_id[task_id], state, seed, record_frames=True),
-            other_instructions=heard.of(by_id[task_id], state),
+            other_instructions=texts.of(by_id[task_id], state),
             blind=images == "none",
         )
         for task_id, state in chosen
@@ -160,26 +158,31 @@ def record_videos(
     of_rewards = engine.rewards.sources.get("rm")
     machines = machines or (of_rewards if getattr(of_rewards, "needs_events", False) else None)
     videos: list[EvalVideo] = []
-    views = [None] * len(samples) if scene is None else scene(samples)
-    for sample, view in zip(samples, views):
-        parts = (folder, by_id[sample.task_id], sample, machines, view)
-        _best_effort.attempt(lambda parts=parts: videos.append(_write(*parts)))
-    gathered = [video for part in strategy.gather_objects(videos) for video in part]
+    for sample, views in zip(samples, [None] * len(samples) if scene is None else scene(samples)):
+        write = partial(_write, folder, by_id[sample.task_id], sample, machines, views, videos)
+        _best_effort.attempt(write)
+    gathered = [video for of_rank in strategy.gather_objects(videos) for video in of_rank]
     return gathered if strategy.is_main else []
 
 
 def _write(
-    folder: Path, task: TaskSpec, sample: Sample, machines: MachineSource | None, view: SceneViews | None
-) -> EvalVideo:
-    frames = captioned(sample, machine_states(sample, task, machines), primitive_names(sample, task), view)
+    folder: Path,
+    task: TaskSpec,
+    sample: Sample,
+    machines: MachineSource | None,
+    views: SceneViews | None,
+    videos: list[EvalVideo],
+) -> None:
+    frames = captioned(sample, machine_states(sample, task, machines), primitive_names(sample, task), views)
     outcome = "success" if sample.success_at_end else "failure"
     path = folder / f"{recorded_name(task.name)}_state{sample.init_state_id}_{outcome}.mp4"
     write_mp4(path, frames, task.control_freq)
-    return EvalVideo(path, task.name, sample.init_state_id, bool(sample.success_at_end), frames, task.control_freq)
+    success = bool(sample.success_at_end)
+    videos.append(EvalVideo(path, task.name, sample.init_state_id, success, frames, task.control_freq))
 
 
 def machines_of_run(policy: Path) -> MachineSource | None:
-    """The reward machines a policy was trained with, read from its run folder; None if it has no `rm` source."""
+    """Reward machines of the training run of a policy, from its run folder; None without an `rm` source."""
     try:
         flags = read_json(policy.parent / RUN_FILE, allow_nan=True)["rewards"]
         if not any(spec.partition(":")[0] == "rm" for spec in flags["reward"]):
@@ -190,7 +193,7 @@ def machines_of_run(policy: Path) -> MachineSource | None:
 
 
 def machine_states(sample: Sample, task: TaskSpec, machines: MachineSource | None) -> list[str] | None:
-    """State of the task's reward machine at the start and after each step; None if the task has no machine."""
+    """State of the task's reward machine at the start and after each step; None without a machine."""
     if sample.step_events is None or machines is None:
         return None
     try:
@@ -224,14 +227,14 @@ def captioned(
         sample: the episode; without recorded frames only the first observation is shown.
         states: see `machine_states`.
         primitives: see `primitive_names`.
-        views: shown to the left of what the policy sees.
+        views: shown to the left of the policy's images.
     """
     start = sample.env_images[0, :1].numpy()
     frames = np.concatenate([start, sample.frames]) if sample.frames is not None else start
     frames = upright(frames, sample.images_flipped_vertically)
     if views is not None:
-        shown = {name: upright(seen, sample.images_flipped_vertically) for name, seen in views.items()}
-        frames = beside_each_other(shown | {POLICY_VIEW: frames})
+        scene = {name: upright(view, sample.images_flipped_vertically) for name, view in views.items()}
+        frames = beside_each_other(scene | {POLICY_VIEW: frames})
     return caption_frames(
         frames,
         sample.instruction,

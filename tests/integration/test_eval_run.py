@@ -119,7 +119,7 @@ def test_a_killed_evaluation_continues(
         main([*argv, "--output", str(output)])  # what is left is 3 of 12
     assert len(played) == 12
     told, shown = capsys.readouterr()
-    assert "evaluate greedy: 6 of 6 episodes are those of the interrupted evaluation" in told
+    assert "evaluate greedy: 6 of 6 episodes are kept from the interrupted evaluation" in told
     assert "evaluate sampled: 3 of 6 episodes" in told and "evaluate sampled: 3/6" in shown and ": 0/6" not in shown
     assert json.loads(output.read_text())["results"] == json.loads((tmp_path / "whole.json").read_text())["results"]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["parts.json", "parts.md", "whole.json", "whole.md"]

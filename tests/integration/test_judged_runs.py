@@ -71,7 +71,7 @@ def test_a_run_without_simulator_state(
         assert line["rollout/success_unanswered"] == 0
     assert any(line["rollout/success_at_end"] > 0 for line in lines), "a verdict ended episodes"
     out = capsys.readouterr().out
-    assert "success told by vlm 0." in out and ", by the simulator 0." in out and "success told by vlm;" in out
+    assert "success told by vlm 0." in out and ", by the simulator 0." in out and "success detector: vlm" in out
     (last,) = json.loads((run / "evaluations.json").read_text())
     assert last["success_source"] == "vlm" and sum(last["agreement"].values()) == 2
     held_out = {e["simulator_at_end"] for e in last["episodes"]}
@@ -82,13 +82,13 @@ def test_a_run_without_simulator_state(
     words = ["--pretrain", str(run / "policy"), *SIZES[:2], *SIZES[3:], "--report", str(tmp_path / "report")]
     eval_vla.main([*words, "--success_source", "vlm", "--vlm_url", f"{server.url}/v1", "--vlm_model", "judge"])
     out = capsys.readouterr().out
-    assert "success told by vlm" in out and "simulator: yes" in out
+    assert "success detector: vlm" in out and "simulator: yes" in out
     content = json.loads((run / "policy" / "eval.json").read_text())
     assert content["results"][0]["success_source"] == "vlm"
     assert content["protocols"]["greedy"]["success_source"].startswith("vlm judge, from 0.5")
-    assert "success told by vlm" in (run / "policy" / "eval.md").read_text()
+    assert "success detector: vlm" in (run / "policy" / "eval.md").read_text()
     page = (tmp_path / "report" / "report.html").read_text()
-    assert "success told by vlm" in page and "simulator: yes" in page
+    assert "success detector: vlm" in page and "simulator: yes" in page
 
 
 def test_a_simulator_that_tells_success_is_named_in_every_report(policy_folder: Path, tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_a_simulator_that_tells_success_is_named_in_every_report(policy_folder: 
         *("task_id", "init_state_id", "success_at_end", "success_once", "length", "regressions")
     }
     for text in (output.with_suffix(".md"), tmp_path / "report" / "report.html"):
-        assert "success told by the simulator" in text.read_text()
+        assert "success detector: the simulator" in text.read_text()
 
 
 def test_an_evaluation_whose_judge_goes_away_gives_no_figures(

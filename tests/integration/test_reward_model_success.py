@@ -75,5 +75,5 @@ def test_a_trained_reward_model_tells_success(
     (result,) = content["results"]
     assert result["success_source"] == "rm_model" and sum(result["agreement"].values()) == 8
     assert content["protocols"]["greedy"]["success_source"].startswith(f"rm_model {folder}, from 0.")
-    assert "success told by rm_model" in (tmp_path / "report" / "report.html").read_text()
-    assert "success told by rm_model" in capsys.readouterr().out
+    assert "success detector: rm_model" in (tmp_path / "report" / "report.html").read_text()
+    assert "success detector: rm_model" in capsys.readouterr().out

@@ -70,7 +70,7 @@ def closing_words(trainer: Trainer, save_path: Path) -> str:
         for iteration, result in trainer.evaluations
     ]
     last = trainer.evaluations[-1][1]
-    protocol = f"{last.protocol}; {last.told_by}"
+    protocol = f"{last.protocol}; {last.success_detector}"
     totals, how = trainer.totals, _how_evaluated(trainer)
     evaluations = table(("iteration", "n", "success at end [95 %]", "success once [95 %]", "steps"), rows)
     if trainer.config.schedule.val_only:

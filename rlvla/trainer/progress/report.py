@@ -123,7 +123,7 @@ class Progress(Observer):
         self.clock.evaluation(seconds)
         if self._strategy.is_main:
             agreed = "" if result.agreement is None else f", {100 * result.agreement.share:.0f}% agreed"
-            source = f" ({result.told_by}{agreed})" if agreed else ""
+            source = f" ({result.success_detector}{agreed})" if agreed else ""
             log.info(f"iteration {iteration}: evaluation, success at end {result.success_at_end}{source}")
 
     def _look_for_plateau(self) -> Plateau | None:

@@ -158,7 +158,7 @@ def test_success_once_and_at_end_are_two_numbers_with_intervals() -> None:
     assert (
         "other" in text
         and "all" in text
-        and "(greedy, protocol heldout; success told by the simulator)" in text
+        and "(greedy, protocol heldout; success detector: the simulator)" in text
         and "70.0% [" in text
     )
     assert EvalResult.from_dict(json.loads(json.dumps(result.as_dict()))) == result
