@@ -19,13 +19,12 @@ from rlvla.utils.signals import begin
 begin(__name__)
 
 from rlvla.commands.custom_modules import CustomConfig, parse_command_line
-from rlvla.commands.problem_texts import problem
 from rlvla.data.reading import read_demonstrations
 from rlvla.data.replayed_episodes import recorded_env, replay_problem
 from rlvla.rewards import RewardConfig, RewardPlan
 from rlvla.utils.cli.command import command, heavy_imports
 from rlvla.utils.cli.flags import Parser, add_arguments, arg, fail, from_namespace, range_problems
-from rlvla.utils.errors import ConfigError, MissingExtraError
+from rlvla.utils.errors import ConfigError, MissingExtraError, Problem
 from rlvla.utils.files import output_folder_problem, write_json
 from rlvla.utils.terminal import show, table
 
@@ -70,17 +69,17 @@ def run(config: ScoreConfig, rewards: RewardConfig) -> None:
     if demos is not None:
         missing = [n for n in config.episodes if n >= len(demos.actions)]
         if missing:
-            there = {"value": " ".join(map(str, missing)), "demos": config.demos, "episodes": len(demos.actions)}
-            problems.append(problem("episodes", "out_of_range", **there))
+            text = f"--episodes {' '.join(map(str, missing))}: {config.demos} has {len(demos.actions)} episodes"
+            problems.append(Problem("episodes", "out_of_range", text))
         unplayable = replay_problem(config.demos, demos)
         if unplayable:
-            problems.append(problem("demos", "not_playable", why=unplayable))
+            problems.append(Problem("demos", "not_playable", f"--demos: {unplayable}"))
         elif plan is not None:
             chosen = {demos.init_states[n][0] for n in config.episodes if n < len(demos.actions)}
             problems += recorded_source_problems(rewards, demos)
             problems += plan.problems([task for task in recorded_env(demos).tasks() if task.task_id in chosen])
     folder = output_folder_problem(config.output)
-    problems += [problem("output", "folder_in_use", why=folder)] if folder else []
+    problems += [Problem("output", "folder_in_use", f"--output: {folder}")] if folder else []
     if problems or demos is None or plan is None:
         raise ConfigError(problems)
     try:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+from rlvla.algorithms.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def check_mask(mask: Tensor, name: str = "response_mask") -> None:
@@ -15,8 +18,8 @@ def check_mask(mask: Tensor, name: str = "response_mask") -> None:
     Raises:
         ValueError: `mask` is not a tensor or not bool.
     """
-    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
-        actual = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
+    if not isinstance(mask, torch.Tensor) or mask.dtype != torch.bool:
+        actual = mask.dtype if isinstance(mask, torch.Tensor) else type(mask).__name__
         raise ValueError(f"{name} must be a bool tensor, got {actual}; convert it with .bool()")
 
 
@@ -30,7 +33,7 @@ def check_same_shape(mask: Tensor, mask_name: str = "response_mask", **tensors: 
     for name, tensor in tensors.items():
         if tensor is None:
             continue
-        if not isinstance(tensor, Tensor):
+        if not isinstance(tensor, torch.Tensor):
             raise ValueError(f"{name} must be a tensor of shape {list(mask.shape)}, got {type(tensor).__name__}")
         if tensor.shape != mask.shape:
             raise ValueError(

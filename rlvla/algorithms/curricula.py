@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlvla.algorithms.registry import Registry
+from rlvla.options import Registry
 
 # The slow mean of success looks back over this many horizons.
 SLOW = 4.0

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
-import torch
-from torch import Tensor
 
-GroupIds = Tensor | np.ndarray | Sequence[Hashable]
+from rlvla.algorithms.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+GroupIds: TypeAlias = "Tensor | np.ndarray | Sequence[Hashable]"
 
 
 def group_index(group_ids: GroupIds, num_rows: int, device: torch.device | None = None) -> tuple[Tensor, int]:
@@ -25,16 +30,16 @@ def group_index(group_ids: GroupIds, num_rows: int, device: torch.device | None 
     Raises:
         ValueError: not one id per row, or an id that is not hashable.
     """
-    if isinstance(group_ids, (Tensor, np.ndarray)):
+    if isinstance(group_ids, (torch.Tensor, np.ndarray)):
         if tuple(group_ids.shape) != (num_rows,):
             raise ValueError(f"group_ids has shape {list(group_ids.shape)} but the batch has {num_rows} rows")
-        if isinstance(group_ids, Tensor):
+        if isinstance(group_ids, torch.Tensor):
             unique, index = torch.unique(group_ids, return_inverse=True)
             return index.to(device), len(unique)
         group_ids = group_ids.tolist()
     ids: Sequence[Hashable] = list(group_ids)
-    if any(issubclass(kind, Tensor) for kind in set(map(type, ids))):  # tensors hash by identity, not by value
-        ids = [i.item() if isinstance(i, Tensor) else i for i in ids]
+    if any(issubclass(kind, torch.Tensor) for kind in set(map(type, ids))):  # tensors hash by identity, not by value
+        ids = [i.item() if isinstance(i, torch.Tensor) else i for i in ids]
     if len(ids) != num_rows:
         raise ValueError(f"group_ids has {len(ids)} entries but the batch has {num_rows} rows")
     try:

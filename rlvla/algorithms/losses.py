@@ -8,10 +8,7 @@ micro-batch by the number of gradient accumulation steps, the caller has to undo
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from rlvla.algorithms.checks import (
     check_matrix,
@@ -24,7 +21,12 @@ from rlvla.algorithms.checks import (
 )
 from rlvla.algorithms.choices import AGGREGATION_MODES
 from rlvla.algorithms.groups import GroupIds, Groups
+from rlvla.algorithms.lazy import no_grad, torch
 from rlvla.algorithms.masking import EPSILON, masked_mean, masked_var
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 _NEEDS_TOKENS = {"token-mean"}
 _NEEDS_SEQUENCES = {"seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm", "traj-mean-token-mean"}
@@ -173,7 +175,7 @@ def _clipped_error(values: Tensor, old_values: Tensor, returns: Tensor, clip: fl
     return torch.maximum(plain, clipped), clipped > plain
 
 
-@torch.no_grad()
+@no_grad
 def explained_variance(values: Tensor, returns: Tensor, mask: Tensor, process_group: Any = None) -> Tensor:
     """1 - Var(returns - values) / Var(returns) over the mask; 1 for a perfect critic, 0 for a constant one.
 

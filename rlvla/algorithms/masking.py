@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
-
-import torch
-import torch.distributed as dist
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from rlvla.algorithms.checks import check_same_shape, clean, count_valid, working_dtype
+from rlvla.algorithms.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 EPSILON = 1e-8
 _BLOCK_ROWS = 4096
@@ -28,7 +29,7 @@ def all_reduce_sum(tensor: Tensor, process_group: Any = None) -> Tensor:
     if process_group is None:
         return tensor
     total = tensor.detach().clone()
-    dist.all_reduce(total, group=None if process_group == "world" else process_group)
+    torch.distributed.all_reduce(total, group=None if process_group == "world" else process_group)
     return total
 
 
@@ -37,7 +38,9 @@ def all_reduce_max(tensor: Tensor, process_group: Any = None) -> Tensor:
     if process_group is None:
         return tensor
     top = tensor.detach().clone()
-    dist.all_reduce(top, op=dist.ReduceOp.MAX, group=None if process_group == "world" else process_group)
+    torch.distributed.all_reduce(
+        top, op=torch.distributed.ReduceOp.MAX, group=None if process_group == "world" else process_group
+    )
     return top
 
 

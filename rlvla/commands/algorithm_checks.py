@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from rlvla.algorithms.advantages import ADVANTAGE_ESTIMATORS
 from rlvla.algorithms.columns import LEVEL_ORDER
-from rlvla.commands.policy_checks import wandb_problems
-from rlvla.commands.problem_texts import problem, unread
 from rlvla.commands.runs.checks import length_problems, rank_problems
 from rlvla.envs.base import TaskSpec
 from rlvla.envs.config import SplitConfig
+from rlvla.options import flag_values
 from rlvla.rewards.config import OVERLONG, REWARD_MODEL
 from rlvla.rollout.config import TaskSamplingConfig
 from rlvla.trainer.algorithm import make_sampler
-from rlvla.trainer.algorithm_config import ONE_ADVANTAGE_PER_EPISODE, AlgorithmConfig, learner_scores
+from rlvla.trainer.algorithm_config import LEARNERS, AlgorithmConfig
 from rlvla.trainer.config import BatchConfig, ScheduleConfig
 from rlvla.trainer.group_collector import EPISODE_METRICS
 from rlvla.trainer.guards import EARLY_STOP_EPISODES
-from rlvla.utils.cli.flags import as_typed
+from rlvla.utils.cli.flags import is_set, no_effect
 from rlvla.utils.deepspeed.config import launched_world_size
 from rlvla.utils.deepspeed.strategy import has_accelerator
 from rlvla.utils.errors import ConfigError, Problem
@@ -28,69 +27,20 @@ from rlvla.utils.errors import ConfigError, Problem
 if TYPE_CHECKING:
     from rlvla.commands.ppo_flags import PPORun
 
-# Flag -> the argument of the estimator or loss that it sets.
-_ESTIMATOR_FLAGS = {
-    "gamma": "gamma",
-    "lambd": "lam",
-    "norm_adv_by_std": "norm_by_std",
-    "singleton": "singleton",
-    "f_norm": "f_norm",
-    "handle_zero_tail": "handle_zero_tail",
-}
-_LOSS_FLAGS = {
-    "eps_clip": "clip_low",
-    "eps_clip_low_high": "clip_low",
-    "eps_clip_dual": "clip_dual",
-    "tau_pos": "tau_pos",
-    "tau_neg": "tau_neg",
-    "beta": "beta",
-    "cov_ratio": "cov_ratio",
-    "cov_low": "cov_low",
-    "cov_high": "cov_high",
-    "kl_cov_coef": "kl_coef",
-    "denoising_gamma": "denoising_gamma",
-    "denoising_clip": "denoising_clip",
-    "fpo_clip": "fpo_clip",
-}
-_NFT_FLAGS = ("nft_beta", "nft_reward", "nft_clip", "nft_rollout_decay")
-# What `--algorithm nft` does not use, besides what belongs to a critic.
-_NOT_OF_NFT = {
-    "algorithm": (
-        *("policy_loss", *_LOSS_FLAGS, "log_prob_level", "loss_agg_mode", "loss_horizon"),
-        *("entropy_loss_coef", "init_kl_coef"),
-    ),
-    "correction": ("rollout_is", "rollout_rs"),
-}
-_CRITIC_FLAGS = {
-    "algorithm": ("bootstrap_truncated", "value_clip", "normalize_values", "share_backbone"),
-    "run": ("critic_pretrain", "critic_from"),
-    "optimization": ("critic_learning_rate", "freezing_actor_steps"),
-    "schedule": ("save_value_network",),
-}
-# Flags of a separate critic, which do not apply to a value head on the actor's backbone.
-_SEPARATE_CRITIC_FLAGS = {
-    "run": ("critic_pretrain", "critic_from"),
-    "optimization": ("critic_learning_rate", "freezing_actor_steps"),
-    "schedule": ("save_value_network",),
-}
-_KL_FLAGS = ("kl_estimator", "use_kl_in_reward", "use_kl_loss", "kl_target", "kl_horizon")
-_FILTER_FLAGS = ("oversample_factor", "max_group_staleness", "max_rollout_rounds")
-_IS_FLAGS = ("rollout_is_level", "rollout_is_low", "rollout_is_high", "rollout_is_batch_normalize")
-_RS_FLAGS = ("rollout_rs_level", "rollout_rs_low", "rollout_rs_high")
-
 
 def sampler_problems(batch: BatchConfig, tasks: Sequence[TaskSpec], split: SplitConfig, seed: int) -> list[Problem]:
     """Settings of the task sampler without effect or that contradict, weights that do not fit, an unusable class."""
     own, curriculum, problems = batch.task_sampler is not None, batch.task_sampling != "uniform", []
     if own and batch.task_weights:
-        problems.append(problem("task_weights", "contradiction"))
+        text = "--task_weights: --task_sampler chooses the tasks by itself; leave one of them out"
+        problems.append(Problem("task_weights", "contradiction", text))
     if own and curriculum:
-        problems.append(problem("task_sampling", "contradiction", value=batch.task_sampling))
-    for name in () if curriculum else ("task_sampling_floor", "task_success_horizon"):
-        if (value := getattr(batch, name)) != getattr(TaskSamplingConfig(), name):
-            problems.append(unread(name, as_typed(name, value), "curriculum"))
+        text = (
+            f"--task_sampling {batch.task_sampling}: --task_sampler chooses the tasks by itself; leave one of them out"
+        )
+        problems.append(Problem("task_sampling", "contradiction", text))
     if curriculum and len(tasks) == 1:
-        problems.append(unread("task_sampling", as_typed("task_sampling", batch.task_sampling), "one task"))
+        problems.append(no_effect("task_sampling", batch.task_sampling, "there is only one task"))
     try:
         make_sampler(batch, tasks, split, seed)
     except ConfigError as error:
@@ -101,7 +51,7 @@ def sampler_problems(batch: BatchConfig, tasks: Sequence[TaskSpec], split: Split
 def task_problems(algorithm: AlgorithmConfig, tasks: Sequence[TaskSpec]) -> list[Problem]:
     """Settings that need several tasks."""
     if algorithm.whiten_per_task and len(tasks) == 1:
-        return [unread("whiten_per_task", "--whiten_per_task", "one task")]
+        return [no_effect("whiten_per_task", True, "there is only one task")]
     return []
 
 
@@ -115,30 +65,40 @@ def early_stopping_problems(
         num_tasks: number of tasks that are evaluated.
         sampling: how tasks and states are chosen; sampled success is not to be judged by the difficulty of those.
     """
-    problems = [problem("plateau_iterations", "too_few")] if schedule.plateau_iterations == 1 else []
-
-    def changed(*names: str) -> dict[str, str]:
-        """Those flags that were given, as typed."""
-        values = {name: getattr(schedule, name) for name in names}
-        return {name: as_typed(name, v) for name, v in values.items() if v != getattr(ScheduleConfig(), name)}
+    problems = (
+        [
+            Problem(
+                "plateau_iterations",
+                "too_few",
+                "--plateau_iterations 1: one iteration has no spread to compare with; give at least 2, or 0 "
+                "for no report",
+            )
+        ]
+        if schedule.plateau_iterations == 1
+        else []
+    )
 
     if not schedule.early_stopping:
-        given = changed("early_stop_success", "early_stop_evaluations", "early_stop_by", "early_stop_iterations")
-        return problems + [unread(name, typed, "switch", switch="early_stopping") for name, typed in given.items()]
+        return problems
     by = schedule.early_stop_by
-    other = {"evaluations": "early_stop_iterations", "sampled": "early_stop_evaluations"}
-    given = changed(other[by]) if by in other else {}
-    problems += [unread(name, typed, "other early end", by=by) for name, typed in given.items()]
     if by != "evaluations" and sampling is not None and sampling.favours_some:
         how = "--task_sampler" if sampling.task_sampler is not None else f"--task_sampling {sampling.task_sampling}"
-        problems.append(problem("early_stop_by", "contradiction", value=by, how=how))
+        text = (
+            f"--early_stop_by {by}: with {how} sampled success depends on what is chosen to be played; end"
+            " by evaluations instead"
+        )
+        problems.append(Problem("early_stop_by", "contradiction", text))
     if by == "sampled":
         return problems
     if not schedule.eval_steps:
-        problems.append(problem("early_stopping", "needs_flag"))
+        text = "--early_stopping needs evaluations during training: give --eval_steps, or --early_stop_by sampled"
+        problems.append(Problem("early_stopping", "needs_flag", text))
     if 0 < num_tasks * schedule.eval_episodes < EARLY_STOP_EPISODES:
-        amounts = {"least": EARLY_STOP_EPISODES, "episodes": schedule.eval_episodes, "tasks": num_tasks}
-        problems.append(problem("early_stopping", "too_few", **amounts))
+        text = (
+            f"--early_stopping needs evaluations of at least {EARLY_STOP_EPISODES} episodes: "
+            f"--eval_episodes {schedule.eval_episodes} on {num_tasks} task(s) is too few"
+        )
+        problems.append(Problem("early_stopping", "too_few", text))
     return problems
 
 
@@ -158,33 +118,34 @@ def batch_problems(flags: PPORun) -> list[Problem]:
     problems, episodes = rank_problems(flags), batch.episodes_per_iteration
     if episodes % batch.train_batch_size:
         near = " or ".join(map(str, _near_divisors(episodes, batch.train_batch_size, launched_world_size())))
-        values = {"value": batch.train_batch_size, "episodes": episodes, "near": f"; give {near}" if near else ""}
-        problems.append(problem("train_batch_size", "does_not_divide", **values))
+        text = (
+            f"--train_batch_size {batch.train_batch_size} must divide the episodes of an iteration, "
+            f"rollout_batch_size x n_samples_per_prompt = {episodes}{f'; give {near}' if near else ''}"
+        )
+        problems.append(Problem("train_batch_size", "does_not_divide", text))
     problems += length_problems(flags)
     frozen = flags.optimization.freezing_actor_steps
     if flags.algorithm.needs_critic and frozen and frozen >= batch.iterations and not flags.schedule.val_only:
-        problems.append(problem("freezing_actor_steps", "contradiction", value=frozen, iterations=batch.iterations))
+        text = (
+            f"--freezing_actor_steps {frozen}: the run has {batch.iterations} iterations, so the actor "
+            "would never be trained; lower it or raise --num_episodes"
+        )
+        problems.append(Problem("freezing_actor_steps", "contradiction", text))
     return problems
 
 
-def nft_problems(flags: PPORun) -> list[Problem]:
-    """Settings that `--algorithm nft` does not have; its own, with another learner."""
-    algorithm, unread_flags = flags.algorithm, _Unread(flags)
-    learner = {"algorithm": algorithm.algorithm}
-    if algorithm.algorithm != "nft":
-        unread_flags.check("algorithm", _NFT_FLAGS, True, "learner", **learner)
-        return unread_flags.problems
-    for group, names in _NOT_OF_NFT.items():
-        unread_flags.check(group, names, True, "learner", **learner)
-    unread_flags.check("algorithm", ["nft_clip", "whiten_per_task"], algorithm.nft_reward == "success", "success alone")
-    unread_flags.check("optimization", ("ema_beta", "use_ema"), True, "own average", **learner)
-    problems = unread_flags.problems
-    if algorithm.needs_critic:
-        value = algorithm.advantage_estimator
-        problems.append(problem("advantage_estimator", "contradiction", value=value, **learner))
-    if flags.strategy.zero_stage == 3:
-        problems.append(problem("zero_stage", "contradiction", **learner))
-    return problems
+def learner_problems(flags: PPORun) -> list[Problem]:
+    """Flags that the learner does not read (`Algorithm.unread`), and its own checks."""
+    algorithm, learner = flags.algorithm, LEARNERS.get(flags.algorithm.algorithm)
+    fields = {f.name: (f, value) for group in flags.groups.values() for f, value in flag_values(group)}
+    unread = set(learner.unread)
+    if "policy_loss" in unread and algorithm.loss_options is not None:
+        unread |= {field.name for field, _ in flag_values(algorithm.loss_options)}
+    why = f"--algorithm {algorithm.algorithm} does not use it"
+    return [
+        *(no_effect(name, fields[name][1], why) for name in sorted(unread) if is_set(*fields[name], flags.given)),
+        *learner.problems(algorithm, flags.strategy),
+    ]
 
 
 def algorithm_problems(flags: PPORun) -> list[Problem]:
@@ -195,83 +156,71 @@ def algorithm_problems(flags: PPORun) -> list[Problem]:
         *_range_problems(flags),
         *_kl_problems(flags.algorithm),
         *_step_problems(flags),
-        *_without_effect(flags),
-        *nft_problems(flags),
+        *learner_problems(flags),
     ]
 
 
 def _offload_problems(flags: PPORun) -> list[Problem]:
+    flag, problems = "offload_during_rollout", []
     if not flags.optimization.offload_during_rollout:
         return []
-    reasons = {
-        "needs_flag": flags.strategy.engine_stage == 0,
-        "contradiction": flags.strategy.adam_offload,
-        "unavailable": not has_accelerator(),
-    }
-    return [problem("offload_during_rollout", reason) for reason, holds in reasons.items() if holds]
+    if flags.strategy.engine_stage == 0:
+        problems.append(Problem(flag, "needs_flag", f"--{flag} needs --zero_stage 1, 2 or 3"))
+    if flags.strategy.adam_offload:
+        text = f"--{flag}: --adam_offload keeps optimizer states in host memory all the time; choose one"
+        problems.append(Problem(flag, "contradiction", text))
+    if not has_accelerator():
+        text = f"--{flag} moves memory from an accelerator to the host, and there is no accelerator; leave it out"
+        problems.append(Problem(flag, "unavailable", text))
+    return problems
 
 
 def _group_problems(flags: PPORun) -> list[Problem]:
     algorithm, n, problems = flags.algorithm, flags.batch.n_samples_per_prompt, []
-    options, estimator = algorithm.estimator_options, algorithm.advantage_estimator
-    # An estimator with the option `singleton` supports groups of one.
-    if "group_ids" in options and "singleton" not in options and n < 2:
-        problems.append(problem("advantage_estimator", "too_few", value=estimator, n=n))
+    parameters, estimator = algorithm.estimator_parameters, algorithm.advantage_estimator
+    if "group_ids" in parameters and n < 2 and not ADVANTAGE_ESTIMATORS.attribute(estimator, "allows_singletons"):
+        text = (
+            f"--advantage_estimator {estimator} compares the episodes of a group: --n_samples_per_prompt "
+            f"{n} must be at least 2"
+        )
+        problems.append(Problem("advantage_estimator", "too_few", text))
     advantage_level, level = algorithm.advantage_level, algorithm.log_prob_level
-    if estimator not in ONE_ADVANTAGE_PER_EPISODE and LEVEL_ORDER[advantage_level] < LEVEL_ORDER[level]:
-        problems.append(problem("log_prob_level", "contradiction", value=level, advantage_level=advantage_level))
+    if not algorithm.one_advantage_per_episode and LEVEL_ORDER[advantage_level] < LEVEL_ORDER[level]:
+        text = (
+            f"--log_prob_level {level} sums over several advantages of --advantage_level "
+            f"{advantage_level}; choose the advantage level at least as coarse"
+        )
+        problems.append(Problem("log_prob_level", "contradiction", text))
     if flags.filters.filter_zero_variance and n < 2:
-        problems.append(problem("filter_zero_variance", "too_few", n=n))
+        text = f"--filter_zero_variance drops every group of --n_samples_per_prompt {n}; give at least 2"
+        problems.append(Problem("filter_zero_variance", "too_few", text))
     return problems
 
 
 def _range_problems(flags: PPORun) -> list[Problem]:
-    algorithm, correction, problems = flags.algorithm, flags.correction, []
-    widths = algorithm.eps_clip_low_high
-    # A lower width of 1 or more disables the lower bound, as in the paper on cispo.
-    open_below = algorithm.policy_loss == "cispo" and len(widths) == 2 and widths[0] >= 1
-    if widths and (len(widths) != 2 or (widths[0] > widths[1] and not open_below)):
-        problems.append(problem("eps_clip_low_high", "out_of_range", value=" ".join(map(str, widths))))
-    rising = algorithm.denoising_clip
-    if len(rising) != 2 or rising[0] > rising[1]:
-        problems.append(problem("denoising_clip", "out_of_range", value=" ".join(map(str, rising))))
-    problems += _pair_problems(flags)
-    bounds = (
-        (algorithm, "cov_low", "cov_high"),
-        (flags.filters, "accuracy_lower_bound", "accuracy_upper_bound"),
-        (correction, "rollout_is_low", "rollout_is_high"),
-        (correction, "rollout_rs_low", "rollout_rs_high"),
-    )
-    for group, lower, upper in bounds:
-        low, high = getattr(group, lower), getattr(group, upper)
-        if low > high:
-            problems.append(problem(lower, "bounds_crossed", value=low, other=upper, bound=high))
+    """Names and values that do not fit those of other flags."""
+    algorithm, filters, correction, problems = flags.algorithm, flags.filters, flags.correction, []
     if (correction.rollout_is, correction.rollout_is_level) == ("seq_mask_tis", "sequence"):
-        problems.append(problem("rollout_is", "contradiction"))
-    return problems
-
-
-def _pair_problems(flags: PPORun) -> list[Problem]:
-    """Ranges given as two numbers, and what they belong to."""
-    algorithm, filters, problems = flags.algorithm, flags.filters, []
-    for name, pair in (
-        ("reward_clip_range", algorithm.reward_clip_range),
-        ("filter_metric_range", filters.filter_metric_range),
-    ):
-        if pair and (len(pair) != 2 or not pair[0] < pair[1]):
-            problems.append(problem(name, "out_of_range", value=" ".join(map(str, pair))))
+        text = "--rollout_is seq_mask_tis weighs tokens and masks decisions; leave out --rollout_is_level"
+        problems.append(Problem("rollout_is", "contradiction", text))
     if filters.filter_metric is not None and not _is_episode_metric(flags, filters.filter_metric):
         sources = ", ".join([*EPISODE_METRICS, *_reward_names(flags), "<source>_<number>"])
-        problems.append(problem("filter_metric", "unknown_name", value=filters.filter_metric, known=sources))
+        text = f"--filter_metric {filters.filter_metric}: episodes have no such number; they have {sources}"
+        problems.append(Problem("filter_metric", "unknown_name", text))
     if filters.filter_metric is not None and not filters.filter_metric_range:
-        problems.append(problem("filter_metric", "needs_flag", value=filters.filter_metric))
-    if "component_rewards" in algorithm.estimator_options:
-        for name, active in (
-            ("normalize_reward", algorithm.normalize_reward),
-            ("reward_clip_range", bool(algorithm.reward_clip_range)),
-        ):
-            if active:
-                problems.append(problem(name, "contradiction", estimator=algorithm.advantage_estimator))
+        text = f"--filter_metric {filters.filter_metric} needs --filter_metric_range LOW HIGH"
+        problems.append(Problem("filter_metric", "needs_flag", text))
+    if "component_rewards" in algorithm.estimator_parameters:
+        estimator = algorithm.advantage_estimator
+        if algorithm.normalize_reward:
+            text = f"--normalize_reward: {estimator} normalizes each component of the reward by itself; leave it out"
+            problems.append(Problem("normalize_reward", "contradiction", text))
+        if algorithm.reward_clip_range:
+            text = (
+                f"--reward_clip_range: {estimator} uses the components of the reward rather than their sum, which "
+                "would be clipped; leave it out"
+            )
+            problems.append(Problem("reward_clip_range", "contradiction", text))
     return problems
 
 
@@ -292,20 +241,26 @@ def _is_episode_metric(flags: PPORun, name: str) -> bool:
 def _kl_problems(algorithm: AlgorithmConfig) -> list[Problem]:
     weight, problems = algorithm.init_kl_coef, []
     if not weight:
-        if algorithm.use_kl_loss:
-            problems.append(problem("use_kl_loss", "no_effect"))
-        if algorithm.kl_target is not None:
-            problems.append(problem("kl_target", "needs_flag"))
-        return problems
+        return []
     if algorithm.use_kl_loss and algorithm.use_kl_in_reward:
-        problems.append(problem("use_kl_in_reward", "contradiction"))
+        text = "--use_kl_in_reward and --use_kl_loss penalize the same KL twice; choose one"
+        problems.append(Problem("use_kl_in_reward", "contradiction", text))
     if not algorithm.kl_in_reward and not algorithm.kl_in_loss:
-        problems.append(problem("use_kl_in_reward", "needs_flag", value=weight))
+        text = f"--no-use_kl_in_reward: --init_kl_coef {weight} would have no effect; give --use_kl_loss, or no weight"
+        problems.append(Problem("use_kl_in_reward", "needs_flag", text))
     kind = algorithm.kl_estimator
     if algorithm.kl_in_reward and kind.endswith("+"):
-        problems.append(problem("kl_estimator", "contradiction", value=kind, without_suffix=kind[:-1]))
-    if algorithm.kl_in_reward and "component_rewards" in algorithm.estimator_options:
-        problems.append(problem("init_kl_coef", "contradiction", value=weight, estimator=algorithm.advantage_estimator))
+        text = (
+            f"--kl_estimator {kind}: the suffix + changes the gradient, and a KL in the reward has none; "
+            f"give {kind[:-1]}, or --use_kl_loss"
+        )
+        problems.append(Problem("kl_estimator", "contradiction", text))
+    if algorithm.kl_in_reward and "component_rewards" in algorithm.estimator_parameters:
+        text = (
+            f"--init_kl_coef {weight}: {algorithm.advantage_estimator} uses the components of the reward "
+            "rather than their sum, from which the KL is subtracted; give --use_kl_loss"
+        )
+        problems.append(Problem("init_kl_coef", "contradiction", text))
     return problems
 
 
@@ -313,15 +268,29 @@ def _step_problems(flags: PPORun) -> list[Problem]:
     """Options of the actor's steps: early end of an iteration, moving average, demonstrations."""
     optimization, batch, problems = flags.optimization, flags.batch, []
     if optimization.target_kl is not None and batch.max_epochs * batch.episodes_per_iteration <= batch.train_batch_size:
-        problems.append(problem("target_kl", "no_effect", value=optimization.target_kl))
+        text = (
+            f"--target_kl {optimization.target_kl}: an iteration has only one optimizer step, so there is "
+            "none to skip; raise --max_epochs or lower --train_batch_size"
+        )
+        problems.append(Problem("target_kl", "no_effect", text))
     if optimization.ema_beta and flags.strategy.zero_stage == 3:
-        problems.append(problem("ema_beta", "contradiction", value=optimization.ema_beta))
+        text = f"--ema_beta {optimization.ema_beta} needs whole parameters on every rank: --zero_stage 0, 1 or 2"
+        problems.append(Problem("ema_beta", "contradiction", text))
     if optimization.use_ema and not optimization.ema_beta:
-        problems.append(problem("use_ema", "needs_flag"))
+        problems.append(
+            Problem("use_ema", "needs_flag", "--use_ema: there is no moving average; give --ema_beta, for example 0.99")
+        )
     if bool(optimization.ptx_coef) != (optimization.ptx_demos is not None):
-        problems.append(problem("ptx_coef", "needs_flag"))
+        problems.append(
+            Problem("ptx_coef", "needs_flag", "--ptx_coef and --ptx_demos belong together: give both or neither")
+        )
     if flags.actor.lora_dropout:
-        problems.append(problem("lora_dropout", "contradiction", value=flags.actor.lora_dropout))
+        text = (
+            f"--lora_dropout {flags.actor.lora_dropout}: rollouts and updates must score an action alike, "
+            "and dropout would change every probability ratio; use it in train_sft_vla.py, and leave it "
+            "out here"
+        )
+        problems.append(Problem("lora_dropout", "contradiction", text))
     return problems + _saving_problems(flags)
 
 
@@ -329,80 +298,21 @@ def _saving_problems(flags: PPORun) -> list[Problem]:
     """Where the critic starts from, what is exported, and how often a state is evaluated."""
     run, problems = flags.run, []
     if run.critic_from == "rm_model" and run.critic_pretrain is not None:
-        problems.append(problem("critic_from", "contradiction"))
+        text = "--critic_from rm_model: the critic would also start from --critic_pretrain; choose one"
+        problems.append(Problem("critic_from", "contradiction", text))
     if run.critic_from == "rm_model" and flags.algorithm.needs_critic and flags.critic_folder is None:
-        problems.append(problem("critic_from", "needs_flag"))
+        text = (
+            "--critic_from rm_model: the run has no reward model; give --reward_pretrain, or --reward "
+            "rm_model with --rm_model_path"
+        )
+        problems.append(Problem("critic_from", "needs_flag", text))
     if flags.schedule.save_hf_ckpt and not flags.schedule.save_steps:
-        problems.append(problem("save_hf_ckpt", "needs_flag"))
+        text = "--save_hf_ckpt exports policies with the checkpoints; give --save_steps"
+        problems.append(Problem("save_hf_ckpt", "needs_flag", text))
     if flags.schedule.eval_samples > 1 and not flags.schedule.eval_temperature:
-        amounts = {"value": flags.schedule.eval_samples, "switch": "--eval_temperature"}
-        problems.append(problem("eval_samples", "needs_flag", **amounts))
-    return problems + wandb_problems(flags.schedule)
-
-
-class _Unread:
-    """Collects flags that are set but have no effect."""
-
-    def __init__(self, flags: PPORun):
-        self._flags = flags
-        self.problems: list[Problem] = []
-
-    def check(
-        self, group: str, names: Iterable[str], unused: Callable[[str], bool] | bool, why: str, **values: str
-    ) -> None:
-        """Record the flags of a group that are `unused` and set; `why` and `values` as for `unread`."""
-        for name in names:
-            if (unused(name) if callable(unused) else unused) and _is_set(self._flags, group, name):
-                typed = as_typed(name, getattr(getattr(self._flags, group), name))
-                self.problems.append(unread(name, typed, why, **values))
-
-
-def _without_effect(flags: PPORun) -> list[Problem]:
-    algorithm, unread_flags = flags.algorithm, _Unread(flags)
-    check, options, loss_options = unread_flags.check, algorithm.estimator_options, algorithm.loss_options
-    estimator, loss = {"estimator": algorithm.advantage_estimator}, {"loss": algorithm.policy_loss}
-    check("algorithm", _ESTIMATOR_FLAGS, lambda name: _ESTIMATOR_FLAGS[name] not in options, "estimator", **estimator)
-    check("algorithm", _LOSS_FLAGS, lambda name: _LOSS_FLAGS[name] not in loss_options, "loss", **loss)
-    for group, names in _CRITIC_FLAGS.items():
-        check(group, names, not algorithm.needs_critic, "no critic", **estimator)
-    for group, names in _SEPARATE_CRITIC_FLAGS.items():
-        check(group, names, algorithm.needs_critic and algorithm.share_backbone, "shared critic")
-    check("algorithm", ["vf_coef"], not algorithm.share_backbone, "switch", switch="share_backbone")
-    if not algorithm.init_kl_coef:
-        reported = {"use_kl_loss", "kl_target"}  # reported by `_kl_problems`
-        check("algorithm", set(_KL_FLAGS) - reported, True, "no KL")
-    elif algorithm.kl_target is None:
-        check("algorithm", ["kl_horizon"], True, "not given", switch="kl_target")
-    check("algorithm", ["loss_horizon"], algorithm.loss_agg_mode != "seq-mean-token-sum-norm", "mode")
-    mode_read = "agg_mode" in loss_options or algorithm.needs_critic
-    mode_read |= bool(algorithm.entropy_loss_coef) or algorithm.kl_in_loss
-    check("algorithm", ["loss_agg_mode"], not mode_read, "loss mode", **loss)
-    whole = algorithm.algorithm != "nft" and learner_scores(algorithm) not in (None, "log_probs")
-    check("algorithm", ["log_prob_level"], whole, "whole ratio", **loss)
-    lonely = "singleton" in options and flags.batch.n_samples_per_prompt > 1
-    check("algorithm", ["singleton"], lonely, "no lonely episode")
-    _unread_in_other_groups(flags, unread_flags)
-    return unread_flags.problems
-
-
-def _unread_in_other_groups(flags: PPORun, unread_flags: _Unread) -> None:
-    filters, correction, check = flags.filters, flags.correction, unread_flags.check
-    check("filters", _FILTER_FLAGS, not filters.active, "no filter")
-    bounds = ("accuracy_lower_bound", "accuracy_upper_bound")
-    check("filters", bounds, not filters.filter_accuracy, "switch", switch="filter_accuracy")
-    check("filters", ["filter_metric_range"], not filters.filter_metric, "missing", switch="filter_metric")
-    without = {"switch": "rollout_is", "value": correction.rollout_is}
-    check("correction", _IS_FLAGS, not correction.weighs, "value", **without)
-    check("correction", _RS_FLAGS, correction.rollout_rs == "none", "value", switch="rollout_rs", value="none")
-    dynamic = flags.batch.use_dynamic_batch
-    check("batch", ["train_max_tokens_per_gpu"], not dynamic, "switch", switch="use_dynamic_batch")
-    check("batch", ["micro_train_batch_size"], dynamic, "by tokens")
-    check("optimization", ["ptx_batch_size"], not flags.optimization.ptx_coef, "missing", switch="ptx_coef")
-    check("rewards", ["reward_model_coef"], not flags.rewards.reward_pretrain, "missing", switch="reward_pretrain")
-
-
-def _is_set(flags: PPORun, group: str, name: str) -> bool:
-    config = getattr(flags, group)
-    default = next(field.default for field in dataclasses.fields(config) if field.name == name)
-    value = getattr(config, name)
-    return value != default or (name in flags.given and value is not None)  # "--kl_target none" sets nothing
+        text = (
+            f"--eval_samples {flags.schedule.eval_samples}: greedy episodes of an initial state are all "
+            "alike; give --eval_temperature"
+        )
+        problems.append(Problem("eval_samples", "needs_flag", text))
+    return problems

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from rlvla.commands.problem_texts import problem
 from rlvla.envs.base import ChunkResult, Observation, TaskSpec
 from rlvla.envs.config import EnvConfig
 from rlvla.envs.workers.answer_checks import AnswerChecker, BadAnswerError
@@ -194,12 +193,15 @@ def problems_of(env: EnvConfig, config: CheckConfig, workers: WorkerConfig) -> l
         for task in env.tasks():
             if config.init_state_id >= task.num_init_states:
                 name = f"{task.suite} task {task.task_id} ({task.name})"
-                states = {"value": config.init_state_id, "task": name, "last": task.num_init_states - 1}
-                problems.append(problem("init_state_id", "out_of_range", **states))
+                text = (
+                    f"--init_state_id {config.init_state_id}: {name} has initial states 0..{task.num_init_states - 1}"
+                )
+                problems.append(Problem("init_state_id", "out_of_range", text))
     except ConfigError as error:
         problems += error.problems
     if Path(config.output).suffix.lower() != ".png":
-        problems.append(problem("output", "not_png", value=config.output))
+        text = f"--output {config.output}: the contact sheet is a PNG; name a file that ends in .png"
+        problems.append(Problem("output", "not_png", text))
     return problems
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 
-from rlvla.commands.problem_texts import problem
 from rlvla.data.demonstrations import UNKNOWN_STATE, Demonstrations
 from rlvla.data.lerobot_writing import write_lerobot
 from rlvla.data.reading import control_frequency, data_files, joined, read_parts
@@ -49,7 +48,7 @@ def run_convert(config: ConvertConfig) -> Path:
     """Convert the files and return the new folder; all configuration problems are raised before anything is written."""
     problems: list[Problem] = range_problems(config)
     folder = output_folder_problem(config.output)
-    problems += [problem("output", "folder_in_use", why=folder)] if folder else []
+    problems += [Problem("output", "folder_in_use", f"--output: {folder}")] if folder else []
     if config.format != "hdf5":
         for module in ("pyarrow", "av"):
             require(module, extra="lerobot")
@@ -64,12 +63,20 @@ def run_convert(config: ConvertConfig) -> Path:
         try:
             freq = freq or control_frequency(demos)
             if freq is None:
-                files = {"demos": " ".join(config.demos), "suite": demos.env_args.get("task_suite_name")}
-                problems.append(problem("control_freq", "unknown_name", **files))
+                text = (
+                    f"--control_freq: {' '.join(config.demos)} does not record its environment steps per "
+                    "second, "
+                    f"and suite {demos.env_args.get('task_suite_name')} is not known here; give them"
+                )
+                problems.append(Problem("control_freq", "unknown_name", text))
         except ConfigError as error:
-            problems += [problem("control_freq", "mismatch", why=p) for p in error.problems]
+            problems += [
+                Problem("control_freq", "mismatch", f"--control_freq: {p}; or give the environment steps per second")
+                for p in error.problems
+            ]
     if demos is not None and config.render_steps and demos.decision_steps is None:
-        problems.append(problem("render_steps", "no_effect", demos=" ".join(config.demos)))
+        text = f"--render_steps: {' '.join(config.demos)} already has an image of each step; leave it out"
+        problems.append(Problem("render_steps", "no_effect", text))
     if problems or demos is None:
         raise ConfigError(problems)
     if config.render_steps:

@@ -11,7 +11,6 @@ from typing import Any
 
 from rlvla.commands.demos.scene import scene_problems
 from rlvla.commands.model_checks import ObservationSpec, folder_problems
-from rlvla.commands.problem_texts import problem, unread
 from rlvla.commands.setup import CheckedRun, check_run
 from rlvla.envs.config import EnvConfig, SplitConfig
 from rlvla.envs.workers.config import WorkerConfig
@@ -24,7 +23,7 @@ from rlvla.rewards import RewardPlan, SuccessConfig, make_success_source
 from rlvla.rewards.config import JudgeConfig, ScoringModelConfig
 from rlvla.rewards.vlm.config import VLMServerConfig
 from rlvla.trainer import reward_sources as _reward_model  # noqa: F401  registers rm_model
-from rlvla.utils.cli.flags import as_typed, range_problems
+from rlvla.utils.cli.flags import no_effect, range_problems
 from rlvla.utils.deepspeed.config import launch_problems
 from rlvla.utils.errors import ConfigError, Problem, require
 from rlvla.utils.files import target_problem
@@ -82,7 +81,7 @@ class JudgedSuccess:
         reads = {"vlm": VLMServerConfig, "rm_model": ScoringModelConfig}.get(self.config.success_source)
         read = {f.name for f in fields(reads)} if reads is not None else set()
         return problems + [
-            unread(f.name, as_typed(f.name, value), "other source of success", source=self.config.success_source)
+            no_effect(f.name, value, f"--success_source {self.config.success_source} does not use it")
             for f in fields(self.models)
             if f.name not in read and (value := getattr(self.models, f.name)) != f.default
         ]
@@ -127,23 +126,45 @@ def check(
     if config.num_videos:
         require("av", extra="video")
     if config.video_cameras and not config.num_videos:
-        problems.append(problem("video_cameras", "needs_flag"))
+        problems.append(
+            Problem("video_cameras", "needs_flag", "--video_cameras: no videos are recorded; give --num_videos as well")
+        )
     if config.report and os.path.isfile(config.report):
-        problems.append(problem("report", "invalid_file", value=config.report))
+        problems.append(Problem("report", "invalid_file", f"--report {config.report} is a file; name a folder"))
     if config.output is None:
         why = target_problem(output_of(policy, config), folder=False)
-        problems += [problem("output", "not_writable", why=why)] if why else []
+        problems += (
+            [Problem("output", "not_writable", f"{why}; --output names another place for the results")] if why else []
+        )
     if config.eval_samples > 1 and not config.sampled:
-        problems.append(problem("eval_samples", "needs_flag", value=config.eval_samples, switch="--sampled"))
+        text = (
+            f"--eval_samples {config.eval_samples}: greedy episodes of an initial state are all alike; give --sampled"
+        )
+        problems.append(Problem("eval_samples", "needs_flag", text))
     if config.eval_samples > 1 and config.compare:
-        problems.append(problem("eval_samples", "contradiction", value=config.eval_samples))
-    problems += [problem("compare", "duplicate", value=name) for name in folders if folders.count(name) > 1]
+        text = (
+            f"--eval_samples {config.eval_samples}: baselines are compared episode by episode, one for "
+            "each initial state; leave out --compare, or this"
+        )
+        problems.append(Problem("eval_samples", "contradiction", text))
+    problems += [
+        Problem("compare", "duplicate", f"--compare {name} is given twice")
+        for name in folders
+        if folders.count(name) > 1
+    ]
     suites = config.task_suite_name or (env.task_suite_name,)
-    problems += [problem("task_suite_name", "duplicate", value=suite) for suite in suites if suites.count(suite) > 1]
+    problems += [
+        Problem("task_suite_name", "duplicate", f"--task_suite_name names {suite} twice")
+        for suite in suites
+        if suites.count(suite) > 1
+    ]
     for flag, kinds in (("instructions", config.instructions), ("images", config.images)):
-        problems += [problem(flag, "duplicate", value=kind) for kind in kinds if kinds.count(kind) > 1]
+        problems += [
+            Problem(flag, "duplicate", f"--{flag}: {kind} is given twice") for kind in kinds if kinds.count(kind) > 1
+        ]
     if config.each_perturbation and not env.options.get("perturb"):
-        problems.append(problem("each_perturbation", "needs_flag"))
+        text = "--each_perturbation: there is none; give --perturb KIND=LEVEL ..."
+        problems.append(Problem("each_perturbation", "needs_flag", text))
     plans: dict[str, SuitePlan] = {}
     of_suites: dict[str | None, list[Problem]] = {}
     for suite in dict.fromkeys(suites):
@@ -155,7 +176,12 @@ def check(
                 of_suites[suite] = list(dict.fromkeys([*of_suites.get(suite, ()), *error.problems]))
     if len(plans) > 1:  # --allow_unpaired would put the results of another suite or condition into a row
         problems += [
-            problem("compare", "mismatch", value=name, suite=", ".join(_condition(earlier.protocols)))
+            Problem(
+                "compare",
+                "mismatch",
+                f"--compare {name} is an evaluation of {', '.join(_condition(earlier.protocols))} alone; "
+                "compare with one of all these suites",
+            )
             for plan in plans.values()
             for name, earlier in plan.earlier.items()
             if _condition(earlier.protocols) != _condition(plan.policies[0].protocols)
@@ -231,9 +257,15 @@ def _plan(
             if setting is not None and not more:
                 policies.append(EvaluatedPolicy(name, setting, _protocols(setting, split, config, success, given)))
                 if given["instructions"] == "shuffled" and len(known_instructions(setting.tasks)) == 1:
-                    problems.append(problem("instructions", "too_few", text=setting.tasks[0].instruction))
+                    text = (
+                        "--instructions shuffled: all evaluated tasks have one instruction, "
+                        f"'{setting.tasks[0].instruction}'; evaluate several tasks"
+                    )
+                    problems.append(Problem("instructions", "too_few", text))
                 if given["images"] == "none" and not label and not setting.spec.reads_images:
-                    problems.append(problem("images", "no_effect", folder=name))
+                    problems.append(
+                        Problem("images", "no_effect", f"--images none: {name} reads no images; leave it out")
+                    )
         except ConfigError as error:
             problems += [p.prefixed(label) for p in error.problems]
     if not problems:
@@ -278,8 +310,14 @@ def _pairing_problems(
 ) -> list[Problem]:
     common = [mode for mode in first if mode in other]
     if not common:
-        return [problem("compare", "modes_differ", value=name, other=" and ".join(other), own=" and ".join(first))]
+        text = f"--compare {name} was evaluated {' and '.join(other)} only; this evaluation is {' and '.join(first)}"
+        return [Problem("compare", "modes_differ", text)]
     differences = [phrase for mode in common for phrase in describe_differences(first[mode], other[mode])]
     if not differences or config.allow_unpaired:
         return []
-    return [problem("compare", "protocols_differ", value=name, differences="; ".join(dict.fromkeys(differences)))]
+    text = (
+        f"--compare {name} was not measured by the same protocol "
+        f"({'; '.join(dict.fromkeys(differences))}); evaluate both alike, or give --allow_unpaired for"
+        " a marked comparison without pairs"
+    )
+    return [Problem("compare", "protocols_differ", text)]

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlvla.checkpoints.policy_folder import recorded_environment
-from rlvla.commands.problem_texts import problem
 from rlvla.commands.setup import CheckedRun
 from rlvla.data.demonstrations import Demonstrations
 from rlvla.data.replayed_episodes import recorded_env
@@ -55,18 +54,29 @@ def observation_problems(folder: str | Path, spec: PolicySpec, shown: Observatio
     of_suite = set(known) <= set(suite.cameras) or is_same and suite.options and suite.options.has_more_cameras
     if spec.cameras not in (None, len(cameras)):
         there = ", ".join(cameras)
-        problems.append(problem(None, "image_count", folder=folder, wanted=spec.cameras, cameras=there))
+        problems.append(
+            Problem(None, "image_count", f"{folder} takes {spec.cameras} image(s); there are those of {there}")
+        )
     elif known != cameras and known and of_suite:
-        problems.append(problem(None, "cameras", folder=folder, known=", ".join(known), shown=", ".join(cameras)))
+        text = (
+            f"{folder} was trained on the camera(s) {', '.join(known)}, and would be shown "
+            f"{', '.join(cameras)}; train one on these"
+        )
+        problems.append(Problem(None, "cameras", text))
     size = shown.env.image_size or suite.default_image_size
     if spec.image_size not in (None, size):
-        problems.append(problem(None, "image_size", folder=folder, wanted=spec.image_size, size=size))
+        problems.append(
+            Problem(None, "image_size", f"{folder} takes images of {spec.image_size} pixels; these have {size}")
+        )
     quality, own = recorded.get("render_quality"), shown.env.render_quality or "fast"
     if quality not in (None, own):
-        problems.append(problem(None, "render_quality", folder=folder, quality=quality, shown=own))
+        text = f"{folder} was trained on --render_quality {quality}, and would be shown {own}; train one on these"
+        problems.append(Problem(None, "render_quality", text))
     if spec.proprio_dim not in (0, shown.proprio_dim):
         there_are = f"there are {shown.proprio_dim}" if shown.proprio_dim else "there is none (--use_proprio)"
-        problems.append(problem(None, "proprio_dims", folder=folder, wanted=spec.proprio_dim, there_are=there_are))
+        problems.append(
+            Problem(None, "proprio_dims", f"{folder} takes {spec.proprio_dim} numbers of proprioception; {there_are}")
+        )
     return problems
 
 
@@ -124,8 +134,11 @@ def _critic_problems(flags: PPORun, setting: CheckedRun | None, shown: Observati
         if setting is not None and shown is not None:
             own, policy = [(c.action_chunk_len, c.action_dim) for c in (spec, setting.spec)]
             if own != policy:
-                shapes = {"own": " x ".join(map(str, own)), "policy": " x ".join(map(str, policy))}
-                problems.append(problem("critic_pretrain", "action_shape", folder=folder, **shapes))
+                text = (
+                    f"{folder} values chunks of {' x '.join(map(str, own))} action tokens; the policy acts in "
+                    f"{' x '.join(map(str, policy))}: train one with its --action_chunk_len"
+                )
+                problems.append(Problem("critic_pretrain", "action_shape", text))
             # Unlike a reward model, the critic observes the machine state, as the policy does.
             seen = replace(shown, proprio_dim=setting.spec.proprio_dim)
             # It reads what the policy has prepared: where that resizes, the size of the environment's images is open.
@@ -133,7 +146,14 @@ def _critic_problems(flags: PPORun, setting: CheckedRun | None, shown: Observati
             unlike = observation_problems(folder, replace(spec, image_size=sized), seen)
             if not unlike and (differences := critic.preparation_differences(setting.checkpoint)):
                 what = ", ".join(differences)
-                unlike = [problem("critic_pretrain", "mismatch", folder=folder, what=what)]
+                unlike = [
+                    Problem(
+                        "critic_pretrain",
+                        "mismatch",
+                        f"{folder} prepares observations differently ({what}); train a critic from this policy, or "
+                        "leave the flag out",
+                    )
+                ]
             problems += unlike
     except ConfigError as error:
         problems = error.problems
@@ -151,19 +171,19 @@ def mismatch_with_policy(demos: Demonstrations, path: str, spec: PolicySpec, fol
     """
     problems = []
 
-    def add(reason: str, **values: object) -> None:
-        problems.append(problem("demos", reason, path=path, folder=folder, **values))
+    def add(reason: str, text: str) -> None:
+        problems.append(Problem("demos", reason, text))
 
     cameras, size = demos.images[0].shape[1:3]
     dims = demos.actions[0].shape[1]
     if dims != spec.action_dim:
-        add("action_dims", dims=dims, wanted=spec.action_dim)
+        add("action_dims", f"{path} has {dims} action dimensions; {folder} predicts {spec.action_dim}")
     if spec.cameras not in (None, cameras):
-        add("cameras", cameras=cameras, wanted=spec.cameras)
+        add("cameras", f"{path} has {cameras} camera(s); {folder} takes {spec.cameras}; choose with --cameras")
     if spec.image_size not in (None, size):
-        add("image_size", size=size, wanted=spec.image_size)
+        add("image_size", f"{path} has images of {size} pixels; {folder} takes {spec.image_size}")
     if spec.proprio_dim and demos.proprio is None:
-        add("no_proprio")
-    elif spec.proprio_dim and demos.proprio and demos.proprio[0].shape[1] != spec.proprio_dim:
-        add("proprio_dims", length=demos.proprio[0].shape[1], wanted=spec.proprio_dim)
+        add("no_proprio", f"{folder} takes proprioception, which {path} does not hold")
+    elif spec.proprio_dim and demos.proprio and (length := demos.proprio[0].shape[1]) != spec.proprio_dim:
+        add("proprio_dims", f"{path} has {length} numbers of proprioception; {folder} takes {spec.proprio_dim}")
     return problems

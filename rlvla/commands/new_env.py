@@ -8,7 +8,6 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlvla.commands.problem_texts import problem
 from rlvla.envs.registry import is_known
 from rlvla.utils.cli.flags import arg, range_problems
 from rlvla.utils.errors import ConfigError, Problem
@@ -38,19 +37,26 @@ def problems_of(config: NewEnvConfig) -> list[Problem]:
     """Everything wrong with the flags."""
     found = range_problems(config)  # whether anything can be written to --output, too
     if config.name is None:
-        found.append(problem("name", "missing"))
+        found.append(Problem("name", "missing", "give the new environment a name, e.g. my_robot"))
     elif not re.fullmatch(r"[a-z][a-z0-9_]*", config.name) or keyword.iskeyword(config.name):
-        found.append(problem("name", "malformed", value=config.name))
+        text = (
+            f"--name {config.name}: write lower-case letters, digits and underscores, beginning with a "
+            "letter, e.g. my_robot"
+        )
+        found.append(Problem("name", "malformed", text))
     elif is_known(config.name):
-        found.append(problem("name", "duplicate", value=config.name))
+        found.append(
+            Problem("name", "duplicate", f"--name {config.name}: a suite of this name ships with rlvla; choose another")
+        )
     if config.output is None and found:
         return found  # the folder would be named after it
     why = target_problem(config.folder, folder=True)
     if why and config.output is None:
-        found.append(problem("output", "not_writable", why=f"{config.folder}: {why}"))
+        text = f"{f'{config.folder}: {why}'}; --output names another place for the results"
+        found.append(Problem("output", "not_writable", text))
     elif not why and config.folder.exists() and (not config.folder.is_dir() or any(config.folder.iterdir())):
         why = f"{config.folder} has something in it; name a folder that is new or empty"
-        found.append(problem("output", "folder_in_use", why=why))
+        found.append(Problem("output", "folder_in_use", f"--output: {why}"))
     return found
 
 

@@ -7,7 +7,6 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from rlvla.commands.problem_texts import problem, unread
 from rlvla.data.demonstrations import Demonstrations
 from rlvla.envs.registry import Suite, get_suite, is_known
 from rlvla.models.action_heads import missing_of
@@ -20,7 +19,7 @@ from rlvla.models.lerobot.choices import TINY_FAMILIES
 from rlvla.models.lerobot.new import NewPolicyFacts, NewPolicySizes, build_new_policy, new_policy_problems
 from rlvla.models.vla.choices import REGRESSION
 from rlvla.trainer.supervised.config import NEW_MODELS, NewModelConfig, SFTRunConfig, SupervisedRunConfig
-from rlvla.utils.cli.flags import as_typed
+from rlvla.utils.cli.flags import no_effect
 from rlvla.utils.errors import Problem
 
 # Default sizes of a tiny model on action tokens.
@@ -35,7 +34,7 @@ def is_new(pretrain: str) -> bool:
 def size_problems(run: SupervisedRunConfig, sizes: NewModelConfig) -> list[Problem]:
     """Sizes of a kind of new model (`--tiny_...`, `--compact_...`) that is not the one to build."""
     return [
-        unread(f.name, as_typed(f.name, value), "another model", kind=kind, pretrain=run.pretrain)
+        no_effect(f.name, value, f"it describes a new {kind} model, and --pretrain is {run.pretrain}")
         for f in fields(sizes)
         if (kind := "tiny" if f.name == "model_family" else f.name.partition("_")[0]) in NEW_MODELS
         and kind != run.pretrain
@@ -64,8 +63,8 @@ def unnorm_key_problems(run: SupervisedRunConfig, demos: Demonstrations) -> list
     """A key that names no entry of the demonstrations' statistics."""
     if run.unnorm_key is None or run.unnorm_key in demos.statistics:
         return []
-    given = {"value": run.unnorm_key, "path": run.demos[0], "known": ", ".join(sorted(demos.statistics))}
-    return [problem("unnorm_key", "unknown_name", **given)]
+    text = f"--unnorm_key {run.unnorm_key}: {run.demos[0]} has statistics for {', '.join(sorted(demos.statistics))}"
+    return [Problem("unnorm_key", "unknown_name", text)]
 
 
 def missing_of_new(run: SFTRunConfig, sizes: NewModelConfig) -> Mapping[str, str]:
@@ -138,15 +137,19 @@ def _lerobot_problems(
     family = sizes.model_family
     names = ("model_variant", "platform", "center_crop", "action_std", "action_std_init", "camera_map", "fit_to_demos")
     problems = [
-        unread(name, as_typed(name, value), "public checkpoint", kind=f"{family} policy")
+        no_effect(name, value, f"it describes public checkpoints, and --pretrain is {f'{family} policy'}")
         for name in names
         if (value := getattr(run, name, None))
     ]
     problems += new_policy_problems(family, _lerobot_sizes(sizes), actor)
     if not run.use_proprio:
-        problems.append(problem("use_proprio", "no_state", family=family))
+        text = f"--no-use_proprio: a {family} policy reads the robot's state; leave it out"
+        problems.append(Problem("use_proprio", "no_state", text))
     elif demos is not None and demos.proprio is None:
-        problems.append(problem("demos", "no_state", family=family, value=" ".join(run.demos)))
+        text = (
+            f"--demos {' '.join(run.demos)} has no proprioception, which a {family} policy reads as the robot's state"
+        )
+        problems.append(Problem("demos", "no_state", text))
     return problems
 
 
@@ -156,7 +159,7 @@ def foreign_option_problems(run: SupervisedRunConfig, actor: ActorConfig | None)
     given["fit_to_demos"] = getattr(run, "fit_to_demos", False) or None
     given["train_expert_only"] = None if actor is None else actor.train_expert_only
     return [
-        unread(name, as_typed(name, value), "no LeRobot policy", pretrain=run.pretrain)
+        no_effect(name, value, f"it is for policies in LeRobot's format, and --pretrain is {run.pretrain}")
         for name, value in given.items()
         if value is not None
     ]
@@ -191,7 +194,7 @@ def _normalization(actions: Mapping[str, Any]) -> str:
 def _compact_problems(run: SupervisedRunConfig, sizes: NewModelConfig, demos: Demonstrations | None) -> list[Problem]:
     given = {name: getattr(run, name, None) for name in ("model_variant", "platform", "center_crop")}
     problems = [
-        unread(name, as_typed(name, value), "public checkpoint", kind="compact")
+        no_effect(name, value, "it describes public checkpoints, and --pretrain is compact")
         for name, value in given.items()
         if value
     ]
@@ -207,22 +210,28 @@ def _tiny_problems(run: SupervisedRunConfig, tiny: NewModelConfig, demos: Demons
 
     problems = []
     if tiny.tiny_vision_dim % 4:
-        problems.append(problem("tiny_vision_dim", "not_divisible", value=tiny.tiny_vision_dim))
+        text = f"--tiny_vision_dim {tiny.tiny_vision_dim} must be a multiple of 4"
+        problems.append(Problem("tiny_vision_dim", "not_divisible", text))
     heads = default_heads(max(1, tiny.tiny_llm_dim), LLM_HEAD_WIDTH)
     if tiny.tiny_llm_dim // heads % 2:  # rotary embeddings rotate pairs of channels
-        sizes = {"value": tiny.tiny_llm_dim, "heads": heads, "width": LLM_HEAD_WIDTH}
-        problems.append(problem("tiny_llm_dim", "not_divisible", **sizes))
+        text = (
+            f"--tiny_llm_dim {tiny.tiny_llm_dim} gives {heads} head(s) of odd width; take a multiple of "
+            f"{LLM_HEAD_WIDTH}"
+        )
+        problems.append(Problem("tiny_llm_dim", "not_divisible", text))
     variant = getattr(run, "model_variant", None)
     if variant == "autoregressive" and tiny.action_chunk_len not in (None, 1):
-        problems.append(problem("action_chunk_len", "contradiction", value=tiny.action_chunk_len))
+        text = f"--action_chunk_len {tiny.action_chunk_len}: an autoregressive model predicts one action; leave it out"
+        problems.append(Problem("action_chunk_len", "contradiction", text))
     if variant != REGRESSION:
         problems += _std_problems(run, f"--model_variant {REGRESSION}")
     platform = getattr(run, "platform", None)
     if platform is not None:
-        problems.append(unread("platform", as_typed("platform", platform), "public checkpoint", kind="tiny"))
+        problems.append(no_effect("platform", platform, "it describes public checkpoints, and --pretrain is tiny"))
     size = 0 if demos is None else demos.images[0].shape[2]
     if tiny.tiny_patch_size > 0 and size % tiny.tiny_patch_size:
-        problems.append(problem("tiny_patch_size", "not_divisible", value=tiny.tiny_patch_size, size=size))
+        text = f"--tiny_patch_size {tiny.tiny_patch_size} must divide the image size {size}"
+        problems.append(Problem("tiny_patch_size", "not_divisible", text))
     return problems
 
 
@@ -230,7 +239,9 @@ def _std_problems(run: SupervisedRunConfig, needed: str) -> list[Problem]:
     """Settings of a standard deviation, where actions have none."""
     given = {name: getattr(run, name, None) for name in ("action_std", "action_std_init")}
     return [
-        problem(name, "needs_flag", value=value, needed=needed) for name, value in given.items() if value is not None
+        Problem(name, "needs_flag", f"--{name} {value}: the actions have no standard deviation; give {needed}")
+        for name, value in given.items()
+        if value is not None
     ]
 
 

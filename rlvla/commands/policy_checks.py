@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from rlvla.commands.problem_texts import problem, unread
+from rlvla.algorithms.policy_losses import POLICY_LOSSES
 from rlvla.models.policy import PolicySpec
 from rlvla.trainer.algorithm_config import (
     AlgorithmConfig,
@@ -13,7 +13,6 @@ from rlvla.trainer.algorithm_config import (
     learner_needs_reference,
     learner_scores,
 )
-from rlvla.trainer.config import LoggingConfig
 from rlvla.trainer.supervised.config import SFTConfig
 from rlvla.utils.cli.flags import as_typed
 from rlvla.utils.errors import Problem
@@ -28,10 +27,6 @@ _SCORED_BY = {
     "mirrored": "it needs a flow-matching policy with --flow_method sde or cps",
 }
 _NO_LEVEL = "only flow-matching policies with --flow_method sde or cps have a noise level"
-# Losses that compare probabilities rather than densities.
-PROBABILITY_LOSSES = ("dppo_tv", "dppo_kl")
-# Losses that select tokens by their covariance, to keep the entropy up.
-COVARIANCE_LOSSES = ("clip_cov", "kl_cov")
 
 
 def quantity_problems(spec: PolicySpec, algorithm: AlgorithmConfig) -> list[Problem]:
@@ -40,14 +35,13 @@ def quantity_problems(spec: PolicySpec, algorithm: AlgorithmConfig) -> list[Prob
     needed = [
         ("entropy_loss_coef", "entropy", bool(algorithm.entropy_loss_coef)),
         ("kl_estimator", "kl", algorithm.exact_kl and learner_needs_reference(algorithm)),
-        ("advantage_estimator", "sum_pi_squared", "sum_pi_squared" in algorithm.estimator_options),
+        ("advantage_estimator", "sum_pi_squared", "sum_pi_squared" in algorithm.estimator_parameters),
         ("advantage_estimator", "critic", needs_critic and not algorithm.share_backbone),
         ("share_backbone", "value_head", needs_critic and algorithm.share_backbone),
-        ("policy_loss", "covariances", algorithm.policy_loss in COVARIANCE_LOSSES),
-        ("policy_loss", "probabilities", algorithm.policy_loss in PROBABILITY_LOSSES),
+        *(("policy_loss", quantity, True) for quantity in POLICY_LOSSES.attribute(algorithm.policy_loss, "needs")),
     ]
     return [
-        problem(flag, "mismatch", value=getattr(algorithm, flag), why=spec.missing[quantity])
+        Problem(flag, "mismatch", f"{as_typed(flag, getattr(algorithm, flag))}: {spec.missing[quantity]}; leave it out")
         for flag, quantity, wanted in needed
         if wanted and quantity in spec.missing
     ]
@@ -59,9 +53,14 @@ def score_problems(spec: PolicySpec, algorithm: AlgorithmConfig) -> list[Problem
     if wanted in (None, spec.scores):
         return []
     if wanted == "log_probs":  # only a policy without noise gives none
-        return [problem("flow_method", "needs_flag", loss=algorithm.policy_loss)]
+        text = (
+            f"--flow_method ode samples without noise, so that --policy_loss {algorithm.policy_loss} has "
+            "no probabilities to compare; give --policy_loss fpo, or another --flow_method"
+        )
+        return [Problem("flow_method", "needs_flag", text)]
     flag = "policy_loss" if algorithm.algorithm == "ppo" else "algorithm"
-    return [problem(flag, "needs_flag", value=getattr(algorithm, flag), why=_SCORED_BY[wanted])]
+    text = f"--{flag} {getattr(algorithm, flag)} does not work with this policy: {_SCORED_BY[wanted]}"
+    return [Problem(flag, "needs_flag", text)]
 
 
 def density_problems(spec: PolicySpec, flags: PPORun) -> list[Problem]:
@@ -78,9 +77,10 @@ def density_problems(spec: PolicySpec, flags: PPORun) -> list[Problem]:
     problems = untrainable(spec.missing)
     if flags.batch.flow_noise_level_end is not None and not spec.anneals_noise:
         level = flags.batch.flow_noise_level_end
-        problems.append(problem("flow_noise_level_end", "mismatch", value=level, why=_NO_LEVEL))
+        text = f"--flow_noise_level_end {level} does not work with this policy: {_NO_LEVEL}; leave it out"
+        problems.append(Problem("flow_noise_level_end", "mismatch", text))
     return problems + [
-        problem(flag, "mismatch", value=value, why=spec.missing[quantity])
+        Problem(flag, "mismatch", f"{as_typed(flag, value)}: {spec.missing[quantity]}; leave it out")
         for flag, quantity, value, wanted in needed
         if wanted and quantity in spec.missing
     ]
@@ -88,23 +88,20 @@ def density_problems(spec: PolicySpec, flags: PPORun) -> list[Problem]:
 
 def untrainable(missing: Mapping[str, str]) -> list[Problem]:
     """A policy that no stored decisions can train; `missing` as in `PolicySpec`."""
-    return [problem("pretrain", "mismatch", why=missing["training"])] if "training" in missing else []
+    return (
+        [Problem("pretrain", "mismatch", f"--pretrain: this command cannot train this policy: {missing['training']}")]
+        if "training" in missing
+        else []
+    )
 
 
 def supervision_problems(missing: Mapping[str, str], config: SFTConfig) -> list[Problem]:
     """Settings of a supervised loss that the policy does not have; `missing` as in `PolicySpec`."""
     problems = untrainable(missing)
     if config.label_smoothing and "label_smoothing" in missing:
-        problems.append(problem("label_smoothing", "mismatch", why=missing["label_smoothing"]))
+        text = f"--label_smoothing does not work with this policy: {missing['label_smoothing']}; leave it out"
+        problems.append(Problem("label_smoothing", "mismatch", text))
     if config.sft_loss is not None and "sft_loss" in missing:
-        problems.append(problem("sft_loss", "mismatch", why=missing["sft_loss"]))
+        text = f"--sft_loss does not work with this policy: {missing['sft_loss']}; leave it out"
+        problems.append(Problem("sft_loss", "mismatch", text))
     return problems
-
-
-def wandb_problems(config: LoggingConfig) -> list[Problem]:
-    """Settings of Weights & Biases that nothing reads."""
-    return [
-        unread(f"wandb_{name}", as_typed(f"wandb_{name}", value), "switch", switch="use_wandb")
-        for name, value in config.wandb_run.items()
-        if value is not None and not config.use_wandb
-    ]

@@ -12,7 +12,6 @@ from rlvla.commands.algorithm_checks import (
 from rlvla.commands.model_checks import mismatch_with_policy, value_model_problems
 from rlvla.commands.policy_checks import density_problems, quantity_problems, score_problems
 from rlvla.commands.ppo_flags import PPORun
-from rlvla.commands.problem_texts import problem
 from rlvla.commands.rollout_backends import backend_problems
 from rlvla.commands.runs.asynchronous import async_problems
 from rlvla.commands.runs.checks import changed_flags, dump_problems, flag_problems, writable
@@ -63,7 +62,8 @@ def _token_problems(flags: PPORun, setting: CheckedRun) -> list[Problem]:
     needed = max(setting.checkpoint.row_tokens(instructions, len(setting.env.camera_names)))
     if needed <= cap:
         return []
-    return [problem("train_max_tokens_per_gpu", "too_few", value=cap, needed=needed)]
+    text = f"--train_max_tokens_per_gpu {cap}: one decision has {needed} tokens; give at least that"
+    return [Problem("train_max_tokens_per_gpu", "too_few", text)]
 
 
 def _demonstration_problems(flags: PPORun, setting: CheckedRun) -> list[Problem]:

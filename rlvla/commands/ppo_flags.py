@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from rlvla.commands.custom_modules import CustomConfig
 from rlvla.commands.runs.flags import TrainingRun
@@ -48,6 +50,7 @@ class PPORun(TrainingRun):
     asynchronous: AsyncConfig = AsyncConfig()
     custom: CustomConfig = CustomConfig()
     given: frozenset[str] = frozenset()
+    unselected: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def policies_on_ray(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from rlvla.data.reading import read_demonstrations
 from rlvla.envs.config import EnvConfig, SplitConfig
 from rlvla.envs.splits import LearnedStates
 from rlvla.models.families import CONFIG_FILE, family_of
+from rlvla.options import from_values
 from rlvla.trainer.algorithm_config import LEARNERS, learner_needs_critic
 from rlvla.utils.cli.config_file import RUN_CONFIG_FILE
 from rlvla.utils.data_files import read_json, read_yaml
@@ -268,8 +269,7 @@ def recorded_run(run: Path) -> PPORun:
 
 
 def _group(kind: type, values: Mapping[str, Any]) -> Any:
-    known = {f.name: values[f.name] for f in fields(kind) if f.name in values}
-    return kind(**{key: tuple(v) if isinstance(v, list) else v for key, v in known.items()})
+    return from_values(kind, {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()})
 
 
 def checkpoint_folder(run: Path) -> Path:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from rlvla.checkpoints.policy_folder import MACHINE_STATE, learned_states, recorded_environment
-from rlvla.commands.problem_texts import problem, unread
 from rlvla.envs.base import Observation, TaskSpec
 from rlvla.envs.config import EnvConfig, SplitConfig, heldout_problems
 from rlvla.envs.registry import get_suite
@@ -24,6 +23,7 @@ from rlvla.models.families import Checkpoint, check_checkpoint, checkpoint_overr
 from rlvla.models.policy import PolicySpec
 from rlvla.rewards import RewardConfig, StateInput, StateInputSettings, SuccessConfig
 from rlvla.rewards.success_source import SIMULATOR
+from rlvla.utils.cli.flags import no_effect
 from rlvla.utils.errors import ConfigError, Problem, as_problems
 
 
@@ -146,10 +146,13 @@ def success_problems(given: EnvConfig, env: EnvConfig, source: str) -> list[Prob
         return []
     found, steps = [], given.success_hold_steps
     if steps is not None:
-        typed = f"--success_hold_steps {steps}"
-        found.append(unread("success_hold_steps", typed, "other source of success", source=source))
+        found.append(no_effect("success_hold_steps", steps, f"--success_source {source} does not use it"))
     if env.after_success == "continue":
-        found.append(problem("after_success", "no_effect", source=source))
+        text = (
+            f"--after_success continue (given, or recorded with the checkpoint): --success_source {source}"
+            " ends episodes; give --after_success end"
+        )
+        found.append(Problem("after_success", "no_effect", text))
     return found
 
 
@@ -166,25 +169,33 @@ def _contradictions(policy: PolicyConfig, env: EnvConfig, spec: PolicySpec, task
     cameras = len(env.camera_names)
     wanted_images = spec.cameras or policy.num_images_in_input or cameras
     if policy.action_chunk_len not in (None, spec.action_chunk_len):
-        lengths = {"value": policy.action_chunk_len, "wanted": spec.action_chunk_len}
-        problems.append(problem("action_chunk_len", "mismatch", **lengths))
+        text = f"--action_chunk_len {policy.action_chunk_len}: the checkpoint predicts {spec.action_chunk_len}"
+        problems.append(Problem("action_chunk_len", "mismatch", text))
     if policy.num_images_in_input not in (None, wanted_images):
-        images = {"value": policy.num_images_in_input, "wanted": wanted_images}
-        problems.append(problem("num_images_in_input", "mismatch", **images))
+        text = f"--num_images_in_input {policy.num_images_in_input}: the checkpoint takes {wanted_images}"
+        problems.append(Problem("num_images_in_input", "mismatch", text))
     if cameras != wanted_images:
-        problems.append(problem("cameras", "mismatch", value=" ".join(env.camera_names), wanted=wanted_images))
+        text = f"--cameras {' '.join(env.camera_names)}: the checkpoint takes {wanted_images} image(s)"
+        problems.append(Problem("cameras", "mismatch", text))
     if bool(spec.proprio_dim) != bool(env.use_proprio):
         takes = "takes" if spec.proprio_dim else "does not take"
-        problems.append(problem("use_proprio", "mismatch", takes=takes))
+        text = f"--use_proprio: the checkpoint {takes} proprioception; leave the flag out or agree with it"
+        problems.append(Problem("use_proprio", "mismatch", text))
     size = env.image_size or get_suite(env.suite).default_image_size
     if spec.image_size not in (None, size):
-        problems.append(problem("image_size", "mismatch", value=size, wanted=spec.image_size))
+        problems.append(
+            Problem("image_size", "mismatch", f"--image_size {size}: the checkpoint takes {spec.image_size} pixels")
+        )
     dims = {task.action_dim for task in tasks}
     if dims != {spec.action_dim}:
-        dimensions = {"dims": sorted(dims), "wanted": spec.action_dim}
-        problems.append(problem("task_suite_name", "action_dims", suite=env.suite, **dimensions))
+        text = f"suite {env.suite} has {sorted(dims)} action dimensions; the checkpoint predicts {spec.action_dim}"
+        problems.append(Problem("task_suite_name", "action_dims", text))
     for length in sorted({task.macro_steps for task in tasks} - {0, spec.action_chunk_len}):
-        problems.append(problem("task_suite_name", "macro_steps", length=length, value=spec.action_chunk_len))
+        text = (
+            f"a primitive of these tasks takes up to {length} steps, and a policy for them predicts chunks"
+            f" of that length; the checkpoint predicts {spec.action_chunk_len}"
+        )
+        problems.append(Problem("task_suite_name", "macro_steps", text))
     return problems
 
 
@@ -194,7 +205,11 @@ def _proprio_problems(env: EnvConfig, spec: PolicySpec, tasks: Sequence[TaskSpec
         return []
     other = sorted({task.proprio_dim for task in tasks} - {spec.proprio_dim})
     return [
-        problem("task_suite_name", "proprio_dims", suite=env.suite, length=length, wanted=spec.proprio_dim)
+        Problem(
+            "task_suite_name",
+            "proprio_dims",
+            (f"suite {env.suite} has {length} numbers of proprioception; the checkpoint takes {spec.proprio_dim}"),
+        )
         for length in other
     ]
 
@@ -272,7 +287,18 @@ def state_input_of(
 
 
 def _forgotten(before: StateInputSettings | None) -> list[Problem]:
-    return [] if before is None else [problem("rm_state_input", "needs_flag", value=before.rm_state_input)]
+    return (
+        []
+        if before is None
+        else [
+            Problem(
+                "rm_state_input",
+                "needs_flag",
+                f"the checkpoint was trained with --rm_state_input {before.rm_state_input}: repeat it, with rm"
+                " in --reward (rm:0 pays nothing)",
+            )
+        ]
+    )
 
 
 def _different(before: StateInputSettings, asked: StateInputSettings) -> Problem:
@@ -282,7 +308,9 @@ def _different(before: StateInputSettings, asked: StateInputSettings) -> Problem
         f"--{name} is {now[name]}, it was {then[name]}" if name != "width" else f"{now[name]} states, not {then[name]}"
         for name in changed
     )
-    return problem("rm_state_input", "changed", differences=differences)
+    return Problem(
+        "rm_state_input", "changed", f"the checkpoint was trained with another machine's state: {differences}"
+    )
 
 
 def _width_problems(asked: StateInput, spec: PolicySpec, tasks: Sequence[TaskSpec]) -> list[Problem]:
@@ -291,10 +319,15 @@ def _width_problems(asked: StateInput, spec: PolicySpec, tasks: Sequence[TaskSpe
     if not width:
         return []
     if not spec.proprio_dim:
-        return [problem("rm_state_input", "no_proprio")]
+        text = "--rm_state_input proprio: the checkpoint takes no proprioception; use --rm_state_input prompt"
+        return [Problem("rm_state_input", "no_proprio", text)]
     problems = []
     for length in sorted({task.proprio_dim for task in tasks}):
         if spec.proprio_dim != length + width:
-            amounts = {"length": length, "width": width, "both": length + width, "wanted": spec.proprio_dim}
-            problems.append(problem("rm_state_input", "proprio_dims", **amounts))
+            text = (
+                f"--rm_state_input proprio: {length} numbers of the environment and {width} states make "
+                f"{length + width}, but the checkpoint's projector takes {spec.proprio_dim}; only a checkpoint"
+                " trained with it fits: use --rm_state_input prompt, which always works"
+            )
+            problems.append(Problem("rm_state_input", "proprio_dims", text))
     return problems

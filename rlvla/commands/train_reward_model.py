@@ -11,8 +11,6 @@ from rlvla.checkpoints.policy_folder import PolicyRecord
 from rlvla.checkpoints.run_folder import claimed_run_folder, run_folder_problem
 from rlvla.commands.model_checks import mismatch_with_policy
 from rlvla.commands.new_models import is_new, new_model, new_model_problems, size_problems
-from rlvla.commands.policy_checks import wandb_problems
-from rlvla.commands.problem_texts import problem, unread
 from rlvla.commands.run_policies import policy_folder
 from rlvla.commands.runs.supervised_header import supervised_header
 from rlvla.data.demonstrations import Demonstrations
@@ -22,7 +20,7 @@ from rlvla.models.families import Checkpoint, check_checkpoint, checkpoint_overr
 from rlvla.trainer.supervised.config import NewModelConfig, RewardModelConfig, RewardRunConfig
 from rlvla.trainer.supervised.reward_model_trainer import RewardModelTrainer
 from rlvla.utils.cli.config_file import write_config_file
-from rlvla.utils.cli.flags import as_typed, range_problems
+from rlvla.utils.cli.flags import no_effect, no_effect_problems, range_problems
 from rlvla.utils.deepspeed.config import StrategyConfig, launched_world_size
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
 from rlvla.utils.errors import ConfigError, Problem, require
@@ -38,14 +36,15 @@ def run_reward_model(
     run = replace(run, pretrain=policy_folder(run.pretrain))
     parts = (run, tiny, config, strategy_config)
     problems = [p for part in parts for p in range_problems(part)]
-    problems += strategy_config.problems() + wandb_problems(config) + size_problems(run, tiny)
+    problems += strategy_config.problems() + no_effect_problems(parts, {}, ()) + size_problems(run, tiny)
     folder = run_folder_problem(run.save_path)
-    problems += [problem("save_path", "folder_in_use", why=folder)] if folder else []
+    problems += [Problem("save_path", "folder_in_use", f"--save_path: {folder}")] if folder else []
     fallback = output_folder_problem(run.fallback_path) if run.fallback_path else None
-    problems += [problem("fallback_path", "folder_in_use", why=fallback)] if fallback else []
+    problems += [Problem("fallback_path", "folder_in_use", f"--fallback_path: {fallback}")] if fallback else []
     ranks = launched_world_size()
     if config.train_batch_size % ranks:
-        problems.append(problem("train_batch_size", "not_divisible", value=config.train_batch_size, ranks=ranks))
+        text = f"--train_batch_size {config.train_batch_size} must be divisible by the number of ranks {ranks}"
+        problems.append(Problem("train_batch_size", "not_divisible", text))
     problems += _pair_problems(config, ranks)
     demos = None
     try:
@@ -119,10 +118,13 @@ def _pair_problems(config: RewardModelConfig, ranks: int) -> list[Problem]:
     if config.pairs is None:
         if config.pair_frames == default.pair_frames:
             return []
-        return [unread("pair_frames", as_typed("pair_frames", config.pair_frames), "missing", switch="pairs")]
+        return [no_effect("pair_frames", config.pair_frames, "there is no --pairs")]
     if config.pairs_per_step < ranks or config.pairs_per_step % ranks:
-        amounts = {"value": config.train_batch_size, "frames": 2 * config.pair_frames, "ranks": ranks}
-        return [problem("train_batch_size", "pairs", **amounts)]
+        text = (
+            f"--train_batch_size {config.train_batch_size}: a pair has {2 * config.pair_frames} frames; "
+            f"give a multiple of that, for each of {ranks} rank(s)"
+        )
+        return [Problem("train_batch_size", "pairs", text)]
     return []
 
 
@@ -132,19 +134,30 @@ def _data_problems(demos: Demonstrations, config: RewardModelConfig, run: Reward
     frames, world = sum(len(demos.images[i]) for i in train), launched_world_size()
     problems, given = [], {"value": " ".join(run.demos)}
     if frames < world:
-        problems.append(problem("demos", "too_few_frames", frames=frames, ranks=world, **given))
+        text = (
+            f"--demos {' '.join(run.demos)}: {frames} training frames cannot be shared by {world} ranks; "
+            "use fewer ranks or more episodes"
+        )
+        problems.append(Problem("demos", "too_few_frames", text))
     for name, part in (("training", train), ("held-out", heldout)):
         if config.pairs is not None:
             try:
                 pairs = len(ranked_pairs(demos, part, config.pairs))
             except ValueError as error:
-                return [*problems, problem("pairs", "mismatch", value=config.pairs, why=error, demos=given["value"])]
+                return [*problems, Problem("pairs", "mismatch", f"--pairs {config.pairs}: {given['value']}: {error}")]
             if pairs < world:
-                amounts = {"part": name, "pairs": pairs, "episodes": len(part)}
-                problems.append(problem("pairs", "too_few", value=config.pairs, **amounts))
+                text = (
+                    f"--pairs {config.pairs}: the {name} episodes ({len(part)}) make {pairs} pairs of a "
+                    "better and"
+                    " a worse episode of one task; record more episodes"
+                )
+                problems.append(Problem("pairs", "too_few", text))
             continue
         outcomes = [demos.success[i] for i in part]
         if len(set(outcomes)) < 2:
-            amounts = {"part": name, "successes": sum(outcomes), "episodes": len(part)}
-            problems.append(problem("demos", "one_outcome", **amounts, **given))
+            text = (
+                f"--demos {' '.join(run.demos)}: the {name} episodes hold {sum(outcomes)} successes among {len(part)}; "
+                "both outcomes are needed: record with --keep all and an expert that errs"
+            )
+            problems.append(Problem("demos", "one_outcome", text))
     return problems

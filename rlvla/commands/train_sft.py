@@ -27,8 +27,7 @@ from rlvla.commands.new_models import (
     size_problems,
     unnorm_key_problems,
 )
-from rlvla.commands.policy_checks import supervision_problems, wandb_problems
-from rlvla.commands.problem_texts import problem, unread
+from rlvla.commands.policy_checks import supervision_problems
 from rlvla.commands.run_policies import policy_folder
 from rlvla.commands.runs.supervised_header import supervised_header
 from rlvla.commands.setup import start_workers
@@ -49,7 +48,7 @@ from rlvla.trainer.supervised.sft_trainer import SFTTrainer
 from rlvla.trainer.supervised.validation import Playing, split_for_validation
 from rlvla.trainer.supervised.verdict import Verdict
 from rlvla.utils.cli.config_file import RUN_CONFIG_FILE, write_config_file
-from rlvla.utils.cli.flags import as_typed, range_problems
+from rlvla.utils.cli.flags import no_effect, no_effect_problems, range_problems
 from rlvla.utils.deepspeed.config import StrategyConfig, launched_rank, launched_world_size
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
 from rlvla.utils.errors import ConfigError, Problem, require
@@ -77,16 +76,20 @@ def run_sft(
     validation, run = validation or ValidationConfig(), replace(run, pretrain=policy_folder(run.pretrain))
     parts = (run, tiny, config, actor_config, strategy_config, validation)
     problems = [p for part in parts for p in range_problems(part)]
-    problems += _problems(run, config, actor_config) + strategy_config.problems() + wandb_problems(config)
+    problems += _problems(run, config, actor_config) + strategy_config.problems() + no_effect_problems(parts, {}, ())
     problems += _measurement_problems(validation, bool(run.heldout_tasks)) + size_problems(run, tiny)
     if config.ema_decay and strategy_config.zero_stage == 3:
-        problems.append(problem("ema_decay", "contradiction", value=config.ema_decay))
+        text = f"--ema_decay {config.ema_decay} needs whole parameters on every rank: --zero_stage 0, 1 or 2"
+        problems.append(Problem("ema_decay", "contradiction", text))
     demos = None
     try:
         demos = read_several(run.demos, run.cameras or None)
         if demos.num_rows < launched_world_size():
-            amounts = {"value": " ".join(run.demos), "rows": demos.num_rows, "ranks": launched_world_size()}
-            problems.append(problem("demos", "too_few", **amounts))
+            text = (
+                f"--demos {' '.join(run.demos)}: {demos.num_rows} decisions cannot be shared by "
+                f"{launched_world_size()} ranks; use fewer ranks or more demonstrations"
+            )
+            problems.append(Problem("demos", "too_few", text))
     except ConfigError as error:
         problems += error.problems
     try:
@@ -261,16 +264,24 @@ def _episodes(validation: ValidationConfig, run: SFTRunConfig, demos: Demonstrat
         tasks = env.tasks()
     except ConfigError as error:
         why = "; ".join(map(str, error.problems))
-        raise ConfigError(problem("eval_epochs", "unavailable", value=validation.eval_epochs, why=why)) from error
+        text = (
+            f"--eval_epochs {validation.eval_epochs}: episodes cannot be played in the suite of the "
+            f"demonstrations: {why}"
+        )
+        raise ConfigError(Problem("eval_epochs", "unavailable", text)) from error
     problems = []
     suites = sorted({states.suite for states in demos.states_learned_from if states.recorded})
     if len(suites) > 1:
         why = f"the demonstrations are of several suites, {', '.join(suites)}"
-        problems.append(problem("eval_epochs", "mismatch", value=validation.eval_epochs, why=why))
+        problems.append(
+            Problem("eval_epochs", "mismatch", f"--eval_epochs {validation.eval_epochs}: {why}; leave it out")
+        )
     dims, demonstrated = sorted({task.action_dim for task in tasks}), demos.actions[0].shape[1]
     if dims != [demonstrated]:
         why = f"actions of {env.suite} have {dims} dimensions, those of the demonstrations {demonstrated}"
-        problems.append(problem("eval_epochs", "mismatch", value=validation.eval_epochs, why=why))
+        problems.append(
+            Problem("eval_epochs", "mismatch", f"--eval_epochs {validation.eval_epochs}: {why}; leave it out")
+        )
     seen: dict[int, set[int]] = {}
     for task_id, state in demos.init_states:
         seen.setdefault(task_id, set()).add(state)
@@ -292,14 +303,18 @@ def _measurement_problems(validation: ValidationConfig, lists_tasks: bool) -> li
     needed |= dict.fromkeys(("eval_episodes", "eval_samples", "num_envs"), "eval_epochs")
     needed |= {} if lists_tasks else {"env_python": "eval_epochs"}
     problems = [
-        unread(f.name, as_typed(f.name, value), "not given", switch=needed[f.name])
+        no_effect(f.name, value, f"it belongs to --{needed[f.name]}, which is not given")
         for f in fields(validation)
         if f.name in needed
         and (value := getattr(validation, f.name)) != f.default
         and not getattr(validation, needed[f.name])
     ]
     if validation.early_stopping and not validation.active:
-        problems.append(problem("early_stopping", "no_effect", value=validation.early_stopping))
+        text = (
+            f"--early_stopping {validation.early_stopping} has no effect without measurements; give "
+            "--heldout_share or --eval_epochs"
+        )
+        problems.append(Problem("early_stopping", "no_effect", text))
     return problems
 
 
@@ -312,7 +327,11 @@ def _heldout_problems(validation: ValidationConfig, demos: Demonstrations, seed:
         return []
     states = len(set(demos.init_states)) or len(demos.actions)
     purpose = "measure" if not heldout else "train on"
-    return [problem("heldout_share", "too_few", value=validation.heldout_share, states=states, purpose=purpose)]
+    text = (
+        f"--heldout_share {validation.heldout_share} of {states} initial state(s) leaves nothing to "
+        f"{purpose}; give another share, or more demonstrations"
+    )
+    return [Problem("heldout_share", "too_few", text)]
 
 
 @contextmanager
@@ -342,14 +361,16 @@ def _problems(run: SFTRunConfig, config: SFTConfig, actor: ActorConfig) -> list[
     problems = []
     folder = run_folder_problem(run.save_path)
     if folder:
-        problems.append(problem("save_path", "folder_in_use", why=folder))
+        problems.append(Problem("save_path", "folder_in_use", f"--save_path: {folder}"))
     fallback = output_folder_problem(run.fallback_path) if run.fallback_path else None
-    problems += [problem("fallback_path", "folder_in_use", why=fallback)] if fallback else []
+    problems += [Problem("fallback_path", "folder_in_use", f"--fallback_path: {fallback}")] if fallback else []
     ranks = launched_world_size()
     if config.train_batch_size % ranks:
-        problems.append(problem("train_batch_size", "not_divisible", value=config.train_batch_size, ranks=ranks))
+        text = f"--train_batch_size {config.train_batch_size} must be divisible by the number of ranks {ranks}"
+        problems.append(Problem("train_batch_size", "not_divisible", text))
     if actor.lora_dropout and not actor.lora_rank and is_new(run.pretrain):
-        problems.append(problem("lora_dropout", "needs_flag", value=actor.lora_dropout))
+        text = f"--lora_dropout {actor.lora_dropout} has no effect without adapters; give --lora_rank"
+        problems.append(Problem("lora_dropout", "needs_flag", text))
     return problems
 
 
@@ -388,8 +409,8 @@ def _start_problems(
     spec = checkpoint.spec
     problems = [*checkpoint.option_problems(actor_config), *supervision_problems(spec.missing, sft)]
     if tiny.action_chunk_len not in (None, spec.action_chunk_len):
-        amounts = {"value": tiny.action_chunk_len, "wanted": spec.action_chunk_len}
-        problems.append(problem("action_chunk_len", "mismatch", **amounts))
+        text = f"--action_chunk_len {tiny.action_chunk_len}: the checkpoint predicts {spec.action_chunk_len}"
+        problems.append(Problem("action_chunk_len", "mismatch", text))
     if demos is not None and run.fit_to_demos:
         problems += _fit_problems(checkpoint, demos, run, tiny)
     elif demos is not None:
@@ -406,7 +427,10 @@ def _fit_problems(
         problems += camera_problems(mapping, run.cameras or demos.env_args["cameras"], list(mapping.values()))
     wrong = unnorm_key_problems(run, demos)
     if demos.proprio is None:
-        wrong.append(problem("fit_to_demos", "no_state", value=" ".join(run.demos)))
+        text = (
+            f"--fit_to_demos: {' '.join(run.demos)} has no proprioception, which the policy reads as the robot's state"
+        )
+        wrong.append(Problem("fit_to_demos", "no_state", text))
     return problems + (wrong or checkpoint.refitted(None, lerobot_facts(demos, run, tiny)))
 
 

@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rlvla.algorithms.registry import Registry
+from rlvla.options import Registry
 
 Floats = NDArray[np.float64]
 Priority = Callable[[ArrayLike, ArrayLike, ArrayLike], Floats]  # (action_score, progress, td_error), each [B] -> [B]

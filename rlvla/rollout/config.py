@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlvla.algorithms.curricula import list_task_samplings
-from rlvla.algorithms.registry import Registry
 from rlvla.models.config import ActorConfig
-from rlvla.utils.cli.flags import arg
+from rlvla.options import Condition, Registry, arg, equals
 
 if TYPE_CHECKING:
     import torch
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 COLOCATED, VLLM = "colocated", "vllm"
 ROLLOUT_BACKENDS: Registry = Registry(
     "rollout backend",
-    {
+    modules={
         "rlvla.rollout.backends.colocated": (COLOCATED,),
         "rlvla.rollout.backends.actors": ("actors",),
         "rlvla.rollout.vllm.backend": (VLLM,),
@@ -73,12 +72,14 @@ class BackendConfig:
         "copies of the policy per rank, for --rollout_backend actors (default: 1)",
         minimum=1,
         maximum=1000,
+        read_if=equals("rollout_backend", "actors"),
     )
     rollout_python: str | None = arg(
         None,
         "Python interpreter with vLLM, for --rollout_backend vllm (default: .venv-vllm, made by "
         "examples/scripts/install_vllm.sh)",
         metavar="PATH",
+        read_if=equals("rollout_backend", VLLM),
     )
 
 
@@ -112,6 +113,9 @@ class BackendSetup:
     ranks: int = 1
 
 
+_CURRICULUM = Condition(lambda flags: flags["task_sampling"] != "uniform", "--task_sampling is uniform")
+
+
 @dataclass(frozen=True)
 class TaskSamplingConfig:
     """Choice of the task instances of training."""
@@ -123,10 +127,18 @@ class TaskSamplingConfig:
         choices=list_task_samplings,
     )
     task_sampling_floor: float = arg(
-        0.2, "fraction of the groups that any curriculum divides equally among all tasks", above=0, maximum=1
+        0.2,
+        "fraction of the groups that any curriculum divides equally among all tasks",
+        above=0,
+        maximum=1,
+        read_if=_CURRICULUM,
     )
     task_success_horizon: float = arg(
-        64.0, "episodes of a task over which the curriculum averages its success", above=0, maximum=1e6
+        64.0,
+        "episodes of a task over which the curriculum averages its success",
+        above=0,
+        maximum=1e6,
+        read_if=_CURRICULUM,
     )
     task_weights: tuple[str, ...] = arg(
         (),

@@ -5,7 +5,7 @@ The loop around it is `rlvla.trainer.trainer.Trainer`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -19,14 +19,16 @@ from rlvla.experience import Sample
 from rlvla.rollout import EpisodeRequest, task_sampler
 from rlvla.rollout.episode import FinishedEpisode
 from rlvla.rollout.task_sampler import Sampler
-from rlvla.trainer.algorithm_config import LEARNERS
+from rlvla.trainer.algorithm_config import LEARNERS, AlgorithmConfig
 from rlvla.trainer.config import BatchConfig, PPOConfig
 from rlvla.trainer.metrics import Metrics
 from rlvla.trainer.metrics_writer import PPO_OVERVIEW, Layout, ppo_layout
 from rlvla.trainer.models import Models
 from rlvla.trainer.observers import Observer, OptimizerStep
+from rlvla.utils.deepspeed.config import StrategyConfig
 from rlvla.utils.deepspeed.engine import Engine, OptimConfig
 from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
+from rlvla.utils.errors import Problem
 
 register_algorithm = LEARNERS.register
 
@@ -118,12 +120,15 @@ class Algorithm:
         uses_critic: whether a critic is loaded.
         uses_reference: whether a reference policy is loaded.
         played_tensors: the entry of `tensors` with the weights that play, if those are not the trained ones.
+        unread: names of flags that it does not read, which are refused; "policy_loss" stands for the options of all
+            losses, too.
         scores: the `PolicySpec.scores` it trains on; `OF_POLICY_LOSS`: those of --policy_loss; None: any.
         overview: scalar -> its additional name in TensorBoard, for the most telling ones.
     """
 
     overview: Mapping[str, str] = PPO_OVERVIEW
     uses_critic = uses_reference = False
+    unread: Collection[str] = ()
     scores: str | None = None
     played_tensors: str | None = None
     actor: Engine
@@ -131,6 +136,11 @@ class Algorithm:
     def __init__(self, setup: AlgorithmSetup):
         self.setup = setup
         self.observers: list[Observer] = []
+
+    @classmethod
+    def problems(cls, algorithm: AlgorithmConfig, strategy: StrategyConfig) -> list[Problem]:
+        """Settings with which it cannot train."""
+        return []
 
     def layout(self, rewards: Iterable[str]) -> Layout:
         """The charts of TensorBoard's Custom Scalars page, with these reward sources."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from rlvla.algorithms.advantages import advantage_estimator_options, list_advantage_estimators
+from rlvla.algorithms.advantages import ADVANTAGE_ESTIMATORS, list_advantage_estimators
 from rlvla.algorithms.choices import (
     AGGREGATION_MODES,
     CORRECTION_LEVELS,
@@ -12,30 +14,107 @@ from rlvla.algorithms.choices import (
     KL_KINDS,
     REJECTION_STATISTICS,
 )
-from rlvla.algorithms.policy_losses import list_policy_losses, policy_loss_options, policy_loss_scores
-from rlvla.algorithms.registry import Registry
-from rlvla.utils.cli.flags import arg
-
-# Algorithms by name, for --algorithm; a --custom_module may register more (see `rlvla.trainer.algorithm`).
-LEARNERS: Registry = Registry(
-    "algorithm", {"rlvla.trainer.ppo_trainer": ("ppo",), "rlvla.trainer.nft_trainer": ("nft",)}
+from rlvla.algorithms.policy_losses import POLICY_LOSSES, list_policy_losses
+from rlvla.options import (
+    Condition,
+    Options,
+    Registry,
+    arg,
+    equals,
+    fill_selected,
+    from_values,
+    given,
+    selected,
+    switched_on,
 )
+
 AUTO = "auto"
 NFT_REWARDS = ("advantage", "success")
 LEVELS = ("token", "action", "chunk")
 # `Algorithm.scores` of learners that train with any policy loss.
 OF_POLICY_LOSS = "policy_loss"
 KL_ESTIMATORS = (*KL_KINDS, *(f"{kind}+" for kind in KL_KINDS if kind != "full"))
-# Estimators with a single advantage per episode, regardless of the advantage level.
-ONE_ADVANTAGE_PER_EPISODE = {"gdpo", "gpg", "grpo", "grpo_passk", "opo", "reinforce_baseline", "rloo"}
+
+
+@dataclass(frozen=True)
+class NFTOptions(Options):
+    """Options of `--algorithm nft`."""
+
+    nft_beta: float = arg(1.0, "scale of the change that is mirrored for failures", above=0)
+    nft_reward: str = arg(
+        "advantage",
+        "measure of an action's quality: the advantage, clipped to --nft_clip, or success of the episode",
+        choices=NFT_REWARDS,
+    )
+    nft_clip: float = arg(
+        1.0, "advantages are clipped to this on both sides", above=0, read_if=equals("nft_reward", "advantage")
+    )
+    nft_rollout_decay: float = arg(
+        0.5,
+        "decay per iteration of the moving average of the weights, which plays, is evaluated and saved",
+        minimum=0,
+        below=1,
+    )
+
+
+# Algorithms by name, for --algorithm; a --custom_module may register more (see `rlvla.trainer.algorithm`).
+LEARNERS: Registry = Registry(
+    "algorithm",
+    flag="algorithm",
+    modules={"rlvla.trainer.ppo_trainer": ("ppo",), "rlvla.trainer.nft_trainer": ("nft",)},
+    declared={"nft": NFTOptions},
+)
+
+
+def _estimator_reads(
+    parameter: str, otherwise: str = "--advantage_estimator {advantage_estimator} does not use it"
+) -> Condition:
+    """The advantage estimator has this parameter; true where a command has no estimators."""
+
+    def holds(flags: Mapping[str, Any]) -> bool:
+        name = flags.get("advantage_estimator")
+        return name is None or parameter in ADVANTAGE_ESTIMATORS.parameters(name)
+
+    return Condition(holds, otherwise)
+
+
+WITH_CRITIC = _estimator_reads("values", "{advantage_estimator} has no critic")
+WITH_SEPARATE_CRITIC = (
+    WITH_CRITIC,
+    Condition(lambda flags: not flags.get("share_backbone"), "--share_backbone trains one network"),
+)
+_WITH_KL = Condition(lambda flags: bool(flags["init_kl_coef"]), "there is no KL with --init_kl_coef 0")
+
+
+def _aggregates_losses(flags: Mapping[str, Any]) -> bool:
+    """Whether any loss is aggregated by --loss_agg_mode."""
+    return (
+        "agg_mode" in POLICY_LOSSES.parameters(flags["policy_loss"])
+        or WITH_CRITIC.holds(flags)
+        or bool(flags["entropy_loss_coef"])
+        or bool(flags["init_kl_coef"] and flags["use_kl_loss"])
+    )
+
+
+def _compares_columns(flags: Mapping[str, Any]) -> bool:
+    """Whether the loss has a ratio for each column of a decision rather than one for the decision."""
+    scores = LEARNERS.get(flags["algorithm"]).scores
+    if scores == OF_POLICY_LOSS:
+        scores = POLICY_LOSSES.attribute(flags["policy_loss"], "scores")
+    return flags["algorithm"] == "nft" or scores in (None, "log_probs")
 
 
 @dataclass(frozen=True)
 class AlgorithmConfig:
     """Advantages, losses and penalties.
 
-    `needs_critic` is what the flags ask for; whether the learner has these networks at all, `learner_needs_critic` and
-    `learner_needs_reference` say.
+    `needs_critic` follows from the flags alone; `learner_needs_critic` and `learner_needs_reference` also ask whether
+    the learner has these networks.
+
+    Attributes:
+        estimator_options: options of the advantage estimator.
+        loss_options: options of the policy loss.
+        learner_options: options of the algorithm.
     """
 
     algorithm: str = arg(
@@ -52,9 +131,12 @@ class AlgorithmConfig:
         essential=True,
         aliases=("adv_estimator",),
     )
-    gamma: float = arg(1.0, "discount per column of the advantage level (not in group methods)", minimum=0, maximum=1)
-    lambd: float = arg(
-        1.0, "lambda of gae", minimum=0, maximum=1, of=("advantage estimator", "gae"), aliases=("lam", "gae_lambda")
+    gamma: float = arg(
+        1.0,
+        "discount per column of the advantage level (not in group methods)",
+        minimum=0,
+        maximum=1,
+        read_if=_estimator_reads("gamma"),
     )
     advantage_level: str = arg(
         "action",
@@ -62,35 +144,24 @@ class AlgorithmConfig:
         "same advantage throughout an episode)",
         choices=LEVELS,
     )
-    log_prob_level: str = arg("token", "unit over which log-probs are summed before taking the ratio", choices=LEVELS)
+    log_prob_level: str = arg(
+        "token",
+        "unit over which log-probs are summed before taking the ratio",
+        choices=LEVELS,
+        read_if=Condition(_compares_columns, "--policy_loss {policy_loss} compares whole decisions"),
+    )
     bootstrap_truncated: bool = arg(
         True,
         "bootstrap an episode truncated by the step limit with the critic's value of its last observation; off: "
         "treat it as terminated, so that only what is reached within --max_steps counts, as in an evaluation",
         of=("advantage estimator", "gae"),
-    )
-    norm_adv_by_std: bool = arg(
-        True,
-        "grpo, grpo_passk, gdpo: divide by the standard deviation of the group (off with grpo: Dr. GRPO)",
-        of=("advantage estimator", "gdpo", "grpo", "grpo_passk"),
-        aliases=("norm_adv_by_std_in_grpo",),
+        read_if=WITH_CRITIC,
     )
     whiten_per_task: bool = arg(
         False,
         "whiten the advantages of each task by themselves: all tasks weigh alike, however their rewards and successes "
         "are spread",
-    )
-    singleton: str = arg(
-        "raw",
-        "rloo with --n_samples_per_prompt 1: the advantage is the score (raw) or 0",
-        choices=("raw", "zero"),
-        of=("advantage estimator", "rloo"),
-    )
-    f_norm: float = arg(1.0, "gpg estimator: divisor of the advantages", above=0, of=("advantage estimator", "gpg"))
-    handle_zero_tail: bool = arg(
-        True,
-        "no baseline at steps that only one episode of the group reaches",
-        of=("advantage estimator", "optimal_token_baseline"),
+        read_if=Condition(lambda flags: flags.get("nft_reward") != "success", "--nft_reward success does not use it"),
     )
     normalize_reward: bool = arg(
         False,
@@ -102,69 +173,10 @@ class AlgorithmConfig:
         "clip the reward of each environment step, summed over the sources and after --normalize_reward (default: no "
         "clipping)",
         metavar="LOW HIGH",
+        check=(lambda pair: len(pair) == 2 and pair[0] < pair[1], "give two bounds, low < high"),
     )
     policy_loss: str = arg(
         "ppo", "policy loss", choices=list_policy_losses, essential=True, aliases=("policy_loss_type",)
-    )
-    eps_clip: float = arg(
-        0.2,
-        "the ratio is clipped to 1 +- this (typically 3e-4 to 0.05 for gspo, 0.4 for geo_mean)",
-        above=0,
-        aliases=("clip_ratio", "cliprange", "epsilon"),
-    )
-    eps_clip_low_high: tuple[float, ...] = arg(
-        (), "two clip widths instead of --eps_clip: below and above 1, e.g. 0.2 0.28", above=0, metavar="EPS"
-    )
-    eps_clip_dual: float | None = arg(
-        None,
-        "ppo: bound of the ratio for negative advantages (off by default); dppo: largest ratio (20)",
-        above=1,
-        of=("policy loss", "dppo", "dppo_kl", "dppo_tv", "ppo"),
-        aliases=("dual_clip", "clip_ratio_c"),
-    )
-    tau_pos: float = arg(1.0, "steepness of the gate for positive advantages", above=0, of=("policy loss", "sapo"))
-    tau_neg: float = arg(1.05, "steepness of the gate for the other advantages", above=0, of=("policy loss", "sapo"))
-    beta: float = arg(0.1, "weight of the squared log-ratio", minimum=0, of=("policy loss", "dro"))
-    cov_ratio: float = arg(
-        2e-4,
-        "clip_cov, kl_cov: fraction of the tokens of a step that is selected, at least one",
-        above=0,
-        maximum=1,
-        of=("policy loss", "clip_cov", "kl_cov"),
-    )
-    cov_low: float = arg(1.0, "smallest covariance of a selected token", of=("policy loss", "clip_cov"))
-    cov_high: float = arg(5.0, "largest covariance of a selected token", of=("policy loss", "clip_cov"))
-    kl_cov_coef: float = arg(1.0, "weight of the penalty |log-ratio|", minimum=0, of=("policy loss", "kl_cov"))
-    denoising_gamma: float = arg(
-        0.99,
-        "factor on the advantage for each denoising step before the last",
-        minimum=0,
-        maximum=1,
-        of=("policy loss", "dppo"),
-    )
-    denoising_clip: tuple[float, ...] = arg(
-        (0.001, 0.01),
-        "clip widths of the ratio at the first and at the last denoising step",
-        above=0,
-        nargs=2,
-        metavar="EPS",
-        of=("policy loss", "dppo"),
-    )
-    fpo_clip: float = arg(0.05, "the ratio is clipped to 1 +- this", above=0, of=("policy loss", "fpo"))
-    nft_beta: float = arg(1.0, "scale of the change that is mirrored for failures", above=0, of=("algorithm", "nft"))
-    nft_reward: str = arg(
-        "advantage",
-        "what says how good an action was: the advantage, clipped to --nft_clip, or success of the episode",
-        choices=NFT_REWARDS,
-        of=("algorithm", "nft"),
-    )
-    nft_clip: float = arg(1.0, "advantages are clipped to this on both sides", above=0, of=("algorithm", "nft"))
-    nft_rollout_decay: float = arg(
-        0.5,
-        "decay per iteration of the moving average of the weights, which plays, is evaluated and saved",
-        minimum=0,
-        below=1,
-        of=("algorithm", "nft"),
     )
     value_clip: float = arg(
         0.2,
@@ -172,28 +184,41 @@ class AlgorithmConfig:
         minimum=0,
         of=("advantage estimator", "gae"),
         aliases=("cliprange_value",),
+        read_if=WITH_CRITIC,
     )
     normalize_values: bool = arg(
         False,
         "train the critic on returns normalized by their running mean and standard deviation",
         of=("advantage estimator", "gae"),
+        read_if=WITH_CRITIC,
     )
     share_backbone: bool = arg(
         False,
         "the critic is a value head on the actor's backbone instead of a separate network",
         of=("advantage estimator", "gae"),
+        read_if=WITH_CRITIC,
     )
     vf_coef: float = arg(
-        0.5, "--share_backbone: weight of the value loss in the joint loss", above=0, of=("advantage estimator", "gae")
+        0.5,
+        "--share_backbone: weight of the value loss in the joint loss",
+        above=0,
+        of=("advantage estimator", "gae"),
+        read_if=(WITH_CRITIC, switched_on("share_backbone")),
     )
     loss_agg_mode: str = arg(
         "token-mean",
         "how token losses are aggregated (gspo, sapo and geo_mean have a fixed mode for the policy loss; this one "
         "still applies to entropy, KL and value loss)",
         choices=AGGREGATION_MODES,
+        read_if=Condition(
+            _aggregates_losses, "--policy_loss {policy_loss} has a fixed mode, and there is no other loss"
+        ),
     )
     loss_horizon: float | None = arg(
-        None, "divisor of --loss_agg_mode seq-mean-token-sum-norm (default: the columns of a decision)", above=0
+        None,
+        "divisor of --loss_agg_mode seq-mean-token-sum-norm (default: the columns of a decision)",
+        above=0,
+        read_if=equals("loss_agg_mode", "seq-mean-token-sum-norm"),
     )
     entropy_loss_coef: float = arg(0.0, "weight of the entropy bonus", minimum=0, aliases=("entropy_coeff", "ent_coef"))
     init_kl_coef: float = arg(
@@ -208,21 +233,35 @@ class AlgorithmConfig:
         "KL estimator: full computes the exact KL over all outcomes; the others estimate it from samples; with the "
         "suffix + the gradient is that of k2",
         choices=KL_ESTIMATORS,
+        read_if=_WITH_KL,
     )
     use_kl_in_reward: bool | None = arg(
-        None, "subtract the KL from the reward (default: on, unless --use_kl_loss; both at once is an error)"
+        None,
+        "subtract the KL from the reward (default: on, unless --use_kl_loss; both at once is an error)",
+        read_if=_WITH_KL,
     )
-    use_kl_loss: bool = arg(False, "add the KL to the loss instead of subtracting it from the reward")
+    use_kl_loss: bool = arg(False, "add the KL to the loss instead of subtracting it from the reward", read_if=_WITH_KL)
     kl_target: float | None = arg(
-        None, "adapt the KL weight to reach this KL per token (default: constant weight)", above=0
+        None,
+        "adapt the KL weight to reach this KL per token (default: constant weight)",
+        above=0,
+        read_if=_WITH_KL,
     )
-    kl_horizon: int = arg(10000, "horizon of --kl_target in episodes", minimum=1)
+    kl_horizon: int = arg(
+        10000, "horizon of --kl_target in episodes", minimum=1, read_if=(_WITH_KL, given("kl_target"))
+    )
 
-    @property
-    def clip(self) -> tuple[float, float]:
-        """The clip widths (low, high) of the ratio."""
-        low, high = self.eps_clip_low_high or (self.eps_clip, self.eps_clip)
-        return low, high
+    estimator_options: Any = selected(ADVANTAGE_ESTIMATORS)
+    loss_options: Any = selected(POLICY_LOSSES)
+    learner_options: Any = selected(LEARNERS)
+
+    def __post_init__(self) -> None:
+        fill_selected(self)
+
+    @classmethod
+    def from_flags(cls, **values: Any) -> AlgorithmConfig:
+        """The configuration with these flags, options of the selected estimator, loss and algorithm included."""
+        return from_values(cls, values)
 
     @property
     def reward_clip(self) -> tuple[float, float] | None:
@@ -230,24 +269,29 @@ class AlgorithmConfig:
         return (self.reward_clip_range[0], self.reward_clip_range[1]) if self.reward_clip_range else None
 
     @property
-    def estimator_options(self) -> frozenset[str]:
-        """Names of the arguments of the advantage estimator."""
-        return advantage_estimator_options(self.advantage_estimator)
+    def estimator_parameters(self) -> frozenset[str]:
+        """Keyword parameters of the advantage estimator; inputs it does not name are neither computed nor passed."""
+        return ADVANTAGE_ESTIMATORS.parameters(self.advantage_estimator)
 
     @property
-    def loss_options(self) -> frozenset[str]:
-        """Names of the arguments of the policy loss."""
-        return policy_loss_options(self.policy_loss)
+    def loss_parameters(self) -> frozenset[str]:
+        """Keyword parameters of the policy loss; inputs it does not name are neither computed nor passed."""
+        return POLICY_LOSSES.parameters(self.policy_loss)
+
+    @property
+    def one_advantage_per_episode(self) -> bool:
+        """Whether all columns of an episode have the same advantage, whatever the advantage level."""
+        return bool(ADVANTAGE_ESTIMATORS.attribute(self.advantage_estimator, "per_episode"))
 
     @property
     def needs_critic(self) -> bool:
         """Whether the advantage estimator uses values."""
-        return "values" in self.estimator_options
+        return "values" in self.estimator_parameters
 
     @property
     def needs_greedy_episodes(self) -> bool:
         """Whether each group is compared with a greedy episode from the same state."""
-        return "reward_baselines" in self.estimator_options
+        return "reward_baselines" in self.estimator_parameters
 
     @property
     def kl_in_reward(self) -> bool:
@@ -269,7 +313,7 @@ class AlgorithmConfig:
 def learner_scores(algorithm: AlgorithmConfig) -> str | None:
     """The `PolicySpec.scores` that the run trains on; None: any. Imports the learner."""
     scores = LEARNERS.get(algorithm.algorithm).scores
-    return policy_loss_scores(algorithm.policy_loss) if scores == OF_POLICY_LOSS else scores
+    return POLICY_LOSSES.attribute(algorithm.policy_loss, "scores") if scores == OF_POLICY_LOSS else scores
 
 
 def learner_needs_critic(algorithm: AlgorithmConfig) -> bool:
@@ -282,13 +326,26 @@ def learner_needs_reference(algorithm: AlgorithmConfig) -> bool:
     return bool(algorithm.init_kl_coef and LEARNERS.get(algorithm.algorithm).uses_reference)
 
 
+_FILTERS = ("filter_accuracy", "filter_zero_variance", "filter_truncated", "filter_metric")
+_FILTERED = Condition(lambda flags: any(flags[name] for name in _FILTERS), "no filter is on")
+
+
 @dataclass(frozen=True)
 class FilterConfig:
     """Filters of dynamic sampling: groups are played until enough of them have been kept."""
 
     filter_accuracy: bool = arg(False, "keep groups whose mean success lies within the accuracy bounds")
-    accuracy_lower_bound: float = arg(0.1, "lower bound of --filter_accuracy, inclusive", minimum=0, maximum=1)
-    accuracy_upper_bound: float = arg(0.9, "upper bound of --filter_accuracy, inclusive", minimum=0, maximum=1)
+    accuracy_lower_bound: float = arg(
+        0.1,
+        "lower bound of --filter_accuracy, inclusive",
+        minimum=0,
+        maximum=1,
+        read_if=switched_on("filter_accuracy"),
+        at_most="accuracy_upper_bound",
+    )
+    accuracy_upper_bound: float = arg(
+        0.9, "upper bound of --filter_accuracy, inclusive", minimum=0, maximum=1, read_if=switched_on("filter_accuracy")
+    )
     filter_zero_variance: bool = arg(False, "drop groups whose episodes all have the same score")
     filter_metric: str | None = arg(
         None,
@@ -297,21 +354,34 @@ class FilterConfig:
         "regressions",
         metavar="NAME",
     )
-    filter_metric_range: tuple[float, ...] = arg((), "bounds of --filter_metric, inclusive", metavar="LOW HIGH")
+    filter_metric_range: tuple[float, ...] = arg(
+        (),
+        "bounds of --filter_metric, inclusive",
+        metavar="LOW HIGH",
+        check=(lambda pair: len(pair) == 2 and pair[0] < pair[1], "give two bounds, low < high"),
+        read_if=given("filter_metric"),
+    )
     filter_truncated: bool = arg(False, "drop groups with an episode truncated by the step limit")
-    oversample_factor: float = arg(1.0, "number of groups to start per group still needed", minimum=1)
+    oversample_factor: float = arg(
+        1.0, "number of groups to start per group still needed", minimum=1, read_if=_FILTERED
+    )
     max_group_staleness: int = arg(
-        0, "keep surplus groups for up to this many further iterations; 0: drop them", minimum=0
+        0,
+        "keep surplus groups for up to this many further iterations; 0: drop them",
+        minimum=0,
+        read_if=_FILTERED,
     )
     max_rollout_rounds: int = arg(
-        4, "maximum number of rounds per iteration; after that, train on the groups kept so far", minimum=1
+        4,
+        "maximum number of rounds per iteration; after that, train on the groups kept so far",
+        minimum=1,
+        read_if=_FILTERED,
     )
 
     @property
     def active(self) -> bool:
         """Whether any filter is on."""
-        switches = (self.filter_accuracy, self.filter_zero_variance, self.filter_truncated)
-        return any(switches) or self.filter_metric is not None
+        return any(getattr(self, name) for name in _FILTERS)
 
 
 @dataclass(frozen=True)
@@ -326,19 +396,45 @@ class CorrectionConfig:
         choices=(AUTO, "none", *CORRECTION_MODES),
     )
     rollout_is_level: str = arg(
-        "token", "weights per column of --log_prob_level, or per decision", choices=CORRECTION_LEVELS
+        "token",
+        "weights per column of --log_prob_level, or per decision",
+        choices=CORRECTION_LEVELS,
+        read_if=equals("rollout_is", *CORRECTION_MODES),
     )
-    rollout_is_low: float = arg(0.0, "lower bound of the weights", minimum=0)
-    rollout_is_high: float = arg(2.0, "upper bound of the weights", above=0)
-    rollout_is_batch_normalize: bool = arg(False, "divide the weights by their mean")
+    rollout_is_low: float = arg(
+        0.0,
+        "lower bound of the weights",
+        minimum=0,
+        read_if=equals("rollout_is", *CORRECTION_MODES),
+        at_most="rollout_is_high",
+    )
+    rollout_is_high: float = arg(
+        2.0, "upper bound of the weights", above=0, read_if=equals("rollout_is", *CORRECTION_MODES)
+    )
+    rollout_is_batch_normalize: bool = arg(
+        False, "divide the weights by their mean", read_if=equals("rollout_is", *CORRECTION_MODES)
+    )
     rollout_rs: str = arg(
         "none",
         "rejection: statistic of the divergence by which entries outside the bounds are masked",
         choices=("none", *REJECTION_STATISTICS),
     )
-    rollout_rs_level: str = arg("sequence", "reject single columns or whole decisions", choices=CORRECTION_LEVELS)
-    rollout_rs_low: float = arg(0.0, "smallest statistic to keep", minimum=0)
-    rollout_rs_high: float = arg(0.01, "largest statistic to keep", minimum=0)
+    rollout_rs_level: str = arg(
+        "sequence",
+        "reject single columns or whole decisions",
+        choices=CORRECTION_LEVELS,
+        read_if=equals("rollout_rs", *REJECTION_STATISTICS),
+    )
+    rollout_rs_low: float = arg(
+        0.0,
+        "smallest statistic to keep",
+        minimum=0,
+        read_if=equals("rollout_rs", *REJECTION_STATISTICS),
+        at_most="rollout_rs_high",
+    )
+    rollout_rs_high: float = arg(
+        0.01, "largest statistic to keep", minimum=0, read_if=equals("rollout_rs", *REJECTION_STATISTICS)
+    )
 
     @property
     def weighs(self) -> bool:

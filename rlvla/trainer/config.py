@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rlvla.envs.config import EnvConfig, SplitConfig
+from rlvla.options import Condition, arg, equals, given, switched_on
 from rlvla.rollout.config import BackendSetup, TaskSamplingConfig
-from rlvla.trainer.algorithm_config import AlgorithmConfig, CorrectionConfig, FilterConfig
-from rlvla.utils.cli.flags import MAX_SEED, arg
+from rlvla.trainer.algorithm_config import WITH_SEPARATE_CRITIC, AlgorithmConfig, CorrectionConfig, FilterConfig
+from rlvla.utils.cli.flags import MAX_SEED
 from rlvla.utils.deepspeed.schedules import SCHEDULERS
 
 if TYPE_CHECKING:
@@ -107,12 +108,14 @@ class RunConfig(BasicRunConfig):
         None,
         "checkpoint folder that the critic starts from, or that of a run (default: --pretrain)",
         metavar="DIR",
+        read_if=WITH_SEPARATE_CRITIC,
     )
     critic_from: str = arg(
         "policy",
         "what the critic starts from: policy (--critic_pretrain, or else --pretrain) or rm_model, the network of the "
         "run's reward model",
         choices=CRITIC_STARTS,
+        read_if=WITH_SEPARATE_CRITIC,
     )
 
 
@@ -141,7 +144,12 @@ class BatchConfig(TaskSamplingConfig):
         256, "decisions per forward pass when computing log-probs and values", minimum=1
     )
     train_batch_size: int = arg(32, "episodes per optimizer step, over all ranks", minimum=1, essential=True)
-    micro_train_batch_size: int = arg(64, "decisions per forward and backward pass on one rank", minimum=1)
+    micro_train_batch_size: int = arg(
+        64,
+        "decisions per forward and backward pass on one rank",
+        minimum=1,
+        read_if=Condition(lambda flags: not flags.get("use_dynamic_batch"), "--use_dynamic_batch splits by tokens"),
+    )
     use_dynamic_batch: bool = arg(
         False,
         "form micro-batches by --train_max_tokens_per_gpu instead of --micro_train_batch_size",
@@ -152,6 +160,7 @@ class BatchConfig(TaskSamplingConfig):
         "maximum number of tokens (images, prompt and actions) per micro-batch on one rank",
         minimum=1,
         aliases=("ppo_max_token_len_per_gpu",),
+        read_if=switched_on("use_dynamic_batch"),
     )
     balance_ranks: str = arg(
         "none",
@@ -185,6 +194,12 @@ class BatchConfig(TaskSamplingConfig):
         return iteration / max(1, self.iterations - 1)
 
 
+_AHEAD = (
+    switched_on("async_rollout"),
+    Condition(lambda flags: flags["max_staleness"] > 0, "with --max_staleness 0 nothing is played ahead"),
+)
+
+
 @dataclass(frozen=True)
 class AsyncConfig:
     """Playing the next episodes while the policy is trained."""
@@ -199,15 +214,19 @@ class AsyncConfig:
         "nothing is played ahead",
         minimum=0,
         maximum=1000,
+        read_if=switched_on("async_rollout"),
     )
     partial_rollout: bool = arg(
-        False, "new weights take over in the middle of episodes, not with the next iteration of episodes"
+        False,
+        "new weights take over in the middle of episodes, not with the next iteration of episodes",
+        read_if=_AHEAD,
     )
     proximal: str = arg(
         "recompute",
         "log-probs to which the ratio of the loss is taken: recompute, by a pass of the policy before the update; "
         "interpolate, between those of the rollout and of the policy in training, without a pass",
         choices=PROXIMAL,
+        read_if=_AHEAD,
     )
 
     min_ess: float = arg(
@@ -216,6 +235,7 @@ class AsyncConfig:
         "iterations in a row; 0: never",
         minimum=0,
         below=1,
+        read_if=_AHEAD,
     )
 
     @property
@@ -249,7 +269,7 @@ class OptimizationConfig:
         minimum=0,
         essential=True,
     )
-    critic_learning_rate: float = arg(3e-4, "peak learning rate of the critic", minimum=0)
+    critic_learning_rate: float = arg(3e-4, "peak learning rate of the critic", minimum=0, read_if=WITH_SEPARATE_CRITIC)
     lr_warmup_ratio: float = arg(
         0.0,
         "share of the optimizer steps spent warming up",
@@ -260,7 +280,9 @@ class OptimizationConfig:
     lr_scheduler: str = arg("constant", "learning-rate schedule", choices=SCHEDULERS, aliases=("lr_scheduler_type",))
     adam_betas: tuple[float, ...] = arg((0.9, 0.999), "AdamW betas", minimum=0, below=1, nargs=2, metavar="BETA")
     l2: float = arg(0.0, "AdamW weight decay", minimum=0, aliases=("weight_decay",))
-    freezing_actor_steps: int = arg(0, "number of initial iterations in which only the critic is trained", minimum=0)
+    freezing_actor_steps: int = arg(
+        0, "number of initial iterations in which only the critic is trained", minimum=0, read_if=WITH_SEPARATE_CRITIC
+    )
     target_kl: float | None = arg(
         None,
         "stop training the policy for the rest of an iteration once actor/ppo_kl of an optimizer step exceeds this "
@@ -285,7 +307,9 @@ class OptimizationConfig:
     ptx_demos: str | None = arg(
         None, "demonstrations for that loss, in any format that train_sft_vla.py reads", metavar="PATH"
     )
-    ptx_batch_size: int = arg(64, "decisions of --ptx_demos per optimizer step, over all ranks", minimum=1)
+    ptx_batch_size: int = arg(
+        64, "decisions of --ptx_demos per optimizer step, over all ranks", minimum=1, read_if=given("ptx_coef")
+    )
 
 
 @dataclass(frozen=True)
@@ -295,14 +319,21 @@ class LoggingConfig:
     use_tensorboard: bool = arg(True, "write TensorBoard event files in --save_path")
     use_wandb: bool = arg(False, "also log to Weights & Biases (extra rlvla[wandb])")
     wandb_project: str | None = arg(
-        None, "project at Weights & Biases (default: rlvla)", metavar="NAME", aliases=("project_name",)
+        None,
+        "project at Weights & Biases (default: rlvla)",
+        metavar="NAME",
+        aliases=("project_name",),
+        read_if=switched_on("use_wandb"),
     )
-    wandb_group: str | None = arg(None, "group of runs at Weights & Biases (default: none)", metavar="NAME")
+    wandb_group: str | None = arg(
+        None, "group of runs at Weights & Biases (default: none)", metavar="NAME", read_if=switched_on("use_wandb")
+    )
     wandb_name: str | None = arg(
         None,
         "name of the run at Weights & Biases (default: that of its folder)",
         metavar="NAME",
         aliases=("wandb_run_name", "run_name", "experiment_name"),
+        read_if=switched_on("use_wandb"),
     )
 
     @property
@@ -343,7 +374,9 @@ class ScheduleConfig(LoggingConfig):
         False, "export the policy with every checkpoint, to policies/ in --save_path; removed with its checkpoint"
     )
     save_value_network: bool = arg(
-        False, "also export the critic, to critic/ in --save_path, for --critic_pretrain of another run"
+        False,
+        "also export the critic, to critic/ in --save_path, for --critic_pretrain of another run",
+        read_if=WITH_SEPARATE_CRITIC,
     )
     max_ckpt_num: int = arg(2, "number of newest checkpoints to keep", minimum=1, aliases=("save_total_limit",))
     fallback_path: str | None = fallback_path_flag("the checkpoint (in checkpoints/) or policy/")
@@ -359,15 +392,38 @@ class ScheduleConfig(LoggingConfig):
         "end the run once success at end reaches a threshold, by default in several consecutive evaluations "
         "(--eval_steps)",
     )
-    early_stop_success: float = arg(0.95, "threshold of --early_stopping for success at end", above=0, maximum=1)
-    early_stop_evaluations: int = arg(3, "consecutive evaluations that must reach the threshold", minimum=1)
+    early_stop_success: float = arg(
+        0.95,
+        "threshold of --early_stopping for success at end",
+        above=0,
+        maximum=1,
+        read_if=switched_on("early_stopping"),
+    )
+    early_stop_evaluations: int = arg(
+        3,
+        "consecutive evaluations that must reach the threshold",
+        minimum=1,
+        read_if=(
+            switched_on("early_stopping"),
+            equals("early_stop_by", *(by for by in EARLY_STOP_BY if by != "sampled")),
+        ),
+    )
     early_stop_by: str = arg(
         "evaluations",
         "what must reach the threshold: evaluations; sampled, the success of the last training episodes with its lower "
         "95 % bound; or either of them",
         choices=EARLY_STOP_BY,
+        read_if=switched_on("early_stopping"),
     )
-    early_stop_iterations: int = arg(5, "iterations whose training episodes count with --early_stop_by", minimum=1)
+    early_stop_iterations: int = arg(
+        5,
+        "iterations whose training episodes count with --early_stop_by",
+        minimum=1,
+        read_if=(
+            switched_on("early_stopping"),
+            equals("early_stop_by", *(by for by in EARLY_STOP_BY if by != "evaluations")),
+        ),
+    )
     plateau_iterations: int | None = arg(
         None,
         "report once, with the likely cause, that success has not gained in this many iterations, at least 2 (default: "

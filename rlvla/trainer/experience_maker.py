@@ -16,6 +16,7 @@ from rlvla.algorithms.reward_scaling import RewardScaling
 from rlvla.algorithms.value_normalization import ValueNormalizer
 from rlvla.experience import Experience, Sample
 from rlvla.models.policy import Policy
+from rlvla.options import keyword_arguments
 from rlvla.trainer.algorithm_config import AlgorithmConfig, CorrectionConfig
 from rlvla.trainer.config import BatchConfig
 from rlvla.trainer.metrics import Metrics, explained_variance
@@ -178,21 +179,18 @@ class ExperienceMaker:
         return tensor.to(self._strategy.device)  # collective operations need tensors on the accelerator
 
     def _options(self, samples: Sequence[Sample], reward_baselines: Tensor | None) -> dict[str, Any]:
-        """The estimator's arguments other than grids, as far as its signature names them."""
+        """Arguments of the estimator other than grids: its options, and the inputs that its signature names."""
         algorithm = self._algorithm
-        offered = {
+        parameters = algorithm.estimator_parameters
+        inputs = {
             "group_ids": [sample.uid for sample in samples],
             "gamma": algorithm.gamma,
-            "lam": algorithm.lambd,
-            "norm_by_std": algorithm.norm_adv_by_std,
-            "singleton": algorithm.singleton,
-            "f_norm": algorithm.f_norm,
-            "handle_zero_tail": algorithm.handle_zero_tail,
             "reward_baselines": None if reward_baselines is None else self._device(reward_baselines),
             "component_weights": self._components(samples),
             "process_group": self._process_group,
+            **keyword_arguments(algorithm.estimator_options, parameters),
         }
-        return {name: value for name, value in offered.items() if name in algorithm.estimator_options}
+        return {name: value for name, value in inputs.items() if name in parameters}
 
     def _components(self, samples: Sequence[Sample]) -> dict[str, float]:
         """Weights of the reward components, without zeros."""
@@ -204,7 +202,7 @@ class ExperienceMaker:
         self, rows: Experience, samples: Sequence[Sample], squares: Tensor | None
     ) -> dict[str, Tensor | dict[str, Tensor]]:
         """The estimator's arguments with one number per column, [B, L], as far as its signature names them."""
-        wanted, mask, columns = self._algorithm.estimator_options, rows.policy_mask, self._columns
+        wanted, mask, columns = self._algorithm.estimator_parameters, rows.policy_mask, self._columns
         inputs: dict[str, Tensor | dict[str, Tensor]] = {}
         if rows.values is not None:
             inputs["values"] = columns.first(rows.values)

@@ -17,13 +17,16 @@ from rlvla.experience import Experience, Sample
 from rlvla.models.policy import Policy
 from rlvla.rollout import EpisodeRequest
 from rlvla.trainer.algorithm import Algorithm, AlgorithmSetup, Plan, register_algorithm
+from rlvla.trainer.algorithm_config import AlgorithmConfig
 from rlvla.trainer.collection import Collection, demonstration_loss
 from rlvla.trainer.guards import advantages_vanish
 from rlvla.trainer.metrics import Metrics
 from rlvla.trainer.models import WeightAverage
 from rlvla.trainer.scoring import Networks
 from rlvla.trainer.updater import UpdatePhase, Updater
+from rlvla.utils.deepspeed.config import StrategyConfig
 from rlvla.utils.deepspeed.engine import Engine
+from rlvla.utils.errors import Problem
 
 _AVERAGE = "rollout"
 
@@ -41,6 +44,10 @@ class NFT(Algorithm):
     """
 
     scores = "mirrored"
+    unread = (
+        *("policy_loss", "log_prob_level", "loss_agg_mode", "loss_horizon", "entropy_loss_coef", "init_kl_coef"),
+        *("rollout_is", "rollout_rs", "ema_beta", "use_ema"),
+    )
     played_tensors = _AVERAGE
 
     def __init__(self, setup: AlgorithmSetup):
@@ -49,11 +56,28 @@ class NFT(Algorithm):
         batch, optimization = config.batch, config.optimization
         steps = batch.max_epochs * (batch.episodes_per_iteration // batch.train_batch_size)
         self.actor = setup.prepare(models.actor, optimization.actor_learning_rate, batch.iterations * steps)
-        self.average = WeightAverage(self.actor, config.algorithm.nft_rollout_decay)
+        self.average = WeightAverage(self.actor, config.algorithm.learner_options.nft_rollout_decay)
         self.collection = Collection(setup, Networks(self.actor, None, None))
         updater = MirroredUpdater(strategy, batch, config.algorithm, models.actor)
         parts = (updater, self.actor, None, self.after_step, demonstration_loss(setup))
         self._phase = UpdatePhase(strategy, batch, optimization, *parts)
+
+    @classmethod
+    def problems(cls, algorithm: AlgorithmConfig, strategy: StrategyConfig) -> list[Problem]:
+        """No critic; the average needs whole parameters."""
+        problems = []
+        if algorithm.needs_critic:
+            text = (
+                f"--algorithm nft has no critic, which --advantage_estimator {algorithm.advantage_estimator} needs; "
+                "give one that compares episodes of a group, such as grpo"
+            )
+            problems.append(Problem("advantage_estimator", "contradiction", text))
+        if strategy.zero_stage == 3:
+            text = (
+                "--zero_stage 3: --algorithm nft averages its weights, which must be whole on every rank; give 0 to 2"
+            )
+            problems.append(Problem("zero_stage", "contradiction", text))
+        return problems
 
     def rollout_weights(self) -> AbstractContextManager[None]:
         """The moving average."""
@@ -77,7 +101,7 @@ class NFT(Algorithm):
 
     def is_idle(self, values: Mapping[str, float]) -> bool:
         """Whether all advantages were zero, which only pulls the policy to its average."""
-        return self.setup.config.algorithm.nft_reward == "advantage" and advantages_vanish(values)
+        return self.setup.config.algorithm.learner_options.nft_reward == "advantage" and advantages_vanish(values)
 
     def update(self, metrics: Metrics) -> dict[str, float]:
         """Update from the collected groups (`Collection.train`), then the average."""
@@ -88,12 +112,12 @@ class NFT(Algorithm):
 
     def _with_outcomes(self, rows: Experience, samples: Sequence[Sample]) -> Experience:
         """The rows with what `nft_reward` makes 1 of success, and 0 of failure, in place of advantages, if asked to."""
-        algorithm = self.setup.config.algorithm
-        if algorithm.nft_reward != "success":
+        options = self.setup.config.algorithm.learner_options
+        if options.nft_reward != "success":
             return rows
         decisions = torch.tensor([sample.num_decisions for sample in samples])
         success = torch.tensor([float(sample.success_at_end) for sample in samples]).repeat_interleave(decisions)
-        outcomes = algorithm.nft_clip * (2.0 * success - 1.0)
+        outcomes = options.nft_clip * (2.0 * success - 1.0)
         return rows.with_fields(advantages=outcomes[:, None].expand_as(rows.advantages).contiguous())
 
     # ------------------------------------------------------------------ state
@@ -146,8 +170,8 @@ class MirroredUpdater(Updater):
             mask = micro.policy_mask
             outputs = engine(**policy.score(micro, self._batch.temperature), wants=("mirrored",))
             terms = {name: outputs[f"mirrored/{name}"] for name in ("shift", "agreement", "residual")}
-            reward = nft_reward(_row_mean(micro.advantages, mask), self._algorithm.nft_clip)
-            row_loss = mirrored_loss(terms, reward, mask, beta=self._algorithm.nft_beta)
+            reward = nft_reward(_row_mean(micro.advantages, mask), self._algorithm.learner_options.nft_clip)
+            row_loss = mirrored_loss(terms, reward, mask, beta=self._algorithm.learner_options.nft_beta)
             options = self._normalizer.options(counts, rows, own_mode=True)
             del options["agg_mode"]
             loss = aggregate_loss(row_loss[:, None], mask.any(-1, keepdim=True), "seq-mean-token-sum", **options)

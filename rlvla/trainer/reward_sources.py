@@ -20,7 +20,7 @@ from rlvla.rewards.background import NamedNumbers, SampleReward
 from rlvla.rewards.base import component_of, scores_of_progress
 from rlvla.rewards.config import REWARD_MODEL, ScoringModelConfig
 from rlvla.rewards.success_source import SIMULATOR, register_success_source
-from rlvla.trainer.algorithm_config import ONE_ADVANTAGE_PER_EPISODE, AlgorithmConfig, learner_needs_critic
+from rlvla.trainer.algorithm_config import AlgorithmConfig, learner_needs_critic
 from rlvla.trainer.config import OptimizationConfig
 from rlvla.utils.deepspeed.config import StrategyConfig
 from rlvla.utils.errors import ConfigError, Problem
@@ -28,7 +28,7 @@ from rlvla.utils.errors import ConfigError, Problem
 
 def learner_gamma(algorithm: AlgorithmConfig) -> float:
     """The discount for reward shaping: `--gamma` if the estimator uses it, 1 if it compares whole episodes."""
-    return algorithm.gamma if "gamma" in algorithm.estimator_options else 1.0
+    return algorithm.gamma if "gamma" in algorithm.estimator_parameters else 1.0
 
 
 def reward_problems(
@@ -58,7 +58,7 @@ def reward_problems(
         )
     gamma = learner_gamma(algorithm)
     if config.gamma_shaping is not None and config.gamma_shaping != gamma:
-        discounts = "gamma" in algorithm.estimator_options
+        discounts = "gamma" in algorithm.estimator_parameters
         source = "--gamma" if discounts else f"{algorithm.advantage_estimator} compares whole episodes"
         report(
             "gamma_shaping",
@@ -73,7 +73,7 @@ def reward_problems(
             f"--advantage_level {algorithm.advantage_level}: shaping discounts per environment step; take action, or "
             "--gamma 1",
         )
-    if _vlm_potential(config) and algorithm.advantage_estimator in ONE_ADVANTAGE_PER_EPISODE:
+    if _vlm_potential(config) and algorithm.one_advantage_per_episode:
         report(
             "vlm_progress_term",
             "contradiction",

@@ -95,7 +95,7 @@ class ModelPasses:
         """Run actor and reference on a micro-batch."""
         networks, temperature, algorithm = self.networks, self._batch.temperature, self._algorithm
         wants = ["log_probs"]
-        if "sum_pi_squared" in algorithm.estimator_options:
+        if "sum_pi_squared" in algorithm.estimator_parameters:
             wants.append("sum_pi_squared")
         if networks.shared:
             wants.append("values")

@@ -95,7 +95,7 @@ def choose_over_ranks(
 
     Args:
         strategy: gathers the tensors.
-        choose: one of `rlvla.algorithms.policy_losses.covariance.TOKEN_CHOICES`.
+        choose: `select_tokens` of a policy loss.
         rows: tensor arguments of `choose`, [B, L], with all rows of the step on this rank.
         options: keyword arguments of `choose`.
 

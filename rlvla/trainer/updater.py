@@ -17,10 +17,10 @@ from torch import Tensor
 from rlvla.algorithms.columns import Columns
 from rlvla.algorithms.kl import kl_penalty
 from rlvla.algorithms.losses import aggregate_loss, value_loss
-from rlvla.algorithms.policy_losses import get_policy_loss
-from rlvla.algorithms.policy_losses.covariance import TOKEN_CHOICES
+from rlvla.algorithms.policy_losses import POLICY_LOSSES
 from rlvla.experience import Experience
 from rlvla.models.policy import Policy
+from rlvla.options import keyword_arguments
 from rlvla.trainer.algorithm_config import AlgorithmConfig
 from rlvla.trainer.config import BatchConfig, OptimizationConfig
 from rlvla.trainer.metrics import Metrics
@@ -69,9 +69,12 @@ class Updater:
         self._columns = Columns(algorithm.log_prob_level, policy.spec.columns, policy.spec.columns_per_action)
         self._planner = MicroBatchPlanner(strategy, batch, policy)
         self._normalizer = StepNormalizer(strategy, algorithm.loss_agg_mode, algorithm.loss_horizon)
-        self._policy_loss = get_policy_loss(algorithm.policy_loss)
-        self._loss_arguments = self._loss_options(policy)
-        self._own_mode = "agg_mode" not in algorithm.loss_options  # always averages over decisions
+        self._policy_loss = POLICY_LOSSES.get(algorithm.policy_loss)
+        parameters = algorithm.loss_parameters
+        self._loss_arguments = keyword_arguments(algorithm.loss_options, parameters)
+        if "column_shape" in parameters:
+            self._loss_arguments["column_shape"] = policy.spec.column_shape
+        self._own_mode = "agg_mode" not in parameters  # always averages over decisions
 
     def spread(self, step: Experience, metrics: Metrics) -> Experience:
         """Balance the rows of a step over the ranks, if enabled; called before `policy_step` and `value_step`."""
@@ -146,8 +149,8 @@ class Updater:
         Returns:
             A function from the row indices of a micro-batch to the extra argument of its loss, if there is one.
         """
-        choose = TOKEN_CHOICES.get(self._algorithm.policy_loss)
-        if choose is None:
+        select = POLICY_LOSSES.attribute(self._algorithm.policy_loss, "select_tokens")
+        if select is None:
             return lambda rows: {}
         engine.train(False)
         log_probs = torch.zeros(step.action_mask.shape)
@@ -155,30 +158,9 @@ class Updater:
             for micro, rows, _, _ in self._micro_batches(step):
                 inputs = engine.module.score(micro, self._batch.temperature)
                 log_probs[rows] = engine(**inputs, wants=("log_probs",))["log_probs"][: len(rows)].cpu()
-        chosen = choose_over_ranks(self._strategy, choose, self._on_columns(step, log_probs), self._loss_arguments)
+        chosen = choose_over_ranks(self._strategy, select, self._on_columns(step, log_probs), self._loss_arguments)
         blank = torch.zeros_like(chosen[:1])
         return lambda rows: {"chosen": (chosen[rows] if len(rows) else blank).to(self._strategy.device)}
-
-    def _loss_options(self, policy: Policy) -> dict[str, Any]:
-        """The arguments of the policy loss, as far as its signature names them."""
-        algorithm = self._algorithm
-        offered = {
-            "clip_low": algorithm.clip[0],
-            "clip_high": algorithm.clip[1],
-            "clip_dual": algorithm.eps_clip_dual,
-            "tau_pos": algorithm.tau_pos,
-            "tau_neg": algorithm.tau_neg,
-            "beta": algorithm.beta,
-            "cov_ratio": algorithm.cov_ratio,
-            "cov_low": algorithm.cov_low,
-            "cov_high": algorithm.cov_high,
-            "kl_coef": algorithm.kl_cov_coef,
-            "denoising_gamma": algorithm.denoising_gamma,
-            "denoising_clip": algorithm.denoising_clip,
-            "fpo_clip": algorithm.fpo_clip,
-            "column_shape": policy.spec.column_shape,
-        }
-        return {name: value for name, value in offered.items() if name in algorithm.loss_options}
 
     def _forward(self, engine: Engine, micro: Experience) -> dict[str, Tensor]:
         """Forward pass of the policy; returns `log_probs` and, where available or used, `entropy`, `kl`, `values`."""

@@ -397,7 +397,7 @@ def test_negative_and_nan_numbers_all_at_once(refused: Refused, policy: Path, de
         (["--eps_clip_low_high", "0.3", "0.2"], "out_of_range"),
         (["--eps_clip_low_high", "0.3"], "out_of_range"),
         (["--use_kl_loss"], "no_effect"),
-        (["--kl_target", "0.1"], "needs_flag"),
+        (["--kl_target", "0.1"], "no_effect"),
         (["--reward", "sucess:1"], "unknown_name"),
         (["--log_prob_level", "chunk"], "contradiction"),
     ],

@@ -11,14 +11,16 @@ from safetensors.torch import load_file
 
 from cli.train_ppo_vla import main as train
 from rlvla.algorithms import list_advantage_estimators, list_policy_losses
-from rlvla.algorithms.policy_losses import policy_loss_scores
+from rlvla.algorithms.policy_losses import POLICY_LOSSES
 from rlvla.utils.files import read_metrics
 
 pytestmark = pytest.mark.slow
 
 ESTIMATORS = [name for name in list_advantage_estimators() if not name.startswith("test_")]
 # Those of flow-matching policies: tests/integration/test_flow_objectives.py.
-LOSSES = [n for n in list_policy_losses() if not n.startswith("test_") and policy_loss_scores(n) == "log_probs"]
+LOSSES = [
+    n for n in list_policy_losses() if not n.startswith("test_") and POLICY_LOSSES.attribute(n, "scores") == "log_probs"
+]
 FLAGS = [
     *("--num_episodes", "24", "--rollout_batch_size", "2", "--n_samples_per_prompt", "4", "--train_batch_size", "4"),
     *("--max_epochs", "2", "--num_envs", "1", "--eval_episodes", "1", "--no-val_before_train", "--no-use_tensorboard"),

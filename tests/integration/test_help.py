@@ -32,8 +32,8 @@ from cli import (
     train_sft_vla,
     view_data,
 )
-from rlvla.algorithms.advantages import advantage_estimator_options, list_advantage_estimators
-from rlvla.algorithms.policy_losses import list_policy_losses, policy_loss_options
+from rlvla.algorithms.advantages import ADVANTAGE_ESTIMATORS
+from rlvla.algorithms.policy_losses import POLICY_LOSSES
 from rlvla.commands.off_policy.flags import SACRun
 from rlvla.commands.ppo_flags import PPORun
 from rlvla.envs import registry
@@ -43,7 +43,8 @@ from rlvla.envs.registry import get_suite
 from rlvla.models.actor import ActorConfig
 from rlvla.models.config import PolicyConfig
 from rlvla.models.flow.settings import PREFIX, FlowSettings
-from rlvla.trainer.algorithm_config import AlgorithmConfig
+from rlvla.options import Registry
+from rlvla.trainer.algorithm_config import LEARNERS
 from rlvla.trainer.supervised.config import RewardModelConfig, SFTConfig
 from rlvla.utils.cli.flags import Parser
 from rlvla.utils.cli.other_tools import OTHER_TOOLS, OTHER_VALUES, PATHS
@@ -215,28 +216,33 @@ def test_rewards_come_before_the_settings_of_each_source(capsys: pytest.CaptureF
     assert names.index("reward") < min(i for i, name in enumerate(names) if name.startswith(("vlm_", "rm_")))
 
 
-# Keyword arguments of estimators and losses -> the flags that set them, where the names differ.
-RENAMED = {"lam": "lambd", "norm_by_std": "norm_adv_by_std", "kl_coef": "kl_cov_coef", "clip_dual": "eps_clip_dual"}
-
-
-def test_private_settings_stand_under_the_estimators_and_losses_that_read_them() -> None:
-    """Those of all estimators or losses with the argument, or of some whose meaning of it the help text tells."""
-    readers: dict[tuple[str, str], set[str]] = {}
-    for kind, names, options in (
-        ("advantage estimator", list_advantage_estimators(), advantage_estimator_options),
-        ("policy loss", list_policy_losses(), policy_loss_options),
-    ):
-        for name in names:
-            for option in options(name):
-                readers.setdefault((kind, RENAMED.get(option, option)), set()).add(name)
+@pytest.mark.parametrize("registry", [ADVANTAGE_ESTIMATORS, POLICY_LOSSES], ids=lambda r: r.kind)
+def test_every_option_of_an_estimator_or_loss_is_an_argument_of_it(registry: Registry) -> None:
     checked = 0
-    for field in dataclasses.fields(AlgorithmConfig):
-        kind, *owners = field.metadata.get("of", (None,))
-        if (kind, field.name) in readers:
-            # The two forms of dppo share the bound of the ratio with the loss that has the denoising steps' name.
-            assert readers[kind, field.name] == set(owners) or field.name == "eps_clip_dual", field.name
+    for name in registry.names():
+        options = registry.options(name)
+        if options is not None and options.__module__.startswith("rlvla."):
+            arguments = options().arguments()
+            assert arguments and set(arguments) <= registry.parameters(name), name
             checked += 1
-    assert checked >= 14
+    assert checked >= 6
+
+
+def test_options_stand_under_the_estimators_and_losses_that_own_them(capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit):
+        train_ppo_vla.build_parser().parse_args(["--help", "all"])
+    text = capsys.readouterr().out
+    groups = {
+        title: set(re.findall(r"^  --(?:no-)?(\w+)", flags, re.MULTILINE))
+        for title, flags in re.findall(
+            r"\n((?:policy loss|advantage estimator|algorithm)\w* \w.*):\n((?:  .*\n?)+)", text
+        )
+    }
+    assert groups["policy loss sapo"] == {"tau_pos", "tau_neg"}
+    assert groups["policy losses clip_cov, kl_cov"] == {"cov_ratio"}
+    assert groups["policy losses dppo_kl, dppo_tv, ppo"] == {"eps_clip_dual"}
+    assert groups["advantage estimators gdpo, grpo, grpo_passk"] == {"norm_adv_by_std"}
+    assert groups["algorithm nft"] == {"nft_beta", "nft_reward", "nft_clip", "nft_rollout_decay"}
 
 
 TRAINING = [train_ppo_vla, train_rm_vla, train_sac_vla, train_sft_vla]
@@ -378,12 +384,15 @@ def test_no_flag_is_accepted_and_ignored() -> None:
     # The settings of flow policies carry their prefix among the flags, and lose it where they are used.
     read |= {PREFIX + field.name for field in dataclasses.fields(FlowSettings) if field.name in read}
     fields = {field.name for config in CONFIGS for field in dataclasses.fields(config)}
+    fields |= {name for name in LEARNERS.option_owners() if LEARNERS.option_owners()[name][0][0] == "nft"}
     assert {name for name in fields if name not in read} == NOT_READ
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda c: c.__name__)
 def test_flags_come_from_the_dataclasses(command: object) -> None:
     fields = {field.name for config in CONFIGS for field in dataclasses.fields(config)}
+    for kind in (ADVANTAGE_ESTIMATORS, POLICY_LOSSES, LEARNERS):
+        fields |= kind.option_owners().keys()
     flags = {action.dest for action in command.build_parser()._actions} - {
         "help",
         "config",

@@ -214,7 +214,7 @@ def test_two_ranks_share_the_buffer_and_one_goes_on(tmp_path: Path) -> None:
 
 
 def test_a_priority_of_ones_own_reads_scores_if_there_are_any(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(priorities._KINDS, "_functions", dict(priorities._KINDS._functions))
+    monkeypatch.setattr(priorities._KINDS, "_entries", dict(priorities._KINDS._entries))
     judged: list[bool] = []
 
     @priorities.register_priority("steep_progress")

@@ -65,7 +65,7 @@ def starts() -> list[int]:
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_every_estimator_sees_the_episodes_column_by_column(actor, critic, name: str, level: str) -> None:
     """Against the function itself on columns packed by a plain loop."""
-    algorithm = AlgorithmConfig(advantage_estimator=name, advantage_level=level, gamma=0.9, lambd=0.8)
+    algorithm = AlgorithmConfig.from_flags(advantage_estimator=name, advantage_level=level, gamma=0.9, lambd=0.8)
     baselines = torch.tensor([0.5, 0.0, 0.5, 0.0, 0.5])
     rows, _, _ = make(actor, algorithm, critic=critic, baselines=baselines)
     width, longest = LEVELS[level], max(s.num_decisions for s in cases.SAMPLES)

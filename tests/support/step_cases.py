@@ -98,7 +98,7 @@ def one_step(
     strategy.config = StrategyConfig(zero_stage=stage, max_norm=1e6)
     engines = {"actor": strategy.prepare(copy.deepcopy(actor), OPTIM)}
     engines["critic"] = strategy.prepare(copy.deepcopy(critic), OPTIM)
-    config = AlgorithmConfig(entropy_loss_coef=0.1, use_kl_loss=True, init_kl_coef=KL_COEF, **algorithm)
+    config = AlgorithmConfig.from_flags(entropy_loss_coef=0.1, use_kl_loss=True, init_kl_coef=KL_COEF, **algorithm)
     updater = Updater(strategy, BatchConfig(micro_train_batch_size=micro, **batch), config, actor)
     metrics = Metrics()
     step = updater.spread(share(rows_of(actor), strategy), Metrics())  # balance: not of the step

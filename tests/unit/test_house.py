@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # From the ground up. A room may import the rooms of lower floors, and itself; `rlvla` itself holds the version, and the
 # names of all rooms for those outside.
 FLOORS = (
+    {"options"},
     {"algorithms", "experience"},
     {"utils"},
     {"models", "envs"},
@@ -29,7 +30,7 @@ FLOORS = (
 )
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 # Stricter than their floor.
-ONLY = {"envs": {"utils"}, "rewards": {"utils"}, "utils": set()}
+ONLY = {"envs": {"utils", "options"}, "rewards": {"utils", "options"}, "utils": {"options"}, "algorithms": {"options"}}
 
 
 def imported_modules(source: str, package: str) -> list[str]:

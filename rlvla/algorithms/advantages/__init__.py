@@ -18,21 +18,22 @@ It returns (advantages, returns), both [B, T], 0 outside the mask, without gradi
 and in float32 otherwise. Group estimators return the advantages twice. ValueError is raised for a missing input, shapes
 that differ, a mask that is not bool, numbers out of range, and fewer than 2 valid tokens where the result is whitened.
 
-An estimator reads only the arguments in its signature. Names can be listed without importing torch; a module is
-imported when one of its estimators is first requested.
+An estimator reads only the arguments in its signature. Its options (`register_advantage_estimator(name, options=...)`)
+are command-line flags whose values are passed as keyword arguments. The modules of this package are imported when
+estimators are listed; torch is not (`rlvla.algorithms.lazy`).
 """
 
 from rlvla.algorithms.advantages.registry import (
+    ADVANTAGE_ESTIMATORS,
     AdvantageEstimator,
-    advantage_estimator_options,
     get_advantage_estimator,
     list_advantage_estimators,
     register_advantage_estimator,
 )
 
 __all__ = [
+    "ADVANTAGE_ESTIMATORS",
     "AdvantageEstimator",
-    "advantage_estimator_options",
     "get_advantage_estimator",
     "list_advantage_estimators",
     "register_advantage_estimator",

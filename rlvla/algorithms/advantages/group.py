@@ -6,10 +6,8 @@ A row that is alone in its group has baseline 0 unless the estimator says otherw
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
-
-import torch
-from torch import Tensor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from rlvla.algorithms.advantages.registry import register_advantage_estimator
 from rlvla.algorithms.checks import (
@@ -21,7 +19,13 @@ from rlvla.algorithms.checks import (
     working_dtype,
 )
 from rlvla.algorithms.groups import GroupIds, Groups
+from rlvla.algorithms.lazy import no_grad, torch
 from rlvla.algorithms.masking import all_reduce_sum, whiten_rows
+from rlvla.options import Condition, Options, arg
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 STD_EPSILON = 1e-6
 # std + epsilon = 1 + 1e-6 in single precision for a group of one: published GRPO numbers are computed that way
@@ -29,8 +33,20 @@ _LONE_DIVISOR = 1.0 + 2.0**-20
 _SUM_BLOCK_ROWS = 4096
 
 
-@register_advantage_estimator("grpo")
-@torch.no_grad()
+@dataclass(frozen=True)
+class GroupNormOptions(Options):
+    """Normalization within a group."""
+
+    norm_adv_by_std: bool = arg(
+        True,
+        "grpo, grpo_passk, gdpo: divide by the standard deviation of the group (off with grpo: Dr. GRPO)",
+        argument="norm_by_std",
+        aliases=("norm_adv_by_std_in_grpo",),
+    )
+
+
+@register_advantage_estimator("grpo", options=GroupNormOptions, per_episode=True)
+@no_grad
 def grpo(
     token_level_rewards: Tensor,
     response_mask: Tensor,
@@ -48,8 +64,8 @@ def grpo(
     return _broadcast(_normalize(scores, groups, norm_by_std), token_level_rewards, response_mask)
 
 
-@register_advantage_estimator("grpo_passk")
-@torch.no_grad()
+@register_advantage_estimator("grpo_passk", options=GroupNormOptions, per_episode=True)
+@no_grad
 def grpo_passk(
     token_level_rewards: Tensor,
     response_mask: Tensor,
@@ -78,8 +94,8 @@ def grpo_passk(
     return _broadcast(torch.where(best, lead, torch.zeros_like(lead)), token_level_rewards, response_mask)
 
 
-@register_advantage_estimator("gdpo")
-@torch.no_grad()
+@register_advantage_estimator("gdpo", options=GroupNormOptions, per_episode=True)
+@no_grad
 def gdpo(
     token_level_rewards: Tensor,
     response_mask: Tensor,
@@ -117,8 +133,20 @@ def gdpo(
     return _broadcast(whitened, token_level_rewards, response_mask)
 
 
-@register_advantage_estimator("rloo")
-@torch.no_grad()
+@dataclass(frozen=True)
+class RLOOOptions(Options):
+    """Groups of one episode."""
+
+    singleton: str = arg(
+        "raw",
+        "rloo with --n_samples_per_prompt 1: the advantage is the score (raw) or 0",
+        choices=("raw", "zero"),
+        read_if=Condition(lambda flags: flags["n_samples_per_prompt"] <= 1, "no group has a single episode"),
+    )
+
+
+@register_advantage_estimator("rloo", options=RLOOOptions, per_episode=True, allows_singletons=True)
+@no_grad
 def rloo(
     token_level_rewards: Tensor,
     response_mask: Tensor,
@@ -141,8 +169,8 @@ def rloo(
     return _broadcast(torch.where(size > 1, others, lone), token_level_rewards, response_mask)
 
 
-@register_advantage_estimator("opo")
-@torch.no_grad()
+@register_advantage_estimator("opo", per_episode=True)
+@no_grad
 def opo(
     token_level_rewards: Tensor, response_mask: Tensor, *, group_ids: GroupIds | None = None, **extra: Any
 ) -> tuple[Tensor, Tensor]:
@@ -155,8 +183,8 @@ def opo(
     return _broadcast(advantages, token_level_rewards, response_mask)
 
 
-@register_advantage_estimator("reinforce_baseline")
-@torch.no_grad()
+@register_advantage_estimator("reinforce_baseline", per_episode=True)
+@no_grad
 def reinforce_baseline(
     token_level_rewards: Tensor,
     response_mask: Tensor,
@@ -171,8 +199,15 @@ def reinforce_baseline(
     return _broadcast(whitened, token_level_rewards, response_mask)
 
 
-@register_advantage_estimator("gpg")
-@torch.no_grad()
+@dataclass(frozen=True)
+class GPGOptions(Options):
+    """Scale of the advantages."""
+
+    f_norm: float = arg(1.0, "gpg estimator: divisor of the advantages", above=0)
+
+
+@register_advantage_estimator("gpg", options=GPGOptions, per_episode=True)
+@no_grad
 def gpg(
     token_level_rewards: Tensor,
     response_mask: Tensor,
@@ -242,7 +277,7 @@ def _broadcast(row_values: Tensor, rewards: Tensor, mask: Tensor) -> tuple[Tenso
 
 
 def _named_components(components: Mapping[str, Tensor] | Sequence[Tensor] | Tensor) -> dict[str, Tensor]:
-    if isinstance(components, Tensor):
+    if isinstance(components, torch.Tensor):
         if components.dim() < 2:
             raise ValueError(f"component_rewards has shape {list(components.shape)}; expected [B, K] or [B, T, K]")
         components = list(components.unbind(-1))

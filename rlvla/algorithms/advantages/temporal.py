@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
-from torch import Tensor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from rlvla.algorithms.advantages.registry import register_advantage_estimator
 from rlvla.algorithms.checks import check_matrix, check_number, check_same_shape, clean, require_input, working_dtype
+from rlvla.algorithms.lazy import no_grad, torch
 from rlvla.algorithms.masking import EPSILON, masked_moments, masked_whiten
+from rlvla.options import Options, arg
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 _BLOCK_ROWS = 8192
 
 
-@register_advantage_estimator("gae")
-@torch.no_grad()
+@dataclass(frozen=True)
+class GAEOptions(Options):
+    """Bias-variance trade-off."""
+
+    lambd: float = arg(1.0, "lambda of gae", minimum=0, maximum=1, argument="lam", aliases=("lam", "gae_lambda"))
+
+
+@register_advantage_estimator("gae", options=GAEOptions)
+@no_grad
 def gae(
     token_level_rewards: Tensor,
     response_mask: Tensor,
@@ -55,7 +66,7 @@ def gae(
 
 
 @register_advantage_estimator("reinforce")
-@torch.no_grad()
+@no_grad
 def reinforce(
     token_level_rewards: Tensor, response_mask: Tensor, *, gamma: float = 1.0, **extra: Any
 ) -> tuple[Tensor, Tensor]:
@@ -66,7 +77,7 @@ def reinforce(
 
 
 @register_advantage_estimator("reinforce_plus_plus")
-@torch.no_grad()
+@no_grad
 def reinforce_plus_plus(
     token_level_rewards: Tensor,
     response_mask: Tensor,
@@ -88,7 +99,7 @@ def reinforce_plus_plus(
 
 
 @register_advantage_estimator("remax")
-@torch.no_grad()
+@no_grad
 def remax(
     token_level_rewards: Tensor, response_mask: Tensor, *, reward_baselines: Tensor | None = None, **extra: Any
 ) -> tuple[Tensor, Tensor]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
-from torch import Tensor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from rlvla.algorithms.advantages.registry import register_advantage_estimator
 from rlvla.algorithms.advantages.temporal import returns_to_go
@@ -17,12 +15,25 @@ from rlvla.algorithms.checks import (
     working_dtype,
 )
 from rlvla.algorithms.groups import GroupIds, Groups
+from rlvla.algorithms.lazy import no_grad, torch
+from rlvla.options import Options, arg
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 _WEIGHT_EPSILON = 1e-8
 
 
-@register_advantage_estimator("optimal_token_baseline")
-@torch.no_grad()
+@dataclass(frozen=True)
+class TokenBaselineOptions(Options):
+    """Positions that only one episode of a group reaches."""
+
+    handle_zero_tail: bool = arg(True, "no baseline at steps that only one episode of the group reaches")
+
+
+@register_advantage_estimator("optimal_token_baseline", options=TokenBaselineOptions)
+@no_grad
 def optimal_token_baseline(
     token_level_rewards: Tensor,
     response_mask: Tensor,

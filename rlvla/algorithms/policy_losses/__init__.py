@@ -20,25 +20,24 @@ It returns the scalar loss and detached scalar metrics: `pg_clipfrac` (fraction 
 `pg_clipfrac_lower` (fraction bounded by the dual clip) and `ppo_kl` (mean of old_log_probs - log_probs). ValueError is
 raised for shapes that differ, a mask that is not bool and numbers out of range.
 
-A loss reads only the arguments in its signature. Names can be listed without importing torch; a module is imported when
-one of its losses is first requested. In the formulas, A is the advantage, rho the probability ratio
+A loss reads only the arguments in its signature. Its options (`register_policy_loss(name, options=...)`) are
+command-line flags whose values are passed as keyword arguments. The modules of this package are imported when losses
+are listed; torch is not (`rlvla.algorithms.lazy`). In the formulas, A is the advantage, rho the probability ratio
 exp(log_probs - old_log_probs), and sg[.] stops the gradient.
 """
 
 from rlvla.algorithms.policy_losses.registry import (
+    POLICY_LOSSES,
     PolicyLoss,
     get_policy_loss,
     list_policy_losses,
-    policy_loss_options,
-    policy_loss_scores,
     register_policy_loss,
 )
 
 __all__ = [
+    "POLICY_LOSSES",
     "PolicyLoss",
     "get_policy_loss",
     "list_policy_losses",
-    "policy_loss_options",
-    "policy_loss_scores",
     "register_policy_loss",
 ]

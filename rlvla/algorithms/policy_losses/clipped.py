@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from rlvla.algorithms.checks import count_valid_per_row
-from rlvla.algorithms.policy_losses.common import check_clip, prepare
+from rlvla.algorithms.lazy import torch
+from rlvla.algorithms.policy_losses.common import ClipOptions, DualClipOptions, check_clip, prepare
 from rlvla.algorithms.policy_losses.registry import register_policy_loss
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 _GSPO_LOG_RATIO_CAP = 10.0
 
 
-@register_policy_loss("ppo")
+@register_policy_loss("ppo", options=DualClipOptions)
 def ppo(
     log_probs: Tensor,
     old_log_probs: Tensor,
@@ -57,7 +59,7 @@ def pessimistic(advantages: Tensor, ratio: Tensor, low: float, high: float) -> t
     return torch.maximum(plain, clipped), clipped > plain
 
 
-@register_policy_loss("gspo")
+@register_policy_loss("gspo", options=ClipOptions)
 def gspo(
     log_probs: Tensor,
     old_log_probs: Tensor,
@@ -86,7 +88,7 @@ def gspo(
     return inputs.aggregate(loss, "seq-mean-token-mean", extra), inputs.metrics(inputs.log_ratio, clipped)
 
 
-@register_policy_loss("geo_mean")
+@register_policy_loss("geo_mean", options=ClipOptions)
 def geo_mean(
     log_probs: Tensor,
     old_log_probs: Tensor,

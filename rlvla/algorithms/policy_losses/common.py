@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from rlvla.algorithms.checks import (
     check_matrix,
@@ -18,12 +15,65 @@ from rlvla.algorithms.checks import (
     count_valid_per_row,
     working_dtype,
 )
+from rlvla.algorithms.lazy import torch
 from rlvla.algorithms.losses import aggregate_loss
 from rlvla.algorithms.masking import EPSILON
+from rlvla.options import Options, arg
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 LOG_RATIO_BOUND = 20.0
 _WEIGHT_FLOOR = 1e-10
 _AGGREGATION_OPTIONS = ("num_tokens", "num_sequences", "dp_size", "horizon", "trajectory_ids", "trajectory_tokens")
+
+
+TWO_WIDTHS = "give two widths, low <= high"
+
+
+@dataclass(frozen=True)
+class ClipOptions(Options):
+    """Bounds of the probability ratio."""
+
+    eps_clip: float = arg(
+        0.2,
+        "the ratio is clipped to 1 +- this (typically 3e-4 to 0.05 for gspo, 0.4 for geo_mean)",
+        above=0,
+        aliases=("clip_ratio", "cliprange", "epsilon"),
+    )
+    eps_clip_low_high: tuple[float, ...] = arg(
+        (),
+        "two clip widths instead of --eps_clip: below and above 1, e.g. 0.2 0.28",
+        above=0,
+        metavar="EPS",
+        check=(lambda widths: len(widths) == 2 and widths[0] <= widths[1], TWO_WIDTHS),
+    )
+
+    @property
+    def clip(self) -> tuple[float, float]:
+        """The clip widths (low, high) of the ratio."""
+        low, high = self.eps_clip_low_high or (self.eps_clip, self.eps_clip)
+        return low, high
+
+    def arguments(self) -> dict[str, Any]:
+        """`clip_low`, `clip_high`, and the other options."""
+        arguments = super().arguments()
+        del arguments["eps_clip"], arguments["eps_clip_low_high"]
+        return {"clip_low": self.clip[0], "clip_high": self.clip[1], **arguments}
+
+
+@dataclass(frozen=True)
+class DualClipOptions(ClipOptions):
+    """Bounds of the probability ratio, with a cap."""
+
+    eps_clip_dual: float | None = arg(
+        None,
+        "ppo: bound of the ratio for negative advantages (off by default); dppo: largest ratio (20)",
+        above=1,
+        argument="clip_dual",
+        aliases=("dual_clip", "clip_ratio_c"),
+    )
 
 
 @dataclass(frozen=True)

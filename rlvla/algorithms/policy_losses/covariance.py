@@ -2,25 +2,81 @@
 
 Cui et al. 2025, "The Entropy Mechanism of Reinforcement Learning for Reasoning Language Models". Means and fractions
 are computed over the rows of one call. To split an optimizer step into micro-batches, select the tokens of the whole
-step first (`TOKEN_CHOICES`) and pass each call its part as `chosen`.
+step first (`select_tokens` of the registration) and pass each call its rows of the selection as `chosen`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
-from typing import Any
-
-import torch
-from torch import Tensor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from rlvla.algorithms.checks import check_number, check_same_shape, count_valid
+from rlvla.algorithms.lazy import torch
 from rlvla.algorithms.policy_losses.clipped import pessimistic
-from rlvla.algorithms.policy_losses.common import PolicyInputs, check_clip, prepare
+from rlvla.algorithms.policy_losses.common import ClipOptions, PolicyInputs, check_clip, prepare
 from rlvla.algorithms.policy_losses.registry import register_policy_loss
+from rlvla.options import Options, arg
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
-@register_policy_loss("clip_cov")
+def choose_for_clip_cov(
+    log_probs: Tensor,
+    old_log_probs: Tensor,
+    advantages: Tensor,
+    response_mask: Tensor,
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    cov_ratio: float = 2e-4,
+    cov_low: float = 1.0,
+    cov_high: float = 5.0,
+    generator: torch.Generator | None = None,
+    **extra: Any,
+) -> Tensor:
+    """Tokens that `clip_cov` drops, [B, T] bool; inputs as in `clip_cov`.
+
+    Candidates are valid tokens that are not clipped and whose covariance (A - mean A)(log_prob - mean log_prob) lies
+    strictly between `cov_low` and `cov_high`. Up to `cov_ratio` times the number of valid tokens (at least 1) are drawn
+    from them.
+
+    Args:
+        cov_ratio: fraction of the valid tokens to drop, in (0, 1].
+        cov_low: lower bound of the covariance.
+        cov_high: upper bound of the covariance, at least `cov_low`.
+        generator: CPU generator for the draw; None uses torch's global generator.
+    """
+    check_clip(clip_low, clip_high)
+    _check_fraction(cov_ratio)
+    if not cov_low <= cov_high:
+        raise ValueError(f"cov_low must not exceed cov_high, got {cov_low} and {cov_high}")
+    inputs = prepare(log_probs.detach(), old_log_probs, advantages, response_mask, None)
+    _, clipped = pessimistic(inputs.advantages, inputs.log_ratio.exp(), clip_low, clip_high)
+    covariance = _covariance(inputs)
+    candidate = inputs.mask & ~clipped & (covariance > cov_low) & (covariance < cov_high)
+    indices = candidate.flatten().nonzero().squeeze(-1)
+    order = torch.randperm(len(indices), generator=generator).to(indices.device)
+    return _token_mask(inputs, indices[order[: _fraction_count(inputs, cov_ratio)]])
+
+
+_COV_RATIO: dict[str, Any] = {
+    "help": "clip_cov, kl_cov: fraction of the tokens of a step that is selected, at least one",
+    "above": 0,
+    "maximum": 1,
+}
+
+
+@dataclass(frozen=True)
+class ClipCovOptions(ClipOptions):
+    """Tokens that Clip-Cov drops."""
+
+    cov_ratio: float = arg(2e-4, **_COV_RATIO)
+    cov_low: float = arg(1.0, "smallest covariance of a selected token", at_most="cov_high")
+    cov_high: float = arg(5.0, "largest covariance of a selected token")
+
+
+@register_policy_loss("clip_cov", options=ClipCovOptions, needs={"covariances"}, select_tokens=choose_for_clip_cov)
 def clip_cov(
     log_probs: Tensor,
     old_log_probs: Tensor,
@@ -69,46 +125,36 @@ def clip_cov(
     return inputs.aggregate(loss, agg_mode, extra), inputs.metrics(inputs.log_ratio, chosen)
 
 
-def choose_for_clip_cov(
+def choose_for_kl_cov(
     log_probs: Tensor,
     old_log_probs: Tensor,
     advantages: Tensor,
     response_mask: Tensor,
     *,
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
     cov_ratio: float = 2e-4,
-    cov_low: float = 1.0,
-    cov_high: float = 5.0,
-    generator: torch.Generator | None = None,
     **extra: Any,
 ) -> Tensor:
-    """Tokens that `clip_cov` drops, [B, T] bool; inputs as in `clip_cov`.
-
-    Candidates are valid tokens that are not clipped and whose covariance (A - mean A)(log_prob - mean log_prob) lies
-    strictly between `cov_low` and `cov_high`. Up to `cov_ratio` times the number of valid tokens (at least 1) are drawn
-    from them.
+    """Tokens that `kl_cov` penalizes, [B, T] bool: those of highest (A - mean A)(log_prob - mean log_prob).
 
     Args:
-        cov_ratio: fraction of the valid tokens to drop, in (0, 1].
-        cov_low: lower bound of the covariance.
-        cov_high: upper bound of the covariance, at least `cov_low`.
-        generator: CPU generator for the draw; None uses torch's global generator.
+        cov_ratio: fraction of the valid tokens to select (at least 1 token), in (0, 1].
     """
-    check_clip(clip_low, clip_high)
     _check_fraction(cov_ratio)
-    if not cov_low <= cov_high:
-        raise ValueError(f"cov_low must not exceed cov_high, got {cov_low} and {cov_high}")
     inputs = prepare(log_probs.detach(), old_log_probs, advantages, response_mask, None)
-    _, clipped = pessimistic(inputs.advantages, inputs.log_ratio.exp(), clip_low, clip_high)
-    covariance = _covariance(inputs)
-    candidate = inputs.mask & ~clipped & (covariance > cov_low) & (covariance < cov_high)
-    indices = candidate.flatten().nonzero().squeeze(-1)
-    order = torch.randperm(len(indices), generator=generator).to(indices.device)
-    return _token_mask(inputs, indices[order[: _fraction_count(inputs, cov_ratio)]])
+    covariance = _covariance(inputs).masked_fill(~inputs.mask, -torch.inf).flatten()
+    count = min(_fraction_count(inputs, cov_ratio), int(count_valid(inputs.mask)))
+    return _token_mask(inputs, covariance.topk(count).indices)
 
 
-@register_policy_loss("kl_cov")
+@dataclass(frozen=True)
+class KLCovOptions(Options):
+    """Tokens that KL-Cov penalizes, and their penalty."""
+
+    cov_ratio: float = arg(2e-4, **_COV_RATIO)
+    kl_cov_coef: float = arg(1.0, "weight of the penalty |log-ratio|", minimum=0, argument="kl_coef")
+
+
+@register_policy_loss("kl_cov", options=KLCovOptions, needs={"covariances"}, select_tokens=choose_for_kl_cov)
 def kl_cov(
     log_probs: Tensor,
     old_log_probs: Tensor,
@@ -142,33 +188,6 @@ def kl_cov(
     loss = torch.where(chosen, loss + kl_coef * inputs.log_ratio.abs(), loss)
     metrics = inputs.metrics(-inputs.log_ratio.abs(), chosen)
     return inputs.aggregate(loss, agg_mode, extra), metrics
-
-
-def choose_for_kl_cov(
-    log_probs: Tensor,
-    old_log_probs: Tensor,
-    advantages: Tensor,
-    response_mask: Tensor,
-    *,
-    cov_ratio: float = 2e-4,
-    **extra: Any,
-) -> Tensor:
-    """Tokens that `kl_cov` penalizes, [B, T] bool: those of highest (A - mean A)(log_prob - mean log_prob).
-
-    Args:
-        cov_ratio: fraction of the valid tokens to select (at least 1 token), in (0, 1].
-    """
-    _check_fraction(cov_ratio)
-    inputs = prepare(log_probs.detach(), old_log_probs, advantages, response_mask, None)
-    covariance = _covariance(inputs).masked_fill(~inputs.mask, -torch.inf).flatten()
-    count = min(_fraction_count(inputs, cov_ratio), int(count_valid(inputs.mask)))
-    return _token_mask(inputs, covariance.topk(count).indices)
-
-
-# Policy loss -> function that selects its tokens, called with the arguments of the loss.
-TOKEN_CHOICES: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
-    {"clip_cov": choose_for_clip_cov, "kl_cov": choose_for_kl_cov}
-)
 
 
 def _covariance(inputs: PolicyInputs) -> Tensor:

@@ -2,20 +2,38 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from torch import Tensor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from rlvla.algorithms.checks import count_valid
-from rlvla.algorithms.flow.objectives import denoising_clip as clip_widths
-from rlvla.algorithms.flow.objectives import dppo_loss, fpo_log_ratio
 from rlvla.algorithms.masking import EPSILON
 from rlvla.algorithms.policy_losses.clipped import pessimistic
 from rlvla.algorithms.policy_losses.common import LOG_RATIO_BOUND, check_clip, prepare
 from rlvla.algorithms.policy_losses.registry import register_policy_loss
+from rlvla.options import Options, arg
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
-@register_policy_loss("dppo", scores="step_log_probs")
+@dataclass(frozen=True)
+class DPPOOptions(Options):
+    """Discount and clip widths over denoising steps."""
+
+    denoising_gamma: float = arg(
+        0.99, "factor on the advantage for each denoising step before the last", minimum=0, maximum=1
+    )
+    denoising_clip: tuple[float, ...] = arg(
+        (0.001, 0.01),
+        "clip widths of the ratio at the first and at the last denoising step",
+        above=0,
+        nargs=2,
+        metavar="EPS",
+        check=(lambda widths: len(widths) == 2 and widths[0] <= widths[1], "give two widths, first <= last"),
+    )
+
+
+@register_policy_loss("dppo", options=DPPOOptions, scores="step_log_probs")
 def dppo(
     log_probs: Tensor,
     old_log_probs: Tensor,
@@ -45,6 +63,9 @@ def dppo(
     Raises:
         ValueError: besides the common ones, columns that `column_shape` does not fit.
     """
+    from rlvla.algorithms.flow.objectives import denoising_clip as clip_widths
+    from rlvla.algorithms.flow.objectives import dppo_loss
+
     inputs = prepare(log_probs, old_log_probs, advantages, response_mask, rollout_weights)
     rows, width = response_mask.shape
     actions, steps, dims = column_shape or (1, 1, width)
@@ -67,7 +88,14 @@ def dppo(
     return inputs.mean_over_rows(loss.mean(-1), extra), metrics
 
 
-@register_policy_loss("fpo", scores="matching")
+@dataclass(frozen=True)
+class FPOOptions(Options):
+    """Clip width."""
+
+    fpo_clip: float = arg(0.05, "the ratio is clipped to 1 +- this", above=0)
+
+
+@register_policy_loss("fpo", options=FPOOptions, scores="matching")
 def fpo(
     log_probs: Tensor,
     old_log_probs: Tensor,
@@ -92,6 +120,8 @@ def fpo(
     Returns:
         Loss and metrics; `pg_clipfrac` is the fraction of valid rows that were clipped.
     """
+    from rlvla.algorithms.flow.objectives import fpo_log_ratio
+
     check_clip(fpo_clip, fpo_clip)
     inputs = prepare(log_probs, old_log_probs, advantages, response_mask, rollout_weights)
     log_ratio = fpo_log_ratio(-inputs.old_log_probs.sum(-1, keepdim=True), -inputs.log_probs.sum(-1, keepdim=True))

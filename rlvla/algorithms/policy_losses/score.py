@@ -1,15 +1,17 @@
-"""Losses whose gradient is the score function times a weight: GPG, CISPO, SAPO, DRO."""
+"""Losses whose gradient is the score function times a weight: GPG, CISPO, DRO."""
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
-from torch import Tensor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from rlvla.algorithms.checks import check_number
-from rlvla.algorithms.policy_losses.common import prepare
+from rlvla.algorithms.policy_losses.common import TWO_WIDTHS, ClipOptions, prepare
 from rlvla.algorithms.policy_losses.registry import register_policy_loss
+from rlvla.options import Options, arg
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @register_policy_loss("gpg")
@@ -33,7 +35,20 @@ def gpg(
     return inputs.aggregate(loss, agg_mode, extra), inputs.metrics(inputs.log_ratio)
 
 
-@register_policy_loss("cispo")
+@dataclass(frozen=True)
+class CISPOOptions(ClipOptions):
+    """Bounds of the importance weights; a lower width of 1 or more leaves them unbounded below."""
+
+    eps_clip_low_high: tuple[float, ...] = arg(
+        (),
+        "two clip widths instead of --eps_clip: below and above 1, e.g. 0.2 0.28",
+        above=0,
+        metavar="EPS",
+        check=(lambda widths: len(widths) == 2 and (widths[0] <= widths[1] or widths[0] >= 1), TWO_WIDTHS),
+    )
+
+
+@register_policy_loss("cispo", options=CISPOOptions)
 def cispo(
     log_probs: Tensor,
     old_log_probs: Tensor,
@@ -61,37 +76,14 @@ def cispo(
     return inputs.aggregate(loss, agg_mode, extra), inputs.metrics(log_ratio, weight != ratio)
 
 
-@register_policy_loss("sapo")
-def sapo(
-    log_probs: Tensor,
-    old_log_probs: Tensor,
-    advantages: Tensor,
-    response_mask: Tensor,
-    *,
-    tau_pos: float = 1.0,
-    tau_neg: float = 1.05,
-    rollout_weights: Tensor | None = None,
-    **extra: Any,
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Soft gating instead of clipping (SAPO, Gao et al. 2025).
+@dataclass(frozen=True)
+class DROOptions(Options):
+    """Penalty towards the old policy."""
 
-    -A sigmoid(tau (rho - 1)) 4 / tau, with tau_pos where A > 0 and tau_neg elsewhere, and the log-ratio clamped to
-    +-20. Always aggregated as seq-mean-token-mean; `agg_mode` is ignored.
-
-    Args:
-        tau_pos: temperature for positive advantages, above 0.
-        tau_neg: temperature for the others, above 0; larger values dampen them more.
-    """
-    if not tau_pos > 0 or not tau_neg > 0:
-        raise ValueError(f"tau_pos and tau_neg must be positive, got {tau_pos} and {tau_neg}")
-    inputs = prepare(log_probs, old_log_probs, advantages, response_mask, rollout_weights)
-    log_ratio = inputs.bounded_log_ratio
-    tau = torch.full_like(inputs.advantages, tau_neg).masked_fill_(inputs.advantages > 0, tau_pos)
-    loss = -inputs.advantages * torch.sigmoid(tau * (log_ratio.exp() - 1.0)) * (4.0 / tau)
-    return inputs.aggregate(loss, "seq-mean-token-mean", extra), inputs.metrics(log_ratio)
+    beta: float = arg(0.1, "weight of the squared log-ratio", minimum=0)
 
 
-@register_policy_loss("dro")
+@register_policy_loss("dro", options=DROOptions)
 def dro(
     log_probs: Tensor,
     old_log_probs: Tensor,

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from rlvla.algorithms.checks import check_number
-from rlvla.algorithms.policy_losses.common import PolicyInputs, prepare
+from rlvla.algorithms.lazy import torch
+from rlvla.algorithms.policy_losses.common import DualClipOptions, PolicyInputs, prepare
 from rlvla.algorithms.policy_losses.registry import register_policy_loss
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 _DEFAULT_RATIO_CAP = 20.0
 _LOG_FLOOR = 1e-8
 
 
-@register_policy_loss("dppo_tv")
+@register_policy_loss("dppo_tv", options=DualClipOptions, needs={"probabilities"})
 def dppo_tv(
     log_probs: Tensor,
     old_log_probs: Tensor,
@@ -50,7 +52,7 @@ def dppo_tv(
     return _region_loss(inputs, inside, clip_dual, agg_mode, extra)
 
 
-@register_policy_loss("dppo_kl")
+@register_policy_loss("dppo_kl", options=DualClipOptions, needs={"probabilities"})
 def dppo_kl(
     log_probs: Tensor,
     old_log_probs: Tensor,

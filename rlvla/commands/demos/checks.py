@@ -9,12 +9,11 @@ from typing import Any
 from rlvla.commands.demos.config import CollectConfig
 from rlvla.commands.demos.expert import ExpertPlayer
 from rlvla.commands.demos.policy import PolicyPlayer, policy_player
-from rlvla.commands.problem_texts import problem, unread
 from rlvla.envs.config import EnvConfig, SplitConfig, heldout_problems
 from rlvla.envs.experts import ExpertConfig
 from rlvla.envs.workers.config import WorkerConfig
 from rlvla.models.config import PolicyConfig
-from rlvla.utils.cli.flags import as_typed, range_problems
+from rlvla.utils.cli.flags import no_effect, range_problems
 from rlvla.utils.errors import ConfigError, Problem
 from rlvla.utils.files import output_folder_problem
 
@@ -35,7 +34,7 @@ def checked_player(
     problems = [p for part in (env, config, split, workers, policy) for p in range_problems(part)]
     problems += workers.problems(env.env_python)
     folder = output_folder_problem(config.output)
-    problems += [problem("output", "folder_in_use", why=folder)] if folder else []
+    problems += [Problem("output", "folder_in_use", f"--output: {folder}")] if folder else []
     errors, player = ExpertConfig(), None
     try:
         errors = expert()
@@ -60,11 +59,9 @@ def checked_player(
 def _unread_problems(config: CollectConfig, policy: PolicyConfig, errors: ExpertConfig) -> list[Problem]:
     """Flags of the expert where a policy plays, and the other way round."""
     if config.policy is not None:
-        return [unread(name, as_typed(name, value), "no expert") for name, value in _given(errors)]
+        return [no_effect(name, value, "--policy plays, not the scripted expert") for name, value in _given(errors)]
     sampling = [] if config.temperature is None else [("temperature", config.temperature)]
-    return [
-        unread(name, as_typed(name, value), "missing", switch="policy") for name, value in sampling + _given(policy)
-    ]
+    return [no_effect(name, value, "there is no --policy") for name, value in sampling + _given(policy)]
 
 
 def _given(group: Any) -> list[tuple[str, Any]]:

@@ -8,7 +8,6 @@ from typing import ClassVar
 
 from rlvla.commands.demos.config import CollectConfig
 from rlvla.commands.demos.record import Attempt, complete_episodes, planned_episodes
-from rlvla.commands.problem_texts import problem
 from rlvla.envs.base import TaskSpec
 from rlvla.envs.config import EnvConfig, SplitConfig
 from rlvla.envs.experts import ExpertConfig, make_expert
@@ -42,7 +41,19 @@ class ExpertPlayer:
         """Tasks that it cannot play."""
         found = []
         for task in self.env.tasks():
-            found += [problem("task_suite_name", "primitives", task=task.name)] if task.primitives else []
+            found += (
+                [
+                    Problem(
+                        "task_suite_name",
+                        "primitives",
+                        f"the scripted expert of {task.name} gives actions of the controller, not "
+                        "primitives; leave "
+                        "--action_space out",
+                    )
+                ]
+                if task.primitives
+                else []
+            )
             try:
                 make_expert(self.env.suite, task.task_id, self.expert)
             except ConfigError as error:

@@ -19,7 +19,6 @@ import torch
 from rlvla.checkpoints.policy_folder import recorded_environment
 from rlvla.commands.demos.config import CollectConfig
 from rlvla.commands.demos.record import Attempt, complete_episodes, planned_episodes
-from rlvla.commands.problem_texts import problem
 from rlvla.commands.run_policies import policy_folder
 from rlvla.commands.setup import CheckedRun, check_run
 from rlvla.envs.base import TaskSpec
@@ -68,7 +67,12 @@ class PolicyPlayer:
             if states < wanted:
                 own = wanted != self.config.num_demos
                 flag, value = ("task_demos", f"{task.name}:{wanted}") if own else ("num_demos", wanted)
-                found.append(problem(flag, "too_few_states", value=value, task=task.name, states=states))
+                text = (
+                    f"--{flag} {value}: greedy actions are the same in every episode from a state, and "
+                    f"{task.name}"
+                    f" has {states} to record from; ask for fewer, or give --temperature"
+                )
+                found.append(Problem(flag, "too_few_states", text))
         return found
 
     def most_attempts(self, task: TaskSpec) -> int:
@@ -189,7 +193,11 @@ def _other_tasks(asked: EnvConfig, record: dict[str, Any], folder: str) -> list[
     """A suite or tasks that the policy was not trained for."""
     suite = record["task_suite_name"]
     if asked.task_suite_name not in (None, suite):
-        return [problem("policy", "other_suite", value=folder, suite=suite, asked=asked.task_suite_name)]
+        text = (
+            f"--policy {folder} was trained in {suite}, and --task_suite_name names "
+            f"{asked.task_suite_name}; leave that out"
+        )
+        return [Problem("policy", "other_suite", text)]
     known = {task.task_id: task.name for task in EnvConfig(env_python=asked.env_python).completed(record).tasks()}
     wanted = replace(asked, task_suite_name=suite).tasks() if asked.task_names else ()
     ids = [*asked.task_ids, *(task.task_id for task in wanted)]
@@ -197,7 +205,11 @@ def _other_tasks(asked: EnvConfig, record: dict[str, Any], folder: str) -> list[
     if not others:
         return []
     trained = ", ".join(f"{task_id} ({name})" for task_id, name in known.items())
-    return [problem("policy", "other_tasks", value=folder, tasks=trained, asked=" ".join(others))]
+    text = (
+        f"--policy {folder} was trained on {trained}, and --task_ids names {' '.join(others)}; name "
+        "some of its tasks, or leave that out"
+    )
+    return [Problem("policy", "other_tasks", text)]
 
 
 def recorded_env(asked: EnvConfig, played: EnvConfig) -> EnvConfig:
@@ -213,7 +225,16 @@ def recorded_env(asked: EnvConfig, played: EnvConfig) -> EnvConfig:
     actions, privileged = _roles(played.suite)
     given = [name for name in actions if name in asked.options]
     if given:
-        raise ConfigError([problem(name, "of_policy") for name in given])
+        raise ConfigError(
+            [
+                Problem(
+                    name,
+                    "of_policy",
+                    f"--{name}: the actions are those of --policy, and demonstrations hold ordinary ones; leave it out",
+                )
+                for name in given
+            ]
+        )
     ordinary = played.with_ordinary_actions()
     options = {name: value for name, value in ordinary.options.items() if name not in (*actions, *privileged)}
     return replace(

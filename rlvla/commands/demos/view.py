@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 
-from rlvla.commands.problem_texts import problem
 from rlvla.data.demonstrations import UNKNOWN_STATE, Demonstrations
 from rlvla.data.reading import control_frequency, data_files, joined, read_parts, task_of
 from rlvla.data.replayed_episodes import play_again, replay_problem
@@ -83,10 +82,10 @@ def run_view(config: ViewConfig) -> Path:
     count = len(demos.actions)
     beyond = [str(number) for number in config.episodes if number >= count]
     if beyond:
-        where = {"value": " ".join(beyond), "demos": " ".join(config.demos), "episodes": count}
-        problems.append(problem("episodes", "out_of_range", **where))
+        text = f"--episodes {' '.join(beyond)}: {' '.join(config.demos)} has {count} episodes"
+        problems.append(Problem("episodes", "out_of_range", text))
     if config.replay and (why := replay_problem("it", demos)):
-        problems.append(problem("replay", "not_playable", why=why))
+        problems.append(Problem("replay", "not_playable", f"--replay: {why}"))
     if problems:
         raise ConfigError(problems)
     chosen = list(dict.fromkeys(config.episodes)) or shown_episodes(demos, config.show_episodes)

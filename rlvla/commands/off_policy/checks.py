@@ -13,7 +13,6 @@ from rlvla.commands.model_checks import ObservationSpec, mismatch_with_policy, s
 from rlvla.commands.off_policy.dsrl import check_base, noise_problems
 from rlvla.commands.off_policy.flags import SACRun
 from rlvla.commands.off_policy.learner_checks import learner_problems
-from rlvla.commands.policy_checks import wandb_problems
 from rlvla.commands.runs.checks import changed_flags, dump_problems, flag_problems, length_problems, rank_problems
 from rlvla.commands.setup import CheckedRun, state_input_of, success_problems
 from rlvla.data.demonstrations import Demonstrations
@@ -64,7 +63,7 @@ def check(flags: SACRun) -> CheckedSAC:
     setting, more = _check_environment(flags)
     problems += more
     tasks = setting.run.tasks if setting is not None else []
-    problems += early_stopping_problems(flags.schedule, len(tasks), flags.batch) + wandb_problems(flags.schedule)
+    problems += early_stopping_problems(flags.schedule, len(tasks), flags.batch)
     problems += reward_problems(flags.rewards, learner_of(flags), tasks, flags.success)
     if setting is not None:
         problems += changed_flags(flags, setting.run) + dump_problems(flags, setting.run.env)

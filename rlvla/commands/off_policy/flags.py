@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from rlvla.commands.custom_modules import CustomConfig
 from rlvla.commands.runs.flags import TrainingRun
@@ -44,6 +46,7 @@ class SACRun(TrainingRun):
     guards: SACGuardConfig = SACGuardConfig()
     custom: CustomConfig = CustomConfig()
     given: frozenset[str] = frozenset()
+    unselected: Mapping[str, Any] = field(default_factory=dict)
 
     def completed(self) -> SACRun:
         """With the defaults that depend on what acts."""

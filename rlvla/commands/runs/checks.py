@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 from rlvla.checkpoints.run_folder import RUN_FILE, checkpoint_folder_problem, ended_early, run_folder_problem
 from rlvla.checkpoints.training import list_checkpoints
-from rlvla.commands.problem_texts import problem
 from rlvla.commands.runs.flags import TrainingRun
 from rlvla.commands.setup import CheckedRun
 from rlvla.envs.config import EnvConfig
-from rlvla.utils.cli.flags import range_problems
+from rlvla.utils.cli.flags import no_effect_problems, range_problems
 from rlvla.utils.data_files import read_json
 from rlvla.utils.deepspeed.config import launched_world_size
 from rlvla.utils.errors import ConfigError, Problem, require
@@ -37,6 +36,7 @@ def flag_problems(flags: TrainingRun, batch: list[Problem], learner: list[Proble
         MissingExtraError: a flag needs a package that is not installed.
     """
     problems = [p for group in flags.groups.values() for p in range_problems(group)]
+    learner = [*no_effect_problems(flags.groups.values(), flags.unselected, flags.given), *learner]
     out_of_range = {p.flag for p in problems}  # reported once is enough
     problems += [*batch, *_worker_problems(flags), *flags.strategy.problems()]
     problems += [p for p in learner if p.flag not in out_of_range]
@@ -62,7 +62,11 @@ def rank_problems(flags: TrainingRun) -> list[Problem]:
     """Batch sizes that the ranks cannot share."""
     ranks, sizes = launched_world_size(), ("rollout_batch_size", "train_batch_size")
     values = {name: getattr(flags.batch, name) for name in sizes}
-    return [problem(name, "not_divisible", value=n, ranks=ranks) for name, n in values.items() if n % ranks]
+    return [
+        Problem(name, "not_divisible", f"--{name} {n} must be divisible by the number of ranks {ranks}")
+        for name, n in values.items()
+        if n % ranks
+    ]
 
 
 def length_problems(flags: TrainingRun) -> list[Problem]:
@@ -72,16 +76,23 @@ def length_problems(flags: TrainingRun) -> list[Problem]:
     if episodes < 1:
         return []  # already reported
     if batch.num_episodes < episodes:
-        found.append(problem("num_episodes", "too_few", value=batch.num_episodes, episodes=episodes))
+        text = f"--num_episodes {batch.num_episodes} is less than one iteration of {episodes} episodes"
+        found.append(Problem("num_episodes", "too_few", text))
     elif batch.num_episodes % episodes:
         below = batch.num_episodes // episodes * episodes
         near = {"episodes": episodes, "below": below, "above": below + episodes}
-        found.append(problem("num_episodes", "not_divisible", value=batch.num_episodes, **near))
+        text = (
+            f"--num_episodes {batch.num_episodes} is no multiple of the {episodes} episodes of an "
+            f"iteration; give {below} or {below + episodes}"
+        )
+        found.append(Problem("num_episodes", "not_divisible", text))
     late = " ".join(str(number) for number in schedule.profile_steps if number > batch.iterations)
     if late:
-        found.append(problem("profile_steps", "out_of_range", value=late, iterations=batch.iterations))
+        text = f"--profile_steps {late}: the run has {batch.iterations} iterations, counted from 1; name some of these"
+        found.append(Problem("profile_steps", "out_of_range", text))
     if schedule.profile_steps and schedule.val_only:
-        found.append(problem("profile_steps", "contradiction"))
+        text = "--profile_steps records training, and --val_only leaves it out; give one of the two"
+        found.append(Problem("profile_steps", "contradiction", text))
     return found
 
 
@@ -93,7 +104,7 @@ def folder_problems(flags: TrainingRun) -> list[Problem]:
         problems["ckpt_path"] = checkpoint_folder_problem(flags.run.ckpt_path, resuming=resuming)
     if flags.schedule.fallback_path is not None:
         problems["fallback_path"] = output_folder_problem(flags.schedule.fallback_path, resuming=resuming)
-    return [problem(flag, "folder_in_use", why=why) for flag, why in problems.items() if why]
+    return [Problem(flag, "folder_in_use", f"--{flag}: {why}") for flag, why in problems.items() if why]
 
 
 def changed_flags(flags: TrainingRun, setting: CheckedRun) -> list[Problem]:
@@ -104,7 +115,7 @@ def changed_flags(flags: TrainingRun, setting: CheckedRun) -> list[Problem]:
     try:
         stored = read_json(path, allow_nan=True)
     except ConfigError as error:
-        return [problem("save_path", "invalid_file", error=error)]
+        return [Problem("save_path", "invalid_file", f"{error}; name another --save_path")]
     before = {name: group for name, group in stored.items() if isinstance(group, dict)}
     problems = []
     elsewhere = {name: value for group in before.values() for name, value in group.items()}
@@ -116,7 +127,8 @@ def changed_flags(flags: TrainingRun, setting: CheckedRun) -> list[Problem]:
             # Flags have moved between groups, and the run may be older than some of them.
             known = before.get(group, {}).get(name, elsewhere.get(name, defaults[group].get(name)))
             if name not in _FREE_FLAGS and known != value:
-                problems.append(problem(name, "changed", value=value, folder=flags.run.save_path, known=known))
+                text = f"--{name} {value}: the run in {flags.run.save_path} was started with {known}"
+                problems.append(Problem(name, "changed", f"{text}; repeat that, or name another --save_path"))
     return problems
 
 
@@ -137,15 +149,19 @@ def resume_problems(flags: TrainingRun) -> list[Problem]:
     if isinstance(asked, str):
         known = [path.name for path in list_checkpoints(flags.ckpt_path)]
         if asked not in known:
-            places = {"folder": flags.ckpt_path, "known": ", ".join(known) or "none"}
-            return [problem("load_checkpoint", "unknown_name", value=asked, **places)]
+            text = (
+                f"--load_checkpoint {asked}: there is no such checkpoint in {flags.ckpt_path}; there are: "
+                f"{', '.join(known) or 'none'}"
+            )
+            return [Problem("load_checkpoint", "unknown_name", text)]
     if evaluates_a_checkpoint(flags) and not list_checkpoints(flags.ckpt_path):
         return [nothing_to_evaluate(flags)]
     if not flags.run.load_checkpoint or not folder.is_dir() or (folder / RUN_FILE).is_file():
         return []
     # A process killed while writing that file leaves only a hidden temporary file.
     if any(not path.name.startswith(".") for path in folder.iterdir()):
-        return [problem("save_path", "mismatch", folder=folder, file=RUN_FILE)]
+        text = f"--save_path: {folder} holds no run of this command ({RUN_FILE} is missing); name another folder"
+        return [Problem("save_path", "mismatch", text)]
     return []
 
 
@@ -156,19 +172,32 @@ def evaluates_a_checkpoint(flags: TrainingRun) -> bool:
 
 def nothing_to_evaluate(flags: TrainingRun) -> Problem:
     """That there is no checkpoint to evaluate."""
-    return problem("load_checkpoint", "missing_file", folder=flags.ckpt_path)
+    text = (
+        f"--val_only --load_checkpoint: there is no checkpoint in {flags.ckpt_path}; name the run with"
+        " --save_path, or leave out --load_checkpoint to evaluate --pretrain"
+    )
+    return Problem("load_checkpoint", "missing_file", text)
 
 
 def _defaults(flags: TrainingRun, setting: CheckedRun) -> dict[str, dict[str, Any]]:
     """What `describe` returns if no flag is given except the suite."""
-    defaults = {name: asdict(type(group)()) for name, group in flags.groups.items()}
+    defaults = {name: as_flat_dict(type(group)()) for name, group in flags.groups.items()}
     defaults["env"] = EnvConfig(task_suite_name=setting.env.task_suite_name).as_dict()
     plain: dict[str, dict[str, Any]] = json.loads(json.dumps(defaults))
     return plain
 
 
+def as_flat_dict(group: Any) -> dict[str, Any]:
+    """The fields of a group; options of registered code stand among them, as flags do."""
+    flat: dict[str, Any] = {}
+    registered = {f.name for f in fields(group) if "registry" in f.metadata}
+    for name, value in asdict(group).items():
+        flat |= (value or {}) if name in registered else {name: value}
+    return flat
+
+
 def describe(flags: TrainingRun, setting: CheckedRun) -> dict[str, Any]:
     """All flags with their values, for the run folder."""
-    described = {name: asdict(group) for name, group in flags.groups.items()}
+    described = {name: as_flat_dict(group) for name, group in flags.groups.items()}
     described["env"] = setting.env.as_dict()
     return described

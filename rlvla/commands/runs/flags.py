@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -14,7 +14,7 @@ from rlvla.commands.custom_modules import CustomConfig, parse_command_line
 from rlvla.envs.config import EnvConfig
 from rlvla.envs.suite_flags import add_suite_flags
 from rlvla.envs.workers.config import WorkerConfig
-from rlvla.utils.cli.flags import Parser, add_arguments, fail, from_namespace
+from rlvla.utils.cli.flags import Parser, add_arguments, fail, from_namespace, unselected_options
 from rlvla.utils.data_files import field_types
 from rlvla.utils.deepspeed.config import launched_rank
 from rlvla.utils.errors import ConfigError, MissingExtraError
@@ -49,6 +49,7 @@ _TITLES = {
     "workers": "environment workers",
     "custom": "own code",
 }
+_NO_GROUPS = {"given", "unselected"}
 
 
 class TrainingRun:
@@ -63,6 +64,7 @@ class TrainingRun:
         workers: its processes.
         custom: the user's modules.
         given: names of the flags present on the command line.
+        unselected: options of registered code that is not selected, see `rlvla.utils.cli.flags.unselected_options`.
     """
 
     run: Any
@@ -73,19 +75,23 @@ class TrainingRun:
     workers: WorkerConfig
     custom: CustomConfig
     given: frozenset[str]
+    unselected: Mapping[str, Any]
 
     @classmethod
     def kinds(cls) -> dict[str, type]:
         """The dataclass of each group, in the order of --help."""
         hints = field_types(cls)
-        return {name: hints[name] for name in sorted(hints.keys() - {"given"}, key=list(_TITLES).index)}
+        return {name: hints[name] for name in sorted(hints.keys() - _NO_GROUPS, key=list(_TITLES).index)}
 
     @classmethod
     def from_namespace(cls, namespace: Namespace) -> Self:
         """The flags as parsed; `given` is taken from the namespace if it is there."""
         groups = {name: from_namespace(kind, namespace) for name, kind in cls.kinds().items()}
+        unselected: dict[str, Any] = {}
+        for group in groups.values():
+            unselected |= unselected_options(group, namespace)
         groups["env"] = groups["env"].with_suite_flags(namespace)
-        return cls(**groups, given=getattr(namespace, "given", frozenset()))
+        return cls(**groups, given=getattr(namespace, "given", frozenset()), unselected=unselected)
 
     @property
     def policies_on_ray(self) -> bool:
@@ -95,7 +101,7 @@ class TrainingRun:
     @property
     def groups(self) -> dict[str, Any]:
         """The groups by name."""
-        return {name: group for name, group in vars(self).items() if name != "given"}
+        return {name: group for name, group in vars(self).items() if name not in _NO_GROUPS}
 
     @property
     def ckpt_path(self) -> Path:

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlvla.checkpoints.policy_folder import ENVIRONMENT_FILE
-from rlvla.commands.problem_texts import problem
 from rlvla.evaluation.redact import json_without_places
 from rlvla.models.dataset_statistics import STATISTICS_FILE
 from rlvla.models.families import ADAPTER_CONFIG_FILE, CONFIG_FILE
 from rlvla.models.vla.checkpoint_files import EVALUATION_FILE
 from rlvla.utils.data_files import read_json
-from rlvla.utils.errors import ConfigError
+from rlvla.utils.errors import ConfigError, Problem
 from rlvla.utils.files import json_text
 from rlvla.utils.terminal import count
 
@@ -88,7 +87,11 @@ def select(folder: Path, card: str) -> Selection:
     config = folder / CONFIG_FILE
     base = read_json(config, allow_nan=True).get("base") if config.is_file() else None
     if base:
-        raise ConfigError(problem("folder", "needs_others", folder=folder, others=" or ".join(map(str, base))))
+        text = (
+            f"{folder} acts with a policy in another folder ({' or '.join(map(str, base))}), which would "
+            "be missing; upload that one"
+        )
+        raise ConfigError(Problem("folder", "needs_others", text))
     uploads, left = [Upload(CARD_FILE, card.encode(), "the model card")], []
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         name = path.relative_to(folder).as_posix()

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from rlvla.commands.problem_texts import problem
 from rlvla.commands.sharing.files import WEIGHTS, Selection, Upload, select
 from rlvla.evaluation.model_card import model_card, read_card_record
 from rlvla.evaluation.redact import without_places
@@ -23,14 +22,25 @@ def push_problems(repo_id: str | None, *, uploads: bool) -> list[Problem]:
     from huggingface_hub.utils import validate_repo_id
 
     if repo_id is None:
-        return [problem("repo_id", "needs_flag")]
+        return [Problem("repo_id", "needs_flag", "name the repository with --repo_id OWNER/NAME")]
     try:
         validate_repo_id(repo_id)
     except HFValidationError as error:
-        return [problem("repo_id", "malformed", value=repo_id, why=error)]
+        return [Problem("repo_id", "malformed", f"--repo_id {repo_id}: give OWNER/NAME ({error})")]
     if repo_id.count("/") != 1:
-        return [problem("repo_id", "malformed", value=repo_id, why="the owner is missing")]
-    return [problem("repo_id", "no_token")] if uploads and get_token() is None else []
+        return [Problem("repo_id", "malformed", f"--repo_id {repo_id}: give OWNER/NAME (the owner is missing)")]
+    return (
+        [
+            Problem(
+                "repo_id",
+                "no_token",
+                "there is no token for the Hugging Face Hub; make one that may write and give it to `hf auth "
+                "login` or HF_TOKEN",
+            )
+        ]
+        if uploads and get_token() is None
+        else []
+    )
 
 
 def read_card(path: str) -> str:
@@ -42,10 +52,11 @@ def read_card(path: str) -> str:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(problem("card", "missing_file", value=path, why=error)) from error
+        raise ConfigError(Problem("card", "missing_file", f"--card {path} cannot be read ({error})")) from error
     for number, line in enumerate(text.splitlines(), 1):
         if without_places(line) != line:
-            raise ConfigError(problem("card", "names_places", value=path, number=number, line=line.strip()))
+            text = f"--card {path}, line {number} names a place on this machine; shorten it: {line.strip()}"
+            raise ConfigError(Problem("card", "names_places", text))
     return text
 
 
@@ -78,7 +89,11 @@ def push(repo_id: str, uploads: Sequence[Upload], *, public: bool) -> str:
         url = api.create_repo(repo_id, private=not public, exist_ok=True)
         there = api.model_info(repo_id)
         if not public and not there.private:
-            raise ConfigError(problem("public", "repo_is_public", value=repo_id))
+            text = (
+                f"{repo_id} is there already and everybody can read it; give --public if that is meant, or "
+                "another --repo_id"
+            )
+            raise ConfigError(Problem("public", "repo_is_public", text))
         old = _replaced([file.rfilename for file in there.siblings or ()], uploads)
         for name in old:
             print(f"removing from {repo_id}: {name}  (weights of an earlier upload)", flush=True)

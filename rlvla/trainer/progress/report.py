@@ -61,7 +61,7 @@ class Progress(Observer):
         self._distance = StartDistance(policy, strategy)
         self._curve = GrowingCurve(folder) if strategy.is_main else None
         self._densities = densities
-        self._groups = batch.n_samples_per_prompt > 1 and "group_ids" in config.algorithm.estimator_options
+        self._groups = batch.n_samples_per_prompt > 1 and "group_ids" in config.algorithm.estimator_parameters
         window = schedule.plateau_iterations
         self._window = window_of(batch.episodes_per_iteration) if window is None else window
         self._history: deque[dict[str, float]] = deque(maxlen=max(2 * self._window, schedule.early_stop_iterations))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import subprocess
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -91,26 +91,29 @@ def words_of_flag(name: str, value: Any, *, repeated: bool = False) -> list[str]
 
 def resolved_flags(configs: Sequence[Any]) -> dict[str, Any]:
     """Flag -> value of configuration dataclasses; None (left to the checkpoint or suite) is omitted."""
-    resolved: dict[str, Any] = {}
-    for config in configs:
-        for field in dataclasses.fields(config):
-            value = getattr(config, field.name)
-            flags = value if isinstance(value, Mapping) else {field.name: value}  # a mapping: options of a suite
-            for name, value in flags.items():
-                if value is None or name in _SET_BY_LAUNCHER or (value == () and field.default == ()):
-                    continue
-                resolved[name] = list(value) if isinstance(value, tuple) else value
-    return resolved
+    return {name: value for config in configs for name, value, _ in _resolved(config)}
+
+
+def _resolved(config: Any) -> Iterator[tuple[str, Any, bool]]:
+    """Name and value of each flag, and whether it has its default; None is omitted."""
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if "registry" in field.metadata:
+            yield from () if value is None else _resolved(value)
+            continue
+        suite_options = isinstance(value, Mapping)
+        for name, one in (value if suite_options else {field.name: value}).items():
+            if one is not None and name not in _SET_BY_LAUNCHER and not (one == () and field.default == ()):
+                default = not suite_options and one == field.default
+                yield name, list(one) if isinstance(one, tuple) else one, default
 
 
 def telling_flags(configs: Sequence[Any]) -> list[str]:
     """Flags that distinguish runs: algorithm, learning rates, seed, and all non-default values except paths."""
-    flags = resolved_flags(configs)
-    defaults = resolved_flags([type(config)() for config in configs])
-    changed = [name for name, value in flags.items() if name not in defaults or value != defaults[name]]
-    leading = [name for name in _LEADING if name in flags]
+    resolved = {name: default for config in configs for name, _, default in _resolved(config)}
     # Paths differ between any two runs, and are too wide for a table.
-    return list(dict.fromkeys([*leading, *(name for name in changed if name not in _PATHS)]))
+    changed = [name for name, default in resolved.items() if not default and name not in _PATHS]
+    return list(dict.fromkeys([*(name for name in _LEADING if name in resolved), *changed]))
 
 
 def write_config_file(folder: Path, configs: Sequence[Any]) -> Path:

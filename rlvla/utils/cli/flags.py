@@ -16,11 +16,13 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn
 
+from rlvla.options import Registry, flag_values, unmet_condition
+from rlvla.options import arg as arg  # for suites and plug-ins
 from rlvla.utils.cli.completion import complete
 from rlvla.utils.cli.config_file import config_file_of, words_of_config_file
 from rlvla.utils.cli.help import ShowHelp, everything
@@ -44,25 +46,6 @@ NONE = "none"  # unsets a flag whose default is None, for example one set in a c
 _SUGGESTIONS = 3
 _AS_CLOSE = 0.15  # difference of similarity up to which a name is suggested beside the nearest one
 _SHOWN = 300  # characters of what was typed, in a message
-
-
-def arg(default: Any, help: str | Callable[[], str], **metadata: Any) -> Any:
-    """A dataclass field that is also a flag.
-
-    Args:
-        default: the default value; a tuple makes a flag that takes several values.
-        help: one sentence that names the unit; the parser appends the default. A function is called when the parser is
-            built, for texts that list what is registered.
-        metadata: `choices` (or a function that returns them when a parser is built), `metavar`, `nargs`, `action` as
-            in argparse; `value`, the metavar of a switch's optional value; `minimum`, `maximum` (inclusive) and
-            `above`, `below` (exclusive bounds) are checked by `range_problems`, which has bounds for numbers that
-            declare none; `flag` is the name of the flag if it is not that of the field, `aliases` are exact synonyms
-            (names of other tools' flags that only resemble one: `rlvla.utils.cli.other_tools`); `essential=True` if
-            `--help` alone shows the flag; `of` = (kind, *names) puts it in a group of its own, e.g. ("policy loss",
-            "sapo"); `lines=True` allows line breaks in a text; `writes` ("file" or "folder") marks an output, which
-            must be writable. `recorded=False`: see `rlvla.envs.options.SuiteOptions`.
-    """
-    return dataclasses.field(default=default, metadata={"help": help, **metadata})
 
 
 class Parser(argparse.ArgumentParser):
@@ -324,19 +307,54 @@ def add_arguments(
     group = parser.add_argument_group(title)
     parser.configs.append((config, without))
     hints = field_types(config)
-    for field in _flag_fields(config, without):
-        facts, text = field.metadata, field.metadata["help"]
-        text = reword(text() if callable(text) else text)
-        options = argument(field, hints[field.name], text, field.default)
-        names = [facts.get("flag", field.name), *facts.get("aliases", ())]
-        kind, *owners = facts.get("of", (None,))
-        place = group if kind is None else parser.group(kind, owners)
-        action = place.add_argument(*(f"--{name}" for name in names), dest=field.name, **options)
-        parser.aliases.update(
-            option for option in action.option_strings if re.sub("^--(no-)?", "", option) in names[1:]
-        )
-        if facts.get("essential") or field.name in essential:
-            parser.essential.add(field.name)
+    for field in dataclasses.fields(config):
+        if "registry" in field.metadata:
+            _add_registered_options(parser, field.metadata["registry"], reword)
+        elif "help" in field.metadata and field.name not in without:
+            kind, *owners = field.metadata.get("of", (None,))
+            place = group if kind is None else parser.group(kind, owners)
+            _add_flag(parser, place, field, hints[field.name], reword)
+            if field.name in essential:
+                parser.essential.add(field.name)
+
+
+def _add_flag(parser: Parser, group: Any, field: dataclasses.Field, hint: Any, reword: Callable[[str], str]) -> None:
+    metadata, text = field.metadata, field.metadata["help"]
+    text = reword(text() if callable(text) else text)
+    names = [metadata.get("flag", field.name), *metadata.get("aliases", ())]
+    options = argument(field, hint, text, field.default)
+    action = group.add_argument(*(f"--{name}" for name in names), dest=field.name, **options)
+    parser.aliases.update(option for option in action.option_strings if re.sub("^--(no-)?", "", option) in names[1:])
+    if metadata.get("essential"):
+        parser.essential.add(field.name)
+
+
+def _add_registered_options(parser: Parser, registry: Registry, reword: Callable[[str], str]) -> None:
+    """Add the options of all entries of a registry, grouped by the entries that share them.
+
+    Raises:
+        ConfigError: an option has the name of another flag, or another type or default than in another entry.
+    """
+    for name, owners in registry.option_owners().items():
+        entries, (first, *others) = [entry for entry, _ in owners], [options for _, options in owners]
+        field, hint = first.__dataclass_fields__[name], field_types(first)[name]
+        for entry, options in zip(entries[1:], others):
+            other = options.__dataclass_fields__[name]
+            if (field_types(options)[name], other.default) != (hint, field.default):
+                raise ConfigError(
+                    f"{registry.kind} {entry}: the option {name} has another type or default than that of "
+                    f"{registry.kind} {entries[0]}; rename it"
+                )
+        flag = f"--{field.metadata.get('flag', name)}"
+        if flag in parser._option_string_actions and flag not in parser.aliases:
+            raise ConfigError(
+                f"{registry.kind} {entries[0]}: the option {name} has the name of another flag of this command; "
+                "rename it"
+            )
+        parser.give_up_alias(flag)
+        _add_flag(parser, parser.group(registry.kind, entries), field, hint, reword)
+        if not all(options.__module__.startswith("rlvla.") for options in (first, *others)):
+            parser.essential.add(name)
 
 
 def _flag_fields(config: type, without: Collection[str]) -> list[dataclasses.Field]:
@@ -378,13 +396,67 @@ def argument(field: dataclasses.Field, hint: Any, text: str, default: Any) -> di
 
 def from_namespace(config: type, namespace: argparse.Namespace, without: Collection[str] = ()) -> Any:
     """Build the dataclass from the parsed flags; the fields in `without` keep their defaults."""
-    values = {}
-    for field in _flag_fields(config, without):
-        value = getattr(namespace, field.name)
-        if value is None or (value == NONE and field.default is None):  # None: a repeatable flag was not given
-            value = field.default
-        values[field.name] = tuple(value) if isinstance(value, list) else value
+    values: dict[str, Any] = {f.name: _value(f, namespace) for f in _flag_fields(config, without)}
+    for field in dataclasses.fields(config):
+        registry = field.metadata.get("registry")
+        options = registry.options(values[registry.flag]) if registry else None
+        if options is not None:
+            values[field.name] = from_namespace(options, namespace)
     return config(**values)
+
+
+def _value(field: dataclasses.Field, namespace: argparse.Namespace) -> Any:
+    value = getattr(namespace, field.name)
+    if value is None or (value == NONE and field.default is None):  # None: a repeatable flag was not given
+        return field.default
+    return tuple(value) if isinstance(value, list) else value
+
+
+def unselected_options(config: Any, namespace: argparse.Namespace) -> dict[str, Any]:
+    """Values of the options of registered entries that `config`, built from the namespace, does not select."""
+    return {
+        name: _value(owners[0][1].__dataclass_fields__[name], namespace)
+        for field in dataclasses.fields(config)
+        if "registry" in field.metadata
+        for name, owners in field.metadata["registry"].option_owners().items()
+        if not hasattr(getattr(config, field.name), name) and hasattr(namespace, name)
+    }
+
+
+def no_effect_problems(configs: Iterable[Any], unselected: Mapping[str, Any], given: Collection[str]) -> list[Problem]:
+    """Flags that are set and that nothing reads: `read_if` does not hold, or their owner is not selected.
+
+    Args:
+        configs: all configurations of a command.
+        unselected: see `unselected_options`.
+        given: names of the flags on the command line, which count as set even at their default value.
+    """
+    configs = list(configs)
+    flags = {field.name: (field, value) for config in configs for field, value in flag_values(config)}
+    values = {**unselected, **{name: value for name, (_, value) in flags.items()}}
+    problems = []
+    for name, (field, value) in flags.items():
+        if is_set(field, value, given) and (why := unmet_condition(field, values)):
+            problems.append(no_effect(name, value, why))
+    for registry in {
+        f.metadata["registry"] for c in configs for f in dataclasses.fields(c) if "registry" in f.metadata
+    }:
+        for name, owners in registry.option_owners().items():
+            field = owners[0][1].__dataclass_fields__[name]
+            if name in unselected and is_set(field, unselected[name], given):
+                why = f"--{registry.flag} {values[registry.flag]} does not use it"
+                problems.append(no_effect(name, unselected[name], why))
+    return problems
+
+
+def is_set(field: dataclasses.Field, value: Any, given: Collection[str]) -> bool:
+    """Whether a flag has another value than its default, or was given."""
+    return value != field.default or (field.name in given and value is not None)  # "--kl_target none" sets nothing
+
+
+def no_effect(flag: str, value: Any, why: str) -> Problem:
+    """The problem of a flag that is set and that nothing reads."""
+    return Problem(flag, "no_effect", f"{as_typed(flag, value)}: {why}; leave it out")
 
 
 def given_flags(parser: argparse.ArgumentParser, argv: Sequence[str]) -> frozenset[str]:
@@ -405,13 +477,24 @@ def as_typed(name: str, value: Any) -> str:
 def range_problems(config: Any) -> list[Problem]:
     """Everything that is wrong with single values.
 
-    Numbers out of their range ("out_of_range"), blank or unprintable texts ("no_text"), and outputs that cannot be
-    written ("not_writable"). Numbers must be finite; where a flag declares no bounds, their magnitude is limited to
-    what a run can mean.
+    Numbers out of their range ("out_of_range") or in the wrong order ("bounds_crossed"), blank or unprintable texts
+    ("no_text"), and outputs that cannot be written ("not_writable"). Numbers must be finite; where a flag declares no
+    bounds, their magnitude is limited.
     """
-    problems = []
+    problems: list[Problem] = []
+    whole: list[Problem] = []  # of several values together
     for field in dataclasses.fields(config):
         value, name = getattr(config, field.name), field.metadata.get("flag", field.name)
+        if "registry" in field.metadata and value is not None:
+            problems += range_problems(value)
+            continue
+        if "check" in field.metadata and value != field.default:
+            predicate, remedy = field.metadata["check"]
+            if not predicate(value):
+                whole.append(Problem(name, "out_of_range", f"{as_typed(name, value)}: {remedy}"))
+        if "at_most" in field.metadata and value > (bound := getattr(config, field.metadata["at_most"])):
+            text = f"--{name} {value} exceeds --{field.metadata['at_most']} {bound}; swap them"
+            whole.append(Problem(name, "bounds_crossed", text))
         for one in value if isinstance(value, tuple) else (value,):
             if isinstance(one, bool) or not isinstance(one, (int, float, str)):
                 continue
@@ -426,7 +509,7 @@ def range_problems(config: Any) -> list[Problem]:
             problem = target_problem(value, folder=field.metadata["writes"] == "folder")
             if problem:
                 problems.append(Problem(name, "not_writable", f"--{name} {value}: {problem}"))
-    return problems
+    return problems + [problem for problem in whole if problem.flag not in {p.flag for p in problems}]
 
 
 def _out_of_range(number: float, metadata: Mapping[str, Any]) -> str | None:

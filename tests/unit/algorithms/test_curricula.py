@@ -73,7 +73,7 @@ def test_a_task_that_was_never_played_weighs_at_least_as_much_as_the_heaviest() 
 
 
 def test_one_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(curricula._CURRICULA, "_functions", dict(curricula._CURRICULA._functions))
+    monkeypatch.setattr(curricula._CURRICULA, "_entries", dict(curricula._CURRICULA._entries))
 
     @register_task_sampling("hardest")
     def hardest(success: TaskSuccess) -> np.ndarray:

@@ -7,7 +7,7 @@ import torch
 
 from rlvla.algorithms import get_policy_loss, register_policy_loss
 from rlvla.algorithms.flow import denoising_clip, denoising_discount, dppo_loss
-from rlvla.algorithms.policy_losses import policy_loss_scores
+from rlvla.algorithms.policy_losses import POLICY_LOSSES
 
 ROWS, A, D = 5, 3, 2
 
@@ -78,6 +78,10 @@ def test_parts_of_a_batch_sum_to_it(name: str) -> None:
 
 def test_losses_say_what_they_are_of() -> None:
     """So that policies without it are refused."""
-    assert [policy_loss_scores(name) for name in ("ppo", "dppo", "fpo")] == ["log_probs", "step_log_probs", "matching"]
+    assert [POLICY_LOSSES.attribute(name, "scores") for name in ("ppo", "dppo", "fpo")] == [
+        "log_probs",
+        "step_log_probs",
+        "matching",
+    ]
     with pytest.raises(ValueError, match="unknown scores"):
         register_policy_loss("another", scores="guesses")

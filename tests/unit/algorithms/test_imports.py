@@ -5,7 +5,8 @@ PROBE = """
 import sys
 import rlvla.algorithms, rlvla.algorithms.balancing, rlvla.algorithms.filtering, rlvla.algorithms.kl
 import rlvla.algorithms.rollout_correction, rlvla.algorithms.value_normalization
-others = {name.split('.')[1] for name in sys.modules if name.startswith('rlvla.')} - {'algorithms', 'version'}
+rooms = {name.split('.')[1] for name in sys.modules if name.startswith('rlvla.')}
+others = rooms - {'algorithms', 'options', 'version'}
 heavy = {'transformers', 'deepspeed', 'robosuite', 'mujoco', 'tensorboard'} & set(sys.modules)
 sys.exit(f'{others} {heavy}' if others or heavy else 0)
 """

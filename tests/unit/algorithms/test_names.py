@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 
 from rlvla.algorithms import advantages, policy_losses
-from rlvla.algorithms.registry import Registry
+from rlvla.options import Registry
 
 ROOMS = [
     (advantages, advantages.list_advantage_estimators, advantages.get_advantage_estimator),
@@ -44,9 +44,9 @@ def test_a_shipped_name_is_taken_before_its_module_is_imported(tmp_path, monkeyp
     assert table.names() == ["thing"] and "shipped_things" not in sys.modules
     with pytest.raises(ValueError, match="'thing' already belongs to shipped_things.thing"):
         table.register("thing")(lambda: None)
-    assert table.options("thing") == {"width"}
+    assert table.parameters("thing") == {"width"}
     with pytest.raises(ValueError, match="unknown thing 'other'; known: thing"):
         table.get("other")
 
 
-table: Registry = Registry("thing", {"shipped_things": ("thing",)})
+table: Registry = Registry("thing", modules={"shipped_things": ("thing",)})

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlvla.algorithms import get_policy_loss, list_policy_losses
-from rlvla.algorithms.policy_losses.covariance import TOKEN_CHOICES
+from rlvla.algorithms.policy_losses import POLICY_LOSSES
 from tests.support import slow_reference as slow
 from tests.support.algorithm_cases import random_batch
 
@@ -136,7 +136,9 @@ def test_tokens_chosen_of_the_whole_make_its_parts_sum_to_it(name):
     options = {"cov_ratio": 0.05, "cov_low": 0.1, "cov_high": 2.0, "num_tokens": int(b["mask"].sum())}
     whole, metrics = compute(name, b, **options)
     generator = torch.Generator().manual_seed(0)
-    chosen = TOKEN_CHOICES[name](b["new"], b["old"], b["adv"], b["mask"], generator=generator, **options)
+    chosen = POLICY_LOSSES.attribute(name, "select_tokens")(
+        b["new"], b["old"], b["adv"], b["mask"], generator=generator, **options
+    )
     assert float(metrics["pg_clipfrac"]) * options["num_tokens"] == pytest.approx(int(chosen.sum()))
     assert int(chosen.sum()) == int(0.05 * options["num_tokens"]) > 1 and not chosen[~b["mask"]].any()
 

@@ -9,6 +9,7 @@ import pytest
 from rlvla.commands.policy_checks import quantity_problems, supervision_problems
 from rlvla.models.action_heads import missing_of, policy_spec
 from rlvla.models.vla.configuration_openvla import OpenVLAConfig
+from rlvla.options import Entry
 from rlvla.trainer.algorithm import Algorithm
 from rlvla.trainer.algorithm_config import LEARNERS, AlgorithmConfig
 from rlvla.trainer.supervised.config import SFTConfig
@@ -37,7 +38,7 @@ def test_a_learner_without_critic_and_reference_needs_neither(monkeypatch: pytes
         "advantage_estimator",
         "kl_estimator",
     }
-    monkeypatch.setitem(LEARNERS._functions, "cloning", Algorithm)
+    monkeypatch.setitem(LEARNERS._entries, "cloning", Entry(Algorithm))
     assert not quantity_problems(spec, AlgorithmConfig(algorithm="cloning", **flags))
 
 

@@ -12,6 +12,8 @@ import pytest
 from rlvla.commands import run_policies
 from rlvla.commands.ppo_flags import PPORun
 from rlvla.commands.run_policies import is_run_folder, newest_policy, policy_folder, recorded_run, with_policy_folder
+from rlvla.commands.runs.checks import as_flat_dict
+from rlvla.trainer.algorithm_config import AlgorithmConfig
 from rlvla.utils.errors import ConfigError
 from rlvla.utils.files import manifest_entry, write_manifest
 
@@ -108,10 +110,10 @@ def test_the_flags_of_a_run_are_read_back(run: Path, flags: PPORun) -> None:
         flags,
         policy=replace(flags.policy, pretrain="start"),
         batch=replace(flags.batch, num_episodes=17),
-        algorithm=replace(flags.algorithm, eps_clip_low_high=(0.2, 0.28)),
+        algorithm=AlgorithmConfig.from_flags(policy_loss="gspo", eps_clip_low_high=(0.2, 0.28)),
         env=replace(flags.env, task_suite_name="toy_reach", cameras=("front",), image_size=32),
     )
-    groups = {name: vars(group) for name, group in changed.groups.items() if name != "env"}
+    groups = {name: as_flat_dict(group) for name, group in changed.groups.items() if name != "env"}
     del groups["algorithm"]["gamma"], groups["guards"]  # an older run
     file(run / "run_config.json", 0, json.dumps(groups | {"env": changed.env.as_dict()}))
     file(run / "config.yaml", 0, "env_python: /other/python")

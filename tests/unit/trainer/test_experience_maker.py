@@ -41,7 +41,7 @@ def make(models, algorithm: AlgorithmConfig, micro: int = 3, samples=SAMPLES, st
 @pytest.mark.parametrize("level", ["token", "action", "chunk"])
 def test_gae_equals_a_plain_loop(models, level: str, goes_on: bool) -> None:
     gamma, lam = 0.9, 0.8
-    settings = AlgorithmConfig(gamma=gamma, lambd=lam, advantage_level=level, bootstrap_truncated=goes_on)
+    settings = AlgorithmConfig.from_flags(gamma=gamma, lambd=lam, advantage_level=level, bootstrap_truncated=goes_on)
     rows, _ = make(models, settings)
     critic, width = models[1], Columns(level, A * D, D).width
     raw, start = [], 0

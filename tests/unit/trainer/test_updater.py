@@ -48,7 +48,7 @@ def step(
 ) -> tuple[dict, Metrics]:
     """Parameters after one policy step."""
     engine = strategy.prepare(copy.deepcopy(actor), OPTIM)
-    algorithm = AlgorithmConfig(log_prob_level=level, loss_agg_mode=mode, entropy_loss_coef=0.1, **kw)
+    algorithm = AlgorithmConfig.from_flags(log_prob_level=level, loss_agg_mode=mode, entropy_loss_coef=0.1, **kw)
     means = Metrics()
     updater = Updater(strategy, BatchConfig(micro_train_batch_size=micro), algorithm, actor)
     updater.policy_step(engine, rows, 0.2, means, first_of_iteration=first)
@@ -181,7 +181,7 @@ def test_every_schedule_warms_up(strategy: DeepspeedStrategy, scheduler: str) ->
 @pytest.mark.parametrize("level", ["token", "action", "chunk"])
 def test_the_ratio_of_the_first_update_is_one(strategy, actor, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Old log-probs as experience making computes them, other micro-batches than in the update, float32."""
-    from rlvla.algorithms import policy_losses
+    from rlvla.algorithms.policy_losses.clipped import ppo
     from rlvla.trainer import updater as updates
     from rlvla.trainer.experience_maker import ExperienceMaker
     from rlvla.trainer.scoring import Networks
@@ -191,9 +191,9 @@ def test_the_ratio_of_the_first_update_is_one(strategy, actor, level: str, monke
 
     def spy(new, old, advantages, mask, **options):
         seen.append(((new - old).detach().exp() - 1)[mask].abs().max())
-        return policy_losses.get_policy_loss("ppo")(new, old, advantages, mask, **options)
+        return ppo(new, old, advantages, mask, **options)
 
-    monkeypatch.setattr(updates, "get_policy_loss", lambda name: spy)
+    monkeypatch.setattr(updates.POLICY_LOSSES, "get", lambda name: spy)
     engine = strategy.prepare(copy.deepcopy(actor), dataclasses.replace(OPTIM, learning_rate=0.0))
     algorithm = AlgorithmConfig(advantage_estimator="grpo", log_prob_level=level)
     making = BatchConfig(micro_rollout_batch_size=5)

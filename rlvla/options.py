@@ -1,0 +1,280 @@
+"""Command-line options declared beside the code that reads them, and registries of code that is selected by name.
+
+`arg` makes a dataclass field a flag. An entry of a `Registry` (an advantage estimator, a policy loss, a learner, a
+reward source) names the dataclass of its options when it is registered; the fields become flags of the commands that
+select from the registry. Nothing here imports torch, so that `--help` answers at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+F = TypeVar("F", bound=Callable)
+C = TypeVar("C")
+
+
+def arg(default: Any, help: str | Callable[[], str], **metadata: Any) -> Any:
+    """A dataclass field that is also a flag.
+
+    Args:
+        default: the default value; a tuple makes a flag that takes several values.
+        help: one sentence that names the unit; the parser appends the default. A function is called when the parser is
+            built, for texts that list what is registered.
+        metadata: `choices` (or a function that returns them when a parser is built), `metavar`, `nargs`, `action` as
+            in argparse; `value`, the metavar of a switch's optional value; `minimum`, `maximum` (inclusive) and
+            `above`, `below` (exclusive bounds); `check` = (predicate, remedy) for a whole value other than the
+            default; `at_most`, the field of the same dataclass that bounds this one from above; `flag` is the name of
+            the flag if it differs from that of the field, `aliases` are exact synonyms; `essential=True` if `--help`
+            alone shows the flag; `of` = (kind, *names) puts it in a group of its own, e.g. ("reward", "vlm");
+            `read_if`, the `Condition`s (one, or a tuple) under which the flag has an effect; `argument`, the keyword
+            argument of a registered function that the option sets, if it has another name; `lines=True` allows line
+            breaks in a text; `writes` ("file" or "folder") marks an output, which must be writable. `recorded=False`:
+            see `rlvla.envs.options.SuiteOptions`.
+    """
+    return field(default=default, metadata={"help": help, **metadata})
+
+
+@dataclass(frozen=True)
+class Condition:
+    """When a flag has an effect.
+
+    Attributes:
+        holds: from the values of all flags of a command, by name.
+        otherwise: why the flag has no effect if it does not hold; `{name}` is replaced by the value of a flag.
+    """
+
+    holds: Callable[[Mapping[str, Any]], bool]
+    otherwise: str
+
+
+def switched_on(name: str) -> Condition:
+    """The switch --name is on."""
+    return Condition(lambda flags: bool(flags.get(name)), f"it belongs to --{name}, which is off")
+
+
+def given(name: str) -> Condition:
+    """--name has a value other than None, 0 and empty."""
+    return Condition(lambda flags: bool(flags.get(name)), f"it belongs to --{name}, which is not given")
+
+
+def equals(name: str, *values: Any) -> Condition:
+    """--name has one of these values."""
+    return Condition(lambda flags: flags.get(name) in values, f"--{name} is {{{name}}}")
+
+
+@dataclass(frozen=True)
+class Options:
+    """Base of the options of registered functions, which receive them as keyword arguments."""
+
+    def arguments(self) -> dict[str, Any]:
+        """Keyword argument -> value."""
+        return {f.metadata.get("argument", f.name): getattr(self, f.name) for f in dataclasses.fields(self)}
+
+
+@dataclass(frozen=True)
+class Entry(Generic[F]):
+    """An entry of a registry.
+
+    Attributes:
+        target: the function or class.
+        options: dataclass of its options, or None.
+        attributes: facts about the entry that its users rely on, e.g. `per_episode`.
+    """
+
+    target: F
+    options: type | None = None
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Registry(Generic[F]):
+    """Functions or classes of one kind, by name.
+
+    Args:
+        kind: noun for messages and the title of the group of flags ("policy loss").
+        flag: the flag that selects an entry, without dashes; None if no single one does.
+        package: package whose modules register the built-in entries; all are imported when names are listed.
+        modules: module -> names that it registers; imported when one of the names is requested.
+        declared: name -> dataclass of the options of an entry in `modules`, so that these need not be imported for it.
+        defaults: attributes of entries that do not set them.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        *,
+        flag: str | None = None,
+        package: str | None = None,
+        modules: Mapping[str, Sequence[str]] | None = None,
+        declared: Mapping[str, type] | None = None,
+        defaults: Mapping[str, Any] | None = None,
+    ):
+        self.kind, self.flag = kind, flag
+        self._package, self._declared, self._defaults = package, dict(declared or {}), dict(defaults or {})
+        self._complete = False  # whether the modules of the package have been imported
+        self._entries: dict[str, Entry[F]] = {}
+        self._modules = {name: module for module, names in (modules or {}).items() for name in names}
+
+    def register(self, name: str, *, options: type | None = None, **attributes: Any) -> Callable[[F], F]:
+        """Decorator that registers a function or class under `name`.
+
+        Loading the same source file again replaces its entries; the name of another function is an error. A user's
+        function without `options` has those of the built-in entry with which it shares the most keyword parameters.
+
+        Raises:
+            ValueError: the name is empty or taken by another function, or an attribute is unknown.
+        """
+        if not name:
+            raise ValueError(f"a {self.kind} needs a non-empty name")
+        unknown = sorted(set(attributes) - set(self._defaults))
+        if unknown:
+            raise ValueError(f"{self.kind} {name!r}: unknown attribute(s) {', '.join(unknown)}")
+
+        def decorate(target: F) -> F:
+            built_in = self._package is not None and target.__module__.startswith(f"{self._package}.")
+            before = self._entries.get(name) or (None if built_in else self._imported(name))
+            if before is not None and _origin(before.target) != _origin(target):
+                owner = ".".join(_origin(before.target))
+                raise ValueError(f"{self.kind} {name!r} already belongs to {owner}; register under another name")
+            own = options or self._declared.get(name)
+            if own is None and not built_in and self._package is not None:
+                own = self._options_of_a_built_in(target)
+            self._entries[name] = Entry(target, own, {**self._defaults, **attributes})
+            return target
+
+        return decorate
+
+    def entry(self, name: str) -> Entry[F]:
+        """The entry registered under `name`.
+
+        Raises:
+            ValueError: unknown name; the message lists the registered ones.
+        """
+        entry = self._entries.get(name) or self._imported(name)
+        if entry is None:
+            raise ValueError(f"unknown {self.kind} {name!r}; known: {', '.join(self.names())}")
+        return entry
+
+    def get(self, name: str) -> F:
+        """The function or class registered under `name`; ValueError as for `entry`."""
+        return self.entry(name).target
+
+    def options(self, name: str) -> type | None:
+        """The dataclass of the options of an entry; ValueError as for `entry`."""
+        if name in self._modules and name not in self._entries:
+            return self._declared.get(name)
+        return self.entry(name).options
+
+    def attribute(self, name: str, attribute: str) -> Any:
+        """An attribute of an entry; ValueError as for `entry`."""
+        return self.entry(name).attributes[attribute]
+
+    def parameters(self, name: str) -> frozenset[str]:
+        """The keyword-only parameters of the function registered under `name`; ValueError as for `entry`."""
+        parameters = inspect.signature(self.get(name)).parameters.values()
+        return frozenset(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
+
+    def names(self) -> list[str]:
+        """All names, sorted."""
+        self._import_package()
+        return sorted({*self._modules, *self._entries})
+
+    def option_owners(self) -> dict[str, list[tuple[str, type]]]:
+        """Name of an option -> its owners: (name of the entry, dataclass of its options)."""
+        owners: dict[str, list[tuple[str, type]]] = {}
+        for name in self.names():
+            options = self.options(name)
+            for option in dataclasses.fields(options) if options else ():
+                if "help" in option.metadata:
+                    owners.setdefault(option.name, []).append((name, options))  # type: ignore[arg-type]
+        return owners
+
+    def _options_of_a_built_in(self, function: Callable) -> type | None:
+        parameters = inspect.signature(function).parameters.keys()
+        shared: list[type] = []
+        for options in {entry.options: None for entry in self._entries.values() if entry.options is not None}:
+            if parameters >= options().arguments().keys():
+                shared.append(options)
+        return max(shared, key=lambda options: len(options().arguments()), default=None)
+
+    def _imported(self, name: str) -> Entry[F] | None:
+        if name in self._modules:
+            importlib.import_module(self._modules[name])
+        else:
+            self._import_package()
+        return self._entries.get(name)
+
+    def _import_package(self) -> None:
+        if self._package is not None and not self._complete:
+            self._complete = True
+            for module in pkgutil.iter_modules(importlib.import_module(self._package).__path__):
+                importlib.import_module(f"{self._package}.{module.name}")
+
+
+def unmet_condition(option: dataclasses.Field, flags: Mapping[str, Any]) -> str | None:
+    """Why a flag has no effect, or None; `flags` are the values of all flags."""
+    conditions = option.metadata.get("read_if", ())
+    for condition in (conditions,) if isinstance(conditions, Condition) else conditions:
+        if not condition.holds(flags):
+            return condition.otherwise.format_map(flags)
+    return None
+
+
+def selected(registry: Registry) -> Any:
+    """A dataclass field with the options of the entry that `registry.flag`, a field of the same dataclass, selects.
+
+    The fields of all registered options are flags. Give the dataclass `fill_selected(self)` as its `__post_init__`.
+    """
+    return field(default=None, metadata={"registry": registry})
+
+
+def flag_values(config: Any) -> Iterator[tuple[dataclasses.Field, Any]]:
+    """The fields of a configuration that are flags, with their values, those of selected options included."""
+    for option in dataclasses.fields(config):
+        value = getattr(config, option.name)
+        if "help" in option.metadata:
+            yield option, value
+        elif "registry" in option.metadata and value is not None:
+            yield from flag_values(value)
+
+
+def fill_selected(config: Any) -> None:
+    """Set fields made by `selected` that do not hold options of the selected entry to its default options."""
+    for option in dataclasses.fields(config):
+        registry = option.metadata.get("registry")
+        if registry is not None:
+            options = registry.options(getattr(config, registry.flag))
+            if options is None or type(getattr(config, option.name)) is not options:
+                object.__setattr__(config, option.name, options() if options else None)
+
+
+def from_values(config: type[C], values: Mapping[str, Any]) -> C:
+    """A configuration from values of flags by name, selected options included; other names are ignored."""
+    made: dict[str, Any] = {f.name: values[f.name] for f in dataclasses.fields(config) if f.name in values}  # type: ignore[arg-type]
+    for option in dataclasses.fields(config):  # type: ignore[arg-type]
+        registry = option.metadata.get("registry")
+        options = registry.options(made.get(registry.flag, _default(config, registry.flag))) if registry else None
+        if options is not None:
+            made[option.name] = from_values(options, values)
+    return config(**made)
+
+
+def _default(config: type, name: str) -> Any:
+    return config.__dataclass_fields__[name].default
+
+
+def keyword_arguments(options: Any, names: Collection[str]) -> dict[str, Any]:
+    """The options as keyword arguments for a function with these parameters."""
+    if options is None:
+        return {}
+    values = options.arguments() if isinstance(options, Options) else Options.arguments(options)
+    return {name: value for name, value in values.items() if name in names}
+
+
+def _origin(function: Callable) -> tuple[str, str]:
+    return getattr(function, "__module__", "?"), getattr(function, "__qualname__", repr(function))
