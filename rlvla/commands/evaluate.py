@@ -53,7 +53,6 @@ class _Evaluation:
     """Settings common to all suites.
 
     Attributes:
-        split: initial states for evaluation.
         config: episodes, seeds and outputs of the evaluation.
         workers: settings of the environment workers.
         rollout: settings of the rollout engine.
@@ -64,7 +63,6 @@ class _Evaluation:
         rewards: success as the only reward.
     """
 
-    split: SplitConfig
     config: EvalConfig
     workers: WorkerConfig
     rollout: RolloutConfig | None
@@ -107,7 +105,7 @@ def run_eval(
     rewards = judged.plan()
     rewards.start()
     try:
-        evaluation = _Evaluation(split, config, workers, rollout, modules, output, len(plans) > 1, judged, rewards)
+        evaluation = _Evaluation(config, workers, rollout, modules, output, len(plans) > 1, judged, rewards)
         report = EvaluationReport.of({suite: _evaluate_suite(suite, plan, evaluation) for suite, plan in plans.items()})
     finally:
         rewards.close()
@@ -156,26 +154,27 @@ def _evaluate_policy(
         evaluation: settings common to all suites.
         filmed: mode -> (task, initial state) of the videos; the first policy chooses them for all.
     """
-    setting, config, split, output = policy.setting, evaluation.config, evaluation.split, evaluation.output
+    setting, config, output = policy.setting, evaluation.config, evaluation.output
+    env = setting.resolved
     with passing_note(f"loading {policy.folder}"):
         actor = setting.checkpoint.load_policy().eval()
         actor.to(strategy.device)
-    parts = (evaluation.rewards, evaluation.rollout, setting.tasks, setting.state_input)
+    parts = (evaluation.rewards, evaluation.rollout, env.tasks, setting.state_input)
     watched = bool(config.num_videos) or evaluation.judged.description is not None
     rollout = RolloutEngine(pool, setting.options(watched=watched), *parts)
     if evaluation.rewards.success is not None and hasattr(evaluation.rewards.success.judge, "device"):
         evaluation.rewards.success.judge.device = strategy.device
     learned_from = learned_states(recorded_environment(policy.folder))
-    trained_on = describe_learned_from(setting.tasks, learned_from)
+    trained_on = describe_learned_from(env.tasks, learned_from)
     unseen: tuple[int, ...] = ()
-    if learned_from and any(seen.suite == setting.env.suite for seen in learned_from):
-        unseen = tuple(t.task_id for t in setting.tasks if not any(seen.may_be_of(t) for seen in learned_from))
+    if learned_from and any(seen.suite == env.suite for seen in learned_from):
+        unseen = tuple(t.task_id for t in env.tasks if not any(seen.may_be_of(t) for seen in learned_from))
     results: list[EvalResult] = []
     videos: dict[str, list[Path]] = {}
     for mode, temperature in modes_of(config).items():
         identity = {
             "policy": [str(Path(policy.folder).resolve()), fingerprint(Path(policy.folder))],
-            "environment": setting.env.as_dict(),
+            "environment": env.record,
             "options": [setting.checkpoint.unnorm_key, setting.overrides, config.seed, mode, temperature],
         }
         samples = samples_of(config, temperature)
@@ -187,10 +186,10 @@ def _evaluate_policy(
         result = evaluate(
             rollout,
             actor,
-            setting.tasks,
+            env.tasks,
             strategy,
             episodes_per_task=config.eval_episodes,
-            split=split,
+            split=env.split,
             seed=config.seed,
             greedy=temperature is None,
             temperature=temperature or 1.0,
@@ -210,7 +209,7 @@ def _evaluate_policy(
             recorded = record_videos(
                 rollout,
                 actor,
-                setting.tasks,
+                env.tasks,
                 strategy,
                 result,
                 _video_folder(suite, policy.folder, evaluation) / mode,
@@ -228,9 +227,8 @@ def _evaluate_policy(
             heading = [suite] * evaluation.several + [policy.folder] * bool(config.compare)
             note = "; ".join(filter(None, [trained_on, *condition_labels(plan.given)]))
             show("\n".join([*([", ".join(heading)] if heading else []), f"{result.as_table(note)}\n"]))
-    versions = package_versions(setting.env.simulator_versions())
-    environment = setting.env.as_dict()
-    return PolicyEvaluation(policy.folder, environment, policy.protocols, results, videos, versions, trained_on)
+    versions = package_versions(env.config.simulator_versions())
+    return PolicyEvaluation(policy.folder, env.record, policy.protocols, results, videos, versions, trained_on)
 
 
 def _all_videos(output: Path) -> Path:

@@ -255,7 +255,7 @@ def _plan(
             if setting is not None and not label:
                 problems += scene_problems(setting, config.video_cameras)
             if setting is not None and not more:
-                policies.append(EvaluatedPolicy(name, setting, _protocols(setting, split, config, success, given)))
+                policies.append(EvaluatedPolicy(name, setting, _protocols(setting, config, success, given)))
                 if given["instructions"] == "shuffled" and len(known_instructions(setting.tasks)) == 1:
                     text = (
                         "--instructions shuffled: all evaluated tasks have one instruction, "
@@ -293,14 +293,21 @@ def samples_of(config: EvalConfig, temperature: float | None) -> int:
 
 
 def _protocols(
-    setting: CheckedRun, split: SplitConfig, config: EvalConfig, success: JudgedSuccess, given: Mapping[str, str]
+    setting: CheckedRun, config: EvalConfig, success: JudgedSuccess, given: Mapping[str, str]
 ) -> dict[str, dict[str, Any]]:
-    hold, after = setting.env.success_hold_steps, setting.env.after_success
-    parts = (setting.tasks, split, config.eval_episodes, config.seed)
-    further = {"success_source": success.description, "perturb": setting.env.options.get("perturb", ())}
-    further |= {**given, "options": setting.env.played_options}
+    env = setting.resolved
     return {
-        mode: describe_protocol(*parts, temperature, hold, after, samples_of(config, temperature), **further)
+        mode: describe_protocol(
+            env.tasks,
+            env.split,
+            config.eval_episodes,
+            config.seed,
+            temperature,
+            samples=samples_of(config, temperature),
+            success_source=success.description,
+            **env.protocol,
+            **given,
+        )
         for mode, temperature in modes_of(config).items()
     }
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from rlvla.checkpoints.policy_folder import MACHINE_STATE, learned_states, recorded_environment
 from rlvla.envs.base import Observation, TaskSpec
-from rlvla.envs.config import EnvConfig, SplitConfig, heldout_problems
+from rlvla.envs.config import EnvConfig, ResolvedEnv, SplitConfig, resolve_env
 from rlvla.envs.registry import get_suite
 from rlvla.envs.workers.answer_checks import AnswerChecker, BadAnswerError
 from rlvla.envs.workers.config import WorkerConfig, start_pool
@@ -32,8 +32,7 @@ class CheckedRun:
     """A checked configuration.
 
     Attributes:
-        env: the environment, with defaults from the record of the checkpoint.
-        tasks: the selected tasks.
+        resolved: environment, tasks and split, with defaults from the record of the checkpoint.
         checkpoint: the checkpoint of the policy.
         overrides: settings that replace those of the checkpoint's config.json.
         state_input: adds the state of a reward machine to the observations, or None.
@@ -41,13 +40,22 @@ class CheckedRun:
         privileged: options of the environment that show more in training than the policy reads.
     """
 
-    env: EnvConfig
-    tasks: list[TaskSpec]
+    resolved: ResolvedEnv
     checkpoint: Checkpoint
     overrides: dict[str, object]
     state_input: StateInput | None = None
     success_source: str = SIMULATOR
     privileged: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def env(self) -> EnvConfig:
+        """The environment's completed flags."""
+        return self.resolved.config
+
+    @property
+    def tasks(self) -> list[TaskSpec]:
+        """The selected tasks."""
+        return self.resolved.tasks
 
     @property
     def shown_env(self) -> EnvConfig:
@@ -67,10 +75,10 @@ class CheckedRun:
         Args:
             watched: something other than the policy looks at images; without cameras if nothing does.
         """
-        found, suite = self.played_env.env_kwargs(), get_suite(self.env.suite).options
-        if not watched and not self.spec.reads_images and suite is not None and not suite.needs_camera:
-            found["cameras"] = ()
-        return found
+        options = self.played_env.env_kwargs()
+        if not watched and not self.spec.reads_images and not self.resolved.needs_camera:
+            options["cameras"] = ()
+        return options
 
     @property
     def spec(self) -> PolicySpec:
@@ -101,7 +109,7 @@ def check_run(
         problems += error.problems
     given, env = env, env.completed(recorded)
     problems = [*success_problems(given, env, source), *problems]
-    tasks: list[TaskSpec] = []
+    resolved: ResolvedEnv | None = None
     checkpoint, overrides = None, {}
     try:
         overrides = checkpoint_overrides(folder, policy, _cameras_of(env), scores)
@@ -114,24 +122,27 @@ def check_run(
     try:
         # A checkpoint that is not there cannot tell the suite: one problem, not two.
         if env.task_suite_name is not None or checkpoint is not None:
-            tasks = env.tasks()
-            env = env.numbered(tasks)
-            learned_from = learned_states(recorded) or ()
-            problems += split.problems(tasks, eval_episodes, learned_from)
-            trained = () if rewards is None else tasks
-            problems += heldout_problems(split.heldout_tasks, env, trained, learned_from, f"the policy {folder}")
+            resolved, more = resolve_env(
+                env,
+                split,
+                eval_episodes,
+                trains=rewards is not None,
+                learned_from=learned_states(recorded) or (),
+                of=f"the policy {folder}",
+            )
+            problems += more
     except ConfigError as error:
         problems += error.problems
     state_input = None
-    if checkpoint is not None and tasks:
-        spec = checkpoint.spec
+    if checkpoint is not None and resolved is not None:
+        env, tasks, spec = resolved.config, resolved.tasks, checkpoint.spec
         problems += _contradictions(policy, env, spec, tasks)
         state_input, more = state_input_of(recorded, rewards, spec, tasks)
         one_hot = state_input is not None and bool(state_input.settings.width)  # its length is already checked
         problems += more if more or one_hot else _proprio_problems(env, spec, tasks)
-    if problems or checkpoint is None:
+    if problems or checkpoint is None or resolved is None:
         return None, as_problems(problems)
-    return CheckedRun(env, tasks, checkpoint, overrides, state_input, source), []
+    return CheckedRun(resolved, checkpoint, overrides, state_input, source), []
 
 
 def success_problems(given: EnvConfig, env: EnvConfig, source: str) -> list[Problem]:

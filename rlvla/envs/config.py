@@ -425,6 +425,82 @@ class SplitConfig:
         return problems
 
 
+@dataclass(frozen=True)
+class ResolvedEnv:
+    """An environment resolved from flags and the record of a checkpoint, see `resolve_env`.
+
+    Attributes:
+        config: the completed flags, with task ids in place of names.
+        suite: name of the suite.
+        tasks: the selected tasks.
+        split: initial states for training and evaluation.
+        options: keyword arguments of `make_env`.
+        needs_camera: whether the suite requires at least one camera.
+        record: `config` as JSON, see `EnvConfig.as_dict`.
+        protocol: settings of the environment in the protocol of an evaluation.
+    """
+
+    config: EnvConfig
+    suite: str
+    tasks: list[TaskSpec]
+    split: SplitConfig
+    options: Mapping[str, Any]
+    needs_camera: bool
+    record: dict[str, Any]
+    protocol: Mapping[str, Any]
+
+
+def resolve_env(
+    env: EnvConfig,
+    split: SplitConfig,
+    eval_episodes: int,
+    *,
+    trains: bool = False,
+    learned_from: Sequence[LearnedStates] = (),
+    of: str = "",
+) -> tuple[ResolvedEnv, list[Problem]]:
+    """Resolve an environment, and validate the split and the held-out tasks.
+
+    Args:
+        env: flags, completed from a record (`EnvConfig.completed`).
+        split: initial states for training and evaluation.
+        eval_episodes: evaluation states per task.
+        trains: whether the selected tasks are trained on.
+        learned_from: states that the policy was trained on.
+        of: the owner of `learned_from`, for messages.
+
+    Returns:
+        The environment, and the problems of split and held-out tasks.
+
+    Raises:
+        ConfigError: as `EnvConfig.tasks`.
+    """
+    tasks = env.tasks()
+    env = env.numbered(tasks)
+    problems = split.problems(tasks, eval_episodes, learned_from)
+    try:
+        problems += heldout_problems(split.heldout_tasks, env, tasks if trains else (), learned_from, of)
+    except ConfigError as error:
+        problems += error.problems
+    suite = get_suite(env.suite).options
+    resolved = ResolvedEnv(
+        config=env,
+        suite=env.suite,
+        tasks=tasks,
+        split=split,
+        options=env.env_kwargs(),
+        needs_camera=suite is None or suite.needs_camera,
+        record=env.as_dict(),
+        protocol={
+            "success_hold_steps": env.success_hold_steps,
+            "after_success": env.after_success,
+            "perturb": env.options.get("perturb", ()),
+            "options": env.played_options,
+        },
+    )
+    return resolved, problems
+
+
 def _range(task: TaskSpec, flag: str, bounds: tuple[int, ...]) -> range:
     """Initial states start..stop - 1 from the value of a flag; empty if it is not given."""
     if not bounds:

@@ -18,7 +18,7 @@ from rlvla.commands.setup import CheckedRun, state_input_of, success_problems
 from rlvla.data.demonstrations import Demonstrations
 from rlvla.data.reading import read_demonstrations
 from rlvla.envs.base import TaskSpec
-from rlvla.envs.config import EnvConfig, heldout_problems
+from rlvla.envs.config import EnvConfig, heldout_problems, resolve_env
 from rlvla.envs.registry import get_suite
 from rlvla.models.soft_actor.config import CriticView, SoftActorConfig
 from rlvla.models.soft_actor.family import SoftActorCheckpoint
@@ -107,10 +107,10 @@ def _check_environment(flags: SACRun) -> tuple[CheckedSAC | None, list[Problem]]
         shown = replace(shown, use_proprio=not sac.read_images or sac.critic_state)
     env, privileged = _seen_by_policy(flags, shown)
     try:
-        tasks, shown_tasks = env.tasks(), shown.tasks()
-        env, shown = env.numbered(tasks), shown.numbered(tasks)
-        found += flags.split.problems(tasks, flags.schedule.eval_episodes)
-        found += heldout_problems(flags.split.heldout_tasks, env, tasks)
+        resolved, more = resolve_env(env, flags.split, flags.schedule.eval_episodes, trains=True)
+        env, tasks, shown_tasks = resolved.config, resolved.tasks, shown.tasks()
+        shown = shown.numbered(tasks)
+        found += more
     except ConfigError as error:
         return None, [_no_state(p, shown.suite, sac) if unasked else p for p in error.problems]
     found += _task_problems(flags, shown, shown_tasks) + _view_problems(flags, env, privileged)
@@ -140,7 +140,8 @@ def _check_environment(flags: SACRun) -> tuple[CheckedSAC | None, list[Problem]]
     if more:
         return None, more
     source = flags.success.success_source
-    return CheckedSAC(CheckedRun(env, shown_tasks, checkpoint, {}, state_input, source, privileged), demos), []
+    resolved = replace(resolved, tasks=shown_tasks)
+    return CheckedSAC(CheckedRun(resolved, checkpoint, {}, state_input, source, privileged), demos), []
 
 
 def _seen_by_policy(flags: SACRun, shown: EnvConfig) -> tuple[EnvConfig, dict[str, Any]]:

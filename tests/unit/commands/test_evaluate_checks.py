@@ -8,16 +8,18 @@ from typing import Any
 import pytest
 
 from rlvla.commands.evaluate_checks import JudgedSuccess, _protocols
-from rlvla.envs import list_tasks
-from rlvla.envs.config import EnvConfig, SplitConfig
+from rlvla.envs.config import EnvConfig, SplitConfig, resolve_env
 from rlvla.evaluation.config import EvalConfig
 from rlvla.evaluation.protocol import describe_differences
 from rlvla.evaluation.report import PolicyEvaluation
 
 
 def protocol(suite: str, **options: Any) -> dict[str, Any]:
-    setting: Any = SimpleNamespace(env=EnvConfig(task_suite_name=suite, options=options), tasks=list_tasks(suite)[:1])
-    return _protocols(setting, SplitConfig(), EvalConfig(eval_episodes=3), JudgedSuccess(), {})["greedy"]
+    env = EnvConfig(task_suite_name=suite, task_ids=(0,), use_proprio=True, options=options)
+    resolved, problems = resolve_env(env, SplitConfig(), 3)
+    assert not problems
+    setting: Any = SimpleNamespace(resolved=resolved)
+    return _protocols(setting, EvalConfig(eval_episodes=3), JudgedSuccess(), {})["greedy"]
 
 
 def test_options_and_perturbations_are_a_part_of_the_protocol() -> None:
