@@ -17,7 +17,7 @@ import numpy as np
 from rlvla.envs.base import ChunkResult, Observation, TaskSpec
 from rlvla.envs.config import EnvConfig
 from rlvla.envs.workers.answer_checks import AnswerChecker, BadAnswerError
-from rlvla.envs.workers.config import WorkerConfig, watched_pool
+from rlvla.envs.workers.config import WorkerConfig
 from rlvla.envs.workers.messages import Command, EnvSpec, Make, Reset, StepChunk
 from rlvla.envs.workers.pool import EnvWorkerError, Result
 from rlvla.envs.workers.watchdog import WatchedPool
@@ -223,7 +223,7 @@ def run_check(
     problems = problems_of(env, config, workers)
     if problems:
         raise ConfigError(dict.fromkeys(problems))
-    with watched_pool(1, workers, custom_modules, env.env_python) as pool:
+    with workers.pool(1, custom_modules, env.env_python) as pool:
         checks = check_tasks(
             pool,
             env.tasks(),

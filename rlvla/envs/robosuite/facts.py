@@ -79,9 +79,16 @@ class _Body:
     """Position, orientation and collision geoms of a body."""
 
     def __init__(self, sim: RobosuiteSim, model: Any):
-        body = sim.model.body(model.root_body).id
+        self._sim, body = sim, sim.model.body(model.root_body).id
         self.position, self.quat = sim.data.xpos[body], sim.data.xquat[body]  # views of the simulator's arrays
         self.geoms = sim.geom_ids(model.contact_geoms)
+
+    @property
+    def grasped(self) -> bool:
+        return self._sim.grasped(self.geoms)
+
+    def state(self, name: str) -> State:
+        return {f"{name}_pos": self.position.copy(), f"{name}_quat": self.quat.copy()}
 
 
 def _vertical_axis(quat: np.ndarray) -> np.ndarray:
@@ -115,30 +122,22 @@ class LiftFacts:
         """Names of the propositions that currently hold."""
         return _holding(
             reached=np.linalg.norm(self._cube.position - _hand(self.sim)) < CUBE_REACHED_DISTANCE,
-            grasped=self.sim.grasped(self._cube.geoms),
+            grasped=self._cube.grasped,
             lifted=self._cube.position[2] > self.origin[2] + LIFTED_HEIGHT,
         )
 
     def state(self) -> State:
         """`cube_pos` [3], `cube_quat` [4] (w first), `table_height` [], `grasped` [] bool."""
         return {
-            "cube_pos": self._cube.position.copy(),
-            "cube_quat": self._cube.quat.copy(),
+            **self._cube.state("cube"),
             "table_height": np.array(self.origin[2]),
-            "grasped": np.array(self.sim.grasped(self._cube.geoms)),
+            "grasped": np.array(self._cube.grasped),
         }
 
     def object_state(self) -> np.ndarray:
         """Cube: position [3], direction to grasp [3], from the hand to it [3], whether it is grasped."""
-        cube = self._cube.position
-        return np.array(
-            [
-                *(cube - self.origin),
-                *grasp_yaw(yaw_of(self._cube.quat), folds=4),
-                *(cube - _hand(self.sim)),
-                self.sim.grasped(self._cube.geoms),
-            ]
-        )
+        cube, direction = self._cube.position, grasp_yaw(yaw_of(self._cube.quat), folds=4)
+        return np.concatenate([cube - self.origin, direction, cube - _hand(self.sim), [self._cube.grasped]])
 
     def keypoints(self) -> Keypoints:
         """The cube."""
@@ -160,7 +159,7 @@ class StackFacts:
         """Names of the propositions that currently hold."""
         lifted = self._a.position[2] > self.origin[2] + LIFTED_HEIGHT
         apart = self._a.position[:2] - self._b.position[:2]
-        grasped = self.sim.grasped(self._a.geoms)
+        grasped = self._a.grasped
         return _holding(
             cubeA_grasped=grasped,
             cubeA_lifted=lifted,
@@ -172,28 +171,18 @@ class StackFacts:
     def state(self) -> State:
         """`cubeA_pos`, `cubeB_pos` [3], `cubeA_quat`, `cubeB_quat` [4] (w first), `table_height` [], `grasped` []."""
         return {
-            "cubeA_pos": self._a.position.copy(),
-            "cubeA_quat": self._a.quat.copy(),
-            "cubeB_pos": self._b.position.copy(),
-            "cubeB_quat": self._b.quat.copy(),
+            **self._a.state("cubeA"),
+            **self._b.state("cubeB"),
             "table_height": np.array(self.origin[2]),
-            "grasped": np.array(self.sim.grasped(self._a.geoms)),
+            "grasped": np.array(self._a.grasped),
         }
 
     def object_state(self) -> np.ndarray:
         """Cube A as in Lift [10]; cube B: position [3], direction to grasp [3], from cube A to it [3]."""
         a, b = self._a.position, self._b.position
-        return np.array(
-            [
-                *(a - self.origin),
-                *grasp_yaw(yaw_of(self._a.quat), folds=4),
-                *(a - _hand(self.sim)),
-                self.sim.grasped(self._a.geoms),
-                *(b - self.origin),
-                *grasp_yaw(yaw_of(self._b.quat), folds=4),
-                *(b - a),
-            ]
-        )
+        turns = [grasp_yaw(yaw_of(cube.quat), folds=4) for cube in (self._a, self._b)]
+        cube_a = (a - self.origin, turns[0], a - _hand(self.sim), [self._a.grasped])
+        return np.concatenate([*cube_a, b - self.origin, turns[1], b - a])
 
     def keypoints(self) -> Keypoints:
         """Cube A, and its target on cube B."""
@@ -236,16 +225,8 @@ class DoorFacts:
     def object_state(self) -> np.ndarray:
         """Handle: position [3], from the hand to it [3]; sine and cosine of the frame's yaw; hinge and handle angle."""
         yaw, qpos = yaw_of(self._frame), self.sim.data.qpos
-        return np.array(
-            [
-                *(self._handle - self.origin),
-                *(self._handle - _hand(self.sim)),
-                math.sin(yaw),
-                math.cos(yaw),
-                qpos[self._hinge],
-                qpos[self._latch],
-            ]
-        )
+        angles = [math.sin(yaw), math.cos(yaw), qpos[self._hinge], qpos[self._latch]]
+        return np.concatenate([self._handle - self.origin, self._handle - _hand(self.sim), angles])
 
     def keypoints(self) -> Keypoints:
         """The handle."""
@@ -270,7 +251,7 @@ class PickPlaceCanFacts:
         """Names of the propositions that currently hold."""
         position = self._can.position
         return _holding(
-            grasped=self.sim.grasped(self._can.geoms),
+            grasped=self._can.grasped,
             lifted=position[2] > self.origin[2] + ABOVE_BIN_HEIGHT,
             above_bin=(np.abs(position[:2] - self._target[:2]) < self._half).all() and position[2] > self._target[2],
             placed=self.sim.success(),
@@ -279,24 +260,15 @@ class PickPlaceCanFacts:
     def state(self) -> State:
         """`can_pos` [3], `can_quat` [4] (w first), `target_pos` [3], `grasped` []."""
         return {
-            "can_pos": self._can.position.copy(),
-            "can_quat": self._can.quat.copy(),
+            **self._can.state("can"),
             "target_pos": np.array(self._target),
-            "grasped": np.array(self.sim.grasped(self._can.geoms)),
+            "grasped": np.array(self._can.grasped),
         }
 
     def object_state(self) -> np.ndarray:
         """Can: position [3], axis [3], from the hand to it [3], from it to its target [3], whether it is grasped."""
-        can = self._can.position
-        return np.array(
-            [
-                *(can - self.origin),
-                *_vertical_axis(self._can.quat),
-                *(can - _hand(self.sim)),
-                *(self._target - can),
-                self.sim.grasped(self._can.geoms),
-            ]
-        )
+        can, axis = self._can.position, _vertical_axis(self._can.quat)
+        return np.concatenate([can - self.origin, axis, can - _hand(self.sim), self._target - can, [self._can.grasped]])
 
     def keypoints(self) -> Keypoints:
         """The can, and its release position."""
@@ -322,7 +294,7 @@ class NutAssemblyRoundFacts:
         """Names of the propositions that currently hold."""
         position = self._nut.position
         return _holding(
-            grasped=self.sim.grasped(self._nut.geoms),
+            grasped=self._nut.grasped,
             lifted=position[2] > self.origin[2] + NUT_LIFTED_HEIGHT,
             aligned=np.hypot(*(position[:2] - self._peg[:2])) < PEG_DISTANCE,
             placed=self.sim.success(),
@@ -331,24 +303,18 @@ class NutAssemblyRoundFacts:
     def state(self) -> State:
         """`nut_pos` [3], `nut_quat` [4] (w first), `peg_pos` [3], `table_height` [], `grasped` []."""
         return {
-            "nut_pos": self._nut.position.copy(),
-            "nut_quat": self._nut.quat.copy(),
+            **self._nut.state("nut"),
             "peg_pos": self._peg.copy(),
             "table_height": np.array(self.origin[2]),
-            "grasped": np.array(self.sim.grasped(self._nut.geoms)),
+            "grasped": np.array(self._nut.grasped),
         }
 
     def object_state(self) -> np.ndarray:
         """Nut: position [3], direction to grasp its handle [3], from the hand to that [3], to the peg [3], grasped."""
         nut = self._nut.position
-        return np.array(
-            [
-                *(nut - self.origin),
-                *grasp_yaw(yaw_of(self._nut.quat) + math.pi / 2, folds=2),  # across the handle
-                *(self._handle - _hand(self.sim)),
-                *(self._peg - nut),
-                self.sim.grasped(self._nut.geoms),
-            ]
+        direction = grasp_yaw(yaw_of(self._nut.quat) + math.pi / 2, folds=2)  # across the handle
+        return np.concatenate(
+            [nut - self.origin, direction, self._handle - _hand(self.sim), self._peg - nut, [self._nut.grasped]]
         )
 
     def keypoints(self) -> Keypoints:

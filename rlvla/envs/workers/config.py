@@ -52,16 +52,6 @@ class WorkerConfig:
         maximum=100_000,
     )
 
-    @property
-    def limits(self) -> WatchdogLimits:
-        """Limits for the watchdog."""
-        return WatchdogLimits(
-            create=self.env_create_timeout,
-            reset=self.env_reset_timeout,
-            step=self.env_step_timeout,
-            max_rss_gb=self.env_max_rss_gb,
-        )
-
     def problems(self, env_python: str | None, *, policies_on_ray: bool = False) -> list[Problem]:
         """Validate the flags without starting workers.
 
@@ -77,32 +67,27 @@ class WorkerConfig:
             if value is not None and not (policies_on_ray and name == "ray_address")
         ]
 
-    def pool(self, num_envs: int, custom_modules: Sequence[str] = (), python: str | None = None) -> EnvPool:
+    def pool(self, num_envs: int, custom_modules: Sequence[str] = (), python: str | None = None) -> WatchedPool:
         """Start the workers; see `EnvPool` for the arguments and errors."""
         if problems := self.problems(python, policies_on_ray=True):  # --ray_address is checked by the command
             raise ConfigError(problems)
         backend = None
         if self.env_backend == "ray":
             backend = RayBackend(self.ray_address or "auto", self.ray_frames or "raw")
-        return EnvPool(
+        pool = EnvPool(
             num_envs,
             envs_per_worker=self.envs_per_worker,
             backend=backend,
             python=python,
             custom_modules=custom_modules,
         )
-
-
-def watched_pool(
-    num_envs: int, config: WorkerConfig, custom_modules: Sequence[str] = (), python: str | None = None
-) -> WatchedPool:
-    """Start the workers; arguments as in `start_pool`.
-
-    Raises:
-        ConfigError: the interpreter cannot be started, or the Ray cluster cannot be reached.
-        EnvWorkerError: a worker did not start.
-    """
-    return WatchedPool(config.pool(num_envs, custom_modules, python), config.limits)
+        limits = WatchdogLimits(
+            create=self.env_create_timeout,
+            reset=self.env_reset_timeout,
+            step=self.env_step_timeout,
+            max_rss_gb=self.env_max_rss_gb,
+        )
+        return WatchedPool(pool, limits)
 
 
 def start_pool(
@@ -127,7 +112,7 @@ def start_pool(
     """
     workers = -(-num_envs // config.envs_per_worker)
     with passing_note(f"starting {workers} environment worker(s) for {first.suite}"):
-        pool = watched_pool(num_envs, config, custom_modules, python)
+        pool = config.pool(num_envs, custom_modules, python)
         try:
             run_everywhere(pool, Make(first))
         except BaseException:

@@ -12,11 +12,10 @@ from collections import deque
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Protocol
 
 from rlvla.envs.workers.answer_checks import BadAnswerError
 from rlvla.envs.workers.messages import Command, EnvSpec, Hello, PrivilegedState, SlotCommand, StepChunk
-from rlvla.envs.workers.pool import EnvWorkerError, Result, WorkerState
+from rlvla.envs.workers.pool import EnvPool, EnvWorkerError, Result, WorkerState
 from rlvla.utils.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -54,46 +53,6 @@ class WatchdogLimits:
         )
 
 
-class Pool(Protocol):
-    """The part of `rlvla.envs.workers.pool.EnvPool` that the watchdog uses."""
-
-    @property
-    def num_slots(self) -> int: ...  # noqa: D102
-
-    @property
-    def num_workers(self) -> int: ...  # noqa: D102
-
-    def worker_of(self, slot: int) -> int: ...  # noqa: D102
-
-    def slots_of(self, worker_id: int) -> range: ...  # noqa: D102
-
-    def state(self, slot: int) -> WorkerState: ...  # noqa: D102
-
-    def phase(self, slot: int) -> str: ...  # noqa: D102
-
-    def holds(self, slot: int) -> EnvSpec | None: ...  # noqa: D102
-
-    def keeps(self, slot: int) -> list[EnvSpec]: ...  # noqa: D102
-
-    def busy_seconds(self, slot: int) -> float: ...  # noqa: D102
-
-    def rss_bytes(self, slot: int) -> int: ...  # noqa: D102
-
-    def failure(  # noqa: D102
-        self, slot: int, message: str, *, collateral: bool = False, kind: str = "ended", error_type: str | None = None
-    ) -> EnvWorkerError: ...
-
-    def executing(self, worker_id: int) -> list[int]: ...  # noqa: D102
-
-    def submit_all(self, commands: Sequence[SlotCommand]) -> None: ...  # noqa: D102
-
-    def wait(self, timeout: float | None = None) -> list[tuple[int, Result]]: ...  # noqa: D102
-
-    def restart(self, slot: int, *, wait: bool = True) -> None: ...  # noqa: D102
-
-    def close(self) -> None: ...  # noqa: D102
-
-
 class WatchedPool:
     """A pool whose workers are supervised and replaced if necessary.
 
@@ -106,7 +65,7 @@ class WatchedPool:
         recycled: workers replaced so far because of their memory.
     """
 
-    def __init__(self, pool: Pool, limits: WatchdogLimits | None = None):
+    def __init__(self, pool: EnvPool, limits: WatchdogLimits | None = None):
         self._pool = pool
         self._limits = limits or WatchdogLimits()
         self.restarts = self.recycled = 0

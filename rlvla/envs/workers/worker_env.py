@@ -5,24 +5,16 @@ For interactive use of a simulator in another interpreter, and for running the c
 
 from __future__ import annotations
 
-from typing import Protocol, TypeVar, cast
+from typing import TypeVar, cast
 
 import numpy as np
 
 from rlvla.envs.base import ChunkResult, Observation, TaskSpec, check_chunk, check_init_state_id
 from rlvla.envs.workers.answer_checks import AnswerChecker
-from rlvla.envs.workers.messages import Answer, Command, EnvSpec, Make, PrivilegedState, Reset, StepChunk
-from rlvla.envs.workers.pool import EnvWorkerError
+from rlvla.envs.workers.messages import Command, EnvSpec, Make, PrivilegedState, Reset, StepChunk
+from rlvla.envs.workers.pool import EnvPool, EnvWorkerError
 
 _T = TypeVar("_T")
-
-
-class CallablePool(Protocol):
-    """The part of `rlvla.envs.workers.pool.EnvPool` that `WorkerEnv` uses."""
-
-    def holds(self, worker_id: int) -> EnvSpec | None: ...  # noqa: D102
-
-    def call(self, worker_id: int, command: Command, timeout: float | None = None) -> Answer: ...  # noqa: D102
 
 
 class WorkerEnv:
@@ -43,7 +35,7 @@ class WorkerEnv:
         BadAnswerError: the environment violates the contract; also raised by all methods.
     """
 
-    def __init__(self, pool: CallablePool, worker_id: int, spec: EnvSpec):
+    def __init__(self, pool: EnvPool, worker_id: int, spec: EnvSpec):
         self._pool, self._worker_id, self._spec = pool, worker_id, spec
         self._closed = False
         self.task: TaskSpec = self._call(Make(spec), TaskSpec)
