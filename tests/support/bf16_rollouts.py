@@ -11,7 +11,7 @@ from rlvla.utils.errors import Problem
 
 @register_rollout_backend("bf16")
 class LowPrecision(PolicyCopy):
-    """Plays with weights in bfloat16, whatever the precision of training."""
+    """Rollouts with bfloat16 weights, independent of the training precision."""
 
     @classmethod
     def problems(cls, setup):

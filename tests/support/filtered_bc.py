@@ -29,7 +29,7 @@ class FilteredBC(Algorithm):
         self.planned = False
 
     def update(self, metrics):
-        """One step on all kept episodes; every rank takes it, and a rank that kept none adds nothing to it."""
+        """One optimizer step on all kept episodes, on every rank; a rank that kept none contributes zero."""
         self.planned = False
         rows = Experience.cat([rows_of(sample) for sample in self.samples]).to(self.strategy.device)
         kept = torch.cat([torch.full((sample.num_decisions,), sample.score > 0) for sample in self.samples])
