@@ -10,7 +10,7 @@ the expert), velocities, sampled actions, and what the processors make of images
 actions. Then the policy is loaded here, its weights changed, saved, and compared again. The table shows the largest
 difference; above 1e-4 the command fails. `--record` keeps LeRobot's files and results as test vectors in tests/data.
 
-SmolVLA: LeRobot's transformers may shift the positions of image patches (rlvla.models.smolvla.vision), which is then
+SmolVLA: LeRobot's transformers may shift the positions of image patches (rlvla.models.smolvla.network), which is then
 done here too.
 
 pi0 and pi0.5 (`--family pi0`): LeRobot's classes for them run only on a transformers with changes. Give an environment

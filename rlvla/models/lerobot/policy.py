@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from rlvla.models.lerobot.adapters import adapters_off, add_flow_adapters, merge
 from rlvla.models.lerobot.choices import PREFIX
 from rlvla.models.lerobot.codec import LeRobotCodec
 from rlvla.models.lerobot.files import LeRobotFiles
-from rlvla.models.lerobot.prefix import Prefix
+from rlvla.models.lerobot.network import FlowNetwork, Prefix
 from rlvla.models.lerobot.settings import SETTINGS_FILE, LeRobotSettings
 from rlvla.models.lerobot.std_head import STD_FILE, load_std_head
 from rlvla.models.lora import StartParts
@@ -29,52 +29,6 @@ from rlvla.models.network_policy import NetworkPolicy
 from rlvla.models.policy import PolicySpec
 from rlvla.models.value_models import scalar_head
 from rlvla.utils.files import write_json
-
-
-class FlowNetwork(Protocol):
-    """A network in two towers, also an `nn.Module`: the prefix is encoded once, the expert denoises actions.
-
-    Attributes:
-        prefix_width: of `Prefix.pooled`.
-        expert_width: of `expert_states`.
-    """
-
-    prefix_width: int
-    expert_width: int
-
-    def prefix(self, images: Tensor, image_mask: Tensor, tokens: Tensor, token_mask: Tensor, state: Tensor) -> Prefix:
-        """Encode observations; parts that are frozen stay out of the graph.
-
-        Args:
-            images: [B, N, 3, H, W] from `LeRobotFiles.pixels`.
-            image_mask: [B, N] bool.
-            tokens: [B, L] int64.
-            token_mask: [B, L] bool.
-            state: [B, max_state_dim] float32, normalized and padded.
-        """
-        ...
-
-    def expert_states(self, prefix: Prefix, x: Tensor, t: Tensor) -> Tensor:
-        """The expert's last hidden states [B, R, C, width] for noisy actions x [B, R, C, M] at times t [B, R]."""
-        ...
-
-    def velocity_of(self, states: Tensor) -> Tensor:
-        """Velocities [B, R, C, M] float32, from `expert_states`."""
-        ...
-
-    def part_of(self, name: str) -> str:
-        """What a parameter belongs to: "vision", "language", "state", "expert", "output"; "" if nothing reads it."""
-        ...
-
-    def feeds(self, name: str, features: str) -> bool:
-        """Whether `Prefix.pooled` (features "prefix") or `expert_states` ("expert") depend on a parameter."""
-        ...
-
-    def set_trainable(
-        self, *, train_expert_only: bool | None = None, freeze_vision_encoder: bool | None = None
-    ) -> None:
-        """Choose which parameters get gradients: none that is not read; None takes the setting of config.json."""
-        ...
 
 
 @dataclass(frozen=True)

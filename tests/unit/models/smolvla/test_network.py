@@ -149,17 +149,17 @@ def test_exactly_the_used_parameters_get_gradients(
 ) -> None:
     network.requires_grad_(True)
     loss(network, inputs, noisy).backward()
-    unused = {name for name, _ in network.named_parameters() if network.unused(name)}
+    unused = {name for name, _ in network.named_parameters() if not network.part_of(name)}
     assert {name for name, p in network.named_parameters() if p.grad is None} == unused
     assert f"{VLM}lm_head.weight" in unused
 
 
 def test_the_state_alone_is_kept_in_the_graph(network: SmolVLANetwork, inputs: dict[str, Tensor], noisy: Any) -> None:
-    network.set_trainable(train_expert_only=False, freeze_vision_encoder=False, train_state_proj=True)
+    network.set_trainable(train_expert_only=False, freeze_vision_encoder=False)
     loss(network, inputs, noisy).backward()
     full = gradients(network)
     network.zero_grad()
-    network.set_trainable(train_expert_only=True, train_state_proj=True)
+    network.set_trainable(train_expert_only=True)
     prefix = network.prefix(**inputs)
     assert prefix.keys[0].grad_fn is not None
     network.velocity(prefix, *noisy).square().sum().backward()
@@ -174,7 +174,7 @@ def test_freezing_follows_config_json(checkpoint: SmolVLAFiles) -> None:
     config = replace(checkpoint.config, train_expert_only=False, freeze_vision_encoder=True, train_state_proj=False)
     network = SmolVLANetwork(config, checkpoint.vlm)
     network.set_trainable()
-    frozen = {name for name, p in network.named_parameters() if not p.requires_grad and not network.unused(name)}
+    frozen = {name for name, p in network.named_parameters() if not p.requires_grad and network.part_of(name)}
     vision = {name for name, _ in network.named_parameters() if name.startswith(f"{VLM}model.vision_model.")}
     assert frozen == vision | {"model.state_proj.weight", "model.state_proj.bias"}
 
