@@ -36,16 +36,15 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from cli.train_ppo_vla import main as train
-from rlvla.models.lerobot.features import Feature, Features
+from rlvla.models.lerobot.config import Feature, Features
 from rlvla.models.pi0.checkpoint import file_shapes
-from rlvla.models.pi0.config import PI0, Pi0Config
-from rlvla.models.pi0.sizes import SIZES_FILE, Sizes
-from rlvla.models.pi0.tiny import build_tiny_pi0
+from rlvla.models.pi0.config import PI0, SIZES_FILE, Pi0Config, Sizes
 from rlvla.models.vla.configuration_openvla import OpenVLAConfig
 from rlvla.models.vla.openvla import OpenVLAForActionPrediction
 from rlvla.models.vla.tiny import build_tiny
 from rlvla.utils.files import read_metrics
 from rlvla.utils.terminal import table
+from tests.support.tiny_pi0 import build_tiny_pi0
 
 SUITE = "libero_spatial"
 ACTIONS = {"q01": [-1.0] * 7, "q99": [1.0] * 7, "min": [-1.0] * 7, "max": [1.0] * 7, "mask": [True] * 7}

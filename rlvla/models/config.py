@@ -8,7 +8,7 @@ from rlvla.algorithms.choices import FLOW_NOISY_STEPS
 from rlvla.models.flow.settings import EVAL_NOISES as FLOW_EVAL_NOISES
 from rlvla.models.flow.settings import MAX_STEPS as MAX_FLOW_STEPS
 from rlvla.models.flow.settings import METHODS as FLOW_METHODS
-from rlvla.models.lerobot.choices import CRITIC_FEATURES
+from rlvla.models.lerobot.settings import CRITIC_FEATURES
 from rlvla.models.vla.choices import ACTION_STD_KINDS, ATTENTION_IMPLEMENTATIONS, MODEL_VARIANTS, PLATFORMS
 from rlvla.utils.cli.flags import arg
 

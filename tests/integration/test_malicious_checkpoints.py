@@ -13,8 +13,7 @@ from cli.eval_vla import main as evaluate
 from cli.replay_batch import main as replay
 from rlvla.checkpoints.training import CheckpointError, load_checkpoint, save_checkpoint
 from rlvla.models.families import check_checkpoint
-from rlvla.models.pi0.prompts import PALIGEMMA
-from rlvla.models.pi0.tiny import build_tiny_pi0
+from rlvla.models.pi0.config import PALIGEMMA
 from rlvla.models.smolvla.tiny import build_tiny_smolvla
 from rlvla.models.vla.checkpoint_files import HEAD_PATTERNS
 from rlvla.utils.deepspeed.config import StrategyConfig
@@ -23,6 +22,7 @@ from rlvla.utils.deepspeed.strategy import DeepspeedStrategy
 from rlvla.utils.errors import ConfigError
 from tests.support.checkpoints import save, trained_engine
 from tests.support.malice import payloads, sign
+from tests.support.tiny_pi0 import build_tiny_pi0
 
 # DeepSpeed's files have other names and contents under each.
 STRATEGIES = {

@@ -14,15 +14,13 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from rlvla.models.lerobot.features import Feature, Features
+from rlvla.models.lerobot.config import Feature, Features
 from rlvla.models.pi0.checkpoint import HEAD, Pi0Files, check_pi0, file_shapes
-from rlvla.models.pi0.config import PI0, PI05, Pi0Config
+from rlvla.models.pi0.config import PALIGEMMA, PI0, PI05, SIZES_FILE, GemmaSizes, Pi0Config, Sizes, VisionSizes
 from rlvla.models.pi0.network import VLM
-from rlvla.models.pi0.prompts import PALIGEMMA
-from rlvla.models.pi0.sizes import SIZES_FILE, GemmaSizes, Sizes, VisionSizes
-from rlvla.models.pi0.tiny import tokenizer_files
 from tests.support.fixed_numbers import numbers
 from tests.support.lerobot_cases import SENTENCES, Case, euler, observations, padded, with_missing_cameras
+from tests.support.tiny_pi0 import tokenizer_files
 
 VECTORS = Path(__file__).resolve().parents[1] / "data" / "pi0"
 check = check_pi0

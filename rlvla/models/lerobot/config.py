@@ -1,4 +1,4 @@
-"""config.json of a LeRobot policy: the settings that the families have in common."""
+"""config.json of a LeRobot policy: its features, and the settings common to all families."""
 
 from __future__ import annotations
 
@@ -8,12 +8,133 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from rlvla.models.lerobot.features import Features, mode_problems, read_features
 from rlvla.utils.data_files import field_types, fits
 from rlvla.utils.errors import ConfigError, Problem
 
+STATE, ACTION, IMAGES = "observation.state", "action", "observation.images."
+EMPTY_CAMERA = IMAGES + "empty_camera_"
+# The statistics that each normalization mode needs, as named in LeRobot's data sets.
+STATISTICS: dict[str, tuple[str, ...]] = {
+    "IDENTITY": (),
+    "MEAN_STD": ("mean", "std"),
+    "MIN_MAX": ("min", "max"),
+    "QUANTILES": ("q01", "q99"),
+    "QUANTILE10": ("q10", "q90"),
+}
+
+
+@dataclass(frozen=True)
+class Feature:
+    """An entry of `input_features` or `output_features`.
+
+    Attributes:
+        kind: "STATE", "VISUAL", "ACTION", ...
+        shape: of one observation or action, without batch.
+    """
+
+    kind: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Features:
+    """Features of a policy by key, in the order of its config.json."""
+
+    inputs: Mapping[str, Feature]
+    outputs: Mapping[str, Feature]
+
+    @property
+    def state_dim(self) -> int:
+        """Length of the state vector before padding."""
+        return self.inputs[STATE].shape[0]
+
+    @property
+    def action_dim(self) -> int:
+        """D, dimensions of an action before padding."""
+        return self.outputs[ACTION].shape[0]
+
+    @property
+    def cameras(self) -> list[str]:
+        """Keys of the images, in the order in which the network reads them."""
+        return [key for key, feature in self.inputs.items() if feature.kind == "VISUAL"]
+
+    @property
+    def all(self) -> dict[str, Feature]:
+        """Inputs, then outputs."""
+        return {**self.inputs, **self.outputs}
+
+    @classmethod
+    def of(cls, images: Iterable[str], image_size: int, state_dim: int, action_dim: int) -> Features:
+        """Features of a policy with a state and square images, whose keys are `images`."""
+        shape = (3, image_size, image_size)
+        inputs = {STATE: Feature("STATE", (state_dim,)), **{key: Feature("VISUAL", shape) for key in images}}
+        return cls(inputs, {ACTION: Feature("ACTION", (action_dim,))})
+
+
+def features_json(features: Mapping[str, Feature]) -> dict[str, Any]:
+    """`input_features` or `output_features` as in config.json."""
+    return {key: {"type": feature.kind, "shape": list(feature.shape)} for key, feature in features.items()}
+
+
+def read_features(raw: Mapping[str, Any]) -> tuple[Features, list[str]]:
+    """The features in a config.json, and the problems with them."""
+    sides: list[dict[str, Feature]] = []
+    problems = []
+    for name in ("input_features", "output_features"):
+        side = {}
+        entries = raw.get(name)
+        if not isinstance(entries, Mapping):
+            problems.append(f"{name} is missing; it lists the inputs or outputs of the policy")
+            entries = {}
+        for key, entry in entries.items():
+            kind, shape = (entry.get("type"), entry.get("shape")) if isinstance(entry, Mapping) else (None, None)
+            sizes = shape if isinstance(shape, list) else [None]
+            if not isinstance(kind, str) or not all(type(size) is int and size > 0 for size in sizes):
+                problems.append(f"{name}[{key!r}] needs a type and a shape of positive whole numbers")
+                continue
+            side[key] = Feature(kind, tuple(sizes))
+        sides.append(side)
+    features = Features(*sides)
+    if not problems:
+        for key, required in ((STATE, features.inputs), (ACTION, features.outputs)):
+            if key not in required or len(required[key].shape) != 1:
+                problems.append(f"{key} must be one of its features, as a vector")
+        if not features.cameras:
+            problems.append("no input feature has type VISUAL; the policy needs a camera")
+    return features, problems
+
+
+def size_problems(sizes: Mapping[str, Any], *, layers: str) -> list[str]:
+    """Sizes of networks, by name, that are not whole numbers in range.
+
+    The largest sizes keep every product countable before anything is allocated.
+
+    Args:
+        sizes: values from a file.
+        layers: prefix of the names of numbers of layers.
+    """
+    most = {name: MOST_LAYERS if name.startswith(layers) else LARGEST for name in sizes}
+    return [
+        f"{name} is {value!r}, not a whole number from 1 to {most[name]}"
+        for name, value in sizes.items()
+        if not fits(value, int) or not 1 <= value <= most[name]
+    ]
+
+
+def mode_problems(modes: Mapping[str, Any], where: str) -> list[str]:
+    """Problems of a map from kinds of features to normalization modes."""
+    problems = [
+        f"{where}[{kind!r}] is {mode!r}; known are {', '.join(STATISTICS)}"
+        for kind, mode in modes.items()
+        if not isinstance(mode, str) or mode not in STATISTICS
+    ]
+    if not problems and modes.get("VISUAL", "IDENTITY") != "IDENTITY":
+        problems.append(f"{where}['VISUAL'] is {modes['VISUAL']}; images are supported with IDENTITY alone")
+    return problems
+
+
 MEAN_STD_MODES = {"VISUAL": "IDENTITY", "STATE": "MEAN_STD", "ACTION": "MEAN_STD"}
-LARGEST = 2**20  # of any size, so that nothing absurd is allocated
+LARGEST, MOST_LAYERS = 2**20, 2**10  # of any size, so that nothing absurd is allocated
 _RANGES: dict[str, tuple[float, float]] = {
     "chunk_size": (1, LARGEST),
     "n_action_steps": (1, LARGEST),
@@ -28,24 +149,24 @@ _RANGES: dict[str, tuple[float, float]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class LeRobotConfig(ABC):
-    """The settings that this program reads; names, meanings and defaults are LeRobot's.
+    """The settings that rlvla reads; names, meanings and defaults are LeRobot's.
 
     Attributes:
         features: `input_features` and `output_features`.
         chunk_size: C, actions that are denoised together.
-        n_action_steps: how many of them are executed before the next decision.
+        n_action_steps: number of actions executed before the next decision.
         normalization_mapping: kind of feature -> normalization mode.
         max_state_dim: states are padded to this length.
         max_action_dim: actions are padded to this length.
         empty_cameras: image features that may be missing.
         tokenizer_max_length: longest prompt in tokens.
-        freeze_vision_encoder: whether the vision tower stays as it is.
-        train_expert_only: whether the whole vision-language model stays as it is.
+        freeze_vision_encoder: whether the vision tower is frozen.
+        train_expert_only: whether the whole vision-language model is frozen.
         min_period: shortest period of the time embedding.
         max_period: longest period of the time embedding.
         raw: the whole content of the file.
         steps_name: the family's name for the number of denoising steps.
-        ranges: least and largest values of the family's own settings.
+        ranges: least and largest values of the family's settings.
     """
 
     steps_name: ClassVar[str]
@@ -68,15 +189,30 @@ class LeRobotConfig(ABC):
     @classmethod
     @abstractmethod
     def from_json(cls, raw: Mapping[str, Any], where: Path) -> Self:
-        """Read config.json; entries that this program does not know are kept in `raw`.
+        """Read config.json; unknown entries are kept in `raw`.
 
         Raises:
-            ConfigError: lists everything that is missing, of another type or impossible.
+            ConfigError: lists all settings that are missing, of another type or impossible.
         """
 
     @abstractmethod
-    def own_problems(self) -> Iterable[str]:
-        """Values of the family's own settings that no policy can have."""
+    def family_problems(self) -> Iterable[str]:
+        """Impossible values of the family's settings."""
+
+    @property
+    @abstractmethod
+    def text_step(self) -> str:
+        """Name of the pipeline step that prepares the prompt."""
+
+    @property
+    @abstractmethod
+    def tokenizer_name(self) -> str:
+        """Folder or public name of the tokenizer if the pipeline names none."""
+
+    @property
+    def state_in_prompt(self) -> bool:
+        """Whether the prompt contains the normalized state, which otherwise is a token of the prefix."""
+        return False
 
     @classmethod
     def read(
@@ -87,15 +223,15 @@ class LeRobotConfig(ABC):
         defaults: Mapping[str, Any] | None = None,
         required: Iterable[str] = (),
     ) -> Self:
-        """`from_json` for a file of the right type.
+        """`from_json` for a file of the family's type.
 
         Args:
             raw: content of the file.
             where: its path.
-            defaults: in place of those of the class.
+            defaults: in place of the defaults of the class.
             required: settings that the file must have.
         """
-        given, texts = _given(cls, raw)
+        given, texts = _typed_values(cls, raw)
         texts += [f"{name} is missing" for name in required if name not in raw]
         features, wrong = read_features(raw)
         texts += wrong
@@ -106,7 +242,7 @@ class LeRobotConfig(ABC):
         return config
 
     def _value_problems(self, *, complete: bool) -> list[str]:
-        """Values that no policy can have; `complete`: the features are known."""
+        """Impossible values; `complete`: the features are known."""
         texts = [
             f"{name} is {getattr(self, name)}; it must be between {least} and {most}"
             for name, (least, most) in {**_RANGES, **self.ranges}.items()
@@ -116,13 +252,13 @@ class LeRobotConfig(ABC):
             texts.append(f"n_action_steps is {self.n_action_steps}, but chunk_size is {self.chunk_size}")
         if self.min_period >= self.max_period:
             texts.append(f"min_period is {self.min_period:g}; it must be below max_period {self.max_period:g}")
-        texts += self.own_problems()
+        texts += self.family_problems()
         texts += mode_problems(self.normalization_mapping, "normalization_mapping")
         if complete:
-            dims = ("state", self.features.state_dim, self.max_state_dim)
-            for part, dim, most in (dims, ("action", self.features.action_dim, self.max_action_dim)):
-                if dim > most:
-                    texts.append(f"the {part} has {dim} numbers, but max_{part}_dim is {most}")
+            dims = {"state": self.features.state_dim, "action": self.features.action_dim}
+            for name, dim in dims.items():
+                if dim > (most := getattr(self, f"max_{name}_dim")):
+                    texts.append(f"the {name} has {dim} numbers, but max_{name}_dim is {most}")
         return texts
 
     @property
@@ -132,15 +268,15 @@ class LeRobotConfig(ABC):
         return steps
 
     def to_json(self) -> dict[str, Any]:
-        """The content of config.json: what was read, with the values of this object where they differ from it."""
+        """The content of config.json: `raw`, updated with the values that have changed since."""
         read = self.from_json(self.raw, Path("config.json"))
         names = [entry.name for entry in fields(self) if entry.name not in ("features", "raw")]
         changed = {name: getattr(self, name) for name in names if getattr(self, name) != getattr(read, name)}
         return {**self.raw, **{name: list(v) if isinstance(v, tuple) else v for name, v in changed.items()}}
 
 
-def _given(cls: type[LeRobotConfig], raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """The values that a file gives for the fields of a class, and which of them have another type, in words."""
+def _typed_values(cls: type[LeRobotConfig], raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Values in a file for the fields of a class, and the problems with their types."""
     given: dict[str, Any] = {}
     texts = []
     hints = field_types(cls)

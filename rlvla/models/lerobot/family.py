@@ -1,4 +1,4 @@
-"""What the families of LeRobot policies have in common: checking folders and loading them."""
+"""The family of policies in LeRobot's format: checking folders and loading them."""
 
 from __future__ import annotations
 
@@ -14,16 +14,14 @@ from rlvla.models.config import ActorConfig
 from rlvla.models.families import SETTINGS, Checkpoint, PolicyFamily, RowShape, Sketch, type_of
 from rlvla.models.flow.settings import ASKED_SCORES, FLOW_SETTINGS
 from rlvla.models.lerobot.adapters import flow_lora_layers
-from rlvla.models.lerobot.codec import LeRobotCodec
 from rlvla.models.lerobot.config import LeRobotConfig
-from rlvla.models.lerobot.files import LeRobotFiles
+from rlvla.models.lerobot.files import LeRobotFiles, collected
+from rlvla.models.lerobot.folder import CONFIG_FILE
 from rlvla.models.lerobot.new import NewPolicyFacts, write_settings
-from rlvla.models.lerobot.policy import LeRobotPolicy, choose_trainable, lerobot_spec, row_tokens
-from rlvla.models.lerobot.processors import reads_statistics
-from rlvla.models.lerobot.refit import new_statistics
+from rlvla.models.lerobot.policy import LeRobotPolicy, choose_trainable, lerobot_spec, load_std_head
+from rlvla.models.lerobot.processors import LeRobotCodec, reads_statistics
 from rlvla.models.lerobot.settings import LEROBOT_SETTINGS, LeRobotSettings, read_settings
 from rlvla.models.lerobot.sketch import LeRobotSketch
-from rlvla.models.lerobot.std_head import std_problems
 from rlvla.models.policy import Policy
 from rlvla.models.stored_tensors import stored_head_problems
 from rlvla.models.value_models import (
@@ -32,6 +30,7 @@ from rlvla.models.value_models import (
     load_feature_critic,
     load_feature_reward_model,
 )
+from rlvla.utils.data_files import read_json
 from rlvla.utils.errors import ConfigError, Problem
 
 # Settings of a run that LeRobot policies take, see `read_settings`.
@@ -44,7 +43,7 @@ class LeRobotCheckpoint(Checkpoint):
 
     Args:
         files: of the folder.
-        settings: how the policy acts.
+        settings: sampling and cameras.
     """
 
     def __init__(self, files: LeRobotFiles, settings: LeRobotSettings):
@@ -57,14 +56,14 @@ class LeRobotCheckpoint(Checkpoint):
         config, settings, network = self.files.config, self.settings, self.files.empty_network()
         network.set_trainable()
         sizes = [(p.numel(), p.requires_grad) for p in network.parameters()]
-        trained = sum(size for size, wanted in sizes if wanted)
+        trained = sum(size for size, trainable in sizes if trainable)
         features = config.features.cameras
         mapping = settings.camera_map or {}
-        seen = {key: camera for camera, key in mapping.items()}
+        camera_of = {key: camera for camera, key in mapping.items()}
         modes = {"state": self.files.processors.state.mode, "action": self.files.processors.action.mode}
         return {
             "parameters": f"{sum(size for size, _ in sizes):,}, {trained:,} of them trained by default",
-            "image features": ", ".join(f"{key} ({seen[key]})" if key in seen else key for key in features),
+            "image features": ", ".join(f"{key} ({camera_of[key]})" if key in camera_of else key for key in features),
             "chunk": f"{config.chunk_size} actions predicted, {settings.n_action_steps} executed",
             "padded to": f"{config.max_action_dim} numbers per action, {config.max_state_dim} per state",
             "denoising steps": settings.flow.steps,
@@ -122,12 +121,12 @@ class LeRobotCheckpoint(Checkpoint):
             "states": (facts.state_dim, config.max_state_dim),
             "actions": (facts.action_dim, config.max_action_dim),
         }
-        for what, (own, most) in sizes.items():
-            if own > most:
-                text = f"--fit_to_demos: the demonstrations have {what} of {own} numbers, the network reads {most}"
+        for kind, (size, most) in sizes.items():
+            if size > most:
+                text = f"--fit_to_demos: the demonstrations have {kind} of {size} numbers, the network reads {most}"
                 problems.append(Problem("fit_to_demos", "mismatch", text))
         try:
-            new_statistics(facts, config.normalization_mapping)
+            self.files.new_statistics(facts)
         except ConfigError as error:
             problems += [problem.of_flag("fit_to_demos") for problem in error.problems]
         if target is not None and not problems:
@@ -137,12 +136,13 @@ class LeRobotCheckpoint(Checkpoint):
 
     def begin_supervised(self, policy: Policy, *, mean_alone: bool) -> None:
         """See `Checkpoint.begin_supervised`."""
-        flow_policy: Any = policy
-        flow_policy.freeze_std()
+        assert isinstance(policy, LeRobotPolicy)
+        if policy.std_head is not None:  # flow matching does not train it
+            policy.std_head.requires_grad_(False)
 
     def row_tokens(self, instructions: Sequence[str], num_images: int) -> list[int]:
-        """See `Policy.row_tokens`."""
-        return row_tokens(self.files, instructions, num_images)
+        """See `LeRobotFiles.row_tokens`."""
+        return self.files.row_tokens(instructions, num_images)
 
     def row_shape(self, instructions: Sequence[str], num_images: int) -> RowShape:
         """See `Checkpoint.row_shape`."""
@@ -159,28 +159,26 @@ class LeRobotCheckpoint(Checkpoint):
 
 
 class LeRobotFamily(PolicyFamily):
-    """Checks folders in LeRobot's layout; a family says how their files are read."""
+    """Folders in LeRobot's layout.
 
-    def read_config(self, folder: Path) -> LeRobotConfig:
-        """The config.json of a folder; ConfigError if it cannot be read or has impossible values."""
-        raise NotImplementedError
+    Args:
+        config: class of their config.json.
+        check_files: reads and checks all files of a folder, without weights; its ConfigError lists everything that is
+            missing or inconsistent.
+    """
 
-    def read_files(self, folder: Path) -> LeRobotFiles:
-        """All files of a folder, without weights; ConfigError lists everything that is missing or inconsistent."""
-        raise NotImplementedError
+    def __init__(self, config: type[LeRobotConfig], check_files: Callable[[Path], LeRobotFiles]):
+        self._config, self._check_files = config, check_files
 
     def check(
         self, folder: Path, *, unnorm_key: str | None, suite: str | None, overrides: Mapping[str, Any]
     ) -> LeRobotCheckpoint:
-        """See `PolicyFamily.check`; the statistics of a folder are those of a single data set."""
-        config = self.read_config(folder)  # nothing else can be checked without it
+        """See `PolicyFamily.check`; a folder has the statistics of a single data set."""
+        # Nothing else can be checked without it.
+        config = self._config.from_json(read_json(folder / CONFIG_FILE), folder / CONFIG_FILE)
         problems = _unknown_settings(folder, overrides)
         problems += stored_head_problems(folder) if reads_statistics() else []
-        files, settings = None, None
-        try:
-            files = self.read_files(folder)
-        except ConfigError as error:
-            problems += error.problems
+        files, settings = collected(problems, lambda: self._check_files(folder)), None
         try:
             settings, wrong = read_settings(
                 folder,
@@ -195,7 +193,8 @@ class LeRobotFamily(PolicyFamily):
         except ConfigError as error:
             problems += error.problems
         if files is not None and settings is not None and settings.flow.learns_std and reads_statistics():
-            problems += std_problems(folder, files.empty_network().expert_width, config.features.action_dim)
+            width = files.empty_network().expert_width
+            collected(problems, lambda: load_std_head(folder, width, config.features.action_dim))
         if settings is not None and settings.unnorm_key and unnorm_key not in (None, "", settings.unnorm_key):
             text = f"{folder} has the statistics of {settings.unnorm_key} alone; leave --unnorm_key {unnorm_key} out"
             problems.append(Problem("unnorm_key", "unknown_name", text))
@@ -207,7 +206,7 @@ class LeRobotFamily(PolicyFamily):
         return LeRobotCheckpoint(files, settings)
 
     def reinforced(self, config: ActorConfig) -> ActorConfig:
-        """See `PolicyFamily.reinforced`: the expert alone, whatever the folder says, unless all is asked for."""
+        """See `PolicyFamily.reinforced`: by default the expert alone, regardless of config.json."""
         return replace(config, train_expert_only=True) if config.train_expert_only is None else config
 
     def overrides(self, folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -218,11 +217,11 @@ class LeRobotFamily(PolicyFamily):
 
 
 def _unknown_settings(folder: Path, overrides: Mapping[str, Any]) -> list[Problem]:
-    """Overrides that mean nothing for LeRobot policies."""
-    known = (*_TAKEN, *_PLACEMENT)
-    unknown = [name for name in overrides if name not in known]
+    """Overrides without meaning for LeRobot policies."""
+    supported = (*_TAKEN, *_PLACEMENT)
+    unknown = [name for name in overrides if name not in supported]
     if not unknown:
         return []
-    names = f"{', '.join(unknown)}; known are {', '.join(known)}"
+    names = f"{', '.join(unknown)}; known are {', '.join(supported)}"
     text = f"{folder}: {type_of(folder)} policies have no setting {names}"
     return [Problem(None, "unknown_name", text)]

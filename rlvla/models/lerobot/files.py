@@ -4,31 +4,48 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rlvla.models.lerobot.config import LeRobotConfig
+from rlvla.models.lerobot.config import LeRobotConfig, features_json
 from rlvla.models.lerobot.folder import (
     CONFIG_FILE,
     WEIGHTS_FILE,
     LeRobotFolder,
     lossless,
+    read_folder,
     tensor_problems,
     write_folder,
 )
+from rlvla.models.lerobot.network import FlowNetwork
 from rlvla.models.lerobot.new import NewPolicyFacts
-from rlvla.models.lerobot.processors import Processors, tokenizer_settings
-from rlvla.models.lerobot.prompts import PADDINGS, PromptTokenizer, with_new_line
-from rlvla.models.lerobot.refit import refit_folder
+from rlvla.models.lerobot.processors import (
+    OLD_PREFIXES,
+    POSTPROCESSOR,
+    PREPROCESSOR,
+    STATE_FILES,
+    TOKENIZER_NAME,
+    Processors,
+    new_pipelines,
+    read_processors,
+    statistics_tensors,
+    tokenizer_settings,
+)
+from rlvla.models.lerobot.prompts import PADDINGS, PromptTokenizer, inner_folders, with_new_line
+from rlvla.models.lerobot.settings import SETTINGS_FILE
 from rlvla.models.stored_tensors import all_finite
 from rlvla.utils.data_files import fits
 from rlvla.utils.errors import ConfigError, Problem
 
 _Read = TypeVar("_Read")
+_Network = TypeVar("_Network", bound=nn.Module)
+# Files that depend on the data of a policy, not written by `LeRobotFiles.refit`.
+_OF_OTHER_DATA = {PREPROCESSOR, POSTPROCESSOR, SETTINGS_FILE, "train_config.json", "README.md"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,9 +56,9 @@ class LeRobotFiles(ABC):
         folder: its files.
         config: its configuration.
         processors: normalization of states and actions.
-        tokenizer: turns prompts into tokens.
+        tokenizer: of prompts.
         names: tensor of the network -> its name in model.safetensors.
-        extras: tensors of the file that the network does not have.
+        extras: tensors of that file that the network does not have.
     """
 
     folder: LeRobotFolder
@@ -49,66 +66,54 @@ class LeRobotFiles(ABC):
     processors: Processors
     tokenizer: PromptTokenizer
     names: Mapping[str, str]
-    extras: Mapping[str, Tensor]
-
-    @property
-    @abstractmethod
-    def text_step(self) -> str:
-        """Name of the step that prepares the prompt."""
-
-    @property
-    @abstractmethod
-    def tokenizer_name(self) -> str:
-        """Folder or public name of the tokenizer if the pipeline names none."""
-
-    @property
-    @abstractmethod
-    def image_size(self) -> int | None:
-        """Side of the images that the network needs; None: any, they are resized."""
+    extras: Mapping[str, Tensor] = field(repr=False)
 
     @abstractmethod
-    def empty_network(self, **options: bool) -> Any:
-        """The `FlowNetwork` on the meta device, without weights; `options` of its class."""
+    def empty_network(self, **options: bool) -> FlowNetwork:
+        """The network on the meta device, without weights; `options` of its class."""
 
     @abstractmethod
     def pixels(self, images: Tensor) -> Tensor:
         """Images [B, N, H, W, 3] uint8 -> [B, N, 3, height, width] float32 in [-1, 1]."""
 
     @abstractmethod
+    def image_tokens(self) -> tuple[int, int]:
+        """(patches that the vision tower reads, tokens that the decoder reads) of one image."""
+
+    @property
+    def image_size(self) -> int | None:
+        """Side of the images that the network needs; None: any, they are resized."""
+        return None
+
+    def prompt_texts(self, instructions: Sequence[str], states: np.ndarray) -> list[str]:
+        """Texts to tokenize, for normalized states [B, P]."""
+        return list(instructions)
+
     def prompts(self, instructions: Sequence[str], state: Tensor) -> tuple[Tensor, Tensor]:
         """Token ids [B, L] int64 and mask [B, L] bool on the host, for normalized states [B, P].
 
         Raises:
-            ConfigError: an instruction with a token that the network does not know.
+            ConfigError: an instruction with a token outside the network's vocabulary.
         """
+        return self.tokenizer(self.prompt_texts(instructions, state.detach().cpu().numpy()))
 
-    @abstractmethod
-    def image_tokens(self) -> tuple[int, int]:
-        """(patches that the vision tower reads, tokens that the decoder reads) of one image."""
-
-    def longest_texts(self, instructions: Sequence[str]) -> Sequence[str]:
-        """What is tokenized, with a state that takes the most tokens."""
-        return instructions
-
-    @property
-    def state_in_prompt(self) -> bool:
-        """Whether the prompt has the normalized state, which otherwise is a token of its own."""
-        return False
+    def row_tokens(self, instructions: Sequence[str], num_images: int) -> list[int]:
+        """Length of each row: images, padded text, the state unless the prompt contains it, and the chunk."""
+        # A number of a state in a prompt takes at most three digits, as the bin of 0 does.
+        texts = self.prompt_texts(list(set(instructions)), np.zeros((len(set(instructions)), 1), np.float32))
+        longest = max((len(self.tokenizer.ids(text)) for text in texts), default=0)
+        text_tokens = longest if self.tokenizer.padding == "longest" else self.tokenizer.max_length
+        state_tokens = 0 if self.config.state_in_prompt else 1
+        prefix = num_images * self.image_tokens()[1] + text_tokens + state_tokens
+        return [prefix + self.config.chunk_size] * len(instructions)
 
     def with_sampling(self, n_action_steps: int, steps: int) -> Self:
         """The same with other settings in config.json."""
         changed: dict[str, Any] = {"n_action_steps": n_action_steps, self.config.steps_name: steps}
         return replace(self, config=replace(self.config, **changed))
 
-    def prefix_tokens(self, instructions: Sequence[str], num_images: int) -> list[int]:
-        """Length of each row's prefix: images, padded words, and the state unless the prompt has it."""
-        lengths = [len(self.tokenizer.ids(text)) for text in set(self.longest_texts(instructions))]
-        longest = max(lengths, default=0) if self.tokenizer.padding == "longest" else self.tokenizer.max_length
-        words = longest + (0 if self.state_in_prompt else 1)
-        return [num_images * self.image_tokens()[1] + words] * len(instructions)
-
-    def load_network(self, dtype: torch.dtype = torch.float32, **options: bool) -> Any:
-        """The `FlowNetwork` with its weights, on the host.
+    def load_network(self, dtype: torch.dtype = torch.float32, **options: bool) -> FlowNetwork:
+        """The network with its weights, on the host.
 
         Args:
             dtype: of the weights.
@@ -118,31 +123,27 @@ class LeRobotFiles(ABC):
             ConfigError: weights that cannot be read, or are not finite.
         """
         network = self.empty_network(**options)
+        sources = {name: self.names[name] for name in network.state_dict()}
         stored = self.folder.read_tensors(set(self.names.values()))
-        bad = [name for name in self._read_names(network) if not all_finite(stored[name])]
+        bad = [source for source in dict.fromkeys(sources.values()) if not all_finite(stored[source])]
         if bad:
             where = self.folder.path / WEIGHTS_FILE
             text = f"{where}: tensor {bad[0]} ({len(bad)} in all): NaN or infinity; use an earlier checkpoint"
             raise ConfigError.of(None, "invalid_file", text)
         values: dict[str, Tensor] = {}
         used: set[str] = set()
-        for name in network.state_dict():
-            source = self.names[name]
+        for name, source in sources.items():
             values[name] = stored[source].to(dtype, copy=source in used)
             used.add(source)
         network.load_state_dict(values, assign=True)
         return network
 
-    def _read_names(self, network: nn.Module) -> list[str]:
-        """Tensors of the file in the order of the network."""
-        return list(dict.fromkeys(self.names[name] for name in network.state_dict()))
-
     def file_tensors(self, state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Tensors by their names in the file, for those of the network."""
+        """The network's tensors under their names in the file."""
         return {self.names[name]: tensor for name, tensor in state_dict.items()}
 
     def save(self, target: str | Path, state_dict: Mapping[str, Tensor]) -> None:
-        """Write a folder like the one that was read, with other weights.
+        """Write a copy of the folder with other weights.
 
         A tensor keeps the dtype that it had in the file unless that would lose digits.
 
@@ -150,7 +151,7 @@ class LeRobotFiles(ABC):
             ConfigError: `state_dict` has other tensors than the network.
         """
         shapes = {name: tuple(tensor.shape) for name, tensor in state_dict.items()}
-        problems = tensor_problems(Path(target), network_shapes(self.empty_network()), shapes)
+        problems = tensor_problems(Path(target), tensor_shapes(self.empty_network()), shapes)
         if problems:
             raise ConfigError(problems)
         tensors = {**self.extras, **self.file_tensors(state_dict)}
@@ -163,27 +164,47 @@ class LeRobotFiles(ABC):
         )
 
     def refit(self, target: Path, facts: NewPolicyFacts) -> None:
-        """Write the weights with features, pipelines and statistics of other data; see `refit_folder`."""
-        text = tokenizer_settings(self.tokenizer_name, self.tokenizer.max_length, self.tokenizer.padding)
-        refit_folder(
-            replace(self.folder, config=self.config.to_json()),
+        """Write the weights with features named like the cameras, and the statistics of other data.
+
+        Raises:
+            ConfigError: statistics that a normalization mode needs are missing.
+        """
+        config = replace(self.config, features=facts.features())
+        text = tokenizer_settings(config.tokenizer_name, self.tokenizer.max_length, self.tokenizer.padding)
+        inputs, outputs = features_json(config.features.inputs), features_json(config.features.outputs)
+        raw = {**self.config.to_json(), "input_features": inputs, "output_features": outputs, "empty_cameras": 0}
+        left_out = _OF_OTHER_DATA | set(self.processors.state_files)
+        tensors = self.folder.read_tensors()
+        write_folder(
             target,
-            facts,
-            processors=self.processors,
-            modes=self.config.normalization_mapping,
-            tokenizer={**text, **self.processors.text},
-            text_step=self.text_step,
-            normalize_first=self.state_in_prompt,
+            {name: tensor for name, tensor in tensors.items() if not name.startswith(OLD_PREFIXES)},
+            companions={name: data for name, data in self.folder.companions.items() if name not in left_out},
+            contents={CONFIG_FILE: raw, **new_pipelines(config, {**text, **self.processors.text})},
+            states=dict.fromkeys(STATE_FILES, self.new_statistics(facts)),
+            metadata=self.folder.metadata,
         )
 
+    def new_statistics(self, facts: NewPolicyFacts) -> dict[str, Tensor]:
+        """The content of the state files that `refit` writes; errors as there."""
+        statistics: dict[str, Tensor] = {}
+        for mode in {self.config.normalization_mapping.get(kind, "IDENTITY") for kind in ("STATE", "ACTION")}:
+            statistics |= statistics_tensors(facts.lerobot_statistics(), mode)
+        return statistics
 
-def network_shapes(network: nn.Module) -> dict[str, tuple[int, ...]]:
-    """Shape of every tensor."""
+
+def on_meta(network: Callable[..., _Network], *args: Any, **options: Any) -> _Network:
+    """A network without storage, from the arguments of its class."""
+    with torch.device("meta"):
+        return network(*args, **options)
+
+
+def tensor_shapes(network: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Shape of every tensor by name."""
     return {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
 
 
 def collected(problems: list[Problem], read: Callable[[], _Read]) -> _Read | None:
-    """What `read` returns; None if it raises a ConfigError, whose problems are added."""
+    """The result of `read`; None after a ConfigError, whose problems are added to `problems`."""
     try:
         return read()
     except ConfigError as error:
@@ -191,33 +212,51 @@ def collected(problems: list[Problem], read: Callable[[], _Read]) -> _Read | Non
         return None
 
 
+def read_parts(
+    path: Path, config: LeRobotConfig, problems: list[Problem], *, models: Sequence[str] = ()
+) -> tuple[Processors, LeRobotFolder | None]:
+    """Pipelines and files of a folder, to which the folders of its models and its tokenizer belong.
+
+    Args:
+        path: the policy's folder.
+        config: its config.json.
+        problems: extended by those of both.
+        models: names of models; without any, `LeRobotConfig.tokenizer_name` counts if the pipeline names no tokenizer.
+    """
+    processors, wrong = read_processors(path, config)
+    problems += wrong
+    tokenizer = processors.text.get(TOKENIZER_NAME, config.tokenizer_name)
+    inner = inner_folders([*models, tokenizer], path)
+    folder = collected(problems, lambda: read_folder(path, state_files=processors.state_files, subfolders=inner))
+    return processors, folder
+
+
 def read_tokenizer(
     path: Path,
-    text: Mapping[str, Any],
+    config: LeRobotConfig,
+    processors: Processors,
     *,
-    name: str,
-    max_length: int,
     padding: str,
     find: Callable[[str], Path],
     prompt: Callable[[str], str] = with_new_line,
 ) -> PromptTokenizer:
-    """The tokenizer of a policy.
+    """The tokenizer of a policy, with the settings of its pipeline or else of its config.json.
 
     Args:
         path: the policy's folder.
-        text: settings of the pipeline's tokenizer step, which go before those that follow.
-        name: folder or public name of the tokenizer.
-        max_length: longest prompt in tokens.
-        padding: one of `PADDINGS`.
+        config: its config.json.
+        processors: its pipelines.
+        padding: one of `PADDINGS`, unless the pipeline has another.
         find: local folder of a tokenizer with a given name.
-        prompt: what is tokenized of an instruction.
+        prompt: text to tokenize for an instruction.
 
     Raises:
         ConfigError: impossible settings, or a tokenizer that is missing or cannot be read.
     """
-    given = {"tokenizer_name": name, "max_length": max_length, "padding": padding, **text}
-    named, length, padded = given["tokenizer_name"], given["max_length"], given["padding"]
-    if not isinstance(named, str) or not fits(length, int) or length < 1 or padded not in PADDINGS:
+    settings = {TOKENIZER_NAME: config.tokenizer_name, "max_length": config.tokenizer_max_length, "padding": padding}
+    settings |= processors.text
+    name, length, padding = settings[TOKENIZER_NAME], settings["max_length"], settings["padding"]
+    if not isinstance(name, str) or not fits(length, int) or length < 1 or padding not in PADDINGS:
         where = f"{path}: tokenizer_processor"
         raise ConfigError.of(None, "invalid_file", f"{where} has a name, length or padding that cannot be used")
-    return PromptTokenizer(find(named), max_length=length, padding=padded, prompt=prompt)
+    return PromptTokenizer(find(name), max_length=length, padding=padding, prompt=prompt)

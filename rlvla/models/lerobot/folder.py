@@ -54,6 +54,11 @@ class LeRobotFolder:
     companions: dict[str, bytes] = field(repr=False)
     metadata: dict[str, str]
 
+    def other_tensors(self, names: Iterable[str]) -> dict[str, Tensor]:
+        """All tensors except these; errors as in `read_tensors`."""
+        excluded = set(names)
+        return self.read_tensors([name for name in self.shapes if name not in excluded])
+
     def read_tensors(self, names: Iterable[str] | None = None) -> dict[str, Tensor]:
         """Some or all tensors on the host, in the dtypes of the file.
 

@@ -36,6 +36,15 @@ class Prefix:
     length: Tensor
     pooled: Tensor
 
+    def __len__(self) -> int:
+        """B."""
+        return len(self.mask)
+
+    @property
+    def device(self) -> torch.device:
+        """Of the tensors."""
+        return self.mask.device
+
 
 def rotation(positions: Tensor, head_dim: int) -> Rotation:
     """Cosines and sines [B, 1, L, head_dim / 2] of a rotary position embedding, for positions [B, L]."""

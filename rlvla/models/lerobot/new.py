@@ -1,4 +1,4 @@
-"""Small new policies in LeRobot's format, that fit demonstrations."""
+"""Small new policies in LeRobot's format for given demonstrations."""
 
 from __future__ import annotations
 
@@ -10,18 +10,20 @@ from typing import Any
 
 from rlvla.models.config import ActorConfig
 from rlvla.models.flow.settings import FlowSettings
-from rlvla.models.lerobot.features import ACTION, IMAGES, STATE, Feature, Features
+from rlvla.models.lerobot.config import ACTION, IMAGES, STATE, Features
 from rlvla.models.lerobot.settings import SETTINGS_FILE, LeRobotSettings
 from rlvla.utils.errors import Problem
 from rlvla.utils.files import write_json
 
+# Choices of `--pretrain tiny`: a transformer on action tokens, or a flow policy in LeRobot's format.
+TINY_FAMILIES = ("openvla", "smolvla")
 # Family -> module with `new_policy(folder, facts, sizes, *, seed)` and `new_policy_problems(sizes)`.
 _HOMES = {"smolvla": "rlvla.models.smolvla.tiny"}
 
 
 @dataclass(frozen=True)
 class NewPolicySizes:
-    """Sizes that may be chosen; None: the family's.
+    """Sizes of a new policy; None: the default of the family.
 
     Attributes:
         patch_size: side of a patch in pixels.
@@ -38,13 +40,13 @@ class NewPolicySizes:
     llm_layers: int | None = None
 
     def given(self) -> dict[str, int]:
-        """Those that are not None, by name."""
+        """Sizes that are not None, by name."""
         return {name: value for name, value in vars(self).items() if value is not None}
 
 
 @dataclass(frozen=True)
 class NewPolicyFacts:
-    """What a new policy must fit.
+    """Data that a new policy is made for.
 
     Attributes:
         sentences: all instructions.
@@ -53,7 +55,7 @@ class NewPolicyFacts:
         cameras: names, in the order of the images.
         camera_map: camera -> image feature; {}: features named like the cameras.
         image_size: side of the images in pixels.
-        chunk_len: actions that are predicted, and executed, per decision.
+        chunk_len: actions predicted and executed per decision.
         state_dim: length of the state.
         action_dim: dimensions of an action.
     """
@@ -79,12 +81,8 @@ class NewPolicyFacts:
         return {key: {n: v for n, v in self.statistics[name].items() if n != "mask"} for key, name in names.items()}
 
     def features(self) -> Features:
-        """What the policy reads and writes."""
-        shape = (3, self.image_size, self.image_size)
-        images = {key: Feature("VISUAL", shape) for key in self.keys.values()}
-        return Features(
-            {STATE: Feature("STATE", (self.state_dim,)), **images}, {ACTION: Feature("ACTION", (self.action_dim,))}
-        )
+        """Inputs and outputs of the policy."""
+        return Features.of(self.keys.values(), self.image_size, self.state_dim, self.action_dim)
 
 
 def build_new_policy(family: str, folder: Path, facts: NewPolicyFacts, sizes: NewPolicySizes, *, seed: int) -> None:
@@ -94,14 +92,14 @@ def build_new_policy(family: str, folder: Path, facts: NewPolicyFacts, sizes: Ne
 
 
 def write_settings(folder: Path, facts: NewPolicyFacts, n_action_steps: int) -> None:
-    """Record which image feature each camera is."""
+    """Record the image feature of each camera."""
     cameras = tuple(facts.cameras)
     settings = LeRobotSettings(n_action_steps, FlowSettings(), cameras, facts.keys, unnorm_key=facts.unnorm_key)
     write_json(folder / SETTINGS_FILE, settings.to_json())
 
 
 def new_policy_problems(family: str, sizes: NewPolicySizes, actor: ActorConfig | None) -> list[Problem]:
-    """Sizes that the family cannot have, and options that mean nothing for a policy without trained parts."""
+    """Impossible sizes, and options without effect on a policy that has no trained parts."""
     problems: list[Problem] = importlib.import_module(_HOMES[family]).new_policy_problems(sizes)
     for name in ("lora_rank", "lora_targets", "lora_dropout", "attn_implementation", "gradient_checkpointing"):
         if actor is not None and getattr(actor, name) != getattr(ActorConfig, name):

@@ -6,7 +6,7 @@ Before, statistics were tensors in model.safetensors, e.g. `normalize_inputs.buf
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -19,8 +19,16 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from rlvla.models.lerobot.features import ACTION, STATE, Features, mode_problems
-from rlvla.models.lerobot.normalization import EPSILON, Normalizer, normalizer_problems
+from rlvla.models.codec import varying
+from rlvla.models.lerobot.config import (
+    ACTION,
+    STATE,
+    STATISTICS,
+    Features,
+    LeRobotConfig,
+    features_json,
+    mode_problems,
+)
 from rlvla.models.lerobot.prompts import lasting_name
 from rlvla.utils.data_files import fits, inside, parse_json, read_json
 from rlvla.utils.errors import ConfigError, Problem
@@ -34,11 +42,17 @@ _NEUTRAL = {"rename_observations_processor", "to_batch_processor", "device_proce
 OLD_PREFIXES = ("normalize_inputs.buffer_", "normalize_targets.buffer_", "unnormalize_outputs.buffer_")
 _Statistics = dict[str, dict[str, np.ndarray]]
 _without_statistics = ContextVar("without_statistics", default=False)
+EPSILON = 1e-8
+# State files of a folder that rlvla writes.
+STATE_FILES = (
+    f"policy_preprocessor_step_5_{NORMALIZER}.safetensors",
+    f"policy_postprocessor_step_0_{UNNORMALIZER}.safetensors",
+)
 
 
 @contextmanager
 def without_statistics() -> Iterator[None]:
-    """Within the block, folders are read without what depends on their data, which is about to be replaced."""
+    """Within the block, folders are read without their statistics, which are about to be replaced."""
     token = _without_statistics.set(True)
     try:
         yield
@@ -47,8 +61,72 @@ def without_statistics() -> Iterator[None]:
 
 
 def reads_statistics() -> bool:
-    """Whether statistics are read, i.e. outside `without_statistics`."""
+    """False inside `without_statistics`."""
     return not _without_statistics.get()
+
+
+@dataclass(frozen=True)
+class Normalizer:
+    """Normalization of the vectors of one feature.
+
+    MEAN_STD gives (x - mean) / (std + eps); MIN_MAX, QUANTILES and QUANTILE10 map the range between two statistics to
+    [-1, 1], with a range of zero replaced by eps; IDENTITY changes nothing.
+
+    Attributes:
+        mode: a key of `STATISTICS`.
+        statistics: the float32 vectors that the mode needs, by name.
+        eps: guards against division by zero.
+    """
+
+    mode: str
+    statistics: Mapping[str, np.ndarray]
+    eps: float = EPSILON
+
+    def normalize(self, values: np.ndarray) -> np.ndarray:
+        """[..., n] in units of the environment -> [..., n] float32 in units of the network."""
+        values = np.asarray(values, np.float32)
+        if self.mode == "IDENTITY":
+            return values
+        first, second = self._pair()
+        if self.mode == "MEAN_STD":
+            return (values - first) / (second + np.float32(self.eps))
+        return 2 * (values - first) / self._range(first, second) - 1
+
+    def unnormalize(self, values: np.ndarray) -> np.ndarray:
+        """The inverse of `normalize`; as in LeRobot, MEAN_STD multiplies by std without eps."""
+        values = np.asarray(values, np.float32)
+        if self.mode == "IDENTITY":
+            return values
+        first, second = self._pair()
+        if self.mode == "MEAN_STD":
+            return values * second + first
+        return (values + 1) / 2 * self._range(first, second) + first
+
+    def _pair(self) -> tuple[np.ndarray, np.ndarray]:
+        first, second = STATISTICS[self.mode]
+        return self.statistics[first], self.statistics[second]
+
+    def _range(self, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+        return np.where(high == low, np.float32(self.eps), high - low)
+
+
+IDENTITY = Normalizer("IDENTITY", {})
+
+
+def normalizer_problems(mode: str, statistics: Mapping[str, np.ndarray] | None, size: int) -> list[str]:
+    """Problems of a mode with these statistics of a vector of `size` numbers."""
+    needed = STATISTICS[mode]
+    missing = [name for name in needed if name not in (statistics or {})]
+    if missing:
+        return [f"{' and '.join(missing)} missing, which {mode} needs"]
+    problems = []
+    for name in needed:
+        values = (statistics or {})[name]
+        if values.shape != (size,):
+            problems.append(f"{name} has shape {list(values.shape)}, not [{size}]")
+        elif not np.isfinite(values).all():
+            problems.append(f"{name} has values that are not finite; the policy was saved without its statistics")
+    return problems
 
 
 @dataclass(frozen=True)
@@ -56,9 +134,9 @@ class Step:
     """One step of a pipeline.
 
     Attributes:
-        name: under which LeRobot registers it.
+        name: LeRobot's registry name.
         config: its settings.
-        state_file: the file with its tensors, in the policy's folder; None: it has none.
+        state_file: file with its tensors, in the policy's folder, if any.
     """
 
     name: str
@@ -68,14 +146,14 @@ class Step:
 
 @dataclass(frozen=True)
 class Processors:
-    """What the pipelines of a folder do to states, actions and text.
+    """Preprocessing of states and text and postprocessing of actions, from the pipelines of a folder.
 
     Attributes:
         state: normalizes states.
-        action: its inverse turns what the network predicts into actions.
+        action: normalizes actions; its inverse is applied to predictions.
         text: settings of the tokenizer step, its tokenizer as in `lasting_name`; empty in an older folder.
         state_files: files with statistics.
-        steps: settings of the steps before the network by name, in their order.
+        steps: settings of the preprocessing steps by name, in their order.
     """
 
     state: Normalizer
@@ -85,7 +163,7 @@ class Processors:
     steps: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def preprocessor(self, companions: Mapping[str, bytes]) -> dict[str, dict[str, Any]]:
-        """The first pipeline of a folder with these files as a copy of the folder has it: file name -> content."""
+        """The preprocessor for a copy of a folder with these files: file name -> content."""
         if PREPROCESSOR not in companions:
             return {}
         content = parse_json(companions[PREPROCESSOR], PREPROCESSOR)
@@ -95,25 +173,64 @@ class Processors:
         return {PREPROCESSOR: content}
 
 
-def read_processors(
-    folder: Path, features: Features, modes: Mapping[str, str], *, text_steps: set[str]
-) -> tuple[Processors, list[Problem]]:
+class LeRobotCodec:
+    """Normalization of states and actions by the pipelines of a folder; without padding.
+
+    Args:
+        processors: of the folder.
+        chunk: (A, D), actions executed per decision, and their dimensions.
+    """
+
+    def __init__(self, processors: Processors, chunk: tuple[int, int]):
+        self._processors, self._chunk = processors, chunk
+
+    def normalize_proprio(self, proprio: Any) -> np.ndarray:
+        """[..., P] of the environment -> [..., P] float32."""
+        return self._processors.state.normalize(proprio)
+
+    def normalize_actions(self, actions: np.ndarray) -> np.ndarray:
+        """[..., D] of the environment -> [..., D] float32."""
+        return self._processors.action.normalize(actions)
+
+    def unnormalize_actions(self, actions: np.ndarray) -> np.ndarray:
+        """The inverse of `normalize_actions`."""
+        return self._processors.action.unnormalize(actions)
+
+    @property
+    def effective_numbers(self) -> Tensor:
+        """[A*D] bool: numbers in a chunk that can change the action, see `StatisticsCodec`."""
+        return varying(self.unnormalize_actions(np.linspace(-1.0, 1.0, 5)[:, None, None] + np.zeros(self._chunk)))
+
+    @property
+    def action_mask(self) -> list[bool]:
+        """[D]: every dimension is normalized, unless none is."""
+        return [self._processors.action.mode != "IDENTITY"] * self._chunk[1]
+
+    def same_states(self, other: LeRobotCodec) -> bool:
+        """Whether both normalize every state to the same result."""
+        mine, theirs = self._processors.state, other._processors.state
+        if (mine.mode, mine.eps) != (theirs.mode, theirs.eps) or mine.statistics.keys() != theirs.statistics.keys():
+            return False
+        return all(np.array_equal(mine.statistics[name], theirs.statistics[name]) for name in mine.statistics)
+
+
+def read_processors(folder: Path, config: LeRobotConfig) -> tuple[Processors, list[Problem]]:
     """Read and check both pipelines of a folder, or the statistics of an older one.
 
     Args:
         folder: of the policy.
-        features: its features.
-        modes: kind of feature -> normalization mode, from config.json; the steps of a pipeline override it.
-        text_steps: names of steps that prepare the prompt, which the family implements.
+        config: its config.json; the normalization modes of a pipeline's steps override `normalization_mapping`.
 
     Returns:
-        The processors, which are of use only if there are no problems, and the problems.
+        The processors, usable only without problems, and the problems.
     """
+    features = config.features
     problems: list[Problem] = []
     pipelines: list[list[Step]] = []
-    for name, known in ((PREPROCESSOR, {NORMALIZER, TOKENIZER, *text_steps}), (POSTPROCESSOR, {UNNORMALIZER})):
+    supported_steps = {PREPROCESSOR: {NORMALIZER, TOKENIZER, config.text_step}, POSTPROCESSOR: {UNNORMALIZER}}
+    for name, supported in supported_steps.items():
         try:
-            pipelines.append(_read_steps(folder / name, known | _NEUTRAL) if (folder / name).exists() else [])
+            pipelines.append(_read_steps(folder / name, supported | _NEUTRAL) if (folder / name).exists() else [])
         except ConfigError as error:
             problems += error.problems
             pipelines.append([])
@@ -122,47 +239,42 @@ def read_processors(
     if len(missing) == 1:
         remedy = "copy the whole folder as LeRobot saved it"
         problems.append(Problem(None, "missing_file", f"{folder / missing[0]} is missing; {remedy}"))
+    stored: _Statistics | None = {} if older else None
     try:
-        wanted = older and reads_statistics()
-        stored = old_statistics(folder / "model.safetensors", features) if wanted else {}
+        if older and reads_statistics():
+            stored = old_statistics(folder / "model.safetensors", features)
     except ConfigError as error:
-        return Processors(_identity(), _identity()), [*problems, *error.problems]
+        problems += error.problems
     if problems:
-        return Processors(_identity(), _identity()), problems
-    sides = []
-    for steps, step_name, key, size in (
-        (pipelines[0], NORMALIZER, STATE, features.state_dim),
-        (pipelines[1], UNNORMALIZER, ACTION, features.action_dim),
-    ):
-        normalizer, wrong = _normalizer(folder, steps, step_name, key, size, features, modes, stored if older else None)
-        sides.append(normalizer)
+        return Processors(IDENTITY, IDENTITY), problems
+    normalizers = []
+    for steps, step_name, key in ((pipelines[0], NORMALIZER, STATE), (pipelines[1], UNNORMALIZER, ACTION)):
+        step = next((step for step in steps if step.name == step_name), None)
+        normalizer, wrong = _normalizer(folder, step, step_name, key, config, stored)
+        normalizers.append(normalizer)
         problems += wrong
     before = {step.name: step.config for step in pipelines[0]}
     text = dict(before.get(TOKENIZER, {}))
     if isinstance(text.get(TOKENIZER_NAME), str):
         text[TOKENIZER_NAME] = lasting_name(text[TOKENIZER_NAME], folder)
     files = dict.fromkeys(step.state_file for steps in pipelines for step in steps if step.state_file)
-    return Processors(sides[0], sides[1], text, tuple(files), before), problems
+    return Processors(*normalizers, text, tuple(files), before), problems
 
 
-def _identity() -> Normalizer:
-    return Normalizer("IDENTITY", {})
-
-
-def _read_steps(path: Path, known: set[str]) -> list[Step]:
+def _read_steps(path: Path, supported: set[str]) -> list[Step]:
     raw = read_json(path).get("steps")
     if not isinstance(raw, list):
         raise ConfigError.of(None, "invalid_file", f"{path} has no list of steps; use a copy as LeRobot wrote it")
     steps, problems = [], []
     for number, entry in enumerate(raw):
         where = f"{path}: step {number}"
-        parts = dict(entry) if isinstance(entry, Mapping) else {}
-        name = parts.get("registry_name", parts.get("class"))
-        config, state_file = parts.get("config", {}), parts.get("state_file")
+        entry = entry if isinstance(entry, Mapping) else {}
+        name = entry.get("registry_name", entry.get("class"))
+        config, state_file = entry.get("config", {}), entry.get("state_file")
         if not isinstance(name, str) or not isinstance(config, Mapping):
             problems.append(Problem(None, "invalid_file", f"{where} has no name or no settings"))
-        elif name not in known:
-            text = f"{where} is {name}, which is not supported here; known are {', '.join(sorted(known))}"
+        elif name not in supported:
+            text = f"{where} is {name}, which is not supported; supported are {', '.join(sorted(supported))}"
             problems.append(Problem(None, "mismatch", text))
         else:
             try:
@@ -177,48 +289,50 @@ def _read_steps(path: Path, known: set[str]) -> list[Step]:
 
 
 def _normalizer(
-    folder: Path,
-    steps: list[Step],
-    name: str,
-    key: str,
-    size: int,
-    features: Features,
-    modes: Mapping[str, str],
-    stored: _Statistics | None,
+    folder: Path, step: Step | None, name: str, key: str, config: LeRobotConfig, stored: _Statistics | None
 ) -> tuple[Normalizer, list[Problem]]:
-    """The normalizer of one feature; `stored` are the statistics of an older folder."""
-    step = next((step for step in steps if step.name == name), None)
+    """The normalizer of one feature.
+
+    Args:
+        folder: of the policy.
+        step: of the pipeline, if it has one.
+        name: of the step.
+        key: of the feature.
+        config: of the policy.
+        stored: the statistics of an older folder; None: the folder has pipelines.
+    """
     if step is None and stored is None:
-        return _identity(), []  # as in LeRobot: what no step normalizes stays as it is
-    config = step.config if step else {}
-    modes = config.get("norm_map", modes)
-    eps = config.get("eps", EPSILON)
-    kind = features.kinds()[key]
+        return IDENTITY, []  # as in LeRobot, which normalizes nothing without a step
+    settings = step.config if step else {}
+    modes = settings.get("norm_map", config.normalization_mapping)
+    eps = settings.get("eps", EPSILON)
     where = f"{folder / (PREPROCESSOR if name == NORMALIZER else POSTPROCESSOR)} ({name})"
     wrong = mode_problems(modes, "norm_map") if isinstance(modes, Mapping) else ["norm_map is not a JSON object"]
     wrong += [] if fits(eps, float) and eps > 0 else [f"eps is {eps!r}, not a positive number"]
-    listed = [config[name] for name in ("features", "normalize_observation_keys") if config.get(name) is not None]
-    wrong += [] if all(isinstance(names, Mapping | list) for names in listed) else ["its features are no list of names"]
+    listed = [settings[name] for name in ("features", "normalize_observation_keys") if settings.get(name) is not None]
+    wrong += [] if all(isinstance(keys, Mapping | list) for keys in listed) else ["its features are not a list"]
     if wrong:
-        return _identity(), [Problem(None, "invalid_file", f"{where}: {text}") for text in wrong]
-    mode = modes.get(kind, "IDENTITY")
+        return IDENTITY, [Problem(None, "invalid_file", f"{where}: {text}") for text in wrong]
+    feature = config.features.all[key]
+    mode = modes.get(feature.kind, "IDENTITY")
     # LeRobot leaves observations alone that a step does not list; actions are not looked up.
-    if mode == "IDENTITY" or (key != ACTION and any(key not in names for names in listed)):
-        return _identity(), []
-    if not reads_statistics():
-        return _identity(), []
+    unlisted = key != ACTION and any(key not in keys for keys in listed)
+    if mode == "IDENTITY" or unlisted or not reads_statistics():
+        return IDENTITY, []
     source = f"{folder / 'model.safetensors'}"
     if step is not None:
         source = f"{folder / step.state_file}" if step.state_file else where
         try:
             stored = read_statistics(folder / step.state_file) if step.state_file else {}
         except ConfigError as error:
-            return _identity(), error.problems
+            return IDENTITY, error.problems
     statistics = (stored or {}).get(key)
-    wrong = normalizer_problems(mode, statistics, size)
     remedy = "save the policy with the statistics of its data set"
-    problems = [Problem(None, "invalid_file", f"{source}: {key}: {text}; {remedy}") for text in wrong]
-    return Normalizer(mode, statistics or {}, float(eps)) if not problems else _identity(), problems
+    problems = [
+        Problem(None, "invalid_file", f"{source}: {key}: {text}; {remedy}")
+        for text in normalizer_problems(mode, statistics, feature.shape[0])
+    ]
+    return Normalizer(mode, statistics or {}, float(eps)) if not problems else IDENTITY, problems
 
 
 def read_statistics(path: Path) -> _Statistics:
@@ -228,7 +342,7 @@ def read_statistics(path: Path) -> _Statistics:
         ConfigError: the file is missing or unreadable.
     """
     if not path.is_file():
-        text = f"{path} is missing, which the folder's pipeline names as its statistics; copy the folder again"
+        text = f"{path} is missing, the statistics of the folder's pipeline; copy the folder again"
         raise ConfigError.of(None, "missing_file", text)
     try:
         tensors = load_file(str(path))
@@ -248,7 +362,7 @@ def old_statistics(path: Path, features: Features) -> _Statistics:
     statistics: _Statistics = {}
     if not path.is_file():
         return statistics
-    flat = {key.replace(".", "_"): key for key in features.kinds()}
+    flat = {key.replace(".", "_"): key for key in features.all}
     try:
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118, not a dict
@@ -267,53 +381,64 @@ def _vector(tensor: Tensor) -> np.ndarray:
     return values
 
 
+def statistics_tensors(statistics: Mapping[str, Mapping[str, Sequence[float]]], mode: str) -> dict[str, Tensor]:
+    """The content of a new state file.
+
+    Raises:
+        ConfigError: statistics that the normalization mode needs are missing.
+    """
+    missing = [
+        f"{key}.{name}" for key in (STATE, ACTION) for name in STATISTICS[mode] if name not in statistics.get(key, {})
+    ]
+    if missing:
+        raise ConfigError(f"the statistics lack {', '.join(missing)}, which {mode} needs")
+    read = {name for names in STATISTICS.values() for name in names}
+    return {
+        f"{key}.{name}": torch.from_numpy(np.asarray(values, np.float32))
+        for key, entries in statistics.items()
+        for name, values in entries.items()
+        if name in read
+    }
+
+
 def tokenizer_settings(name: str, max_length: int, padding: str) -> dict[str, Any]:
     """Settings of the tokenizer step of a new folder; see `PromptTokenizer`."""
     text = {"max_length": max_length, "task_key": "task", "padding_side": "right", "padding": padding}
     return {**text, "truncation": True, TOKENIZER_NAME: name}
 
 
-def pipelines(
-    kinds: Mapping[str, tuple[str, tuple[int, ...]]],
-    modes: Mapping[str, str],
-    *,
-    tokenizer: Mapping[str, Any],
-    text_step: str,
-    state_files: tuple[str, str],
-    device: str = "cpu",
-    normalize_first: bool = False,
-) -> dict[str, dict[str, Any]]:
-    """The two JSON files of a new folder, as LeRobot 0.4 writes them: file name -> content.
+def new_pipelines(config: LeRobotConfig, tokenizer: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Both pipelines of a new folder with the state files `STATE_FILES`, as LeRobot 0.4 writes them.
 
     Args:
-        kinds: feature -> kind and shape, inputs first.
-        modes: kind -> normalization mode.
+        config: of the policy.
         tokenizer: settings of the tokenizer step.
-        text_step: the step before it.
-        state_files: names of the files with the statistics of the two pipelines.
-        device: where LeRobot puts the tensors.
-        normalize_first: before the prompt is made, as pi0.5 needs it.
+
+    Returns:
+        File name -> content.
     """
-
-    def features(names: list[str]) -> dict[str, Any]:
-        return {name: {"type": kinds[name][0], "shape": list(kinds[name][1])} for name in names}
-
-    norm = {"eps": EPSILON, "norm_map": dict(modes)}
-    normalizer = {"registry_name": NORMALIZER, "config": {**norm, "features": features(list(kinds))}}
+    features = config.features
+    norm = {"eps": EPSILON, "norm_map": dict(config.normalization_mapping)}
+    normalizer = {
+        "registry_name": NORMALIZER,
+        "config": {**norm, "features": features_json(features.all)},
+        "state_file": STATE_FILES[0],
+    }
+    unnormalizer = {
+        "registry_name": UNNORMALIZER,
+        "config": {**norm, "features": features_json(features.outputs)},
+        "state_file": STATE_FILES[1],
+    }
+    device = {"registry_name": "device_processor", "config": {"device": "cpu", "float_dtype": None}}
     before = [
         {"registry_name": "rename_observations_processor", "config": {"rename_map": {}}},
         {"registry_name": "to_batch_processor", "config": {}},
-        {"registry_name": text_step, "config": {}},
+        {"registry_name": config.text_step, "config": {}},
         {"registry_name": TOKENIZER, "config": dict(tokenizer)},
-        {"registry_name": "device_processor", "config": {"device": device, "float_dtype": None}},
+        device,
     ]
-    before.insert(2 if normalize_first else len(before), normalizer)
-    after = [
-        {"registry_name": UNNORMALIZER, "config": {**norm, "features": features([ACTION])}},
-        {"registry_name": "device_processor", "config": {"device": "cpu", "float_dtype": None}},
-    ]
-    normalizer["state_file"], after[0]["state_file"] = state_files
+    before.insert(2 if config.state_in_prompt else len(before), normalizer)
     return {
         PREPROCESSOR: {"name": "policy_preprocessor", "steps": before},
-        POSTPROCESSOR: {"name": "policy_postprocessor", "steps": after},
+        POSTPROCESSOR: {"name": "policy_postprocessor", "steps": [unnormalizer, device]},
     }

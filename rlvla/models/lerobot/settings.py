@@ -1,4 +1,4 @@
-"""What rlvla remembers of a LeRobot policy beside the files of LeRobot: sampling, cameras, critic."""
+"""Settings of a LeRobot policy that only rlvla reads, in a file beside LeRobot's: sampling, cameras, critic."""
 
 from __future__ import annotations
 
@@ -8,17 +8,23 @@ from pathlib import Path
 from typing import Any
 
 from rlvla.models.flow.settings import ASKED_SCORES, FLOW_SETTINGS, PREFIX, FlowSettings
-from rlvla.models.lerobot.cameras import camera_order, camera_problems, default_camera_map, read_camera_map
-from rlvla.models.lerobot.choices import CRITIC_FEATURES
-from rlvla.models.lerobot.features import EMPTY_CAMERA
+from rlvla.models.lerobot.cameras import (
+    camera_order,
+    camera_problems,
+    default_camera_map,
+    present_features,
+    read_camera_map,
+)
 from rlvla.utils.data_files import check_types, read_json
 from rlvla.utils.errors import Problem
 
+# Inputs of a critic: the expert's output at t = 1, or the mean of the prefix.
+EXPERT_FEATURES, PREFIX_FEATURES = CRITIC_FEATURES = ("expert", "prefix")
 # LeRobot reads config.json strictly and ignores files that it does not know.
 SETTINGS_FILE = "rlvla_policy.json"
-# Command-line settings of LeRobot policies; `cameras` are those of the environment.
+# Command-line settings of LeRobot policies.
 LEROBOT_SETTINGS = ("camera_map", "critic_features", "platform")
-TURNED_BY = "libero"  # the platform whose images LeRobot turns by 180 degrees
+ROTATED_PLATFORM = "libero"  # LeRobot rotates its images by 180 degrees
 _TYPES = {
     "cameras": list[str],
     "camera_map": dict[str, str],
@@ -32,16 +38,16 @@ _TYPES |= {PREFIX + "eval_noise": str}
 
 @dataclass(frozen=True)
 class LeRobotSettings:
-    """How a policy acts and is trained.
+    """Sampling, cameras and critic of a policy.
 
     Attributes:
         n_action_steps: A, actions of a chunk that are executed.
-        flow: how actions are sampled; `steps` goes into config.json, as `num_steps` or `num_inference_steps`.
-        cameras: those of the environment, in its order; (): unknown, images come in the order of the features.
+        flow: sampling of actions; `steps` goes into config.json, as `num_steps` or `num_inference_steps`.
+        cameras: of the environment, in its order; (): unknown, images come in the order of the features.
         camera_map: camera -> image feature.
-        critic_features: what values are read from, one of `CRITIC_FEATURES`.
-        turned_images: images are turned by 180 degrees before the policy sees them.
-        unnorm_key: name of the data set that the statistics are of; "" if unknown.
+        critic_features: inputs of a critic, one of `CRITIC_FEATURES`.
+        turned_images: images are rotated by 180 degrees in `prepare`.
+        unnorm_key: data set of the statistics; "" if unknown.
     """
 
     n_action_steps: int
@@ -53,13 +59,13 @@ class LeRobotSettings:
     turned_images: bool = False
 
     def image_order(self, keys: list[str]) -> list[int]:
-        """For each image that the network reads, the index of the environment's camera; `keys` are its features."""
+        """Index of the environment's camera for each image that the network reads; `keys`: the image features."""
         if not self.cameras:
-            return list(range(len(_seen(keys))))
+            return list(range(len(present_features(keys))))
         return camera_order(self.camera_map, self.cameras, keys)
 
     def to_json(self) -> dict[str, Any]:
-        """The content of `SETTINGS_FILE`; what config.json says is left out."""
+        """The content of `SETTINGS_FILE`, without the settings in config.json."""
         flow = {PREFIX + name: getattr(self.flow, name) for name in ("method", "noise_level", "noisy_steps")}
         flow[PREFIX + "eval_noise"] = self.flow.eval_noise
         cameras = {"cameras": list(self.cameras), "camera_map": dict(self.camera_map)} if self.cameras else {}
@@ -78,14 +84,14 @@ def read_settings(
     steps: int,
     empty_cameras: int = 0,
 ) -> tuple[LeRobotSettings, list[Problem]]:
-    """The settings of a folder, changed by those of a run, and what is wrong with them.
+    """The settings of a folder, overridden by those of a run, and the problems with them.
 
     Args:
-        folder: the policy's.
-        keys: its image features, in the order of the network.
-        overrides: flags by name: `action_chunk_len`, `camera_map`, `critic_features`, `platform` and those of
+        folder: of the policy.
+        keys: image features, in the order of the network.
+        overrides: flags by name: `action_chunk_len`, `camera_map`, `critic_features`, `platform` and the fields of
             `FlowSettings`; `cameras` of the environment.
-        chunk_size: C, the most actions that can be executed.
+        chunk_size: C, upper limit of the actions that are executed.
         n_action_steps: as in config.json.
         steps: denoising steps as in config.json.
         empty_cameras: image features that may be missing.
@@ -96,8 +102,8 @@ def read_settings(
     path = folder / SETTINGS_FILE
     recorded = read_json(path) if path.is_file() else {}
     check_types({name: recorded[name] for name in _TYPES if name in recorded}, _TYPES, path)
-    given = {**recorded, **{name: value for name, value in overrides.items() if value is not None}}
-    flow = FlowSettings.of({PREFIX + "steps": steps, **{name: given.get(name) for name in FLOW_SETTINGS}})
+    values = {**recorded, **{name: value for name, value in overrides.items() if value is not None}}
+    flow = FlowSettings.of({PREFIX + "steps": steps, **{name: values.get(name) for name in FLOW_SETTINGS}})
     if PREFIX + "steps" not in overrides:
         flow = replace(flow, steps=steps)
     flow = replace(flow, asked_scores=overrides.get(ASKED_SCORES) or flow.asked_scores)
@@ -107,16 +113,16 @@ def read_settings(
         text = f"--action_chunk_len {actions}: the policy predicts {chunk_size} actions; execute at most as many"
         problems.append(Problem("action_chunk_len", "mismatch", text))
         actions = n_action_steps
-    critic = given.get("critic_features", CRITIC_FEATURES[0])
+    critic = values.get("critic_features", CRITIC_FEATURES[0])
     if critic not in CRITIC_FEATURES:
         text = f"is {critic!r}; it must be one of {', '.join(CRITIC_FEATURES)}"
         problems.append(_problem("critic_features", text, overrides, path))
     cameras, mapping, wrong = _cameras(recorded, keys, overrides, empty_cameras)
     platform = overrides.get("platform")
-    if platform not in (None, TURNED_BY):
-        text = f"--platform {platform}: a policy in LeRobot's format says everything itself, but {TURNED_BY}'s turn"
-        problems.append(Problem("platform", "mismatch", f"{text} of the images; leave it out"))
-    turned = platform == TURNED_BY or recorded.get("turned_images", False)
+    if platform not in (None, ROTATED_PLATFORM):
+        text = f"--platform {platform}: for policies in LeRobot's format only {ROTATED_PLATFORM} has a meaning"
+        problems.append(Problem("platform", "mismatch", f"{text} (rotated images); leave it out"))
+    turned = platform == ROTATED_PLATFORM or recorded.get("turned_images", False)
     key = recorded.get("unnorm_key", "")
     return LeRobotSettings(actions, flow, cameras, mapping, critic, key, turned), [*problems, *wrong]
 
@@ -124,13 +130,13 @@ def read_settings(
 def _cameras(
     recorded: Mapping[str, Any], keys: list[str], overrides: Mapping[str, Any], empty: int
 ) -> tuple[tuple[str, ...], dict[str, str], list[Problem]]:
-    """The environment's cameras and their mapping: what is typed, else what was recorded, else equal names."""
-    typed, problems = read_camera_map(overrides.get("camera_map") or ())
-    cameras = tuple(overrides.get("cameras") or recorded.get("cameras") or typed)
+    """The environment's cameras and their mapping: from the flag, else the file, else equal names."""
+    from_flag, problems = read_camera_map(overrides.get("camera_map") or ())
+    cameras = tuple(overrides.get("cameras") or recorded.get("cameras") or from_flag)
     if not cameras:
         return (), {}, problems
-    before = {camera: key for camera, key in recorded.get("camera_map", {}).items() if camera in cameras}
-    mapping = typed or before or default_camera_map(cameras, keys)
+    from_file = {camera: key for camera, key in recorded.get("camera_map", {}).items() if camera in cameras}
+    mapping = from_flag or from_file or default_camera_map(cameras, keys)
     return cameras, mapping, problems or camera_problems(mapping, cameras, keys, empty_cameras=empty)
 
 
@@ -138,8 +144,3 @@ def _problem(name: str, text: str, overrides: Mapping[str, Any], path: Path) -> 
     if name in overrides:
         return Problem(name, "out_of_range", f"--{name} {text}")
     return Problem(None, "invalid_file", f"{path}: {name} {text}")
-
-
-def _seen(keys: list[str]) -> list[str]:
-    """Without the features that stand for missing cameras."""
-    return [key for key in keys if not key.startswith(EMPTY_CAMERA)]

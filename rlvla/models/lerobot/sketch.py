@@ -60,7 +60,7 @@ class LeRobotSketch:
 
     def _velocity(self, hidden: Any, rows: int, evaluations: int) -> Tensor:
         x = torch.zeros(rows, evaluations, self._files.config.chunk_size, self._files.config.max_action_dim)
-        output = self._policy.velocity(hidden.prefix, x, torch.ones(rows, evaluations))
+        output = self._policy.velocity(hidden, x, torch.ones(rows, evaluations))
         return output[0] + output[1] if isinstance(output, tuple) else output
 
     def _hidden(self, rows: int) -> Any:

@@ -1,53 +1,76 @@
-"""What builders of small policies in LeRobot's format have in common."""
+"""New policies in LeRobot's format with random weights."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rlvla.models.lerobot.features import ACTION, IMAGES, STATE, STATISTICS, Feature, Features
-from rlvla.utils.errors import ConfigError
+from rlvla.models.lerobot.config import Features, LeRobotConfig, features_json
+from rlvla.models.lerobot.folder import CONFIG_FILE, write_folder
+from rlvla.models.lerobot.processors import STATE_FILES, new_pipelines, statistics_tensors, tokenizer_settings
 
 
-def tiny_features(cameras: Sequence[str], image_size: int, state_dim: int, action_dim: int) -> Features:
-    """The features of a policy; `cameras` come without `observation.images.`."""
-    inputs = {STATE: Feature("STATE", (state_dim,))}
-    inputs |= {IMAGES + camera: Feature("VISUAL", (3, image_size, image_size)) for camera in cameras}
-    return Features(inputs, {ACTION: Feature("ACTION", (action_dim,))})
+def new_config(family: str, features: Features, *, mode: str, chunk_size: int, **settings: Any) -> dict[str, Any]:
+    """The content of a new config.json, in which all predicted actions are executed and nothing is padded.
 
-
-def features_as_json(features: Mapping[str, Feature]) -> dict[str, Any]:
-    """One side of the features, as in config.json."""
-    return {key: {"type": feature.kind, "shape": list(feature.shape)} for key, feature in features.items()}
-
-
-def statistics_tensors(statistics: Mapping[str, Mapping[str, Sequence[float]]], mode: str) -> dict[str, Tensor]:
-    """The content of a file of statistics.
-
-    Raises:
-        ConfigError: those that the normalization mode needs are missing.
+    Args:
+        family: its `type`.
+        features: inputs and outputs.
+        mode: normalization mode of states and actions.
+        chunk_size: C, actions that are denoised together.
+        **settings: further entries, or other values of these.
     """
-    missing = [
-        f"{key}.{name}" for key in (STATE, ACTION) for name in STATISTICS[mode] if name not in statistics.get(key, {})
-    ]
-    if missing:
-        raise ConfigError(f"the statistics lack {', '.join(missing)}, which {mode} needs")
-    known = {name for names in STATISTICS.values() for name in names}
     return {
-        f"{key}.{name}": torch.from_numpy(np.asarray(values, np.float32))
-        for key, entries in statistics.items()
-        for name, values in entries.items()
-        if name in known
+        "type": family,
+        "n_obs_steps": 1,
+        "input_features": features_json(features.inputs),
+        "output_features": features_json(features.outputs),
+        "device": "cpu",
+        "normalization_mapping": {"VISUAL": "IDENTITY", "STATE": mode, "ACTION": mode},
+        "chunk_size": chunk_size,
+        "n_action_steps": chunk_size,
+        "max_state_dim": features.state_dim,
+        "max_action_dim": features.action_dim,
+        **settings,
     }
 
 
+def write_new(
+    folder: Path,
+    config: LeRobotConfig,
+    tensors: Mapping[str, Tensor],
+    statistics: Mapping[str, Mapping[str, Sequence[float]]],
+    *,
+    padding: str,
+    files: Mapping[str, Mapping[str, Any]],
+) -> None:
+    """Write the folder of a new policy.
+
+    Args:
+        folder: created if absent.
+        config: read from its config.json.
+        tensors: of model.safetensors.
+        statistics: "observation.state" and "action" -> statistic -> numbers.
+        padding: of prompts, see `PromptTokenizer`.
+        files: further JSON files.
+
+    Raises:
+        ConfigError: statistics that the normalization mode needs are missing.
+    """
+    states = statistics_tensors(statistics, config.normalization_mapping["ACTION"])
+    tokenizer = tokenizer_settings(config.tokenizer_name, config.tokenizer_max_length, padding)
+    contents = {CONFIG_FILE: config.raw, **new_pipelines(config, tokenizer), **files}
+    write_folder(folder, tensors, companions={}, contents=contents, states=dict.fromkeys(STATE_FILES, states))
+
+
 @torch.no_grad()
-def initialize(network: nn.Module, generator: torch.Generator) -> None:
-    """Random weights in place: Xavier matrices, zero biases, embeddings such that their scale comes to 1."""
+def initialize(network: nn.Module, seed: int) -> dict[str, Tensor]:
+    """Random weights in place: Xavier matrices, zero biases, embeddings scaled to norm 1; returns the state dict."""
+    generator = torch.Generator().manual_seed(seed)
     for module in network.modules():
         if isinstance(module, nn.Linear | nn.Conv2d):
             nn.init.xavier_uniform_(module.weight.view(module.weight.shape[0], -1), generator=generator)
@@ -55,3 +78,4 @@ def initialize(network: nn.Module, generator: torch.Generator) -> None:
                 module.bias.zero_()
         elif isinstance(module, nn.Embedding):
             module.weight.normal_(0.0, module.embedding_dim**-0.5, generator=generator)
+    return {name: tensor.detach() for name, tensor in network.state_dict().items()}

@@ -27,8 +27,7 @@ from rlvla.models.lerobot.network import (
     rotate,
     rotation,
 )
-from rlvla.models.pi0.config import Pi0Config
-from rlvla.models.pi0.sizes import EPSILON, GemmaSizes, Sizes, VisionSizes
+from rlvla.models.pi0.config import EPSILON, GemmaSizes, Pi0Config, Sizes, VisionSizes
 
 VLM = "model.paligemma_with_expert.paligemma."
 

@@ -19,14 +19,14 @@ class SmolVLAConfig(LeRobotConfig):
 
     Attributes:
         vlm_model_name: folder or public name of the vision-language model; see `rlvla.models.smolvla.vlm`.
-        resize_imgs_with_padding: width and height of the images that the network sees; None: as they come.
+        resize_imgs_with_padding: width and height of the network's images; None: they are not resized.
         pad_language_to: "longest" of the batch, or "max_length".
         num_steps: denoising steps.
         train_state_proj: whether the projection of the state is trained.
-        attention_mode: "cross_attn" (layers of the expert attend to the prefix alone, but for every n-th) or
+        attention_mode: "cross_attn" (layers of the expert attend to the prefix alone, except every n-th) or
             "self_attn" (all attend to prefix and actions).
         num_expert_layers: layers of the expert; 0 or less: as many as the vision-language model's.
-        num_vlm_layers: how many of the vision-language model's first layers are used; 0 or less: all.
+        num_vlm_layers: number of the vision-language model's first layers in use; 0 or less: all.
         self_attn_every_n_layers: n for `attention_mode`; 0 or less: none attends to the actions.
         expert_width_multiplier: width of the expert relative to the vision-language model.
         add_image_special_tokens: must be False.
@@ -59,8 +59,8 @@ class SmolVLAConfig(LeRobotConfig):
             raise ConfigError.of(None, "mismatch", text)
         return cls.read(raw, where, required=["vlm_model_name"])
 
-    def own_problems(self) -> Iterator[str]:
-        """See `LeRobotConfig.own_problems`."""
+    def family_problems(self) -> Iterator[str]:
+        """See `LeRobotConfig.family_problems`."""
         size = self.resize_imgs_with_padding
         if size is not None and (len(size) != 2 or size[0] != size[1] or size[0] < 1):
             yield f"resize_imgs_with_padding is {list(size)}; a width and an equal height are needed"
@@ -73,19 +73,29 @@ class SmolVLAConfig(LeRobotConfig):
                 yield f"{name} is true, which is not supported"
 
     @property
+    def text_step(self) -> str:
+        """See `LeRobotConfig.text_step`."""
+        return "smolvla_new_line_processor"
+
+    @property
+    def tokenizer_name(self) -> str:
+        """See `LeRobotConfig.tokenizer_name`."""
+        return self.vlm_model_name
+
+    @property
     def image_size(self) -> int | None:
-        """Side of the images that the network sees; None: as they come."""
+        """Side of the network's images; None: the size of the camera's."""
         return self.resize_imgs_with_padding[0] if self.resize_imgs_with_padding else None
 
 
 @dataclass(frozen=True)
 class ExpertLayer:
-    """How a layer of the expert works together with the vision-language model.
+    """Attention of a layer of the expert.
 
     Attributes:
         vlm_layer: index of the layer of the vision-language model whose keys and values it reads.
         attends_to_actions: whether it attends to prefix and actions (with positions after the prefix), or to the prefix
-            alone (through projections of its own).
+            alone (through additional projections).
     """
 
     vlm_layer: int
@@ -96,7 +106,7 @@ def expert_layers(config: SmolVLAConfig, vlm_layers: int) -> tuple[ExpertLayer, 
     """The layers of the expert beside `vlm_layers` layers of the vision-language model.
 
     Raises:
-        ConfigError: numbers of layers that do not fit together; LeRobot cannot run such a policy either.
+        ConfigError: incompatible numbers of layers; LeRobot cannot run such a policy either.
     """
     count = config.num_expert_layers if config.num_expert_layers > 0 else vlm_layers
     if count > vlm_layers or vlm_layers % count:

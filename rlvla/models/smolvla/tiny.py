@@ -8,16 +8,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from rlvla.models.flow.settings import FlowSettings
-from rlvla.models.lerobot.folder import CONFIG_FILE, write_folder
+from rlvla.models.lerobot.config import IMAGES, Features
+from rlvla.models.lerobot.folder import CONFIG_FILE
 from rlvla.models.lerobot.new import NewPolicyFacts, NewPolicySizes
-from rlvla.models.lerobot.processors import pipelines, tokenizer_settings
-from rlvla.models.lerobot.refit import STATE_FILES
-from rlvla.models.lerobot.tiny import features_as_json, initialize, statistics_tensors, tiny_features
-from rlvla.models.smolvla.checkpoint import TEXT_STEP
+from rlvla.models.lerobot.tiny import initialize, new_config, write_new
 from rlvla.models.smolvla.config import MODEL_TYPE, SmolVLAConfig
 from rlvla.models.smolvla.network import SmolVLANetwork
 from rlvla.models.smolvla.vlm import VlmConfig
@@ -67,18 +64,12 @@ def build_tiny_smolvla(
     statistics: Mapping[str, Mapping[str, Sequence[float]]],
     cameras: Sequence[str] = ("image",),
     vlm: TinyVlm | None = None,
-    expert_width_multiplier: float = 0.75,
     chunk_size: int = 8,
-    n_action_steps: int | None = None,
     state_dim: int = 8,
     action_dim: int = 7,
-    max_state_dim: int | None = None,
-    max_action_dim: int | None = None,
-    num_steps: int = 10,
     normalization: str = "MEAN_STD",
-    empty_cameras: int = 0,
-    tokenizer_max_length: int = 48,
     seed: int = 0,
+    **settings: Any,
 ) -> Path:
     """Write a policy of about half a million parameters and return its folder; same arguments give identical files.
 
@@ -88,42 +79,24 @@ def build_tiny_smolvla(
         statistics: "observation.state" and "action" -> statistic -> numbers; at least those of `normalization`.
         cameras: names of the image features, without `observation.images.`.
         vlm: sizes of the vision-language model, which goes into the folder `vlm`; None: the defaults.
-        expert_width_multiplier: width of the expert relative to the decoder.
         chunk_size: C, actions that are denoised together.
-        n_action_steps: how many of them are executed; None: all.
         state_dim: P, length of the state vector.
         action_dim: D, dimensions of an action.
-        max_state_dim: states are padded to this length; None: not at all.
-        max_action_dim: actions are padded to this length; None: not at all.
-        num_steps: denoising steps.
         normalization: mode for states and actions.
-        empty_cameras: image features that may be missing.
-        tokenizer_max_length: longest prompt in tokens.
         seed: of the weights.
+        **settings: further entries of config.json; by default all C actions are executed and nothing is padded.
 
     Raises:
         ConfigError: sizes that no policy can have.
     """
-    folder = Path(folder)
-    sizes = vlm or TinyVlm()
+    folder, sizes = Path(folder), vlm or TinyVlm()
     inner = tiny_vlm_files(sentences, sizes)
-    features = tiny_features(cameras, sizes.image_size, state_dim, action_dim)
-    modes = {"VISUAL": "IDENTITY", "STATE": normalization, "ACTION": normalization}
-    raw = {
-        "type": MODEL_TYPE,
-        "n_obs_steps": 1,
-        "input_features": features_as_json(features.inputs),
-        "output_features": features_as_json(features.outputs),
-        "device": "cpu",
-        "normalization_mapping": modes,
-        "chunk_size": chunk_size,
-        "n_action_steps": n_action_steps or chunk_size,
-        "max_state_dim": max_state_dim or state_dim,
-        "max_action_dim": max_action_dim or action_dim,
+    features = Features.of([IMAGES + camera for camera in cameras], sizes.image_size, state_dim, action_dim)
+    defaults = {
         "resize_imgs_with_padding": [sizes.image_size, sizes.image_size],
-        "empty_cameras": empty_cameras,
-        "tokenizer_max_length": tokenizer_max_length,
-        "num_steps": num_steps,
+        "empty_cameras": 0,
+        "tokenizer_max_length": 48,
+        "num_steps": 10,
         "freeze_vision_encoder": False,
         "train_expert_only": False,
         "train_state_proj": True,
@@ -133,30 +106,17 @@ def build_tiny_smolvla(
         "num_expert_layers": -1,
         "num_vlm_layers": sizes.layers,
         "self_attn_every_n_layers": 2,
-        "expert_width_multiplier": expert_width_multiplier,
+        "expert_width_multiplier": 0.75,
     }
+    raw = new_config(MODEL_TYPE, features, mode=normalization, chunk_size=chunk_size, **{**defaults, **settings})
     config = SmolVLAConfig.from_json(raw, folder / CONFIG_FILE)
-    parts = VlmConfig.from_json(inner[CONFIG_FILE], folder / VLM_FOLDER / CONFIG_FILE)
-    problem = parts.image_problem(config.image_size)
+    vlm_config = VlmConfig.from_json(inner[CONFIG_FILE], folder / VLM_FOLDER / CONFIG_FILE)
+    problem = vlm_config.image_problem(config.image_size)
     if problem:
         raise ConfigError(problem)
-    network = SmolVLANetwork(config, parts)
-    initialize(network, torch.Generator().manual_seed(seed))
-    text = tokenizer_settings(VLM_FOLDER, tokenizer_max_length, "longest")
-    kinds = {key: (feature.kind, feature.shape) for key, feature in {**features.inputs, **features.outputs}.items()}
-    contents: dict[str, Mapping[str, Any]] = {
-        CONFIG_FILE: raw,
-        **pipelines(kinds, modes, tokenizer=text, text_step=TEXT_STEP, state_files=STATE_FILES),
-        **{f"{VLM_FOLDER}/{name}": content for name, content in inner.items()},
-    }
-    kept = statistics_tensors(statistics, normalization)
-    write_folder(
-        folder,
-        {name: tensor.detach() for name, tensor in network.state_dict().items()},
-        companions={},
-        contents=contents,
-        states=dict.fromkeys(STATE_FILES, kept),
-    )
+    tensors = initialize(SmolVLANetwork(config, vlm_config), seed)
+    files = {f"{VLM_FOLDER}/{name}": content for name, content in inner.items()}
+    write_new(folder, config, tensors, statistics, padding="longest", files=files)
     return folder
 
 

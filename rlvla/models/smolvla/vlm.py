@@ -1,12 +1,13 @@
-"""The vision-language model inside SmolVLA: where its folder is, and its sizes."""
+"""The vision-language model inside SmolVLA: its folder and its sizes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rlvla.models.lerobot.config import size_problems
 from rlvla.models.lerobot.prompts import TOKENIZER_FILES, find_folder
 from rlvla.utils.data_files import fits, read_json
 from rlvla.utils.errors import ConfigError, Problem
@@ -14,7 +15,6 @@ from rlvla.utils.errors import ConfigError, Problem
 CONFIG_FILE = "config.json"
 _FILES = (CONFIG_FILE, *TOKENIZER_FILES)
 _MULTIPLE = 256  # widths of the expert's MLPs are multiples of it
-_MOST_LAYERS, _LARGEST = 2**10, 2**20
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class DecoderSizes:
         head_dim: width of a head.
         eps: of the RMS norms.
         attention_bias: whether the projections of the attention have biases.
-        mlp_bias: whether those of the MLPs do.
+        mlp_bias: whether the projections of the MLPs have biases.
     """
 
     width: int
@@ -46,9 +46,7 @@ class DecoderSizes:
         width = int(self.width * multiplier)
         hidden = int(4 * int(2 * width / 3))
         hidden = _MULTIPLE * -(-hidden // _MULTIPLE)
-        return DecoderSizes(
-            width, hidden, self.heads, self.kv_heads, self.head_dim, self.eps, self.attention_bias, self.mlp_bias
-        )
+        return replace(self, width=width, mlp_width=hidden)
 
 
 @dataclass(frozen=True)
@@ -57,7 +55,7 @@ class VlmConfig:
 
     Attributes:
         text: of its decoder.
-        layers: decoder layers in its own folder.
+        layers: number of decoder layers in its folder.
         vocabulary: rows of the embedding.
         scale_factor: pixel shuffle: s x s patches become one token.
         vision: config of the vision tower, of class `SmolVLMVisionConfig`.
@@ -72,7 +70,7 @@ class VlmConfig:
     tied: bool
 
     def image_problem(self, size: int | None) -> str | None:
-        """Why images of `size` x `size` pixels cannot be read, or None."""
+        """Reason why images of `size` x `size` pixels cannot be read, or None."""
         unit = self.vision.patch_size * self.scale_factor
         if size is not None and size % unit:
             return (
@@ -86,16 +84,16 @@ class VlmConfig:
         """Read the config.json of a SmolVLM.
 
         Raises:
-            ConfigError: another kind of model, or sizes that do not fit together.
+            ConfigError: another kind of model, or inconsistent sizes.
         """
         if raw.get("model_type") != "smolvlm":
-            text = f"{where}: model_type is {raw.get('model_type')!r}, not 'smolvlm', as vlm_model_name needs"
-            raise ConfigError.of(None, "mismatch", text)
+            reason = f"model_type is {raw.get('model_type')!r}, not 'smolvlm', as vlm_model_name needs"
+            raise ConfigError.of(None, "mismatch", f"{where}: {reason}")
         from transformers.activations import ACT2FN
         from transformers.models.smolvlm.configuration_smolvlm import SmolVLMConfig
 
         try:
-            config = SmolVLMConfig.from_dict(dict(raw))
+            config: Any = SmolVLMConfig.from_dict(dict(raw))
             text, vision = config.text_config, config.vision_config
             head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
             sizes = DecoderSizes(
@@ -110,7 +108,7 @@ class VlmConfig:
             )
             activation, scale = text.hidden_act, config.scale_factor
             layers, vocabulary = text.num_hidden_layers, text.vocab_size
-        except Exception as error:  # transformers checks the types of its settings with exceptions of its own
+        except Exception as error:  # transformers checks the types of its settings with several kinds of exceptions
             reason = " ".join(str(error).split())[:200]
             raise ConfigError.of(
                 None, "invalid_file", f"{where} is not the configuration of a SmolVLM ({reason})"
@@ -121,12 +119,7 @@ class VlmConfig:
         whole |= {"intermediate_size": sizes.mlp_width}
         names = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
         whole |= {f"{name} of vision_config": getattr(vision, name) for name in names}
-        most = {name: _MOST_LAYERS if name.startswith("num_hidden_layers") else _LARGEST for name in whole}
-        problems = [
-            f"{name} is {value!r}, not a whole number from 1 to {most[name]}"
-            for name, value in whole.items()
-            if not fits(value, int) or not 1 <= value <= most[name]
-        ]
+        problems = size_problems(whole, layers="num_hidden_layers")
         for name, eps in {"rms_norm_eps": sizes.eps, "layer_norm_eps of vision_config": vision.layer_norm_eps}.items():
             if not fits(eps, float) or eps <= 0:
                 problems.append(f"{name} is {eps!r}, not a positive number")
@@ -148,7 +141,7 @@ class VlmConfig:
 
 
 def find_vlm(name: str, policy_folder: Path) -> Path:
-    """The local folder of the model that `vlm_model_name` names; see `find_folder`."""
+    """Local folder of the model under `vlm_model_name`; see `find_folder`."""
     return find_folder(name, policy_folder, CONFIG_FILE, setting=f"{CONFIG_FILE}: vlm_model_name", files=_FILES)
 
 

@@ -14,7 +14,7 @@ from rlvla.models.config import (
     PLATFORM_HELP,
     VARIANT_HELP,
 )
-from rlvla.models.lerobot.choices import TINY_FAMILIES
+from rlvla.models.lerobot.new import TINY_FAMILIES
 from rlvla.models.vla.choices import ACTION_STD_KINDS, MODEL_VARIANTS, PLATFORMS
 from rlvla.trainer.config import LoggingConfig, dry_run_flag, fallback_path_flag, max_bad_steps_flag
 from rlvla.utils.cli.flags import MAX_SEED, arg

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rlvla.models.lerobot.features import STATISTICS
-from rlvla.models.lerobot.normalization import Normalizer, normalizer_problems
+from rlvla.models.lerobot.config import STATISTICS
+from rlvla.models.lerobot.processors import Normalizer, normalizer_problems
 
 VALUES = {"mean": 1.0, "std": 2.0, "min": -1.0, "max": 3.0, "q01": 0.0, "q99": 4.0, "q10": 1.0, "q90": 2.0}
 VECTORS = {name: np.full(2, value, np.float32) for name, value in VALUES.items()}

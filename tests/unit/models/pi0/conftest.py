@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from rlvla.models.pi0.checkpoint import Pi0Files, check_pi0
-from rlvla.models.pi0.sizes import GemmaSizes, Sizes, VisionSizes
-from rlvla.models.pi0.tiny import build_tiny_pi0
+from rlvla.models.pi0.config import GemmaSizes, Sizes, VisionSizes
+from tests.support.tiny_pi0 import build_tiny_pi0
 
 SMALL = Sizes(
     vlm=GemmaSizes(width=32, depth=3, mlp_width=48, heads=4, head_dim=8),

@@ -14,13 +14,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from rlvla.models.pi0.checkpoint import EXPERT_HEAD, HEAD, Pi0Files, check_pi0
+from rlvla.models.pi0.checkpoint import EXPERT_HEAD, HEAD, Pi0Files, check_pi0, prompts_with_states, state_in_bins
+from rlvla.models.pi0.config import PALIGEMMA
 from rlvla.models.pi0.network import VLM
-from rlvla.models.pi0.prompts import PALIGEMMA, prompts_with_states, state_in_bins
-from rlvla.models.pi0.tiny import build_tiny_pi0
 from rlvla.utils.errors import ConfigError
 
-from .conftest import STATISTICS, build
+from .conftest import build
 
 WEIGHTS = "model.safetensors"
 EMBEDDING = f"{VLM}model.language_model.embed_tokens.weight"
@@ -291,17 +290,3 @@ def test_weights_that_are_not_finite(folder: Path) -> None:
     resave(folder / WEIGHTS, lambda t: t["model.state_proj.bias"].fill_(float("nan")))
     with pytest.raises(ConfigError, match=r"model\.state_proj\.bias"):
         check_pi0(folder).load_network()
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"image_size": 40}, "40 pixels"),
-        ({"statistics": {"action": STATISTICS["action"]}}, "observation.state.mean"),
-        ({"sentences": [" "]}, "sentence"),
-    ],
-)
-def test_tiny_policies_that_cannot_be(change: dict[str, Any], words: str, tmp_path: Path) -> None:
-    options: dict[str, Any] = {"sentences": ["reach"], "statistics": STATISTICS, "state_dim": 3, "action_dim": 2}
-    with pytest.raises(ConfigError, match=words):
-        build_tiny_pi0(tmp_path, **{**options, **change})

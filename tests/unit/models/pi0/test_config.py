@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from rlvla.models.pi0.config import Pi0Config
-from rlvla.models.pi0.sizes import VARIANTS, Sizes
+from rlvla.models.pi0.config import VARIANTS, Pi0Config, Sizes
 from rlvla.utils.errors import ConfigError
 
 from .conftest import SMALL

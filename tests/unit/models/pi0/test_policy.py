@@ -17,10 +17,10 @@ from rlvla.models.families import check_checkpoint, family_of
 from rlvla.models.inspection import describe
 from rlvla.models.lerobot.new import NewPolicyFacts
 from rlvla.models.lerobot.settings import SETTINGS_FILE
-from rlvla.models.pi0.sizes import GemmaSizes, Sizes, VisionSizes
-from rlvla.models.pi0.tiny import build_tiny_pi0
+from rlvla.models.pi0.config import GemmaSizes, Sizes, VisionSizes
 from rlvla.models.testing import PolicyContract
 from rlvla.utils.errors import ConfigError
+from tests.support.tiny_pi0 import build_tiny_pi0
 
 SIZES = Sizes(
     vlm=GemmaSizes(width=24, depth=2, mlp_width=32, heads=2, head_dim=8),
@@ -50,7 +50,7 @@ def build(folder: Path, family: str, settings: dict[str, Any]) -> Path:
         max_state_dim=4,
         action_dim=3,
         max_action_dim=5,
-        num_steps=3,
+        num_inference_steps=3,
         tokenizer_max_length=16 if family == "pi0" else 140,
     )
     cameras = {"cameras": ["hand", "top"], "camera_map": {"hand": "observation.images.wrist"}}

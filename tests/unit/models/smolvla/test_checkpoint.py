@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -336,3 +337,18 @@ def test_weights_that_are_not_finite(folder: Path) -> None:
     resave(folder / WEIGHTS, lambda t: t["model.state_proj.bias"].fill_(float("nan")))
     with pytest.raises(ConfigError, match=r"model\.state_proj\.bias"):
         check_smolvla(folder).load_network()
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"vlm": replace(SMALL, image_size=40)}, "multiple of 16"),
+        ({"vlm": replace(SMALL, dim=40)}, "multiples of 32"),
+        ({"statistics": {"action": STATISTICS["action"]}}, "observation.state.mean"),
+        ({"sentences": [" "]}, "sentence"),
+    ],
+)
+def test_impossible_tiny_policies(change: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"sentences": ["reach"], "statistics": STATISTICS, "state_dim": 3, "action_dim": 2}
+    with pytest.raises(ConfigError, match=reason):
+        build_tiny_smolvla(tmp_path, **{**options, **change})

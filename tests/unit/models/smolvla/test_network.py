@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlvla.models.lerobot.features import Feature, Features
+from rlvla.models.lerobot.config import Feature, Features
 from rlvla.models.smolvla.checkpoint import SmolVLAFiles
 from rlvla.models.smolvla.config import SmolVLAConfig
 from rlvla.models.smolvla.network import VLM, SmolVLANetwork

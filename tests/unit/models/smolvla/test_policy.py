@@ -23,10 +23,9 @@ from rlvla.models.flow.head import PAIRS
 from rlvla.models.flow.settings import MATCHED_PAIRS
 from rlvla.models.inspection import describe
 from rlvla.models.lerobot.new import NewPolicyFacts
-from rlvla.models.lerobot.policy import LeRobotPolicy
+from rlvla.models.lerobot.policy import STD_FILE, LeRobotPolicy
 from rlvla.models.lerobot.processors import without_statistics
 from rlvla.models.lerobot.settings import SETTINGS_FILE
-from rlvla.models.lerobot.std_head import STD_FILE
 from rlvla.models.policy import TRAINING_NOISE, Decision
 from rlvla.models.smolvla.tiny import TinyVlm, build_tiny_smolvla
 from rlvla.models.testing import PolicyContract
@@ -179,7 +178,7 @@ def test_supervision_is_flow_matching_of_the_whole_chunk_without_its_padding(pol
         target[..., :3] = ((torch.from_numpy(actions) - mean) / std)[:, None]
         x = t[..., None, None] * noise + (1 - t[..., None, None]) * target
         images, state, instructions = observed(policy)
-        prefix = policy.hidden({}, **policy.observations(rows.images, rows.proprio, instructions)).prefix
+        prefix = policy.hidden({}, **policy.observations(rows.images, rows.proprio, instructions))
         expected = (policy.network.velocity(prefix, x, t) - (noise - target)).square()[..., :3].mean(1)
     torch.testing.assert_close(loss, expected.flatten(1), atol=1e-4, rtol=1e-4)
 
