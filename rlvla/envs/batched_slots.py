@@ -158,11 +158,6 @@ class BatchedTable(BatchedSlots):
 
     Subclasses implement `_begin`, which also draws the background, `_advance`, `_paint`, `_position`, `_state` and, if
     the task has several instructions, `_instruction`. The dynamics are deterministic.
-
-    Args:
-        task: the task, including the step limit.
-        num_slots: number of concurrent episodes.
-        options: image size and the other options.
     """
 
     def __init__(self, task: TaskSpec, num_slots: int, options: SuiteOptions):

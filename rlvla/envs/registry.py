@@ -149,12 +149,11 @@ def get_suite(name: str) -> Suite:
     if name not in _SUITES:
         near = get_close_matches(name, suite_names(), n=1)
         meant = f" (did you mean {near[0]}?)" if near else ""
-        raise ConfigError.of(
-            "task_suite_name",
-            "unknown_name",
+        text = (
             f"unknown task suite '{name}'{meant}; known suites: {suite_names_in_short()}; load the module of "
-            "your own suite with --custom_module FILE.py",
+            "your own suite with --custom_module FILE.py"
         )
+        raise ConfigError.of("task_suite_name", "unknown_name", text)
     return _SUITES[name]
 
 

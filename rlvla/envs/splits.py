@@ -91,12 +91,11 @@ class UnseenStates:
             if len(unseen) >= n:
                 return unseen[:n]
             most = max(most, len(unseen))
-        raise ConfigError.of(
-            "eval_episodes",
-            "too_few",
+        text = (
             f"--eval_episodes {n}: only {most} initial states of {task.name} are not in the demonstrations; give at "
-            "most that, or --eval_epochs 0",
+            "most that, or --eval_epochs 0"
         )
+        raise ConfigError.of("eval_episodes", "too_few", text)
 
 
 def describe_learned_from(tasks: Sequence[TaskSpec], learned_from: Sequence[LearnedStates] | None) -> str:
@@ -149,12 +148,11 @@ def eval_init_states(task: TaskSpec, protocol: str, n: int) -> list[int]:
     """
     available = _split(task, protocol)[1]
     if not 1 <= n <= len(available):
-        raise ConfigError.of(
-            "eval_episodes",
-            "out_of_range",
+        text = (
             f"cannot evaluate {task.suite} task {task.task_id} ({task.name}) on {n} initial states: protocol "
-            f"'{protocol}' offers 1 to {len(available)}",
+            f"'{protocol}' offers 1 to {len(available)}"
         )
+        raise ConfigError.of("eval_episodes", "out_of_range", text)
     return list(available[:n])
 
 
@@ -172,18 +170,14 @@ def read_state_file(path: str) -> dict[str, list[int]] | list[int]:
     lists = list(content.values()) if isinstance(content, dict) else [content]
     for states in lists or [None]:
         if not isinstance(states, list) or not states or not all(type(i) is int for i in states):
-            raise ConfigError.of(
-                "eval_states_file",
-                "invalid_file",
+            text = (
                 f"--eval_states_file {path}: give a list of initial state numbers, e.g. [8000, 8001], or one per task, "
-                "e.g. Lift: [8000, 8001]",
+                "e.g. Lift: [8000, 8001]"
             )
+            raise ConfigError.of("eval_states_file", "invalid_file", text)
         if len(set(states)) != len(states):
-            raise ConfigError.of(
-                "eval_states_file",
-                "duplicate",
-                f"--eval_states_file {path} names an initial state twice; each is played once",
-            )
+            text = f"--eval_states_file {path} names an initial state twice; each is played once"
+            raise ConfigError.of("eval_states_file", "duplicate", text)
     return {str(name): states for name, states in content.items()} if isinstance(content, dict) else content
 
 
@@ -196,25 +190,17 @@ def states_of_task(content: dict[str, list[int]] | list[int], task: TaskSpec, n:
     named = content if isinstance(content, dict) else {task.name: content}
     states = named.get(task.name, named.get(str(task.task_id)))
     if states is None:
-        raise ConfigError.of(
-            "eval_states_file",
-            "mismatch",
-            f"--eval_states_file {path} does not name task {task.name}; it names {', '.join(named)}",
-        )
+        text = f"--eval_states_file {path} does not name task {task.name}; it names {', '.join(named)}"
+        raise ConfigError.of("eval_states_file", "mismatch", text)
     missing = [i for i in states if not 0 <= i < task.num_init_states]
     if missing:
-        raise ConfigError.of(
-            "eval_states_file",
-            "out_of_range",
-            f"--eval_states_file {path}: {task.name} has initial states 0..{task.num_init_states - 1}, not "
-            f"{missing[0]}",
+        text = (
+            f"--eval_states_file {path}: {task.name} has initial states 0..{task.num_init_states - 1}, not {missing[0]}"
         )
+        raise ConfigError.of("eval_states_file", "out_of_range", text)
     if len(states) < n:
-        raise ConfigError.of(
-            "eval_states_file",
-            "too_few",
-            f"--eval_states_file {path} holds {len(states)} initial states of {task.name}, fewer than {n}",
-        )
+        text = f"--eval_states_file {path} holds {len(states)} initial states of {task.name}, fewer than {n}"
+        raise ConfigError.of("eval_states_file", "too_few", text)
     return list(states[:n])
 
 
@@ -225,12 +211,11 @@ def check_disjoint(train_ids: Iterable[int], eval_ids: Iterable[int]) -> None:
     both = sorted({i for i in eval_ids if i in train})
     if both:
         shown = ", ".join(map(str, both[:5])) + (", ..." if len(both) > 5 else "")
-        raise ConfigError.of(
-            "eval_protocol",
-            "contradiction",
+        text = (
             f"{len(both)} initial states are used for training and for evaluation ({shown}); evaluate on others, or "
-            "ask for this with --eval_protocol shared",
+            "ask for this with --eval_protocol shared"
         )
+        raise ConfigError.of("eval_protocol", "contradiction", text)
 
 
 def _split(task: TaskSpec, protocol: str) -> tuple[range, range]:
@@ -238,17 +223,13 @@ def _split(task: TaskSpec, protocol: str) -> tuple[range, range]:
     if protocol == "shared":
         return range(total), range(total)
     if protocol != "heldout":
-        raise ConfigError.of(
-            "eval_protocol",
-            "unknown_name",
-            f"unknown eval protocol '{protocol}'; known protocols: {', '.join(EVAL_PROTOCOLS)}",
-        )
+        text = f"unknown eval protocol '{protocol}'; known protocols: {', '.join(EVAL_PROTOCOLS)}"
+        raise ConfigError.of("eval_protocol", "unknown_name", text)
     if total < 2:
-        raise ConfigError.of(
-            "eval_protocol",
-            "too_few",
+        text = (
             f"{task.suite} task {task.task_id} ({task.name}) has {total} initial state(s), too few to hold any out; "
-            "use --eval_protocol shared",
+            "use --eval_protocol shared"
         )
+        raise ConfigError.of("eval_protocol", "too_few", text)
     boundary = total - max(1, round(HELD_OUT_FRACTION * total))
     return range(boundary), range(boundary, total)

@@ -9,7 +9,7 @@ from rlvla.envs.base import Observation, TaskSpec, task_of
 from rlvla.envs.registry import Suite, register_suite
 from rlvla.envs.toy_reach.env import CAMERAS, Scene, ToyReachEnv, ToyReachOptions, make
 from rlvla.envs.toy_reach.env import list_tasks as list_reach
-from rlvla.envs.toy_reach.expert import make_toy_reach_expert
+from rlvla.envs.toy_reach.expert import ToyReachExpert
 from rlvla.utils.cli.flags import arg
 
 NAME, HIDDEN = "state_reach", "hidden_reach"
@@ -67,6 +67,12 @@ def make_hidden_reach(task_id: int, disc_state: bool = False, **options) -> Hidd
 
 register_suite(
     HIDDEN,
-    Suite(list_hidden, make_hidden_reach, CAMERAS, expert=make_toy_reach_expert, options=HiddenReachOptions),
+    Suite(
+        list_hidden,
+        make_hidden_reach,
+        CAMERAS,
+        expert=lambda task, config: ToyReachExpert(config),
+        options=HiddenReachOptions,
+    ),
 )
 register_suite(NAME, Suite(list_tasks=list_tasks, make=make_state_reach, cameras=CAMERAS, options=ToyReachOptions))

@@ -234,10 +234,6 @@ class GymEnv:
 
     Privileged state: `observation` [P].
 
-    Args:
-        spec: the task, including the step limit.
-        options: validated options.
-
     Raises:
         ConfigError: it cannot be created, or does not render.
     """

@@ -59,6 +59,18 @@ MOVING = ("near", "grasped", "lifted")  # stages of moving an object
 NEAR, LIFTED, GRASPABLE = 0.1, 0.04, 0.3
 # LIBERO ends an episode at the first step at which the goal holds.
 HOLD_STEPS = 1
+# A `TaskSpec` with the properties of all LIBERO tasks.
+libero_task = partial(
+    TaskSpec,
+    num_init_states=NUM_INIT_STATES,
+    action_dim=ACTION_DIM,
+    proprio_dim=PROPRIO_DIM,
+    control_freq=CONTROL_FREQ,
+    images_flipped_vertically=True,
+    gripper_dims=(ACTION_DIM - 1,),
+    machine="goals",
+    reward_range=SUCCESS_REWARD,
+)
 
 
 @dataclass(frozen=True)
@@ -158,22 +170,14 @@ def list_tasks(suite: str, **kw) -> list[TaskSpec]:
         definition = install.bddl_file(suite, name).read_text(encoding="utf-8")
         facts = TaskFacts.of(definition)
         specs.append(
-            TaskSpec(
+            libero_task(
                 suite=suite,
                 task_id=task_id,
                 name=name,
                 instruction=install.language_of(definition) if axis in _LANGUAGE_VARIANTS else instruction_of(name),
                 max_steps=options.max_steps or MAX_STEPS[suite.removesuffix(axis)],
-                num_init_states=NUM_INIT_STATES,
-                action_dim=ACTION_DIM,
-                proprio_dim=PROPRIO_DIM,
-                control_freq=CONTROL_FREQ,
                 propositions=facts.propositions,
-                images_flipped_vertically=True,
-                gripper_dims=(ACTION_DIM - 1,),
-                machine="goals",
                 goals=facts.stages,
-                reward_range=SUCCESS_REWARD,
                 category=AXES.get(axis, ""),
             )
         )
@@ -204,10 +208,6 @@ class LiberoEnv(MujocoArmEnv):
     [4] (w first) of each object and fixture, in meters in the world frame.
 
     The simulation is deterministic: trajectories do not depend on `seed`.
-
-    Args:
-        spec: the task, including the step limit.
-        options: validated options.
     """
 
     def __init__(self, spec: TaskSpec, options: LiberoOptions):

@@ -58,12 +58,11 @@ def task_names_of(suite: str) -> list[str]:
     """The names of a suite's tasks, in LIBERO's order; ConfigError if the installed package does not have it."""
     names = task_names().get(suite)
     if names is None or not (package_folder() / "bddl_files" / suite).is_dir():
-        raise ConfigError.of(
-            "task_suite_name",
-            "unavailable",
+        text = (
             f"--task_suite_name {suite}: the installed LIBERO has no such tasks. Install LIBERO-PRO in a "
-            "separate interpreter (docs/environments/libero.md) and select it with --env_python",
+            "separate interpreter (docs/environments/libero.md) and select it with --env_python"
         )
+        raise ConfigError.of("task_suite_name", "unavailable", text)
     return names
 
 

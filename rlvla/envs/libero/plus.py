@@ -17,20 +17,18 @@ from typing import Any, ClassVar
 import numpy as np
 
 from rlvla.envs.base import ChunkResult, Observation, TaskSpec, check_chunk, check_init_state_id, task_of
-from rlvla.envs.chunks import SUCCESS_REWARD, ChunkRunner
+from rlvla.envs.chunks import ChunkRunner
 from rlvla.envs.libero import install
 from rlvla.envs.libero.env import (
-    ACTION_DIM,
     CAMERAS,
-    CONTROL_FREQ,
     MAX_STEPS,
     NOOP,
     NUM_INIT_STATES,
-    PROPRIO_DIM,
     LiberoOptions,
     TaskFacts,
     axis_angle,
     instruction_of,
+    libero_task,
     proposition_of,
 )
 from rlvla.utils.data_files import read_json
@@ -107,12 +105,11 @@ def _specs(suite: str) -> tuple[TaskSpec, ...]:
     """The tasks of a suite with their published step limits."""
     path = install.package_folder() / CLASSIFICATION
     if not path.is_file():
-        raise ConfigError.of(
-            "task_suite_name",
-            "unavailable",
+        text = (
             f"--task_suite_name {suite}: the installed LIBERO is not LIBERO-plus, {CLASSIFICATION} is missing. "
-            "Install it in a separate interpreter (docs/environments/libero.md) and select it with --env_python",
+            "Install it in a separate interpreter (docs/environments/libero.md) and select it with --env_python"
         )
+        raise ConfigError.of("task_suite_name", "unavailable", text)
     folder, limit = SUITES[suite], MAX_STEPS[SUITES[suite]]
     entries = sorted(read_json(path)[folder], key=lambda entry: entry["id"])
     facts: dict[str, tuple[TaskFacts, str]] = {}  # many tasks share a definition
@@ -124,33 +121,18 @@ def _specs(suite: str) -> tuple[TaskSpec, ...]:
             facts[variant.defined_by] = TaskFacts.of(text), install.language_of(text)
         goal, language = facts[variant.defined_by]
         specs.append(
-            TaskSpec(
+            libero_task(
                 suite=suite,
                 task_id=task_id,
                 name=variant.name,
                 instruction=language if variant.has_language_variant else instruction_of(variant.base),
                 max_steps=limit,
                 num_init_states=1 if variant.own_layout else NUM_INIT_STATES,
-                action_dim=ACTION_DIM,
-                proprio_dim=PROPRIO_DIM,
-                control_freq=CONTROL_FREQ,
                 propositions=tuple(map(proposition_of, goal.goal)),
-                images_flipped_vertically=True,
-                gripper_dims=(ACTION_DIM - 1,),
-                machine="goals",
-                reward_range=SUCCESS_REWARD,
                 category=entry["category"],
             )
         )
     return tuple(specs)
-
-
-def initial_states(suite: str, variant: Variant) -> np.ndarray:
-    """Initial states [M, 1 + nq + nv] of a task: the single one of its layout, or those of the original task."""
-    folder = SUITES[suite]
-    if variant.own_layout:
-        return install.init_states(f"libero_newobj/{folder}", variant.name).reshape(1, -1)
-    return install.init_states(folder, variant.base)
 
 
 class LiberoPlusEnv:
@@ -158,19 +140,19 @@ class LiberoPlusEnv:
 
     Actions, images and proprio as in `LiberoEnv`. Noise depends on the initial state only. A perturbed arm posture is
     kept, whereas the package's evaluation overwrites it with the stored state, which has LIBERO's.
-
-    Args:
-        spec: the task, including the step limit.
-        options: validated options.
     """
 
     def __init__(self, spec: TaskSpec, options: LiberoPlusOptions):
         self.task, self._options = spec, options
         self._variant = Variant.of(spec.name)
-        self._states = initial_states(spec.suite, self._variant)
+        folder = SUITES[spec.suite]
+        if self._variant.own_layout:
+            self._states = install.init_states(f"libero_newobj/{folder}", spec.name).reshape(1, -1)
+        else:
+            self._states = install.init_states(folder, self._variant.base)  # [M, 1 + nq + nv]
         libero = install.import_libero(install.find_assets(options.libero_assets))
         self._simulator: Any = libero.OffScreenRenderEnv(
-            bddl_file_name=str(install.bddl_file(SUITES[spec.suite], spec.name)),
+            bddl_file_name=str(install.bddl_file(folder, spec.name)),
             # Noise is added to the image of the first camera, which must be agentview.
             camera_names=list(dict.fromkeys(["agentview", *(CAMERAS[name] for name in options.cameras)])),
             camera_heights=options.image_size,

@@ -244,11 +244,6 @@ class ManiSkillBatch(BatchedSlots):
 
     Privileged state: `state`, the simulation state.
 
-    Args:
-        spec: the task, including the step limit.
-        num_slots: number of concurrent episodes.
-        options: validated options.
-
     Raises:
         ConfigError: an option that the task does not support, no working Vulkan driver, or no GPU for `physics` "gpu".
         MissingExtraError: mani_skill is not installed.

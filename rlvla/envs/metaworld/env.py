@@ -103,10 +103,6 @@ class MetaWorldEnv(MujocoArmEnv):
     `success`. Except for success, they are computed here: the package defines near and grasped differently per task.
 
     Privileged state: `observation` [39] of the package.
-
-    Args:
-        spec: the task, including the step limit.
-        options: validated options.
     """
 
     def __init__(self, spec: TaskSpec, options: MetaWorldOptions):

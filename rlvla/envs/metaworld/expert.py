@@ -8,9 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rlvla.envs.base import TaskSpec
 from rlvla.envs.experts.base import ExpertConfig, disturb, draw_offset
-from rlvla.envs.metaworld.tasks import TASKS
 
 _ARM = slice(0, 3)
 _HAND = slice(0, 3)  # of the observation
@@ -50,8 +48,3 @@ class MetaWorldExpert:
             warnings.simplefilter("ignore")  # about actions beyond 1, which are clipped
             action = self._policy.get_action(observation)
         return disturb(np.clip(action, -1.0, 1.0), _ARM, self.config, self._rng)
-
-
-def metaworld_expert(task: TaskSpec, config: ExpertConfig) -> MetaWorldExpert:
-    """Create the expert of a task."""
-    return MetaWorldExpert(TASKS[task.task_id].env_name, config)

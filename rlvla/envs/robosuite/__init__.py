@@ -2,7 +2,7 @@
 
 from rlvla.envs.registry import Suite, register_suite
 from rlvla.envs.robosuite.env import CAMERAS, SUITE, RobosuiteOptions, list_tasks, make, task_problems
-from rlvla.envs.robosuite.expert import robosuite_expert
+from rlvla.envs.robosuite.expert import make_robosuite_expert
 
 # Only Lift by default: the tasks differ in episode length and action dimension.
 register_suite(
@@ -14,7 +14,7 @@ register_suite(
         options=RobosuiteOptions,
         default_tasks=(0,),
         requires=("robosuite", "mujoco", "numba"),
-        expert=robosuite_expert,
+        expert=make_robosuite_expert,
         task_problems=task_problems,
     ),
 )

@@ -173,10 +173,6 @@ class RobosuiteEnv(MujocoArmEnv):
     `rlvla.envs.robosuite.facts`.
 
     The simulation is deterministic after the reset: trajectories do not depend on `seed`.
-
-    Args:
-        spec: the task, including the step limit.
-        options: validated options.
     """
 
     def __init__(self, spec: TaskSpec, options: RobosuiteOptions):

@@ -197,20 +197,11 @@ class StackExpert:
 _EXPERTS: dict[str, Callable[[ExpertConfig], Expert]] = {"Lift": LiftExpert, "Stack": StackExpert}
 
 
-def make_robosuite_expert(task_name: str, config: ExpertConfig) -> Expert:
-    """Create the expert of a robosuite task.
-
-    Raises:
-        ConfigError: the task has no expert.
-    """
-    if task_name not in _EXPERTS:
+def make_robosuite_expert(task: TaskSpec, config: ExpertConfig) -> Expert:
+    """Create the expert of a task; ConfigError if it has none."""
+    if task.name not in _EXPERTS:
         raise ConfigError(
-            f"no scripted expert for robosuite task {task_name}; there are: {', '.join(_EXPERTS)}. Record a policy "
+            f"no scripted expert for robosuite task {task.name}; there are: {', '.join(_EXPERTS)}. Record a policy "
             "that was trained on state instead (--policy FOLDER)"
         )
-    return _EXPERTS[task_name](config)
-
-
-def robosuite_expert(task: TaskSpec, config: ExpertConfig) -> Expert:
-    """The expert of a task, with the signature of `Suite.expert`."""
-    return make_robosuite_expert(task.name, config)
+    return _EXPERTS[task.name](config)

@@ -3,7 +3,7 @@
 from rlvla.envs.registry import Suite, register_suite
 from rlvla.envs.toy_push.batched import make_batched
 from rlvla.envs.toy_push.env import CAMERAS, ToyPushOptions, list_tasks, make
-from rlvla.envs.toy_push.expert import make_toy_push_expert
+from rlvla.envs.toy_push.expert import ToyPushExpert
 
 register_suite(
     "toy_push",
@@ -12,7 +12,7 @@ register_suite(
         make=make,
         cameras=CAMERAS,
         options=ToyPushOptions,
-        expert=make_toy_push_expert,
+        expert=lambda task, config: ToyPushExpert(config),
         make_batched=make_batched,
     ),
 )

@@ -140,10 +140,6 @@ class ToyPushEnv:
 
     Events, all about the named disc: `behind` (the pusher is close to it, on the side away from its zone), `touching`,
     `near_zone` (within twice the size of the zone) and `in_zone`.
-
-    Args:
-        task: the task, including the step limit.
-        options: image size and the other options.
     """
 
     def __init__(self, task: TaskSpec, options: ToyPushOptions):

@@ -7,8 +7,7 @@ from math import asin
 
 import numpy as np
 
-from rlvla.envs.base import TaskSpec
-from rlvla.envs.experts.base import ExpertConfig, TableExpert
+from rlvla.envs.experts.base import TableExpert
 from rlvla.envs.toy_push.physics import CONTACT, OBJECT_RADIUS, STEP_SIZE
 
 _OBJECT_CLEARANCE = 2 * OBJECT_RADIUS + 0.04  # of the pushed disc from the other
@@ -33,11 +32,6 @@ class ToyPushExpert(TableExpert):
         way = _displacement(pusher, disc, other, zone + complex(*self._offset.tolist())) / STEP_SIZE
         way /= max(1.0, abs(way.real), abs(way.imag))  # keep the direction
         return np.array([way.real, way.imag])
-
-
-def make_toy_push_expert(task: TaskSpec, config: ExpertConfig) -> ToyPushExpert:
-    """Create the expert of a task."""
-    return ToyPushExpert(config)
 
 
 def _displacement(pusher: complex, disc: complex, other: complex, goal: complex) -> complex:

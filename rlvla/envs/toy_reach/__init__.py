@@ -3,7 +3,7 @@
 from rlvla.envs.registry import Suite, register_suite
 from rlvla.envs.toy_reach.batched import make_batched
 from rlvla.envs.toy_reach.env import CAMERAS, ToyReachOptions, list_tasks, make
-from rlvla.envs.toy_reach.expert import make_toy_reach_expert
+from rlvla.envs.toy_reach.expert import ToyReachExpert
 
 register_suite(
     "toy_reach",
@@ -12,7 +12,7 @@ register_suite(
         make=make,
         cameras=CAMERAS,
         options=ToyReachOptions,
-        expert=make_toy_reach_expert,
+        expert=lambda task, config: ToyReachExpert(config),
         make_batched=make_batched,
     ),
 )

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlvla.envs.base import TaskSpec
-from rlvla.envs.experts.base import ExpertConfig, TableExpert
+from rlvla.envs.experts.base import TableExpert
 from rlvla.envs.toy_reach.env import STEP_SIZE
 
 
@@ -18,8 +17,3 @@ class ToyReachExpert(TableExpert):
         error = state["target"] + self._offset - state["effector"]
         velocity = error / STEP_SIZE
         return velocity / max(1.0, np.abs(velocity).max())  # keep the direction, so that it points to the target
-
-
-def make_toy_reach_expert(task: TaskSpec, config: ExpertConfig) -> ToyReachExpert:
-    """Create the expert of the only task."""
-    return ToyReachExpert(config)

@@ -7,9 +7,8 @@ import sys
 import numpy as np
 import pytest
 
-from rlvla.envs.experts.base import ExpertConfig
+from rlvla.envs.experts import ExpertConfig, make_expert
 from rlvla.envs.registry import list_tasks, make_env
-from rlvla.envs.robosuite.expert import make_robosuite_expert
 from rlvla.envs.testing import assert_same_observation, assert_same_result
 from rlvla.envs.workers.messages import EnvSpec, Reset, StepChunk
 from rlvla.envs.workers.pool import EnvPool
@@ -128,7 +127,7 @@ def test_closeup_tells_the_cubes_position_within_millimetres(env):
 def test_lift_expert(config, least, most):
     require_simulator()
     env = make_env("robosuite", 0, cameras=())
-    expert = make_robosuite_expert("Lift", config)
+    expert = make_expert("robosuite", 0, config)
     lengths = []
     for i in range(20):
         env.reset(i, seed=0)
@@ -145,9 +144,9 @@ def test_lift_expert(config, least, most):
         assert np.mean(lengths) <= 30
 
 
-def test_no_expert_for_an_unknown_task():
+def test_no_expert_for_door():
     with pytest.raises(ConfigError, match="Lift"):
-        make_robosuite_expert("NoSuchTask", ExpertConfig())
+        make_expert("robosuite", 2, ExpertConfig())
 
 
 def test_missing_robosuite_names_the_extra(monkeypatch):

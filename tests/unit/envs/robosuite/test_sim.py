@@ -4,9 +4,8 @@ import mujoco
 import numpy as np
 import pytest
 
-from rlvla.envs.experts.base import ExpertConfig
+from rlvla.envs.experts import ExpertConfig, make_expert
 from rlvla.envs.registry import make_env
-from rlvla.envs.robosuite.expert import make_robosuite_expert
 from tests.support.robosuite_reference import StockTask, require_simulator
 
 MAX_STEPS, HOLD_STEPS = 40, 5
@@ -56,7 +55,7 @@ def test_model_is_physically_the_stock_model(env, stock):
 
 @pytest.mark.parametrize("init_state_id", [0, 7])
 def test_expert_trajectory_equals_stock(env, stock, init_state_id):
-    expert = make_robosuite_expert("Lift", ExpertConfig(noise_std=0.1))
+    expert = make_expert("robosuite", 0, ExpertConfig(noise_std=0.1))
     expert.reset(np.random.default_rng(init_state_id))
     lengths, streaks = [None, None], [0, 0]
     act = [lambda: expert.act(env.privileged_state())] * MAX_STEPS
