@@ -265,7 +265,7 @@ def test_each_perturbation_is_listed_like_a_suite(tmp_path: Path, capsys: pytest
     assert "perturb None and ['initial_state=1', 'instruction=2']" in refused(capsys, *other)
     assert "there is none; give --perturb" in refused(capsys, *argv[:-3], "--each_perturbation")
     text = refused(capsys, *argv[:-3], "--perturb", "fog=1", "distractor=9", "--each_perturbation")
-    assert "fog" in text and "whole number from 1 to 8" in text
+    assert "fog" in text and "integer from 1 to 8" in text
 
 
 def test_what_the_policy_is_told_is_listed_like_a_suite(

@@ -53,7 +53,7 @@ def test_where_nothing_is_drawn_a_policy_of_the_state_learns_and_is_evaluated(
     played = ["--pretrain", str(tmp_path / "run" / "policy"), *MODULE, "--num_envs", "1", "--eval_episodes", "2"]
     evaluate([*played, "--output", str(tmp_path / "eval.json")])
     assert json.loads((tmp_path / "eval.json").read_text())["results"][0]["success_at_end"]["n"] == 2
-    for more, says in ((["--num_videos", "1"], "does not draw with"), (["--images", "none"], "reads no images")):
+    for more, says in ((["--num_videos", "1"], "does not render with"), (["--images", "none"], "reads no images")):
         capsys.readouterr()
         with pytest.raises(SystemExit):
             evaluate([*played, *more, "--output", str(tmp_path / "other.json")])

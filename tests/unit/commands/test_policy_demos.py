@@ -168,7 +168,7 @@ def test_primitives_that_do_not_tell_what_they_consist_of(
     with pytest.raises(SystemExit):
         train([*flags, "--dump_rollouts"])
     told = " ".join(capsys.readouterr().err.split())
-    assert "--dump_rollouts: the primitives of mute (mute) do not tell the actions that they consist of" in told
+    assert "--dump_rollouts: the primitives of mute (mute) do not report the actions of their steps" in told
 
 
 @pytest.mark.parametrize(("change", "words"), [(-1, "goes on"), (+1, "ends after 4")])

@@ -1,4 +1,4 @@
-"""When episodes of a batched table end; what its suites do in a step is tested by their contracts."""
+"""Ends of episodes in a batched table; the steps of its suites are tested by their contracts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is paid inside a chunk."""
+"""Rewards and ends of episodes inside a chunk."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OBSERVATION = Observation(np.zeros((1, 2, 2, 3), np.uint8), None, "do it")
     [("0011110011", True), ("0011110001", False), ("0011000000", False), ("0000000000", False)],
 )
 def test_playing_on_to_the_step_limit(successes: str, ends_with_success: bool) -> None:
-    """Success must hold for two steps at the limit of ten; what came before does not end the episode."""
+    """Success must hold for two steps at the limit of ten; earlier success does not end the episode."""
     runner, left = ChunkRunner(max_steps=10, hold_steps=2, plays_on=True), [step == "1" for step in successes]
 
     def play(length: int) -> ChunkResult:
@@ -52,8 +52,8 @@ def test_the_simulators_reward_of_each_step_or_one_for_success(dense: bool, paid
     assert result.rewards.tolist() == paid and result.rewards.dtype == np.float32
     steps.clear()
     runner.begin()
-    parts = [play(np.zeros((size, 1))).rewards.tolist() for size in (3, 1)]
-    assert [*parts[0], *parts[1]] == paid[:4], "wherever the cut is"
+    chunks = [play(np.zeros((size, 1))).rewards.tolist() for size in (3, 1)]
+    assert [*chunks[0], *chunks[1]] == paid[:4], "wherever the cut is"
 
 
 def test_a_primitive_that_ends_early() -> None:

@@ -1,4 +1,4 @@
-"""What the contract tests, the checks of answers and the registry say of a careless environment: everything at once."""
+"""Contract tests, answer checks and registry report all violations of an environment at once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SUITE = "test_careless"
 
 
 class CarelessEnv(ToyReachEnv):
-    """`toy_reach` with one method spoiled: `spoil` changes what `step_chunk` or `reset` returns."""
+    """`toy_reach` with modified results of `step_chunk` or `reset`."""
 
     spoil_result: Callable = staticmethod(lambda result: result)
     spoil_observation: Callable = staticmethod(lambda observation: observation)
@@ -127,7 +127,7 @@ def one_step_more(env: CarelessEnv) -> None:
 
 
 @pytest.mark.parametrize(
-    ("test", "break_it", "words"),
+    ("test", "break_it", "message"),
     [
         (
             "frames_on_request",
@@ -143,7 +143,7 @@ def one_step_more(env: CarelessEnv) -> None:
         ("images_show_the_state", still, "the images must show what three actions of 0.7 have changed"),
         (
             "observation_after_reset",
-            lambda env: setattr(env, "spoil_observation", lambda seen: replace(seen, instruction="")),
+            lambda env: setattr(env, "spoil_observation", lambda observation: replace(observation, instruction="")),
             "the instruction must not be empty",
         ),
         (
@@ -158,14 +158,14 @@ def one_step_more(env: CarelessEnv) -> None:
         ),
     ],
 )
-def test_a_failed_test_says_what_is_expected(test: str, break_it: Callable, words: str) -> None:
+def test_a_failed_test_says_what_is_expected(test: str, break_it: Callable, message: str) -> None:
     env = make_env(SUITE, 0, use_proprio=True)
     check = getattr(Contract(), f"test_{test}")
     check(env)
     break_it(env)
     with pytest.raises(AssertionError) as error:
         check(env)
-    assert words in str(error.value)
+    assert message in str(error.value)
 
 
 def test_the_step_limit_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Perturbations: what changes, what stays, and that it is drawn for each initial state alone."""
+"""Perturbations: their effects, and draws that depend on the initial state only."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ TASKS = {"robosuite": 0, "metaworld": [t.name for t in list_tasks("metaworld")].
 
 
 @contextmanager
-def made(suite: str, *words: str, **options: Any) -> Iterator[Env]:
-    env = make_env(suite, TASKS[suite], **{"image_size": 64, "use_proprio": True, "perturb": words, **options})
+def made(suite: str, *perturb: str, **options: Any) -> Iterator[Env]:
+    env = make_env(suite, TASKS[suite], **{"image_size": 64, "use_proprio": True, "perturb": perturb, **options})
     try:
         yield env
     finally:
@@ -64,8 +64,8 @@ def test_a_camera_moves_alike_whichever_others_there_are(suite: str) -> None:
     for cameras in ((second,), (first, second), (second, first)):
         with made(suite, "camera=1", cameras=cameras) as env:
             images[cameras] = dict(zip(cameras, env.reset(3, 0).images))
-    for seen in images.values():
-        assert np.array_equal(seen[second], images[second,][second])
+    for view in images.values():
+        assert np.array_equal(view[second], images[second,][second])
 
 
 def test_each_state_is_perturbed_in_a_way_of_its_own(suite: str) -> None:
@@ -101,8 +101,8 @@ def placed(env: Env) -> np.ndarray:
 
 def test_objects_stand_in_wider_ranges(suite: str) -> None:
     spread = []
-    for words in ((), ("initial_state=1",)):
-        with made(suite, *words, cameras=()) as env:
+    for perturb in ((), ("initial_state=1",)):
+        with made(suite, *perturb, cameras=()) as env:
             places = []
             for state in range(40):
                 env.reset(state, 0)
@@ -201,8 +201,8 @@ def test_one_level_of_each_kind() -> None:
 
 
 def test_tasks_whose_objects_cannot_be_spread_are_refused_before_anything_starts() -> None:
-    def chosen(*words: str, **tasks: object) -> object:
-        return EnvConfig(task_suite_name="robosuite", options={"perturb": words}, **tasks).tasks()
+    def chosen(*perturb: str, **tasks: object) -> object:
+        return EnvConfig(task_suite_name="robosuite", options={"perturb": perturb}, **tasks).tasks()
 
     names = ("Lift", "PickPlaceCan", "Wipe")
     assert len(chosen("initial_state=1", task_ids=(0, 1, 2, 4))) == 4 and len(chosen("light=1", task_names=names)) == 3

@@ -1,4 +1,4 @@
-"""Which tasks of a suite are chosen by number, name and group, and which must stay unseen."""
+"""Selection of tasks by id, name and group, and held-out tasks."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ def test_a_record_holds_the_numbers() -> None:
 def test_tasks_that_must_stay_unseen() -> None:
     names, env = ("ML10-test", "reach"), EnvConfig(task_suite_name="metaworld")
     tasks = dataclasses.replace(env, task_names=("push", "door-close")).tasks()
-    seen = [LearnedStates("metaworld", NAMES.index("reach"), 0, 8), LearnedStates("robosuite", 0, 0, 8)]
-    assert not heldout_problems(names, env, tasks[:1]) and not heldout_problems((), env, tasks, seen)
+    learned_from = [LearnedStates("metaworld", NAMES.index("reach"), 0, 8), LearnedStates("robosuite", 0, 0, 8)]
+    assert not heldout_problems(names, env, tasks[:1]) and not heldout_problems((), env, tasks, learned_from)
     (trained,) = heldout_problems(names, env, tasks)
     assert (trained.flag, trained.reason) == ("heldout_tasks", "contradiction") and "door-close" in str(trained)
     assert "push" not in str(trained)
-    (learned,) = heldout_problems(names, env, tasks[:1], seen, "demos.hdf5")
+    (learned,) = heldout_problems(names, env, tasks[:1], learned_from, "demos.hdf5")
     assert learned.reason == "mismatch" and "demos.hdf5 was trained on reach;" in str(learned)
     (unknown,) = heldout_problems(("ML11",), env, tasks)
     assert unknown.reason == "unknown_name" and "ML10" in str(unknown)

@@ -45,9 +45,9 @@ def test_held_out_states_are_a_partition(count):
     check_disjoint(train, evaluation)
 
 
-@pytest.mark.parametrize(("n", "words"), [(11, "1 to 10"), (0, "1 to 10"), (-3, "-3")])
-def test_more_states_than_there_are(n, words):
-    with pytest.raises(ConfigError, match=words):
+@pytest.mark.parametrize(("n", "message"), [(11, "1 to 10"), (0, "1 to 10"), (-3, "-3")])
+def test_more_states_than_there_are(n, message):
+    with pytest.raises(ConfigError, match=message):
         eval_init_states(task_with(50), "heldout", n)
 
 
@@ -96,22 +96,24 @@ def test_states_of_other_tasks_are_other_states() -> None:
     same = LearnedStates("toy_reach", 0, evaluated[0], evaluated[-1] + 1)
     others = [replace(same, suite="other"), replace(same, task_id=1)]
     assert SplitConfig().problems([TOY], 10, others) == []
-    for seen in (same, replace(same, task_id=None)):
-        (problem,) = SplitConfig().problems([TOY], 10, [*others, seen])
+    for states in (same, replace(same, task_id=None)):
+        (problem,) = SplitConfig().problems([TOY], 10, [*others, states])
         assert "10 initial states are used for training and for evaluation" in problem
     assert SplitConfig(eval_protocol="shared").problems([TOY], 10, [same]) == []
 
 
 def test_it_is_said_where_a_policy_was_trained() -> None:
-    seen = LearnedStates("toy_reach", 0, 0, 8000)
+    learned = LearnedStates("toy_reach", 0, 0, 8000)
     tasks = [TOY, replace(TOY, task_id=1, name="push")]
-    assert describe_learned_from([TOY], [seen]) == "trained on initial states 0..7999 of reach"
-    assert describe_learned_from(tasks, [seen]).endswith("0..7999 of 1 of these 2 tasks")
-    assert describe_learned_from(tasks, [seen, replace(seen, task_id=1, stop=9)]).endswith("0..7999 of each task")
-    assert describe_learned_from([TOY], [replace(seen, suite="lift")]).startswith("trained in lift; no initial state")
-    assert describe_learned_from([TOY], [replace(seen, task_id=1)]).startswith("no initial state")
+    assert describe_learned_from([TOY], [learned]) == "trained on initial states 0..7999 of reach"
+    assert describe_learned_from(tasks, [learned]).endswith("0..7999 of 1 of these 2 tasks")
+    assert describe_learned_from(tasks, [learned, replace(learned, task_id=1, stop=9)]).endswith("0..7999 of each task")
+    assert describe_learned_from([TOY], [replace(learned, suite="lift")]).startswith(
+        "trained in lift; no initial state"
+    )
+    assert describe_learned_from([TOY], [replace(learned, task_id=1)]).startswith("no initial state")
     assert "not recorded" in describe_learned_from([TOY], None)
-    task_alone = replace(seen, stop=0)
+    task_alone = replace(learned, stop=0)
     any_task = LearnedStates("toy_reach", None, 0, 0)
     for unknown in (any_task, LearnedStates("a_folder", None, 0, 0)):
         assert (
@@ -119,19 +121,19 @@ def test_it_is_said_where_a_policy_was_trained() -> None:
             == "which tasks and initial states it was trained on is not recorded"
         )
         text = "trained on initial states 0..7999 of reach, and on others that are not recorded"
-        assert describe_learned_from([TOY], [unknown, seen]) == text
+        assert describe_learned_from([TOY], [unknown, learned]) == text
     assert "trained in metaworld; no initial" in describe_learned_from([TOY], [LearnedStates("metaworld", None, 0, 0)])
     assert describe_learned_from([TOY], [task_alone]) == "trained on reach; from which initial states is not recorded"
-    both = describe_learned_from([TOY], [seen, task_alone])
+    both = describe_learned_from([TOY], [learned, task_alone])
     assert both == "trained on initial states 0..7999 of reach, and on others that are not recorded"
     assert SplitConfig().problems([TOY], 10, [task_alone]) == []
 
 
 def test_unseen_states_are_training_states_outside_of_the_data():
-    seen = {0: frozenset({0, 2, 3}), 1: frozenset(range(50))}
-    assert UnseenStates(seen).eval_states(task_with(50), 4) == [1, 4, 5, 6]
+    used = {0: frozenset({0, 2, 3}), 1: frozenset(range(50))}
+    assert UnseenStates(used).eval_states(task_with(50), 4) == [1, 4, 5, 6]
     before = (LearnedStates("toy_reach", 0, 4, 30), LearnedStates("other", 0, 30, 40))
-    assert UnseenStates(seen, before).eval_states(task_with(50), 4) == [1, 30, 31, 32]
+    assert UnseenStates(used, before).eval_states(task_with(50), 4) == [1, 30, 31, 32]
 
 
 def test_unseen_states_are_those_for_evaluation_if_the_data_take_the_others():

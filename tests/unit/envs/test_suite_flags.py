@@ -97,7 +97,7 @@ def test_a_record_keeps_options_and_gives_them_back() -> None:
 
 
 def test_a_record_of_an_unknown_suite_is_passed_on() -> None:
-    """SFT needs no simulator: what it writes must still tell PPO how the demonstrations were made."""
+    """SFT needs no simulator, but must record the environment of the demonstrations for PPO."""
     recorded = EnvConfig(SUITE, options={"burners": 2}).as_dict()
     del registry._SUITES[SUITE]
     passed_on = EnvConfig().completed(recorded).as_dict()

@@ -1,4 +1,4 @@
-"""Suites `gym:ENV_ID`: the contract, the scaling of actions, success, and what is refused."""
+"""Suites `gym:ENV_ID`: contract, action scaling, success, rejected configurations."""
 
 from __future__ import annotations
 
@@ -114,8 +114,8 @@ def test_images_of_its_observation_are_cameras() -> None:
     images = env.reset(4, 0).images
     assert images.shape == (2, 12, 12, 3)
     for _ in range(2):
-        seen = cv2.resize(raw._seen()["pixels"], (12, 12), interpolation=cv2.INTER_AREA)
-        np.testing.assert_array_equal(images[0], seen)
+        observed = cv2.resize(raw._seen()["pixels"], (12, 12), interpolation=cv2.INTER_AREA)
+        np.testing.assert_array_equal(images[0], observed)
         assert (images[0].max(axis=(0, 1)) > 60).all() and len(set(images[0].max(axis=(0, 1)).tolist())) == 3
         drawn = cv2.resize(raw.render(), (12, 12), interpolation=cv2.INTER_AREA)
         np.testing.assert_array_equal(images[1], drawn)
@@ -133,7 +133,7 @@ def test_an_observation_may_be_one_image() -> None:
 
 
 def test_parts_of_an_observation_are_named_by_their_place() -> None:
-    """Without slashes, which files of demonstrations do not take; `render` is what an environment draws."""
+    """Camera names have no slashes, which demonstration files do not allow; `render` is reserved."""
     cameras = ("views.front.left", "observation.render")
     assert camera_problems(cameras, "here") == []
     env = make_env(VIEWS, 0, image_size=16, use_proprio=True, cameras=cameras)
@@ -153,7 +153,7 @@ def test_an_environment_may_draw_without_a_mode_that_says_so() -> None:
 
 def test_an_environment_that_does_not_draw_says_what_else_it_shows() -> None:
     env = make_env(PIXELS, 0)
-    with pytest.raises(ConfigError, match=r"does not draw .*; choose from .* --cameras: observation$"):
+    with pytest.raises(ConfigError, match=r"does not render .*; select .* --cameras: observation$"):
         env.reset(0, 0)
 
 
@@ -171,7 +171,7 @@ def test_one_failure_to_draw_is_that_of_an_attempt(monkeypatch: pytest.MonkeyPat
     assert not isinstance(error.value, ConfigError)
 
 
-@pytest.mark.parametrize(("name", "says"), [("Varying", "number of parts"), ("Twice", "would be the camera a.b")])
+@pytest.mark.parametrize(("name", "says"), [("Varying", "number of arrays"), ("Twice", "map to camera a.b")])
 def test_parts_of_observations_must_be_told_apart(name: str, says: str) -> None:
     import gymnasium
 
@@ -262,7 +262,7 @@ def test_success_may_have_another_name_or_must_be_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("suite", "words"),
+    ("suite", "message"),
     [
         ("gym:ENV_ID", "name an environment in its place"),
         ("gym:Nothing-v0", "cannot make it"),
@@ -270,14 +270,14 @@ def test_success_may_have_another_name_or_must_be_told() -> None:
         ("gym:CartPole-v1", "bounded vector"),
     ],
 )
-def test_what_cannot_be_a_suite(suite: str, words: str) -> None:
-    with pytest.raises(ConfigError, match=words) as error:
+def test_what_cannot_be_a_suite(suite: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as error:
         list_tasks(suite)
     assert error.value.problems[0].flag == "task_suite_name"
 
 
 def test_workers_import_the_module_that_registers_it(tmp_path: Path) -> None:
-    """In a process of its own: here the module has been imported before."""
+    """In a separate process, because this one has already imported the module."""
     root = MODULE.parents[2]
     command = [sys.executable, root / "cli/check_env.py", POINT, "--custom_module", MODULE, "--output", "point.png"]
     done = subprocess.run(list(map(str, command)), cwd=tmp_path, capture_output=True, text=True, timeout=120)

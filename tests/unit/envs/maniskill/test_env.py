@@ -1,4 +1,4 @@
-"""Suite `maniskill`: what is known without the package, and the contract where it is installed."""
+"""Suite `maniskill`: task list without the package, and the contract if it is installed."""
 
 from __future__ import annotations
 

@@ -59,21 +59,21 @@ class TestWithThePackage:
     @pytest.mark.parametrize("name", GROUPS["MT10"])
     def test_the_expert_succeeds_and_the_events_tell_how(self, name: str) -> None:
         env, expert = self.make(name), make_expert(SUITE, IDS[name], ExpertConfig())
-        seen: list[frozenset[str]] = []
+        events: list[frozenset[str]] = []
         env.reset(0, seed=0)
         expert.reset(np.random.default_rng(0))
         while True:
             result = env.step_chunk(expert.act(env.privileged_state())[None])
-            seen += result.events
+            events += result.events
             assert 0 <= result.rewards[0] <= 10
             if result.terminated or result.truncated:
                 break
-        assert result.terminated and "success" in seen[-1], name
-        happened = frozenset().union(*seen)
+        assert result.terminated and "success" in events[-1], name
+        happened = frozenset().union(*events)
         if name != "reach":
             assert "near" in happened and "moved" in happened
         if name == "pick-place":
-            assert "grasped" in happened and "moved" in seen[-1]
+            assert "grasped" in happened and "moved" in events[-1]
         env.close()
 
     def test_initial_states_differ_in_objects_and_goals_but_not_by_what_ran_before(self) -> None:
@@ -94,9 +94,9 @@ class TestWithThePackage:
         env._sim.model.site("goal").rgba[3] = 0.0
         hidden = env.reset(0, seed=0).images.astype(int)
         changed = (np.abs(shown - hidden).max(-1) > 40).sum((1, 2))
-        seen = dict(zip(CAMERAS, changed))
+        visible = dict(zip(CAMERAS, changed))
         assert shown.shape == (len(CAMERAS), 64, 64, 3) and (changed[:4] > 0).all()
-        assert min(seen["sideview"], seen["frontview"]) >= 4 * seen["corner4"]
+        assert min(visible["sideview"], visible["frontview"]) >= 4 * visible["corner4"]
         env.close()
 
     def test_simplified_meshes_look_alike(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Reduced visual meshes: what is replaced, what is not, and what several processes may do at once."""
+"""Simplified visual meshes: selection of meshes, and concurrent creation."""
 
 import os
 from concurrent.futures import ThreadPoolExecutor

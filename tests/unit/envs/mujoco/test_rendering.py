@@ -1,4 +1,4 @@
-"""What is left out of an image because it is out of view."""
+"""View frustum culling."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def ball_at(x: float, y: float, z: float) -> tuple[mujoco.MjModel, mujoco.MjData
 
 
 @pytest.mark.parametrize(
-    ("place", "seen"),
+    ("place", "visible"),
     [
         ((0, 0, 0), True),
         # Two metres below the camera the image ends 2 tan(30 degrees) = 1.155 m from its middle, and the sphere
@@ -44,9 +44,9 @@ def ball_at(x: float, y: float, z: float) -> tuple[mujoco.MjModel, mujoco.MjData
         ((0, 0, 2.05), True),  # around it
     ],
 )
-def test_a_ball_is_in_view_until_it_is_beyond_the_border(place: tuple[float, float, float], seen: bool) -> None:
+def test_a_ball_is_in_view_until_it_is_beyond_the_border(place: tuple[float, float, float], visible: bool) -> None:
     model, data = ball_at(*place)
-    assert in_view(model, data, 0).tolist() == [seen, True]  # a plane has no end
+    assert in_view(model, data, 0).tolist() == [visible, True]  # a plane has no end
 
 
 @pytest.mark.parametrize("task", ["Lift", "NutAssemblyRound"])

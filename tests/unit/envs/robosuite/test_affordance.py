@@ -1,4 +1,4 @@
-"""What a primitive loses that does not suit the objects around it."""
+"""Affordance scores of action primitives."""
 
 import math
 

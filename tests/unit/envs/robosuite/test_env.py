@@ -1,4 +1,4 @@
-"""What is particular to the robosuite suite; the common contract is tested in test_contract.py."""
+"""Specifics of the robosuite suite; the common contract is tested in test_contract.py."""
 
 import os
 import subprocess
@@ -84,17 +84,17 @@ def test_proprio_is_pose_over_the_table_and_finger_distance(env):
 
 
 def test_the_cube_is_visible_and_images_are_upright(env):
-    seen = {name: [] for name in CAMERAS}
+    blobs = {name: [] for name in CAMERAS}
     cubes = []
     for i in range(12):
         images = env.reset(i, seed=0).images
         cubes.append(env.privileged_state()["cube_pos"][:2])
         for name, image in zip(CAMERAS, images):
             rows, columns = red_pixels(image)
-            seen[name].append((len(rows), rows.mean(), columns.mean()))
+            blobs[name].append((len(rows), rows.mean(), columns.mean()))
     cubes = np.array(cubes)
     for name, fewest in (("agentview", 12), ("closeup", 40), ("wrist", 20)):
-        count, row, column = np.array(seen[name]).T
+        count, row, column = np.array(blobs[name]).T
         assert count.min() >= fewest, name
         if name != "wrist":  # these look at the robot: what is nearer to them is lower, the robot's left is right
             assert np.corrcoef(row, cubes[:, 0])[0, 1] > 0.9, name

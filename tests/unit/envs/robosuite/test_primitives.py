@@ -1,4 +1,4 @@
-"""Action primitives: the controllers on an arm that does as it is told, and on the simulated one."""
+"""Action primitives: the controllers on an ideal arm and on the simulated arm."""
 
 import math
 
@@ -273,8 +273,8 @@ def test_what_primitives_consist_of_is_an_ordinary_episode(make):
     for state in (0, 1):
         observation = env.reset(state, seed=0)
         results = play(env, lift_chunks(env) if state else random_chunks(env, 50, seed=0))
-        seen = plain.reset(state, seed=0)
-        np.testing.assert_array_equal(seen.proprio, observation.proprio[:6])
+        plain_observation = plain.reset(state, seed=0)
+        np.testing.assert_array_equal(plain_observation.proprio, observation.proprio[:6])
         for result in results:
             actions, count = result.step_actions, result.steps_executed
             assert actions.dtype == np.float32 and actions.shape == (count, plain.task.action_dim)
@@ -354,7 +354,7 @@ def test_objects_in_proprio(make, name):
     plain = {task.name: task.proprio_dim for task in list_tasks("robosuite")}
     env = make(name, use_proprio=True, object_state=True)
     assert env.task.proprio_dim == plain[name] + TASKS[env.task.task_id].facts.object_state_dim
-    seen = []
+    states = []
     for state in range(2):
         env.reset(state, seed=0)
         proprio = env.step_chunk(chunk_of(env.task, "reach", 0.1, 0.2, -0.9)).observation.proprio
@@ -364,8 +364,8 @@ def test_objects_in_proprio(make, name):
             values = np.atleast_1d(np.asarray(expected, dtype=np.float32))
             windows = np.lib.stride_tricks.sliding_window_view(objects, len(values))
             assert np.isclose(windows, values, atol=1e-6).all(axis=1).any(), expected
-        seen.append(objects)
-    assert (seen[0] != seen[1]).any()
+        states.append(objects)
+    assert (states[0] != states[1]).any()
 
 
 def test_the_turn_in_proprio_grasps_the_cube(make):
@@ -388,11 +388,11 @@ def test_a_choice_of_primitives():
     options = {"action_space": "primitives", "primitives": ("grasp", "reach")}
     tasks = {task.name: task for task in list_tasks("robosuite", **options)}
     assert tasks["Lift"].primitives == (("reach", 3), ("grasp", 4)) and tasks["Lift"].action_dim == 6
-    for wrong, words in (
+    for wrong, message in (
         ({"primitives": ("fly",)}, "there is no fly"),
         ({"action_space": "osc"}, "give --action_space"),
     ):
-        with pytest.raises(ConfigError, match=words):
+        with pytest.raises(ConfigError, match=message):
             list_tasks("robosuite", **options | wrong)
 
 

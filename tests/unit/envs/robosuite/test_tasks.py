@@ -1,4 +1,4 @@
-"""The robosuite tasks beyond Lift: placement, physics and success as in robosuite, and what their events say."""
+"""The robosuite tasks beyond Lift: placement, physics and success as in robosuite, and their events."""
 
 import mujoco
 import numpy as np
@@ -186,16 +186,16 @@ def test_wiping_and_collisions(make):
     env = make("Wipe", cameras=("agentview",))
     clean = env.reset(0, seed=0).images
     assert env._facts.events() == frozenset()
-    seen = set()
+    events = set()
     for _ in range(60):  # go where the dirt is, pressing down
         state = env.privileged_state()
         rest = state["markers"][~state["wiped"]]
         action = np.zeros(6, dtype=np.float32)
         action[:2] = 10 * (rest.mean(axis=0) - state["eef_pos"])[:2] if len(rest) else 0.0
         action[2] = -0.3
-        seen |= env.step_chunk(action[None]).events[0]
+        events |= env.step_chunk(action[None]).events[0]
     wiped = env.privileged_state()["wiped"].mean()
-    assert {"contact", "w25"} <= seen and ("w50" in seen) == (wiped >= 0.5) and ("w100" in seen) == (wiped == 1.0)
+    assert {"contact", "w25"} <= events and ("w50" in events) == (wiped >= 0.5) and ("w100" in events) == (wiped == 1.0)
     dirt = env.reset(0, seed=0).images
     assert not env.privileged_state()["wiped"].any()
     np.testing.assert_array_equal(clean, dirt)  # wiped dirt is there again

@@ -142,8 +142,8 @@ def test_targets_beyond_one_reach_the_environment_of_another_process() -> None:
 
 def test_in_a_worker() -> None:
     with EnvPool(1) as pool:
-        seen = pool.call(0, Reset(EnvSpec("robotwin", 0, {"robotwin_root": str(ROOT), "image_size": 32}), 0, 0))
-    assert seen.images.shape == (1, 32, 32, 3) and "mark" in seen.instruction
+        observation = pool.call(0, Reset(EnvSpec("robotwin", 0, {"robotwin_root": str(ROOT), "image_size": 32}), 0, 0))
+    assert observation.images.shape == (1, 32, 32, 3) and "mark" in observation.instruction
 
 
 def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     with pytest.raises(ConfigError, match="--robotwin_config dirty: RoboTwin has demo_clean"):
         EnvConfig(task_suite_name="robotwin", options={"robotwin_config": "dirty"}).tasks()
     monkeypatch.delenv("ROBOTWIN_ROOT")
-    with pytest.raises(ConfigError, match=r"nowhere is no RoboTwin 2\.0 folder"):
+    with pytest.raises(ConfigError, match=r"nowhere is not a RoboTwin 2\.0 folder"):
         EnvConfig(task_suite_name="robotwin", options={"robotwin_root": str(tmp_path / "nowhere")}).tasks()
     with pytest.raises(ConfigError, match="--robotwin_root"):
         list_tasks("robotwin")

@@ -73,7 +73,7 @@ def test_a_class_that_lacks_something_is_refused_by_name() -> None:
         def get_obs(self):
             return {}
 
-    view = View(("top",), 8, False, lambda seen, camera: seen[camera], lambda seen: seen["state"])
+    view = View(("top",), 8, False, lambda obs, camera: obs[camera], lambda obs: obs["state"])
     with pytest.raises(ConfigError, match=r"Half of older_button task 0 has no eval_success, take_action \(or step\)"):
         SingleStepEnv(TASK, Half(), lambda *_: None, view)
 
@@ -83,7 +83,7 @@ def test_a_picture_of_another_kind_is_refused() -> None:
         def get_obs(self):
             return {"top": np.zeros((8, 8), np.float32), "state": [0, 0]}
 
-    view = View(("top",), 8, False, lambda seen, camera: seen[camera], lambda seen: seen["state"])
+    view = View(("top",), 8, False, lambda obs, camera: obs[camera], lambda obs: obs["state"])
     env = SingleStepEnv(TASK, Grey(), lambda simulator, state, seed: simulator.start(state), view)
     with pytest.raises(ValueError, match=r"camera top must give \[H, W, 3\] uint8, not \[8, 8\] float32"):
         env.reset(0, seed=0)

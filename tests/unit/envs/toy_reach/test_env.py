@@ -89,7 +89,7 @@ def test_an_action_is_a_velocity_and_the_table_has_edges():
 
 def test_events_and_success_follow_the_distance():
     env = make_env("toy_reach", 0, use_proprio=True)
-    seen = set()
+    event_sets = set()
     for init_state_id in range(30):
         env.reset(init_state_id, 0)
         target = env.privileged_state()["target"]
@@ -103,9 +103,9 @@ def test_events_and_success_follow_the_distance():
             assert result.successes[0] == (distance <= DISC_RADIUS)
             assert ("reached" in result.events[0]) == (distance <= DISC_RADIUS)
             assert ("near" in result.events[0]) == (distance <= 2 * DISC_RADIUS)
-            seen.add(result.events[0])
+            event_sets.add(result.events[0])
             done = result.terminated or result.truncated
-    assert len(seen) == 3
+    assert len(event_sets) == 3
 
 
 def test_success_must_be_held_without_interruption():

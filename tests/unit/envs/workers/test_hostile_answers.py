@@ -1,4 +1,4 @@
-"""Answers that break the protocol or the contract, read without a process: each is refused in words."""
+"""Answers that break the protocol or the contract, read without a process: each is rejected."""
 
 import pickle
 import socket
@@ -247,7 +247,7 @@ def test_components_come_back_as_they_were():
 
 
 @pytest.mark.parametrize(
-    ("components", "executed", "words"),
+    ("components", "executed", "message"),
     [
         ({}, 2, "must be"),
         ({"near": COMPONENTS["near"]}, 2, "must be"),
@@ -259,11 +259,11 @@ def test_components_come_back_as_they_were():
         (COMPONENTS, 1, "far after the last of 1"),
     ],
 )
-def test_components_that_break_the_contract(components, executed, words):
+def test_components_that_break_the_contract(components, executed, message):
     task = replace(faulty_suite.task(), reward_components=("near", "far"), primitives=(("go", 1),), macro_steps=2)
     good = result_of(1007)
     result = replace(good, components=components, steps_executed=executed, events=good.events[:executed])
-    with pytest.raises(BadAnswerError, match=words):
+    with pytest.raises(BadAnswerError, match=message):
         AnswerChecker(task, OPTIONS).chunk(received(result, StepChunk(ACTIONS)), 2)
 
 
@@ -282,7 +282,7 @@ def test_actions_of_primitives_come_back_as_they_were():
 
 
 @pytest.mark.parametrize(
-    ("step_actions", "words"),
+    ("step_actions", "message"),
     [
         (None, "must be"),
         (np.zeros((2, 3), np.float32), "must be"),
@@ -291,8 +291,8 @@ def test_actions_of_primitives_come_back_as_they_were():
         (STEP_ACTIONS * np.nan, "NaN"),
     ],
 )
-def test_actions_of_primitives_that_break_the_contract(step_actions, words):
-    with pytest.raises(BadAnswerError, match=words):
+def test_actions_of_primitives_that_break_the_contract(step_actions, message):
+    with pytest.raises(BadAnswerError, match=message):
         AnswerChecker(PRIMITIVE, OPTIONS).chunk(received(result_of_a_primitive(step_actions), StepChunk(ACTIONS)), 2)
 
 

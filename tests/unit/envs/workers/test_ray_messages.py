@@ -1,4 +1,4 @@
-"""What needs no cluster: messages as bytes, addresses, flags."""
+"""Ray backend without a cluster: messages as bytes, addresses, flags."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_arrays_of_objects_are_refused() -> None:
 
 @pytest.mark.parametrize("frames", FRAMES)
 def test_damaged_replies_are_unreadable(frames: str) -> None:
-    """Whatever is changed in its head or its message, or cut off, the reply is read or refused in words."""
+    """A reply with a modified or truncated header or message is decoded or raises UnreadableError."""
     good = encode(make_env("toy_reach", 0, image_size=16).reset(0, 0), frames)
     rng = np.random.default_rng(0)
     refused = 0
