@@ -51,10 +51,15 @@ def html_table(headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> Any:
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart with its title; `svg` is markup for the page."""
+    """A chart with its title; `svg` is markup, and a template renders the chart as a figure."""
 
     title: str
     svg: Any
+
+    def __html__(self) -> str:
+        from markupsafe import escape
+
+        return f"<figure><figcaption>{escape(self.title)}</figcaption>{self.svg}</figure>"
 
 
 def new_figure(xlabel: str) -> tuple[Any, Any]:
