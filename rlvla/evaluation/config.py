@@ -8,14 +8,13 @@ from rlvla.envs.registry import suite_names_in_short
 from rlvla.utils.cli.flags import MAX_SEED, arg
 from rlvla.utils.deepspeed.config import rank_timeout_flag
 
-# What a policy can be told: the instruction of the episode, that of another evaluated one, or nothing.
-INSTRUCTIONS = ("own", "shuffled", "none")
-IMAGES = ("own", "none")  # what it can be shown: the images of the episode, or gray
+INSTRUCTIONS = ("own", "shuffled", "none")  # of the episode, of another evaluated episode, or empty
+IMAGES = ("own", "none")  # of the episode, or gray
 
 
 @dataclass(frozen=True)
 class EvalConfig:
-    """What is evaluated, with which baselines, and where results are written."""
+    """Evaluated policy, suites and baselines, and the output files."""
 
     task_suite_name: tuple[str, ...] = arg(
         (),
@@ -28,7 +27,7 @@ class EvalConfig:
     )
     compare: tuple[str, ...] = arg(
         (),
-        "baselines: checkpoint folders, which play the same episodes, or JSON files of earlier evaluations",
+        "baselines: checkpoint folders, evaluated on the same episodes, or JSON files of earlier evaluations",
         metavar="DIR_OR_FILE",
         essential=True,
     )
@@ -42,14 +41,14 @@ class EvalConfig:
     )
     instructions: tuple[str, ...] = arg(
         ("own",),
-        "what the policy is told: own, the instruction of the episode; shuffled, that of another evaluated task or "
-        "initial state; none, nothing. Each is listed like a suite",
+        "instruction given to the policy: own, of the episode; shuffled, of another evaluated task or initial state; "
+        "none, empty. Each is listed like a suite",
         nargs="+",
         choices=INSTRUCTIONS,
     )
     images: tuple[str, ...] = arg(
         ("own",),
-        "what the policy sees: own, the images of the episode; none, gray instead. Each is listed like a suite",
+        "images given to the policy: own, of the episode; none, gray. Each is listed like a suite",
         nargs="+",
         choices=IMAGES,
     )
@@ -79,8 +78,8 @@ class EvalConfig:
     )
     video_cameras: tuple[str, ...] = arg(
         (),
-        "cameras of the scene that videos show beside what the policy sees (with --num_videos); the recorded actions "
-        "are played once more for them",
+        "further cameras of the scene in videos, beside the policy's images (with --num_videos); the recorded actions "
+        "are replayed for them",
         metavar="NAME",
     )
     report: str | None = arg(

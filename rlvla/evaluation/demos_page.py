@@ -1,4 +1,4 @@
-"""A page that shows demonstrations: what is wrong with them, pictures, actions, lengths, where episodes start."""
+"""HTML page of demonstrations: findings, pictures, actions, lengths, initial states."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ _SMALLEST, _LARGEST = 96, 160  # pixels: side of a picture on the page
 _GAP = 4
 _BINS = 40
 _MOST_ROWS = 12  # instructions
-_STARTS = 400  # episodes that the mean of the first pictures is taken over
+_STARTS = 400  # episodes in the mean of the first pictures
 
 
 @dataclass(frozen=True)
 class DemosPage:
-    """What the page shows.
+    """Content of the page.
 
     Attributes:
         title: heading, for example the paths.
         findings: errors first.
         headers, rows: table of the files.
-        replayed: a sentence about the episodes that were played again.
+        replayed: a sentence about the replayed episodes.
         demos: all episodes; None if they could not be read.
         names: name of each episode.
         flipped: whether pictures are stored bottom row first.
@@ -52,12 +52,7 @@ class DemosPage:
 
 
 def render_demos_page(page: DemosPage, episodes: int = 6) -> str:
-    """The page as HTML, with all pictures in it.
-
-    Args:
-        page: what it shows.
-        episodes: number of episodes whose pictures are shown.
-    """
+    """The page as HTML with embedded pictures, of so many `episodes`."""
     demos = page.demos
     if demos is None:
         return render("check_demos.html.jinja", page=page)
@@ -68,7 +63,7 @@ def render_demos_page(page: DemosPage, episodes: int = 6) -> str:
         strips=[_strip(page, demos, index) for index in shown_episodes(demos, episodes)],
         starts=_starts(page, demos),
         actions=_action_charts(demos),
-        action_table=(_ACTION_HEADERS, _action_rows(action_facts(demos.actions))),
+        action_table=_action_table(action_facts(demos.actions)),
         lengths=_length_chart(demos),
         coverage=_coverage_charts(page, demos),
         instructions=_instructions(demos),
@@ -83,15 +78,15 @@ def shown_episodes(demos: Demonstrations, count: int) -> list[int]:
     return sorted(spread(good, count - of_failed) + spread(failed, of_failed))
 
 
-def spread(numbers: Sequence[T], count: int) -> list[T]:
-    """At most `count` of them, evenly spaced."""
-    if count <= 0 or not numbers:
+def spread(items: Sequence[T], count: int) -> list[T]:
+    """At most `count` evenly spaced items."""
+    if count <= 0 or not items:
         return []
-    return [numbers[i] for i in np.unique(np.linspace(0, len(numbers) - 1, min(count, len(numbers))).astype(int))]
+    return [items[i] for i in np.unique(np.linspace(0, len(items) - 1, min(count, len(items))).astype(int))]
 
 
 def _strip(page: DemosPage, demos: Demonstrations, index: int) -> dict[str, Any]:
-    """Pictures of an episode: a row for each camera, a column for each of some steps."""
+    """Pictures of an episode: a row for each camera, a column for each of a few steps."""
     images = upright(demos.images[index], page.flipped)
     rows = np.unique(np.linspace(0, len(images) - 1, min(_FRAMES, len(images))).astype(int))
     steps = np.arange(len(demos.actions[index])) if demos.decision_steps is None else demos.decision_steps[index]
@@ -107,7 +102,7 @@ def _strip(page: DemosPage, demos: Demonstrations, index: int) -> dict[str, Any]
 
 
 def _starts(page: DemosPage, demos: Demonstrations) -> list[dict[str, Any]]:
-    """For each camera the mean of the first pictures, and how much they differ."""
+    """For each camera the mean and the standard deviation of the first pictures."""
     chosen = spread(range(len(demos.images)), _STARTS)
     shown = []
     for camera, name in enumerate(demos.env_args["cameras"]):
@@ -149,19 +144,18 @@ def _action_charts(demos: Demonstrations) -> list[Chart]:
     return charts
 
 
-_ACTION_HEADERS = ("dimension", "lowest", "highest", "mean", "std", "at lowest", "at highest", "distinct values")
-
-
-def _action_rows(facts: Sequence[ActionFacts]) -> list[tuple[Any, ...]]:
-    return [
+def _action_table(dimensions: Sequence[ActionFacts]) -> tuple[Sequence[str], list[tuple[Any, ...]]]:
+    headers = ("dimension", "lowest", "highest", "mean", "std", "at lowest", "at highest", "distinct values")
+    rows = [
         (
             dim,
-            *(f"{value:.4g}" for value in (fact.low, fact.high, fact.mean, fact.std)),
-            *(f"{100 * share:.1f} %" for share in (fact.at_low, fact.at_high)),
-            fact.distinct,
+            *(f"{value:.4g}" for value in (facts.low, facts.high, facts.mean, facts.std)),
+            *(f"{100 * share:.1f} %" for share in (facts.at_low, facts.at_high)),
+            facts.distinct,
         )
-        for dim, fact in enumerate(facts)
+        for dim, facts in enumerate(dimensions)
     ]
+    return headers, rows
 
 
 def _length_chart(demos: Demonstrations) -> Chart:
@@ -196,8 +190,8 @@ def _coverage_charts(page: DemosPage, demos: Demonstrations) -> list[Chart]:
         if page.training_states:
             axes.axvspan(page.training_states[0], last, color=COLORS[1], alpha=0.15, label="held out")
         _count_episodes(axes)
-        known = f", {len(set(states))} different states" if len(set(states)) < len(states) else ""
-        title = f"task {task_id}: {len(states)} episodes{known}"
+        distinct = f", {len(set(states))} different states" if len(set(states)) < len(states) else ""
+        title = f"task {task_id}: {len(states)} episodes{distinct}"
         charts.append(Chart(title, svg(figure, axes, legend=page.training_states is not None)))
     return charts
 

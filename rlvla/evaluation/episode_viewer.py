@@ -1,4 +1,4 @@
-"""A page to look at recorded episodes: frames, actions over time, events, rewards, on one time line."""
+"""Viewers of recorded episodes (frames, actions, rewards, events over time): an HTML page and Rerun recordings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlvla.evaluation.pages import COLORS, render
 from rlvla.utils.errors import require
 
 _SMALLEST, _LARGEST = 160, 240  # pixels: side of a picture on the page
-_HEIGHT = 100.0  # of a plot, in units of its own
+_HEIGHT = 100.0  # of a plot, in SVG units
 _MARGIN = 4.0
 _WIDEST = 16_384  # pixels of a row of frames: JPEG ends at 65,535, pictures that browsers draw at half of that
 
@@ -29,10 +29,10 @@ class ViewedEpisode:
         instruction: the language instruction.
         success: whether it ended in success.
         frames: camera -> [F, H, W, 3] uint8, top of the scene first.
-        frame_steps: [F] the steps before which the frames were seen; S for one after the last step.
+        frame_steps: [F] steps before which the frames were observed; S for a frame after the last step.
         actions: [S, D].
         rewards: name -> [S].
-        events: name -> [S] bool, what held after each step.
+        events: name -> [S] bool, whether it held after each step.
         state: (task id, initial state id); None if unknown.
     """
 
@@ -50,14 +50,14 @@ class ViewedEpisode:
 def render_data_page(
     title: str, subtitle: str, episodes: Sequence[ViewedEpisode], max_frames: int, control_freq: float | None = None
 ) -> str:
-    """The page as HTML, with all pictures and its few lines of JavaScript in it.
+    """The page as HTML, with embedded pictures and JavaScript.
 
     Args:
         title: heading.
-        subtitle: what is shown of how much.
+        subtitle: number of shown and of all episodes.
         episodes: the episodes.
-        max_frames: frames of an episode and camera, at most; they are evenly spaced.
-        control_freq: environment steps per second, at which the page plays; None: ten.
+        max_frames: maximum number of evenly spaced frames of an episode and camera.
+        control_freq: environment steps per second for playback; None: ten.
     """
     return render(
         "view_data.html.jinja",
@@ -96,12 +96,12 @@ def _sprite(frames: np.ndarray) -> dict[str, Any]:
     side = max(height, width)
     scale = -(-_SMALLEST // side) if side < _SMALLEST else min(1.0, _LARGEST / side)
     shown = round(width * scale), round(height * scale)
-    if scale < 1:  # what is larger than it is shown is kept at that size; what is smaller is enlarged by the browser
+    if scale < 1:  # larger frames are reduced; smaller ones are enlarged by the browser
         frames = np.stack([np.asarray(Image.fromarray(frame).resize(shown)) for frame in frames])
     columns = min(len(frames), _WIDEST // shown[0])
     sheet = Image.fromarray(_in_rows(frames, columns))
     buffer = io.BytesIO()
-    kind = "png" if scale > 1 else "jpeg"  # single pixels can be seen of what is enlarged
+    kind = "png" if scale > 1 else "jpeg"  # enlarged frames show single pixels
     sheet.save(buffer, kind, quality=88)
     data = f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode()}"
     size = {"width": shown[0], "height": shown[1], "columns": columns, "rows": -(-len(frames) // columns)}
@@ -109,7 +109,7 @@ def _sprite(frames: np.ndarray) -> dict[str, Any]:
 
 
 def _in_rows(frames: np.ndarray, columns: int) -> np.ndarray:
-    """Frames [F, H, W, 3] one after another in rows of so many, the end of the last one black: [R * H, C * W, 3]."""
+    """Arrange frames [F, H, W, 3] in R rows of C columns, padded with black: [R * H, C * W, 3]."""
     count, height, width, channels = frames.shape
     rows = -(-count // columns)
     sheet = np.zeros((rows * columns, height, width, channels), frames.dtype)
@@ -123,7 +123,7 @@ def _plot(title: str, lines: Mapping[str, np.ndarray], steps: int) -> dict[str, 
     values = np.stack([np.asarray(line, dtype=np.float64) for line in lines.values()])
     finite = values[np.isfinite(values)]
     low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
-    low, high = min(low, 0.0), max(high, 0.0)  # zero is always in sight
+    low, high = min(low, 0.0), max(high, 0.0)  # zero is always visible
     high = high if high > low else low + 1.0
 
     def y(value: float) -> float:
@@ -144,7 +144,7 @@ def _plot(title: str, lines: Mapping[str, np.ndarray], steps: int) -> dict[str, 
 
 
 def _runs(held: np.ndarray, steps: int) -> list[tuple[str, str]]:
-    """Where an event holds: (left, width) of each stretch in percent of the time line."""
+    """(left, width) of each interval in which an event holds, in percent of the time line."""
     edges = np.flatnonzero(np.diff(np.concatenate([[0], np.asarray(held, dtype=np.int8), [0]])))
     return [(f"{100 * a / steps:.3f}", f"{100 * (b - a) / steps:.3f}") for a, b in zip(edges[::2], edges[1::2])]
 
@@ -153,12 +153,12 @@ _STEP, _TIME = "step", "episode_time"
 
 
 def write_recording(path: Path, episodes: Sequence[ViewedEpisode], control_freq: float | None = None) -> None:
-    """Write episodes to an `.rrd` file, each below a path of its own: cameras, actions, rewards, events.
+    """Write cameras, actions, rewards and events of episodes to an `.rrd` file, each episode below a separate path.
 
     Args:
         path: the file; replaced if it exists.
         episodes: the episodes.
-        control_freq: environment steps per second, for a second time line; None: there is none.
+        control_freq: environment steps per second, for a second time line; None: without it.
 
     Raises:
         MissingExtraError: rerun is not installed.
@@ -175,8 +175,8 @@ def write_recording(path: Path, episodes: Sequence[ViewedEpisode], control_freq:
 
     for episode in episodes:
         top = f"/{episode.name.replace('/', '_')}"
-        words = f"{episode.instruction}\n\n{'success' if episode.success else 'no success'}"
-        recording.log(f"{top}/about", rr.TextDocument(words), static=True)
+        about = f"{episode.instruction}\n\n{'success' if episode.success else 'no success'}"
+        recording.log(f"{top}/about", rr.TextDocument(about), static=True)
         for camera, frames in episode.frames.items():
             for step, frame in zip(episode.frame_steps, frames):
                 at(int(step))

@@ -1,8 +1,8 @@
-"""Charts of what a run measured while it trained: success, rewards, entropy, updates."""
+"""Learning curves of a run: success, rewards, entropy, updates."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from os.path import commonprefix
 
 import numpy as np
@@ -12,15 +12,14 @@ from rlvla.evaluation.statistics import interval_of_metrics
 from rlvla.rewards.base import reward_names, source_of
 from rlvla.rollout.stats import OF_TASKS
 
-# Source that is registered only when a model is loaded.
-_LATE_SOURCE = "rm_model"
-_COLUMNS = 40  # of the matrix of tasks by training episodes, at most
-_SMALL = 8.5  # points: names of tasks
-_LABEL = 34  # letters of the name of a task there
+_MODEL_SOURCE = "rm_model"  # registered only when a model is loaded
+_COLUMNS = 40  # maximum of the matrix of tasks by training episodes
+_SMALL = 8.5  # points: task names
+_LABEL = 34  # characters of a task name
 
 
 def learning_charts(records: Sequence[dict[str, float]]) -> list[Chart]:
-    """Success, of each task too, reward components, entropy, size of updates, gradient norm over training episodes.
+    """Success (also by task), reward components, entropy, size of updates and gradient norm over training episodes.
 
     Args:
         records: result of `read_metrics`; charts without data are omitted.
@@ -34,15 +33,15 @@ def learning_charts(records: Sequence[dict[str, float]]) -> list[Chart]:
         return charts
     charts += _task_charts(played)
     series = _reward_series(played)
-    for title, unit, wanted in (
+    for title, unit, scalars in (
         ("reward per episode, by source", "", series),
         ("entropy of the policy", "nats per action dimension", {"entropy": "actor/entropy"}),
         ("size of the updates", "", {"KL to the old policy": "actor/ppo_kl", "clip fraction": "actor/pg_clipfrac"}),
         ("gradient norm", "", {"actor": "actor/grad_norm", "critic": "critic/grad_norm"}),
     ):
-        lines = {label: _points(played, name) for label, name in wanted.items()}
+        lines = {label: metric_curve(played, name) for label, name in scalars.items()}
         lines = {label: points for label, points in lines.items() if points[0]}
-        if wanted is series and len(lines) == 1:  # without a legend
+        if scalars is series and len(lines) == 1:  # without a legend
             title = f"reward per episode: {next(iter(lines))}"
         if lines:
             charts.append(_line_chart(title, unit, lines))
@@ -52,7 +51,7 @@ def learning_charts(records: Sequence[dict[str, float]]) -> list[Chart]:
 def _reward_sources(records: Sequence[dict[str, float]]) -> list[str]:
     """Names of reward components below `reward/`, the total first; metrics of sources are excluded."""
     names = {name.removeprefix("reward/") for r in records for name in r if name.startswith("reward/")}
-    sources = {*reward_names(), _LATE_SOURCE}
+    sources = {*reward_names(), _MODEL_SOURCE}
     counts = {name for name in names for source in names | sources if name.startswith(f"{source}_")}
     kinds = {name for name in counts if source_of(name)[1] and source_of(name)[0] not in names}  # --reward NAME:KIND
     return sorted(names - (counts - sources - kinds), key=lambda name: (name != "total", name))
@@ -61,23 +60,26 @@ def _reward_sources(records: Sequence[dict[str, float]]) -> list[str]:
 def _reward_series(records: Sequence[dict[str, float]]) -> dict[str, str]:
     """Label -> scalar of each source; a source equal to the total shares its curve."""
     names = _reward_sources(records)
-    total = _points(records, "reward/total")
-    same = [name for name in names if name != "total" and _points(records, f"reward/{name}") == total]
+    total = metric_curve(records, "reward/total")
+    same = [name for name in names if name != "total" and metric_curve(records, f"reward/{name}") == total]
     label = " = ".join(["total", *same])
     return {label if name == "total" else name: f"reward/{name}" for name in names if name not in same}
 
 
-def _points(records: Sequence[dict[str, float]], name: str) -> tuple[list[float], list[float]]:
-    present = [r for r in records if name in r]
+def metric_curve(records: Sequence[Mapping[str, float]], name: str) -> tuple[list[float], list[float]]:
+    """(training episodes, values) of a scalar."""
+    present = [r for r in records if name in r and "total/episodes" in r]
     return [r["total/episodes"] for r in present], [r[name] for r in present]
 
 
 def _success_chart(played: Sequence[dict[str, float]], evaluated: Sequence[dict[str, float]]) -> Chart:
     figure, axes = new_figure("training episodes")
     if played:
-        axes.plot(*_points(played, "rollout/success_at_end"), color=COLORS[0], linewidth=1.8, label="rollout, sampled")
+        axes.plot(
+            *metric_curve(played, "rollout/success_at_end"), color=COLORS[0], linewidth=1.8, label="rollout, sampled"
+        )
     if evaluated:
-        x, y = _points(evaluated, "eval/success_at_end")
+        x, y = metric_curve(evaluated, "eval/success_at_end")
         bounds = [interval_of_metrics(record) for record in evaluated]
         errors = [[v - low for v, (low, _) in zip(y, bounds)], [high - v for v, (_, high) in zip(y, bounds)]]
         axes.errorbar(
@@ -98,22 +100,22 @@ def _task_charts(played: Sequence[dict[str, float]]) -> list[Chart]:
     matrix = np.full((len(names), columns), np.nan)
     for row, name in enumerate(names):
         for at in range(columns):
-            found = [record[name] for record, where in zip(played, column) if where == at and name in record]
-            matrix[row, at] = np.mean(found) if found else np.nan
+            rates = [record[name] for record, where in zip(played, column) if where == at and name in record]
+            matrix[row, at] = np.mean(rates) if rates else np.nan
     figure, axes = new_figure("training episodes")
     figure.set_figheight(1.0 + 0.2 * len(names))
     axes.grid(visible=False)
     shape = (0.0, episodes[-1], len(names) - 0.5, -0.5)
     image = axes.imshow(matrix, aspect="auto", interpolation="nearest", vmin=0, vmax=1, cmap="viridis", extent=shape)
-    words = _short_names([name.removeprefix(OF_TASKS) for name in names])
-    axes.set_yticks(range(len(names)), words, fontsize=_SMALL, parse_math=False)
+    labels = _short_names([name.removeprefix(OF_TASKS) for name in names])
+    axes.set_yticks(range(len(names)), labels, fontsize=_SMALL, parse_math=False)
     bar = figure.colorbar(image, ax=axes, pad=0.02, fraction=0.05)
     bar.ax.tick_params(colors=INK, labelsize=_SMALL)
     return [Chart("success at end of each task (rollout, sampled)", svg(figure, axes, legend=False))]
 
 
 def _short_names(names: Sequence[str]) -> list[str]:
-    """Names of tasks that fit beside a chart: those of LIBERO are sentences that differ in their middle."""
+    """Task names cut to fit beside a chart; LIBERO's are sentences that differ in their middle."""
     if max(map(len, names)) <= _LABEL:
         return list(names)
     start, end = len(commonprefix(names)), len(commonprefix([name[::-1] for name in names]))

@@ -1,4 +1,4 @@
-"""The model card of a policy folder: what it does, what it was trained on, and how well, from what was recorded."""
+"""Model card of a policy folder: task, training and evaluation, from its records."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from rlvla.checkpoints.policy_folder import learned_states, recorded_environment
 from rlvla.checkpoints.run_folder import EVALUATIONS_FILE, TOTALS_FILE
 from rlvla.envs.splits import LearnedStates
-from rlvla.evaluation.redact import command_without_places
+from rlvla.evaluation.redact import redact_command
 from rlvla.evaluation.report import SUITES_KEY, PolicyEvaluation
 from rlvla.evaluation.results import EvalResult
 from rlvla.models.families import type_of
@@ -36,12 +36,12 @@ class Figures:
 
 @dataclass(frozen=True)
 class CardRecord:
-    """What a card is written from.
+    """Content of a model card.
 
     Attributes:
         kind: type of the policy in its config.json.
         environment: see `recorded_environment`.
-        figures: of `cli/eval_vla.py` or, without one, of the last evaluation in training.
+        figures: of `cli/eval_vla.py`, else of the last evaluation in training.
         measured_with: versions of packages and simulator in these evaluations, if recorded.
         source: version and commit of rlvla in training; "" if not recorded.
         command: command line of the training, without absolute paths and addresses; "" if not recorded.
@@ -58,10 +58,10 @@ class CardRecord:
 
 
 def read_card_record(folder: Path) -> CardRecord:
-    """Read what a policy folder, and the run folder around it, record.
+    """Read the records of a policy folder and of the run folder around it.
 
     Raises:
-        ConfigError: it is no policy folder, or a record is damaged.
+        ConfigError: not a policy folder, or a record is damaged.
     """
     run = folder.parent.parent if folder.parent.name in _OF_RUNS else folder.parent
     source, command = quoted_head(run)
@@ -78,7 +78,7 @@ def read_card_record(folder: Path) -> CardRecord:
         figures=figures,
         measured_with=", ".join(f"{name} {number}" for name, number in versions.items()),
         source=source,
-        command=command_without_places(command),
+        command=redact_command(command),
         totals=read_json(totals, allow_nan=True) if source and totals.is_file() else {},
     )
 
@@ -94,8 +94,8 @@ def _evaluations(path: Path) -> dict[str, PolicyEvaluation]:
 
 
 def _figures(condition: str, evaluation: PolicyEvaluation, result: EvalResult) -> Figures:
-    seen = evaluation.trained_on or "which initial states it was trained on is not recorded"
-    return Figures(condition, result, f"seed {evaluation.protocols[result.mode]['seed']}; {seen}")
+    training = evaluation.trained_on or "the initial states of its training are not recorded"
+    return Figures(condition, result, f"seed {evaluation.protocols[result.mode]['seed']}; {training}")
 
 
 def _of_training(path: Path, suite: str) -> tuple[Figures, ...]:
@@ -110,10 +110,10 @@ def _of_training(path: Path, suite: str) -> tuple[Figures, ...]:
 
 
 def model_card(record: CardRecord, repo_id: str, license: str | None = None) -> str:
-    """The card as Markdown, with the metadata that the Hugging Face Hub reads in its head.
+    """The card as Markdown, with the metadata of the Hugging Face Hub in its head.
 
     Args:
-        record: what is known of the policy.
+        record: content of the card.
         repo_id: owner and name of the repository.
         license: identifier of the license, such as apache-2.0; None leaves a placeholder.
     """
@@ -188,14 +188,16 @@ def _task(record: CardRecord) -> str:
 
 def _training(record: CardRecord) -> str:
     lines = []
-    for seen in _learned(record):
-        any_of = "every task" if seen.states else "tasks that are not recorded"
-        task = any_of if seen.task_id is None else f"task {seen.task_id}"
-        states = f"initial states {seen.start} to {seen.stop - 1}" if seen.states else "unrecorded initial states"
-        lines.append(f"- {states} of {markdown_text(seen.suite)}, {task}")
+    for learned in _training_states(record):
+        tasks = "every task" if learned.states else "tasks that are not recorded"
+        task = tasks if learned.task_id is None else f"task {learned.task_id}"
+        states = (
+            f"initial states {learned.start} to {learned.stop - 1}" if learned.states else "unrecorded initial states"
+        )
+        lines.append(f"- {states} of {markdown_text(learned.suite)}, {task}")
     if len(lines) > _LISTED:
         lines = [*lines[:_LISTED], f"- and {len(lines) - _LISTED} more"]
-    lines = ["Trained on", "", *lines] if lines else ["Which initial states it was trained on is not recorded."]
+    lines = ["Trained on", "", *lines] if lines else ["The initial states of its training are not recorded."]
     if {"episodes", "env_steps"} <= record.totals.keys():
         episodes, steps = (count(record.totals[name]) for name in ("episodes", "env_steps"))
         lines += ["", f"{episodes} episodes of reinforcement learning, {steps} environment steps."]
@@ -204,37 +206,36 @@ def _training(record: CardRecord) -> str:
     return "\n".join([*lines, "", f"Code: {markdown_text(record.source or 'not recorded')}."])
 
 
-def _learned(record: CardRecord) -> list[LearnedStates]:
-    """The initial states of training, without ranges that lie within others."""
+def _training_states(record: CardRecord) -> list[LearnedStates]:
+    """The initial states of training, without ranges inside other ranges."""
     learned = set(learned_states(dict(record.environment)) or ())
-    apart = [
-        one
-        for one in learned
-        if not any(
+
+    def covered(one: LearnedStates) -> bool:
+        return any(
             other != one
-            and bool(one.states) == bool(other.states)
-            and (other.suite, other.task_id) == (one.suite, one.task_id)
+            and (other.suite, other.task_id, bool(other.states)) == (one.suite, one.task_id, bool(one.states))
             and other.start <= one.start
             and one.stop <= other.stop
             for other in learned
         )
-    ]
-    return sorted(apart, key=lambda s: (s.suite, -1 if s.task_id is None else s.task_id, s.start))
+
+    outermost = [one for one in learned if not covered(one)]
+    return sorted(outermost, key=lambda s: (s.suite, -1 if s.task_id is None else s.task_id, s.start))
 
 
 def _evaluation(record: CardRecord) -> list[str]:
     if not record.figures:
-        return ["Not evaluated yet: `cli/eval_vla.py --pretrain FOLDER` writes the figures that belong here."]
-    parts = []
+        return ["Not evaluated yet: `cli/eval_vla.py --pretrain FOLDER` measures the figures of this section."]
+    sections = []
     for shown in record.figures:
         result = shown.result
         dropped = f" **{result.dropped} episodes could not be played.**" if result.dropped else ""
         intervals = result.about_samples or f"95 % {result.kind_of_intervals}"
         about = f"Protocol {result.protocol}; {shown.protocol}; {result.success_detector}; {intervals}."
-        parts += [
+        sections += [
             f"### {markdown_text(shown.condition)}, {result.mode}",
             f"{markdown_text(about)}{dropped}",
             markdown_table(result.HEADERS, result.rows()),
         ]
     measured = f"Measured with {record.measured_with}; every episode is in {EVALUATION_FILE}."
-    return [*parts, *([markdown_text(measured)] if record.measured_with else [])]
+    return [*sections, *([markdown_text(measured)] if record.measured_with else [])]

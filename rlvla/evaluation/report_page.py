@@ -1,4 +1,4 @@
-"""HTML report of an evaluation, with charts and videos."""
+"""HTML report of an evaluation: charts, grids of initial states, videos."""
 
 from __future__ import annotations
 
@@ -22,30 +22,31 @@ from rlvla.utils.files import read_metrics, write_atomic
 from rlvla.utils.video import video_poster, video_size
 
 REPORT_FILE = "report.html"
-_RUN_FILES = (RUN_FILE, TOTALS_FILE)  # files of the training run of the policy
+# Name of a task or suite -> (policy, whether it is the evaluated one, result or None) of each policy.
+_BarRow = tuple[str, Sequence[tuple[str, bool, Any]]]
 
 
-def write_report(folder: Path, findings: EvaluationReport, stages: Sequence[Sequence[str]] = ()) -> Path:
+def write_report(folder: Path, report: EvaluationReport, stages: Sequence[Sequence[str]] = ()) -> Path:
     """Write `report.html` into `folder` and return its path.
 
     Learning curves and configuration are read from the run folder of the policy, if any; videos are embedded.
 
     Args:
         folder: output folder, created if missing.
-        findings: results of the evaluation.
-        stages: of the recipe that led to the policy: name, duration, flags of the command.
+        report: results of the evaluation.
+        stages: (name, duration, flags) of the stages of the recipe that trained the policy.
     """
     path = folder / REPORT_FILE
-    write_atomic(path, render_report(findings, stages).encode(errors="replace"))
+    write_atomic(path, render_report(report, stages).encode(errors="replace"))
     return path
 
 
-def render_report(findings: EvaluationReport, stages: Sequence[Sequence[str]] = ()) -> str:
+def render_report(report: EvaluationReport, stages: Sequence[Sequence[str]] = ()) -> str:
     """Render the report as HTML; arguments as in `write_report`."""
-    suites, own = findings.suites, findings.first.own
+    suites, own = report.suites, report.first.own
     run_folder = Path(own.policy).parent
-    heads: Sequence[Any] = [result for result in findings.results if result.position == 0] or own.results
-    names = labels(evaluation.policy for evaluation in findings.first.everyone)
+    heads: Sequence[Any] = [result for result in report.results if result.position == 0] or own.results
+    names = labels(evaluation.policy for evaluation in report.first.everyone)
     return render(
         "report.html.jinja",
         title=f"{names[own.policy]}: {heads[0].success_at_end}",
@@ -54,18 +55,18 @@ def render_report(findings: EvaluationReport, stages: Sequence[Sequence[str]] = 
         names=", ".join(suites),
         seed=next(iter(own.protocols.values()))["seed"],
         heads=heads,
-        head_comparisons=findings.comparisons or findings.first.comparisons,
-        conditions=findings.conditions,
-        categories=findings.categories,
+        head_comparisons=report.comparisons or report.first.comparisons,
+        conditions=report.conditions,
+        categories=report.categories,
         over_all={
-            "results": findings.results,
-            "bars": _bars_of_suites(findings.results),
-            "comparisons": findings.comparisons,
+            "results": report.results,
+            "bars": _bars_of_suites(report.results),
+            "comparisons": report.comparisons,
         },
         suites=[
             {
                 "of": f"{name}: " if len(suites) > 1 else "",
-                "bars": _bars(suite.own, suite.baselines),
+                "bars": _bars(suite),
                 "comparisons": suite.comparisons,
                 "everyone": suite.everyone,
                 "grids": _grids(suite, names),
@@ -75,7 +76,7 @@ def render_report(findings: EvaluationReport, stages: Sequence[Sequence[str]] = 
         ],
         charts=learning_charts(read_metrics(run_folder)),
         configurations=_configurations(suites, run_folder),
-        versions=findings.versions,
+        versions=report.versions,
         stages=stages,
         percent=lambda rate: f"{100 * rate:.1f} %",
         points=lambda difference: f"{100 * difference:+.1f}",
@@ -83,96 +84,84 @@ def render_report(findings: EvaluationReport, stages: Sequence[Sequence[str]] = 
 
 
 def _grids(suite: SuiteEvaluation, names: Mapping[str, str]) -> list[tuple[str, StateGrid]]:
-    """Headings and grids of the states: against each baseline whose episodes are paired, else those of the policy."""
-    if not suite.baselines:
-        grids = [(f"States solved, {result.mode}", solved(result)) for result in suite.own.results]
-        return [(heading, grid) for heading, grid in grids if grid is not None]
-    found = []
+    """(heading, grid) against each paired baseline, or of the policy alone if there is no baseline."""
+    grids = [] if suite.baselines else [(f"States solved, {r.mode}", solved(r)) for r in suite.own.results]
     for (position, mode), comparison in suite.compared.items():
-        grid = won_and_lost(*suite.results_of(position, mode)) if comparison.paired else None
-        if grid is not None:
-            found.append((f"States won and lost against {names[comparison.baseline]}, {mode}", grid))
-    return found
+        if comparison.paired:
+            grid = won_and_lost(*suite.results_of(position, mode))
+            grids.append((f"States won and lost against {names[comparison.baseline]}, {mode}", grid))
+    return [(heading, grid) for heading, grid in grids if grid is not None]
 
 
-def _bars(own: PolicyEvaluation, baselines: Sequence[PolicyEvaluation]) -> list[dict[str, Any]]:
+def _bars(suite: SuiteEvaluation) -> list[dict[str, Any]]:
     """Success rates of all policies for each mode and task; missing results have no bar."""
     groups = []
-    for result in own.results:
-        tasks = []
-        for name, ids in [*result.listed, *([("all tasks", None)] if len(result.tasks) > 1 else [])]:
-            bars = []
-            for evaluation in [own, *baselines]:
-                other = evaluation.result(result.mode)
-                entry: Any = other if other is None or ids is None else other.of_listed(name, ids)
-                if entry is not None:
-                    rate = entry.success_at_end
-                    bars.append({"policy": evaluation.policy, "own": evaluation is own, "rate": rate})
-            tasks.append({"name": name, "bars": bars})
-        everyone = [evaluation.result(result.mode) for evaluation in [own, *baselines]]
-        groups.append({"mode": result.mode, "tasks": tasks, "intervals": _kinds_of_intervals(everyone)})
+    for result in suite.own.results:
+        everyone = [(e.policy, e is suite.own, e.result(result.mode)) for e in suite.everyone]
+        rows: list[_BarRow] = [
+            (name, [(policy, own, r and r.of_listed(name, ids)) for policy, own, r in everyone])
+            for name, ids in result.listed
+        ]
+        if len(result.tasks) > 1:
+            rows.append(("all tasks", everyone))
+        groups.append(_bar_group(result.mode, rows, [r for *_, r in everyone if r is not None]))
     return groups
 
 
-def _bars_of_suites(over_all: Sequence[SuitesResult]) -> list[dict[str, Any]]:
+def _bars_of_suites(results: Sequence[SuitesResult]) -> list[dict[str, Any]]:
     """Success rates of all policies for each mode and suite, and the mean over suites."""
     groups = []
-    for mode in dict.fromkeys(result.mode for result in over_all):
-        results = [result for result in over_all if result.mode == mode]
-        rows: list[tuple[str, list[Any]]] = [(name, [r.results[name] for r in results]) for name in results[0].results]
-        groups.append(
-            {
-                "mode": mode,
-                "intervals": _kinds_of_intervals([e for result in results for e in result.results.values()]),
-                "tasks": [
-                    {
-                        "name": name,
-                        "bars": [
-                            {"policy": r.policy, "own": r.position == 0, "rate": e.success_at_end}
-                            for r, e in zip(results, entries)
-                        ],
-                    }
-                    for name, entries in [*rows, (MEAN_OF_SUITES, list(results))]
-                ],
-            }
-        )
+    for mode in dict.fromkeys(result.mode for result in results):
+        of_mode = [result for result in results if result.mode == mode]
+        rows: list[_BarRow] = [
+            (name, [(r.policy, r.position == 0, r.results[name]) for r in of_mode]) for name in of_mode[0].results
+        ]
+        rows.append((MEAN_OF_SUITES, [(r.policy, r.position == 0, r) for r in of_mode]))
+        groups.append(_bar_group(mode, rows, [single for r in of_mode for single in r.results.values()]))
     return groups
 
 
-def _kinds_of_intervals(results: Sequence[EvalResult | None]) -> str:
-    return " and ".join(dict.fromkeys(result.kind_of_intervals for result in results if result is not None))
+def _bar_group(mode: str, rows: Sequence[_BarRow], results: Sequence[EvalResult]) -> dict[str, Any]:
+    tasks = [
+        {
+            "name": name,
+            "bars": [{"policy": p, "own": own, "rate": r.success_at_end} for p, own, r in bars if r is not None],
+        }
+        for name, bars in rows
+    ]
+    kinds = dict.fromkeys(result.kind_of_intervals for result in results)
+    return {"mode": mode, "tasks": tasks, "intervals": " and ".join(kinds)}
 
 
 def _configurations(suites: Mapping[str, SuiteEvaluation], run_folder: Path) -> list[tuple[str, str]]:
     settings = [("command", command_line())]
     for name, suite in suites.items():
         label = f"{name}: " if len(suites) > 1 else ""
-        protocols = {mode: _shortened(protocol) for mode, protocol in suite.own.protocols.items()}
+        protocols = {
+            mode: protocol
+            | {"tasks": [task | {"init_states": _span(task["init_states"])} for task in protocol["tasks"]]}
+            for mode, protocol in suite.own.protocols.items()
+        }
         settings += [
             (f"{label}protocol", json.dumps(protocols, indent=2)),
             (f"{label}environment", json.dumps(suite.own.environment, indent=2)),
         ]
-    for name in _RUN_FILES:
+    for name in (RUN_FILE, TOTALS_FILE):
         if (run_folder / name).is_file():
             settings.append((f"training: {name}", (run_folder / name).read_text(encoding="utf-8")))
     return settings
 
 
-def _shortened(protocol: dict[str, Any]) -> dict[str, Any]:
-    """The protocol with compact lists of initial states."""
-    tasks = [{**task, "init_states": _span(task["init_states"])} for task in protocol["tasks"]]
-    return {**protocol, "tasks": tasks}
-
-
 def _span(states: Sequence[int]) -> str:
+    """Compact list of initial states."""
     first, last = states[0], states[-1]
     if list(states) == list(range(first, last + 1)):
         return f"{first}..{last}"
     return " ".join(map(str, states))
 
 
-_MOST_CELLS = 5000  # of a grid; beyond that nobody looks at single states
-# Kind -> (sign in the cell, words of the legend).
+_MOST_CELLS = 5000  # of a readable grid
+# Kind -> (sign in the cell, label of the legend).
 WON_AND_LOST = {
     "won": ("+", "only the policy"),
     "lost": ("−", "only the baseline"),
@@ -187,7 +176,7 @@ class StateGrid:
     """A cell for each initial state.
 
     Attributes:
-        kinds: kind -> (sign, words), as in `WON_AND_LOST`.
+        kinds: kind -> (sign, label), as in `WON_AND_LOST`.
         rows: task name -> (initial state, kind) of each of its states.
     """
 
@@ -196,13 +185,13 @@ class StateGrid:
 
     @property
     def legend(self) -> list[tuple[str, str, str, int]]:
-        """(kind, sign, words, number of states) of the kinds that occur."""
+        """(kind, sign, label, number of states) of the kinds that occur."""
         counts = Counter(kind for cells in self.rows.values() for _, kind in cells)
-        return [(kind, *words, counts[kind]) for kind, words in self.kinds.items() if counts[kind]]
+        return [(kind, sign, label, counts[kind]) for kind, (sign, label) in self.kinds.items() if counts[kind]]
 
 
 def won_and_lost(own: EvalResult, base: EvalResult) -> StateGrid | None:
-    """The states that both have played; None if there are none, or too many to look at."""
+    """Grid of the states that both have played; None without common states, or with too many."""
     mine, theirs = _successes(own), _successes(base)
     kinds = {(True, True): "both", (True, False): "won", (False, True): "lost", (False, False): "neither"}
     cells = {key: kinds[all(mine[key]), all(theirs[key])] for key in mine if key in theirs}
@@ -210,7 +199,7 @@ def won_and_lost(own: EvalResult, base: EvalResult) -> StateGrid | None:
 
 
 def solved(result: EvalResult) -> StateGrid | None:
-    """The states of one policy; None if they are too many to look at."""
+    """Grid of the states of one policy; None if there are too many."""
     cells = {
         key: "both" if all(outcomes) else "partly" if any(outcomes) else "neither"
         for key, outcomes in _successes(result).items()
@@ -220,10 +209,10 @@ def solved(result: EvalResult) -> StateGrid | None:
 
 def _successes(result: EvalResult) -> dict[tuple[int, int], list[bool]]:
     """(Task id, initial state) -> success at end of its episodes."""
-    found: defaultdict[tuple[int, int], list[bool]] = defaultdict(list)
+    successes: defaultdict[tuple[int, int], list[bool]] = defaultdict(list)
     for episode in result.episodes:
-        found[episode.task_id, episode.init_state_id].append(episode.success_at_end)
-    return found
+        successes[episode.task_id, episode.init_state_id].append(episode.success_at_end)
+    return successes
 
 
 def _grid(
@@ -264,7 +253,7 @@ class ShownVideos:
 
     Attributes:
         beside: episode and mode -> its videos of several policies, baselines first.
-        others: policy and mode -> videos of episodes that no other policy was filmed in.
+        others: policy and mode -> videos of episodes recorded for one policy only.
     """
 
     beside: Mapping[str, Sequence[ShownVideo]]
@@ -275,16 +264,16 @@ class ShownVideos:
 
 
 def shown_videos(everyone: Sequence[PolicyEvaluation], labels: Mapping[str, str]) -> ShownVideos:
-    """The recorded episodes of a policy and its baselines; files that no longer exist are skipped."""
-    filmed: defaultdict[tuple[str, str, int], list[tuple[PolicyEvaluation, Path]]] = defaultdict(list)
+    """Videos of a policy and its baselines; missing files are skipped."""
+    recorded: defaultdict[tuple[str, str, int], list[tuple[PolicyEvaluation, Path]]] = defaultdict(list)
     for evaluation in [*everyone[1:], *everyone[:1]]:  # before, then after
         for mode, paths in evaluation.videos.items():
             for path in paths:
                 if path.is_file():
-                    filmed[(mode, *recorded_state(path))].append((evaluation, path))
+                    recorded[(mode, *recorded_state(path))].append((evaluation, path))
     beside: dict[str, list[ShownVideo]] = {}
     others: dict[tuple[int, str], list[ShownVideo]] = {}
-    for (mode, task, state), entries in filmed.items():
+    for (mode, task, state), entries in recorded.items():
         videos = [_video(path, f"{task}, initial state {state}", labels[e.policy]) for e, path in entries]
         if len(videos) > 1:
             beside[f"{task}, initial state {state}, {mode}"] = videos

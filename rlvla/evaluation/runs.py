@@ -1,4 +1,4 @@
-"""Runs side by side: those that differ in their seed only are one group, and groups are compared with intervals."""
+"""Comparison of training runs in groups that differ only in their seed, with intervals."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from rlvla.checkpoints.run_folder import RUN_FILE
+from rlvla.evaluation.learning_charts import metric_curve
 from rlvla.evaluation.pages import COLORS, INK, LABEL_SIZE, Chart, labels, new_figure, render, svg
 from rlvla.evaluation.results import Rate
 from rlvla.evaluation.statistics import interval_of_metrics
@@ -24,7 +25,7 @@ from rlvla.utils.files import METRICS_FILE, read_metrics
 
 SEED = "seed"
 _EVALUATED = "eval/success_at_end"
-# Flags that change no result: places, what is written, on which machine and how fast it goes.
+# Flags without effect on results: paths, outputs, machines, speed.
 _WITHOUT_EFFECT = {
     *("save_path", "ckpt_path", "fallback_path", "load_checkpoint", "num_envs", "dry_run", "rank_timeout"),
     *("use_tensorboard", "use_wandb", "wandb_project", "wandb_group", "wandb_name", "logging_steps", "profile_steps"),
@@ -34,7 +35,7 @@ _WITHOUT_EFFECT = {
     *("env_create_timeout", "env_reset_timeout", "env_step_timeout"),
     *("zero_stage", "adam_offload", "param_offload", "offload_during_rollout", "full_determinism"),
 }
-# Each seed may start from files of its own, which were made alike.
+# Inputs that may be made separately for each seed.
 _MADE_PER_SEED = ("pretrain", "critic_pretrain", "reward_pretrain", "rm_model_path", "ptx_demos", "demos")
 _LEADING = {"algorithm", "advantage_estimator", "policy_loss", "reward", "actor_learning_rate"}  # named first
 _MOST_FLAGS = 3  # in the name of a group
@@ -43,7 +44,7 @@ _NUMBER = re.compile(r"(\d+)")
 
 @dataclass(frozen=True)
 class Run:
-    """A training run, finished or going on.
+    """A training run, finished or running.
 
     Attributes:
         folder: its folder.
@@ -66,25 +67,24 @@ class Run:
         return [record for record in self.records if _EVALUATED in record]
 
     @property
-    def last(self) -> Rate | None:
-        """Success at end in the last evaluation, with the interval over episodes; None if there is none yet."""
-        return _rate(self._of_result[-1]) if self._of_result else None
-
-    @property
-    def iteration(self) -> int | None:
-        """The iteration after which that was; None if there is none yet."""
-        return int(self._of_result[-1]["step"]) if self._of_result else None
-
-    @property
-    def _of_result(self) -> list[Mapping[str, float]]:
-        """The evaluations of what was trained: the one before training is none, unless no training is meant."""
+    def _after_training(self) -> list[Mapping[str, float]]:
+        """Evaluations of the trained policy: without the one before training, unless nothing is trained."""
         return [record for record in self.evaluations if record["step"] > 0 or self.flags.get("val_only")]
 
     @property
+    def last(self) -> Rate | None:
+        """Success at end in the last evaluation, with the interval over episodes; None if there is none yet."""
+        return _rate(self._after_training[-1]) if self._after_training else None
+
+    @property
+    def iteration(self) -> int | None:
+        """The iteration of `last`; None if there is none yet."""
+        return int(self._after_training[-1]["step"]) if self._after_training else None
+
+    @property
     def first(self) -> Rate | None:
-        """Success at end before training; None if that was not evaluated."""
-        start = [record for record in self.evaluations if record["step"] == 0]
-        return _rate(start[0]) if start else None
+        """Success at end before training; None if not evaluated."""
+        return next((_rate(record) for record in self.evaluations if record["step"] == 0), None)
 
     @property
     def best(self) -> Rate | None:
@@ -115,21 +115,20 @@ class Group:
 
     @property
     def over_seeds(self) -> bool:
-        """Whether there are several seeds, over which the interval then is."""
+        """Whether there are several seeds, so that the interval of `rate` covers them."""
         return len({run.seed for run in self.runs}) > 1
 
     @property
     def iteration(self) -> int | None:
-        """The furthest iteration after which a run was evaluated; None if none was yet."""
+        """The latest evaluated iteration of any run; None if none was evaluated yet."""
         return max((run.iteration for run in self.runs if run.iteration is not None), default=None)
 
     @property
     def rate(self) -> Rate | None:
         """Mean success at end of the last evaluations; None if a run is not evaluated yet.
 
-        With several seeds the interval is over them (`Rate.of_clusters`, runs of the same seed are one cluster):
-        training again gives a success in it. With one it is over the episodes of a run and says nothing about other
-        seeds; runs of the same seed may be copies of each other, and do not make it narrower.
+        With several seeds the interval covers the choice of seeds (`Rate.of_clusters`, one cluster per seed). With one
+        seed it covers episodes only; further runs of that seed may be copies and do not make it narrower.
         """
         rates = [(run.seed, rate) for run in self.runs if (rate := run.last) is not None]
         if len(rates) < len(self.runs):
@@ -167,7 +166,7 @@ class GroupDifference:
 
 
 def read_runs(paths: Sequence[str]) -> list[Run]:
-    """The runs in these folders; a folder that is none stands for the runs in it and one level below.
+    """Read the runs in these folders; any other folder stands for the runs in it and one level below.
 
     Raises:
         ConfigError: a folder holds no run, or a file of a run is damaged.
@@ -188,7 +187,7 @@ def read_runs(paths: Sequence[str]) -> list[Run]:
 
 
 def _folders(path: Path) -> list[Path]:
-    """The folders of runs that a path stands for."""
+    """Expand a path into run folders; ConfigError if there is none."""
     folders = [path] if _is_run(path) else sorted(p for p in [*path.glob("*"), *path.glob("*/*")] if _is_run(p))
     if not folders:
         text = f"{path} holds no run of reinforcement learning ({RUN_FILE}, {RUN_CONFIG_FILE} and {METRICS_FILE})"
@@ -197,7 +196,7 @@ def _folders(path: Path) -> list[Path]:
 
 
 def _is_run(folder: Path) -> bool:
-    """Whether reinforcement learning was run there."""
+    """Whether this is the folder of a reinforcement learning run."""
     return all((folder / name).is_file() for name in (RUN_FILE, RUN_CONFIG_FILE, METRICS_FILE))
 
 
@@ -209,47 +208,46 @@ def _read(folder: Path) -> Run:
 
 
 def grouped(runs: Sequence[Run]) -> list[Group]:
-    """The runs in groups of equal flags but for the seed and what follows it, in the order of the runs."""
-    known = {name for run in runs for name in run.flags} - _WITHOUT_EFFECT - {SEED}
-    names = sorted(known, key=lambda name: (name not in _LEADING, name))
-    found: list[list[Run]] = []
+    """Group runs whose flags are equal except for the seed and values derived from it, in the order of the runs."""
+    flags = {name for run in runs for name in run.flags} - _WITHOUT_EFFECT - {SEED}
+    names = sorted(flags, key=lambda name: (name not in _LEADING, name))
+    groups: list[list[Run]] = []
     for run in runs:
-        fitting = (members for members in found if all(_alike(run, member, names) for member in members))
-        members = next(fitting, None)
+        matching = (members for members in groups if all(_equal(run, member, names) for member in members))
+        members = next(matching, None)
         if members is None:
-            found.append([run])
+            groups.append([run])
         else:
             members.append(run)
-    if len(found) == 1:
+    if len(groups) == 1:
         return [Group("all runs", tuple(runs))]
-    telling = [name for name in names if not all(_alike(runs[0], run, [name]) for run in runs)]
-    return [Group(_named({name: _shared(name, members) for name in telling}), tuple(members)) for members in found]
+    differing = [name for name in names if not all(_equal(runs[0], run, [name]) for run in runs)]
+    return [Group(_named({name: _shared(name, members) for name in differing}), tuple(members)) for members in groups]
 
 
-def _alike(one: Run, other: Run, names: Sequence[str]) -> bool:
-    """Whether these flags are equal; what each seed may have of its own is, once its seed in it is replaced."""
+def _equal(one: Run, other: Run, names: Sequence[str]) -> bool:
+    """Whether these flags are equal, ignoring seed-dependent numbers in the paths of `_MADE_PER_SEED`."""
     for name in names:
         a, b = _text(one.flags.get(name)), _text(other.flags.get(name))
-        if a != b and not (name in _MADE_PER_SEED and _follow_the_seeds(a, b, str(one.seed), str(other.seed))):
+        if a != b and not (name in _MADE_PER_SEED and _differ_by_seed(a, b, str(one.seed), str(other.seed))):
             return False
     return True
 
 
-def _follow_the_seeds(a: str, b: str, seed_a: str, seed_b: str) -> bool:
+def _differ_by_seed(a: str, b: str, seed_a: str, seed_b: str) -> bool:
     """Whether two texts differ only in numbers that are the seeds, such as `sft_01/policy` and `sft_02/policy`."""
+
+    def is_seed(text: str, seed: str) -> bool:
+        return text.isdigit() and (text.lstrip("0") or "0") == seed
+
     ours, theirs = _NUMBER.split(a), _NUMBER.split(b)
     return len(ours) == len(theirs) and all(
-        x == y or (x.isdigit() and y.isdigit() and _plain(x) == seed_a and _plain(y) == seed_b)
-        for x, y in zip(ours, theirs)
+        x == y or (is_seed(x, seed_a) and is_seed(y, seed_b)) for x, y in zip(ours, theirs)
     )
 
 
-def _plain(number: str) -> str:
-    return number.lstrip("0") or "0"
-
-
 def _shared(name: str, runs: Sequence[Run]) -> str:
-    """The value of a flag in a group, `SEED` in place of numbers that follow the seed."""
+    """The value of a flag in a group, with `SEED` in place of seed-dependent numbers."""
     pieces = [_NUMBER.split(_text(run.flags.get(name))) for run in runs]
     return "".join(piece[0] if len(set(piece)) == 1 else "SEED" for piece in zip(*pieces))
 
@@ -267,17 +265,17 @@ def _named(flags: Mapping[str, str]) -> str:
 
 
 def letter_of(number: int) -> str:
-    """What tables call the group of this number, counted from 0: A to Z, then A1 and so on."""
+    """Letter of a group in tables, by its index: A to Z, then A1 and so on."""
     rounds, place = divmod(number, len(ascii_uppercase))
     return ascii_uppercase[place] + (str(rounds) if rounds else "")
 
 
 def differences(groups: Sequence[Group]) -> list[GroupDifference]:
-    """All pairs of groups, the later one minus the earlier one.
+    """Differences of all pairs of groups, the later minus the earlier one.
 
-    Groups are independent: the interval joins those of the two rates (Newcombe 1998; MOVER, Zou and Donner 2008).
+    Groups are independent: the interval combines those of the rates (Newcombe 1998; MOVER, Zou and Donner 2008).
     """
-    found = []
+    pairs = []
     for (i, before), (j, after) in combinations(enumerate(groups), 2):
         a, b = after.rate, before.rate
         if a is not None and b is not None:
@@ -285,8 +283,8 @@ def differences(groups: Sequence[Group]) -> list[GroupDifference]:
             low = difference - math.hypot(a.rate - a.low, b.high - b.rate)
             high = difference + math.hypot(a.high - a.rate, b.rate - b.low)
             over_seeds = before.over_seeds and after.over_seeds
-            found.append(GroupDifference(letter_of(j), letter_of(i), difference, low, high, over_seeds))
-    return found
+            pairs.append(GroupDifference(letter_of(j), letter_of(i), difference, low, high, over_seeds))
+    return pairs
 
 
 GROUP_HEADERS = ("group", "runs", "success at end [95 %]", "interval over")
@@ -296,7 +294,7 @@ DIFFERENCE_HEADERS = ("difference", "percentage points [95 %]", "interval over")
 
 
 def group_rows(groups: Sequence[Group]) -> list[tuple[Any, ...]]:
-    """Rows for `GROUP_HEADERS`; a run is behind if its last evaluation was before the furthest of its group."""
+    """Rows for `GROUP_HEADERS`; a run is behind if its group has an evaluation of a later iteration."""
 
     def over(group: Group) -> str:
         if group.over_seeds:
@@ -329,7 +327,7 @@ def run_rows(groups: Sequence[Group]) -> list[tuple[Any, ...]]:
     return [row(run, letter_of(number), group) for number, group in enumerate(groups) for run in group.runs]
 
 
-def difference_rows(found: Sequence[GroupDifference]) -> list[tuple[str, str, str]]:
+def difference_rows(pairs: Sequence[GroupDifference]) -> list[tuple[str, str, str]]:
     """Rows for `DIFFERENCE_HEADERS`."""
     return [
         (
@@ -337,12 +335,11 @@ def difference_rows(found: Sequence[GroupDifference]) -> list[tuple[str, str, st
             f"{100 * d.difference:+.1f} [{100 * d.low:+.1f}, {100 * d.high:+.1f}]",
             "seeds" if d.over_seeds else "episodes",
         )
-        for d in found
+        for d in pairs
     ]
 
 
-_POINTS = 100  # of a mean curve
-# Scalar -> title and unit; those that no run has are left out.
+# Scalar -> title and unit; scalars without values are left out.
 _CURVES = {
     "eval/success_at_end": ("success at end, evaluated", ""),
     "rollout/success_at_end": ("success at end, training episodes", ""),
@@ -363,7 +360,7 @@ def render_runs_page(groups: Sequence[Group]) -> str:
         group_table=(GROUP_HEADERS, group_rows(groups)),
         run_table=(RUN_HEADERS, run_rows(groups)),
         difference_table=(DIFFERENCE_HEADERS, difference_rows(differences(groups))),
-        charts=[chart for name, words in _CURVES.items() if (chart := _chart(name, *words, groups)) is not None],
+        charts=[chart for name, axis in _CURVES.items() if (chart := _chart(name, *axis, groups)) is not None],
         percent=lambda rate: f"{100 * rate:.1f} %",
     )
 
@@ -374,7 +371,7 @@ def _chart(name: str, title: str, unit: str, groups: Sequence[Group]) -> Chart |
     drawn = False
     for number, group in enumerate(groups):
         color = COLORS[number % len(COLORS)]
-        curves = [curve for run in group.runs if len((curve := _curve(run, name))[0])]
+        curves = [curve for run in group.runs if (curve := metric_curve(run.records, name))[0]]
         for x, y in curves:
             width, alpha = (0.9, 0.55) if len(curves) > 1 else (1.8, 1)
             axes.plot(x, y, color=color, linewidth=width, alpha=alpha, marker="o" if len(x) == 1 else None)
@@ -389,13 +386,8 @@ def _chart(name: str, title: str, unit: str, groups: Sequence[Group]) -> Chart |
     return Chart(title, svg(figure, axes, legend=False))
 
 
-def _curve(run: Run, name: str) -> tuple[list[float], list[float]]:
-    records: list[Mapping[str, float]] = [r for r in run.records if name in r and "total/episodes" in r]
-    return [r["total/episodes"] for r in records], [r[name] for r in records]
-
-
 def _mean(curves: Sequence[tuple[Sequence[float], Sequence[float]]]) -> tuple[np.ndarray, np.ndarray]:
-    """The mean of the curves, interpolated, where all of them have values."""
+    """The mean of the interpolated curves on their common range."""
     start, end = max(x[0] for x, _ in curves), min(x[-1] for x, _ in curves)
-    grid = np.linspace(start, max(start, end), _POINTS)
+    grid = np.linspace(start, max(start, end), 100)
     return grid, np.mean([np.interp(grid, x, y) for x, y in curves], axis=0)

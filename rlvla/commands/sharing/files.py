@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlvla.checkpoints.policy_folder import ENVIRONMENT_FILE
-from rlvla.evaluation.redact import json_without_places
+from rlvla.evaluation.redact import redact_json
 from rlvla.models.dataset_statistics import STATISTICS_FILE
 from rlvla.models.families import ADAPTER_CONFIG_FILE, CONFIG_FILE
 from rlvla.models.vla.checkpoint_files import EVALUATION_FILE
@@ -129,7 +129,7 @@ def _upload(name: str, path: Path) -> Upload:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is damaged ({error}); use another copy") from error
-    changed = json_without_places(content)
+    changed = redact_json(content)
     if changed == content:
         return Upload(name, path)
     return Upload(name, json_text(changed).encode(), "paths and addresses shortened")

@@ -9,7 +9,7 @@ from typing import Any
 
 from rlvla.commands.sharing.files import WEIGHTS, Selection, Upload, select
 from rlvla.evaluation.model_card import model_card, read_card_record
-from rlvla.evaluation.redact import without_places
+from rlvla.evaluation.redact import redact_paths
 from rlvla.models.vla.checkpoint_files import ADAPTER_FOLDER
 from rlvla.utils.errors import ConfigError, Problem, RunEnded
 from rlvla.version import __version__
@@ -54,7 +54,7 @@ def read_card(path: str) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(Problem("card", "missing_file", f"--card {path} cannot be read ({error})")) from error
     for number, line in enumerate(text.splitlines(), 1):
-        if without_places(line) != line:
+        if redact_paths(line) != line:
             text = f"--card {path}, line {number} names a place on this machine; shorten it: {line.strip()}"
             raise ConfigError(Problem("card", "names_places", text))
     return text

@@ -80,7 +80,7 @@ def test_a_folder_alone_says_what_is_not_known(tmp_path: Path) -> None:
     text = model_card(read_card_record(tmp_path), "me/toy")
     for words in (
         *("family `smolvla`", "is not recorded", "Not evaluated yet", "Code: not recorded."),
-        "Which initial states it was trained on is not recorded.",
+        "The initial states of its training are not recorded.",
     ):
         assert words in text
     head = yaml.safe_load(text.split("---")[1])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlvla.evaluation.redact import command_without_places, json_without_places, without_places
+from rlvla.evaluation.redact import redact_command, redact_json, redact_paths
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ from rlvla.evaluation.redact import command_without_places, json_without_places,
     ],
 )
 def test_absolute_paths_are_shortened(text: str, left: str) -> None:
-    assert without_places(text) == left
+    assert redact_paths(text) == left
 
 
 @pytest.mark.parametrize(
@@ -40,11 +40,11 @@ def test_absolute_paths_are_shortened(text: str, left: str) -> None:
         ("--name 'broken", ""),
     ],
 )
-def test_commands_without_places(command: str, left: str) -> None:
-    assert command_without_places(f"python /opt/x/train.py {command}") == (left and f"python train.py {left}")
+def test_commands(command: str, left: str) -> None:
+    assert redact_command(f"python /opt/x/train.py {command}") == (left and f"python train.py {left}")
 
 
-def test_json_without_places() -> None:
+def test_redact_json() -> None:
     content = {
         "/a/x": 1,
         "x": 2,
@@ -56,7 +56,7 @@ def test_json_without_places() -> None:
         "python": "3.11.2",
         "chat_template": "{% if '/a' %}\n</s> and/or",
     }
-    assert json_without_places(content) == {
+    assert redact_json(content) == {
         "x (2)": 1,
         "x": 2,
         "x (3)": [3, "x", "at URL"],
