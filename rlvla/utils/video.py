@@ -6,7 +6,8 @@ import io
 import math
 import tempfile
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -198,36 +199,33 @@ def write_mp4(path: Path, frames: np.ndarray, fps: float) -> None:
     write_atomic(path, encode_mp4(frames, fps))
 
 
-def video_size(path: Path) -> tuple[int, int] | None:
-    """Width and height in pixels; None if the file is not a video or PyAV is not installed."""
-    try:
-        av = require("av", extra="video")
-    except MissingExtraError:
-        return None
+@contextmanager
+def _video_stream(path: Path) -> Iterator[tuple[Any, Any]]:
+    """Container and video stream of a file; ValueError if it is not a video."""
+    av = require("av", extra="video")
     try:
         with av.open(str(path), format=_CONTAINER) as container:
-            stream = container.streams.video[0]
-            return stream.width, stream.height
-    except (av.FFmpegError, IndexError):
-        return None
+            yield container, container.streams.video[0]
+    except (av.FFmpegError, IndexError) as error:
+        raise ValueError(f"{path} is not a readable video ({error})") from error
+
+
+def video_size(path: Path) -> tuple[int, int] | None:
+    """Width and height in pixels; None if the file is not a video or PyAV is not installed."""
+    with suppress(ValueError, MissingExtraError), _video_stream(path) as (_, stream):
+        return stream.width, stream.height
+    return None
 
 
 def video_poster(path: Path) -> bytes | None:
     """The last frame as JPEG; None if the file is not a video or PyAV is not installed."""
     from PIL import Image
 
-    try:
-        av = require("av", extra="video")
-    except MissingExtraError:
-        return None
-    try:
-        with av.open(str(path), format=_CONTAINER) as container:
-            stream = container.streams.video[0]
-            if stream.duration:
-                container.seek(stream.duration, stream=stream, backward=True)  # the last frame that is whole
-            last = next(iter(deque(container.decode(stream), maxlen=1)), None)
-    except (av.FFmpegError, IndexError):
-        return None
+    last = None
+    with suppress(ValueError, MissingExtraError), _video_stream(path) as (container, stream):
+        if stream.duration:
+            container.seek(stream.duration, stream=stream, backward=True)  # the last frame that is whole
+        last = next(iter(deque(container.decode(stream), maxlen=1)), None)
     if last is None:
         return None
     buffer = io.BytesIO()
@@ -242,13 +240,8 @@ def video_frames(path: Path) -> tuple[int | None, int, int]:
         MissingExtraError: PyAV is not installed.
         ValueError: the file is not a video.
     """
-    av = require("av", extra="video")
-    try:
-        with av.open(str(path), format=_CONTAINER) as container:
-            stream = container.streams.video[0]
-            return stream.frames or None, stream.height, stream.width
-    except (av.FFmpegError, IndexError) as error:
-        raise ValueError(f"{path} is not a readable video ({error})") from error
+    with _video_stream(path) as (_, stream):
+        return stream.frames or None, stream.height, stream.width
 
 
 def read_video(path: Path, start_s: float = 0.0, end_s: float | None = None) -> np.ndarray:
@@ -262,21 +255,16 @@ def read_video(path: Path, start_s: float = 0.0, end_s: float | None = None) -> 
     Raises:
         ValueError: the file is not a video, or has no frame in that interval.
     """
-    av = require("av", extra="video")
     frames = []
-    try:
-        with av.open(str(path), format=_CONTAINER) as container:
-            stream = container.streams.video[0]
-            half = 0.5 / float(stream.average_rate)
-            if start_s > 0:
-                container.seek(int(max(0.0, start_s - 1e-3) / stream.time_base), stream=stream, backward=True)
-            for frame in container.decode(stream):
-                if end_s is not None and frame.time >= end_s - half:
-                    break
-                if frame.time >= start_s - half:
-                    frames.append(frame.to_ndarray(format="rgb24"))
-    except (av.FFmpegError, IndexError) as error:
-        raise ValueError(f"{path} is not a readable video ({error})") from error
+    with _video_stream(path) as (container, stream):
+        half = 0.5 / float(stream.average_rate)
+        if start_s > 0:
+            container.seek(int(max(0.0, start_s - 1e-3) / stream.time_base), stream=stream, backward=True)
+        for frame in container.decode(stream):
+            if end_s is not None and frame.time >= end_s - half:
+                break
+            if frame.time >= start_s - half:
+                frames.append(frame.to_ndarray(format="rgb24"))
     if not frames:
         raise ValueError(f"{path} has no frame between {start_s:g} s and {'its end' if end_s is None else end_s}")
     return np.stack(frames)

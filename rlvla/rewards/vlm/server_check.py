@@ -60,7 +60,10 @@ class _ServerCheck:
     def problem(self) -> Problem | None:
         try:
             self._names = self._ask_for_names()
-            self._judge(self._config)
+            self._send(
+                lambda: question(self._config, self._scorer, self._prompt, self._pictures),
+                lambda answer: self._scorer.read(read_completion(answer)),
+            )
         except RequestError as error:
             try:
                 return self._explain(error)
@@ -83,13 +86,6 @@ class _ServerCheck:
         except RequestError:
             pass
         return []
-
-    def _judge(self, config: VLMServerConfig) -> None:
-        """Send a question of training."""
-        self._send(
-            lambda: question(config, self._scorer, self._prompt, self._pictures),
-            lambda answer: self._scorer.read(read_completion(answer)),
-        )
 
     def _send(self, content: Callable[[], Any], read: Callable[[Any], Any] = read_completion) -> None:
         self._client.ask(completions_url(self._config), content, read).result()
@@ -115,10 +111,10 @@ class _ServerCheck:
         except StatusError as simpler:
             return self._no_pictures(simpler)
         if scorer.wants_log_probs:
-            what, instead = "gives no log-probs", "take another --vlm_scorer, or a server that gives them (vLLM)"
-            return self._unavailable("vlm_scorer", f"{what} ({error}); {instead}")
-        instead = "switch it off (--no-vlm_structured_output), or take a server that supports it (vLLM)"
-        return self._unavailable("vlm_structured_output", f"does not take the JSON schema ({error}); {instead}")
+            text = f"gives no log-probs ({error}); take another --vlm_scorer, or a server that gives them (vLLM)"
+            return self._unavailable("vlm_scorer", text)
+        remedy = "switch it off (--no-vlm_structured_output), or take a server that supports it (vLLM)"
+        return self._unavailable("vlm_structured_output", f"does not take the JSON schema ({error}); {remedy}")
 
     def _useless_answer(self, error: AnswerError) -> Problem:
         """The server answers, but not in the expected format."""
@@ -128,7 +124,7 @@ class _ServerCheck:
             return self._unavailable("vlm_scorer", f"cannot be used with --vlm_scorer logprob: {error}")
         return self._unavailable(
             "vlm_model",
-            f"answers a picture with something else than --vlm_scorer {self._scorer.name} needs: {error}; take another "
+            f"answers a picture in another format than --vlm_scorer {self._scorer.name} needs: {error}; take another "
             "--vlm_model or --vlm_prompt",
         )
 
