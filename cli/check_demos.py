@@ -23,14 +23,14 @@ from rlvla.commands.check_demos import CheckDemosConfig, run_check_demos
 from rlvla.commands.custom_modules import CustomConfig, parse_command_line
 from rlvla.utils.cli.command import command
 from rlvla.utils.cli.flags import Parser, add_arguments, fail, from_namespace
-from rlvla.utils.cli.words import add_words
+from rlvla.utils.cli.positional import add_positional
 from rlvla.utils.errors import ConfigError, MissingExtraError
 
 
 def build_parser() -> Parser:
     """The command line."""
     parser = Parser(__doc__ or "")
-    add_words(parser, "demos", "PATH", "demonstrations")
+    add_positional(parser, "demos", "PATH", "demonstrations")
     add_arguments(parser, CheckDemosConfig, "demonstrations")
     add_arguments(parser, CustomConfig, "own code")
     return parser

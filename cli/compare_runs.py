@@ -20,14 +20,14 @@ begin(__name__)
 from rlvla.commands.runs.compare import CompareConfig, run_compare
 from rlvla.utils.cli.command import command
 from rlvla.utils.cli.flags import Parser, add_arguments, fail, from_namespace
-from rlvla.utils.cli.words import add_words
+from rlvla.utils.cli.positional import add_positional
 from rlvla.utils.errors import ConfigError
 
 
 def build_parser() -> Parser:
     """The command line."""
     parser = Parser(__doc__ or "")
-    add_words(parser, "runs", "RUN", "folders of runs")
+    add_positional(parser, "runs", "RUN", "folders of runs")
     add_arguments(parser, CompareConfig, "comparison")
     return parser
 

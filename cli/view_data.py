@@ -21,14 +21,14 @@ from rlvla.commands.custom_modules import CustomConfig, parse_command_line
 from rlvla.commands.demos.view import ViewConfig, run_view
 from rlvla.utils.cli.command import command
 from rlvla.utils.cli.flags import Parser, add_arguments, fail, from_namespace
-from rlvla.utils.cli.words import add_words
+from rlvla.utils.cli.positional import add_positional
 from rlvla.utils.errors import ConfigError, MissingExtraError
 
 
 def build_parser() -> Parser:
     """The command line."""
     parser = Parser(__doc__ or "")
-    add_words(parser, "demos", "FILE", "demonstrations or rollouts")
+    add_positional(parser, "demos", "FILE", "demonstrations or rollouts")
     add_arguments(parser, ViewConfig, "episodes")
     add_arguments(parser, CustomConfig, "own code")
     return parser

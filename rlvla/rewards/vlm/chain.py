@@ -86,7 +86,7 @@ def chain_rewards(
         sum does, so that the potential telescopes.
     """
     rewards: list[float] = []
-    known = first if first.progress is not None else None
+    last = first if first.progress is not None else None
     gamma = settings.gamma if settings.term == "potential" else 1.0
     for index, now in enumerate(later):
         over = ends and settings.term == "potential" and index == len(later) - 1
@@ -97,9 +97,9 @@ def chain_rewards(
         term = 0.0
         if settings.term == "change":
             term = progress_term(settings, now.steps, 0.0, after, now.weight, now.weight)
-        elif known is not None and known.progress is not None:
-            term = progress_term(settings, now.steps, known.progress, after, known.weight, now.weight)
-        known = now
+        elif last is not None and last.progress is not None:
+            term = progress_term(settings, now.steps, last.progress, after, last.weight, now.weight)
+        last = now
         action = settings.action_weight * now.weight * now.action_score
         each = spread(action, now.steps, 1.0) + spread(settings.progress_weight * term, now.steps, gamma)
         rewards += [settings.scale * each] * now.steps
